@@ -1,0 +1,37 @@
+"""Which parameters travel together: sizes in, lists of indices out, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+
+def assign_buckets(
+    sizes_bytes: Sequence[int],
+    kinds: Sequence[Hashable],
+    order: Sequence[int],
+    first_bucket_bytes: float,
+    bucket_bytes: float,
+) -> list[list[int]]:
+    """Cut `order` into buckets; gradients of different kind (dtype, device) never share one.
+
+    Args:
+        sizes_bytes, kinds: of each parameter, by its index.
+        order: parameter indices, the one whose gradient arrives first in front.
+        first_bucket_bytes: capacity of the first bucket of each kind: small, so that communication starts early.
+        bucket_bytes: capacity of the others.  A bucket is closed once it has reached its capacity, so a single
+            large parameter makes a bucket larger than that.
+    Returns lists of indices, each list in `order`; the list that fills up first comes first.
+    """
+    buckets: list[list[int]] = []
+    open_buckets: dict[Hashable, list[int]] = {}
+    filled_bytes: dict[Hashable, int] = {}
+    capacity: dict[Hashable, float] = {}
+    for index in order:
+        kind = kinds[index]
+        open_buckets.setdefault(kind, []).append(index)
+        filled_bytes[kind] = filled_bytes.get(kind, 0) + sizes_bytes[index]
+        if filled_bytes[kind] >= capacity.get(kind, first_bucket_bytes):
+            buckets.append(open_buckets.pop(kind))
+            filled_bytes[kind] = 0
+            capacity[kind] = bucket_bytes
+    return buckets + list(open_buckets.values())

@@ -1,0 +1,213 @@
+"""Connections between the ranks: bounded waits with a clear message, and mistakes that all ranks hear of.
+
+Two planes.  The default group is gloo on the CPU: it exists before any device is chosen, so that a rank whose
+device is missing can still say so to the others.  Gradients travel in a group of their own (NCCL on CUDA).
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from train.errors import UserError
+from train.world import World, interface_towards
+
+
+# A rank 0 that listens also answers; whatever stays silent for longer is another program.
+_ANSWER_TIMEOUT_S = 30.0
+
+
+@contextmanager
+def open_process_group(world: World, timeout_s: float, resolve_timeout_s: float) -> Iterator[None]:
+    """Connect all ranks over gloo; close the connections at the end.
+
+    Args:
+        timeout_s: for the processes to meet, and for one collective.
+        resolve_timeout_s: for the name in MASTER_ADDR to resolve.
+    Raises UserError if the name does not resolve, the port is taken, or ranks do not arrive (it says which).
+    """
+    timeout = timedelta(seconds=timeout_s)
+    if world.world_size == 1 and not world.store_is_served:
+        # Alone: nothing to listen on, so nothing that could collide.
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    else:
+        _wait_until_resolvable(world.master_addr, resolve_timeout_s)
+        if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_towards(world.master_addr)):
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+        store = dist.PrefixStore(f"attempt-{world.attempt}", _connect(world, timeout))
+        _wait_for_all_ranks(world, store, timeout)
+        dist.init_process_group(
+            "gloo", store=store, rank=world.rank, world_size=world.world_size, timeout=timeout
+        )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def shared_mistakes(world: World) -> Iterator[None]:
+    """Turn a UserError on some ranks into a UserError on every rank, so that all end together and none hangs.
+
+    The block must not run collectives of its own: a rank that failed would leave the others waiting in them.
+    """
+    mistake = None
+    try:
+        yield
+    except UserError as error:
+        mistake = str(error)
+    mistakes: list[str | None] = [None] * world.world_size
+    dist.all_gather_object(mistakes, mistake)
+    ranks_of: dict[str, list[int]] = {}
+    for rank, text in enumerate(mistakes):
+        if text is not None:
+            ranks_of.setdefault(text, []).append(rank)
+    if ranks_of:
+        everywhere = len(ranks_of) == 1 and all(mistakes)
+        raise UserError(
+            "\n".join(
+                text if everywhere else f"rank {', '.join(map(str, ranks))}: {text}"
+                for text, ranks in ranks_of.items()
+            )
+        )
+
+
+def pick_device(world: World, wanted: str) -> torch.device:
+    """The device of this rank: CUDA device number local_rank, or the CPU.
+
+    A Slurm task that was bound to one GPU sees only that one, as number 0, whatever its local_rank.
+    Raises UserError if there are fewer CUDA devices than local ranks.
+    """
+    count = torch.cuda.device_count()
+    if wanted == "cpu" or (wanted == "auto" and count == 0):
+        return torch.device("cpu")
+    index = 0 if world.launcher == "slurm" and count == 1 else world.local_rank
+    if index >= count:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise UserError(
+            f"LOCAL_RANK is {world.local_rank} but torch sees {count} CUDA device{'s' * (count != 1)} on "
+            f"{socket.gethostname()} (CUDA_VISIBLE_DEVICES is {'not set' if visible is None else repr(visible)}): "
+            f"start at most one process a device, or use --device=cpu"
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def gradient_group(device: torch.device, timeout_s: float) -> dist.ProcessGroup | None:
+    """The group for gradients: NCCL for CUDA devices, otherwise the default group (None)."""
+    if device.type != "cuda":
+        return None
+    return dist.new_group(backend="nccl", timeout=timedelta(seconds=timeout_s))
+
+
+def where_ranks_are(world: World, device: torch.device) -> list[str]:
+    """One line for each rank: `rank 3: node 1 (host), local rank 1, cuda:1`.  A collective: call it on all ranks."""
+    line = (
+        f"rank {world.rank}: node {world.node_rank} ({socket.gethostname()}), "
+        f"local rank {world.local_rank}, {device}, {torch.get_num_threads()} thread"
+        f"{'s' * (torch.get_num_threads() != 1)}"
+    )
+    lines: list[str] = [""] * world.world_size
+    dist.all_gather_object(lines, line)
+    return lines
+
+
+def _wait_until_resolvable(name: str, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.getaddrinfo(name, None)
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise UserError(
+                    f'MASTER_ADDR is "{name}", which does not resolve on {socket.gethostname()}: {error.strerror} '
+                    f"(tried for {timeout_s:g} s). Check the name and the DNS of this node; "
+                    "--resolve-timeout-s waits longer"
+                ) from None
+        time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
+
+
+def _connect(world: World, timeout: timedelta) -> dist.Store:
+    """A client of the store at master_addr:master_port; on rank 0 also its server unless the launcher serves it."""
+    place = f"{world.master_addr}:{world.master_port} (MASTER_ADDR:MASTER_PORT)"
+    serve = world.rank == 0 and not world.store_is_served
+    if not serve:
+        _wait_until_something_listens(world, place, timeout)
+    # The timeout of TCPStore does not hold against a foreign server that accepts and stays silent, hence the thread.
+    outcome: queue.SimpleQueue[dist.Store | Exception] = queue.SimpleQueue()
+
+    def connect() -> None:
+        try:
+            store = dist.TCPStore(
+                world.master_addr,
+                world.master_port,
+                world.world_size,
+                is_master=serve,
+                timeout=timeout,
+                wait_for_workers=False,
+            )
+            outcome.put(store)
+        except (dist.DistError, RuntimeError) as error:
+            outcome.put(error)
+
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        result = outcome.get(timeout=min(timeout.total_seconds(), _ANSWER_TIMEOUT_S))
+    except queue.Empty:
+        result = TimeoutError("no answer")
+    if isinstance(result, dist.Store):
+        return result
+    if serve:
+        raise UserError(
+            f"port in use: rank 0 has to listen on MASTER_PORT {world.master_port} of {socket.gethostname()}, but "
+            f"cannot ({_first_line(result)}); set another MASTER_PORT, the same on all nodes"
+        )
+    raise UserError(
+        f"port in use: something listens at {place}, but it does not answer as rank 0 of this job does "
+        f"({_first_line(result)}); set another MASTER_PORT, the same on all nodes"
+    )
+
+
+def _wait_until_something_listens(world: World, place: str, timeout: timedelta) -> None:
+    deadline = time.monotonic() + timeout.total_seconds()
+    while True:
+        try:
+            socket.create_connection((world.master_addr, world.master_port), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise UserError(
+                    f"rank {world.rank} found no rank 0 at {place} within {timeout.total_seconds():g} s: "
+                    f"{error.strerror or error}. Is rank 0 running, and does a firewall let the port through? "
+                    "--rendezvous-timeout-s waits longer"
+                ) from None
+        time.sleep(0.1)
+
+
+def _wait_for_all_ranks(world: World, store: dist.Store, timeout: timedelta) -> None:
+    store.set(f"arrived-{world.rank}", socket.gethostname())
+    keys = [f"arrived-{rank}" for rank in range(world.world_size)]
+    try:
+        store.wait(keys, timeout)
+    except (dist.DistError, RuntimeError):
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        raise UserError(
+            f"{len(missing)} of {world.world_size} processes did not arrive at {world.master_addr}:"
+            f"{world.master_port} within {timeout.total_seconds():g} s: rank {', '.join(map(str, missing))}. "
+            "Look at their logs; --rendezvous-timeout-s waits longer"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+

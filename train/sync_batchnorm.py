@@ -1,0 +1,127 @@
+"""BatchNorm over the global batch, also on the CPU, where torch.nn.SyncBatchNorm refuses to run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def convert_sync_batchnorm(module: nn.Module, device: torch.device, group: dist.ProcessGroup | None) -> nn.Module:
+    """Replace each BatchNorm of `module` by one that uses the statistics of all ranks' samples together.
+
+    torch's own on CUDA; `SyncBatchNorm` below on the CPU.  Names in the state dict stay the same.
+    """
+    if device.type == "cuda":
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, group)
+        return converted
+    if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
+        return SyncBatchNorm.like(module, group)
+    for name, child in module.named_children():
+        module.add_module(name, convert_sync_batchnorm(child, device, group))
+    return module
+
+
+class SyncBatchNorm(_BatchNorm):
+    """BatchNorm whose mean and variance in training are those of the samples of all ranks of `group`.
+
+    Input (N, C, …), any N including 0: a rank without samples takes part with weight zero.  One all-reduce of
+    2C + 1 doubles in forward and of 2C doubles in backward.  Gradients of weight and bias are this rank's own.
+    Source: Ioffe and Szegedy (arXiv:1502.03167); backward as in torch.nn.SyncBatchNorm.
+    """
+
+    group: dist.ProcessGroup | None
+
+    @classmethod
+    def like(cls, norm: _BatchNorm, group: dist.ProcessGroup | None) -> SyncBatchNorm:
+        """A synchronised twin that holds the very parameters and buffers of `norm`."""
+        twin = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats, device="meta")
+        twin._parameters, twin._buffers = norm._parameters, norm._buffers
+        twin.training = norm.training
+        twin.group = group
+        return twin
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected an input of at least 2 dimensions (N, C, …), got {input.dim()}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        if not self.training and self.running_mean is not None:
+            return F.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self.group)
+        if self.training and self.running_mean is not None:
+            self._track(mean, variance, count)
+        return output  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        new = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        unbiased = variance * (count / (count - 1).clamp(min=1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), new)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), new)
+
+
+class _Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        channels = input.size(1)
+        samples = input.numel() // channels
+        # Sums of x and x² in double: exact enough that the difference of large squares does no harm.
+        sums = torch.zeros(2 * channels + 1, dtype=torch.float64)
+        if samples:
+            # The native kernel's own first half; torch.var_mean gives the same in four times the time.
+            mean, variance = torch.ops.aten.batch_norm_update_stats(input, None, None, 0.0)
+            sums[0] = samples
+            sums[1 : channels + 1] = mean.double() * samples
+            sums[channels + 1 :] = (variance.double() + mean.double().square()) * samples
+        dist.all_reduce(sums, group=group)
+        count = sums[0]
+        mean = sums[1 : channels + 1] / count
+        variance = (sums[channels + 1 :] / count - mean.square()).clamp_(min=0)
+        mean32, variance32 = mean.float(), variance.float()
+        # With given statistics the native kernel only normalises; it divides by zero if there are no samples.
+        output = F.batch_norm(input, mean32, variance32, weight, bias, eps=eps) if samples else input.clone()
+        ctx.save_for_backward(input, weight, mean32, variance32, count)
+        ctx.eps, ctx.group = eps, group
+        ctx.mark_non_differentiable(mean, variance, count)
+        return output, mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight, mean, variance, count = ctx.saved_tensors
+        channels = input.size(1)
+        if input.numel():
+            # With given statistics the native kernel yields dy·γ/σ, Σ dy·x̂ and Σ dy: all that is local.
+            grad_input, sum_grad_normed, sum_grad = torch.ops.aten.native_batch_norm_backward(
+                grads[0], input, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
+            )
+        else:
+            grad_input = torch.empty_like(input)
+            sum_grad_normed, sum_grad = mean.new_zeros(channels), mean.new_zeros(channels)
+        sums = torch.cat([sum_grad, sum_grad_normed]).double()
+        dist.all_reduce(sums, group=ctx.group)
+        mean_grad, mean_grad_normed = (sums / count).view(2, channels)
+        # The statistics depend on x too: dx = γ/σ·(dy − mean(dy) − x̂·mean(dy·x̂)), the rest as one line a·x + b.
+        inverse_std = (variance.double() + ctx.eps).rsqrt()
+        gain = inverse_std if weight is None else inverse_std * weight.double()
+        slope = gain * inverse_std * mean_grad_normed
+        offset = gain * mean_grad - slope * mean.double()
+        shape = (1, channels, *[1] * (input.dim() - 2))
+        slope, offset = slope.to(input.dtype).view(shape), offset.to(input.dtype).view(shape)
+        grad_input = grad_input.addcmul_(input, slope, value=-1).sub_(offset)
+        if weight is None:
+            return grad_input, None, None, None, None
+        return grad_input, sum_grad_normed, sum_grad, None, None
+
