@@ -1,0 +1,121 @@
+"""Job → Plan: how many processes, which rank is where, what each is started with.  No shell text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from jobspec.spec import Job
+from train.config import to_argv
+
+# Below 32768, where Linux begins to hand out ports to clients, and below 30000, where Kubernetes begins to
+# give node ports to services.
+_PORTS = range(20000, 30000)
+
+_LAUNCHERS = {
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
+OURS = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+
+
+def is_launchers(name: str) -> bool:
+    """Whether a variable is the launcher's: a value in the spec would be lost or break the job."""
+    return name in _LAUNCHERS or name.startswith(("PET_", "TORCHELASTIC_"))
+
+
+def world_size(job: Job) -> int:
+    """Processes of a job; of an elastic one, at its largest."""
+    return job.nodes.max * job.procs_per_node
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process: its number in the job, its node, its number on the node and what it computes on."""
+
+    rank: int
+    node: int
+    local_rank: int
+    device: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What any target must bring about.
+
+    `program` follows torchrun's flags: a script or `-m` and a module, then arguments.  `env` is what all
+    processes have in their environment, by name; secrets are not in it, their values come from elsewhere.
+    An elastic job is planned at its largest: `world_size` and `ranks()` are those of `nodes.max`.
+    """
+
+    job: Job
+    backend: Literal["static", "c10d"]
+    port: int
+    program: tuple[str, ...]
+    env: Mapping[str, str]
+
+    @property
+    def world_size(self) -> int:
+        return world_size(self.job)
+
+    def ranks(self) -> Iterator[Rank]:
+        """Every process in the order of ranks: node 0 has the first procs_per_node."""
+        for rank in range(self.world_size):
+            node, local_rank = divmod(rank, self.job.procs_per_node)
+            device = "cpu" if self.job.device == "cpu" else f"cuda:{local_rank}"
+            yield Rank(rank, node, local_rank, device)
+
+
+def make_plan(job: Job) -> Plan:
+    """The plan of a job that keeps all rules."""
+    return Plan(
+        job=job,
+        backend=job.rendezvous.backend or ("c10d" if job.nodes.elastic else "static"),
+        port=_port(job),
+        program=_program(job),
+        env=dict(sorted({**_defaults(job), **job.env}.items())),
+    )
+
+
+def _port(job: Job) -> int:
+    """The spec's port, or one that follows from the job's name: other jobs very likely get another one."""
+    if job.rendezvous.port != "auto":
+        return job.rendezvous.port
+    digest = hashlib.sha256(job.name.encode()).digest()
+    return _PORTS[int.from_bytes(digest[:8], "big") % len(_PORTS)]
+
+
+def _program(job: Job) -> tuple[str, ...]:
+    if job.train is None:
+        assert job.command is not None  # rules.one_program
+        return tuple(job.command)
+    settings = {"device": job.device, **job.train.model_dump(exclude_unset=True)}
+    return ("-m", "train", *to_argv(settings))
+
+
+def _defaults(job: Job) -> dict[str, str]:
+    """Variables that every target sets unless the spec does."""
+    env = {
+        "PYTHONUNBUFFERED": "1",  # a line is in the log when it is printed, also when the process is then killed
+        # Without it a restart may read addresses of the attempt that died, and hang (pytorch#135712).
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    if job.resources.cpus is not None:
+        env["OMP_NUM_THREADS"] = str(max(1, job.resources.cpus // job.procs_per_node))
+    elif job.procs_per_node > 1:
+        env["OMP_NUM_THREADS"] = (
+            "1"  # torchrun's own choice, less its warning; a lone process takes all cores
+        )
+    return env

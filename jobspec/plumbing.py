@@ -1,0 +1,55 @@
+"""Who sets each variable that a process sees, and to what.
+
+Each target says what it sets itself; what torchrun then sets for its workers is the same on all targets and
+stands here.  Source: torch/distributed/elastic/agent/server/local_elastic_agent.py, `_start_workers`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jobspec.plan import Plan, Rank
+
+Setter = Literal["spec", "script", "person", "scheduler", "operator", "torchrun"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One variable of one process.  A value known only when the job runs is in words, between < and >."""
+
+    name: str
+    value: str
+    setter: Setter
+
+
+def common_settings(plan: Plan) -> list[Setting]:
+    """The variables of the plan, the same for every process: from the spec, or ours."""
+    env: list[Setting] = [
+        Setting(name, value, "spec" if name in plan.job.env else "script") for name, value in plan.env.items()
+    ]
+    return [*env, *(Setting(name, "<secret>", "person") for name in plan.job.secrets)]
+
+
+def torchrun_settings(
+    plan: Plan, rank: Rank, *, master_addr: str, master_port: str, run_id: str
+) -> list[Setting]:
+    """What torchrun sets for one worker, once the rendezvous has ended with these values."""
+    per_node, world = plan.job.procs_per_node, plan.world_size
+    values = {
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": master_port,
+        "RANK": rank.rank,
+        "LOCAL_RANK": rank.local_rank,
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": per_node,
+        "GROUP_RANK": rank.node,
+        "GROUP_WORLD_SIZE": plan.job.nodes.max,
+        "ROLE_NAME": "default",
+        "ROLE_RANK": rank.rank,
+        "ROLE_WORLD_SIZE": world,
+        "TORCHELASTIC_MAX_RESTARTS": plan.job.max_restarts,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_RUN_ID": run_id,
+    }
+    return [Setting(name, str(value), "torchrun") for name, value in values.items()]

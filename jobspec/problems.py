@@ -1,0 +1,104 @@
+"""What is wrong with a job spec: `file:line:column: message`, the source line, a caret and a hint."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+Path = tuple[str | int, ...]
+"""Keys and list positions from the root of a spec: ("mounts", 0, "path")."""
+
+_WIDEST = 100  # columns of a source line that are shown
+
+
+@dataclass(frozen=True)
+class Place:
+    """A piece of one line of a spec or of a `--set` option; `line` and `column` count from 1."""
+
+    name: str
+    line: int
+    column: int
+    length: int
+    text: str
+
+    @property
+    def written(self) -> str:
+        """The piece exactly as the person wrote it."""
+        return self.text[self.column - 1 : self.column - 1 + self.length]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A mistake at a key of the spec; where that key stands in the file is not known yet."""
+
+    path: Path
+    message: str
+    hint: str = ""
+    on_key: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A mistake at a place."""
+
+    place: Place
+    message: str
+    hint: str = ""
+
+
+class SpecError(Exception):
+    """The spec is wrong; `problems` holds every mistake that was found."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = sorted(set(problems), key=_order)
+        super().__init__(report(self.problems))
+
+
+def report(problems: list[Problem]) -> str:
+    """All problems as text for a terminal, with their number at the end and no final newline."""
+    blocks = [_block(problem) for problem in problems]
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return "\n".join([*blocks, f"{count}; nothing was written"])
+
+
+def printable(text: str) -> str:
+    """The text on one line, what a terminal could obey or reorder replaced."""
+    return "".join(
+        char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in text
+    )
+
+
+def _order(problem: Problem) -> tuple[bool, int, int, str]:
+    place = problem.place
+    return (place.name == "--set", place.line, place.column, problem.message)
+
+
+def _block(problem: Problem) -> str:
+    place = problem.place
+    lines = [f"{printable(place.name)}:{place.line}:{place.column}: {printable(problem.message)}"]
+    if place.text.strip():
+        lines += _quoted(place)
+    if problem.hint:
+        lines.append(f"  hint: {printable(problem.hint)}")
+    return "\n".join(lines)
+
+
+def _quoted(place: Place) -> list[str]:
+    """The source line and carets under the piece; a long line is cut to what surrounds the piece."""
+    start = place.column - 1
+    first = max(0, start - _WIDEST // 2) if len(place.text) > _WIDEST else 0
+    shown = printable(place.text[first : first + _WIDEST])
+    before = shown[: start - first]
+    marked = shown[start - first : start - first + place.length]
+    gutter = f"{place.line} | "
+    pad = "".join(char if char == "\t" else " " * _width(char) for char in before)
+    carets = "^" * max(1, sum(_width(char) for char in marked))
+    return [gutter + shown, f"{' ' * (len(gutter) - 2)}| {pad}{carets}"]
+
+
+def _width(char: str) -> int:
+    """Columns of a character on a terminal: CJK takes two, a combining mark none."""
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1

@@ -1,0 +1,311 @@
+"""YAML text → plain values, and the place of every key and value.
+
+Scalars are typed by the core schema of YAML 1.2 (yaml.org/spec/1.2.2, section 10.3.2): `no` and `12:30:00`
+are text, `1e-3` is a number.  What makes a spec mean something else than it shows is a mistake: duplicate
+keys, anchors, aliases, tags, a second document.
+"""
+
+from __future__ import annotations
+
+import copy
+import pathlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from yaml.reader import Reader
+
+from jobspec.problems import Finding, Path, Place, Problem, SpecError
+
+MAX_BYTES = 1 << 20  # a job spec is a page; this stops /dev/zero and a data set given by mistake
+_MAX_DEPTH = 20  # the deepest key of the spec is at 5; this keeps hostile nesting off Python's stack
+
+_LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # what PyYAML counts as one line
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_WORDS = {
+    **dict.fromkeys(["", "~", "null", "Null", "NULL"], None),
+    **dict.fromkeys(["true", "True", "TRUE"], True),
+    **dict.fromkeys(["false", "False", "FALSE"], False),
+    **dict.fromkeys([".nan", ".NaN", ".NAN"], float("nan")),
+    **{sign + word: float(sign + "inf") for sign in ("", "+", "-") for word in (".inf", ".Inf", ".INF")},
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """The values of a spec; `keys` and `items` hold the place of each key and of each value by path."""
+
+    values: dict[str, Any]
+    keys: dict[Path, Place]
+    items: dict[Path, Place]
+
+    def locate(self, finding: Finding) -> Problem:
+        """The finding at its key or value, or at the nearest parent that was written."""
+        path = finding.path
+        places = [self.keys, self.items] if finding.on_key else [self.items, self.keys]
+        while path and not any(path in found for found in places):
+            path, places = path[:-1], [self.keys, self.items]
+        place = next((found[path] for found in places if path in found), self.items[()])
+        return Problem(place, finding.message, finding.hint)
+
+
+def read(file: str) -> str:
+    """The text of a spec file.
+
+    Raises SpecError if it is not UTF-8 text or larger than MAX_BYTES, OSError if it cannot be read.
+    """
+    with pathlib.Path(file).open("rb") as stream:
+        data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise SpecError([Problem(_start(file), f"larger than {MAX_BYTES >> 20} MiB; this is no job spec")])
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8", errors="replace")
+        lines = _LINE_BREAK.split(before)
+        text = lines[-1] + "\N{REPLACEMENT CHARACTER}"
+        place = Place(file, len(lines), len(text), 1, text)
+        message = f"not UTF-8 text: byte 0x{data[error.start]:02x}"
+        raise SpecError([Problem(place, message, "save the file as UTF-8")]) from None
+
+
+def parse(text: str, name: str) -> Source:
+    """The mapping in a YAML text.  Raises SpecError with all mistakes."""
+    reader = _Reader(text, name)
+    root = reader.document()
+    if not isinstance(root, dict):
+        reader.add(
+            _start(name, text), "a job spec is a mapping of keys to values", "begin with `name: my-job`"
+        )
+    if reader.problems:
+        raise SpecError(reader.problems)
+    return Source(root, reader.keys, {**reader.items, (): _start(name, text)})
+
+
+def override(source: Source, settings: Sequence[str]) -> Source:
+    """The source with each `KEY=VALUE` applied: KEY is a path with dots, VALUE is YAML.
+
+    Places of what was set are in the option's own text, with the number of the option as the line.
+    Raises SpecError with every wrong option.
+    """
+    result = copy.deepcopy(source)
+    problems: list[Problem] = []
+    for number, setting in enumerate(settings, start=1):
+        try:
+            _apply(result, setting, number)
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    return result
+
+
+def _apply(source: Source, setting: str, number: int) -> None:
+    key, equals, value = setting.partition("=")
+    place = Place("--set", number, 1, len(key), setting)
+    if not equals or not key:
+        raise SpecError([Problem(place, "not KEY=VALUE", "for example --set train.epochs=3")])
+    reader = _Reader(value, "--set", number, len(key) + 2, setting)
+    new = reader.document()
+    if reader.problems:
+        raise SpecError(reader.problems)
+
+    *parents, last = key.split(".")
+    parent: Any = source.values
+    path: Path = ()
+    for part in parents:
+        step = _step(parent, part, path, place)
+        path = (*path, step)
+        if isinstance(parent, dict) and step not in parent:
+            parent[step] = {}
+            source.keys[path] = place
+        parent = parent[step]
+    step = _step(parent, last, path, place)
+    parent[step] = new
+
+    path = (*path, step)
+    for places in (source.keys, source.items):
+        for old in [old for old in places if old[: len(path)] == path]:
+            del places[old]
+    source.keys[path] = place
+    source.keys.update({path + below: found for below, found in reader.keys.items()})
+    source.items.update({path + below: found for below, found in reader.items.items()})
+
+
+def _step(parent: Any, part: str, path: Path, place: Place) -> str | int:
+    """`part` as a key of `parent`, which is a mapping or a list."""
+    if isinstance(parent, dict):
+        return part
+    if isinstance(parent, list) and re.fullmatch(r"[0-9]{1,5}", part) and int(part) < len(parent):
+        return int(part)
+    above = ".".join(map(str, path))
+    kind = f"a list of {len(parent)}" if isinstance(parent, list) else "no mapping"
+    raise SpecError([Problem(place, f'"{above}" is {kind}; there is no "{part}" in it')])
+
+
+def _start(name: str, text: str = "") -> Place:
+    return Place(name, 1, 1, 1, _LINE_BREAK.split(text, maxsplit=1)[0])
+
+
+class _Stop(Exception):
+    """The parser cannot go on; the reason is among the problems."""
+
+
+class _Reader:
+    """Builds values from PyYAML's parser events and keeps the place of each.
+
+    If the text is the value of an `option`, its places are in that option: `line` is the option's number and
+    `column` where the value begins.
+    """
+
+    def __init__(
+        self, text: str, name: str, line: int = 1, column: int = 1, option: str | None = None
+    ) -> None:
+        self.problems: list[Problem] = []
+        self.keys: dict[Path, Place] = {}
+        self.items: dict[Path, Place] = {}
+        self._text, self._name, self._line, self._column, self._option = text, name, line, column, option
+        self._lines = _LINE_BREAK.split(text)
+
+    def add(self, place: Place, message: str, hint: str = "") -> None:
+        self.problems.append(Problem(place, message, hint))
+
+    def document(self) -> Any:
+        """The one document of the text; None after a mistake that stops the parser."""
+        try:
+            self._refuse_control_characters()
+            self._loader = yaml.SafeLoader(self._text)
+            self._event()  # start of the stream
+            event = self._event()
+            if isinstance(event, yaml.StreamEndEvent):
+                return None
+            root = self._node(())
+            self._event()  # end of the document
+            event = self._event()
+            if not isinstance(event, yaml.StreamEndEvent):
+                self.add(self._place(event), "a second document begins here; a job spec is one document")
+            return root
+        except _Stop:
+            return None
+
+    def _refuse_control_characters(self) -> None:
+        found = Reader.NON_PRINTABLE.search(self._text)
+        if found:
+            lines = _LINE_BREAK.split(self._text[: found.start()])
+            place = self._at(len(lines) - 1, len(lines[-1]), 1)
+            message = f"character U+{ord(found.group()):04X} is not allowed in YAML"
+            self.add(place, message, "no text file holds it: was another file meant?")
+            raise _Stop
+
+    def _event(self, take: bool = True) -> Any:
+        """The next parser event; with `take=False` it stays the next one."""
+        try:
+            # types-PyYAML leaves these two without types.
+            return self._loader.get_event() if take else self._loader.peek_event()  # type: ignore[no-untyped-call]
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark or self._loader.get_mark()
+            context = f" ({error.context})" if error.context else ""
+            self.add(self._at(mark.line, mark.column, 1), f"not YAML: {error.problem}{context}", _hint(error))
+        except (ValueError, OverflowError):  # chr() of an escape like "\U99999999"
+            mark = self._loader.get_mark()
+            self.add(self._at(mark.line, mark.column, 1), "not YAML: this escape names no character")
+        raise _Stop
+
+    def _node(self, path: Path) -> Any:
+        event = self._event()
+        place = self._place(event)
+        self.items[path] = place
+        if isinstance(event, yaml.AliasEvent):
+            self.add(place, f'alias "*{event.anchor}": a job spec has no aliases', "write the value out")
+            return None
+        if event.anchor is not None:
+            self.add(place, f'anchor "&{event.anchor}": a job spec has no anchors', "write the value out")
+        if event.tag is not None:
+            self.add(
+                place,
+                f'tag "{event.tag}": a job spec has no tags',
+                "put quotes around a value to make it text",
+            )
+        if len(path) > _MAX_DEPTH:
+            self.add(place, f"nested deeper than {_MAX_DEPTH} levels; no job spec is")
+            raise _Stop
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(path)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self._sequence(path)
+        return self._scalar(event, place)
+
+    def _mapping(self, path: Path) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        while not isinstance(self._event(take=False), yaml.MappingEndEvent):
+            event = self._event()
+            place = self._place(event)
+            if not isinstance(event, yaml.ScalarEvent) or event.anchor is not None or event.tag is not None:
+                self.add(place, "a key must be a plain word")
+                raise _Stop
+            key = event.value
+            below = (*path, key)
+            if _SURROGATE.search(key):
+                self.add(place, "the key holds half of a surrogate pair, which no text can carry")
+            if key in values:
+                self.add(
+                    place, f'"{key}" is given twice', f"it is first given on line {self.keys[below].line}"
+                )
+                first = self.keys[below], self.items[below]
+                self._node(below)
+                self.keys[below], self.items[below] = first
+            else:
+                self.keys[below] = place
+                values[key] = self._node(below)
+        self._event()
+        return values
+
+    def _sequence(self, path: Path) -> list[Any]:
+        values: list[Any] = []
+        while not isinstance(self._event(take=False), yaml.SequenceEndEvent):
+            values.append(self._node((*path, len(values))))
+        self._event()
+        return values
+
+    def _scalar(self, event: Any, place: Place) -> Any:
+        if _SURROGATE.search(event.value):
+            self.add(place, "half of a surrogate pair, which no text can carry", "write the character itself")
+        return event.value if event.style else _typed(event.value)
+
+    def _place(self, event: Any) -> Place:
+        start, end = event.start_mark, event.end_mark
+        one_line = isinstance(event, yaml.ScalarEvent | yaml.AliasEvent) and start.line == end.line
+        return self._at(start.line, start.column, end.column - start.column if one_line else 1)
+
+    def _at(self, line: int, column: int, length: int) -> Place:
+        """A place from PyYAML's counts, which begin with 0."""
+        if self._option is not None:
+            column = column + self._column if line == 0 else self._column
+            return Place(self._name, self._line, column, max(1, length), self._option)
+        text = self._lines[min(line, len(self._lines) - 1)]
+        return Place(self._name, line + 1, column + 1, max(1, length), text)
+
+
+def _typed(text: str) -> Any:
+    """A plain scalar as YAML 1.2's core schema reads it."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) < 400:  # Python refuses to read integers of thousands of digits; no setting has them
+        if _INT.fullmatch(text):
+            return int(text, 0 if text[:2] in ("0o", "0x") else 10)
+        if _FLOAT.fullmatch(text):
+            return float(text)
+    return text
+
+
+def _hint(error: yaml.MarkedYAMLError) -> str:
+    problem = error.problem or ""
+    if r"'\t'" in problem:
+        return "YAML is indented with spaces, never with tabs"
+    if "cannot start any token" in problem or "mapping values are not allowed" in problem:
+        return "put a value with special characters in quotes"
+    return ""

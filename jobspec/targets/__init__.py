@@ -1,0 +1,50 @@
+"""The targets: one file each here, and one template with the same stem; the file's name is the target's name.
+
+A target's module is a `Target`.  Its rules are `Rule`s at its top level, as in jobspec/rules.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from jobspec.plan import Plan, Rank
+from jobspec.plumbing import Setting
+from jobspec.text import TEMPLATES
+
+
+class Target(Protocol):
+    """What a file in this folder defines."""
+
+    @property
+    def __name__(self) -> str: ...
+
+    NOT_USED: Mapping[str, str]
+    """Keys of the spec without effect here (such as "resources.memory") and why; the artifact says so.
+
+    Only keys whose absence leaves the job's result as it is.  What would change it is a rule that refuses.
+    """
+
+    def variables(self, plan: Plan) -> dict[str, Any]:
+        """What the template needs besides `plan`, `job`, `command` and `not_used`."""
+
+    def settings(self, plan: Plan, rank: Rank) -> list[Setting]:
+        """Every variable that the process at `rank` sees and who sets it, in the order in which they are set."""
+
+
+def names() -> list[str]:
+    """All targets, sorted."""
+    return sorted(file.stem for file in Path(__file__).parent.glob("*.py") if file.stem != "__init__")
+
+
+def load(name: str) -> Target:
+    """The target of a name from `names()`; nothing of the others is imported."""
+    return cast(Target, importlib.import_module(f"{__name__}.{name}"))
+
+
+def template(name: str) -> str:
+    """File name of a target's template, such as torchrun.sh.j2: target, the artifact's own suffix, j2."""
+    (file,) = TEMPLATES.glob(f"{name}.*.j2")
+    return file.name

@@ -1,0 +1,50 @@
+"""A bash script that starts torchrun: at once for one node, run once on each node for several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobspec.plan import Plan, Rank
+from jobspec.plumbing import Setting, common_settings, torchrun_settings
+
+NOT_USED = {
+    "image": "this script runs in the shell's own environment, not in a container",
+    "mounts": "the processes see the paths of the machine",
+    "resources.memory": "nothing limits the processes",
+    "resources.shm": "/dev/shm is the machine's own",
+    "resources.rdma": "devices are those of the machine",
+    "time_limit": "nothing ends the job",
+    "preemption": "no scheduler takes the nodes back",
+}
+
+
+def variables(plan: Plan) -> dict[str, Any]:
+    return {"flags": _flags(plan)}
+
+
+def settings(plan: Plan, rank: Rank) -> list[Setting]:
+    common = common_settings(plan)
+    if plan.job.nodes.max == 1:
+        address, port, run_id = "127.0.0.1", "<free port that torchrun picks>", "<random id>"
+        return [*common, *torchrun_settings(plan, rank, master_addr=address, master_port=port, run_id=run_id)]
+    by_hand: list[Setting] = [
+        Setting("NODE_RANK", str(rank.node), "person"),
+        Setting("MASTER_ADDR", "<name or address of node 0>", "person"),
+    ]
+    if plan.backend == "static":
+        address, port = "<name or address of node 0>", str(plan.port)
+    else:
+        address, port = "<address of the node that got rank 0>", "<free port that torchrun picks>"
+    by_torchrun = torchrun_settings(plan, rank, master_addr=address, master_port=port, run_id=plan.job.name)
+    return [*common, *by_hand, *by_torchrun]
+
+
+def _flags(plan: Plan) -> list[str]:
+    """torchrun's flags that are the same on every node; the template adds those that differ."""
+    job = plan.job
+    processes = [f"--nproc-per-node={job.procs_per_node}", f"--max-restarts={job.max_restarts}"]
+    if job.nodes.max == 1:
+        # Without an address torchrun publishes the host's full name, which a laptop often cannot resolve.
+        return ["--standalone", "--local-addr=127.0.0.1", *processes]
+    nodes = f"{job.nodes.min}:{job.nodes.max}" if job.nodes.elastic else str(job.nodes.max)
+    return [f"--nnodes={nodes}", *processes, f"--rdzv-backend={plan.backend}", f"--rdzv-id={job.name}"]

@@ -1,0 +1,66 @@
+"""Template → text: the one Jinja environment, and the filters that make any value safe where it is put.
+
+A template puts in every value of a spec through one of the filters: `sh` and `argv` in shell text, `yaml` in
+YAML, `comment` in a comment line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+TEMPLATES = Path(__file__).parent.parent / "templates"
+
+_WIDTH = 100  # columns of a command before it goes on in the next line
+# What YAML takes for a line break or refuses outside an escape; JSON lets it stand.
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+
+
+def render_template(name: str, values: Mapping[str, Any]) -> str:
+    """The text of templates/<name> with these values."""
+    return _environment().get_template(name).render(values)
+
+
+def sh(value: str | int) -> str:
+    """One word of a shell command."""
+    return shlex.quote(str(value))
+
+
+def argv(words: Sequence[str], indent: int = 2) -> str:
+    """Words of a shell command, going on in further lines (indented by `indent`) where they get long."""
+    lines = [""]
+    for word in map(sh, words):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > _WIDTH - indent:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return f" \\\n{' ' * indent}".join(lines)
+
+
+def yaml(value: Any) -> str:
+    """A value in YAML: JSON, which no reader of YAML takes for another type."""
+    text = json.dumps(value, ensure_ascii=False)
+    return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def comment(text: str) -> str:
+    """Text inside a comment line: nothing in it ends the line."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,  # a misspelt variable is an error, not an empty text
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # the artifacts are no HTML; the filters below quote
+    )
+    environment.filters.update(sh=sh, argv=argv, yaml=yaml, comment=comment)
+    return environment
