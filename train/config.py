@@ -52,7 +52,10 @@ class TrainConfig(BaseModel):
     dataset: Annotated[str, _one_of("datasets")] = Field("synthetic", description="a file in train/datasets/")
     data_root: str = Field("data", description="folder with the dataset's files, in torchvision's layout")
     dropout: float | None = Field(
-        None, ge=0, lt=1, description="every dropout rate of the model (0 turns dropout off); default: the model's own"
+        None,
+        ge=0,
+        lt=1,
+        description="every dropout rate of the model (0 turns dropout off); default: the model's own",
     )
     sync_batchnorm: bool = Field(
         True, description="with more than one process, BatchNorm uses the statistics of the global batch"
@@ -107,7 +110,9 @@ class TrainConfig(BaseModel):
         "or the path of one checkpoint",
     )
     rendezvous_timeout_s: float = Field(
-        300.0, gt=0, description="how long to wait for the other processes, and for one collective, in seconds"
+        300.0,
+        gt=0,
+        description="how long to wait for the other processes, and for one collective, in seconds",
     )
     resolve_timeout_s: float = Field(
         60.0, gt=0, description="how long to wait until the name in MASTER_ADDR resolves, in seconds"
@@ -117,7 +122,8 @@ class TrainConfig(BaseModel):
     def _keys_agree(self) -> TrainConfig:
         if self.resume == "auto" and self.checkpoint_dir is None:
             raise PydanticCustomError(
-                "keys_disagree", 'resume is "auto" but checkpoint_dir is not given; say where the checkpoints are'
+                "keys_disagree",
+                'resume is "auto" but checkpoint_dir is not given; say where the checkpoints are',
             )
         if self.checkpoint_every and self.checkpoint_dir is None:
             raise PydanticCustomError(

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from train.buckets import assign_buckets
-from train.errors import UserError
+from train.errors import SharedError, UserError
 from train.sync import Sync
 from train.sync.all_reduce import AllReduce
 
@@ -37,7 +37,7 @@ class CustomDDP(nn.Module):
     After backward, p.grad has p.shape and p.dtype and is the mean over the ranks.  A parameter that only some
     ranks used counts as zero on the others; one that no rank used keeps its p.grad (usually None).
     Inside `no_sync()` p.grad is this rank's own running sum, not yet averaged.
-    Raises UserError on all ranks if parameters or buffers differ between ranks; names the first one.
+    Raises SharedError if parameters or buffers differ between ranks; names the first one.
     Source: Li et al., PyTorch Distributed, VLDB 2020 (arXiv:2006.15704); PyTorch note "DDP".
     """
 
@@ -116,7 +116,7 @@ class CustomDDP(nn.Module):
             return
         if not self._in_backward:
             self._in_backward = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[no-untyped-call]
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         bucket, slot = self._place[index]
         bucket.fill(slot, param, self.sync.prescale)
         if self._arrivals is not None:
@@ -252,7 +252,7 @@ def broadcast_from_rank_0(tensors: Sequence[Tensor], group: dist.ProcessGroup | 
 
 
 def refuse_different_modules(module: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Raise UserError on all ranks, naming the first difference, unless all have equal names, shapes and types."""
+    """Raise SharedError, naming the first difference, unless all have equal names, shapes and types."""
     mine = [
         f"{name} {tuple(tensor.shape)} {tensor.dtype}{' frozen' if not tensor.requires_grad else ''}"
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]
@@ -260,6 +260,8 @@ def refuse_different_modules(module: nn.Module, group: dist.ProcessGroup | None)
     all_ranks: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(all_ranks, mine, group)
     for rank, theirs in enumerate(all_ranks):
-        for ours, other in zip(all_ranks[0] + ["nothing"], theirs + ["nothing"], strict=False):
+        for ours, other in zip([*all_ranks[0], "nothing"], [*theirs, "nothing"], strict=False):
             if ours != other:
-                raise UserError(f"the models of rank 0 and rank {rank} differ: rank 0 has {ours}, rank {rank} has {other}")
+                raise SharedError(
+                    f"the models of rank 0 and rank {rank} differ: rank 0 has {ours}, rank {rank} has {other}"
+                )

@@ -1,4 +1,4 @@
-"""The one exception for mistakes that the person who started the run can mend."""
+"""The exceptions for mistakes that the person who started the run can mend."""
 
 
 class UserError(Exception):
@@ -6,3 +6,7 @@ class UserError(Exception):
 
     The message says where, what is wrong, what is allowed and what to do.
     """
+
+
+class SharedError(UserError):
+    """A UserError that every rank has raised with the same message, so that telling it once a node is enough."""

@@ -18,7 +18,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from train.errors import UserError
+from train.errors import SharedError, UserError
 from train.world import World, interface_towards
 
 
@@ -45,9 +45,7 @@ def open_process_group(world: World, timeout_s: float, resolve_timeout_s: float)
             os.environ["GLOO_SOCKET_IFNAME"] = name
         store = dist.PrefixStore(f"attempt-{world.attempt}", _connect(world, timeout))
         _wait_for_all_ranks(world, store, timeout)
-        dist.init_process_group(
-            "gloo", store=store, rank=world.rank, world_size=world.world_size, timeout=timeout
-        )
+        dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
     try:
         yield
     finally:
@@ -56,7 +54,7 @@ def open_process_group(world: World, timeout_s: float, resolve_timeout_s: float)
 
 @contextmanager
 def shared_mistakes(world: World) -> Iterator[None]:
-    """Turn a UserError on some ranks into a UserError on every rank, so that all end together and none hangs.
+    """Turn a UserError on some ranks into a SharedError on every rank, so that all end together and none hangs.
 
     The block must not run collectives of its own: a rank that failed would leave the others waiting in them.
     """
@@ -73,10 +71,9 @@ def shared_mistakes(world: World) -> Iterator[None]:
             ranks_of.setdefault(text, []).append(rank)
     if ranks_of:
         everywhere = len(ranks_of) == 1 and all(mistakes)
-        raise UserError(
+        raise SharedError(
             "\n".join(
-                text if everywhere else f"rank {', '.join(map(str, ranks))}: {text}"
-                for text, ranks in ranks_of.items()
+                text if everywhere else f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in ranks_of.items()
             )
         )
 
@@ -106,7 +103,9 @@ def gradient_group(device: torch.device, timeout_s: float) -> dist.ProcessGroup 
     """The group for gradients: NCCL for CUDA devices, otherwise the default group (None)."""
     if device.type != "cuda":
         return None
-    return dist.new_group(backend="nccl", timeout=timedelta(seconds=timeout_s))
+    group = dist.new_group(backend="nccl", timeout=timedelta(seconds=timeout_s))
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def where_ranks_are(world: World, device: torch.device) -> list[str]:
@@ -210,4 +209,3 @@ def _wait_for_all_ranks(world: World, store: dist.Store, timeout: timedelta) -> 
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
-

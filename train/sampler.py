@@ -10,6 +10,16 @@ from train.errors import UserError
 from train.shard import epoch_order, num_steps, share, step_range
 
 
+def evaluation_steps(num_samples: int, batch_size: int, rank: int, world_size: int) -> list[list[int]]:
+    """For each batch of an evaluation, the indices that `rank` reads: a contiguous share, in order, no sample twice.
+
+    batch_size counts samples over all ranks together, as in training; ranks may have unequal numbers of batches.
+    """
+    mine = share(range(num_samples), rank, world_size)
+    step = max(1, batch_size // world_size)
+    return [list(mine[start : start + step]) for start in range(0, len(mine), step)]
+
+
 class ShardSampler(Sampler[list[int]]):
     """Yields, for each step of the current epoch, this rank's list of sample indices (empty if none are left for it).
 

@@ -26,6 +26,16 @@ def convert_sync_batchnorm(module: nn.Module, device: torch.device, group: dist.
     return module
 
 
+def has_batchnorm(module: nn.Module) -> bool:
+    """True if `module` has BatchNorm of any kind."""
+    return any(isinstance(part, _BatchNorm) for part in module.modules())
+
+
+def has_sync_batchnorm(module: nn.Module) -> bool:
+    """True if `module` has BatchNorm over the global batch: every rank must then run each forward, samples or not."""
+    return any(isinstance(part, SyncBatchNorm | nn.SyncBatchNorm) for part in module.modules())
+
+
 class SyncBatchNorm(_BatchNorm):
     """BatchNorm whose mean and variance in training are those of the samples of all ranks of `group`.
 
@@ -52,9 +62,7 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
         if not self.training and self.running_mean is not None:
-            return F.batch_norm(
-                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
-            )
+            return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self.group)
         if self.training and self.running_mean is not None:
             self._track(mean, variance, count)
@@ -124,4 +132,3 @@ class _Normalize(torch.autograd.Function):
         if weight is None:
             return grad_input, None, None, None, None
         return grad_input, sum_grad_normed, sum_grad, None, None
-

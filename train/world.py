@@ -73,9 +73,7 @@ class World:
 
     @classmethod
     def _from_pytorchjob(cls, environ: Mapping[str, str]) -> World:
-        rank, world_size, master_port = _numbers(
-            environ, "RANK", "WORLD_SIZE", "MASTER_PORT", also=("MASTER_ADDR",)
-        )
+        rank, world_size, master_port = _numbers(environ, "RANK", "WORLD_SIZE", "MASTER_PORT", also=("MASTER_ADDR",))
         per_node = environ.get("PET_NPROC_PER_NODE", "1")
         if per_node not in ("1", "auto"):
             raise UserError(
@@ -108,9 +106,7 @@ class World:
             node_rank=node_rank,
             master_addr=environ.get("MASTER_ADDR") or _first_slurm_node(environ),
             # Below the ephemeral range (32768-60999), and different for jobs and steps that share a node.
-            master_port=int(
-                environ.get("MASTER_PORT", 10000 + (job * 31 + int(environ["SLURM_STEP_ID"])) % 20000)
-            ),
+            master_port=int(environ.get("MASTER_PORT", 10000 + (job * 31 + int(environ["SLURM_STEP_ID"])) % 20000)),
             launcher="slurm",
         )._checked()
 

@@ -1,0 +1,112 @@
+"""python -m train: config → world → data, model → strategy → Trainer.fit().
+
+Run it by itself (one process), or let torchrun or a Slurm step start one for each device:
+
+    python -m train --model mnist_cnn --dataset mnist --epochs 14
+    torchrun --standalone --nproc-per-node 2 -m train --model resnet18 --dataset fashion_mnist
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from train.config import TrainConfig, from_argv
+from train.errors import SharedError, UserError
+from train.world import World
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train; 0 at the end, 1 after a mistake that is the user's, told in one paragraph."""
+    # torchrun ends the other processes as soon as one has failed: let each see and count its own mistake first.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        config = from_argv(argv)
+        world = World.detect(os.environ)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        run(config, world)
+    except UserError as error:
+        first_of_node = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
+        if first_of_node or not isinstance(error, SharedError):
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def run(config: TrainConfig, world: World) -> None:
+    """One training run, from connecting the processes to the last record."""
+    # Imported here: torch takes seconds, and a wrong flag should not.
+    import torch
+
+    from train import datasets, models, process_group, report, strategies
+    from train.checkpoint import Checkpoints, find_checkpoint, load_on_all_ranks
+    from train.input import Batches
+    from train.metrics import MetricsFile
+    from train.optimizers import make_optimizer
+    from train.progress import say
+    from train.sampler import ShardSampler, evaluation_steps
+    from train.sync_batchnorm import convert_sync_batchnorm, has_batchnorm
+    from train.trainer import Trainer
+
+    leads = world.rank == 0
+    tell = say if leads else lambda text: None
+
+    with process_group.open_process_group(world, config.rendezvous_timeout_s, config.resolve_timeout_s):
+        datasets.download(config.dataset, config.data_root, world)
+        with process_group.shared_mistakes(world):
+            device = process_group.pick_device(world, config.device)
+            report.refuse_impossible(config, world, device)
+            samples = datasets.load(config.dataset, config.data_root, "train", config.seed)
+            validation = datasets.load(config.dataset, config.data_root, "validation", config.seed)
+            torch.manual_seed(config.seed)
+            model = models.build(config.model, samples.shape, samples.num_classes, config.dropout).to(device)
+            folder = Path(config.checkpoint_dir) if config.checkpoint_dir else None
+            saved = find_checkpoint(config.resume, folder, tell) if leads else None
+            checkpoints = Checkpoints(folder, config.keep_checkpoints) if leads and folder else None
+            metrics = MetricsFile(config.run_dir if leads else None)
+
+        where = process_group.where_ranks_are(world, device)
+        numbers = report.arithmetic(config, world, len(samples))
+        tell("\n".join([*where, report.in_words(numbers)]))
+        metrics.write("start", **report.start_record(config, world, device, where, numbers))
+
+        group = process_group.gradient_group(device, config.rendezvous_timeout_s)
+        synchronised = config.sync_batchnorm and world.world_size > 1 and has_batchnorm(model)
+        if synchronised:
+            model = convert_sync_batchnorm(model, device, group)
+        setting = strategies.Setting(device, group, world.world_size, config.bucket_mib, not synchronised)
+        wrapped = strategies.wrap(config.strategy, model, setting)
+
+        sampler = ShardSampler(len(samples), config.batch_size, world.rank, world.world_size, config.seed)
+        evaluated = evaluation_steps(len(validation), config.batch_size, world.rank, world.world_size)
+        source = (config.input, config.workers, world.local_world_size)
+        trainer = Trainer(
+            config,
+            world,
+            device,
+            model,
+            wrapped,
+            make_optimizer(config, model.parameters()),
+            sampler,
+            Batches(samples, sampler, device, *source),
+            Batches(validation, evaluated, device, *source),
+            metrics,
+            checkpoints,
+        )
+        state = load_on_all_ranks(saved)
+        if state is not None:
+            with process_group.shared_mistakes(world):
+                trainer.load_state_dict(state)
+        with metrics:
+            trainer.fit()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code:
+        # At once: a thread that still waits for a foreign server, or the other ranks' connections, must not hold it up.
+        os._exit(code)

@@ -1,0 +1,179 @@
+"""Checkpoints that are whole or not there: written beside, synced, renamed, and verified before they are read.
+
+CHECKPOINT_DIR/step-00000938/ holds state.pt and, written last, manifest.json with the size and SHA-256 of state.pt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from train.errors import UserError
+
+_STATE, _MANIFEST = "state.pt", "manifest.json"
+
+
+class Checkpoints:
+    """The checkpoints of one run, saved by rank 0 off the training thread.
+
+    Args:
+        folder: CHECKPOINT_DIR; made if absent.
+        keep: how many of the newest to keep.
+    Raises UserError if the folder cannot be written, or (later) if a save failed.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder = folder
+        self.keep = keep
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._pending: Future[None] | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for leftover in folder.glob(".unfinished-*"):
+                shutil.rmtree(leftover)
+        except OSError as error:
+            raise UserError(f"--checkpoint-dir: cannot write {folder}: {error.strerror}") from None
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Save `state` as the checkpoint of `step`; returns as soon as `state` may change again."""
+        self.wait()
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        self._pending = self._thread.submit(self._write, step, buffer.getvalue())
+
+    def wait(self) -> None:
+        """Return when the last save is on the disk; UserError if it could not be written."""
+        if self._pending is None:
+            return
+        try:
+            self._pending.result()
+        except OSError as error:
+            raise UserError(
+                f"cannot save a checkpoint in {self.folder}: {error.strerror}; older ones are intact"
+            ) from None
+        finally:
+            self._pending = None
+
+    def _write(self, step: int, content: bytes) -> None:
+        target = self.folder / f"step-{step:08d}"
+        beside = self.folder / f".unfinished-{target.name}"
+        manifest = {"step": step, "files": {_STATE: {"bytes": len(content), "sha256": _sha256(content)}}}
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        _write_synced(beside / _STATE, content)
+        _write_synced(beside / _MANIFEST, json.dumps(manifest, indent=1).encode())
+        _sync_folder(beside)
+        if target.exists():
+            # A damaged one, or one from before this run was resumed further back.
+            shutil.rmtree(target)
+        beside.rename(target)
+        _sync_folder(self.folder)
+        for old in _newest_first(self.folder)[self.keep :]:
+            # Never half a checkpoint under a whole one's name, even if the removal is cut short.
+            doomed = old.rename(self.folder / f".unfinished-old-{old.name}")
+            shutil.rmtree(doomed)
+
+
+def read_checkpoint(path: Path) -> bytes:
+    """The verified bytes of one checkpoint folder.
+
+    The hash is checked before anything is parsed, since weights_only is no proof against a crafted file.
+    Raises UserError if a file is missing or its bytes are not those that were saved.
+    """
+    try:
+        expected = json.loads((path / _MANIFEST).read_bytes())["files"][_STATE]
+        content = (path / _STATE).read_bytes()
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is no whole checkpoint: {Path(error.filename).name} is missing") from None
+    except OSError as error:
+        raise UserError(f"cannot read the checkpoint {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is damaged: {_MANIFEST} cannot be understood") from None
+    if len(content) != expected["bytes"] or _sha256(content) != expected["sha256"]:
+        raise UserError(f"{path} is damaged: {_STATE} is not what {_MANIFEST} says (size or SHA-256)")
+    return content
+
+
+def find_checkpoint(resume: str, folder: Path | None, tell: Callable[[str], None]) -> bytes | None:
+    """The verified bytes of the checkpoint that `--resume` asks for, or None for a new run.
+
+    Args:
+        resume: never, auto (the newest in `folder` that verifies) or the path of one checkpoint.
+        tell: hears what was found, and which were skipped and why.
+    Raises UserError if the named one does not verify, if none of several does, or if a new run would push out the
+    checkpoints of an earlier one.
+    """
+    if resume not in ("never", "auto"):
+        content = read_checkpoint(Path(resume))
+        tell(f"resume: {resume}")
+        return content
+    found = _newest_first(folder) if folder is not None else []
+    if resume == "never" and found:
+        raise UserError(
+            f"--checkpoint-dir {folder} holds {found[0].name} of an earlier run: --resume=auto continues it; "
+            "for a new run give another folder or move that one away"
+        )
+    for path in found:
+        try:
+            content = read_checkpoint(path)
+        except UserError as error:
+            tell(f"resume: skipped {error}")
+        else:
+            tell(f"resume: {path}")
+            return content
+    if found:
+        raise UserError(
+            f"--resume=auto: none of the {len(found)} checkpoints in {folder} is whole; move them away to start anew"
+        )
+    return None
+
+
+def load_on_all_ranks(content: bytes | None) -> dict[str, Any] | None:
+    """Rank 0's checkpoint `content` as a state on every rank, so that only rank 0 needs to see the folder.
+
+    A collective; other ranks give None.  Tensors are on the CPU.  None if rank 0 has nothing.
+    """
+    size = torch.tensor([len(content or b"")])
+    dist.broadcast(size, src=0)
+    if not size:
+        return None
+    message = torch.empty(int(size), dtype=torch.uint8)
+    if content:
+        message = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    dist.broadcast(message, src=0)
+    state: dict[str, Any] = torch.load(io.BytesIO(message.numpy().tobytes()), map_location="cpu", weights_only=True)
+    return state
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*"), key=lambda path: (len(path.name), path.name), reverse=True)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _write_synced(file: Path, content: bytes) -> None:
+    with file.open("wb") as opened:
+        opened.write(content)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power cut, not just the bytes of its files."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

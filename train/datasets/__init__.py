@@ -1,0 +1,67 @@
+"""Datasets, one file each: `load(data_root, split, seed)` makes a Samples; and what they have in common."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from train.world import World
+
+Split = Literal["train", "validation"]
+
+
+class Samples(Protocol):
+    """Labelled images of one split.  A map-style torch dataset that can also hand out everything at once."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one image."""
+        ...
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Of each channel of the training images, pixels scaled to 0 … 1."""
+        ...
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """As `mean`: the standard deviation."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Image as uint8 (C, H, W) and its class."""
+        ...
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """All images as uint8 (N, C, H, W) and all classes as int64 (N)."""
+        ...
+
+
+def load(name: str, data_root: str, split: Split, seed: int) -> Samples:
+    """The split of the dataset in the file `name`.py.
+
+    Raises UserError if files are missing or damaged; it says which, and where they belong.
+    """
+    samples: Samples = import_module(f"train.datasets.{name}").load(Path(data_root), split, seed)
+    return samples
+
+
+def download(name: str, data_root: str, world: World) -> None:
+    """Fetch the dataset's files where they are absent and a network is there; otherwise change nothing.
+
+    A collective: first rank 0, so that nodes that share a disk fetch once, then one process of each other node.
+    """
+    fetch = getattr(import_module(f"train.datasets.{name}"), "download", None)
+    for turn in (world.rank == 0, world.rank != 0 and world.local_rank == 0):
+        if turn and fetch is not None:
+            fetch(Path(data_root))
+        dist.barrier()

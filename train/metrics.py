@@ -1,0 +1,64 @@
+"""metrics.jsonl, and the hash that says whether two runs ended with the same weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor
+
+from train.errors import UserError
+
+
+class MetricsFile:
+    """Appends one JSON object a line to RUN_DIR/metrics.jsonl; a file that is there already is continued.
+
+    With run_dir None it swallows everything, for the ranks other than 0 and for runs that keep no record.
+    Raises UserError if the folder or file cannot be written.
+    """
+
+    def __init__(self, run_dir: str | None) -> None:
+        self._file: TextIO | None = None
+        if run_dir is None:
+            return
+        path = Path(run_dir) / "metrics.jsonl"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--run-dir: cannot write {path}: {error.strerror}") from None
+
+    def __enter__(self) -> MetricsFile:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append `{"event": event, …}`; whoever follows the file sees it at once."""
+        if self._file is not None:
+            self._file.write(json.dumps({"event": event, **values}, allow_nan=False) + "\n")
+            self._file.flush()
+
+
+def weights_sha256(state_dict: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the tensors in the order of their sorted names.
+
+    Of each: `name`, `dtype` (without "torch."), `shape` (numbers joined by commas), each ended by a zero byte, then
+    the elements' little-endian bytes in row-major order.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(state_dict):
+        tensor = state_dict[name].detach().cpu().contiguous()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        shape = ",".join(map(str, tensor.shape))
+        digest.update(f"{name}\0{dtype}\0{shape}\0".encode())
+        # PyTorch runs on little-endian machines only, so the bytes in memory are the ones that are meant.
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
