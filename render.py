@@ -19,7 +19,7 @@ from pathlib import Path
 from jobspec import targets
 from jobspec.artifact import render
 from jobspec.problems import SpecError, printable
-from jobspec.spec import Job
+from jobspec.schema import json_schema
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -78,8 +78,7 @@ def _command(
 
 
 def _schema(args: argparse.Namespace) -> str:
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Job.model_json_schema()}
-    return json.dumps(schema, indent=2) + "\n"
+    return json.dumps(json_schema(), indent=2) + "\n"
 
 
 def _write(text: str, output: str | None) -> None:

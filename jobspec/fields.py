@@ -29,9 +29,7 @@ class Value:
     read: Callable[[Any], Any]
     schema: Mapping[str, Any] = field(hash=False)
 
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         def validate(value: Any) -> Any:
             try:
                 return self.read(value)
@@ -56,7 +54,9 @@ def matching(pattern: str, expected: str) -> Value:
         if not isinstance(value, str):
             raise TypeError
         if not re.fullmatch(pattern, value):
-            raise ValueError
+            # Upper case and underscores are the usual slip in DNS labels.
+            guess = value.lower().replace("_", "-")
+            raise ValueError(f'did you mean "{guess}"?' if re.fullmatch(pattern, guess) else "")
         return value
 
     return Value(expected, read, {"type": "string", "pattern": f"^(?:{pattern})$"})
@@ -79,9 +79,7 @@ JobName = Annotated[
     ),
 ]
 DnsLabel = Annotated[str, matching(_DNS, 'a DNS label (lower-case letters, digits and "-")')]
-DnsName = Annotated[
-    str, matching(rf"{_DNS}(?:\.{_DNS})*", 'a DNS name (lower-case letters, digits, "-" and ".")')
-]
+DnsName = Annotated[str, matching(rf"{_DNS}(?:\.{_DNS})*", 'a DNS name (lower-case letters, digits, "-" and ".")')]
 LabelKey = Annotated[
     str,
     matching(
@@ -102,14 +100,12 @@ EnvName = Annotated[
 ]
 Image = Annotated[
     str,
-    matching(
-        r"[A-Za-z0-9/.][A-Za-z0-9._/:@+-]*", "an image reference such as registry.example/team/train:1.0"
-    ),
+    matching(r"[A-Za-z0-9/.][A-Za-z0-9._/:@+-]*", "an image reference such as registry.example/team/train:1.0"),
 ]
 MountPath = Annotated[
     str,
     matching(
-        r"/[^\u0000-\u001f\u007f-\u009f\u2028\u2029:,\"\\]*",
+        r'/[^\u0000-\u001f\u007f-\u009f\u2028\u2029:,"\\]*',
         'an absolute path without ":", ",", quotes and backslashes (container runtimes cut mounts there)',
     ),
 ]

@@ -108,14 +108,13 @@ def _program(job: Job) -> tuple[str, ...]:
 def _defaults(job: Job) -> dict[str, str]:
     """Variables that every target sets unless the spec does."""
     env = {
-        "PYTHONUNBUFFERED": "1",  # a line is in the log when it is printed, also when the process is then killed
+        "PYTHONUNBUFFERED": "1",  # what was printed is in the log, also when the process is then killed
         # Without it a restart may read addresses of the attempt that died, and hang (pytorch#135712).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     if job.resources.cpus is not None:
         env["OMP_NUM_THREADS"] = str(max(1, job.resources.cpus // job.procs_per_node))
     elif job.procs_per_node > 1:
-        env["OMP_NUM_THREADS"] = (
-            "1"  # torchrun's own choice, less its warning; a lone process takes all cores
-        )
+        # What torchrun would choose, less its warning.  A lone process takes all cores.
+        env["OMP_NUM_THREADS"] = "1"
     return env

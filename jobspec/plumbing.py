@@ -31,9 +31,7 @@ def common_settings(plan: Plan) -> list[Setting]:
     return [*env, *(Setting(name, "<secret>", "person") for name in plan.job.secrets)]
 
 
-def torchrun_settings(
-    plan: Plan, rank: Rank, *, master_addr: str, master_port: str, run_id: str
-) -> list[Setting]:
+def torchrun_settings(plan: Plan, rank: Rank, *, master_addr: str, master_port: str, run_id: str) -> list[Setting]:
     """What torchrun sets for one worker, once the rendezvous has ended with these values."""
     per_node, world = plan.job.procs_per_node, plan.world_size
     values = {

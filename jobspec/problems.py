@@ -64,9 +64,7 @@ def report(problems: list[Problem]) -> str:
 
 def printable(text: str) -> str:
     """The text on one line, what a terminal could obey or reorder replaced."""
-    return "".join(
-        char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in text
-    )
+    return "".join(char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def _order(problem: Problem) -> tuple[bool, int, int, str]:

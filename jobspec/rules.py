@@ -35,9 +35,7 @@ def rules_in(module: object) -> list[Rule]:
 @rule("train", "command")
 def one_program(job: Job) -> Iterator[Finding]:
     if job.train is None and job.command is None:
-        yield Finding(
-            (), "neither train nor command: what should run?", "train: {model: mnist_cnn}", on_key=True
-        )
+        yield Finding((), "neither train nor command: what should run?", "train: {model: mnist_cnn}", on_key=True)
     if job.train is not None and job.command is not None:
         yield Finding(("command",), "both train and command: only one can run", on_key=True)
 
@@ -50,6 +48,8 @@ def command_begins_with_a_script(job: Job) -> Iterator[Finding]:
     if first == "-m":
         if len(job.command) == 1 or job.command[1].startswith("-"):
             yield Finding(("command", 0), "command: -m wants the name of a module after it")
+    elif first in ("python", "python3", "torchrun"):
+        yield Finding(("command", 0), f"command begins with {first}", "begin with the script; torchrun starts Python")
     elif first.startswith("-") or not first:
         message = "command must begin with a script or with -m and a module, not with an option"
         yield Finding(("command", 0), message, "torchrun would read the option as its own")
@@ -74,9 +74,7 @@ def every_process_gets_samples(job: Job) -> Iterator[Finding]:
     if job.train is None or job.train.batch_size >= world_size(job):
         return
     nodes = f"nodes {job.nodes.max} x procs_per_node {job.procs_per_node}"
-    message = (
-        f"train.batch_size is {job.train.batch_size}, less than the {world_size(job)} processes ({nodes})"
-    )
+    message = f"train.batch_size is {job.train.batch_size}, less than the {world_size(job)} processes ({nodes})"
     hint = "batch_size is the global batch of one step, shared by all processes"
     yield Finding(("train", "batch_size"), message, hint)
 
@@ -93,12 +91,8 @@ def preempted_training_resumes(job: Job) -> Iterator[Finding]:
     if job.train is None or job.preemption is None:
         return
     if job.train.checkpoint_dir is None:
-        message = (
-            "preemption is given, but train.checkpoint_dir is not: there would be nothing to resume from"
-        )
-        yield Finding(
-            ("preemption",), message, "train: {checkpoint_dir: /checkpoints, resume: auto}", on_key=True
-        )
+        message = "preemption is given, but train.checkpoint_dir is not: there would be nothing to resume from"
+        yield Finding(("preemption",), message, "train: {checkpoint_dir: /checkpoints, resume: auto}", on_key=True)
     elif job.train.resume == "never":
         message = "preemption is given, but train.resume is never: a requeued job would begin again"
         yield Finding(("preemption",), message, "train: {resume: auto}", on_key=True)
@@ -117,15 +111,11 @@ def launchers_variables_are_not_set(job: Job) -> Iterator[Finding]:
 def secrets_are_only_names(job: Job) -> Iterator[Finding]:
     for number, name in enumerate(job.secrets):
         if name in job.env:
-            yield Finding(
-                ("env", name), f"env: {name} is a secret; its value must not be in the spec", on_key=True
-            )
+            yield Finding(("env", name), f"env: {name} is a secret; its value must not be in the spec", on_key=True)
         if name in job.secrets[:number]:
             yield Finding(("secrets", number), f"secrets: {name} is given twice")
         if is_launchers(name) or name in OURS:
-            yield Finding(
-                ("secrets", number), f"secrets: {name} is set for each process and cannot be a secret"
-            )
+            yield Finding(("secrets", number), f"secrets: {name} is set for each process and cannot be a secret")
 
 
 @rule("mounts")

@@ -23,7 +23,6 @@ MAX_BYTES = 1 << 20  # a job spec is a page; this stops /dev/zero and a data set
 _MAX_DEPTH = 20  # the deepest key of the spec is at 5; this keeps hostile nesting off Python's stack
 
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # what PyYAML counts as one line
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS = {
@@ -77,11 +76,9 @@ def parse(text: str, name: str) -> Source:
     """The mapping in a YAML text.  Raises SpecError with all mistakes."""
     reader = _Reader(text, name)
     root = reader.document()
-    if not isinstance(root, dict):
-        reader.add(
-            _start(name, text), "a job spec is a mapping of keys to values", "begin with `name: my-job`"
-        )
-    if reader.problems:
+    if not isinstance(root, dict) and not reader.problems:
+        reader.add(_start(name, text), "a job spec is a mapping of keys to values", "begin with `name: my-job`")
+    if reader.problems or not isinstance(root, dict):
         raise SpecError(reader.problems)
     return Source(root, reader.keys, {**reader.items, (): _start(name, text)})
 
@@ -162,9 +159,7 @@ class _Reader:
     `column` where the value begins.
     """
 
-    def __init__(
-        self, text: str, name: str, line: int = 1, column: int = 1, option: str | None = None
-    ) -> None:
+    def __init__(self, text: str, name: str, line: int = 1, column: int = 1, option: str | None = None) -> None:
         self.problems: list[Problem] = []
         self.keys: dict[Path, Place] = {}
         self.items: dict[Path, Place] = {}
@@ -225,11 +220,8 @@ class _Reader:
         if event.anchor is not None:
             self.add(place, f'anchor "&{event.anchor}": a job spec has no anchors', "write the value out")
         if event.tag is not None:
-            self.add(
-                place,
-                f'tag "{event.tag}": a job spec has no tags',
-                "put quotes around a value to make it text",
-            )
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            self.add(place, f'tag "{tag}": a job spec has no tags', "quotes make a value text")
         if len(path) > _MAX_DEPTH:
             self.add(place, f"nested deeper than {_MAX_DEPTH} levels; no job spec is")
             raise _Stop
@@ -247,14 +239,10 @@ class _Reader:
             if not isinstance(event, yaml.ScalarEvent) or event.anchor is not None or event.tag is not None:
                 self.add(place, "a key must be a plain word")
                 raise _Stop
-            key = event.value
+            key = self._text_of(event, place)
             below = (*path, key)
-            if _SURROGATE.search(key):
-                self.add(place, "the key holds half of a surrogate pair, which no text can carry")
             if key in values:
-                self.add(
-                    place, f'"{key}" is given twice', f"it is first given on line {self.keys[below].line}"
-                )
+                self.add(place, f'"{key}" is given twice', f"it is first given on line {self.keys[below].line}")
                 first = self.keys[below], self.items[below]
                 self._node(below)
                 self.keys[below], self.items[below] = first
@@ -272,9 +260,16 @@ class _Reader:
         return values
 
     def _scalar(self, event: Any, place: Place) -> Any:
-        if _SURROGATE.search(event.value):
+        text = self._text_of(event, place)
+        return text if event.style else _typed(text)
+
+    def _text_of(self, event: Any, place: Place) -> str:
+        """The text of a scalar; two escapes such as "\\ud83d\\ude00" are one character, as in JSON."""
+        try:
+            return str(event.value).encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
             self.add(place, "half of a surrogate pair, which no text can carry", "write the character itself")
-        return event.value if event.style else _typed(event.value)
+            return ""
 
     def _place(self, event: Any) -> Place:
         start, end = event.start_mark, event.end_mark

@@ -120,9 +120,7 @@ class Rendezvous(Section):
 class Preemption(Section):
     """The scheduler may take the nodes back: signal, checkpoint, requeue, resume."""
 
-    grace: Duration = Field(
-        120, description="time between the signal and the end, enough to save a checkpoint"
-    )
+    grace: Duration = Field(120, description="time between the signal and the end, enough to save a checkpoint")
 
 
 class Slurm(Section):
@@ -140,9 +138,7 @@ class Slurm(Section):
         "torchrun", description="torchrun: one task a node starts the processes; srun: one task a process"
     )
     array: SlurmArray | None = Field(None, description="an array of such jobs, such as 0-3 or 0-99%8")
-    preflight: bool = Field(
-        True, description="check names, port, GPUs, shm and memlock on every node before the start"
-    )
+    preflight: bool = Field(True, description="check names, port, GPUs, shm and memlock on every node before the start")
     options: dict[SlurmOption, OptionValue] = Field(
         {}, description="further sbatch options by long name, such as {exclusive: true, nice: 100}"
     )
@@ -152,9 +148,7 @@ class Toleration(Section):
     """A taint that the pods tolerate."""
 
     key: LabelKey | None = Field(None, description="key of the taint; none tolerates all keys")
-    operator: Literal["Equal", "Exists"] = Field(
-        "Equal", description="Equal compares the value, Exists does not"
-    )
+    operator: Literal["Equal", "Exists"] = Field("Equal", description="Equal compares the value, Exists does not")
     value: LabelValue | None = Field(None, description="value of the taint, with operator Equal")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         None, description="effect of the taint; none tolerates all effects"
@@ -191,9 +185,7 @@ class Kubernetes(Section):
         "restricted", description="Pod Security Standard that the pods meet"
     )
     run_as_user: int = Field(1000, ge=1, lt=2**31, description="user number of the processes")
-    fs_group: int | None = Field(
-        None, ge=1, lt=2**31, description="group number that owns the mounted volumes"
-    )
+    fs_group: int | None = Field(None, ge=1, lt=2**31, description="group number that owns the mounted volumes")
     gpu_resource: LabelKey = Field("nvidia.com/gpu", description="name of a GPU among the resources")
     rdma_resource: LabelKey | None = Field(None, description="name of an RDMA device among the resources")
     host_network: bool = Field(False, description="pods use the network of their node")
@@ -234,9 +226,7 @@ class Job(Section):
         description="your own script and its arguments, as after torchrun; either this or train",
     )
     env: dict[EnvName, Lines] = Field({}, description="environment of the processes; values are text")
-    secrets: list[EnvName] = Field(
-        [], description="names of environment variables whose values stay out of the spec"
-    )
+    secrets: list[EnvName] = Field([], description="names of environment variables whose values stay out of the spec")
     mounts: list[Mount] = Field([], description="folders and claims inside the container")
     resources: Resources = Field(Resources(), description="what each node gives to the job")
     time_limit: Duration | None = Field(None, description="the job is ended after this time, such as 2h")

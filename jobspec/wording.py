@@ -36,9 +36,7 @@ _EXPECTED = {
 def findings(error: ValidationError, source: Source) -> list[Finding]:
     """One finding for each error that pydantic found; a key that is there misspelt is not also missing."""
     details = error.errors(include_url=False)
-    misspelt = {
-        (*detail["loc"][:-1], _meant(detail["loc"])) for detail in details if detail["type"] == _UNKNOWN
-    }
+    misspelt = {(*detail["loc"][:-1], _meant(detail["loc"])) for detail in details if detail["type"] == _UNKNOWN}
     return [_finding(detail, source) for detail in details if detail["loc"] not in misspelt]
 
 
@@ -72,9 +70,12 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
         hint = f'did you mean "{guess}"?' if guess else ""
         return Finding(path, f'{dotted(path)}: "{value}" is none of {context["allowed"]}', hint)
     if kind in _EXPECTED:
-        expected = _EXPECTED[kind].format(**context).replace("'", '"')
+        limits = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in context.items()}
+        expected = _EXPECTED[kind].format(**limits).replace("'", '"')
         hint = context.get("hint", "") or _hint(kind, value, expected, path, source)
-        return Finding(path, f"{dotted(path)} must be {expected}, not {shown(value)}", hint)
+        # Carets under the key where the value is several lines or none.
+        on_key = value is None or isinstance(value, dict | list)
+        return Finding(path, f"{dotted(path)} must be {expected}, not {shown(value)}", hint, on_key)
     return Finding(path, f"{dotted(path)}: {detail['msg']}", on_key=True)
 
 
@@ -82,11 +83,9 @@ def _hint(kind: str, value: Any, expected: str, path: Path, source: Source) -> s
     written = source.items[path].written if path in source.items else ""
     if kind == "string_type" and isinstance(value, bool | int | float):
         return f'put it in quotes: "{written}"'
-    if (
-        kind in ("int_type", "float_type", "bool_type")
-        and isinstance(value, str)
-        and written[:1] in ('"', "'")
-    ):
+    if kind == "string_type" and value is None:
+        return 'for an empty text write ""'
+    if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str) and written[:1] in ('"', "'"):
         return "without the quotes it is one" if value in ("true", "false") or value.isdigit() else ""
     if kind == "literal_error" and isinstance(value, str):
         guess = nearest(value, [word for word in expected.split('"')[1::2]])
@@ -104,11 +103,11 @@ def _missing(path: Path) -> Finding:
 def _unknown_key(path: Path) -> Finding:
     key, above = str(path[-1]), path[:-1]
     message = f'unknown key "{key}"' + (f' in "{dotted(above)}"' if above else "")
-    guess = _meant(path)
-    if guess:
-        return Finding(path, message, f'did you mean "{guess}"?', on_key=True)
     homes = [dotted(home) or "the top level" for home, fields in _sections() if key in fields]
-    return Finding(path, message, f'"{key}" belongs to {" or ".join(homes)}' if homes else "", on_key=True)
+    guess = _meant(path)
+    if homes:
+        return Finding(path, message, f'"{key}" belongs to {" or ".join(homes)}', on_key=True)
+    return Finding(path, message, f'did you mean "{guess}"?' if guess else "", on_key=True)
 
 
 def _meant(path: Path) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from train.errors import UserError
@@ -43,13 +43,22 @@ def _one_of(kind: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _names(kind: str) -> WithJsonSchema:
+    """The names as an enumeration, so that an editor completes them."""
+    return WithJsonSchema({"type": "string", "enum": available(kind)})
+
+
 class TrainConfig(BaseModel):
     """Settings of one training run; the field `batch_size` is the flag `--batch-size` and the YAML key `batch_size`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    model: Annotated[str, _one_of("models")] = Field("mnist_cnn", description="a file in train/models/")
-    dataset: Annotated[str, _one_of("datasets")] = Field("synthetic", description="a file in train/datasets/")
+    model: Annotated[str, _one_of("models"), _names("models")] = Field(
+        "mnist_cnn", description="a file in train/models/"
+    )
+    dataset: Annotated[str, _one_of("datasets"), _names("datasets")] = Field(
+        "synthetic", description="a file in train/datasets/"
+    )
     data_root: str = Field("data", description="folder with the dataset's files, in torchvision's layout")
     dropout: float | None = Field(
         None,
@@ -84,7 +93,7 @@ class TrainConfig(BaseModel):
         "fp32", description="type of autocast; fp16 needs a CUDA device and scales the loss"
     )
 
-    strategy: Annotated[str, _one_of("strategies")] = Field(
+    strategy: Annotated[str, _one_of("strategies"), _names("strategies")] = Field(
         "custom_ddp", description="a file in train/strategies/: how the processes share the model"
     )
     bucket_mib: float = Field(25.0, gt=0, description="capacity of a gradient bucket of custom_ddp and ddp, in MiB")

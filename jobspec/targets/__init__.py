@@ -31,7 +31,7 @@ class Target(Protocol):
         """What the template needs besides `plan`, `job`, `command` and `not_used`."""
 
     def settings(self, plan: Plan, rank: Rank) -> list[Setting]:
-        """Every variable that the process at `rank` sees and who sets it, in the order in which they are set."""
+        """Every variable that the process at `rank` sees, and who sets it, in the order of setting."""
 
 
 def names() -> list[str]:

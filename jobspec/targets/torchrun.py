@@ -27,14 +27,15 @@ def settings(plan: Plan, rank: Rank) -> list[Setting]:
     if plan.job.nodes.max == 1:
         address, port, run_id = "127.0.0.1", "<free port that torchrun picks>", "<random id>"
         return [*common, *torchrun_settings(plan, rank, master_addr=address, master_port=port, run_id=run_id)]
-    by_hand: list[Setting] = [
-        Setting("NODE_RANK", str(rank.node), "person"),
-        Setting("MASTER_ADDR", "<name or address of node 0>", "person"),
-    ]
     if plan.backend == "static":
-        address, port = "<name or address of node 0>", str(plan.port)
-    else:
-        address, port = "<address of the node that got rank 0>", "<free port that torchrun picks>"
+        node, address, port = str(rank.node), "<name or address of node 0>", str(plan.port)
+    else:  # c10d numbers the nodes anew, in the text order of their addresses
+        node, address, port = (
+            "<number of the node>",
+            "<address of the node with rank 0>",
+            "<free port that torchrun picks>",
+        )
+    by_hand = Setting("NODE_RANK", node, "person"), Setting("MASTER_ADDR", "<name or address of node 0>", "person")
     by_torchrun = torchrun_settings(plan, rank, master_addr=address, master_port=port, run_id=plan.job.name)
     return [*common, *by_hand, *by_torchrun]
 

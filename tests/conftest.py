@@ -1,0 +1,43 @@
+"""What all tests share: golden files, real data, and the number of examples that hypothesis tries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("default", max_examples=100, deadline=None)
+settings.register_profile("fuzz", max_examples=10_000, deadline=None)
+settings.load_profile("default")  # --hypothesis-profile=fuzz takes the other one
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="write the golden files anew")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """`golden(file, text)` fails unless the file holds exactly the text.  A missing file is a failure, too."""
+    update = bool(request.config.getoption("--update"))
+
+    def compare(file: Path, text: str) -> None:
+        if update:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(text.encode())
+        assert file.exists(), f"{file.name} is missing; pytest --update writes it"
+        assert text == file.read_bytes().decode()
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder that holds MNIST/raw and FashionMNIST/raw: $DATA_ROOT, or shared/data beside the repository."""
+    root = Path(os.environ.get("DATA_ROOT") or Path(__file__).parents[2] / "shared" / "data")
+    absent = [name for name in ("MNIST", "FashionMNIST") if not (root / name / "raw").is_dir()]
+    if absent:
+        pytest.skip(f"no real data: {' and '.join(absent)} not found; DATA_ROOT=FOLDER says where they are")
+    return root

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Rendered by `render.py torchrun fashion-mnist.yaml`; edit the spec, not this file.
+set -euo pipefail
+
+# torchrun reads a flag from each PET_ variable; one that was left over in this shell would change the job.
+unset "${!PET_@}"
+export OMP_NUM_THREADS=1
+export PYTHONUNBUFFERED=1
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+
+exec torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 \
+  -m train --device=cuda --model=resnet18 --dataset=fashion_mnist --data-root=data --sync-batchnorm \
+  --epochs=3 --batch-size=32 --optimizer=sgd --lr=0.001

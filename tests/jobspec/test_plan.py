@@ -1,0 +1,78 @@
+"""What follows from a job: ranks, port, program, environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jobspec.plan import Plan, make_plan
+from jobspec.spec import Job
+
+
+def plan_of(**keys: Any) -> Plan:
+    required = {"name": "job", "nodes": 1, "procs_per_node": 2, "device": "cpu"}
+    return make_plan(Job.model_validate({**required, "command": ["mine.py"], **keys}, strict=True))
+
+
+def test_ranks_fill_one_node_after_the_other() -> None:
+    ranks = list(plan_of(nodes=2, procs_per_node=3, device="cuda").ranks())
+    assert [(rank.rank, rank.node, rank.local_rank) for rank in ranks] == [
+        (0, 0, 0),
+        (1, 0, 1),
+        (2, 0, 2),
+        (3, 1, 0),
+        (4, 1, 1),
+        (5, 1, 2),
+    ]
+    assert [rank.device for rank in ranks] == ["cuda:0", "cuda:1", "cuda:2"] * 2
+
+
+def test_elastic_job_is_planned_at_its_largest_and_meets_by_c10d() -> None:
+    plan = plan_of(nodes={"min": 1, "max": 4})
+    assert (plan.world_size, plan.backend) == (8, "c10d")
+    assert plan_of(nodes=4).backend == "static"
+
+
+def test_port_follows_from_the_name_and_is_below_the_ephemeral_range() -> None:
+    ports = {name: plan_of(name=name).port for name in (f"job-{number}" for number in range(500))}
+    assert ports["job-7"] == plan_of(name="job-7", nodes=5).port
+    assert all(20000 <= port < 30000 for port in ports.values())
+    assert len(set(ports.values())) > 450
+    assert plan_of(rendezvous={"port": 29400}).port == 29400
+
+
+def test_program_is_the_command_or_train_with_only_the_keys_given() -> None:
+    assert plan_of(command=["mine.py", "--lr", "0.1"]).program == ("mine.py", "--lr", "0.1")
+    train = {"model": "mlp", "sync_batchnorm": False}
+    assert plan_of(command=None, train=train).program == (
+        "-m",
+        "train",
+        "--device=cpu",
+        "--model=mlp",
+        "--no-sync-batchnorm",
+    )
+
+
+def test_device_of_train_is_kept() -> None:
+    assert plan_of(command=None, train={"device": "auto"}).program == ("-m", "train", "--device=auto")
+
+
+@pytest.mark.parametrize(
+    ("keys", "threads"),
+    [
+        ({"procs_per_node": 1}, None),
+        ({"procs_per_node": 2}, "1"),
+        ({"procs_per_node": 4, "resources": {"cpus": 30}}, "7"),
+        ({"procs_per_node": 4, "resources": {"cpus": 2}}, "1"),
+        ({"procs_per_node": 4, "env": {"OMP_NUM_THREADS": "3"}}, "3"),
+    ],
+)
+def test_threads_are_each_process_share_of_the_cpus(keys: dict[str, Any], threads: str | None) -> None:
+    assert plan_of(**keys).env.get("OMP_NUM_THREADS") == threads
+
+
+def test_environment_of_the_spec_wins_and_is_sorted() -> None:
+    env = plan_of(env={"Z": "1", "PYTHONUNBUFFERED": "0", "A": "2"}).env
+    assert env["PYTHONUNBUFFERED"] == "0"
+    assert list(env) == sorted(env)

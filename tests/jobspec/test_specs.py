@@ -1,0 +1,44 @@
+"""Specs as data: those in specs/ok are accepted, those in specs/err give exactly the text beside them.
+
+`name.yaml` is rendered for torchrun, `name.TARGET.yaml` for that target.  `pytest --update` writes the .out
+files anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jobspec import targets
+from jobspec.artifact import load
+from jobspec.problems import SpecError
+
+SPECS = Path(__file__).parents[1] / "specs"
+
+
+def target_of(spec: Path) -> targets.Target:
+    _, *target = spec.stem.split(".")
+    return targets.load(target[0] if target else "torchrun")
+
+
+@pytest.mark.parametrize("spec", sorted((SPECS / "ok").glob("*.yaml")), ids=lambda spec: spec.stem)
+def test_right_spec_is_accepted(spec: Path) -> None:
+    load(target_of(spec), str(spec))
+
+
+@pytest.mark.parametrize("spec", sorted((SPECS / "err").glob("*.yaml")), ids=lambda spec: spec.stem)
+def test_wrong_spec_gives_exactly_its_message(
+    spec: Path, golden: Callable[[Path, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(spec.parent)
+    with pytest.raises(SpecError) as error:
+        load(target_of(spec), spec.name)
+    golden(spec.with_suffix(".out"), f"{error.value}\n")
+
+
+def test_every_message_belongs_to_a_spec() -> None:
+    assert {file.stem for file in (SPECS / "err").glob("*.out")} == {
+        file.stem for file in (SPECS / "err").glob("*.yaml")
+    }

@@ -1,0 +1,168 @@
+"""The torchrun script, run by bash with a torchrun that only writes down how it was called."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobspec import text
+from jobspec.artifact import render
+
+STAND_IN = """#!/bin/sh
+{ printf '%s\\0' "$@"; printf '\\n--\\n\\0'; env -0; } > "$RECORD"
+"""
+BASE = "name: job\nprocs_per_node: 2\ndevice: cpu\n"
+
+
+@dataclass
+class Call:
+    """How the script called torchrun."""
+
+    argv: list[str]
+    env: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the stand-in torchrun, to be first on PATH."""
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "torchrun").write_text(STAND_IN)
+    (folder / "torchrun").chmod(0o755)
+    return folder
+
+
+def render_text(folder: Path, spec: str) -> str:
+    (folder / "job.yaml").write_text(spec)
+    return render("torchrun", str(folder / "job.yaml"))
+
+
+def run(folder: Path, script: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+    """Pipe the script into bash, as `render.py torchrun job.yaml | bash` does."""
+    path = f"{folder}:{os.environ['PATH']}"
+    clean = {"PATH": path, "RECORD": str(folder / "record"), **env}
+    (folder / "record").unlink(missing_ok=True)
+    return subprocess.run(["bash"], input=script.encode(), cwd=folder, env=clean, capture_output=True)
+
+
+def call(folder: Path, script: str, **env: str) -> Call:
+    done = run(folder, script, **env)
+    assert done.returncode == 0, done.stderr.decode()
+    argv, _, variables = (folder / "record").read_bytes().partition(b"\n--\n\0")
+    pairs = [pair.decode().split("=", 1) for pair in variables.split(b"\0")[:-1]]
+    return Call([word.decode() for word in argv.split(b"\0")[:-1]], {name: value for name, value in pairs})
+
+
+def test_one_node_needs_nothing_from_outside(folder: Path) -> None:
+    script = render_text(folder, BASE + "nodes: 1\nmax_restarts: 3\ntrain: {epochs: 2, lr: 0.1}\n")
+    assert call(folder, script).argv == [
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        "--nproc-per-node=2",
+        "--max-restarts=3",
+        "-m",
+        "train",
+        "--device=cpu",
+        "--epochs=2",
+        "--lr=0.1",
+    ]
+
+
+def test_several_nodes_meet_by_static_rendezvous(folder: Path) -> None:
+    script = render_text(folder, BASE + "nodes: 2\nrendezvous: {port: 23456}\ncommand: [mine.py]\n")
+    for node in range(2):
+        assert call(folder, script, NODE_RANK=str(node), MASTER_ADDR="head").argv == [
+            "--nnodes=2",
+            "--nproc-per-node=2",
+            "--max-restarts=0",
+            "--rdzv-backend=static",
+            "--rdzv-id=job",
+            f"--node-rank={node}",
+            "--master-addr=head",
+            "--master-port=23456",
+            "mine.py",
+        ]
+
+
+def test_only_node_0_of_an_elastic_job_hosts_the_rendezvous(folder: Path) -> None:
+    script = render_text(folder, BASE + "nodes: {min: 1, max: 3}\ncommand: [mine.py]\n")
+    first = call(folder, script, NODE_RANK="0", MASTER_ADDR="head")
+    other = call(folder, script, NODE_RANK="2", MASTER_ADDR="head")
+    assert {"--nnodes=1:3", "--rdzv-backend=c10d", "--rdzv-conf=is_host=1"} < set(first.argv)
+    assert "--rdzv-conf=is_host=0" in other.argv
+    assert first.env["PET_LOCAL_ADDR"] == "head"
+    assert "PET_LOCAL_ADDR" not in other.env
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"NODE_RANK": "0"},
+        {"MASTER_ADDR": "head"},
+        *(
+            {"NODE_RANK": rank, "MASTER_ADDR": "head"}
+            for rank in ["", "2", "-1", "01", "1a", "x[$(touch pwned)]", "9" * 20]
+        ),
+    ],
+)
+def test_node_without_a_right_number_or_master_does_not_start(folder: Path, env: dict[str, str]) -> None:
+    script = render_text(folder, BASE + "nodes: 2\ncommand: [mine.py]\n")
+    done = run(folder, script, **env)
+    assert done.returncode == 2
+    assert done.stderr.decode() == (
+        "job: set NODE_RANK (number of this node, 0 to 1) and MASTER_ADDR (name or address of node 0)\n"
+    )
+    assert not (folder / "record").exists()
+    assert not (folder / "pwned").exists()
+
+
+def test_leftover_torchrun_variables_do_not_reach_torchrun(folder: Path) -> None:
+    script = render_text(folder, BASE + "nodes: 1\ncommand: [mine.py]\n")
+    env = call(folder, script, PET_STANDALONE="", PET_NNODES="7").env
+    assert not [name for name in env if name.startswith("PET_")]
+
+
+def test_absent_secret_stops_the_script_and_a_present_one_is_passed_on(folder: Path) -> None:
+    script = render_text(folder, BASE + "nodes: 1\nsecrets: [TOKEN]\ncommand: [mine.py]\n")
+    done = run(folder, script)
+    assert done.returncode != 0
+    assert "TOKEN: is a secret of this job" in done.stderr.decode()
+    assert call(folder, script, TOKEN="s3cret").env["TOKEN"] == "s3cret"
+
+
+# What a spec accepts in a value: anything but control characters other than line breaks and tabs.
+accepted = st.text(
+    alphabet=st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], include_characters="\n\t")
+    | st.sampled_from("'\"`$(){};&|<>\\*?~#!%=, -"),
+    max_size=30,
+)
+canary = "$(touch pwned)`touch pwned`';touch pwned;'\n touch pwned\n\"&touch pwned&"
+
+
+@settings(max_examples=40)
+@given(value=accepted, argument=accepted)
+def test_hostile_values_arrive_byte_for_byte_and_run_nothing(folder: Path, value: str, argument: str) -> None:
+    values, arguments = [value, canary, value + canary], [argument, canary, argument + canary]
+    spec = BASE + (
+        "nodes: 1\n"
+        f"env: {{A: {text.yaml(values[0])}, B: {text.yaml(values[1])}, C: {text.yaml(values[2])}}}\n"
+        f"command: {text.yaml(['mine.py', *arguments])}\n"
+    )
+    made = call(folder, render_text(folder, spec))
+    assert [made.env[name] for name in "ABC"] == values
+    assert made.argv[-4:] == ["mine.py", *arguments]
+    assert not (folder / "pwned").exists()
+
+
+@settings(max_examples=40)
+@given(value=accepted)
+def test_hostile_settings_of_train_arrive_and_run_nothing(folder: Path, value: str) -> None:
+    spec = BASE + f"nodes: 1\ntrain: {{data_root: {text.yaml(value + canary)}}}\n"
+    assert call(folder, render_text(folder, spec)).argv[-1] == f"--data-root={value}{canary}"
+    assert not (folder / "pwned").exists()
