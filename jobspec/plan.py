@@ -55,7 +55,7 @@ class Rank:
 class Plan:
     """What any target must bring about.
 
-    `program` follows torchrun's flags: a script or `-m` and a module, then arguments.  `env` is what all
+    `program` is what each process runs: a script or `-m` and a module, then arguments.  `env` is what all
     processes have in their environment, by name; secrets are not in it, their values come from elsewhere.
     An elastic job is planned at its largest: `world_size` and `ranks()` are those of `nodes.max`.
     """
@@ -69,6 +69,19 @@ class Plan:
     @property
     def world_size(self) -> int:
         return world_size(self.job)
+
+    @property
+    def torchrun_program(self) -> tuple[str, ...]:
+        """The program as it ends a torchrun command.
+
+        torchrun's parser looks at all words: it drops a first `--`, and stops at one like `--log`, which could
+        be short for two of its own.  Behind a `--` of ours it takes every word as it is.  No flag of train
+        needs that.
+        """
+        if self.job.train is not None:
+            return self.program
+        split = 1 if self.program[0] == "-m" else 0
+        return (*self.program[:split], "--", *self.program[split:])
 
     def ranks(self) -> Iterator[Rank]:
         """Every process in the order of ranks: node 0 has the first procs_per_node."""

@@ -6,12 +6,19 @@ second message about the same slip helps nobody.  Targets have rules of their ow
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from jobspec.plan import OURS, is_launchers, world_size
-from jobspec.problems import Finding
+from jobspec.problems import Finding, Path
 from jobspec.spec import Job
+
+# Bash keeps these for itself: an assignment fails or is lost.
+_BASHS = re.compile(
+    "BASH.*|_|COMP_WORDBREAKS|DIRSTACK|EPOCHREALTIME|EPOCHSECONDS|E?UID|FUNCNAME|GROUPS|HISTCMD|LINENO|OPTIND"
+    "|PIPESTATUS|PPID|S?RANDOM|SECONDS|SHELLOPTS|SHLVL"
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ def command_begins_with_a_script(job: Job) -> Iterator[Finding]:
         yield Finding(("command", 0), f"command begins with {first}", "begin with the script; torchrun starts Python")
     elif first.startswith("-") or not first:
         message = "command must begin with a script or with -m and a module, not with an option"
-        yield Finding(("command", 0), message, "torchrun would read the option as its own")
+        yield Finding(("command", 0), message, "Python would read the option as its own")
 
 
 @rule("nodes")
@@ -105,6 +112,17 @@ def launchers_variables_are_not_set(job: Job) -> Iterator[Finding]:
             message = f"env: {name} is set by the launcher for each process"
             hint = "leave it out; nodes, procs_per_node and rendezvous decide its value"
             yield Finding(("env", name), message, hint, on_key=True)
+
+
+@rule("env", "secrets")
+def bashs_variables_are_not_set(job: Job) -> Iterator[Finding]:
+    names: list[Path] = [("env", name) for name in job.env]
+    names += [("secrets", number) for number in range(len(job.secrets))]
+    for path in names:
+        name = path[1] if isinstance(path[1], str) else job.secrets[path[1]]
+        if _BASHS.fullmatch(name):
+            message = f"{path[0]}: {name} is a variable that bash keeps for itself"
+            yield Finding(path, message, "choose another name", on_key=True)
 
 
 @rule("secrets", "env")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +15,13 @@ from hypothesis import strategies as st
 
 from jobspec import text
 from jobspec.artifact import render
+from jobspec.problems import SpecError
 
-STAND_IN = """#!/bin/sh
-{ printf '%s\\0' "$@"; printf '\\n--\\n\\0'; env -0; } > "$RECORD"
+# No shell script: a shell would change some variables itself.
+STAND_IN = f"""#!{sys.executable} -IS
+import json, os, sys
+with open(os.environ["RECORD"], "w") as record:
+    json.dump([sys.argv[1:], dict(os.environ)], record)
 """
 BASE = "name: job\nprocs_per_node: 2\ndevice: cpu\n"
 
@@ -53,9 +59,7 @@ def run(folder: Path, script: str, **env: str) -> subprocess.CompletedProcess[by
 def call(folder: Path, script: str, **env: str) -> Call:
     done = run(folder, script, **env)
     assert done.returncode == 0, done.stderr.decode()
-    argv, _, variables = (folder / "record").read_bytes().partition(b"\n--\n\0")
-    pairs = [pair.decode().split("=", 1) for pair in variables.split(b"\0")[:-1]]
-    return Call([word.decode() for word in argv.split(b"\0")[:-1]], {name: value for name, value in pairs})
+    return Call(*json.loads((folder / "record").read_text()))
 
 
 def test_one_node_needs_nothing_from_outside(folder: Path) -> None:
@@ -85,6 +89,7 @@ def test_several_nodes_meet_by_static_rendezvous(folder: Path) -> None:
             f"--node-rank={node}",
             "--master-addr=head",
             "--master-port=23456",
+            "--",
             "mine.py",
         ]
 
@@ -134,6 +139,32 @@ def test_absent_secret_stops_the_script_and_a_present_one_is_passed_on(folder: P
     assert done.returncode != 0
     assert "TOKEN: is a secret of this job" in done.stderr.decode()
     assert call(folder, script, TOKEN="s3cret").env["TOKEN"] == "s3cret"
+
+
+def test_every_name_of_a_bash_variable_arrives_or_is_refused(folder: Path) -> None:
+    listed = subprocess.run(["bash", "-c", "compgen -v"], capture_output=True, check=True, env={}).stdout.decode()
+    # Known to bash but not in that list, for example because nothing has used them yet.
+    unlisted = [
+        "BASH_COMPAT",
+        "BASH_XTRACEFD",
+        "HISTCMD",
+        "FUNCNAME",
+        "SRANDOM",
+        "COPROC",
+        "MAPFILE",
+        "PS4",
+        "TIMEFORMAT",
+        "POSIXLY_CORRECT",
+    ]
+    refused = set()
+    for name in sorted({*listed.split(), *unlisted} - {"PATH"}):
+        try:
+            script = render_text(folder, BASE + f"nodes: 1\nenv: {{{name}: value}}\ncommand: [mine.py]\n")
+        except SpecError:
+            refused.add(name)
+        else:
+            assert call(folder, script).env[name] == "value"
+    assert {"UID", "RANDOM", "BASHPID"} < refused
 
 
 # What a spec accepts in a value: anything but control characters other than line breaks and tabs.
