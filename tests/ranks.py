@@ -1,0 +1,89 @@
+"""Run a function on several real processes that are connected as the ranks of one job."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from train.process_group import open_process_group
+from train.world import World
+
+Result = TypeVar("Result")
+
+# Forked from a server that has imported torch once, so that a rank starts in milliseconds.
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["torch", "torch.optim", "torch._dynamo", "torch.nn.parallel"])
+
+
+def run_ranks(
+    world_size: int, function: Callable[..., Result], *args: Any, timeout_s: float = 60.0
+) -> list[Result]:
+    """`function(world, *args)` on each of `world_size` processes over gloo; what they return, by rank.
+
+    Raises RuntimeError with the traceback of the first rank that failed; nothing is left running.
+    """
+    # The parent serves the store on a port of the system's choice: tests side by side cannot collide.
+    store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    processes, pipes = [], []
+    for rank in range(world_size):
+        ours, theirs = _processes.Pipe(duplex=False)
+        world = World(
+            rank=rank,
+            world_size=world_size,
+            local_rank=rank,
+            local_world_size=world_size,
+            master_port=store.port,
+            launcher="environment",
+            store_is_served=True,
+        )
+        process = _processes.Process(target=_rank, args=(theirs, timeout_s, function, world, *args), daemon=True)
+        process.start()
+        theirs.close()
+        processes.append(process)
+        pipes.append(ours)
+    try:
+        return _collect(pipes, timedelta(seconds=timeout_s))
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _rank(pipe: Connection, timeout_s: float, function: Callable[..., Any], world: World, *args: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        with open_process_group(world, timeout_s, timeout_s):
+            # Pickled here, because a pipe would send tensors as handles that end with this process.
+            pipe.send((True, pickle.dumps(function(world, *args))))
+    except Exception:
+        pipe.send((False, traceback.format_exc()))
+
+
+def _collect(pipes: list[Any], timeout: timedelta) -> list[Any]:
+    deadline = time.monotonic() + timeout.total_seconds()
+    results: dict[int, Any] = {}
+    while len(results) < len(pipes):
+        waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
+        ready = wait(waiting, max(0.0, deadline - time.monotonic()))
+        if not ready:
+            missing = [rank for rank in range(len(pipes)) if rank not in results]
+            raise RuntimeError(f"no result from rank {missing} within {timeout.total_seconds():g} s")
+        for pipe in ready:
+            rank = pipes.index(pipe)
+            try:
+                succeeded, value = pipe.recv()  # type: ignore[union-attr]
+            except EOFError:
+                raise RuntimeError(f"rank {rank} died without a result") from None
+            if not succeeded:
+                raise RuntimeError(f"rank {rank}:\n{value}")
+            results[rank] = pickle.loads(value)
+    return [results[rank] for rank in range(len(pipes))]
