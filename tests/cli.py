@@ -1,0 +1,61 @@
+"""Start `python -m train` as people do: alone, by torchrun, or as ranks with an environment of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+# What a launcher sets; the tests themselves may run under one.
+_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "PET_", "SLURM_", "TORCHELASTIC_", "GROUP_", "OMP_")
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """This process's environment without any launcher's variables, one thread a process, plus `extra`."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)}
+    return own | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | extra
+
+
+def command(world_size: int, *flags: str) -> list[str]:
+    """The command that trains on `world_size` processes: plain python for one, torchrun for several."""
+    if world_size == 1:
+        return [sys.executable, "-m", "train", *flags]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+    return [*torchrun, "-m", "train", *flags]
+
+
+def train(world_size: int, *flags: str, timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
+    """Run to the end."""
+    return subprocess.run(
+        command(world_size, *flags), env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=timeout_s
+    )
+
+
+def start_ranks(world_size: int, *flags: str, **extra: str) -> list[subprocess.Popen[str]]:
+    """Start each rank by hand, with the variables that torchrun would set; `{rank}` in `extra` is filled in."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | extra
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "train", *(flag.replace("{rank}", str(rank)) for flag in flags)],
+            env=environment(**common, RANK=str(rank), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size)),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+
+
+def records(run_dir: Path, event: str) -> list[dict[str, Any]]:
+    """The records of one kind in RUN_DIR/metrics.jsonl."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["event"] == event]

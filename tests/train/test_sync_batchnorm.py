@@ -1,0 +1,95 @@
+"""SyncBatchNorm on the CPU against torch's BatchNorm on the whole batch."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from tests.ranks import run_ranks
+from torch import Tensor, nn
+
+from train.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, has_sync_batchnorm
+from train.world import World
+
+SHAPES = [(6, 5), (6, 5, 3), (6, 5, 4, 4), (6, 5, 1, 1), (6, 5, 2, 2, 2)]
+# How the six samples are split over the ranks; ranks without any take part.
+SPLITS = [(6,), (3, 3), (5, 1), (6, 0), (2, 0, 4), (1, 4, 1)]
+KINDS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+OPTIONS = [{}, {"affine": False}, {"momentum": None}, {"track_running_stats": False}]
+
+Outcome = dict[str, Tensor]
+
+
+def _norm(shape: tuple[int, ...], options: int) -> nn.Module:
+    torch.manual_seed(0)
+    norm = KINDS[len(shape)](shape[1], **OPTIONS[options])  # type: ignore[arg-type]
+    if norm.affine:
+        with torch.no_grad():
+            norm.weight.uniform_(0.5, 2)
+            norm.bias.uniform_(-1, 1)
+    return norm
+
+
+def _two_steps(norm: nn.Module, shape: tuple[int, ...], mine: slice) -> Outcome:
+    """Outputs, gradients and buffers of two training steps, then the output in evaluation."""
+    generator = torch.Generator().manual_seed(1)
+    outcome: Outcome = {}
+    for step in range(2):
+        # A mean far from zero shows a variance that was computed carelessly.
+        x = (torch.randn(shape, generator=generator) * 3 + 100)[mine].clone().requires_grad_()
+        output = norm(x)
+        output.backward(torch.randn(shape, generator=generator)[mine])
+        assert x.grad is not None
+        outcome |= {f"output {step}": output.detach(), f"grad {step}": x.grad}
+    outcome |= {f"sum {name}": param.grad for name, param in norm.named_parameters() if param.grad is not None}
+    outcome |= {f"buffer {name}": buffer for name, buffer in norm.named_buffers()}
+    norm.eval()
+    if norm.track_running_stats:
+        outcome["output in evaluation"] = norm(torch.randn(shape, generator=generator)[mine])
+    return {name: tensor.detach().clone() for name, tensor in outcome.items()}
+
+
+def _all_cases(world: World, split: tuple[int, ...]) -> list[Outcome]:
+    start = sum(split[: world.rank])
+    mine = slice(start, start + split[world.rank])
+    return [
+        _two_steps(convert_sync_batchnorm(_norm(shape, options), torch.device("cpu"), None), shape, mine)
+        for shape in SHAPES
+        for options in range(len(OPTIONS))
+    ]
+
+
+@functools.cache
+def synchronised(split: tuple[int, ...]) -> list[list[Outcome]]:
+    """One start of processes for all cases of a split."""
+    return run_ranks(len(split), _all_cases, split)
+
+
+@pytest.mark.parametrize("options", range(len(OPTIONS)), ids=lambda index: str(OPTIONS[index]))
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("split", SPLITS, ids=lambda split: f"split={split}")
+def test_outputs_gradients_and_statistics_equal_batchnorm_on_the_whole_batch(
+    split: tuple[int, ...], shape: tuple[int, ...], options: int
+) -> None:
+    expected = _two_steps(_norm(shape, options), shape, slice(0, 6))
+    of_ranks = [results[SHAPES.index(shape) * len(OPTIONS) + options] for results in synchronised(split)]
+    for name, tensor in expected.items():
+        parts = [outcome[name] for outcome in of_ranks]
+        if name.startswith("buffer"):
+            assert all(torch.equal(part, parts[0]) for part in parts)
+            whole = parts[0]
+        else:
+            whole = sum(parts[1:], parts[0]) if name.startswith("sum") else torch.cat(parts)
+        torch.testing.assert_close(whole, tensor, rtol=1e-4, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_conversion_keeps_names_parameters_and_buffers() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.BatchNorm2d(4)))
+    before = model.state_dict(keep_vars=True)
+    converted = convert_sync_batchnorm(model, torch.device("cpu"), None)
+    after = converted.state_dict(keep_vars=True)
+    assert [*before] == [*after]
+    assert all(after[name] is before[name] for name in before)
+    assert has_sync_batchnorm(converted)
+    assert sum(isinstance(part, SyncBatchNorm) for part in converted.modules()) == 2
