@@ -63,14 +63,15 @@ def test_column_counts_characters_after_a_byte_order_mark(tmp_path: Path) -> Non
     assert source.keys["nodes",].line == 2
 
 
+plain_keys = st.text(max_size=80)  # YAML has no keys above 1024 characters, which are fewer when escaped
 plain_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(), values, max_size=3),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(plain_keys, values, max_size=3),
     max_leaves=10,
 )
 
 
-@given(st.dictionaries(st.text(), plain_values))
+@given(st.dictionaries(plain_keys, plain_values))
 def test_json_is_read_as_what_it_means(values: dict[str, Any]) -> None:
     written = json.dumps(values).replace("\x7f", "\\u007f")  # JSON lets DEL stand, YAML does not
     assert parse(written, "x.yaml").values == values

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jobspec import targets
-from jobspec.artifact import load
+from jobspec.artifact import load, render
 from jobspec.problems import SpecError
 
 SPECS = Path(__file__).parents[1] / "specs"
@@ -42,3 +44,23 @@ def test_every_message_belongs_to_a_spec() -> None:
     assert {file.stem for file in (SPECS / "err").glob("*.out")} == {
         file.stem for file in (SPECS / "err").glob("*.yaml")
     }
+
+
+EVERY_KEY = (SPECS / "ok" / "every-key.yaml").read_text()
+
+
+@given(
+    at=st.integers(0, len(EVERY_KEY)),
+    length=st.integers(0, 30),
+    new=st.text(max_size=10) | st.sampled_from(["0", "-1", "1e999", "~", "{}", "[]", "no", "'", "9" * 400, "\n"]),
+)
+def test_any_change_of_a_spec_is_rendered_or_refused_with_places(
+    tmp_path_factory: pytest.TempPathFactory, at: int, length: int, new: str
+) -> None:
+    spec = tmp_path_factory.getbasetemp() / "changed.yaml"
+    spec.write_text(EVERY_KEY[:at] + new + EVERY_KEY[at + length :], encoding="utf-8", newline="")
+    try:
+        render("torchrun", str(spec))
+    except SpecError as error:
+        assert error.problems
+        assert all(problem.place.column >= 1 for problem in error.problems)
