@@ -1,0 +1,167 @@
+"""Time of a training epoch on two processes: ours against a plain script in the published style.
+
+    python -m benchmarks.epoch --data-root DIR [--workload resnet18|mnist_cnn|all]
+
+    ours    python -m train, as torchrun starts it (benchmarks/timed_train.py adds the clock)
+    peer    benchmarks/peers/plain.py, started the same way
+
+Both are given the same flags: model, initial weights, global batch, optimizer, seed; both run as two processes of one
+thread over gloo.  They take turns: ours, peer, ours, peer, …  Round n has seed n.
+
+`train_seconds`, the time that counts, runs in both from where all ranks are connected and built to where the last
+optimizer step is done.  Reading data is in it, for the peer also the start of its workers; imports and evaluation are
+not.  `command_seconds` is the whole command: imports, reading of files and one evaluation are in it.
+
+A ratio means something only if both learn the same: the training loss of the epoch, mean over the rounds, must agree.
+The sides draw different orders of samples, so it agrees up to noise; fewer steps have more of it.  (Ours is a mean
+over samples, the peer's over batches as published: a short last batch counts more in it.)
+BatchNorm is that of each rank's own samples on both sides, since torch has none over all ranks for the CPU.  Where
+the model has BatchNorm a third side, `ours_sync_batchnorm`, has ours do that additional work as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torchvision.datasets
+
+from benchmarks.measure import RESULTS, in_turns, machine, median_ratio, ratios, write_result
+from train.config import to_argv
+
+PROCESSES = 2
+TARGET = 0.6
+SETTINGS = {"processes": PROCESSES, "threads": 1, "backend": "gloo", "device": "cpu"}
+DATASETS = {"fashion_mnist": torchvision.datasets.FashionMNIST, "mnist": torchvision.datasets.MNIST}
+
+# Side: the module that torchrun starts, and the flags that only this side is given.
+SIDES = {
+    "ours": ("benchmarks.timed_train", ["--no-sync-batchnorm"]),
+    "peer": ("benchmarks.peers.plain", []),
+    "ours_sync_batchnorm": ("benchmarks.timed_train", ["--sync-batchnorm"]),
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained; the fields are flags of `python -m train`."""
+
+    model: str
+    dataset: str
+    batch_size: int
+    optimizer: str
+    lr: float
+
+
+WORKLOADS = {
+    "resnet18": Workload("resnet18", "fashion_mnist", 32, "sgd", 1e-3),
+    "mnist_cnn": Workload("mnist_cnn", "mnist", 64, "adadelta", 1.0),
+}
+HAVE_BATCHNORM = ("resnet18",)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One epoch of one side."""
+
+    train_seconds: float
+    command_seconds: float
+    train_loss: float
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, write results/epoch_WORKLOAD.json; 1 if the losses of a workload do not agree."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.epoch", description=__doc__.splitlines()[0])
+    parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all")
+    parser.add_argument("--data-root", default="data", help="folder in torchvision's layout; downloaded if absent")
+    parser.add_argument("--rounds", type=int, default=3, help="epochs that each side trains, each from the start")
+    parser.add_argument("--max-steps", type=int, help="end each epoch after so many steps, for a quick look")
+    parser.add_argument("--dropout", type=float, help="0 makes the losses of both sides comparable to rounding")
+    parser.add_argument("--tolerance", type=float, default=0.03, help="relative difference of losses that is noise")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for epoch_WORKLOAD.json")
+    options = parser.parse_args(argv)
+
+    agree = True
+    for name in WORKLOADS if options.workload == "all" else [options.workload]:
+        workload = WORKLOADS[name]
+        DATASETS[workload.dataset](options.data_root, download=True)
+        sides = [side for side in SIDES if side != "ours_sync_batchnorm" or name in HAVE_BATCHNORM]
+        limits = {"max_steps": options.max_steps, "dropout": options.dropout}
+        flags = to_argv(asdict(workload) | limits | {"data_root": options.data_root})
+        runs = in_turns({side: partial(run_epoch, side, flags) for side in sides}, options.rounds)
+        result = compare(runs, options.tolerance)
+        settings = asdict(workload) | SETTINGS | limits | {"rounds": options.rounds}
+        write_result(options.results, f"epoch_{name}", result | {"settings": settings, "machine": machine()})
+        agree &= result["losses_agree"]
+        print(f"{name}: {in_words(result)}", flush=True)
+    return 0 if agree else 1
+
+
+def run_epoch(side: str, flags: Sequence[str], number: int) -> Run:
+    """Start the two processes of `side` for round `number` and wait for their end.
+
+    Raises CalledProcessError if they fail; what they have to say about it is on stderr by then.
+    """
+    module, own_flags = SIDES[side]
+    with tempfile.TemporaryDirectory() as folder:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}", "-m", module]
+        command = [sys.executable, *torchrun, *flags, *own_flags, f"--seed={number}", f"--run-dir={folder}"]
+        environment = os.environ | {"OMP_NUM_THREADS": str(SETTINGS["threads"])}
+        started = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+        command_seconds = time.perf_counter() - started
+        records = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
+        [timed] = [record for record in records if record["event"] == "timed_epoch"]
+    run = Run(timed["train_seconds"], command_seconds, timed["train_loss"])
+    print(f"round {number}, {side}: {run.train_seconds:.1f} s, loss {run.train_loss:.4f}", flush=True)
+    return run
+
+
+def compare(runs: dict[str, list[Run]], tolerance: float) -> dict[str, Any]:
+    """The result of one workload: ratios of each of our sides to the peer, and the figures that they come from."""
+    train_seconds = {side: [run.train_seconds for run in of_side] for side, of_side in runs.items()}
+    command_seconds = {side: [run.command_seconds for run in of_side] for side, of_side in runs.items()}
+    train_loss = {side: [run.train_loss for run in of_side] for side, of_side in runs.items()}
+    ours = [side for side in runs if side != "peer"]
+    difference = {side: mean(train_loss[side]) / mean(train_loss["peer"]) - 1 for side in ours}
+    return {
+        "benchmark": "epoch",
+        "what": "seconds of the training part of one epoch, side / peer; the median over the rounds",
+        "unit": "time / peer's time",
+        "ratio": {side: median_ratio(train_seconds[side], train_seconds["peer"]) for side in ours},
+        "ratio_at_most": TARGET,
+        "ratios": {side: ratios(train_seconds[side], train_seconds["peer"]) for side in ours},
+        "command_ratio": {side: median_ratio(command_seconds[side], command_seconds["peer"]) for side in ours},
+        "loss_difference": difference,
+        "loss_tolerance": tolerance,
+        "losses_agree": all(abs(part) <= tolerance for part in difference.values()),
+        "train_loss": train_loss,
+        "train_seconds": train_seconds,
+        "command_seconds": command_seconds,
+    }
+
+
+def in_words(result: dict[str, Any]) -> str:
+    """One line for a person."""
+    parts = [
+        f"{side} / peer {ratio:.3f} (command {result['command_ratio'][side]:.3f}, "
+        f"loss {result['loss_difference'][side]:+.1%})"
+        for side, ratio in result["ratio"].items()
+    ]
+    verdict = "losses agree" if result["losses_agree"] else "LOSSES DIFFER: the ratios mean nothing"
+    return f"{'; '.join(parts)}; ours to be at most {TARGET:g}; {verdict}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,137 @@
+"""Images per second of our input path against torchvision's MNIST through a DataLoader.
+
+    python -m benchmarks.input --data-root DIR
+
+Each side reads one shuffled epoch of MNIST on the CPU, from the request of the first batch to the receipt of the
+last, as float32 batches of 64 that are normalised and ready for a model:
+
+    ours      train.input.Batches over ShardSampler
+    peers     torchvision.datasets.MNIST with ToTensor and Normalize through a DataLoader with 0 and with 2 workers
+
+Workers are persistent and each side has read one epoch before: neither the start of workers nor the reading of the
+files is timed.  Drawing the order of the epoch is.  All sides live in one process and take turns.
+The results are compared first: for the same indices both must give the same images and labels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+
+from benchmarks.measure import RESULTS, in_turns, machine, median_ratio, ratios, write_result
+from train.datasets import Samples
+from train.datasets.mnist import load
+from train.input import Batches
+from train.sampler import ShardSampler
+
+BATCH_SIZE = 64
+PEER_WORKERS = (0, 2)
+TARGET = 20.0
+
+# One rounding to float32 more or less, on values up to 2.8.
+_TOLERANCE = 1e-6
+_NUM_COMPARED = 1000
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Compare, measure, write results/input.json; 1 if the sides do not give the same values."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.input", description=__doc__.splitlines()[0])
+    parser.add_argument("--data-root", default="data", help="folder that holds MNIST/raw; downloaded if absent")
+    parser.add_argument("--rounds", type=int, default=5, help="epochs that each side reads")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for input.json")
+    options = parser.parse_args(argv)
+
+    # As torchrun sets it for each of several processes.
+    torch.set_num_threads(1)
+    peer_dataset = mnist_of_torchvision(options.data_root)
+    samples = load(Path(options.data_root), "train", seed=0)
+
+    difference = largest_difference(samples, peer_dataset)
+    print(f"largest difference of a value: {difference:.1e}")
+    if difference > _TOLERANCE:
+        print(f"more than {_TOLERANCE:.0e}: the sides do not do the same work, nothing was measured")
+        return 1
+
+    sides = {"ours": our_side(samples)} | {
+        f"loader_{workers}_workers": peer_side(peer_dataset, workers) for workers in PEER_WORKERS
+    }
+    for side in sides.values():
+        side(0)
+    speeds = in_turns(sides, options.rounds)
+
+    peers = {name: values for name, values in speeds.items() if name != "ours"}
+    write_result(
+        options.results,
+        "input",
+        {
+            "benchmark": "input",
+            "what": "images per second, ours / peer; one epoch of MNIST, shuffled, normalised float32 on the CPU",
+            "unit": "images per second / peer's",
+            "ratio": {name: median_ratio(speeds["ours"], values) for name, values in peers.items()},
+            "ratio_at_least": TARGET,
+            "ratios": {name: ratios(speeds["ours"], values) for name, values in peers.items()},
+            "images_per_second": speeds,
+            "largest_difference": difference,
+            "settings": {"images": len(samples), "batch_size": BATCH_SIZE, "threads": 1, "rounds": options.rounds},
+            "machine": machine(),
+        },
+    )
+    for name, values in peers.items():
+        print(f"ours / {name}: {median_ratio(speeds['ours'], values):.1f} (to be at least {TARGET:g})")
+    return 0
+
+
+def mnist_of_torchvision(data_root: str) -> Any:
+    """The training set as PyTorch's MNIST example reads it."""
+    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
+    return datasets.MNIST(data_root, train=True, download=True, transform=transform)
+
+
+def largest_difference(samples: Samples, peer_dataset: Any) -> float:
+    """Largest absolute difference of a pixel over samples spread evenly; infinite if a label differs."""
+    indices = list(range(0, len(samples), max(1, len(samples) // _NUM_COMPARED)))
+    [(images, labels)] = Batches(samples, [indices], torch.device("cpu"))
+    peer_images, peer_labels = zip(*(peer_dataset[index] for index in indices), strict=True)
+    if labels.tolist() != list(peer_labels):
+        return float("inf")
+    return (images - torch.stack(peer_images)).abs().max().item()
+
+
+def our_side(samples: Samples) -> Callable[[int], float]:
+    """Images per second of one epoch of our input path, in the order of epoch `number` + 1."""
+    sampler = ShardSampler(len(samples), BATCH_SIZE, rank=0, world_size=1, seed=0)
+    batches = Batches(samples, sampler, torch.device("cpu"))
+
+    def read_epoch(number: int) -> float:
+        sampler.set_epoch(number + 1)
+        return images_per_second(batches)
+
+    return read_epoch
+
+
+def peer_side(dataset: Any, workers: int) -> Callable[[int], float]:
+    """Images per second of one epoch of `dataset` through a DataLoader."""
+    loader: DataLoader[Any] = DataLoader(
+        dataset, batch_size=BATCH_SIZE, shuffle=True, num_workers=workers, persistent_workers=workers > 0
+    )
+    return lambda number: images_per_second(loader)
+
+
+def images_per_second(batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """Of one pass over `batches`."""
+    images_read = 0
+    started = time.perf_counter()
+    for _, labels in batches:
+        images_read += len(labels)
+    return images_read / (time.perf_counter() - started)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,73 @@
+"""What all benchmarks share: interleaved rounds, ratios, and a record that says on what kind of machine they hold.
+
+Times on one machine say little about another, and two runs on a busy machine little about each other.  So both
+sides of a comparison take turns, each round gives one ratio, and the median of the ratios is the result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+RESULTS = Path(__file__).parent / "results"
+
+T = TypeVar("T")
+
+
+def in_turns(sides: Mapping[str, Callable[[int], T]], rounds: int) -> dict[str, list[T]]:
+    """Call all sides in round 1, then all in round 2, …; what each returned, by round.
+
+    A side is given the number of the round, from 1.
+    """
+    outcomes: dict[str, list[T]] = {name: [] for name in sides}
+    for number in range(1, rounds + 1):
+        for name, side in sides.items():
+            outcomes[name].append(side(number))
+    return outcomes
+
+
+def ratios(ours: Sequence[float], peer: Sequence[float]) -> list[float]:
+    """ours / peer of each round."""
+    return [mine / theirs for mine, theirs in zip(ours, peer, strict=True)]
+
+
+def median_ratio(ours: Sequence[float], peer: Sequence[float]) -> float:
+    """The median over the rounds of ours / peer."""
+    return statistics.median(ratios(ours, peer))
+
+
+def machine() -> dict[str, Any]:
+    """The kind of machine and software, without a name or a path that could tell which one."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.system(),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in ("torch", "torchvision")},
+    }
+
+
+def write_result(folder: Path, name: str, result: Mapping[str, Any]) -> None:
+    """Write `result` as folder/name.json; floats with four significant digits, more is noise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(_rounded(result), indent=2, allow_nan=False) + "\n")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return value
+
+
+def _cpu_model() -> str:
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return names[0].split(":", 1)[1].strip() if names else platform.machine()

@@ -1,0 +1,75 @@
+"""Each benchmark runs on a few images and writes what it promises.  Nothing here looks at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from train.datasets.synthetic import load
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def write_idx(file: Path, values: Tensor) -> None:
+    header = struct.pack(f">BBBB{values.dim()}I", 0, 0, 8, values.dim(), *values.shape)
+    file.write_bytes(header + values.to(torch.uint8).numpy().tobytes())
+
+
+def write_dataset(folder: Path, images: Tensor, labels: Tensor) -> None:
+    """The same samples, shapes (N, 28, 28) and (N), as training and as validation set."""
+    folder.mkdir(parents=True)
+    for prefix in ("train", "t10k"):
+        write_idx(folder / f"{prefix}-images-idx3-ubyte", images)
+        write_idx(folder / f"{prefix}-labels-idx1-ubyte", labels)
+
+
+def run_benchmark(name: str, *arguments: str) -> None:
+    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=280)
+
+
+def read_result(folder: Path, name: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return result
+
+
+@pytest.mark.timeout(120)
+def test_input_benchmark_compares_equal_values_and_reports_a_ratio_for_each_peer(tmp_path: Path) -> None:
+    samples = load(tmp_path, "train", seed=0)
+    images, labels = zip(*(samples[index] for index in range(200)), strict=True)
+    write_dataset(tmp_path / "MNIST" / "raw", torch.cat(images), torch.tensor(labels))
+
+    run_benchmark("input", f"--data-root={tmp_path}", "--rounds=2", f"--results={tmp_path}")
+
+    result = read_result(tmp_path, "input")
+    assert result["largest_difference"] < 1e-6
+    assert set(result["ratio"]) == {"loader_0_workers", "loader_2_workers"}
+    assert all(len(values) == 2 for values in result["ratios"].values())
+    assert str(tmp_path) not in json.dumps(result)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("workload", "dataset"), [("resnet18", "FashionMNIST"), ("mnist_cnn", "MNIST")])
+def test_epoch_benchmark_trains_all_sides_to_the_same_loss(workload: str, dataset: str, tmp_path: Path) -> None:
+    # One image many times, no dropout, whole batches: the order has no part, so losses differ only if the work does.
+    image, label = load(tmp_path, "train", seed=0)[0]
+    write_dataset(tmp_path / dataset / "raw", image.repeat(192, 1, 1), torch.full((192,), label))
+    arguments = (f"--data-root={tmp_path}", f"--workload={workload}", f"--results={tmp_path}")
+
+    run_benchmark("epoch", *arguments, "--rounds=1", "--max-steps=3", "--dropout=0", "--tolerance=1e-3")
+
+    result = read_result(tmp_path, f"epoch_{workload}")
+    assert result["losses_agree"]
+    assert result["ratio"]["ours"] > 0
+    assert result["settings"]["max_steps"] == 3
+    assert str(tmp_path) not in json.dumps(result)
