@@ -337,6 +337,8 @@ def test_a_process_killed_before_any_file_event_of_a_save_leaves_a_whole_checkpo
     subprocess.run([sys.executable, "-c", KILLED_BEFORE_EVENT_N, str(tmp_path)], cwd=ROOT, check=True)
     folders = sorted(tmp_path.iterdir())
     assert len(folders) > 8, "state, manifest, two folders, renames and removals are at least as many events"
+    for checkpoint in tmp_path.glob("killed-*/step-*"):
+        read_checkpoint(checkpoint)  # never half a one under a whole one's name
     steps = [resumed(folder)[0] for folder in folders]
     assert steps[0] == 1
     assert steps[-1] == 2
