@@ -78,12 +78,17 @@ JobName = Annotated[
         'a DNS label (a lower-case letter, then at most 62 lower-case letters, digits and "-")',
     ),
 ]
-DnsLabel = Annotated[str, matching(_DNS, 'a DNS label (lower-case letters, digits and "-")')]
-DnsName = Annotated[str, matching(rf"{_DNS}(?:\.{_DNS})*", 'a DNS name (lower-case letters, digits, "-" and ".")')]
+DnsLabel = Annotated[
+    str, matching(rf"(?!.{{64}}){_DNS}", 'a DNS label (at most 63 lower-case letters, digits and "-")')
+]
+DnsName = Annotated[
+    str,
+    matching(rf"(?!.{{254}}){_DNS}(?:\.{_DNS})*", 'a DNS name (at most 253 lower-case letters, digits, "-" and ".")'),
+]
 LabelKey = Annotated[
     str,
     matching(
-        rf"(?:{_DNS}(?:\.{_DNS})*/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?",
+        rf"(?![^/]{{254}})(?:{_DNS}(?:\.{_DNS})*/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?",
         "a Kubernetes label key such as example.com/pool",
     ),
 ]
@@ -191,7 +196,9 @@ Port = Annotated[
 
 
 def _read_option(value: Any) -> bool | int | str:
-    if isinstance(value, bool | int) or (isinstance(value, str) and re.fullmatch(_LINE, value)):
+    if value is False:
+        raise ValueError("leave an option out that is not wanted")
+    if isinstance(value, int) or (isinstance(value, str) and re.fullmatch(_LINE, value)):
         return value
     raise ValueError
 

@@ -31,8 +31,13 @@ def common_settings(plan: Plan) -> list[Setting]:
     return [*env, *(Setting(name, "<secret>", "person") for name in plan.job.secrets)]
 
 
-def torchrun_settings(plan: Plan, rank: Rank, *, master_addr: str, master_port: str, run_id: str) -> list[Setting]:
-    """What torchrun sets for one worker, once the rendezvous has ended with these values."""
+def torchrun_settings(
+    plan: Plan, rank: Rank, *, master_addr: str, master_port: str, run_id: str, max_restarts: int | None = None
+) -> list[Setting]:
+    """What torchrun sets for one worker, once the rendezvous has ended with these values.
+
+    max_restarts: torchrun's own, where it is not the job's because something else restarts it.
+    """
     per_node, world = plan.job.procs_per_node, plan.world_size
     values = {
         "MASTER_ADDR": master_addr,
@@ -46,7 +51,7 @@ def torchrun_settings(plan: Plan, rank: Rank, *, master_addr: str, master_port: 
         "ROLE_NAME": "default",
         "ROLE_RANK": rank.rank,
         "ROLE_WORLD_SIZE": world,
-        "TORCHELASTIC_MAX_RESTARTS": plan.job.max_restarts,
+        "TORCHELASTIC_MAX_RESTARTS": plan.job.max_restarts if max_restarts is None else max_restarts,
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_RUN_ID": run_id,
     }

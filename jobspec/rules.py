@@ -35,8 +35,12 @@ def rule(*keys: str) -> Callable[[Callable[[Job], Iterable[Finding]]], Rule]:
 
 
 def rules_in(module: object) -> list[Rule]:
-    """Every rule that a module defines, in its order."""
-    return [value for value in vars(module).values() if isinstance(value, Rule)]
+    """Every rule at the top level of a module, alone or in a tuple, in its order."""
+    found: list[Rule] = []
+    for value in vars(module).values():
+        several = value if isinstance(value, tuple) else (value,)
+        found += [one for one in several if isinstance(one, Rule)]
+    return found
 
 
 @rule("train", "command")

@@ -153,14 +153,14 @@ class Toleration(Section):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         None, description="effect of the taint; none tolerates all effects"
     )
-    seconds: int | None = Field(None, ge=0, description="how long NoExecute is tolerated")
+    seconds: int | None = Field(None, ge=0, lt=2**31, description="how long NoExecute is tolerated")
 
 
 class TopologySpread(Section):
     """Spread the pods evenly over the values of a node label."""
 
     key: LabelKey = Field(description="node label, such as topology.kubernetes.io/zone")
-    max_skew: int = Field(1, ge=1, description="how many more pods one value may have than another")
+    max_skew: int = Field(1, ge=1, lt=2**31, description="how many more pods one value may have than another")
     when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
         "ScheduleAnyway", description="what happens when pods cannot be spread so"
     )

@@ -1,7 +1,8 @@
 """Template → text: the one Jinja environment, and the filters that make any value safe where it is put.
 
-A template puts in every value of a spec through one of the filters: `sh` and `argv` in shell text, `yaml` in
-YAML, `comment` in a comment line.
+A template puts in every value of a spec through one of the filters: `sh` and `argv` in shell text, `directive`
+in a line of sbatch's options, `yaml` in YAML, `kubelet` and `compose` in YAML whose reader expands variables,
+`comment` in a comment line.
 """
 
 from __future__ import annotations
@@ -42,10 +43,36 @@ def argv(words: Sequence[str], indent: int = 2) -> str:
     return f" \\\n{' ' * indent}".join(lines)
 
 
+def directive(value: str) -> str:
+    """The value of an option in a line `#SBATCH --option=value`.
+
+    sbatch reads these lines by itself, not as a shell does: a backslash counts between quotes, too, and `#` begins
+    a comment.  Source: Slurm, src/sbatch/opt.c, `get_argument`.
+    """
+    if re.fullmatch(r"[A-Za-z0-9_.,:@%+/=-]+", value):
+        return value
+    return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+
+
 def yaml(value: Any) -> str:
     """A value in YAML: JSON, which no reader of YAML takes for another type."""
     text = json.dumps(value, ensure_ascii=False)
     return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def kubelet(value: str) -> str:
+    """A word of a pod's command, args or env in YAML.
+
+    The kubelet puts a variable in for `$(NAME)`, reads `$$` as `$`, and breaks a non-ASCII character that follows
+    a lone `$` (it copies one byte as if it were a character): every `$` is doubled.
+    Source: third_party/forked/golang/expansion/expand.go in kubernetes/kubernetes.
+    """
+    return yaml(value.replace("$", "$$"))
+
+
+def compose(value: Any) -> str:
+    """A value in YAML that compose reads: it takes `$` for the start of a variable in any text, and `$$` for `$`."""
+    return yaml(value).replace("$", "$$")
 
 
 def comment(text: str) -> str:
@@ -62,5 +89,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # the artifacts are no HTML; the filters below quote
     )
-    environment.filters.update(sh=sh, argv=argv, yaml=yaml, comment=comment)
+    environment.filters.update(
+        sh=sh, argv=argv, directive=directive, yaml=yaml, kubelet=kubelet, compose=compose, comment=comment
+    )
     return environment

@@ -1,0 +1,150 @@
+"""Plan → what templates/_pod.yaml.j2 needs: one pod a node, whatever kind of object starts it.
+
+Sources: Kubernetes API reference (Pod v1, Job v1); Pod Security Standards; FAQ of each operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jobspec import kubernetes
+from jobspec.plan import Plan
+from jobspec.spec import Job
+
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+"""On every pod, with the job's name: what anti-affinity, spreading and people select by."""
+
+SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""Seconds between the SIGTERM that torchrun passes on and its SIGKILL."""
+
+GANG_SCHEDULERS = ("volcano", "scheduler-plugins-scheduler")
+"""Names (of schedulerName) under which Volcano and the coscheduling plugin are installed."""
+
+_LEAST_GRACE = 120  # seconds; a checkpoint of a large model takes most of that
+_LEAVE = 15  # seconds of the grace period that torchrun keeps for itself, to report and exit
+_SHM_PER_PROCESS = 1 << 30
+
+
+def variables(
+    plan: Plan,
+    *,
+    container: str,
+    torchrun: Sequence[str],
+    port_name: str = "rendezvous",
+    env: Mapping[str, str] | None = None,
+    fields: Mapping[str, str] | None = None,
+    subdomain: str | None = None,
+    restart_policy: str | None = None,
+    deadline_s: int | None = None,
+) -> dict[str, Any]:
+    """The values for the shared templates.
+
+    Args:
+        container: name of the container; operators look for one.
+        torchrun: the command up to the program, in exec form.
+        port_name: name of the rendezvous port; the training operator looks for one.
+        env: variables of this target, with known values.
+        fields: variables of this target that the kubelet takes from a field of the pod, by field path.
+        subdomain: name of the headless Service; None where an operator sets it.
+        restart_policy: of the pod; None where an operator sets it.
+        deadline_s: seconds after which the kubelet ends the pod; None for no limit.
+    """
+    job = plan.job
+    return {
+        "versions": f"{kubernetes.OLDEST} to {kubernetes.NEWEST}",
+        "notes": list(_notes(job)),
+        "labels": {INSTANCE_LABEL: job.name, **job.kubernetes.labels},
+        "annotations": {"sidecar.istio.io/inject": "false", **job.kubernetes.annotations},
+        "secret": secret_name(job),
+        "container": container,
+        "torchrun": torchrun,
+        "port_name": port_name,
+        "env": {**pod_env(plan), **(env or {})},
+        "fields": fields or {},
+        "subdomain": subdomain,
+        "restart_policy": restart_policy,
+        "deadline_s": deadline_s,
+        "grace_s": grace_s(job),
+        "user": run_as_user(job),
+        "requests": _requests(job),
+        "limits": {**_requests(job), **_devices(job)},
+        "shm": quantity(_shm(job)),
+    }
+
+
+def pod_env(plan: Plan) -> dict[str, str]:
+    """The variables of the plan, and how long torchrun waits for its processes when the pod is taken back."""
+    return dict(sorted({SHUTDOWN_TIMEOUT: str(grace_s(plan.job) - _LEAVE), **plan.env}.items()))
+
+
+def grace_s(job: Job) -> int:
+    """Seconds between the SIGTERM and the SIGKILL of a pod."""
+    return max(_LEAST_GRACE, job.preemption.grace if job.preemption else 0)
+
+
+def secret_name(job: Job) -> str:
+    """The Secret that holds the values of the job's secrets."""
+    return job.kubernetes.secret or job.name
+
+
+def run_as_user(job: Job) -> int | None:
+    """The user number of the processes; None leaves it to the image, which only `baseline` allows."""
+    given = "run_as_user" in job.kubernetes.model_fields_set
+    return job.kubernetes.run_as_user if given or job.kubernetes.security == "restricted" else None
+
+
+def beyond_baseline(job: Job) -> list[str]:
+    """What the spec asks for that neither Pod Security Standard allows, in words."""
+    asked = {
+        "host network": job.kubernetes.host_network,
+        "folders of the node": any(mount.source for mount in job.mounts),
+        "IPC_LOCK for RDMA": job.resources.rdma,
+    }
+    return [what for what, wanted in asked.items() if wanted]
+
+
+def quantity(size: int) -> str:
+    """Bytes (whole MiB) as a Kubernetes quantity: 200Gi, 512Mi."""
+    for shift, unit in ((40, "Ti"), (30, "Gi"), (20, "Mi")):
+        if size % (1 << shift) == 0:
+            return f"{size >> shift}{unit}"
+    raise ValueError(f"{size} bytes are not whole MiB")
+
+
+def _notes(job: Job) -> Iterator[str]:
+    """What a person must know who submits the manifest."""
+    if beyond_baseline(job):
+        asked = ", ".join(beyond_baseline(job))
+        yield f"Beyond the Pod Security Standard baseline: {asked}. The namespace must enforce privileged."
+    if job.secrets:
+        yield f'Needed beforehand: Secret "{secret_name(job)}" with the keys {", ".join(job.secrets)}.'
+    claims = sorted({mount.claim for mount in job.mounts if mount.claim})
+    if claims:
+        yield f"Needed beforehand: PersistentVolumeClaim {', '.join(claims)}."
+    if any(mount.claim and not mount.read_only for mount in job.mounts) and job.nodes.max > 1:
+        yield "Several nodes mount a claim that can be written: its access mode must be ReadWriteMany."
+
+
+def _requests(job: Job) -> dict[str, str]:
+    """Requested and limited alike: pods of the class Guaranteed are the last to be evicted."""
+    amounts = {}
+    if job.resources.cpus is not None:
+        amounts["cpu"] = str(job.resources.cpus)
+    if job.resources.memory is not None:
+        amounts["memory"] = quantity(job.resources.memory)
+    return amounts
+
+
+def _devices(job: Job) -> dict[str, str]:
+    amounts = {}
+    if job.device == "cuda":
+        amounts[job.kubernetes.gpu_resource] = str(job.procs_per_node)
+    if job.resources.rdma and job.kubernetes.rdma_resource:
+        amounts[job.kubernetes.rdma_resource] = "1"
+    return amounts
+
+
+def _shm(job: Job) -> int:
+    """Bytes of /dev/shm: those of the spec, or enough for the workers of a DataLoader and for NCCL."""
+    return job.resources.shm or job.procs_per_node * _SHM_PER_PROCESS

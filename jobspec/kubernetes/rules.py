@@ -1,0 +1,196 @@
+"""What the API server, the operators and the Pod Security Standards refuse, told before anything is submitted.
+
+`POD` holds the rules of every pod; the functions below it make rules for single kinds.
+Sources: pkg/apis/core/validation/validation.go of Kubernetes; the validating webhooks of the operators; Pod
+Security Standards.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import sys
+from collections.abc import Callable, Iterator
+
+from jobspec.kubernetes.pod import INSTANCE_LABEL, SHUTDOWN_TIMEOUT, grace_s
+from jobspec.problems import Finding, Path
+from jobspec.rules import Rule, rule, rules_in
+from jobspec.spec import Job
+
+_LONGEST_NAME = 63  # of a pod's host name and of a Service: one label of a DNS name
+_MOST_ANNOTATIONS = 256 << 10  # bytes of all keys and values together
+_MOST_SECONDS = 2**31 - 1  # of a field of 32 bits
+
+# Labels that the operators, Kueue and this program set; another value would take the pod away from them.
+_RESERVED_LABELS = (
+    "batch.kubernetes.io/",
+    "jobset.sigs.k8s.io/",
+    "kueue.x-k8s.io/",
+    "scheduling.x-k8s.io/",
+    "trainer.kubeflow.org/",
+    "training.kubeflow.org/",
+    INSTANCE_LABEL,
+    "controller-uid",
+    "job-name",
+)
+
+
+@rule("image")
+def image_is_given(job: Job) -> Iterator[Finding]:
+    if job.image is None:
+        message = "image is missing: a pod runs one"
+        yield Finding((), message, "image: registry.example/team/train:1.0", on_key=True)
+
+
+@rule("kubernetes", "mounts", "resources")
+def restricted_is_kept(job: Job) -> Iterator[Finding]:
+    if job.kubernetes.security != "restricted":
+        return
+    hint = "kubernetes: {security: baseline}, where the namespace allows it"
+    for number, mount in enumerate(job.mounts):
+        if mount.source is not None:
+            message = f"mounts[{number}].source is a folder of the node, which kubernetes.security restricted forbids"
+            yield Finding(("mounts", number, "source"), message, f"a claim, or {hint}")
+    if job.kubernetes.host_network:
+        message = "kubernetes.host_network is true, which kubernetes.security restricted forbids"
+        yield Finding(("kubernetes", "host_network"), message, hint)
+    if job.resources.rdma:
+        message = "resources.rdma is true: it needs IPC_LOCK, which kubernetes.security restricted forbids"
+        yield Finding(("resources", "rdma"), message, hint)
+
+
+@rule("kubernetes", "resources", "device")
+def devices_have_full_names(job: Job) -> Iterator[Finding]:
+    keys = ["gpu_resource"] if job.device == "cuda" else []
+    if job.resources.rdma and job.kubernetes.rdma_resource is None:
+        message = "resources.rdma is true, but kubernetes.rdma_resource does not name the device"
+        hint = "as in `kubectl describe node`, such as rdma/hca_shared_devices_a"
+        yield Finding(("resources", "rdma"), message, hint)
+    elif job.resources.rdma:
+        keys.append("rdma_resource")
+    for key in keys:
+        name = getattr(job.kubernetes, key)
+        domain, slash, _ = name.partition("/")
+        if not slash or f".{domain}".endswith(".kubernetes.io"):
+            message = f"kubernetes.{key}: {name} is not the full name of a device"
+            yield Finding(("kubernetes", key), message, "as in `kubectl describe node`, such as nvidia.com/gpu")
+
+
+@rule("resources")
+def shared_memory_fits_the_memory(job: Job) -> Iterator[Finding]:
+    shm, memory = job.resources.shm, job.resources.memory
+    if shm is not None and memory is not None and shm >= memory:
+        message = "resources.shm leaves nothing of resources.memory: what lies in /dev/shm counts as memory of the pod"
+        yield Finding(("resources", "shm"), message)
+
+
+@rule("mounts")
+def mounts_are_possible(job: Job) -> Iterator[Finding]:
+    for number, mount in enumerate(job.mounts):
+        if posixpath.normpath(mount.path) == "/dev/shm":
+            message = f"mounts[{number}].path is /dev/shm, which is shared memory"
+            yield Finding(("mounts", number, "path"), message, "resources.shm is its size")
+        if mount.source is not None and ".." in mount.source.split("/"):
+            yield Finding(("mounts", number, "source"), f'mounts[{number}].source must not hold ".."')
+
+
+@rule("kubernetes")
+def tolerations_make_sense(job: Job) -> Iterator[Finding]:
+    for number, toleration in enumerate(job.kubernetes.tolerations):
+        path: Path = ("kubernetes", "tolerations", number)
+        name = f"kubernetes.tolerations[{number}]"
+        if toleration.operator == "Exists" and toleration.value:
+            yield Finding((*path, "value"), f"{name}.value: operator Exists compares no value", "leave one of them out")
+        if toleration.operator == "Equal" and toleration.key is None:
+            yield Finding(path, f"{name} has no key, so its operator must be Exists", "operator: Exists", on_key=True)
+        if toleration.seconds is not None and toleration.effect != "NoExecute":
+            yield Finding((*path, "seconds"), f"{name}.seconds is only for effect NoExecute", "effect: NoExecute")
+
+
+@rule("kubernetes")
+def pods_are_spread_once_over_a_label(job: Job) -> Iterator[Finding]:
+    spreads = job.kubernetes.topology_spread
+    seen = [(spread.key, spread.when_unsatisfiable) for spread in spreads]
+    for number, spread in enumerate(spreads):
+        if seen[number] in seen[:number]:
+            message = f"kubernetes.topology_spread[{number}]: {spread.key} is given twice"
+            yield Finding(("kubernetes", "topology_spread", number, "key"), message)
+
+
+@rule("kubernetes")
+def labels_of_others_are_not_set(job: Job) -> Iterator[Finding]:
+    for key in job.kubernetes.labels:
+        if key.startswith(_RESERVED_LABELS):
+            hint = "kubernetes.queue names the queue" if key.startswith("kueue") else "leave it out"
+            message = f"kubernetes.labels: {key} is set by the cluster or by this program"
+            yield Finding(("kubernetes", "labels", key), message, hint, on_key=True)
+
+
+@rule("kubernetes")
+def annotations_are_small(job: Job) -> Iterator[Finding]:
+    size = sum(len(f"{key}{value}".encode()) for key, value in job.kubernetes.annotations.items())
+    if size > _MOST_ANNOTATIONS:
+        message = f"kubernetes.annotations have {size} bytes; {_MOST_ANNOTATIONS} are allowed"
+        yield Finding(("kubernetes", "annotations"), message, "a ConfigMap holds more", on_key=True)
+
+
+@rule("kubernetes", "time_limit")
+def times_fit_their_fields(job: Job) -> Iterator[Finding]:
+    times: list[tuple[Path, int | None]] = [
+        (("kubernetes", "ttl"), job.kubernetes.ttl),
+        (("time_limit",), job.time_limit),
+    ]
+    for path, seconds in times:
+        if seconds is not None and seconds > _MOST_SECONDS:
+            yield Finding(path, f"{'.'.join(map(str, path))} is more than {_MOST_SECONDS} seconds (68 years)")
+
+
+@rule("env", "preemption")
+def processes_end_before_the_pod(job: Job) -> Iterator[Finding]:
+    value = job.env.get(SHUTDOWN_TIMEOUT)
+    if value is not None and not (value.isascii() and value.isdigit() and int(value[:9]) < grace_s(job)):
+        message = f"env.{SHUTDOWN_TIMEOUT} must be a whole number of seconds below the pod's {grace_s(job)}"
+        yield Finding(("env", SHUTDOWN_TIMEOUT), message, "leave it out; preemption.grace decides its value")
+
+
+POD = tuple(rules_in(sys.modules[__name__]))
+
+
+def name_fits(longest_suffix: Callable[[Job], str]) -> Rule:
+    """A rule: the job's name leaves room for what the kind adds to it in names of pods and Services."""
+
+    @rule("name", "nodes")
+    def check(job: Job) -> Iterator[Finding]:
+        suffix = longest_suffix(job)
+        room = _LONGEST_NAME - len(suffix)
+        if len(job.name) > room:
+            message = f'name has {len(job.name)} characters; a pod is called "<name>{suffix}", at most {_LONGEST_NAME}'
+            yield Finding(("name",), message, f"at most {room} characters")
+
+    return check
+
+
+def fixed_size(reason: str) -> Rule:
+    """A rule: neither a range of nodes nor c10d, because of `reason`."""
+
+    @rule("nodes", "rendezvous")
+    def check(job: Job) -> Iterator[Finding]:
+        hint = "the target pytorchjob can do it"
+        if job.nodes.elastic:
+            yield Finding(("nodes",), f"nodes is a range, but {reason}", hint, on_key=True)
+        elif job.rendezvous.backend == "c10d":
+            message = "rendezvous.backend is c10d, which gives ranks by address; here they follow the pods' numbers"
+            yield Finding(("rendezvous", "backend"), message, f"leave it out; {hint}")
+
+    return check
+
+
+def preemption_needs_restarts(reason: str) -> Rule:
+    """A rule: `preemption` and no restarts end the job at the first preemption, because of `reason`."""
+
+    @rule("preemption", "max_restarts")
+    def check(job: Job) -> Iterator[Finding]:
+        if job.preemption is not None and job.max_restarts == 0:
+            message = f"preemption is given, but max_restarts is 0: {reason}"
+            yield Finding(("preemption",), message, "max_restarts: 10, or as many as are to be expected", on_key=True)
+
+    return check

@@ -1,0 +1,57 @@
+"""A plain Job of Kubernetes with numbered pods, and the headless Service that gives them names.  No operator.
+
+A Job never restarts the group: each pod that fails is replaced for itself, and its peers fail with it because
+their connections break.  So a restart of the job costs one failure for each node.
+Source: kubernetes.io/docs/concepts/workloads/controllers/job, "Indexed".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jobspec.kubernetes import pod, rules
+from jobspec.kubernetes.settings import node_settings, pod_settings, worker_settings
+from jobspec.kubernetes.torchrun import static_flags
+from jobspec.plan import Plan, Rank
+from jobspec.plumbing import Setting
+
+NOT_USED: Mapping[str, str] = {}
+
+POD_RULES = rules.POD
+name_fits = rules.name_fits(lambda job: f"-{job.nodes.max - 1}")
+fixed_size = rules.fixed_size("a Job is complete only when each of its pods was")
+preemption_needs_restarts = rules.preemption_needs_restarts("the peers of a pod that is taken back fail once")
+
+NODE_RANK_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+
+
+def variables(plan: Plan) -> dict[str, Any]:
+    shared = pod.variables(
+        plan,
+        container="node",
+        torchrun=["torchrun", *static_flags(plan)],
+        env={
+            "PET_NNODES": str(plan.job.nodes.max),
+            "PET_MASTER_ADDR": _master(plan),
+            "PET_MASTER_PORT": str(plan.port),
+        },
+        fields={"PET_NODE_RANK": NODE_RANK_FIELD},
+        subdomain=plan.job.name,
+        restart_policy="Never",
+    )
+    return {**shared, "backoff_limit": plan.job.max_restarts * plan.job.nodes.max}
+
+
+def settings(plan: Plan, rank: Rank) -> list[Setting]:
+    ours = node_settings(plan, rank, _master(plan), plan.port, setter="script", node_rank="scheduler")
+    return [*pod_settings(plan), *ours, *worker_settings(plan, rank, _master(plan))]
+
+
+def node_name(plan: Plan, node: int) -> str:
+    """The pod's name in DNS, within the namespace."""
+    return f"{plan.job.name}-{node}.{plan.job.name}"
+
+
+def _master(plan: Plan) -> str:
+    return node_name(plan, 0)

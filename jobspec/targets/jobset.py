@@ -1,0 +1,53 @@
+"""A JobSet: one Indexed Job that is started again as a whole when a pod fails.
+
+The controller makes the headless Service, with the JobSet's name.
+Source: jobset.sigs.k8s.io/docs/concepts and its API reference (v1alpha2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jobspec.kubernetes import pod, rules
+from jobspec.kubernetes.settings import node_settings, pod_settings, worker_settings
+from jobspec.kubernetes.torchrun import static_flags
+from jobspec.plan import Plan, Rank
+from jobspec.plumbing import Setting
+from jobspec.targets.indexedjob import NODE_RANK_FIELD
+
+NOT_USED: Mapping[str, str] = {}
+
+POD_RULES = rules.POD
+name_fits = rules.name_fits(lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")
+fixed_size = rules.fixed_size("a JobSet starts all pods again when one fails")
+preemption_needs_restarts = rules.preemption_needs_restarts("the peers of a pod that is taken back may fail first")
+
+
+def variables(plan: Plan) -> dict[str, Any]:
+    return pod.variables(
+        plan,
+        container="node",
+        torchrun=["torchrun", *static_flags(plan)],
+        env={
+            "PET_NNODES": str(plan.job.nodes.max),
+            "PET_MASTER_ADDR": _master(plan),
+            "PET_MASTER_PORT": str(plan.port),
+        },
+        fields={"PET_NODE_RANK": NODE_RANK_FIELD},
+        restart_policy="Never",
+    )
+
+
+def settings(plan: Plan, rank: Rank) -> list[Setting]:
+    ours = node_settings(plan, rank, _master(plan), plan.port, setter="script", node_rank="scheduler")
+    return [*pod_settings(plan), *ours, *worker_settings(plan, rank, _master(plan))]
+
+
+def node_name(plan: Plan, node: int) -> str:
+    """The pod's name in DNS, within the namespace: JobSet, replicated job, its number, the pod's number."""
+    return f"{plan.job.name}-node-0-{node}.{plan.job.name}"
+
+
+def _master(plan: Plan) -> str:
+    return node_name(plan, 0)

@@ -1,0 +1,48 @@
+"""A TrainJob of Kubeflow Trainer, and before it the TrainingRuntime of its own that it refers to.
+
+The operator makes a JobSet of both.  It gives torchrun its settings as PET_ variables, in the container `node`
+only, and only because the TrainJob has a `trainer`.
+Source: pkg/runtime/framework/plugins/torch/torch.go of kubeflow/trainer 2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jobspec.kubernetes import pod, rules
+from jobspec.kubernetes.settings import node_settings, pod_settings, worker_settings
+from jobspec.kubernetes.torchrun import static_flags
+from jobspec.plan import Plan, Rank
+from jobspec.plumbing import Setting
+
+NOT_USED: Mapping[str, str] = {}
+
+POD_RULES = rules.POD
+name_fits = rules.name_fits(lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")
+fixed_size = rules.fixed_size("the operator of TrainJob tells torchrun one number of nodes, not a range")
+preemption_needs_restarts = rules.preemption_needs_restarts("the peers of a pod that is taken back may fail first")
+
+_OPERATORS_PORT = 29500
+
+
+def variables(plan: Plan) -> dict[str, Any]:
+    # The operator's port is the same for all jobs; a flag wins over its PET_MASTER_PORT.
+    port = f"--master-port={plan.port}"
+    return pod.variables(
+        plan, container="node", torchrun=["torchrun", *static_flags(plan), port], restart_policy="Never"
+    )
+
+
+def settings(plan: Plan, rank: Rank) -> list[Setting]:
+    theirs = node_settings(plan, rank, _master(plan), _OPERATORS_PORT, setter="operator", node_rank="operator")
+    return [*pod_settings(plan), *theirs, *worker_settings(plan, rank, _master(plan))]
+
+
+def node_name(plan: Plan, node: int) -> str:
+    """The pod's name in DNS, within the namespace: that of the JobSet which the operator makes."""
+    return f"{plan.job.name}-node-0-{node}.{plan.job.name}"
+
+
+def _master(plan: Plan) -> str:
+    return node_name(plan, 0)
