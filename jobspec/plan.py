@@ -12,7 +12,7 @@ from train.config import to_argv
 
 # Below 32768, where Linux begins to hand out ports to clients, and below 30000, where Kubernetes begins to
 # give node ports to services.
-_PORTS = range(20000, 30000)
+PORTS = range(20000, 30000)
 
 _LAUNCHERS = {
     "RANK",
@@ -107,7 +107,7 @@ def _port(job: Job) -> int:
     if job.rendezvous.port != "auto":
         return job.rendezvous.port
     digest = hashlib.sha256(job.name.encode()).digest()
-    return _PORTS[int.from_bytes(digest[:8], "big") % len(_PORTS)]
+    return PORTS[int.from_bytes(digest[:8], "big") % len(PORTS)]
 
 
 def _program(job: Job) -> tuple[str, ...]:

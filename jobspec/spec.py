@@ -200,7 +200,7 @@ class Kubernetes(Section):
 class Compose(Section):
     """Keys that only compose has."""
 
-    project: DnsLabel | None = Field(None, description="name of the project; default: the job's name")
+    project: DnsLabel | None = Field(None, description="name of the project, for Compose 2; default: that of the folder")
 
 
 class Job(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jobspec import agent
 from jobspec.plan import Plan, Rank
 from jobspec.plumbing import Setting, common_settings, torchrun_settings
 
@@ -42,10 +43,6 @@ def settings(plan: Plan, rank: Rank) -> list[Setting]:
 
 def _flags(plan: Plan) -> list[str]:
     """torchrun's flags that are the same on every node; the template adds those that differ."""
-    job = plan.job
-    processes = [f"--nproc-per-node={job.procs_per_node}", f"--max-restarts={job.max_restarts}"]
-    if job.nodes.max == 1:
-        # Without an address torchrun publishes the host's full name, which a laptop often cannot resolve.
-        return ["--standalone", "--local-addr=127.0.0.1", *processes]
-    nodes = f"{job.nodes.min}:{job.nodes.max}" if job.nodes.elastic else str(job.nodes.max)
-    return [f"--nnodes={nodes}", *processes, f"--rdzv-backend={plan.backend}", f"--rdzv-id={job.name}"]
+    if plan.job.nodes.max == 1:
+        return agent.flags(plan)
+    return [f"--nnodes={agent.nnodes(plan)}", *agent.flags(plan), f"--rdzv-id={plan.job.name}"]

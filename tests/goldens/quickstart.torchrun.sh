@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Rendered by `render.py torchrun quickstart.yaml`; edit the spec, not this file.
+# Not used here: image; this script runs in the shell's own environment, not in a container.
 set -euo pipefail
 
 # torchrun reads a flag from each PET_ variable; one that was left over in this shell would change the job.

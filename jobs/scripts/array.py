@@ -1,0 +1,30 @@
+"""One task of a job array: the same training with another learning rate, in a run folder of its own.
+
+    --lr=A,B,C    task number 0 takes A, number 1 takes B …; without an array it is number 0
+    --run-dir=D   the folder is D/0, D/1 …
+All other flags go to `python -m train` as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from train.__main__ import main
+
+
+def flags_of_task(task: int, argv: list[str]) -> list[str]:
+    """The flags of `python -m train` for this task.  Exits with a message if there is no learning rate for it."""
+    parser = argparse.ArgumentParser(prog="jobs.scripts.array", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--lr", required=True)
+    parser.add_argument("--run-dir", required=True)
+    args, others = parser.parse_known_args(argv)
+    rates = args.lr.split(",")
+    if task >= len(rates):
+        parser.error(f"task {task} of the array, but --lr has only {len(rates)} values: 0 to {len(rates) - 1}")
+    return [*others, f"--lr={rates[task]}", f"--run-dir={args.run_dir}/{task}"]
+
+
+if __name__ == "__main__":
+    sys.exit(main(flags_of_task(int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")), sys.argv[1:])))

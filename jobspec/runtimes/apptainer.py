@@ -1,0 +1,41 @@
+"""apptainer: a container from a registry or from a .sif file, started by each task.
+
+The host's environment goes in, CUDA_VISIBLE_DEVICES with it: --cleanenv would drop that.
+Source: apptainer.org/docs/user/main, "Environment and Metadata" and "GPU Support".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jobspec.plan import Plan
+from jobspec.runtimes import is_file
+
+
+def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
+    return []
+
+
+def words(plan: Plan, passed: Sequence[str]) -> list[str]:
+    binds = [f"--bind={mount.source}:{mount.path}" + (":ro" if mount.read_only else "") for mount in plan.job.mounts]
+    return [*binds, _image(plan.job.image or "")]
+
+
+def start(plan: Plan, passed: Sequence[str]) -> list[str]:
+    # Of a variable that the image sets too, the image's value wins over all but this prefix.
+    forced = [f'export APPTAINERENV_{name}="${{{name}-}}"' for name in passed]
+    if plan.job.device == "cpu":
+        return [*forced, 'exec apptainer exec "$@"']
+    return [
+        *forced,
+        "if [ -e /dev/nvidiactl ]; then gpu=--nv; else gpu=--rocm; fi",
+        'exec apptainer exec "$gpu" "$@"',
+    ]
+
+
+def image_problem(image: str) -> str | None:
+    return None
+
+
+def _image(image: str) -> str:
+    return image if is_file(image) or "://" in image or image.endswith(".sif") else f"docker://{image}"

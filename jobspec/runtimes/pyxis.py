@@ -1,0 +1,46 @@
+"""pyxis: srun itself starts the tasks in a container of enroot.
+
+Source: pyxis, "Usage" (github.com/NVIDIA/pyxis/wiki/Usage), and enroot, doc/cmd/import.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jobspec.plan import Plan
+from jobspec.runtimes import is_file
+from jobspec.spec import Mount
+
+
+def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
+    flags = [f"--container-image={_image(plan.job.image or '')}"]
+    if plan.job.mounts:
+        flags.append("--container-mounts=" + ",".join(map(_mount, plan.job.mounts)))
+    # Of a variable that the image sets too, the image's value wins unless it is named here (pyxis#124).
+    return [*flags, f"--container-env={','.join(passed)}"]
+
+
+def words(plan: Plan, passed: Sequence[str]) -> list[str]:
+    return []
+
+
+def start(plan: Plan, passed: Sequence[str]) -> list[str]:
+    return ['exec "$@"']
+
+
+def image_problem(image: str) -> str | None:
+    if "://" in image:
+        return "enroot knows images by registry and name, without docker://"
+    return None
+
+
+def _image(image: str) -> str:
+    """enroot puts "#" between registry and name; what has no dot and no port is a name on Docker Hub."""
+    registry, slash, name = image.partition("/")
+    if is_file(image) or not slash or not ("." in registry or ":" in registry or registry == "localhost"):
+        return image
+    return f"{registry}#{name}"
+
+
+def _mount(mount: Mount) -> str:
+    return f"{mount.source}:{mount.path}" + (":ro" if mount.read_only else "")

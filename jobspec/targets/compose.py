@@ -1,0 +1,96 @@
+"""A compose file: each node is a service, all on one machine, in a network of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from jobspec import agent
+from jobspec.plan import Plan, Rank
+from jobspec.plumbing import Setting, common_settings, torchrun_settings
+from jobspec.problems import Finding
+from jobspec.rules import rule
+from jobspec.spec import Job
+
+NOT_USED = {"time_limit": "nothing ends the job"}
+
+# Seconds that compose leaves a stopped node; torchrun leaves its processes 30, and compose by itself only 10.
+_STOP_GRACE = 40
+# Bytes of /dev/shm where the spec says nothing: the 64 MiB of a container are too few for the workers of a DataLoader
+# and for NCCL.  A limit, not a reservation.
+_SHM_PER_PROCESS = 1 << 30
+_SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+
+
+def variables(plan: Plan) -> dict[str, Any]:
+    job = plan.job
+    return {
+        "words": [*_flags(plan), *plan.torchrun_program],
+        "environment": {setting.name: setting.value for setting in _own_settings(plan)} | dict(plan.env),
+        "nodes": [_node(plan, node) for node in range(job.nodes.max)],
+        "shm": job.resources.shm or job.procs_per_node * _SHM_PER_PROCESS,
+        "stop_grace": job.preemption.grace if job.preemption else _STOP_GRACE,
+        "claims": sorted({mount.claim for mount in job.mounts if mount.claim is not None}),
+    }
+
+
+def settings(plan: Plan, rank: Rank) -> list[Setting]:
+    common = [*_own_settings(plan), *common_settings(plan)]
+    ours = [Setting(name, value, "script") for name, value in _node_environment(plan, rank.node).items()]
+    address, port, run_id = node_name(plan, 0), str(plan.port), plan.job.name
+    if plan.job.nodes.max == 1:
+        address, port, run_id = "127.0.0.1", "<free port that torchrun picks>", "<random id>"
+    elif plan.backend == "c10d":  # numbers the nodes anew, in the text order of their names
+        address, port = "<name of the node with rank 0>", "<free port that torchrun picks>"
+    by_torchrun = torchrun_settings(plan, rank, master_addr=address, master_port=port, run_id=run_id)
+    return [*common, *ours, *by_torchrun]
+
+
+def node_name(plan: Plan, node: int) -> str:
+    """The service, and by that its name in the DNS of the project's network.
+
+    With the job's name in it: compose takes the services of all files in a folder for one project.
+    """
+    return f"{plan.job.name}-{node}"
+
+
+@rule("image")
+def there_is_an_image(job: Job) -> Iterator[Finding]:
+    if job.image is None:
+        yield Finding((), "there is no image; a service runs one", "image: registry.example/team/train:1.0")
+    elif job.image.startswith(("/", ".")) or "://" in job.image:
+        message = f'compose cannot run image "{job.image}": it runs images by registry and name only'
+        yield Finding(("image",), message)
+
+
+def _flags(plan: Plan) -> list[str]:
+    """torchrun's flags, the same for all services."""
+    if plan.job.nodes.max == 1:
+        return agent.flags(plan)
+    flags = [f"--nnodes={agent.nnodes(plan)}", *agent.flags(plan), f"--rdzv-id={plan.job.name}"]
+    if plan.backend == "static":
+        return [*flags, f"--master-addr={node_name(plan, 0)}", f"--master-port={plan.port}"]
+    return [*flags, f"--rdzv-endpoint={node_name(plan, 0)}:{plan.port}"]
+
+
+def _node(plan: Plan, node: int) -> dict[str, Any]:
+    """What is different in the service of one node; it has GPUs for itself, which it sees from number 0."""
+    first = node * plan.job.procs_per_node
+    gpus = range(first, first + plan.job.procs_per_node) if plan.job.device == "cuda" else range(0)
+    return {"name": node_name(plan, node), "environment": _node_environment(plan, node), "gpus": list(map(str, gpus))}
+
+
+def _node_environment(plan: Plan, node: int) -> dict[str, str]:
+    if plan.job.nodes.max == 1:
+        return {}
+    if plan.backend == "static":
+        return {"PET_NODE_RANK": str(node)}
+    # torchrun is told who hosts the rendezvous: its own guess compares host names and is often wrong.
+    return {"PET_RDZV_CONF": f"is_host={int(node == 0)}", "PET_LOCAL_ADDR": node_name(plan, node)}
+
+
+def _own_settings(plan: Plan) -> list[Setting]:
+    """How long torchrun waits for its processes after SIGTERM, if the spec says how long it has."""
+    if plan.job.preemption is None or _SHUTDOWN_TIMEOUT in plan.env:
+        return []
+    return [Setting(_SHUTDOWN_TIMEOUT, str(agent.shutdown_timeout(plan.job.preemption.grace)), "script")]
