@@ -200,7 +200,9 @@ class Kubernetes(Section):
 class Compose(Section):
     """Keys that only compose has."""
 
-    project: DnsLabel | None = Field(None, description="name of the project, for Compose 2; default: that of the folder")
+    project: DnsLabel | None = Field(
+        None, description="name of the project, for Compose 2; default: that of the folder"
+    )
 
 
 class Job(Section):
