@@ -2,33 +2,42 @@
 """The command line: one job spec in, a script or manifest for one target out.
 
     render.py torchrun jobs/quickstart.yaml | bash
+    render.py explain jobs/quickstart.yaml --target torchrun
     render.py schema > jobspec.schema.json
 
-Exit codes: 0 done; 1 the input is wrong (all problems on stderr, nothing written); 2 usage; 3 a bug in here.
+Exit codes: 0 done; 1 the input is wrong (all problems on stderr, nothing written) or something differs; 2 usage;
+3 a bug in here.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from jobspec import targets
-from jobspec.artifact import render
 from jobspec.problems import SpecError, printable
-from jobspec.schema import json_schema
+
+
+@dataclass
+class Result:
+    """What a command prints, and its exit code."""
+
+    text: str
+    code: int = 0
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the result is the exit code."""
     args = _parser().parse_args(argv)
     try:
-        text: str = args.run(args)
-        _write(text, args.output)
-        return 0
+        result: Result = args.run(args)
+        _write(result.text, args.output)
+        return result.code
     except SpecError as error:
         print(error, file=sys.stderr)
         return 1
@@ -54,36 +63,115 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in targets.names():
-        command = _command(commands, name, f"the job as an artifact for {name}")
-        command.add_argument("spec", metavar="JOB.yaml", help="the job spec")
-        command.add_argument(
-            "--set",
-            metavar="KEY=VALUE",
-            dest="settings",
-            action="append",
-            default=[],
-            help="replace a key of the spec, such as train.epochs=3; VALUE is YAML; may be repeated",
-        )
-        command.set_defaults(run=lambda args, name=name: render(name, args.spec, args.settings))
-    _command(commands, "schema", "the JSON Schema of the job spec, for editors").set_defaults(run=_schema)
+        command = _command(commands, name, f"the job as an artifact for {name}", _render)
+        _takes_spec(command)
+        command.set_defaults(target=name)
+
+    command = _command(commands, "explain", "where each process runs and who sets which of its variables", _explain)
+    _takes_spec(command)
+    _takes_target(command)
+    command.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    command.add_argument("--hosts", metavar="NAME,NAME…", default="", help="names of the nodes, in the order of nodes")
+
+    command = _command(commands, "diff", "what would change in a rendered file; exit code 1 if anything", _diff)
+    _takes_spec(command)
+    command.add_argument("file", metavar="FILE", help="the rendered file as it is")
+    _takes_target(command)
+
+    text = "which of the examples in slurm/, k8s/ and docker/ differ from what jobs/ gives; exit code 1 if any"
+    command = _command(commands, "check", text, _check)
+    command.add_argument("--write", action="store_true", help="write these examples anew")
+
+    text = "known faults in scripts and manifests that others wrote; exit code 1 if any"
+    command = _command(commands, "lint", text, _lint)
+    command.add_argument("files", metavar="FILE", nargs="+", help="an sbatch script, manifest or compose file")
+
+    _command(commands, "schema", "the JSON Schema of the job spec, for editors", _schema)
     return parser
 
 
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    text: str,
+    run: Callable[[argparse.Namespace], Result],
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=f"Print {text}.", allow_abbrev=False)
     command.add_argument("-o", "--output", metavar="PATH", help="write there and not to stdout")
+    command.set_defaults(run=run)
     return command
 
 
-def _schema(args: argparse.Namespace) -> str:
-    return json.dumps(json_schema(), indent=2) + "\n"
+def _takes_spec(command: argparse.ArgumentParser) -> None:
+    command.add_argument("spec", metavar="JOB.yaml", help="the job spec")
+    command.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        dest="settings",
+        action="append",
+        default=[],
+        help="replace a key of the spec, such as train.epochs=3; VALUE is YAML; may be repeated",
+    )
+
+
+def _takes_target(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--target", required=True, choices=targets.names(), help="what the artifact is for")
+
+
+# Each command imports what it needs itself: a render starts in a moment only if it loads nothing for the others.
+
+
+def _render(args: argparse.Namespace) -> Result:
+    from jobspec.artifact import render
+
+    return Result(render(args.target, args.spec, args.settings))
+
+
+def _explain(args: argparse.Namespace) -> Result:
+    from jobspec.artifact import load
+    from jobspec.explain import as_json, as_table, explain
+
+    target = targets.load(args.target)
+    explanation = explain(load(target, args.spec, args.settings), target, args.hosts)
+    return Result(as_json(explanation) if args.json else as_table(explanation))
+
+
+def _diff(args: argparse.Namespace) -> Result:
+    from jobspec.artifact import render
+    from jobspec.difference import difference
+
+    new = render(args.target, args.spec, args.settings)
+    name = f"render.py {args.target} {printable(args.spec)}"
+    text = difference(Path(args.file).read_bytes(), new, printable(args.file), name)
+    return Result(text, 1 if text else 0)
+
+
+def _check(args: argparse.Namespace) -> Result:
+    from jobspec.examples import check
+
+    text = check(write=args.write)
+    return Result(text, 1 if text else 0)
+
+
+def _lint(args: argparse.Namespace) -> Result:
+    from jobspec.lint import lint
+    from jobspec.problems import report
+
+    problems = lint(args.files)
+    return Result(f"{report(problems, '')}\n" if problems else "", 1 if problems else 0)
+
+
+def _schema(args: argparse.Namespace) -> Result:
+    import json
+
+    from jobspec.schema import json_schema
+
+    return Result(json.dumps(json_schema(), indent=2) + "\n")
 
 
 def _write(text: str, output: str | None) -> None:
     """To stdout or to a file, in UTF-8 whatever the locale.  A file has the old content or all of the new."""
-    data = text.encode()
+    data = text.encode(errors="surrogateescape")  # a diff may hold bytes of a file that are no UTF-8
     if output is None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()

@@ -1,9 +1,9 @@
-"""What is wrong with a job spec: `file:line:column: message`, the source line, a caret and a hint."""
+"""What is wrong with a file: `file:line:column: message`, the source line, a caret, a hint and a link."""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 Path = tuple[str | int, ...]
@@ -14,7 +14,7 @@ _WIDEST = 100  # columns of a source line that are shown
 
 @dataclass(frozen=True)
 class Place:
-    """A piece of one line of a spec or of a `--set` option; `line` and `column` count from 1."""
+    """A piece of one line of a file or of a `--set` option; `line` and `column` count from 1."""
 
     name: str
     line: int
@@ -40,11 +40,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Problem:
-    """A mistake at a place."""
+    """A mistake at a place; `link` leads to where others met it."""
 
     place: Place
     message: str
     hint: str = ""
+    link: str = ""
 
 
 class SpecError(Exception):
@@ -55,11 +56,11 @@ class SpecError(Exception):
         super().__init__(report(self.problems))
 
 
-def report(problems: list[Problem]) -> str:
-    """All problems as text for a terminal, with their number at the end and no final newline."""
+def report(problems: Sequence[Problem], outcome: str = "; nothing was written") -> str:
+    """All problems as text for a terminal, with their number and `outcome` at the end and no final newline."""
     blocks = [_block(problem) for problem in problems]
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    return "\n".join([*blocks, f"{count}; nothing was written"])
+    return "\n".join([*blocks, f"{count}{outcome}"])
 
 
 def printable(text: str) -> str:
@@ -79,6 +80,8 @@ def _block(problem: Problem) -> str:
         lines += _quoted(place)
     if problem.hint:
         lines.append(f"  hint: {printable(problem.hint)}")
+    if problem.link:
+        lines.append(f"  see: {problem.link}")
     return "\n".join(lines)
 
 

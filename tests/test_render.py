@@ -66,7 +66,7 @@ def test_bug_is_exit_3_with_what_to_report(monkeypatch: pytest.MonkeyPatch, caps
     def fail(*_: object) -> str:
         raise ZeroDivisionError("of course")
 
-    monkeypatch.setattr(render, "render", fail)
+    monkeypatch.setattr("jobspec.artifact.render", fail)
     assert render.main(["torchrun", QUICKSTART]) == 3
     told = capsys.readouterr().err
     assert "ZeroDivisionError: of course" in told
@@ -97,6 +97,37 @@ def test_reader_that_goes_away_gives_no_traceback() -> None:
     line = f'"{sys.executable}" "{ROOT}/render.py" schema | head -c 1'
     done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
     assert done.stderr == b""
+
+
+def test_diff_is_exit_1_with_the_difference_and_exit_0_without_one(tmp_path: Path) -> None:
+    file = tmp_path / "job.sh"
+    made = command_line("torchrun", QUICKSTART).stdout
+    file.write_bytes(made)
+    done = command_line("diff", QUICKSTART, str(file), "--target", "torchrun")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    file.write_bytes(made + b"\xff")
+    done = command_line("diff", QUICKSTART, str(file), "--target", "torchrun")
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert done.stdout.endswith(b"\n-\xff\n\\ No newline at end of file\n")
+
+
+def test_diff_of_a_wrong_spec_or_of_no_file_is_exit_1_with_a_message(tmp_path: Path) -> None:
+    done = command_line("diff", QUICKSTART, str(tmp_path / "none"), "--target", "torchrun")
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (
+        1,
+        b"",
+        f"{tmp_path}/none: No such file or directory\n",
+    )
+    done = command_line("diff", QUICKSTART, QUICKSTART, "--target", "torchrun", "--set", "nodes=0")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"--set:1:7: nodes must be")
+
+
+def test_explain_prints_a_table_or_json() -> None:
+    table = command_line("explain", QUICKSTART, "--target", "torchrun")
+    assert (table.returncode, table.stderr) == (0, b"")
+    assert table.stdout.startswith(b"quickstart on torchrun: 1 node x 2 processes")
+    assert json.loads(command_line("explain", QUICKSTART, "--target", "torchrun", "--json").stdout)["world_size"] == 2
 
 
 def test_schema_is_json() -> None:

@@ -34,6 +34,15 @@ class Target(Protocol):
         """Every variable that the process at `rank` sees, and who sets it, in the order of setting."""
 
 
+def node_name(target: Target, plan: Plan, node: int) -> str | None:
+    """What node number `node` calls itself; None where only the running job knows.
+
+    A target whose nodes have names of its own making (pods, services) has a function `node_name(plan, node)`.
+    """
+    name = getattr(target, "node_name", None)
+    return None if name is None else cast(str, name(plan, node))
+
+
 def names() -> list[str]:
     """All targets, sorted."""
     return sorted(file.stem for file in Path(__file__).parent.glob("*.py") if file.stem != "__init__")

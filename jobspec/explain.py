@@ -1,0 +1,203 @@
+"""Which process runs where and who sets each of its variables, before anything is submitted.
+
+`explain` gathers it, `as_json` and `as_table` print it.  A value that is known only when the job runs is in words,
+between < and >.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+
+from jobspec.plan import Plan, Rank
+from jobspec.plumbing import Setting
+from jobspec.problems import Place, Problem, SpecError, printable
+from jobspec.targets import Target, node_name
+
+_HEADS = {"rank": "RANK", "node": "NODE_RANK", "local_rank": "LOCAL_RANK"}
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process: where it runs, and its variables in the order in which they are set.
+
+    A name may come twice, such as once from an operator and then from torchrun: the later one holds.
+    """
+
+    rank: Rank
+    node_name: str
+    settings: list[Setting]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A plan on one target.
+
+    `node_names` are by node number, and `c10d_order` is the order in which c10d would number the same nodes; both
+    are empty if the names are not known before the job runs.
+    """
+
+    plan: Plan
+    target: str
+    node_names: list[str]
+    c10d_order: list[str]
+    processes: list[Process]
+
+
+def explain(plan: Plan, target: Target, hosts: str = "") -> Explanation:
+    """Everything about each process.
+
+    `hosts` are the names of the nodes by node number, with commas, where the person knows them; without, the names
+    are those that the target gives, if it knows any.  Raises SpecError if there are not as many as nodes.
+    """
+    names = _hosts(plan, hosts) if hosts else _named_by_target(plan, target)
+    order = sorted(names)
+    numbered = order if plan.backend == "c10d" else names
+    processes = [
+        Process(rank, numbered[rank.node] if numbered else _unnamed(plan, rank.node), target.settings(plan, rank))
+        for rank in plan.ranks()
+    ]
+    return Explanation(plan, target.__name__.rpartition(".")[2], names, order, processes)
+
+
+def as_json(explanation: Explanation) -> str:
+    """For programs: one object, with all ranks in full."""
+    plan = explanation.plan
+    content = {
+        "job": plan.job.name,
+        "target": explanation.target,
+        "backend": plan.backend,
+        "nodes": plan.job.nodes.max,
+        "procs_per_node": plan.job.procs_per_node,
+        "world_size": plan.world_size,
+        "node_names": explanation.node_names,
+        "c10d_order": explanation.c10d_order,
+        "ranks": [
+            {
+                "rank": process.rank.rank,
+                "node": process.node_name,
+                "node_rank": process.rank.node,
+                "local_rank": process.rank.local_rank,
+                "device": process.rank.device,
+                "variables": [asdict(setting) for setting in process.settings],
+            }
+            for process in explanation.processes
+        ],
+    }
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def as_table(explanation: Explanation) -> str:
+    """For people: the ranks as rows, then each variable once, with the ranks' own values where they differ."""
+    sections: list[Iterator[str]] = [
+        _summary(explanation),
+        _columns([*_HEADS.values(), "device", "node"], _rank_rows(explanation)),
+        _columns(["variable", "set by", "value"], _variable_rows(explanation)),
+        _order(explanation),
+    ]
+    texts = ["".join(f"{line}\n" for line in lines) for lines in sections]
+    return "\n".join(text for text in texts if text)
+
+
+def _hosts(plan: Plan, hosts: str) -> list[str]:
+    names = hosts.split(",")
+    nodes = plan.job.nodes.max
+    place = Place("--hosts", 1, 1, len(hosts), hosts)
+    if len(names) != nodes:
+        raise SpecError([Problem(place, f"as many names as nodes are needed: {nodes}, not {len(names)}")])
+    if len(set(names)) != len(names) or not all(names):
+        raise SpecError([Problem(place, "each node needs a name of its own")])
+    return names
+
+
+def _named_by_target(plan: Plan, target: Target) -> list[str]:
+    names = [node_name(target, plan, node) for node in range(plan.job.nodes.max)]
+    return [name for name in names if name is not None]
+
+
+def _unnamed(plan: Plan, node: int) -> str:
+    """A node whose name is not known yet: under c10d its number follows from its name."""
+    return f"<number {node} in the text order of names>" if plan.backend == "c10d" else f"<node {node}>"
+
+
+def _summary(explanation: Explanation) -> Iterator[str]:
+    plan = explanation.plan
+    nodes = plan.job.nodes
+    count = f"{nodes.min} to {nodes.max} nodes" if nodes.elastic else f"{nodes.max} node{'s' * (nodes.max > 1)}"
+    yield (
+        f"{plan.job.name} on {explanation.target}: {count} x {plan.job.procs_per_node} processes, "
+        f"{plan.backend} rendezvous"
+    )
+    if nodes.elastic:
+        yield f"Shown at {nodes.max} nodes; ranks and world size are new ones whenever a node comes or goes."
+
+
+def _rank_rows(explanation: Explanation) -> Iterator[list[str]]:
+    for process in explanation.processes:
+        rank = process.rank
+        yield [str(rank.rank), str(rank.node), str(rank.local_rank), rank.device, process.node_name]
+
+
+def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
+    """One row for a variable and whoever sets it, in the order of setting."""
+    values: dict[tuple[str, str], dict[int, str]] = {}
+    for process in explanation.processes:
+        for setting in process.settings:
+            values.setdefault((setting.name, setting.setter), {})[process.rank.rank] = setting.value
+    last = {name: setter for name, setter in values}
+    for (name, setter), by_rank in values.items():
+        again = f", then again by {last[name]}" if last[name] != setter else ""
+        yield [name, setter + again, _by_rank(name, by_rank, explanation)]
+
+
+def _by_rank(name: str, values: dict[int, str], explanation: Explanation) -> str:
+    """The value that all ranks share, or how the values follow from the rank."""
+    ranks = [process.rank for process in explanation.processes]
+    if len(values) == len(ranks):
+        if len(set(values.values())) == 1:
+            return _shown(values[0])
+        # LOCAL_RANK is that column also where there is but one node and RANK has the same numbers.
+        for column in sorted(_HEADS, key=lambda column: _HEADS[column] != name):
+            if all(values[rank.rank] == str(getattr(rank, column)) for rank in ranks):
+                return f"<{_HEADS[column]} above>"
+    return "; ".join(f"{_range(group)}: {_shown(value)}" for value, group in _runs(values))
+
+
+def _runs(values: dict[int, str]) -> Iterator[tuple[str, list[int]]]:
+    """Neighbouring ranks with the same value, so that a table of 64 nodes x 8 is not 512 times the same."""
+    for (value, _), group in groupby(enumerate(values), lambda item: (values[item[1]], item[1] - item[0])):
+        yield value, [rank for _, rank in group]
+
+
+def _range(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+
+
+def _shown(value: str) -> str:
+    """A value on one line; one that would not look like what it is, in quotes."""
+    plain = value.isprintable() and value == value.strip() and value
+    return value if plain else printable(json.dumps(value, ensure_ascii=False))
+
+
+def _order(explanation: Explanation) -> Iterator[str]:
+    """What c10d does with the nodes, or would do; a static job keeps the scheduler's order."""
+    if explanation.plan.job.nodes.max == 1:
+        return
+    verb = "numbers" if explanation.plan.backend == "c10d" else "would number"
+    yield f"c10d {verb} the nodes in the text order of their names, gpu10 before gpu2:"
+    if not explanation.c10d_order:
+        yield "  the names are known only when the job runs; --hosts gpu1,gpu2,… shows their order"
+        return
+    number = {name: str(node) for node, name in enumerate(explanation.node_names)}
+    rows = ([str(new), number[name], name] for new, name in enumerate(explanation.c10d_order))
+    yield from _columns(["NODE_RANK by c10d", "node number", "node"], rows)
+
+
+def _columns(head: Sequence[str], rows: Iterable[list[str]]) -> Iterator[str]:
+    """A table with columns as wide as their widest cell; the last one is open."""
+    table = [list(head), *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head) - 1)]
+    for row in table:
+        yield "  ".join([cell.ljust(width) for cell, width in zip(row, widths, strict=False)] + row[-1:]).rstrip()

@@ -1,0 +1,65 @@
+"""Rules for secrets in scripts; those in manifests are in kubernetes.py and compose.py, and use the names here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from jobspec.lint.rules import Fault, rule
+from jobspec.lint.shell import Script
+
+GYM = "https://github.com/NVIDIA-NeMo/Gym/issues/2354"
+
+# Not every token is a secret: models have eos_token and pad_token.
+_SECRET = re.compile(
+    r"(?:.*_)?(?:API_?KEY|SECRET(?:_KEY)?|PASSWORD|PASSWD|ACCESS_KEY|SECRET_ACCESS_KEY)"
+    r"|(?:(?:.*_)?(?:HF|HUB|HUGGING_?FACE(?:_HUB)?|AUTH|ACCESS|API|BEARER|GITHUB|GITLAB|WANDB|NGC)_)?TOKEN"
+)
+
+
+def names_secret(name: str) -> bool:
+    """Whether a variable or option of this name holds a secret, to all appearance."""
+    return _SECRET.fullmatch(name.lstrip("-").replace("-", "_").upper()) is not None
+
+
+@rule(GYM)
+def secret_in_script(script: Script) -> Iterator[Fault]:
+    for name, word in script.assignments():
+        if names_secret(name) and word.assigned_value and "$" not in word.assigned_value:
+            reason = (
+                f"the value of {name} is in the file, and so in each copy, backup and `scontrol write batch_script`"
+            )
+            fix = f'export it before the start; here only ask for it: : "${{{name}:?}}"'
+            yield Fault(script.place(word, name), reason, fix)
+
+
+@rule(GYM)
+def secret_in_arguments(script: Script) -> Iterator[Fault]:
+    for command in script.commands:
+        for number, word in enumerate(command.words):
+            option, equals, value = word.value.partition("=")
+            following = "" if equals else "".join(after.value for after in command.words[number + 1 : number + 2])
+            if word.text.startswith("--") and names_secret(option) and (value or following) and not word.assigned:
+                reason = f"everybody on the node sees the value of {option} in the list of processes"
+                yield Fault(script.place(word, option), reason, "let the program read it from its environment")
+            for name in re.findall(r"[,=](\w+)=", word.value) if option == "--export" else ():
+                if names_secret(name):
+                    reason = f"srun's arguments hold the value of {name}, which everybody on the node sees"
+                    yield Fault(script.place(word, name), reason, "--export=ALL; the environment is passed on as it is")
+
+
+@rule(GYM)
+def trace_prints_secrets(script: Script) -> Iterator[Fault]:
+    names = [name for name, _ in script.assignments() if names_secret(name)]
+    names += [
+        found.name
+        for command in script.commands
+        for word in command.words
+        for found in word.expansions
+        if names_secret(found.name)
+    ]
+    for command in script.commands if names else ():
+        for word in command.words[1:]:
+            if command.name == "set" and (re.fullmatch(r"-[a-z]*x[a-z]*", word.value) or word.value == "xtrace"):
+                reason = f"set -x prints every command into the log, the value of {names[0]} included"
+                yield Fault(script.place(word), reason, "leave set -x out")

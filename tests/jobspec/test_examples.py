@@ -1,0 +1,93 @@
+"""The rendered examples in slurm/, k8s/ and docker/ are what jobs/ gives, and `render.py check` sees every change."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobspec.examples import FOLDERS, check
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = Path("docker/quickstart-2x3.torchrun.sh")
+
+
+def command_line(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "render.py", *arguments], cwd=root, capture_output=True, text=True)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A copy of the repository with one example."""
+    shutil.copy(ROOT / "render.py", tmp_path)
+    for folder in ("jobspec", "train", "templates", "jobs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in FOLDERS:
+        (tmp_path / folder).mkdir()
+    command = ("torchrun", "jobs/quickstart.yaml", "--set", "nodes=2", "--set", "procs_per_node=3", "-o", str(EXAMPLE))
+    assert command_line(tmp_path, *command).returncode == 0
+    (tmp_path / "k8s" / "queue.yaml").write_text("kind: LocalQueue  # written by hand, so nothing to compare with\n")
+    return tmp_path
+
+
+def test_examples_of_the_repository_are_up_to_date() -> None:
+    assert check() == ""
+
+
+def test_unchanged_example_passes(root: Path) -> None:
+    done = command_line(root, "check")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_change_of_any_byte_is_seen(root: Path) -> None:
+    example = root / EXAMPLE
+    right = example.read_bytes()
+    # Each byte of the header, since that is what an example is known by, and some of the rest.
+    for at in [*range(0, 150, 2), *range(150, len(right), 50)]:
+        example.write_bytes(right[:at] + bytes([right[at] ^ 1]) + right[at + 1 :])
+        assert str(EXAMPLE) in check(root), at
+
+
+def test_change_is_exit_1_with_the_difference_and_write_undoes_it(root: Path) -> None:
+    example = root / EXAMPLE
+    right = example.read_bytes()
+    example.write_bytes(right.replace(b"--nproc-per-node=3", b"--nproc-per-node=4"))
+    done = command_line(root, "check")
+    assert done.returncode == 1
+    assert "\n-exec torchrun --nnodes=2 --nproc-per-node=4 " in done.stdout
+    assert "\n+exec torchrun --nnodes=2 --nproc-per-node=3 " in done.stdout
+
+    assert command_line(root, "check", "--write").returncode == 0
+    assert example.read_bytes() == right
+
+
+def test_changed_job_makes_the_example_stale(root: Path) -> None:
+    job = root / "jobs" / "quickstart.yaml"
+    job.write_text(job.read_text().replace("lr: 1e-3", "lr: 2e-3"))
+    assert "+  --optimizer=adam --lr=0.002\n" in check(root)
+
+
+def test_job_that_is_gone_or_wrong_is_reported_and_nothing_is_written(root: Path) -> None:
+    right = (root / EXAMPLE).read_bytes()
+    (root / "jobs" / "quickstart.yaml").write_text("name: quickstart\n")
+    assert "neither train nor command" in check(root, write=True)
+    (root / "jobs" / "quickstart.yaml").unlink()
+    assert "No such file" in check(root, write=True)
+    assert (root / EXAMPLE).read_bytes() == right
+
+
+def test_example_under_another_name_is_known_by_its_header(root: Path) -> None:
+    other = root / "slurm" / "submit.sh"
+    (root / EXAMPLE).rename(other)
+    assert check(root) == ""
+    other.write_bytes(other.read_bytes() + b"\n")
+    assert "slurm/submit.sh" in check(root)
+
+
+def test_header_that_would_reach_out_of_jobs_is_no_command(root: Path) -> None:
+    example = root / EXAMPLE
+    example.write_text("# Rendered by `render.py torchrun ../secret.yaml`; edit the spec, not this file.\n")
+    assert "this is no command" in check(root)
