@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from jobspec.lint.manifest import Node, script_of
 from jobspec.lint.rules import Fault, rule
-from jobspec.lint.secrets import GYM, names_secret
+from jobspec.lint.secrets import GYM, masked, names_secret
 from jobspec.lint.shell import Script
 
 
@@ -59,4 +60,5 @@ def secret_in_compose_file(document: Node) -> Iterator[Fault]:
         for name, value, node in environment(service):
             if names_secret(name) and value and not value.startswith("${"):
                 reason = f"the value of {name} is in the file, and so in each copy of it"
-                yield Fault(node.key_place, reason, f"{name}: ${{{name}:?}}, from the environment of whoever starts it")
+                place = masked(replace(node.key_place, length=len(name)))
+                yield Fault(place, reason, f"{name}: ${{{name}:?}}, from the environment of whoever starts it")

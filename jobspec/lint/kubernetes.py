@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from jobspec.lint.manifest import Node, script_of
 from jobspec.lint.rules import Fault, rule
-from jobspec.lint.secrets import GYM, names_secret
+from jobspec.lint.secrets import GYM, masked, names_secret
 from jobspec.lint.shell import Script
 
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -212,4 +212,4 @@ def secret_in_manifest(document: Node) -> Iterator[Fault]:
             value = entry.get("value")
             if value and names_secret(entry.text("name")) and value.text():
                 reason = f"everybody who may read the object reads the value of {entry.text('name')}"
-                yield Fault(value.key_place, reason, "valueFrom: {secretKeyRef: {name: …, key: …}}")
+                yield Fault(masked(value.key_place), reason, "valueFrom: {secretKeyRef: {name: …, key: …}}")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from jobspec.lint.rules import Fault, rule
 from jobspec.lint.shell import Script
+from jobspec.problems import Place
 
 GYM = "https://github.com/NVIDIA-NeMo/Gym/issues/2354"
 
@@ -22,6 +24,11 @@ def names_secret(name: str) -> bool:
     return _SECRET.fullmatch(name.lstrip("-").replace("-", "_").upper()) is not None
 
 
+def masked(place: Place) -> Place:
+    """The place with nothing else of its line: what stands around the name of a secret may be its value."""
+    return replace(place, text=f"{' ' * (place.column - 1)}{place.written}…")
+
+
 @rule(GYM)
 def secret_in_script(script: Script) -> Iterator[Fault]:
     for name, word in script.assignments():
@@ -30,7 +37,7 @@ def secret_in_script(script: Script) -> Iterator[Fault]:
                 f"the value of {name} is in the file, and so in each copy, backup and `scontrol write batch_script`"
             )
             fix = f'export it before the start; here only ask for it: : "${{{name}:?}}"'
-            yield Fault(script.place(word, name), reason, fix)
+            yield Fault(masked(script.place(word, name)), reason, fix)
 
 
 @rule(GYM)
@@ -41,11 +48,13 @@ def secret_in_arguments(script: Script) -> Iterator[Fault]:
             following = "" if equals else "".join(after.value for after in command.words[number + 1 : number + 2])
             if word.text.startswith("--") and names_secret(option) and (value or following) and not word.assigned:
                 reason = f"everybody on the node sees the value of {option} in the list of processes"
-                yield Fault(script.place(word, option), reason, "let the program read it from its environment")
+                yield Fault(masked(script.place(word, option)), reason, "let the program read it from its environment")
             for name in re.findall(r"[,=](\w+)=", word.value) if option == "--export" else ():
                 if names_secret(name):
                     reason = f"srun's arguments hold the value of {name}, which everybody on the node sees"
-                    yield Fault(script.place(word, name), reason, "--export=ALL; the environment is passed on as it is")
+                    yield Fault(
+                        masked(script.place(word, name)), reason, "--export=ALL; the environment is passed on as it is"
+                    )
 
 
 @rule(GYM)

@@ -227,7 +227,7 @@ class _Lexer:
         self._look_into(command, word)
 
     def _look_into(self, command: Command, word: Word) -> None:
-        """Read the text that a word hands to another shell: `bash -c '…'`, or a script or command kept in a variable."""
+        """Read the text that a word holds for another shell: `bash -c '…'`, or a script or command in a variable."""
         quoted = word.text.partition("=")[2] if word.assigned else word.text
         if len(quoted) < 2 or quoted[0] not in "'\"" or quoted[-1] != quoted[0]:
             return

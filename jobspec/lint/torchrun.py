@@ -50,6 +50,10 @@ def store_host_is_guessed(script: Script) -> Iterator[Fault]:
 def node_rank_is_ignored(script: Script) -> Iterator[Fault]:
     if c10d(script):
         for flag in settings(script, "node-rank"):
+            if any(
+                other.command is flag.command and other.value == "static" for other in settings(script, "rdzv-backend")
+            ):
+                continue
             reason = "c10d ignores the node's rank: it numbers the nodes in the text order of their names"
             yield Fault(flag.place, reason, "--rdzv-backend=static keeps the numbers; else leave --node-rank out")
 

@@ -1,0 +1,5 @@
+#!/bin/bash
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=logs/%x-%j.out
+srun python train.py

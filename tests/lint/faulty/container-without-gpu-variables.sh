@@ -1,0 +1,2 @@
+#!/bin/bash
+srun apptainer exec --nv --cleanenv train.sif python train.py

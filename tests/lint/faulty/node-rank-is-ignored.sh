@@ -1,0 +1,7 @@
+#!/bin/bash
+ARGS=(
+  --nnodes=2
+  --node-rank="$rank"  # has no effect
+  --rdzv-backend=c10d --rdzv-id=run-7 --rdzv-conf=is_host=1
+)
+torchrun "${ARGS[@]}" train.py

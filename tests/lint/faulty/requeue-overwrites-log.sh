@@ -1,0 +1,4 @@
+#!/bin/bash
+#SBATCH --requeue
+#SBATCH --output=logs/%x-%j.out
+srun python train.py

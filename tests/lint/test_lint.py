@@ -1,0 +1,101 @@
+"""Each lint rule finds its fault, with the text beside the example, and leaves the right way of writing it alone.
+
+`clean/RULE.*` and `faulty/RULE.*` are one pair a rule; `faulty/RULE.out` is what people see.  `pytest --update` writes
+the .out files anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobspec.lint import lint, rule_names
+from jobspec.problems import report
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+CLEAN = sorted((HERE / "clean").iterdir())
+FAULTY = sorted(file for file in (HERE / "faulty").iterdir() if file.suffix != ".out")
+OURS = [file for folder in ("tests/goldens", "slurm", "k8s", "docker") for file in sorted((ROOT / folder).rglob("*"))]
+
+
+def each(files: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("file", files, ids=lambda file: file.name)
+
+
+@each(CLEAN)
+def test_clean_example_has_no_fault(file: Path) -> None:
+    assert report(lint([str(file)]), "") == "0 problems"
+
+
+@each(FAULTY)
+def test_faulty_example_has_that_fault_and_no_other(
+    file: Path, golden: Callable[[Path, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(file.parent)
+    problems = lint([file.name])
+    assert problems
+    for problem in problems:
+        assert problem.message.endswith(f" [{file.stem}]")
+        assert problem.link.startswith("https://")
+        assert problem.hint
+        assert problem.place.written.strip()
+    golden(file.with_suffix(".out"), f"{report(problems, '')}\n")
+
+
+def test_value_of_a_secret_is_not_shown(tmp_path: Path) -> None:
+    file = tmp_path / "job.sh"
+    file.write_text("A_TOKEN=1; export HF_TOKEN=hush1 WANDB_API_KEY='hush2' && python x.py --api-key hush3\n")
+    text = report(lint([str(file)]))
+    assert text.count("secret-in") == 3
+    assert "hush" not in text
+
+
+def test_every_rule_has_a_clean_and_a_faulty_example() -> None:
+    assert [file.stem for file in CLEAN] == rule_names()
+    assert [file.stem for file in FAULTY] == rule_names()
+    assert {file.stem for file in (HERE / "faulty").glob("*.out")} == set(rule_names())
+
+
+@each([file for file in OURS if file.suffix in (".sh", ".yaml")])
+def test_what_we_render_is_clean(file: Path) -> None:
+    assert report(lint([str(file)]), "") == "0 problems"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.yaml", b"a: [", "not YAML: "),
+        ("a.yaml", b"{{- if .Values.a }}\na: 1\n{{- end }}", "not YAML: "),
+        ("a.yaml", b"a: 1", "neither a Kubernetes manifest nor a compose file"),
+        ("a.yaml", b"", "neither a Kubernetes manifest nor a compose file"),
+        ("a.yaml", b"[" * 5000, "not YAML"),
+        ("a.sh", b"\xff\xfe", "not UTF-8 text"),
+        ("a.sh", b"\0", "neither a script nor YAML"),
+    ],
+)
+def test_file_that_cannot_be_read_as_one_is_a_problem(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    assert [problem.message.startswith(message) for problem in lint([str(file)])] == [True]
+
+
+@given(st.data())
+def test_any_change_of_an_example_is_linted_without_a_traceback(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    example = data.draw(st.sampled_from(FAULTY))
+    text = example.read_text()
+    at, length = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 40))
+    new = data.draw(
+        st.text(max_size=5) | st.sampled_from(["'", '"', "$(", "`", "<<E\n", "${", "((", "[", "&a *a", "\\"])
+    )
+    file = tmp_path_factory.getbasetemp() / f"changed{example.suffix}"
+    file.write_text(text[:at] + new + text[at + length :], encoding="utf-8", newline="")
+    for problem in lint([str(file)]):
+        assert problem.place.line >= 1
+        assert problem.place.column >= 1
