@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ def comment(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
+@cache
+@lru_cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
