@@ -82,7 +82,6 @@ def comment(text: str) -> str:
 
 
 @cache
-@lru_cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
