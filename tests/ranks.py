@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from train.__main__ import run
+from train.config import from_argv
 from train.process_group import open_process_group
 from train.world import World
 
@@ -24,13 +26,29 @@ _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["torch", "torch.optim", "torch._dynamo", "torch.nn.parallel"])
 
 
-def run_ranks(
-    world_size: int, function: Callable[..., Result], *args: Any, timeout_s: float = 60.0
-) -> list[Result]:
-    """`function(world, *args)` on each of `world_size` processes over gloo; what they return, by rank.
+def run_ranks(world_size: int, function: Callable[..., Result], *args: Any, timeout_s: float = 60.0) -> list[Result]:
+    """`function(world, *args)` on each of `world_size` processes, connected over gloo; what they return, by rank.
 
     Raises RuntimeError with the traceback of the first rank that failed; nothing is left running.
     """
+    return _start(world_size, _connected, timeout_s, function, *args)
+
+
+def train_on_ranks(world_size: int, *flags: str, timeout_s: float = 60.0) -> None:
+    """`python -m train FLAGS` on `world_size` processes, without the seconds that each would take to import torch."""
+    _start(world_size, _train, timeout_s, *flags)
+
+
+def _connected(world: World, timeout_s: float, function: Callable[..., Result], *args: Any) -> Result:
+    with open_process_group(world, timeout_s, timeout_s):
+        return function(world, *args)
+
+
+def _train(world: World, timeout_s: float, *flags: str) -> None:
+    run(from_argv([*flags, f"--rendezvous-timeout-s={timeout_s}"]), world)
+
+
+def _start(world_size: int, function: Callable[..., Any], timeout_s: float, *args: Any) -> list[Any]:
     # The parent serves the store on a port of the system's choice: tests side by side cannot collide.
     store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     processes, pipes = [], []
@@ -45,7 +63,7 @@ def run_ranks(
             launcher="environment",
             store_is_served=True,
         )
-        process = _processes.Process(target=_rank, args=(theirs, timeout_s, function, world, *args), daemon=True)
+        process = _processes.Process(target=_rank, args=(theirs, function, world, timeout_s, *args))
         process.start()
         theirs.close()
         processes.append(process)
@@ -58,12 +76,11 @@ def run_ranks(
             process.join()
 
 
-def _rank(pipe: Connection, timeout_s: float, function: Callable[..., Any], world: World, *args: Any) -> None:
+def _rank(pipe: Connection, function: Callable[..., Any], *args: Any) -> None:
     torch.set_num_threads(1)
     try:
-        with open_process_group(world, timeout_s, timeout_s):
-            # Pickled here, because a pipe would send tensors as handles that end with this process.
-            pipe.send((True, pickle.dumps(function(world, *args))))
+        # Pickled here, because a pipe would send tensors as handles that end with this process.
+        pipe.send((True, pickle.dumps(function(*args))))
     except Exception:
         pipe.send((False, traceback.format_exc()))
 
@@ -73,14 +90,14 @@ def _collect(pipes: list[Any], timeout: timedelta) -> list[Any]:
     results: dict[int, Any] = {}
     while len(results) < len(pipes):
         waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
-        ready = wait(waiting, max(0.0, deadline - time.monotonic()))
+        ready: list[Any] = wait(waiting, max(0.0, deadline - time.monotonic()))
         if not ready:
             missing = [rank for rank in range(len(pipes)) if rank not in results]
             raise RuntimeError(f"no result from rank {missing} within {timeout.total_seconds():g} s")
         for pipe in ready:
             rank = pipes.index(pipe)
             try:
-                succeeded, value = pipe.recv()  # type: ignore[union-attr]
+                succeeded, value = pipe.recv()
             except EOFError:
                 raise RuntimeError(f"rank {rank} died without a result") from None
             if not succeeded:

@@ -76,7 +76,8 @@ def run(config: TrainConfig, world: World) -> None:
         synchronised = config.sync_batchnorm and world.world_size > 1 and has_batchnorm(model)
         if synchronised:
             model = convert_sync_batchnorm(model, device, group)
-        setting = strategies.Setting(device, group, world.world_size, config.bucket_mib, not synchronised)
+        differ = world.world_size > 1 and not synchronised
+        setting = strategies.Setting(device, group, world.world_size, config.bucket_mib, buffers_differ=differ)
         wrapped = strategies.wrap(config.strategy, model, setting)
 
         sampler = ShardSampler(len(samples), config.batch_size, world.rank, world.world_size, config.seed)
@@ -85,7 +86,7 @@ def run(config: TrainConfig, world: World) -> None:
         trainer = Trainer(
             config,
             world,
-            device,
+            setting,
             model,
             wrapped,
             make_optimizer(config, model.parameters()),

@@ -9,7 +9,10 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
+import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +24,7 @@ import torch.distributed as dist
 from train.errors import UserError
 
 _STATE, _MANIFEST = "state.pt", "manifest.json"
+_NAME = re.compile(r"step-\d{8,}")
 
 
 class Checkpoints:
@@ -39,6 +43,8 @@ class Checkpoints:
         self._pending: Future[None] | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
             for leftover in folder.glob(".unfinished-*"):
                 shutil.rmtree(leftover)
         except OSError as error:
@@ -74,14 +80,25 @@ class Checkpoints:
         _write_synced(beside / _MANIFEST, json.dumps(manifest, indent=1).encode())
         _sync_folder(beside)
         if target.exists():
-            # A damaged one, or one from before this run was resumed further back.
-            shutil.rmtree(target)
+            self._set_aside(target)
         beside.rename(target)
         _sync_folder(self.folder)
         for old in _newest_first(self.folder)[self.keep :]:
             # Never half a checkpoint under a whole one's name, even if the removal is cut short.
             doomed = old.rename(self.folder / f".unfinished-old-{old.name}")
             shutil.rmtree(doomed)
+
+    def set_aside_after(self, step: int, tell: Callable[[str], None]) -> None:
+        """Rename what is newer than `step`, where the run goes on: damaged, or of a branch that was given up.
+
+        Nothing is deleted, but it is neither found nor counted again.
+        """
+        for path in _newest_first(self.folder):
+            if _step_of(path) > step:
+                tell(f"resume: {path.name} is newer than step {step} and now called {self._set_aside(path).name}")
+
+    def _set_aside(self, path: Path) -> Path:
+        return path.rename(self.folder / f"set-aside-{path.name}-{time.time_ns()}")
 
 
 def read_checkpoint(path: Path) -> bytes:
@@ -92,14 +109,15 @@ def read_checkpoint(path: Path) -> bytes:
     """
     try:
         expected = json.loads((path / _MANIFEST).read_bytes())["files"][_STATE]
+        size_bytes, sha256 = int(expected["bytes"]), str(expected["sha256"])
         content = (path / _STATE).read_bytes()
     except FileNotFoundError as error:
         raise UserError(f"{path} is no whole checkpoint: {Path(error.filename).name} is missing") from None
     except OSError as error:
         raise UserError(f"cannot read the checkpoint {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise UserError(f"{path} is damaged: {_MANIFEST} cannot be understood") from None
-    if len(content) != expected["bytes"] or _sha256(content) != expected["sha256"]:
+    if len(content) != size_bytes or _sha256(content) != sha256:
         raise UserError(f"{path} is damaged: {_STATE} is not what {_MANIFEST} says (size or SHA-256)")
     return content
 
@@ -113,12 +131,13 @@ def find_checkpoint(resume: str, folder: Path | None, tell: Callable[[str], None
     Raises UserError if the named one does not verify, if none of several does, or if a new run would push out the
     checkpoints of an earlier one.
     """
-    if resume not in ("never", "auto"):
+    found = _newest_first(folder) if folder is not None and folder.is_dir() else []
+    inside = folder is not None and Path(resume).resolve().parent == folder.resolve()
+    if resume not in ("never", "auto") and (inside or not found):
         content = read_checkpoint(Path(resume))
         tell(f"resume: {resume}")
         return content
-    found = _newest_first(folder) if folder is not None else []
-    if resume == "never" and found:
+    if resume != "auto" and found:
         raise UserError(
             f"--checkpoint-dir {folder} holds {found[0].name} of an earlier run: --resume=auto continues it; "
             "for a new run give another folder or move that one away"
@@ -156,7 +175,11 @@ def load_on_all_ranks(content: bytes | None) -> dict[str, Any] | None:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*"), key=lambda path: (len(path.name), path.name), reverse=True)
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_step_of, reverse=True)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _sha256(content: bytes) -> str:

@@ -48,6 +48,9 @@ def _names(kind: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "enum": available(kind)})
 
 
+_DAY_S = 86_400.0
+
+
 class TrainConfig(BaseModel):
     """Settings of one training run; the field `batch_size` is the flag `--batch-size` and the YAML key `batch_size`."""
 
@@ -59,7 +62,7 @@ class TrainConfig(BaseModel):
     dataset: Annotated[str, _one_of("datasets"), _names("datasets")] = Field(
         "synthetic", description="a file in train/datasets/"
     )
-    data_root: str = Field("data", description="folder with the dataset's files, in torchvision's layout")
+    data_root: str = Field("data", min_length=1, description="folder with the dataset's files, in torchvision's layout")
     dropout: float | None = Field(
         None,
         ge=0,
@@ -96,7 +99,9 @@ class TrainConfig(BaseModel):
     strategy: Annotated[str, _one_of("strategies"), _names("strategies")] = Field(
         "custom_ddp", description="a file in train/strategies/: how the processes share the model"
     )
-    bucket_mib: float = Field(25.0, gt=0, description="capacity of a gradient bucket of custom_ddp and ddp, in MiB")
+    bucket_mib: float = Field(
+        25.0, gt=0, le=16384, description="capacity of a gradient bucket of custom_ddp and ddp, in MiB"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where torch sees it")
     seed: int = Field(0, ge=0, lt=2**32, description="seed of weights, sample order and dropout")
     input: Literal["auto", "memory", "loader"] = Field(
@@ -106,15 +111,18 @@ class TrainConfig(BaseModel):
     )
     workers: int = Field(2, ge=0, description="processes of the DataLoader, for each rank, when input is loader")
 
-    run_dir: str | None = Field(None, description="folder for metrics.jsonl")
+    run_dir: str | None = Field(None, min_length=1, description="folder for metrics.jsonl")
     log_every: int = Field(50, gt=0, description="steps between two writes of metrics and progress")
-    checkpoint_dir: str | None = Field(None, description="folder for checkpoints; none are saved without it")
+    checkpoint_dir: str | None = Field(
+        None, min_length=1, description="folder for checkpoints; none are saved without it"
+    )
     checkpoint_every: int = Field(
         0, ge=0, description="save every so many optimizer steps; the end of each epoch is saved anyway"
     )
     keep_checkpoints: int = Field(3, gt=0, description="how many of the newest checkpoints stay on disk")
     resume: str = Field(
         "never",
+        min_length=1,
         description="never, auto (the newest checkpoint in checkpoint_dir that verifies, if any) "
         "or the path of one checkpoint",
     )
@@ -124,20 +132,17 @@ class TrainConfig(BaseModel):
         description="how long to wait for the other processes, and for one collective, in seconds",
     )
     resolve_timeout_s: float = Field(
-        60.0, gt=0, description="how long to wait until the name in MASTER_ADDR resolves, in seconds"
+        60.0, gt=0, le=_DAY_S, description="how long to wait until the name in MASTER_ADDR resolves, in seconds"
     )
 
     @model_validator(mode="after")
     def _keys_agree(self) -> TrainConfig:
-        if self.resume == "auto" and self.checkpoint_dir is None:
-            raise PydanticCustomError(
-                "keys_disagree",
-                'resume is "auto" but checkpoint_dir is not given; say where the checkpoints are',
-            )
-        if self.checkpoint_every and self.checkpoint_dir is None:
-            raise PydanticCustomError(
-                "keys_disagree", "checkpoint_every is given but checkpoint_dir is not; say where to save"
-            )
+        needs = {"resume": self.resume == "auto", "checkpoint_every": self.checkpoint_every > 0}
+        for key, needed in needs.items():
+            if needed and self.checkpoint_dir is None:
+                raise PydanticCustomError(
+                    "keys_disagree", "{key} is given but checkpoint_dir is not; say where checkpoints are", {"key": key}
+                )
         return self
 
 
@@ -166,7 +171,9 @@ def from_argv(argv: list[str] | None = None) -> TrainConfig:
     Raises UserError with every problem at once; each names its flag, or file and line.
     """
     parser = _parser()
-    given = {key: value for key, value in vars(parser.parse_args(argv)).items() if value is not None}
+    parsed, unknown = parser.parse_known_args(argv)
+    given = {key: value for key, value in vars(parsed).items() if value is not None}
+    problems = [_unknown_flag(word) for word in unknown if word.startswith("-") or len(unknown) == 1]
     file = given.pop("config", None)
     where = {key: flag(key) for key in given}
     if file is not None:
@@ -174,11 +181,23 @@ def from_argv(argv: list[str] | None = None) -> TrainConfig:
         where = {key: f"{file}:{line}: {key}" for key, line in lines.items()} | where
         given = values | given
     try:
-        return TrainConfig.model_validate(given)
+        config = TrainConfig.model_validate(given)
     except ValidationError as error:
-        problems = [_sentence(problem, where) for problem in error.errors()]
-        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        raise UserError("\n".join([f"{count} with the settings; nothing was run", *problems])) from None
+        problems += [_sentence(problem, where) for problem in error.errors()]
+    if problems:
+        raise UserError(_listed(problems, "with the settings; nothing was run"))
+    return config
+
+
+def _listed(problems: list[str], about: str) -> str:
+    return "\n".join([f"{len(problems)} problem{'s' * (len(problems) > 1)} {about}", *problems])
+
+
+def _unknown_flag(word: str) -> str:
+    name = word.partition("=")[0]
+    meant = nearest(name, map(flag, TrainConfig.model_fields))
+    hint = f"did you mean {meant}?" if meant else "`python -m train --help` lists the flags"
+    return f"  {name}: unknown flag; {hint}"
 
 
 def _sentence(problem: Any, where: Mapping[str, str]) -> str:
@@ -222,6 +241,8 @@ def _read_yaml(file: Path) -> tuple[dict[str, str | None], dict[str, int]]:
         root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--config: cannot read {file}: {error}") from None
+    except RecursionError:
+        raise UserError(f"--config: {file} must be a mapping of keys to values, not nested lists") from None
     except yaml.YAMLError as error:
         raise UserError(f"--config: {file} is not YAML: {' '.join(str(error).split())}") from None
     if root is None:
@@ -242,5 +263,5 @@ def _read_yaml(file: Path) -> tuple[dict[str, str | None], dict[str, int]]:
             values[key.value] = None if null else value.value
             lines[key.value] = line
     if problems:
-        raise UserError("\n".join([f"--config: {len(problems)} problems", *problems]))
+        raise UserError(_listed(problems, f"in {file}"))
     return {key: value for key, value in values.items() if value is not None}, lines

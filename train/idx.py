@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import math
 import socket
 import struct
 import sys
@@ -63,7 +64,12 @@ def load_idx_samples(folder: Path, split: str, mean: float, std: float) -> IdxSa
     if images.dim() != 3 or labels.dim() != 1 or len(images) != len(labels):
         raise UserError(
             f"{folder}: the {split} images have shape {tuple(images.shape)} and the labels {tuple(labels.shape)}; "
-            "they must be (N, height, width) and (N)"
+            "they must be (N, height, width) and (N). Replace both files by a pair that belongs together"
+        )
+    if int(labels.max()) >= IdxSamples.num_classes:
+        raise UserError(
+            f"{folder}: a {split} label is {int(labels.max())}, but classes count from 0 to "
+            f"{IdxSamples.num_classes - 1}. Replace the file with an undamaged copy"
         )
     return IdxSamples(images.unsqueeze(1), labels.long(), (mean,), (std,))
 
@@ -74,26 +80,31 @@ def read_idx(file: Path) -> Tensor:
     Raises UserError if neither is there, or if the bytes are not as many as the header says.
     """
     packed = file.with_name(file.name + ".gz")
+    source = file if file.exists() else packed
     try:
-        content = file.read_bytes() if file.exists() else gzip.decompress(packed.read_bytes())
+        content = source.read_bytes()
+        content = content if source == file else gzip.decompress(content)
     except FileNotFoundError:
         raise UserError(
             f"{file} is missing: put it there (or {packed.name}), or give --data-root the folder that holds "
             f"{file.parent.parent.name}/{file.parent.name}/{file.name}"
         ) from None
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"cannot read {file if file.exists() else packed}: {error}") from None
+        raise UserError(f"cannot read {source}: {error}. Replace it with an undamaged, readable copy") from None
     # Two zero bytes, the type (8 is uint8), the number of dimensions, then each dimension in big-endian 32 bits.
     dims = content[3] if len(content) > 3 and content[:3] == b"\0\0\x08" else 0
     start = 4 + 4 * dims
     if not dims or len(content) < start:
-        raise UserError(f"{file} is not an IDX file of bytes: it begins with {content[:4].hex(' ') or 'nothing'}")
-    shape = struct.unpack(f">{dims}I", content[4:start])
-    expected = start + int(torch.tensor(shape).prod())
-    if len(content) != expected:
-        what = "truncated" if len(content) < expected else "too long"
         raise UserError(
-            f"{file} is {what}: its header says {'×'.join(map(str, shape))}, {expected} bytes in all, "
+            f"{source} is not an IDX file of bytes: it begins with {content[:4].hex(' ') or 'nothing'}. "
+            "Replace it with the dataset's own file"
+        )
+    shape = struct.unpack(f">{dims}I", content[4:start])
+    expected = start + math.prod(shape)
+    if len(content) != expected or expected == start:
+        what = "empty" if expected == start else "truncated" if len(content) < expected else "too long"
+        raise UserError(
+            f"{source} is {what}: its header says {'×'.join(map(str, shape))}, {expected} bytes in all, "
             f"but it has {len(content)}. Replace it with an undamaged copy"
         )
     return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=start).view(shape)

@@ -72,21 +72,23 @@ class Batches:
         return torch.mul(images, self._scale).sub_(self._shift), labels.to(self.device, non_blocking=True)
 
     def _prepared_ahead(self) -> Iterator[Batch]:
-        side = torch.cuda.Stream(self.device)
-        ready: Batch | None = None
-        for images, labels in self._raw_batches:
-            with torch.cuda.stream(side):
-                following = self._prepare(images, labels)
-            if ready is not None:
-                yield ready
-            current = torch.cuda.current_stream(self.device)
+        current, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
+        side.wait_stream(current)  # for the samples, if they were moved here just now
+        raw = iter(self._raw_batches)
+        batch = self._prepare_on(side, raw)
+        while batch is not None:
             current.wait_stream(side)
-            for tensor in following:
+            for tensor in batch:
                 # The allocator must not hand the memory to the side stream again while this one still reads it.
                 tensor.record_stream(current)
-            ready = following
-        if ready is not None:
-            yield ready
+            following = self._prepare_on(side, raw)
+            yield batch
+            batch = following
+
+    def _prepare_on(self, stream: torch.cuda.Stream, raw: Iterator[Batch]) -> Batch | None:
+        with torch.cuda.stream(stream):
+            batch = next(raw, None)
+            return None if batch is None else self._prepare(*batch)
 
 
 class _InMemory:
@@ -97,12 +99,19 @@ class _InMemory:
             if size_bytes <= _MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
                 self.images, self.labels = self.images.to(device), self.labels.to(device)
             else:
+                # Pinned, so that each batch is too.
                 self.images, self.labels = self.images.pin_memory(), self.labels.pin_memory()
 
     def __iter__(self) -> Iterator[Batch]:
+        # On CUDA only pinned memory is copied without a stop of the host.
+        pinned = torch.cuda.is_available() and (self.images.is_cuda or self.images.is_pinned())
         for indices in self.steps:
-            chosen = torch.tensor(indices, dtype=torch.int64, device=self.images.device)
-            yield self.images.index_select(0, chosen), self.labels.index_select(0, chosen)
+            chosen = torch.tensor(indices, dtype=torch.int64, pin_memory=pinned)
+            chosen = chosen.to(self.images.device, non_blocking=True)
+            images, labels = self.images.index_select(0, chosen), self.labels.index_select(0, chosen)
+            if pinned and not images.is_cuda:
+                images, labels = images.pin_memory(), labels.pin_memory()
+            yield images, labels
 
 
 def _collate(shape: tuple[int, int, int], items: list[tuple[Tensor, int]]) -> Batch:

@@ -29,7 +29,10 @@ class MetricsFile:
         path = Path(run_dir) / "metrics.jsonl"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
             self._file = path.open("a", encoding="utf-8")
+            if torn:  # a killed run's last record keeps a line to itself
+                self._file.write("\n")
         except OSError as error:
             raise UserError(f"--run-dir: cannot write {path}: {error.strerror}") from None
 
@@ -42,9 +45,13 @@ class MetricsFile:
 
     def write(self, event: str, **values: Any) -> None:
         """Append `{"event": event, …}`; whoever follows the file sees it at once."""
-        if self._file is not None:
+        if self._file is None:
+            return
+        try:
             self._file.write(json.dumps({"event": event, **values}, allow_nan=False) + "\n")
             self._file.flush()
+        except OSError as error:
+            raise UserError(f"--run-dir: cannot write {self._file.name}: {error.strerror}") from None
 
 
 def weights_sha256(state_dict: Mapping[str, Tensor]) -> str:

@@ -21,7 +21,6 @@ import torch.distributed as dist
 from train.errors import SharedError, UserError
 from train.world import World, interface_towards
 
-
 # A rank 0 that listens also answers; whatever stays silent for longer is another program.
 _ANSWER_TIMEOUT_S = 30.0
 

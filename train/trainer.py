@@ -17,12 +17,14 @@ from torch import Tensor, nn, optim
 
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig
+from train.ddp import broadcast_from_rank_0
 from train.errors import SharedError, UserError
 from train.metrics import MetricsFile, weights_sha256
 from train.optimizers import lr_of_epoch
 from train.progress import Progress, say
 from train.sampler import ShardSampler
 from train.shard import step_range
+from train.strategies import Setting
 from train.sync_batchnorm import has_sync_batchnorm
 from train.world import World
 
@@ -50,6 +52,7 @@ class Trainer:
     """Trains `model` through `wrapped` and evaluates it; all ranks make one each and call the same methods.
 
     Args:
+        setting: the device, and whether ranks have buffers of their own.
         model: the bare module; its parameters are the optimizer's, its state dict is what is saved.
         wrapped: what a strategy made of it.
         sampler: this rank's share of each training step; `train_batches` follows it.
@@ -60,7 +63,7 @@ class Trainer:
         self,
         config: TrainConfig,
         world: World,
-        device: torch.device,
+        setting: Setting,
         model: nn.Module,
         wrapped: nn.Module,
         optimizer: optim.Optimizer,
@@ -70,11 +73,11 @@ class Trainer:
         metrics: MetricsFile,
         checkpoints: Checkpoints | None,
     ) -> None:
-        self.config, self.world, self.device = config, world, device
+        self.config, self.world, self.setting, self.device = config, world, setting, setting.device
         self.model, self.wrapped, self.optimizer = model, wrapped, optimizer
         self.sampler, self.train_batches, self.validation_batches = sampler, train_batches, validation_batches
         self.metrics, self.checkpoints = metrics, checkpoints
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.step = 0
         self.epoch_means = Means()
         self._no_sync = getattr(wrapped, "no_sync", nullcontext)
@@ -87,8 +90,10 @@ class Trainer:
                 break
             started = time.monotonic()
             trained = self.train_epoch()
+            train_seconds = time.monotonic() - started
             validated = self.evaluate()
             seconds = time.monotonic() - started
+            self._refuse_if_not_finite(validated.loss, "validation loss")
             self.metrics.write(
                 "epoch",
                 epoch=epoch,
@@ -98,6 +103,7 @@ class Trainer:
                 val_accuracy=validated.accuracy,
                 samples=trained.samples,
                 seconds=round(seconds, 3),
+                train_seconds=round(train_seconds, 3),
             )
             self._say(
                 f"epoch {epoch}/{self.config.epochs}  train loss {trained.loss:.4f}  "
@@ -189,6 +195,8 @@ class Trainer:
     def evaluate(self) -> Means:
         """Mean loss and accuracy over the validation set, each sample once, the same on every rank."""
         self.model.eval()
+        if self.setting.buffers_differ:
+            broadcast_from_rank_0(list(self.model.buffers()), self.setting.group)
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         for images, labels in self.validation_batches:
             with self._autocast():
@@ -235,6 +243,8 @@ class Trainer:
         self.scaler.load_state_dict(state["scaler"])
         self.step = state["step"]
         self.epoch_means = Means(**state["epoch_means"])
+        if self.checkpoints is not None:
+            self.checkpoints.set_aside_after(self.step, self._say)
 
     def _account(self, window: list[Tensor], lr: float, progress: Progress) -> None:
         """Add the losses of the last steps over all ranks: one message for many steps, so that none waits for it."""
@@ -245,16 +255,19 @@ class Trainer:
         for offset, loss_sum in enumerate(losses.tolist()):
             stretch = step_range(self.sampler.num_samples, self.sampler.batch_size, first_position + offset)
             step, loss = first_step + offset + 1, loss_sum / len(stretch)
-            if not math.isfinite(loss):
-                raise SharedError(
-                    f"the loss is {loss} at step {step} (epoch {self.sampler.epoch}): training cannot go on; "
-                    "a lower --lr, --clip-norm or --precision=fp32 may help"
-                )
+            self._refuse_if_not_finite(loss, f"loss of step {step}")
             for means in (window_means, self.epoch_means):
                 means.loss_sum += loss_sum
                 means.samples += len(stretch)
             self.metrics.write("step", epoch=self.sampler.epoch, step=step, loss=loss, lr=lr, samples=len(stretch))
         progress.update(len(window), window_means.loss)
+
+    def _refuse_if_not_finite(self, loss: float, what: str) -> None:
+        """End the run, on all ranks since all have the same sums, before anything worthless is saved."""
+        if not math.isfinite(loss):
+            raise SharedError(
+                f"the {what} is {loss}: training cannot go on; a lower --lr, --clip-norm or --precision=fp32 may help"
+            )
 
     def _seed_step(self) -> None:
         """Dropout's random numbers as a function of the position, so that a resumed run draws the same ones."""

@@ -6,6 +6,7 @@ reported at once; `train/process_group.py` opens the connections.
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import subprocess
@@ -50,6 +51,8 @@ class World:
         # A batch script has SLURM_PROCID=0 too; only a process that srun started has a step.
         if "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
             return cls._from_slurm(environ)
+        if "WORLD_SIZE" in environ:
+            return cls._from_torchrun(environ)  # which says what is missing
         return cls()
 
     @classmethod
@@ -57,18 +60,17 @@ class World:
         rank, world_size, local_rank, master_port = _numbers(
             environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", also=("MASTER_ADDR",)
         )
-        by_torchrun = "TORCHELASTIC_RUN_ID" in environ
         return cls(
             rank=rank,
             world_size=world_size,
             local_rank=local_rank,
-            local_world_size=int(environ.get("LOCAL_WORLD_SIZE", world_size)),
-            node_rank=int(environ.get("GROUP_RANK", environ.get("NODE_RANK", 0))),
+            local_world_size=_number(environ, "LOCAL_WORLD_SIZE", world_size),
+            node_rank=_number(environ, "GROUP_RANK", _number(environ, "NODE_RANK", 0)),
             master_addr=environ["MASTER_ADDR"],
             master_port=master_port,
-            launcher="torchrun" if by_torchrun else "environment",
+            launcher="torchrun" if "TORCHELASTIC_RUN_ID" in environ else "environment",
             store_is_served=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            attempt=int(environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+            attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
         )._checked()
 
     @classmethod
@@ -92,21 +94,21 @@ class World:
 
     @classmethod
     def _from_slurm(cls, environ: Mapping[str, str]) -> World:
-        rank, local_rank, node_rank, job = _numbers(
-            environ, "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID"
+        rank, local_rank, node_rank, job, step = _numbers(
+            environ, "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID", "SLURM_STEP_ID"
         )
         # The step's own numbers; SLURM_NTASKS may be the allocation's.
-        world_size = int(environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", "1")))
+        world_size = _number(environ, "SLURM_STEP_NUM_TASKS", _number(environ, "SLURM_NTASKS", 1))
         tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", str(world_size)))
         return cls(
             rank=rank,
             world_size=world_size,
             local_rank=local_rank,
-            local_world_size=_expand_tasks_per_node(tasks)[node_rank],
+            local_world_size=_tasks_of_node(tasks, node_rank),
             node_rank=node_rank,
             master_addr=environ.get("MASTER_ADDR") or _first_slurm_node(environ),
             # Below the ephemeral range (32768-60999), and different for jobs and steps that share a node.
-            master_port=int(environ.get("MASTER_PORT", 10000 + (job * 31 + int(environ["SLURM_STEP_ID"])) % 20000)),
+            master_port=_number(environ, "MASTER_PORT", 10000 + (job * 31 + step) % 20000),
             launcher="slurm",
         )._checked()
 
@@ -116,6 +118,13 @@ class World:
                 f"RANK is {self.rank} and WORLD_SIZE is {self.world_size} ({self.launcher}): "
                 f"ranks count from 0 to {self.world_size - 1}"
             )
+        if not 0 <= self.local_rank < self.local_world_size <= self.world_size:
+            raise UserError(
+                f"LOCAL_RANK is {self.local_rank}, LOCAL_WORLD_SIZE {self.local_world_size} and WORLD_SIZE "
+                f"{self.world_size} ({self.launcher}): local ranks count from 0 to LOCAL_WORLD_SIZE - 1"
+            )
+        if not 0 < self.master_port < 65536:
+            raise UserError(f"MASTER_PORT is {self.master_port}: a port is a number from 1 to 65535")
         return self
 
 
@@ -128,19 +137,37 @@ def _numbers(environ: Mapping[str, str], *names: str, also: tuple[str, ...] = ()
             f"{', '.join(given)} set but not {', '.join(missing)}: set all of them (torchrun does), "
             "or none for a single process"
         )
-    wrong = [f'{name}="{environ[name]}"' for name in names if not environ[name].isdecimal()]
+    wrong = [f'{name}="{environ[name]}"' for name in names if not _is_number(environ[name])]
     if wrong:
         raise UserError(f"{', '.join(wrong)}: must be a whole number, 0 or more")
     return [int(environ[name]) for name in names]
 
 
-def _expand_tasks_per_node(text: str) -> list[int]:
-    """Slurm's `2(x3),1` as [2, 2, 2, 1]."""
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    """The value of `name` as an int, `default` if it is not set."""
+    text = environ.get(name)
+    if text is None:
+        return default
+    if not _is_number(text):
+        raise UserError(f'{name}="{text}": must be a whole number, 0 or more')
+    return int(text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
+def _tasks_of_node(text: str, node: int) -> int:
+    """Entry `node` of Slurm's list of tasks per node: `2(x3),1` means 2, 2, 2, 1."""
     counts: list[int] = []
     for part in text.split(","):
-        count, _, times = part.rstrip(")").partition("(x")
-        counts += [int(count)] * int(times or 1)
-    return counts
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise UserError(f'SLURM_STEP_TASKS_PER_NODE="{text}": must look like 2(x3),1')
+        counts += [int(match[1])] * int(match[2] or 1)
+    if node >= len(counts):
+        raise UserError(f'SLURM_NODEID is {node}, but SLURM_STEP_TASKS_PER_NODE="{text}" lists {len(counts)} nodes')
+    return counts[node]
 
 
 def _first_slurm_node(environ: Mapping[str, str]) -> str:
@@ -157,7 +184,10 @@ def _first_slurm_node(environ: Mapping[str, str]) -> str:
             "usually is not): export MASTER_ADDR in the batch script, outside the container"
         )
     command = [scontrol, "show", "hostnames", nodes]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.split()[0]
+    listed = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    if listed.returncode or not listed.stdout.split():
+        raise UserError(f"MASTER_ADDR is not set and `{' '.join(command)}` failed: {listed.stderr.strip()}")
+    return listed.stdout.split()[0]
 
 
 def interface_towards(address: str) -> str | None:

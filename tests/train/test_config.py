@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 KEYS = sorted(TrainConfig.model_fields)
 FOLDERS = {"model": "models", "dataset": "datasets", "strategy": "strategies"}
 # What a person may write, but for NUL, which no argument can hold, and lone surrogates, which are no text.
-TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
 
 
 def kinds(key: str) -> tuple[Any, ...]:
@@ -157,7 +157,7 @@ def test_values_that_begin_with_a_dash_or_hold_spaces_survive() -> None:
 
 
 def test_abbreviated_flags_are_refused() -> None:
-    with pytest.raises(UserError, match="--epoch=3"):
+    with pytest.raises(UserError, match=r"--epoch: unknown flag; did you mean --epochs\?"):
         from_argv(["--epoch=3"])
 
 
@@ -308,3 +308,13 @@ def test_every_file_in_a_folder_is_a_name_that_is_accepted() -> None:
 def test_module_is_imported_without_torch(module: str) -> None:
     code = f"import sys, {module}; assert not {{'torch', 'torchvision', 'numpy'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_unknown_flags_and_wrong_values_are_reported_together() -> None:
+    with pytest.raises(UserError) as caught:
+        from_argv(["--batchsize=3", "--epochs=0", "--model=resnet81"])
+    message = str(caught.value)
+    assert message.startswith("3 problems with the settings")
+    assert "--batchsize: unknown flag; did you mean --batch-size?" in message
+    assert '--epochs: "0" is not accepted' in message
+    assert 'did you mean "resnet18"?' in message

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 import torch.distributed as dist
-from tests.ranks import run_ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.ranks import run_ranks
 from train.ddp import CustomDDP
 from train.shard import share
 from train.world import World
@@ -77,7 +77,7 @@ def frozen() -> nn.Module:
 
 def channels_last() -> nn.Module:
     layers = nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 4, 2, padding=1), nn.Flatten(), nn.Linear(36, 8))
-    return layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return layers.to(memory_format=torch.channels_last)
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -115,7 +115,8 @@ def _train(
 
 def _loss(wrapped: nn.Module, inputs: Tensor, targets: Tensor, part: range, world_size: int) -> Tensor:
     rows = slice(part.start, part.stop)
-    return (wrapped(inputs[rows]) - targets[rows]).square().sum() * world_size / _BATCH
+    loss: Tensor = (wrapped(inputs[rows]) - targets[rows]).square().sum() * world_size / _BATCH
+    return loss
 
 
 # (strategy, model, accumulate, set_to_none)

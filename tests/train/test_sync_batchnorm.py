@@ -6,9 +6,9 @@ import functools
 
 import pytest
 import torch
-from tests.ranks import run_ranks
 from torch import Tensor, nn
 
+from tests.ranks import run_ranks
 from train.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, has_sync_batchnorm
 from train.world import World
 
@@ -81,7 +81,7 @@ def test_outputs_gradients_and_statistics_equal_batchnorm_on_the_whole_batch(
             whole = parts[0]
         else:
             whole = sum(parts[1:], parts[0]) if name.startswith("sum") else torch.cat(parts)
-        torch.testing.assert_close(whole, tensor, rtol=1e-4, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(whole, tensor, rtol=1e-4, atol=2e-4, msg=name)
 
 
 def test_conversion_keeps_names_parameters_and_buffers() -> None:
