@@ -18,10 +18,9 @@ def pod_settings(plan: Plan) -> list[Setting]:
 def node_settings(
     plan: Plan, rank: Rank, master_addr: str, master_port: int, *, setter: Setter, node_rank: Setter
 ) -> list[Setting]:
-    """torchrun's own flags as variables of a pod; `setter` sets all but the number of the node."""
+    """What differs between nodes and jobs, as variables for torchrun; `setter` sets all but the node's number."""
     return [
         Setting("PET_NNODES", str(plan.job.nodes.max), setter),
-        Setting("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), setter),
         Setting("PET_NODE_RANK", str(rank.node), node_rank),
         Setting("PET_MASTER_ADDR", master_addr, setter),
         Setting("PET_MASTER_PORT", str(master_port), setter),

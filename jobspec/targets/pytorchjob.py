@@ -24,7 +24,7 @@ preemption_needs_restarts = rules.preemption_needs_restarts("a pod that is taken
 
 # Node 0 hosts the rendezvous.  torchrun is told so: its own guess compares host names and is often wrong.
 # The operator gives all pods the same variables, so the pod's number is read here; exec keeps torchrun first.
-_C10D_START = 'exec torchrun --rdzv-conf="is_host=$((REPLICA_INDEX == 0))" "$@"'
+_C10D_START = 'exec torchrun --rdzv-conf="is_host=$((PET_REPLICA_INDEX == 0))" "$@"'
 
 
 def _workers_only(job: Job) -> bool:
@@ -46,7 +46,7 @@ def variables(plan: Plan) -> dict[str, Any]:
     if workers_only:
         torchrun = ["sh", "-c", _C10D_START, "torchrun", *c10d_flags(plan)]
         fields = {
-            "REPLICA_INDEX": "metadata.labels['training.kubeflow.org/replica-index']",
+            "PET_REPLICA_INDEX": "metadata.labels['training.kubeflow.org/replica-index']",
             # Its address, because not every cluster can look the name of a node up.
             "PET_LOCAL_ADDR": "status.podIP",
         }
@@ -70,10 +70,14 @@ def variables(plan: Plan) -> dict[str, Any]:
 
 
 def settings(plan: Plan, rank: Rank) -> list[Setting]:
-    common = [*pod_settings(plan), Setting("PYTHONUNBUFFERED", "1", "operator")]
+    common = [
+        *pod_settings(plan),
+        Setting("PYTHONUNBUFFERED", "1", "operator"),
+        Setting("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator"),
+    ]
     if plan.backend == "c10d":
         return [*common, *_c10d_settings(plan, rank)]
-    master = node_name(plan, 0)
+    master = _master(plan)
     theirs = [
         Setting("MASTER_ADDR", master, "operator"),
         Setting("MASTER_PORT", str(plan.port), "operator"),
@@ -84,22 +88,25 @@ def settings(plan: Plan, rank: Rank) -> list[Setting]:
     return [*common, *theirs, *worker_settings(plan, rank, master)]
 
 
-def node_name(plan: Plan, node: int) -> str:
-    """The pod's name, which is its Service's name too."""
+def node_name(plan: Plan, node: int) -> str | None:
+    """The pod's name, which is its Service's name too; c10d numbers the pods by their addresses, which nobody knows."""
     if plan.backend == "c10d":
-        return f"{plan.job.name}-worker-{node}"
-    return f"{plan.job.name}-master-0" if node == 0 else f"{plan.job.name}-worker-{node - 1}"
+        return None
+    return _master(plan) if node == 0 else f"{plan.job.name}-worker-{node - 1}"
+
+
+def _master(plan: Plan) -> str:
+    return f"{plan.job.name}-master-0"
 
 
 def _c10d_settings(plan: Plan, rank: Rank) -> list[Setting]:
     nodes = plan.job.nodes
     return [
-        Setting("REPLICA_INDEX", "<number of the pod>", "operator"),
+        Setting("PET_REPLICA_INDEX", "<number of the pod>", "operator"),
         Setting("PET_LOCAL_ADDR", "<address of the pod>", "scheduler"),
-        Setting("PET_RDZV_ENDPOINT", f"{node_name(plan, 0)}:{plan.port}", "operator"),
+        Setting("PET_RDZV_ENDPOINT", f"{plan.job.name}-worker-0:{plan.port}", "operator"),
         Setting("PET_RDZV_BACKEND", "c10d", "operator"),
         Setting("PET_NNODES", f"{nodes.min}:{nodes.max}", "operator"),
-        Setting("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator"),
         *torchrun_settings(
             plan,
             rank,

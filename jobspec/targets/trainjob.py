@@ -36,7 +36,8 @@ def variables(plan: Plan) -> dict[str, Any]:
 
 def settings(plan: Plan, rank: Rank) -> list[Setting]:
     theirs = node_settings(plan, rank, _master(plan), _OPERATORS_PORT, setter="operator", node_rank="operator")
-    return [*pod_settings(plan), *theirs, *worker_settings(plan, rank, _master(plan))]
+    per_node = Setting("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator")
+    return [*pod_settings(plan), per_node, *theirs, *worker_settings(plan, rank, _master(plan))]
 
 
 def node_name(plan: Plan, node: int) -> str:

@@ -1,0 +1,323 @@
+"""Every manifest as its cluster would judge it: schemas, Pod Security Standards, admission rules, checkov."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from jobspec import kubernetes, targets
+from jobspec.artifact import load, render
+from jobspec.kubernetes.pod import beyond_baseline
+from jobspec.plan import Plan
+from jobspec.problems import SpecError
+from tests.clusters import KINDS, Manifest, documents, of_kind, pod_templates
+from tests.pod_security import violations
+
+JOBS = Path(__file__).parents[2] / "jobs"
+RIGHT = Path(__file__).parents[1] / "specs" / "ok"
+SPECS = [*sorted(JOBS.glob("*.yaml")), *sorted(RIGHT.glob("*.yaml"))]
+SCHEMAS = {
+    "JobSet": "jobset-v1alpha2.json",
+    "PyTorchJob": "pytorchjob-v1.json",
+    "TrainJob": "trainjob-v1alpha1.json",
+    "TrainingRuntime": "trainingruntime-v1alpha1.json",
+}
+# Without a schema to be had: the PodGroups of two schedulers.
+WITHOUT_SCHEMA = {"PodGroup"}
+
+# checkov's findings that stay, and why.
+EXPLAINED = {
+    "CKV_K8S_8": "no liveness probe: a training process serves no requests",
+    "CKV_K8S_9": "no readiness probe: a training process serves no requests",
+    "CKV_K8S_10": "CPU requests are resources.cpus of the spec",
+    "CKV_K8S_11": "CPU limits are resources.cpus of the spec",
+    "CKV_K8S_12": "memory requests are resources.memory of the spec",
+    "CKV_K8S_13": "memory limits are resources.memory of the spec",
+    "CKV_K8S_14": "the image's tag is the spec's",
+    "CKV_K8S_15": "kubernetes.image_pull_policy is the spec's",
+    "CKV_K8S_21": "kubernetes.namespace is the spec's",
+    "CKV_K8S_22": "scripts write to their working folder",
+    "CKV_K8S_35": "training libraries read tokens from the environment",
+    "CKV_K8S_40": "kubernetes.run_as_user is the spec's",
+    "CKV_K8S_43": "the image's digest is the spec's",
+    "CKV2_K8S_6": "network policies are the cluster's",
+}
+EXPLAINED_BASELINE = {
+    "CKV_K8S_19": "kubernetes.host_network asks for it",
+    "CKV_K8S_23": "baseline leaves the user to the image",
+    "CKV_K8S_25": "IPC_LOCK, for resources.rdma",
+}
+
+
+def cases() -> Iterator[Any]:
+    """Every job for every kind that takes it."""
+    for spec in SPECS:
+        for target in KINDS:
+            try:
+                plan, text = load(targets.load(target), str(spec)), render(target, str(spec))
+            except SpecError:
+                continue
+            yield pytest.param(plan, documents(text), id=f"{spec.stem}-{target}")
+
+
+CASES = list(cases())
+each_manifest = pytest.mark.parametrize(("plan", "manifests"), CASES)
+
+
+def test_specs_of_this_test_are_taken_by_the_kinds_that_can() -> None:
+    taken = {case.id for case in CASES}
+    for name in ("restricted", "baseline", "least"):
+        assert {f"kubernetes-{name}-{target}" for target in KINDS} <= taken
+    assert "kubernetes-elastic-pytorchjob" in taken
+
+
+@each_manifest
+def test_every_object_fits_the_strict_schema_of_its_kind(plan: Plan, manifests: list[Manifest], schemas: Path) -> None:
+    for manifest in manifests:
+        if manifest["kind"] in SCHEMAS:
+            validator(schemas / SCHEMAS[manifest["kind"]]).validate(manifest)
+        else:
+            assert manifest["kind"] in {"Service", "Job"} | WITHOUT_SCHEMA
+
+
+@lru_cache
+def validator(schema: Path) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(json.loads(schema.read_text()))
+
+
+@each_manifest
+@pytest.mark.parametrize("version", [kubernetes.OLDEST, kubernetes.NEWEST])
+def test_core_objects_and_pods_fit_the_oldest_and_the_newest_kubernetes(
+    plan: Plan, manifests: list[Manifest], version: str
+) -> None:
+    core = [manifest for manifest in manifests if manifest["kind"] in ("Service", "Job")]
+    for manifest in [*core, *map(as_pod, pod_templates(manifests))]:
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@each_manifest
+def test_pods_meet_the_standard_that_the_spec_names(plan: Plan, manifests: list[Manifest]) -> None:
+    controls = {
+        "host network": "host namespaces",
+        "folders of the node": "host path volumes",
+        "IPC_LOCK for RDMA": "capabilities",
+    }
+    asked = {controls[what] for what in beyond_baseline(plan.job)}
+    for template in pod_templates(manifests):
+        assert violations(template["spec"], plan.job.kubernetes.security) == asked
+    assert not asked or plan.job.kubernetes.security == "baseline"
+
+
+@each_manifest
+def test_every_pod_has_what_training_in_a_pod_needs(plan: Plan, manifests: list[Manifest]) -> None:
+    for template in pod_templates(manifests):
+        spec = template["spec"]
+        (container,) = spec["containers"]
+        env = {variable["name"]: variable.get("value") for variable in container["env"]}
+        assert len(env) == len(container["env"])
+        assert spec["terminationGracePeriodSeconds"] >= 120
+        assert 90 <= int(env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < spec["terminationGracePeriodSeconds"]
+        assert (spec["enableServiceLinks"], spec["automountServiceAccountToken"]) == (False, False)
+        assert template["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        places = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+        assert places["/dev/shm"]["emptyDir"]["medium"] == "Memory"
+        assert re.fullmatch("[0-9]+[MGT]i", places["/dev/shm"]["emptyDir"]["sizeLimit"])
+        gpus = container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu")
+        assert gpus == (str(plan.job.procs_per_node) if plan.job.device == "cuda" else None)
+        assert all(port["name"] for port in container["ports"])
+        if plan.job.kubernetes.host_network:
+            assert spec["dnsPolicy"] == "ClusterFirstWithHostNet"
+            assert spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+
+
+@each_manifest
+def test_queue_is_named_on_the_job_object_alone(plan: Plan, manifests: list[Manifest]) -> None:
+    queues = [manifest["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name") for manifest in manifests]
+    assert queues == [None] * (len(manifests) - 1) + [plan.job.kubernetes.queue]
+    assert "queue-name" not in json.dumps(pod_templates(manifests))
+
+
+@each_manifest
+def test_selectors_select_the_pods(plan: Plan, manifests: list[Manifest]) -> None:
+    for template in pod_templates(manifests):
+        spec = template["spec"]
+        terms = [
+            *spec.get("topologySpreadConstraints", []),
+            *spec.get("affinity", {})
+            .get("podAntiAffinity", {})
+            .get("requiredDuringSchedulingIgnoredDuringExecution", []),
+        ]
+        for term in terms:
+            assert term["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+
+
+def manifests_of(target: str, spec: str, *settings: str) -> list[Manifest]:
+    return documents(render(target, str(RIGHT / f"kubernetes-{spec}.yaml"), settings))
+
+
+def test_admission_of_a_pytorchjob() -> None:
+    spec = of_kind(manifests_of("pytorchjob", "restricted"), "PyTorchJob")["spec"]
+    assert spec["nprocPerNode"] == "8"
+    assert list(spec["pytorchReplicaSpecs"]) == ["Master", "Worker"]
+    master, worker = spec["pytorchReplicaSpecs"].values()
+    assert (master["replicas"], worker["replicas"]) == (1, 2)
+    (container,) = master["template"]["spec"]["containers"]
+    assert container["name"] == "pytorch"
+    assert [port["name"] for port in container["ports"]] == ["pytorchjob-port"]
+    assert worker["template"] == master["template"]
+    assert master["template"]["spec"]["securityContext"]["runAsUser"] == 20000  # for the operator's init container
+    assert spec["runPolicy"]["cleanPodPolicy"] == "Running"
+    assert spec["runPolicy"]["schedulingPolicy"]["minAvailable"] == 3
+
+
+def test_pytorchjob_of_one_node_has_a_master_and_no_worker() -> None:
+    spec = of_kind(manifests_of("pytorchjob", "least"), "PyTorchJob")["spec"]
+    assert {kind: replica["replicas"] for kind, replica in spec["pytorchReplicaSpecs"].items()} == {"Master": 1}
+
+
+def test_pytorchjob_has_workers_without_a_master_only_with_an_elastic_policy() -> None:
+    for case in CASES:
+        for manifest in case.values[1]:
+            if manifest["kind"] == "PyTorchJob":
+                elastic = "elasticPolicy" in manifest["spec"]
+                assert ("Master" in manifest["spec"]["pytorchReplicaSpecs"]) is not elastic
+
+
+@pytest.mark.parametrize(("restarts", "policy", "limit"), [(0, "Never", 0), (3, "OnFailure", 10)])
+def test_pytorchjob_allows_one_restart_of_each_pod_for_a_restart_of_the_job(
+    restarts: int, policy: str, limit: int
+) -> None:
+    manifests = manifests_of("pytorchjob", "restricted", f"max_restarts={restarts}", "preemption=null")
+    spec = of_kind(manifests, "PyTorchJob")["spec"]
+    assert {replica["restartPolicy"] for replica in spec["pytorchReplicaSpecs"].values()} == {policy}
+    assert spec["runPolicy"]["backoffLimit"] == limit  # the operator ends the job at this one
+
+
+def test_pods_end_by_a_deadline_of_their_own_only_if_nothing_starts_them_again() -> None:
+    for restarts, deadline in ((0, 7200), (1, None)):
+        manifests = manifests_of("pytorchjob", "restricted", f"max_restarts={restarts}", "preemption=null")
+        (pod, _) = pod_templates(manifests)
+        assert pod["spec"].get("activeDeadlineSeconds") == deadline
+        assert of_kind(manifests, "PyTorchJob")["spec"]["runPolicy"]["activeDeadlineSeconds"] == 7200
+
+
+def test_indexed_job_replaces_pods_one_by_one() -> None:
+    spec = of_kind(manifests_of("indexedjob", "restricted"), "Job")["spec"]
+    assert (spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (3, 3, 9)
+    assert spec["podReplacementPolicy"] == "Failed"
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    assert "hostname" not in spec["template"]["spec"]
+    assert spec["activeDeadlineSeconds"] == 7200
+    assert spec["ttlSecondsAfterFinished"] == 86400
+
+
+@pytest.mark.parametrize("target", ["jobset", "trainjob"])
+def test_jobset_starts_all_pods_again(target: str) -> None:
+    manifests = manifests_of(target, "restricted")
+    spec = manifests[-1]["spec"] if target == "jobset" else manifests[0]["spec"]["template"]["spec"]
+    assert spec["failurePolicy"]["maxRestarts"] == 3
+    assert spec["replicatedJobs"][0]["template"]["spec"]["backoffLimit"] == 0
+    assert spec["ttlSecondsAfterFinished"] == 86400
+
+
+def test_time_limit_ends_a_jobset_and_is_no_reason_to_restart_it() -> None:
+    spec = of_kind(manifests_of("jobset", "restricted"), "JobSet")["spec"]
+    assert spec["replicatedJobs"][0]["template"]["spec"]["activeDeadlineSeconds"] == 7200
+    rules = {rule["onJobFailureReasons"][0]: rule["action"] for rule in spec["failurePolicy"]["rules"]}
+    assert rules == {"DeadlineExceeded": "FailJobSet", "PodFailurePolicy": "RestartJobSetAndIgnoreMaxRestarts"}
+
+
+def test_trainjob_says_how_many_processes_and_names_no_reserved_variable() -> None:
+    runtime, job = manifests_of("trainjob", "restricted")
+    assert job["spec"]["trainer"] == {"numNodes": 3, "numProcPerNode": 8}
+    assert job["spec"]["activeDeadlineSeconds"] == 7200
+    (pod,) = pod_templates([runtime])
+    assert [container["name"] for container in pod["spec"]["containers"]] == ["node"]
+    assert not [variable for variable in pod["spec"]["containers"][0]["env"] if variable["name"].startswith("PET_")]
+    replicated = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]
+    assert replicated["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+
+
+@pytest.mark.parametrize("target", ["indexedjob", "jobset"])
+@pytest.mark.parametrize(
+    ("scheduler", "key", "section"),
+    [
+        ("volcano", "scheduling.k8s.io/group-name", "annotations"),
+        ("scheduler-plugins-scheduler", "scheduling.x-k8s.io/pod-group", "labels"),
+    ],
+)
+def test_gang_scheduler_gets_a_group_of_all_pods(target: str, scheduler: str, key: str, section: str) -> None:
+    manifests = manifests_of(target, "restricted", f"kubernetes.scheduler={scheduler}")
+    group = of_kind(manifests, "PodGroup")
+    assert manifests.index(group) < len(manifests) - 1
+    assert group["spec"]["minMember"] == 3
+    (pod,) = pod_templates(manifests)
+    assert pod["metadata"][section][key] == group["metadata"]["name"]
+    assert pod["spec"]["schedulerName"] == scheduler
+
+
+def test_longest_names_are_those_of_the_kinds() -> None:
+    for target, longest in {"pytorchjob": 54, "trainjob": 48, "jobset": 48, "indexedjob": 61}.items():
+        manifests_of(target, "least", f"name={'a' * longest}")
+        with pytest.raises(SpecError, match=f"name has {longest + 1} characters"):
+            manifests_of(target, "least", f"name={'a' * (longest + 1)}")
+
+
+def test_numbers_of_nodes_with_more_digits_leave_less_room_for_the_name() -> None:
+    with pytest.raises(SpecError, match='"<name>-worker-10"'):
+        manifests_of("pytorchjob", "least", f"name={'a' * 54}", "nodes=12")
+
+
+@pytest.mark.parametrize("target", KINDS)
+def test_kubectl_reads_what_pyyaml_reads(target: str, tmp_path: Path) -> None:
+    """kubectl's own YAML reader, in Go, without a cluster: kustomize prints what it has read."""
+    if not shutil.which("kubectl"):
+        pytest.skip("kubectl is not installed")
+    manifests = manifests_of(target, "restricted")
+    (tmp_path / "job.yaml").write_text(render(target, str(RIGHT / "kubernetes-restricted.yaml")))
+    (tmp_path / "kustomization.yaml").write_text("resources: [job.yaml]\n")
+    done = subprocess.run(["kubectl", "kustomize", tmp_path], capture_output=True, check=True)
+    by_kind = {manifest["kind"]: manifest for manifest in documents(done.stdout.decode())}
+    assert by_kind == {manifest["kind"]: manifest for manifest in manifests}
+
+
+def test_checkov_finds_nothing_that_is_not_explained(tmp_path: Path) -> None:
+    if not shutil.which("checkov"):
+        pytest.skip("checkov is not installed (`pipx install checkov`; its dependencies do not go with ours)")
+    security = {}
+    for case in CASES:
+        for number, template in enumerate(pod_templates(case.values[1])):
+            name = f"{case.id}-{number}"
+            security[name] = case.values[0].job.kubernetes.security
+            pod = as_pod(template)
+            pod["metadata"]["name"] = name
+            (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(pod))
+    command = ["checkov", "-d", str(tmp_path), "--framework", "kubernetes", "--skip-download", "-o", "json", "--quiet"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    found = json.loads(done.stdout)["results"]["failed_checks"]
+    standards: dict[str, set[str]] = {"restricted": set(), "baseline": set()}
+    for check in found:
+        standards[security[Path(check["file_path"]).stem]].add(check["check_id"])
+    assert standards["restricted"] == set(EXPLAINED)
+    assert standards["baseline"] - set(EXPLAINED) == set(EXPLAINED_BASELINE)
+
+
+def as_pod(template: Manifest) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "pod", **template["metadata"]},
+        "spec": template["spec"],
+    }

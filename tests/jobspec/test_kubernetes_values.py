@@ -1,0 +1,92 @@
+"""Any value of a spec arrives in the pod byte for byte: through Jinja, YAML and the kubelet's `$(NAME)`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobspec import text
+from jobspec.artifact import render
+from tests.clusters import KINDS, documents, expand, of_kind, pod_templates, processes
+
+# What a spec accepts in a value: anything but control characters other than line breaks and tabs.
+accepted = st.text(
+    alphabet=st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], include_characters="\n\t")
+    | st.sampled_from("'\"`$(){};&|<>\\*?~#!%=, -:é"),
+    max_size=30,
+) | st.sampled_from(["$(A)", "$$(A)", "$é", "$", "{{ job }}", "{% if %}", "- a: &b *c", "no", "1e3", "\ufeff", "---\n"])
+
+
+@pytest.mark.parametrize("target", KINDS)
+@given(value=accepted, argument=accepted, annotation=accepted)
+def test_hostile_values_arrive_byte_for_byte(
+    target: str, value: str, argument: str, annotation: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    spec = tmp_path_factory.getbasetemp() / "values.yaml"
+    spec.write_text(
+        "name: job\nnodes: 2\nprocs_per_node: 2\nimage: train:1\nsecrets: [TOKEN]\n"
+        f"env: {{A: {text.yaml(value)}, Z: {text.yaml(value + argument)}}}\n"
+        f"command: {text.yaml(['mine.py', argument, value])}\n"
+        f"mounts: [{{claim: data, path: '/data $(A) {{{{ job }}}} é'}}]\n"
+        f"kubernetes: {{annotations: {{example.com/note: {text.yaml(annotation)}}}}}\n",
+        encoding="utf-8",
+        newline="",
+    )
+    manifests = documents(render(target, str(spec)))
+    for template in pod_templates(manifests):
+        assert template["metadata"]["annotations"]["example.com/note"] == annotation
+        (_, mount) = template["spec"]["containers"][0]["volumeMounts"]
+        assert mount["mountPath"] == "/data $(A) {{ job }} é"
+    for pod in processes(target, manifests, {"TOKEN": "$(A)"}, pod_ip="10.0.0.1"):
+        assert (pod.env["A"], pod.env["Z"], pod.env["TOKEN"]) == (value, value + argument, "$(A)")
+        assert pod.argv[-4:] == ["--", "mine.py", argument, value]
+
+
+@pytest.mark.parametrize("target", KINDS)
+def test_words_that_yaml_reads_as_something_else_stay_text(target: str, tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text(
+        "name: no\nnodes: 2\nprocs_per_node: 2\nimage: '012'\n"
+        "command: ['on', '12:30:00']\nenv: {y: 'null', ON: '1e3'}\n"
+        "mounts: [{claim: '1', path: /1}]\nkubernetes: {namespace: '0', queue: '1.5', labels: {on: 'off'}}\n"
+    )
+    manifests = documents(render(target, str(spec)))
+    top = manifests[-1]["metadata"]
+    assert (top["name"], top["namespace"], top["labels"]["kueue.x-k8s.io/queue-name"]) == ("no", "0", "1.5")
+    (template, *_) = pod_templates(manifests)
+    container = template["spec"]["containers"][0]
+    assert container["image"] == "012"
+    assert template["metadata"]["labels"]["on"] == "off"
+    assert template["spec"]["volumes"][1]["persistentVolumeClaim"]["claimName"] == "1"
+    (pod, *_) = processes(target, manifests, {}, pod_ip="10.0.0.1")
+    assert (pod.env["y"], pod.env["ON"], pod.argv[-2:]) == ("null", "1e3", ["on", "12:30:00"])
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("$(A) $(B)", "1 $(B)"),
+        ("$$(A)", "$(A)"),
+        ("$", "$"),
+        ("$(A", "$(A"),
+        ("$$$$", "$$"),
+        ("$x", "$x"),
+        ("$é", "$Ã"),
+    ],
+)
+def test_kubelet_of_these_tests_expands_as_the_real_one(written: str, read: str) -> None:
+    assert expand(written, {"A": "1"}).encode(errors="replace").decode().startswith(read)
+
+
+def test_secrets_are_named_and_never_valued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "s3cret-value")
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: job\nnodes: 1\nprocs_per_node: 1\nimage: a\ncommand: [mine.py]\nsecrets: [TOKEN]\n")
+    for target in KINDS:
+        assert "s3cret-value" not in render(target, str(spec))
+    container = of_kind(documents(render("indexedjob", str(spec))), "Job")["spec"]["template"]["spec"]["containers"][0]
+    reference = {"secretKeyRef": {"name": "job", "key": "TOKEN"}}
+    assert {"name": "TOKEN", "valueFrom": reference} in container["env"]
