@@ -113,7 +113,7 @@ stop() {
   echo "Slurm takes the nodes; the processes are asked to save and end" >&2
   scancel --signal=TERM "$SLURM_JOB_ID" || true
   # A process that hangs must not cost the requeue.
-  { sleep 105; kill "$step"; } 2>/dev/null &
+  { sleep 105; kill "$step"; } >/dev/null 2>&1 &
 }
 trap stop USR1
 

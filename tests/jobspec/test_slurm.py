@@ -1,0 +1,495 @@
+"""The batch script, run by bash with stand-ins for Slurm's commands and the container runtimes."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jobspec import runtimes, targets, text
+from jobspec.artifact import load, render
+from tests.slurm import Cluster, directives
+
+BASE = "name: job\nprocs_per_node: 2\ndevice: cpu\n"
+TWO_NODES = BASE + "nodes: 2\ncommand: [mine.py]\n"
+IMAGE = "image: registry.example/team/train:1.0\n"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    """Two nodes; torchrun and python3 only write down how they were called."""
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
+    cluster.install_recorder("torchrun")
+    cluster.install_recorder("python3")
+    return cluster
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Cluster:
+    """Two nodes for a test that installs programs of its own."""
+    cluster = Cluster(tmp_path)
+    cluster.install_recorder("torchrun")
+    return cluster
+
+
+def rendered(cluster: Cluster, spec: str) -> str:
+    (cluster.folder / "job.yaml").write_text(spec)
+    return render("slurm", str(cluster.folder / "job.yaml"))
+
+
+def run(cluster: Cluster, spec: str, **env: str) -> str:
+    status, out = cluster.run(rendered(cluster, spec), **env)
+    assert status == 0, out
+    return out
+
+
+# What the processes see
+
+
+@pytest.mark.parametrize("runtime", runtimes.names())
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+@pytest.mark.parametrize("nodes", ["1", "2", "{min: 1, max: 2}"])
+def test_every_program_sees_what_settings_say(cluster: Cluster, runtime: str, launcher: str, nodes: str) -> None:
+    if launcher == "srun" and "max" in nodes:
+        pytest.skip("refused: an elastic job needs torchrun")
+    spec = (
+        BASE
+        + IMAGE
+        + (
+            f"nodes: {nodes}\ncommand: [mine.py]\nsecrets: [TOKEN]\nenv: {{A: 'x y', PATH_LIKE: '$PATH'}}\n"
+            f"slurm: {{runtime: {runtime}, launcher: {launcher}, array: 0-3}}\n"
+        )
+    )
+    cluster.nodes = ("n1",) if nodes == "1" else ("n1", "n2")
+    array = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_JOB_ID": "70120"}
+    run(cluster, spec, TOKEN="s3cret", SLURM_CPU_BIND="x", PET_NNODES="9", **array)
+    plan = load(targets.load("slurm"), str(cluster.folder / "job.yaml"))
+    calls = cluster.calls()
+    assert len(calls) == len(cluster.nodes) * (2 if launcher == "srun" else 1)
+    for rank in plan.ranks():
+        seen = calls[rank.node, rank.local_rank if launcher == "srun" else 0].env
+        told = [one for one in targets.load("slurm").settings(plan, rank) if one.setter != "torchrun"]
+        assert {one.name for one in told} <= set(seen)
+        known = {one.name: one.value for one in told if not one.value.startswith("<")}
+        assert known == {name: seen[name] for name in known}
+        assert (seen["TOKEN"], seen["SLURM_ARRAY_TASK_ID"]) == ("s3cret", "3")
+        if "MASTER_PORT" in seen:
+            assert seen["MASTER_PORT"] == str(20000 + 70123 % 10000)
+            assert seen["MASTER_ADDR"] == cluster.nodes[0] or len(cluster.nodes) == 1
+        assert {name for name in seen if name.startswith("PET_")} == {
+            one.name for one in told if one.name.startswith("PET_")
+        }
+
+
+def test_torchrun_is_called_alike_on_all_nodes_and_their_numbers_differ(cluster: Cluster) -> None:
+    cluster.nodes = ("n1", "n2")
+    run(cluster, TWO_NODES + "max_restarts: 3\n")
+    calls = cluster.calls()
+    assert calls[0, 0].argv[1:] == calls[1, 0].argv[1:]
+    assert calls[0, 0].argv[1:] == [
+        "--nproc-per-node=2",
+        "--max-restarts=3",
+        "--rdzv-backend=static",
+        "--",
+        "mine.py",
+    ]
+    flags = {"PET_NNODES": "2", "PET_MASTER_ADDR": "n1", "PET_MASTER_PORT": "20123", "PET_RDZV_ID": "70123.0"}
+    for node in range(2):
+        env = calls[node, 0].env
+        assert {name: env[name] for name in env if name.startswith("PET_")} == {**flags, "PET_NODE_RANK": str(node)}
+
+
+def test_only_the_first_node_of_an_elastic_job_hosts_and_the_range_ends_at_what_slurm_gave(cluster: Cluster) -> None:
+    cluster.nodes = ("n1", "n2")
+    script = rendered(cluster, BASE + "nodes: {min: 1, max: 5}\ncommand: [mine.py]\n")
+    assert cluster.run(script)[0] == 0
+    first, second = (cluster.calls()[node, 0].env for node in range(2))
+    assert (first["PET_RDZV_CONF"], second["PET_RDZV_CONF"]) == ("is_host=1", "is_host=0")
+    assert (first["PET_LOCAL_ADDR"], second["PET_LOCAL_ADDR"]) == ("n1", "n2")
+    assert first["PET_NNODES"] == second["PET_NNODES"] == "1:2"
+    assert first["PET_RDZV_ENDPOINT"] == second["PET_RDZV_ENDPOINT"] == "n1:20123"
+    assert directives(script)["nodes"] == "1-5"
+    assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0"} <= set(cluster.sruns()[-1])
+
+
+def test_absent_secret_stops_the_script_and_no_value_is_in_an_argument(cluster: Cluster) -> None:
+    cluster.nodes = ("n1",)
+    spec = BASE + IMAGE + "nodes: 1\ncommand: [mine.py]\nsecrets: [TOKEN]\nslurm: {runtime: docker}\n"
+    status, out = cluster.run(rendered(cluster, spec))
+    assert status != 0
+    assert "TOKEN: is a secret of this job; export it before sbatch" in out
+    run(cluster, spec, TOKEN="s3cret")
+    assert "s3cret" not in str([*cluster.sruns(), cluster.container(), cluster.calls()[0, 0].argv])
+
+
+def test_variables_of_the_processes_do_not_reach_the_commands_of_slurm(cluster: Cluster) -> None:
+    """A PATH meant for the image would hide srun, an LD_PRELOAD would be loaded into it."""
+    cluster.nodes = ("n1",)
+    path = f"{cluster.folder / 'bin'}:/usr/bin:/bin:/of/the/image"
+    run(cluster, BASE + f"nodes: 1\ncommand: [mine.py]\nenv: {{PATH: '{path}', LD_PRELOAD: ''}}\n")
+    assert cluster.calls()[0, 0].env["PATH"] == path
+    assert path not in cluster.folder.joinpath("job.sh").read_text().split("\nsrun")[0]
+
+
+# What Slurm and the container runtimes are asked for
+
+
+def test_directives_are_read_by_sbatch_as_the_spec_says(cluster: Cluster) -> None:
+    spec = (
+        "name: job\nnodes: 2\nprocs_per_node: 4\ncommand: [mine.py]\ntime_limit: 1d2h30m5s\n"
+        "resources: {cpus: 32, memory: 200GiB}\npreemption: {grace: 90s}\n"
+        'slurm: {partition: "a,b", constraint: "[x|y]&z", array: "0-9%2", options: '
+        "{exclusive: true, nice: 100, comment: 'it''s \"quoted\" \\ # %j', mail-type: 'END,FAIL'}}\n"
+    )
+    assert directives(rendered(cluster, spec)) == {
+        "job-name": "job",
+        "nodes": "2",
+        "ntasks-per-node": "1",
+        "cpus-per-task": "32",
+        "gpus-per-node": "4",
+        "mem": "204800M",
+        "time": "1-02:30:05",
+        "partition": "a,b",
+        "constraint": "[x|y]&z",
+        "array": "0-9%2",
+        "signal": "B:USR1@90",
+        "requeue": "",
+        "output": "job-%A_%a.log",
+        "open-mode": "append",
+        "exclusive": "",
+        "nice": "100",
+        "comment": 'it\'s "quoted" \\ # %j',
+        "mail-type": "END,FAIL",
+    }
+
+
+def test_one_task_a_process_shares_the_cpus_and_sees_all_gpus(cluster: Cluster) -> None:
+    spec = "name: job\nnodes: 2\nprocs_per_node: 4\ncommand: [mine.py]\nresources: {cpus: 30}\n"
+    script = rendered(cluster, spec + "slurm: {launcher: srun, preflight: false}\n")
+    asked = directives(script)
+    assert (asked["ntasks-per-node"], asked["cpus-per-task"], asked["gpus-per-node"]) == ("4", "7", "4")
+    cluster.nodes = ("n1", "n2")
+    assert cluster.run(script)[0] == 0
+    flags = {"--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=7", "--gpu-bind=none", "--distribution=block"}
+    assert flags <= set(cluster.sruns()[-1])
+
+
+def test_failing_task_ends_the_others_and_the_job_fails(own_cluster: Cluster) -> None:
+    own_cluster.install(
+        "torchrun", "import os, sys, time\nif os.environ['SLURM_NODEID'] == '1': sys.exit(3)\ntime.sleep(60)"
+    )
+    begin = time.monotonic()
+    assert own_cluster.run(rendered(own_cluster, TWO_NODES))[0] == 128 + signal.SIGKILL
+    assert time.monotonic() - begin < 30
+    assert not (own_cluster.folder / "requeued").exists()
+
+
+def test_log_is_named_after_the_start_and_the_task_of_the_array(cluster: Cluster) -> None:
+    cluster.nodes = ("n1",)
+    run(cluster, BASE + "nodes: 1\ncommand: [mine.py]\n", SLURM_RESTART_COUNT="2")
+    assert [log.name for log in cluster.folder.glob("*.log")] == ["job-70123-r2.log"]
+    array = {"SLURM_ARRAY_JOB_ID": "70120", "SLURM_ARRAY_TASK_ID": "3"}
+    run(cluster, BASE + "nodes: 1\ncommand: [mine.py]\nslurm: {array: 0-3}\n", **array)
+    assert [log.name for log in cluster.folder.glob("*.log")] == ["job-70120_3-r0.log"]
+    run(cluster, BASE + "nodes: 1\ncommand: [mine.py]\nslurm: {options: {output: mine.txt}}\n")
+    assert not [word for word in cluster.sruns()[-1] if word.startswith("--output")]
+
+
+MOUNTS = "mounts: [{source: /d a, path: /data, read_only: true}, {source: /c, path: /c}]\n"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "words"),
+    [
+        ("docker", ["--mount=type=bind,source=/d a,target=/data,readonly", "--mount=type=bind,source=/c,target=/c"]),
+        ("podman", ["--mount=type=bind,source=/d a,target=/data,readonly", "--userns=keep-id"]),
+        ("apptainer", ["--bind=/d a:/data:ro", "--bind=/c:/c", "docker://registry.example/team/train:1.0"]),
+    ],
+)
+def test_container_gets_mounts_and_image(cluster: Cluster, runtime: str, words: list[str]) -> None:
+    cluster.nodes = ("n1",)
+    run(cluster, BASE + IMAGE + MOUNTS + f"nodes: 1\ncommand: [mine.py]\nslurm: {{runtime: {runtime}}}\n")
+    assert set(words) <= set(cluster.container())
+
+
+def test_pyxis_gets_mounts_the_image_with_its_registry_and_the_names_that_win(cluster: Cluster) -> None:
+    cluster.nodes = ("n1", "n2")
+    spec = TWO_NODES + IMAGE + MOUNTS + "secrets: [TOKEN]\nslurm: {runtime: pyxis}\n"
+    run(cluster, spec, TOKEN="s3cret")
+    words = cluster.sruns()[-1]
+    assert "--container-image=registry.example#team/train:1.0" in words
+    assert "--container-mounts=/d a:/data:ro,/c:/c" in words
+    (names,) = [word.partition("=")[2].split(",") for word in words if word.startswith("--container-env=")]
+    assert {"TOKEN", "MASTER_ADDR", "PET_MASTER_PORT"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("image", "pyxis", "apptainer"),
+    [
+        ("pytorch/pytorch:2.6", "pytorch/pytorch:2.6", "docker://pytorch/pytorch:2.6"),
+        ("localhost:5000/a/b:1", "localhost:5000#a/b:1", "docker://localhost:5000/a/b:1"),
+        ("ubuntu", "ubuntu", "docker://ubuntu"),
+        ("/images/a.sqsh", "/images/a.sqsh", "/images/a.sqsh"),
+        ("a.sif", "a.sif", "a.sif"),
+    ],
+)
+def test_image_is_written_as_each_runtime_reads_it(cluster: Cluster, image: str, pyxis: str, apptainer: str) -> None:
+    cluster.nodes = ("n1",)
+    spec = BASE + f"image: {image}\nnodes: 1\ncommand: [mine.py]\n"
+    run(cluster, spec + "slurm: {runtime: pyxis}\n")
+    assert f"--container-image={pyxis}" in cluster.sruns()[-1]
+    run(cluster, spec + "slurm: {runtime: apptainer}\n")
+    assert cluster.container()[-1] == apptainer
+
+
+def test_gpus_of_a_container_are_those_that_slurm_gave(cluster: Cluster) -> None:
+    cluster.nodes = ("n1",)
+    spec = IMAGE + "name: job\nnodes: 1\nprocs_per_node: 2\ncommand: [mine.py]\n"
+    for runtime, words in {
+        "docker": {'--gpus="device=2,3"', f"--user={os.getuid()}:{os.getgid()}"},
+        "podman": {"--device=nvidia.com/gpu=2", "--device=nvidia.com/gpu=3"},
+        "apptainer": {"--nv" if Path("/dev/nvidiactl").exists() else "--rocm"},
+    }.items():
+        run(cluster, spec + f"slurm: {{runtime: {runtime}, preflight: false}}\n")
+        assert words <= set(cluster.container())
+
+
+# Hostile values
+
+accepted = st.text(
+    alphabet=st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], include_characters="\n\t")
+    | st.sampled_from("'\"`$(){};&|<>\\*?~#!%=, -"),
+    max_size=30,
+)
+canary = "$(touch pwned)`touch pwned`';touch pwned;'\n touch pwned\n\"&touch pwned&"
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(value=accepted, argument=accepted, runtime=st.sampled_from(runtimes.names()))
+def test_hostile_values_arrive_byte_for_byte_and_run_nothing(
+    cluster: Cluster, value: str, argument: str, runtime: str
+) -> None:
+    cluster.nodes = ("n1",)
+    values, arguments = [value, canary, value + canary], [argument, canary, argument + canary]
+    spec = (
+        BASE
+        + IMAGE
+        + (
+            f"nodes: 1\nslurm: {{runtime: {runtime}}}\n"
+            f"env: {{A: {text.yaml(values[0])}, B: {text.yaml(values[1])}, C: {text.yaml(values[2])}}}\n"
+            f"command: {text.yaml(['mine.py', *arguments])}\n"
+        )
+    )
+    run(cluster, spec)
+    call = cluster.calls()[0, 0]
+    assert [call.env[name] for name in "ABC"] == values
+    assert call.argv[-4:] == ["mine.py", *arguments]
+    assert not (cluster.folder / "pwned").exists()
+
+
+# One line, and nothing that a container runtime would cut at.
+paths = st.text(
+    alphabet=st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], exclude_characters=':,"\\'), max_size=20
+).map(lambda path: f"/{path}$(touch pwned)`touch pwned`';touch pwned;'")
+lines = st.text(
+    alphabet=st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]) | st.sampled_from("'\"`$(){};&|\\#! "),
+    min_size=1,
+    max_size=20,
+)
+
+
+@settings(max_examples=15)
+@given(source=paths, path=paths, runtime=st.sampled_from(["docker", "podman", "apptainer", "pyxis"]))
+def test_hostile_mounts_arrive_and_run_nothing(cluster: Cluster, source: str, path: str, runtime: str) -> None:
+    cluster.nodes = ("n1",)
+    mount = text.yaml([{"source": source, "path": path}])
+    run(cluster, BASE + IMAGE + f"nodes: 1\ncommand: [mine.py]\nslurm: {{runtime: {runtime}}}\nmounts: {mount}\n")
+    words = cluster.sruns()[-1] if runtime == "pyxis" else cluster.container()
+    wanted = f"source={source},target={path}" if runtime in ("docker", "podman") else f"{source}:{path}"
+    assert [word for word in words if word.endswith(wanted)]
+    assert not (cluster.folder / "pwned").exists()
+
+
+@given(value=lines)
+def test_hostile_options_arrive_at_sbatch_and_start_no_line(cluster: Cluster, value: str) -> None:
+    options = text.yaml({"comment": value})
+    script = rendered(cluster, BASE + f"nodes: 1\ncommand: [mine.py]\nslurm: {{options: {options}}}\n")
+    assert directives(script)["comment"] == value
+
+
+# Preflight
+
+
+def preflight(cluster: Cluster, spec: str, before: Callable[[], None] | None = None) -> str:
+    """What a refused job wrote; nothing but the preflight was started."""
+    (cluster.folder / "job.yaml").write_text(spec)
+    script = render("slurm", str(cluster.folder / "job.yaml"))
+    if before:
+        before()
+    status, out = cluster.run(script)
+    assert status == 1, out
+    assert len(cluster.sruns()) == 1
+    assert cluster.calls() == {}
+    return out
+
+
+def test_preflight_refuses_a_name_that_does_not_resolve(own_cluster: Cluster) -> None:
+    own_cluster.install("getent", "raise SystemExit(2)")
+    out = preflight(own_cluster, TWO_NODES)
+    for node in ("n1", "n2"):
+        assert f"preflight: {node}: the name of the first node, n1, does not resolve" in out
+
+
+@pytest.mark.parametrize("address", ["127.0.1.1", "::1"])
+def test_preflight_refuses_a_loopback_address(own_cluster: Cluster, address: str) -> None:
+    own_cluster.install("getent", f"print('{address} STREAM n1')")
+    assert f"n1 resolves to {address}, which no other node can reach" in preflight(own_cluster, TWO_NODES)
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_preflight_refuses_a_port_in_use(own_cluster: Cluster, family: socket.AddressFamily) -> None:
+    with socket.create_server(("", 0), family=family) as server:
+        port = server.getsockname()[1]
+        out = preflight(own_cluster, TWO_NODES + f"rendezvous: {{port: {port}}}\n")
+    assert out.count(f"port {port} is in use") == 1
+    assert run(own_cluster, TWO_NODES + f"rendezvous: {{port: {port}}}\n")
+
+
+def test_preflight_counts_gpus(own_cluster: Cluster) -> None:
+    own_cluster.install("nvidia-smi", "print('GPU 0: A\\nGPU 1: B')")
+    spec = "name: job\nnodes: 2\ncommand: [mine.py]\n"
+    assert "2 GPUs for 3 processes" in preflight(own_cluster, spec + "procs_per_node: 3\n")
+    run(own_cluster, spec + "procs_per_node: 2\n")
+
+
+def test_preflight_measures_shared_memory(own_cluster: Cluster) -> None:
+    spec = TWO_NODES + "resources: {shm: "
+    assert "less than the 536870912 of resources.shm" in preflight(own_cluster, spec + "512TiB}\n")
+    run(own_cluster, spec + "1MiB}\n")
+
+
+def test_preflight_refuses_rdma_without_the_right_to_lock_memory(own_cluster: Cluster) -> None:
+    script = rendered(own_cluster, TWO_NODES + "resources: {rdma: true}\n")
+    own_cluster.run(script)  # writes job.sh and the list of nodes
+    env = {"PATH": f"{own_cluster.folder / 'bin'}:{os.environ['PATH']}", "STAND_IN": str(own_cluster.folder)}
+    env |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "list of 2", "SLURM_JOB_NUM_NODES": "2"}
+    limited = subprocess.run(
+        ["bash", "job.sh"],
+        cwd=own_cluster.folder,
+        env=env,
+        capture_output=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536)),
+    )
+    assert limited.returncode == 1
+    assert "only 64 KiB of memory can be locked" in limited.stderr.decode()
+
+
+def test_preflight_can_be_switched_off(own_cluster: Cluster) -> None:
+    own_cluster.install("getent", "raise SystemExit(2)")
+    run(own_cluster, TWO_NODES + "slurm: {preflight: false}\n")
+    assert len(own_cluster.sruns()) == 1
+
+
+def test_scontrol_that_fails_ends_the_job(own_cluster: Cluster) -> None:
+    own_cluster.install("scontrol", "raise SystemExit(1)")
+    status, _ = own_cluster.run(rendered(own_cluster, TWO_NODES))
+    assert status != 0
+    assert not (own_cluster.folder / "sruns").exists()
+
+
+# Preemption
+
+# An agent that needs a while to save when it is told to stop, longer on the second node, and exits 1 as torchrun does.
+SAVING = """
+import os, signal, sys, time
+node = os.environ["SLURM_NODEID"]
+here = os.environ["STAND_IN"]
+def save(*_):
+    time.sleep(0.2 + int(node))
+    open(f"{here}/saved-{node}", "w")
+    sys.exit(1)
+signal.signal(signal.SIGTERM, save)
+open(f"{here}/running-{node}", "w")
+time.sleep(60)
+"""
+
+
+def preemptible(cluster: Cluster, agent: str, **keys: Any) -> subprocess.Popen[bytes]:
+    """A job that can be preempted, with all agents running."""
+    cluster.install("torchrun", agent)
+    job = cluster.start(rendered(cluster, TWO_NODES + f"preemption: {{grace: {keys.get('grace', '20s')}}}\n"))
+    deadline = time.monotonic() + 30
+    while len(list(cluster.folder.glob("running-*"))) < 2:
+        assert time.monotonic() < deadline, "the agents did not start"
+        time.sleep(0.02)
+    return job
+
+
+def ended(job: subprocess.Popen[bytes]) -> tuple[int, str]:
+    return (job.wait(timeout=30), job.communicate()[0].decode())
+
+
+def test_signal_lets_every_node_save_and_requeues_once(own_cluster: Cluster) -> None:
+    job = preemptible(own_cluster, SAVING)
+    job.send_signal(signal.SIGUSR1)
+    status, out = ended(job)
+    assert status == 0, out
+    assert (own_cluster.folder / "saved-0").exists()
+    assert (own_cluster.folder / "saved-1").exists()
+    assert (own_cluster.folder / "requeued").read_text() == "70123\n"
+
+
+def test_node_that_hangs_does_not_cost_the_requeue(own_cluster: Cluster) -> None:
+    job = preemptible(own_cluster, SAVING.replace("time.sleep(0.2 + int(node))", "time.sleep(60)"), grace="4s")
+    begin = time.monotonic()
+    job.send_signal(signal.SIGUSR1)
+    assert ended(job)[0] == 0
+    assert time.monotonic() - begin < 15
+    assert (own_cluster.folder / "requeued").read_text() == "70123\n"
+
+
+def test_preemption_that_signals_only_the_processes_requeues_too(own_cluster: Cluster) -> None:
+    job = preemptible(own_cluster, SAVING)
+    (own_cluster.folder / "job").write_text("PreemptTime=2026-01-01T00:00:00")
+    for pid in (own_cluster.folder / "pids").read_text().split():
+        os.kill(int(pid), signal.SIGTERM)
+    assert ended(job)[0] == 0
+    assert (own_cluster.folder / "requeued").exists()
+
+
+def test_failure_without_a_signal_is_a_failure_and_stays_out_of_the_queue(own_cluster: Cluster) -> None:
+    job = preemptible(own_cluster, SAVING.replace("time.sleep(60)", "sys.exit(7)"))
+    assert ended(job)[0] == 7
+    assert not (own_cluster.folder / "requeued").exists()
+
+
+def test_cancelled_job_stays_out_of_the_queue(own_cluster: Cluster) -> None:
+    job = preemptible(own_cluster, SAVING)
+    for pid in (own_cluster.folder / "pids").read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
+    job.send_signal(signal.SIGTERM)
+    job.wait(timeout=30)
+    job.communicate()
+    assert not (own_cluster.folder / "requeued").exists()
+
+
+def test_job_that_ends_well_stays_out_of_the_queue(own_cluster: Cluster) -> None:
+    assert ended(preemptible(own_cluster, SAVING.replace("time.sleep(60)", "pass")))[0] == 0
+    assert not (own_cluster.folder / "requeued").exists()
+
+
+def test_torchrun_waits_for_a_checkpoint_as_long_as_slurm_allows(own_cluster: Cluster) -> None:
+    script = rendered(own_cluster, TWO_NODES + "preemption: {grace: 200s}\n")
+    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=150" in script
+    assert own_cluster.run(script)[0] == 0
+    assert {"--kill-on-bad-exit=0", "--wait=200"} <= set(own_cluster.sruns()[-1])
