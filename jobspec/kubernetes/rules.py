@@ -184,12 +184,15 @@ def fixed_size(reason: str) -> Rule:
     return check
 
 
-def preemption_needs_restarts(reason: str) -> Rule:
-    """A rule: `preemption` and no restarts end the job at the first preemption, because of `reason`."""
+def preemption_needs_restarts(reason: str, *, of_one_node: bool = False) -> Rule:
+    """A rule: `preemption` without restarts ends the job at the first preemption, because of `reason`.
 
-    @rule("preemption", "max_restarts")
+    of_one_node: whether that holds for a job of one node, too.
+    """
+
+    @rule("nodes", "preemption", "max_restarts")
     def check(job: Job) -> Iterator[Finding]:
-        if job.preemption is not None and job.max_restarts == 0:
+        if job.preemption is not None and job.max_restarts == 0 and (of_one_node or job.nodes.max > 1):
             message = f"preemption is given, but max_restarts is 0: {reason}"
             yield Finding(("preemption",), message, "max_restarts: 10, or as many as are to be expected", on_key=True)
 

@@ -20,7 +20,9 @@ from jobspec.spec import Job
 NOT_USED: Mapping[str, str] = {}
 
 POD_RULES = rules.POD
-preemption_needs_restarts = rules.preemption_needs_restarts("a pod that is taken back counts as failed")
+preemption_needs_restarts = rules.preemption_needs_restarts(
+    "a pod that is taken back counts as failed", of_one_node=True
+)
 
 # Node 0 hosts the rendezvous.  torchrun is told so: its own guess compares host names and is often wrong.
 # The operator gives all pods the same variables, so the pod's number is read here; exec keeps torchrun first.

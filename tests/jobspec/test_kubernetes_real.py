@@ -46,7 +46,7 @@ def run(folder: Path, pods: Sequence[Process], names: Sequence[str]) -> None:
         for pod in pods:
             env = {name: resolved(value, names) for name, value in pod.env.items()}
             agents.append(subprocess.Popen(pod.argv, cwd=folder, env={**machine, **env}))
-        assert [agent.wait(timeout=100) for agent in agents] == [0] * len(agents)
+        assert [agent.wait(timeout=250) for agent in agents] == [0] * len(agents)
     finally:
         for agent in agents:
             agent.kill()
@@ -60,6 +60,7 @@ def resolved(value: str, names: Sequence[str]) -> str:
     return value
 
 
+@pytest.mark.timeout(300)  # two agents and four processes import torch, which takes long on a busy machine
 @pytest.mark.parametrize(
     ("target", "nodes"), [*((target, "2") for target in KINDS), ("pytorchjob", "{min: 1, max: 2}"), ("jobset", "1")]
 )
