@@ -43,6 +43,7 @@ def run(config: TrainConfig, world: World) -> None:
     from train import datasets, models, process_group, report, strategies
     from train.checkpoint import Checkpoints, find_checkpoint, load_on_all_ranks
     from train.input import Batches
+    from train.memory import keep_freed_memory
     from train.metrics import MetricsFile
     from train.optimizers import make_optimizer
     from train.progress import say
@@ -50,6 +51,7 @@ def run(config: TrainConfig, world: World) -> None:
     from train.sync_batchnorm import convert_sync_batchnorm, has_batchnorm
     from train.trainer import Trainer
 
+    keep_freed_memory()
     leads = world.rank == 0
     tell = say if leads else lambda text: None
 

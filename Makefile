@@ -1,0 +1,56 @@
+# The two commands for a newcomer are `make demo` and `make test`; each sets up what it needs in .venv.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+# What runs inside a job finds python and torchrun of the virtual environment first.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: demo test lint render fuzz bench clean
+
+# Two processes on this machine's CPU.  With DATA_ROOT=folder the same job trains on FashionMNIST from there.
+DEMO_SET := $(if $(DATA_ROOT),--set train.dataset=fashion_mnist --set train.data_root=$(abspath $(DATA_ROOT)))
+demo: $(READY)
+	mkdir -p runs
+	$(BIN)/python render.py torchrun jobs/quickstart.yaml $(DEMO_SET) -o runs/demo.sh
+	bash runs/demo.sh
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+render: $(READY) # write the examples in slurm/, k8s/ and docker/ anew
+	$(BIN)/python render.py check --write
+
+fuzz: $(READY)
+	$(BIN)/python -m pytest tests/jobspec --hypothesis-profile=fuzz --timeout=3600
+
+# Full epochs against their peers: about an hour on two cores.
+bench: $(READY)
+	test -n "$(DATA_ROOT)" || { echo "make bench needs DATA_ROOT=folder with MNIST/raw and FashionMNIST/raw" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	$(BIN)/python -m benchmarks.input --data-root "$(DATA_ROOT)"
+	$(BIN)/python -m benchmarks.epoch --data-root "$(DATA_ROOT)"
+	$(BIN)/python -m benchmarks.picture
+
+clean:
+	rm -rf .venv runs
+
+# Debian and Ubuntu ship python3 without the part that makes virtual environments.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "$(PYTHON) is too old: 3.10 or newer is needed; make PYTHON=python3.x says which to take" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
+	  echo "python3-venv is missing: installing it with apt-get"; \
+	  run=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	  $$run apt-get update -qq && $$run apt-get install -y -qq python3-venv \
+	    || { echo "could not install it; as root: apt-get install python3-venv" >&2; exit 1; }; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
