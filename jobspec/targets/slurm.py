@@ -137,7 +137,7 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
     for name, value in job.slurm.options.items():
         path = ("slurm", "options", name)
         if name in _OPTIONS_OF_KEYS:
-            yield Finding(path, f"slurm.options: {name} follows from {_OPTIONS_OF_KEYS[name]}", on_key=True)
+            yield Finding(path, f"slurm.options: {name} is set from {_OPTIONS_OF_KEYS[name]}", on_key=True)
         if name in _NO_JOB:
             yield Finding(path, f"slurm.options: with {name} sbatch does not run this script", on_key=True)
         if name == "gres" and re.match(r"(.*,)?(gres:|gres/)?gpu\b", str(value)):

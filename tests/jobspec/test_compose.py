@@ -1,0 +1,165 @@
+"""The compose file, read as compose reads it: variables put in, and against the Compose Specification's schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobspec import targets, text
+from jobspec.artifact import load, render
+from tests.compose import MissingError, read
+
+GOLDENS = sorted((Path(__file__).parents[1] / "goldens").glob("*.compose.yaml"))
+BASE = "name: job\nprocs_per_node: 2\ndevice: cpu\nimage: registry.example/team/train:1.0\ncommand: [mine.py]\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compose")
+
+
+def rendered(folder: Path, spec: str) -> str:
+    (folder / "job.yaml").write_text(spec)
+    return render("compose", str(folder / "job.yaml"))
+
+
+def services(folder: Path, spec: str, **environ: str) -> dict[str, Any]:
+    found: dict[str, Any] = read(rendered(folder, spec), environ)["services"]
+    return found
+
+
+@pytest.mark.parametrize("file", GOLDENS, ids=lambda file: file.name)
+def test_every_file_is_what_the_compose_specification_allows(file: Path, schemas: Path) -> None:
+    schema = json.loads((schemas / "compose-spec.json").read_text())
+    jsonschema.Draft7Validator(schema).validate(yaml.safe_load(file.read_text()))
+
+
+@pytest.mark.parametrize("nodes", ["1", "2", "{min: 1, max: 3}"])
+def test_every_node_is_a_service_with_what_settings_say(folder: Path, nodes: str) -> None:
+    spec = BASE + f"nodes: {nodes}\nenv: {{A: b}}\nsecrets: [TOKEN]\npreemption: {{grace: 60s}}\n"
+    found = services(folder, spec, TOKEN="s3cret")
+    target = targets.load("compose")
+    plan = load(target, str(folder / "job.yaml"))
+    assert list(found) == [targets.node_name(target, plan, node) for node in range(plan.job.nodes.max)]
+    for rank in plan.ranks():
+        service = found[f"job-{rank.node}"]
+        told = {one.name: one.value for one in target.settings(plan, rank) if one.setter != "torchrun"}
+        assert service["environment"] == told | {"TOKEN": "s3cret"}
+        assert service["hostname"] == f"job-{rank.node}"
+
+
+def test_nodes_differ_only_in_their_number_their_name_and_whom_they_wait_for(folder: Path) -> None:
+    first, second = services(folder, BASE + "nodes: 2\nrendezvous: {port: 23456}\nmax_restarts: 3\n").values()
+    assert first["environment"].pop("PET_NODE_RANK") == "0"
+    assert second["environment"].pop("PET_NODE_RANK") == "1"
+    assert second.pop("depends_on") == ["job-0"]
+    assert (first.pop("hostname"), second.pop("hostname")) == ("job-0", "job-1")
+    assert first == second
+    assert (first["entrypoint"], first["command"]) == (
+        ["torchrun"],
+        [
+            "--nnodes=2",
+            "--nproc-per-node=2",
+            "--max-restarts=3",
+            "--rdzv-backend=static",
+            "--rdzv-id=job",
+            "--master-addr=job-0",
+            "--master-port=23456",
+            "--",
+            "mine.py",
+        ],
+    )
+
+
+def test_one_node_needs_no_address(folder: Path) -> None:
+    (only,) = services(folder, BASE + "nodes: 1\n").values()
+    assert only["command"][:2] == ["--standalone", "--local-addr=127.0.0.1"]
+
+
+def test_only_the_first_node_of_an_elastic_job_hosts_the_rendezvous(folder: Path) -> None:
+    found = services(folder, BASE + "nodes: {min: 1, max: 3}\nrendezvous: {port: 23456}\n")
+    assert [service["environment"]["PET_RDZV_CONF"] for service in found.values()] == [
+        "is_host=1",
+        "is_host=0",
+        "is_host=0",
+    ]
+    assert {"--nnodes=1:3", "--rdzv-endpoint=job-0:23456"} < set(found["job-1"]["command"])
+
+
+def test_every_node_has_gpus_for_itself(folder: Path) -> None:
+    found = services(folder, BASE.replace("device: cpu", "device: cuda") + "nodes: 2\n")
+    devices = [service["deploy"]["resources"]["reservations"]["devices"] for service in found.values()]
+    assert [[device["device_ids"] for device in node] for node in devices] == [[["0", "1"]], [["2", "3"]]]
+    assert all(device["driver"] == "nvidia" and device["capabilities"] == ["gpu"] for (device,) in devices)
+    assert not [service for service in services(folder, BASE + "nodes: 2\n").values() if "deploy" in service]
+
+
+def test_resources_mounts_and_time_to_end_are_passed_on(folder: Path) -> None:
+    found = services(
+        folder,
+        BASE + "nodes: 1\npreemption: {grace: 200s}\nresources: {cpus: 4, memory: 8GiB, shm: 2GiB, rdma: true}\n"
+        "mounts: [{source: /data, path: /d, read_only: true}, {claim: ckpt, path: /c}]\n",
+    )["job-0"]
+    assert (found["cpus"], found["mem_limit"], found["shm_size"]) == (4, f"{8 << 30}b", f"{2 << 30}b")
+    assert (found["ulimits"], found["cap_add"]) == ({"memlock": {"soft": -1, "hard": -1}}, ["IPC_LOCK"])
+    assert found["volumes"] == [
+        {"type": "bind", "source": "/data", "target": "/d", "read_only": True},
+        {"type": "volume", "source": "ckpt", "target": "/c"},
+    ]
+    assert (found["stop_grace_period"], found["environment"]["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == ("200s", "150")
+    assert found["init"] is True
+
+
+def test_file_without_a_wish_has_more_shared_memory_than_a_container_by_itself(folder: Path) -> None:
+    assert services(folder, BASE + "nodes: 1\n")["job-0"]["shm_size"] == f"{2 << 30}b"
+
+
+def test_absent_secret_stops_compose_and_the_file_holds_no_value(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "s3cret")
+    made = rendered(folder, BASE + "nodes: 2\nsecrets: [TOKEN]\n")
+    assert "s3cret" not in made
+    with pytest.raises(MissingError, match="TOKEN: is a secret of this job; export it before the start"):
+        read(made, {})
+    # A value is put in after the file was read: nothing in it is YAML, and no variable in it is put in.
+    for value in ['"\n  x: $HOME ${HOME} $$', "s3cret"]:
+        assert read(made, {"TOKEN": value})["services"]["job-1"]["environment"]["TOKEN"] == value
+
+
+def test_names_of_variables_that_yaml_takes_for_something_else_stay_names(folder: Path) -> None:
+    names = ["NO", "Y", "null", "true", "_", "N"][:4]
+    env = ", ".join(f'"{name}": x' for name in names)
+    assert set(names) < set(services(folder, BASE + f"nodes: 1\nenv: {{{env}}}\n")["job-0"]["environment"])
+
+
+accepted = st.text(
+    alphabet=st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], include_characters="\n\t")
+    | st.sampled_from("'\"`${}()[]:;&|<>\\*?~#!%=, -"),
+    max_size=30,
+)
+paths = st.text(
+    alphabet=st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], exclude_characters=':,"\\')
+    | st.sampled_from("${}'#&*!- "),
+    max_size=20,
+).map("/".__add__)
+
+
+@settings(max_examples=60)
+@given(value=accepted, argument=accepted, source=paths, path=paths)
+def test_hostile_values_arrive_byte_for_byte(folder: Path, value: str, argument: str, source: str, path: str) -> None:
+    hostile = "${A:-x} $A $$ $(a) {{ x }} \n- b: *c"
+    mounts = text.yaml([{"source": source, "path": path}])
+    spec = BASE.replace("[mine.py]", text.yaml(["mine.py", argument, hostile + argument])) + (
+        f"nodes: 2\nenv: {{A: {text.yaml(value)}, B: {text.yaml(hostile + value)}}}\nmounts: {mounts}\n"
+    )
+    for service in services(folder, spec, A="from the shell").values():
+        assert (service["environment"]["A"], service["environment"]["B"]) == (value, hostile + value)
+        assert service["command"][-3:] == ["mine.py", argument, hostile + argument]
+        (volume,) = service["volumes"]
+        assert (volume["source"], volume["target"]) == (source, path)
