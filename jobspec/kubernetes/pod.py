@@ -115,8 +115,8 @@ def quantity(size: int) -> str:
 def _notes(job: Job) -> Iterator[str]:
     """What a person must know who submits the manifest."""
     if beyond_baseline(job):
-        asked = ", ".join(beyond_baseline(job))
-        yield f"Beyond the Pod Security Standard baseline: {asked}. The namespace must enforce privileged."
+        yield f"Beyond the Pod Security Standard baseline: {', '.join(beyond_baseline(job))}."
+        yield "The namespace must not enforce that standard."
     if job.secrets:
         yield f'Needed beforehand: Secret "{secret_name(job)}" with the keys {", ".join(job.secrets)}.'
     claims = sorted({mount.claim for mount in job.mounts if mount.claim})

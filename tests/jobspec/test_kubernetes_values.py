@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobspec import text
-from jobspec.artifact import render
+from jobspec import targets, text
+from jobspec.artifact import load, render
 from tests.clusters import KINDS, documents, expand, of_kind, pod_templates, processes
 
 # What a spec accepts in a value: anything but control characters other than line breaks and tabs.
@@ -63,6 +63,27 @@ def test_words_that_yaml_reads_as_something_else_stay_text(target: str, tmp_path
     assert template["spec"]["volumes"][1]["persistentVolumeClaim"]["claimName"] == "1"
     (pod, *_) = processes(target, manifests, {}, pod_ip="10.0.0.1")
     assert (pod.env["y"], pod.env["ON"], pod.argv[-2:]) == ("null", "1e3", ["on", "12:30:00"])
+
+
+@pytest.mark.parametrize(
+    ("target", "nodes"), [*((target, "3") for target in KINDS), ("pytorchjob", "{min: 2, max: 3}"), ("jobset", "1")]
+)
+def test_settings_name_every_variable_of_every_pod(target: str, nodes: str, tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text(
+        f"name: my-job\nnodes: {nodes}\nprocs_per_node: 2\nimage: train:1\ncommand: [mine.py]\nmax_restarts: 2\n"
+        "env: {A: $(B)}\nsecrets: [TOKEN]\n"
+    )
+    module = targets.load(target)
+    plan = load(module, str(spec))
+    pods = processes(target, documents(render(target, str(spec))), {"TOKEN": "<secret>"}, pod_ip="10.0.0.1")
+    for rank in plan.ranks():
+        # Later ones win; torchrun comes after the pod.
+        in_pod = [setting for setting in module.settings(plan, rank) if setting.setter != "torchrun"]
+        told = {setting.name: setting.value for setting in in_pod}
+        seen = pods[rank.node].env
+        assert set(told) == set(seen)
+        assert {name: value for name, value in seen.items() if told[name] != value and told[name][0] != "<"} == {}
 
 
 @pytest.mark.parametrize(
