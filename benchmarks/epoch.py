@@ -2,11 +2,12 @@
 
     python -m benchmarks.epoch --data-root DIR [--workload resnet18|mnist_cnn|all]
 
-    ours    python -m train, as torchrun starts it (benchmarks/timed_train.py adds the clock)
+    ours    python -m train, as torchrun starts it
     peer    benchmarks/peers/plain.py, started the same way
 
 Both are given the same flags: model, initial weights, global batch, optimizer, seed; both run as two processes of one
-thread over gloo.  They take turns: ours, peer, ours, peer, …  Round n has seed n.
+thread over gloo.  They take turns: ours, peer, ours, peer, …  Round n has seed n.  Memory layout is part of what is
+compared: ours of mnist_cnn is channels-last, the peer's is what a plain nn.Module has.
 
 `train_seconds`, the time that counts, runs in both from where all ranks are connected and built to where the last
 optimizer step is done.  Reading data is in it, for the peer also the start of its workers; imports and evaluation are
@@ -47,9 +48,9 @@ DATASETS = {"fashion_mnist": torchvision.datasets.FashionMNIST, "mnist": torchvi
 
 # Side: the module that torchrun starts, and the flags that only this side is given.
 SIDES = {
-    "ours": ("benchmarks.timed_train", ["--no-sync-batchnorm"]),
+    "ours": ("train", ["--no-sync-batchnorm"]),
     "peer": ("benchmarks.peers.plain", []),
-    "ours_sync_batchnorm": ("benchmarks.timed_train", ["--sync-batchnorm"]),
+    "ours_sync_batchnorm": ("train", ["--sync-batchnorm"]),
 }
 
 
@@ -122,7 +123,7 @@ def run_epoch(side: str, flags: Sequence[str], number: int) -> Run:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
         command_seconds = time.perf_counter() - started
         records = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
-        [timed] = [record for record in records if record["event"] == "timed_epoch"]
+        [timed] = [record for record in records if record["event"] == "epoch"]
     run = Run(timed["train_seconds"], command_seconds, timed["train_loss"])
     print(f"round {number}, {side}: {run.train_seconds:.1f} s, loss {run.train_loss:.4f}", flush=True)
     return run

@@ -1,0 +1,61 @@
+"""The README's commands work, and its tree and links are there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+# `make test` is this very run, and `make demo` is the same job as the pipe into bash.
+_NOT_RUN = {"make test", "make demo"}
+
+
+def commands() -> list[str]:
+    """The lines of the README's sh blocks; what is in text blocks needs a cluster or has a gap to fill in."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("command", [command for command in commands() if command not in _NOT_RUN])
+def test_command_of_the_readme_works(command: str, tmp_path: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = command.replace("/tmp/", f"{tmp_path}/")
+    outcome = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=170
+    )
+    assert outcome.returncode == 0, outcome.stderr
+
+
+def test_the_commands_that_are_not_run_are_in_the_readme() -> None:
+    assert set(commands()) >= _NOT_RUN
+
+
+def test_make_demo_and_make_test_are_targets_of_the_makefile() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^{command.removeprefix('make ')}:", makefile, re.MULTILINE) for command in _NOT_RUN)
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))])
+def test_links_lead_to_files(page: str) -> None:
+    file = ROOT / page
+    for link in re.findall(r"\]\(([^)#:]+)\)", file.read_text()):
+        assert (file.parent / link).exists(), link
+
+
+def test_every_name_in_the_readme_tree_exists() -> None:
+    (tree,) = re.findall(r"^## What is where\n\n```text\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    folder = ROOT
+    for line in tree.splitlines():
+        name = line.split()[0]
+        if not line.startswith(" "):
+            folder = ROOT / name if name.endswith("/") else ROOT
+            assert (ROOT / name).exists(), name
+        else:
+            assert (folder / name).exists(), name
