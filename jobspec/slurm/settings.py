@@ -1,0 +1,78 @@
+"""Who sets each variable of a process under Slurm."""
+
+from __future__ import annotations
+
+from jobspec.plan import Plan, Rank
+from jobspec.plumbing import Setting, common_settings, torchrun_settings
+from jobspec.slurm.task import shutdown_setting
+
+_FIRST_NODE = "<name of the first node>"
+
+
+def settings(plan: Plan, rank: Rank) -> list[Setting]:
+    """Every variable of the process at `rank`, in the order of setting."""
+    start = [*_by_slurm(plan, rank), *common_settings(plan), *shutdown_setting(plan)]
+    if plan.job.slurm.launcher == "srun":
+        return [*start, *_meeting_point(plan), *_numbers(plan, rank)]
+    if plan.job.nodes.max == 1:
+        address, port, run_id = "127.0.0.1", "<free port that torchrun picks>", "<random id>"
+        return [*start, *torchrun_settings(plan, rank, master_addr=address, master_port=port, run_id=run_id)]
+    address, port = _FIRST_NODE, _port(plan)
+    if plan.backend == "c10d":
+        address, port = "<name of the node with rank 0>", "<free port that torchrun picks>"
+    run_id = "<number of the job>.<number of its restarts>"
+    workers = torchrun_settings(plan, rank, master_addr=address, master_port=port, run_id=run_id)
+    return [*start, *_meeting_point(plan), *_flags_of_torchrun(plan, rank, run_id), *workers]
+
+
+def _by_slurm(plan: Plan, rank: Rank) -> list[Setting]:
+    """A task is a process with the launcher srun, a node with torchrun."""
+    node, task, number_on_node = str(rank.node), str(rank.node), "0"
+    if plan.job.slurm.launcher == "srun":
+        task, number_on_node = str(rank.rank), str(rank.local_rank)
+    if plan.backend == "c10d":  # numbers the nodes anew, in the text order of their names
+        node = task = "<Slurm's number of the node>"
+    values = {
+        "SLURM_JOB_ID": "<number of the job>",
+        "SLURM_NODEID": node,
+        "SLURM_PROCID": task,
+        "SLURM_LOCALID": number_on_node,
+    }
+    if plan.job.slurm.array is not None:
+        values["SLURM_ARRAY_TASK_ID"] = "<number in the array>"
+    return [Setting(name, value, "scheduler") for name, value in values.items()]
+
+
+def _meeting_point(plan: Plan) -> list[Setting]:
+    address = _FIRST_NODE if plan.job.nodes.max > 1 else "127.0.0.1"
+    return [Setting("MASTER_ADDR", address, "script"), Setting("MASTER_PORT", _port(plan), "script")]
+
+
+def _port(plan: Plan) -> str:
+    port = plan.job.rendezvous.port
+    return "<port from the number of the job>" if port == "auto" else str(port)
+
+
+def _numbers(plan: Plan, rank: Rank) -> list[Setting]:
+    values = {
+        "RANK": rank.rank,
+        "LOCAL_RANK": rank.local_rank,
+        "NODE_RANK": rank.node,
+        "WORLD_SIZE": plan.world_size,
+        "LOCAL_WORLD_SIZE": plan.job.procs_per_node,
+    }
+    return [Setting(name, str(value), "script") for name, value in values.items()]
+
+
+def _flags_of_torchrun(plan: Plan, rank: Rank, run_id: str) -> list[Setting]:
+    nodes = plan.job.nodes
+    values = {"PET_NNODES": "<number of nodes>" if nodes.elastic else str(nodes.max), "PET_RDZV_ID": run_id}
+    if plan.backend == "static":
+        values["PET_MASTER_ADDR"] = _FIRST_NODE
+        values["PET_MASTER_PORT"] = _port(plan)
+        values["PET_NODE_RANK"] = str(rank.node)
+    else:
+        values["PET_RDZV_ENDPOINT"] = f"{_FIRST_NODE}:<MASTER_PORT>"
+        values["PET_RDZV_CONF"] = "<is_host=1 on Slurm's first node, is_host=0 elsewhere>"
+        values["PET_LOCAL_ADDR"] = "<name of this node>"
+    return [Setting(name, value, "script") for name, value in values.items()]
