@@ -293,6 +293,7 @@ def test_kubectl_reads_what_pyyaml_reads(target: str, tmp_path: Path) -> None:
     assert by_kind == {manifest["kind"]: manifest for manifest in manifests}
 
 
+@pytest.mark.timeout(300)  # it imports half the world of cloud libraries
 def test_checkov_finds_nothing_that_is_not_explained(tmp_path: Path) -> None:
     if not shutil.which("checkov"):
         pytest.skip("checkov is not installed (`pipx install checkov`; its dependencies do not go with ours)")

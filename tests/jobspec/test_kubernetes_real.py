@@ -49,8 +49,9 @@ def run(folder: Path, pods: Sequence[Process], names: Sequence[str]) -> None:
         assert [agent.wait(timeout=250) for agent in agents] == [0] * len(agents)
     finally:
         for agent in agents:
-            agent.kill()
-            agent.wait()
+            agent.terminate()  # a torchrun that is killed leaves its processes behind
+        for agent in agents:
+            agent.wait(timeout=30)
 
 
 def resolved(value: str, names: Sequence[str]) -> str:
