@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 _TIMEOUT_S = 500.0  # of a whole job; the tests have their own, which is shorter as a rule
@@ -136,7 +136,7 @@ class Cluster:
 
     folder: Path
     nodes: Sequence[str] = ("n1", "n2")
-    env: dict[str, str] = field(default_factory=dict)
+    job_id: int = 70123
 
     def __post_init__(self) -> None:
         (self.folder / "bin").mkdir(exist_ok=True)
@@ -167,7 +167,7 @@ class Cluster:
             old.unlink()
         (self.folder / "job.sh").write_text(script)
         by_slurm = {
-            "SLURM_JOB_ID": "70123",
+            "SLURM_JOB_ID": str(self.job_id),
             "SLURM_JOB_NODELIST": f"list of {len(self.nodes)}",
             "SLURM_JOB_NUM_NODES": str(len(self.nodes)),
             # sbatch sets these for the batch script itself, which is a task, too.
@@ -177,7 +177,7 @@ class Cluster:
         return subprocess.Popen(
             ["bash", "job.sh"],
             cwd=self.folder,
-            env={"PATH": path, "STAND_IN": str(self.folder), **by_slurm, **self.env, **env},
+            env={"PATH": path, "STAND_IN": str(self.folder), **by_slurm, **env},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
