@@ -8,11 +8,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from jobspec.plan import Plan, Rank
-from jobspec.plumbing import Setting
-from jobspec.text import TEMPLATES
+# The command line asks for the names before it knows what is to be done; nothing heavy is imported for that.
+if TYPE_CHECKING:
+    from jobspec.plan import Plan, Rank
+    from jobspec.plumbing import Setting
+
+_TEMPLATES = Path(__file__).parents[2] / "templates"
 
 
 class Target(Protocol):
@@ -55,5 +58,5 @@ def load(name: str) -> Target:
 
 def template(name: str) -> str:
     """File name of a target's template, such as torchrun.sh.j2: target, the artifact's own suffix, j2."""
-    (file,) = TEMPLATES.glob(f"{name}.*.j2")
+    (file,) = _TEMPLATES.glob(f"{name}.*.j2")
     return file.name

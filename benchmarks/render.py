@@ -1,0 +1,149 @@
+"""Wall time of `render.py` against `torchx run --dryrun`, for the same job on 2 and on 64 nodes.
+
+    python -m benchmarks.render [--torchx PATH]
+
+    ours    render.py slurm, render.py pytorchjob
+    peer    torchx run --dryrun --scheduler slurm, kubernetes, with the component dist.ddp
+
+Each round starts every command once, as a process of its own, and takes the time from its start to its end: imports
+are most of it.  One round before is not counted; it writes the byte code.
+torchx is that of PyPI in an environment of its own, which is made at the first run unless --torchx names one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import RESULTS, in_turns, machine, median_ratio, ratios, write_result
+
+ROOT = Path(__file__).parent.parent
+TORCHX_ENVIRONMENT = ROOT / ".venv-torchx"
+TORCHX = "torchx[kubernetes]==0.7.0"
+NODES = (2, 64)
+PROCS_PER_NODE = 8
+TARGETS = {"slurm": "slurm", "pytorchjob": "kubernetes"}  # ours: the scheduler of torchx
+TARGET_RATIO = 0.6
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, write results/render.json; 1 if an artifact grows with the number of nodes."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.render", description=__doc__.splitlines()[0])
+    parser.add_argument("--torchx", type=Path, help="torchx to be measured; default: one of our own")
+    parser.add_argument("--rounds", type=int, default=10, help="how often each command is started")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for render.json")
+    options = parser.parse_args(argv)
+    torchx = options.torchx or install_torchx()
+
+    with tempfile.TemporaryDirectory() as folder:
+        commands = {
+            f"{side}_{target}_{nodes}x{PROCS_PER_NODE}": command
+            for target, scheduler in TARGETS.items()
+            for nodes in NODES
+            for side, command in (
+                ("ours", our_command(Path(folder), target, nodes)),
+                ("torchx", torchx_command(torchx, scheduler, nodes)),
+            )
+        }
+        sizes = {name: len(run(command, folder)) for name, command in commands.items()}
+        sides: dict[str, Callable[[int], float]] = {
+            name: partial(seconds, command, folder) for name, command in commands.items()
+        }
+        times = in_turns(sides, options.rounds)
+
+        version = run([str(torchx), "--version"], folder).decode().strip()
+
+    result = compare(times)
+    settings = {"torchx": version, "rounds": options.rounds}
+    artifacts = {name: size for name, size in sizes.items() if name.startswith("ours_")}
+    write_result(options.results, "render", result | {"settings": settings, "bytes": artifacts, "machine": machine()})
+    for name, ratio in result["ratio"].items():
+        print(f"ours / torchx, {name}: {ratio:.2f} (to be at most {TARGET_RATIO:g})")
+    for target in TARGETS:
+        print(f"{target}, 64 nodes / 2 nodes: {result['ratio_of_nodes'][target]:.2f}")
+    grown = [target for target in TARGETS if grows(target, artifacts)]
+    for target in grown:
+        print(f"the artifact for {target} grows with the number of nodes: {artifacts}")
+    return 1 if grown else 0
+
+
+def install_torchx() -> Path:
+    """The torchx of our own environment, which is made if it is not there."""
+    torchx = TORCHX_ENVIRONMENT / "bin" / "torchx"
+    if not torchx.exists():
+        print(f"installing {TORCHX} into {TORCHX_ENVIRONMENT.name}", flush=True)
+        venv.create(TORCHX_ENVIRONMENT, with_pip=True)
+        subprocess.run([TORCHX_ENVIRONMENT / "bin" / "pip", "install", "--quiet", TORCHX], check=True)
+    return torchx
+
+
+def our_command(folder: Path, target: str, nodes: int) -> list[str]:
+    """The command for a spec that says what torchx is told below; it is written into `folder`."""
+    spec = folder / f"{nodes}.yaml"
+    spec.write_text(
+        f"name: train\nnodes: {nodes}\nprocs_per_node: {PROCS_PER_NODE}\n"
+        "image: registry.example/train:1\ncommand: [train.py]\nresources: {cpus: 32}\n"
+    )
+    return [sys.executable, str(ROOT / "render.py"), target, str(spec)]
+
+
+def torchx_command(torchx: Path, scheduler: str, nodes: int) -> list[str]:
+    """The same job; without a workspace, which would be built into an image."""
+    job = ["-j", f"{nodes}x{PROCS_PER_NODE}", "--script", "train.py", "--image", "registry.example/train:1"]
+    job += ["--cpu", "32", "--gpu", str(PROCS_PER_NODE)]
+    queue = ["-cfg", "queue=default"] if scheduler == "kubernetes" else []
+    return [str(torchx), "run", "--dryrun", "--workspace", "", "-s", scheduler, *queue, "dist.ddp", *job]
+
+
+def run(command: Sequence[str], folder: str) -> bytes:
+    """What a command prints.  Raises CalledProcessError if it fails."""
+    return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
+
+
+def seconds(command: Sequence[str], folder: str, number: int) -> float:
+    """Wall time of one start of a command; `number` is the round."""
+    started = time.perf_counter()
+    run(command, folder)
+    return time.perf_counter() - started
+
+
+def compare(times: dict[str, list[float]]) -> dict[str, Any]:
+    """Ratios of ours to torchx by target and size, and of 64 nodes to 2 within ours."""
+    pairs = {
+        f"{target}_{nodes}x{PROCS_PER_NODE}": tuple(
+            times[f"{side}_{target}_{nodes}x{PROCS_PER_NODE}"] for side in ("ours", "torchx")
+        )
+        for target in TARGETS
+        for nodes in NODES
+    }
+    few, many = (f"{nodes}x{PROCS_PER_NODE}" for nodes in NODES)
+    return {
+        "benchmark": "render",
+        "what": "wall time of the command, ours / torchx run --dryrun",
+        "unit": "ours / torchx, seconds",
+        "ratio": {name: median_ratio(*pair) for name, pair in pairs.items()},
+        "ratio_at_most": TARGET_RATIO,
+        "ratios": {name: ratios(*pair) for name, pair in pairs.items()},
+        "ratio_of_nodes": {
+            target: median_ratio(times[f"ours_{target}_{many}"], times[f"ours_{target}_{few}"]) for target in TARGETS
+        },
+        "seconds": times,
+    }
+
+
+def grows(target: str, sizes: dict[str, int]) -> bool:
+    """Whether an artifact of 64 nodes is longer by more than the digits of numbers."""
+    few, many = (sizes[f"ours_{target}_{nodes}x{PROCS_PER_NODE}"] for nodes in NODES)
+    return many > 1.01 * few
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
