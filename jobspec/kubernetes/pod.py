@@ -1,6 +1,6 @@
 """Plan → what templates/_pod.yaml.j2 needs: one pod a node, whatever kind of object starts it.
 
-Sources: Kubernetes API reference (Pod v1, Job v1); Pod Security Standards; FAQ of each operator.
+Sources: Kubernetes API reference, Pod v1; Pod Security Standards, profiles baseline and restricted.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ INSTANCE_LABEL = "app.kubernetes.io/instance"
 
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Seconds between the SIGTERM that torchrun passes on and its SIGKILL."""
-
-GANG_SCHEDULERS = ("volcano", "scheduler-plugins-scheduler")
-"""Names (of schedulerName) under which Volcano and the coscheduling plugin are installed."""
 
 _LEAST_GRACE = 120  # seconds; a checkpoint of a large model takes most of that
 _LEAVE = 15  # seconds of the grace period that torchrun keeps for itself, to report and exit

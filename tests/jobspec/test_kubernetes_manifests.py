@@ -280,6 +280,13 @@ def test_numbers_of_nodes_with_more_digits_leave_less_room_for_the_name() -> Non
         manifests_of("pytorchjob", "least", f"name={'a' * 54}", "nodes=12")
 
 
+def test_annotations_are_at_most_as_large_as_the_cluster_takes() -> None:
+    value = "x" * ((256 << 10) - len("note"))
+    manifests_of("jobset", "least", f"kubernetes.annotations={{note: {value}}}")
+    with pytest.raises(SpecError, match="have 262145 bytes; 262144 are allowed"):
+        manifests_of("jobset", "least", f"kubernetes.annotations={{note: {value}x}}")
+
+
 @pytest.mark.parametrize("target", KINDS)
 def test_kubectl_reads_what_pyyaml_reads(target: str, tmp_path: Path) -> None:
     """kubectl's own YAML reader, in Go, without a cluster: kustomize prints what it has read."""
