@@ -99,7 +99,7 @@ class Resources(Section):
     memory: Size | None = Field(None, description="memory of a node, such as 200GiB")
     shm: Size | None = Field(
         None,
-        description="size of /dev/shm, for DataLoader workers and NCCL; default: 64 MiB in a container, 1 GiB a process in a pod",
+        description="size of /dev/shm, for DataLoader workers and NCCL; left out, some containers have only 64 MiB",
     )
     rdma: bool = Field(False, description="RDMA devices, and the right to lock memory for them")
 
