@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,15 @@ def services(folder: Path, spec: str, **environ: str) -> dict[str, Any]:
 def test_every_file_is_what_the_compose_specification_allows(file: Path, schemas: Path) -> None:
     schema = json.loads((schemas / "compose-spec.json").read_text())
     jsonschema.Draft7Validator(schema).validate(yaml.safe_load(file.read_text()))
+
+
+@pytest.mark.parametrize("file", GOLDENS, ids=lambda file: file.name)
+def test_every_file_is_read_by_compose_itself(file: Path) -> None:
+    command = shutil.which("docker-compose")
+    if command is None:
+        pytest.skip("docker-compose is not installed (Debian package docker-compose)")
+    environ = {**os.environ, "WANDB_API_KEY": "s3cret"}
+    subprocess.run([command, "-f", file, "config", "--quiet"], check=True, env=environ)
 
 
 @pytest.mark.parametrize("nodes", ["1", "2", "{min: 1, max: 3}"])
