@@ -280,6 +280,25 @@ def test_numbers_of_nodes_with_more_digits_leave_less_room_for_the_name() -> Non
         manifests_of("pytorchjob", "least", f"name={'a' * 54}", "nodes=12")
 
 
+def test_hand_written_claim_fits_every_kubernetes_and_the_examples_mount_it() -> None:
+    folder = JOBS.parent / "k8s"
+    (claim,) = documents((folder / "claims.yaml").read_text())
+    for version in (kubernetes.OLDEST, kubernetes.NEWEST):
+        kubernetes_validate.validate(claim, version, strict=True)
+    mounted = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for example in folder.glob("*.*.yaml")
+        for template in pod_templates(documents(example.read_text()))
+        for volume in template["spec"]["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
+    assert mounted == {claim["metadata"]["name"]}
+    queue = documents((folder / "queue.yaml").read_text())[-1]["metadata"]
+    for example in folder.glob("*.*.yaml"):
+        job = documents(example.read_text())[-1]["metadata"]
+        assert (job["namespace"], job["labels"]["kueue.x-k8s.io/queue-name"]) == (queue["namespace"], queue["name"])
+
+
 def test_annotations_are_at_most_as_large_as_the_cluster_takes() -> None:
     value = "x" * ((256 << 10) - len("note"))
     manifests_of("jobset", "least", f"kubernetes.annotations={{note: {value}}}")
