@@ -449,6 +449,18 @@ def test_signal_lets_every_node_save_and_requeues_once(own_cluster: Cluster) -> 
     assert (own_cluster.folder / "requeued").read_text() == "70123\n"
 
 
+def test_signal_before_the_start_requeues_without_a_start(own_cluster: Cluster) -> None:
+    mark = own_cluster.folder / "in-preflight"
+    own_cluster.install("getent", f"import time\nopen({str(mark)!r}, 'w')\ntime.sleep(2)\nprint('192.0.2.1')")
+    job = own_cluster.start(rendered(own_cluster, TWO_NODES + "preemption: {grace: 20s}\n"))
+    while not mark.exists():
+        time.sleep(0.02)
+    job.send_signal(signal.SIGUSR1)
+    assert ended(job)[0] == 0
+    assert (own_cluster.folder / "requeued").read_text() == "70123\n"
+    assert own_cluster.calls() == {}
+
+
 def test_node_that_hangs_does_not_cost_the_requeue(own_cluster: Cluster) -> None:
     job = preemptible(own_cluster, SAVING.replace("time.sleep(0.2 + int(node))", "time.sleep(60)"), grace="4s")
     begin = time.monotonic()
