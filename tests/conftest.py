@@ -45,7 +45,7 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="session")
 def schemas() -> Path:
-    """The folder with strict JSON Schemas of the operators' kinds: $SCHEMAS, or shared/schemas beside the repository."""
+    """The folder with strict JSON Schemas of foreign kinds: $SCHEMAS, or shared/schemas beside the repository."""
     root = Path(os.environ.get("SCHEMAS") or Path(__file__).parents[2] / "shared" / "schemas")
     if not root.is_dir():
         pytest.skip("no schemas of the operators' kinds found; SCHEMAS=FOLDER says where they are")
