@@ -272,7 +272,11 @@ class Trainer:
     def _seed_step(self) -> None:
         """Dropout's random numbers as a function of the position, so that a resumed run draws the same ones."""
         position = f"{self.config.seed} {self.sampler.epoch} {self.sampler.step} {self.world.rank}"
-        torch.manual_seed(int.from_bytes(hashlib.blake2b(position.encode(), digest_size=4).digest(), "big"))
+        seed = int.from_bytes(hashlib.blake2b(position.encode(), digest_size=4).digest(), "big")
+        # Not torch.manual_seed, which formats a stack trace for each kind of device that is not in use.
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def _autocast(self) -> torch.autocast:
         dtype = _AUTOCAST[self.config.precision]

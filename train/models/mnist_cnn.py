@@ -9,15 +9,16 @@ from torch import nn
 def build(shape: tuple[int, int, int], num_classes: int, dropout: float | None) -> nn.Module:
     """Two 3×3 convolutions, 2×2 max pool, two linear layers; dropout 0.25 before and 0.5 between those.
 
-    In channels-last layout, in which these convolutions take a sixth less time on a CPU.
+    In channels-last layout, in which these convolutions take a sixth less time on a CPU.  The second ReLU comes after
+    the pool: the maximum of rectified values is the rectified maximum, at a quarter of the work.
     """
     channels, height, width = shape
     layers = nn.Sequential(
         nn.Conv2d(channels, 32, 3),
         nn.ReLU(),
         nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Dropout(0.25 if dropout is None else dropout),
         nn.Flatten(),
         nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128),
