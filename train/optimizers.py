@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from torch import nn, optim
 
+from train.blocked_adadelta import BlockedAdadelta
 from train.config import TrainConfig
 
 
@@ -21,7 +22,7 @@ def make_optimizer(config: TrainConfig, params: Iterable[nn.Parameter]) -> optim
         case "adamw":
             return optim.AdamW(params, lr=lr, weight_decay=weight_decay)
         case "adadelta":
-            return optim.Adadelta(params, lr=lr, weight_decay=weight_decay)
+            return BlockedAdadelta(params, lr=lr, weight_decay=weight_decay)
 
 
 def lr_of_epoch(config: TrainConfig, epoch: int) -> float:
