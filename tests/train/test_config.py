@@ -83,7 +83,7 @@ def test_yaml_file_of_a_config_gives_the_same_config(
     tmp_path_factory: pytest.TempPathFactory, config: TrainConfig
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "config.yaml"
-    file.write_text(yaml.safe_dump(config.model_dump(), allow_unicode=True), encoding="utf-8")
+    file.write_text(yaml.safe_dump(config.model_dump()), encoding="utf-8")
     assert from_argv([f"--config={file}"]) == config
 
 

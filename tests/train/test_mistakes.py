@@ -138,4 +138,5 @@ def test_a_rank_that_never_arrives_is_named() -> None:
 def test_under_torchrun_the_paragraph_is_there_too() -> None:
     outcome = train(2, "--model=resnet81")
     assert outcome.returncode == 1
-    assert outcome.stderr.count('did you mean "resnet18"?') == 1
+    # Once a rank at most: torchrun may end the second before it has read its settings.
+    assert outcome.stderr.count('did you mean "resnet18"?') in (1, 2)

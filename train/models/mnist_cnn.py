@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+
+class _Flatten(nn.Flatten):
+    """Flatten whose gradient is channels-last like its input, else max pool's backward takes five times as long."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.requires_grad:
+            input.register_hook(lambda grad: grad.contiguous(memory_format=torch.channels_last))
+        return super().forward(input)
 
 
 def build(shape: tuple[int, int, int], num_classes: int, dropout: float | None) -> nn.Module:
@@ -20,7 +29,7 @@ def build(shape: tuple[int, int, int], num_classes: int, dropout: float | None) 
         nn.MaxPool2d(2),
         nn.ReLU(),
         nn.Dropout(0.25 if dropout is None else dropout),
-        nn.Flatten(),
+        _Flatten(),
         nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128),
         nn.ReLU(),
         nn.Dropout(0.5 if dropout is None else dropout),
