@@ -40,7 +40,8 @@ TORCHS: dict[str, tuple[Make, Make]] = {  # with lr alone; with every setting
 
 def weights_after_three_steps(make: Make) -> torch.Tensor:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    # The second weight is larger than a block of BlockedAdadelta, and no multiple of one.
+    model = nn.Sequential(nn.Linear(5, 300), nn.Tanh(), nn.Linear(300, 301))
     optimizer = make(model.parameters())
     for step in range(3):
         optimizer.zero_grad()
