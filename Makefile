@@ -35,6 +35,7 @@ bench: $(READY)
 	test -n "$(DATA_ROOT)" || { echo "make bench needs DATA_ROOT=folder with MNIST/raw and FashionMNIST/raw" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
 	$(BIN)/python -m benchmarks.input --data-root "$(DATA_ROOT)"
+	$(BIN)/python -m benchmarks.render
 	$(BIN)/python -m benchmarks.epoch --data-root "$(DATA_ROOT)"
 	$(BIN)/python -m benchmarks.picture
 

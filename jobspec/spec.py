@@ -44,7 +44,8 @@ _Count = Annotated[int, Field(ge=1, le=MAX_NODES)]
 class Section(BaseModel):
     """A mapping of the spec: exactly the keys below, each of exactly its type."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    # The validator is built at the first use: once for the whole job, not again for each section.
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
 
 
 class Nodes(Section):

@@ -54,7 +54,7 @@ _DAY_S = 86_400.0
 class TrainConfig(BaseModel):
     """Settings of one training run; the field `batch_size` is the flag `--batch-size` and the YAML key `batch_size`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), defer_build=True)
 
     model: Annotated[str, _one_of("models"), _names("models")] = Field(
         "mnist_cnn", description="a file in train/models/"
