@@ -53,13 +53,16 @@ def pod_templates(manifests: Sequence[Manifest]) -> list[Manifest]:
     return found
 
 
-def processes(target: str, manifests: Sequence[Manifest], secrets: Mapping[str, str], pod_ip: str) -> list[Process]:
-    """Every pod's container as the kubelet starts it, in the order of the pods' numbers; all pods have one address."""
+def processes(
+    target: str, manifests: Sequence[Manifest], secrets: Mapping[str, str], addresses: Sequence[str] = ()
+) -> list[Process]:
+    """Every pod's container as the kubelet starts it, in the order of the pods' numbers; `addresses` are the pods'."""
     replay = {"indexedjob": _indexed_job, "jobset": _jobset, "pytorchjob": _pytorchjob, "trainjob": _trainjob}[target]
     started = []
-    for name, template, added in replay(manifests):
+    for number, (name, template, added) in enumerate(replay(manifests)):
         container = template["spec"]["containers"][0]
-        fields = {**_metadata_fields(template), "status.podIP": pod_ip}
+        address = addresses[number] if addresses else f"10.0.0.{number + 1}"
+        fields = {**_metadata_fields(template), "status.podIP": address}
         env = _environment([*container["env"], *added], fields, secrets)
         argv = [expand(word, env) for word in [*container["command"], *container["args"]]]
         started.append(Process(name, argv, env))
@@ -193,7 +196,8 @@ def _indexed(template: Manifest, index: int) -> Manifest:
 
 def _metadata_fields(template: Manifest) -> dict[str, str]:
     """The values of a pod's metadata by field path."""
-    return {
+    names = {f"metadata.{key}": template["metadata"].get(key, "") for key in ("name", "namespace")}
+    return names | {
         f"metadata.{section}['{key}']": value
         for section in ("labels", "annotations")
         for key, value in template["metadata"].get(section, {}).items()
