@@ -62,11 +62,18 @@ def processes(
     for number, (name, template, added) in enumerate(replay(manifests)):
         container = template["spec"]["containers"][0]
         address = addresses[number] if addresses else f"10.0.0.{number + 1}"
-        fields = {**_metadata_fields(template), "status.podIP": address}
-        env = _environment([*container["env"], *added], fields, secrets)
-        argv = [expand(word, env) for word in [*container["command"], *container["args"]]]
-        started.append(Process(name, argv, env))
+        container = {**container, "env": [*container["env"], *added]}
+        started.append(Process(name, *words_and_environment(container, template, secrets, address)))
     return started
+
+
+def words_and_environment(
+    container: Manifest, pod: Manifest, secrets: Mapping[str, str], address: str
+) -> tuple[list[str], dict[str, str]]:
+    """A container's words and variables as the kubelet fills them in; `secrets` are values by key."""
+    fields = {**_metadata_fields(pod), "status.podIP": address}
+    env = _environment(container.get("env", []), fields, secrets)
+    return [expand(word, env) for word in [*container.get("command", []), *container.get("args", [])]], env
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
