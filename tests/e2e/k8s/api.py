@@ -1,0 +1,70 @@
+"""The API server's own HTTP interface, through `kubectl proxy`: whatever cluster kubectl talks to, and no keys here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+Object = dict[str, Any]
+
+_STRATEGIC = "application/strategic-merge-patch+json"
+
+
+class Api:
+    """Objects by their path, such as /api/v1/namespaces/default/pods/a."""
+
+    def __init__(self, kubeconfig: str | None) -> None:
+        options = ["--kubeconfig", kubeconfig] if kubeconfig else []
+        command = ["kubectl", *options, "proxy", "--port=0"]
+        self._proxy = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert self._proxy.stdout is not None
+        self._url = "http://" + self._proxy.stdout.readline().split()[-1]
+
+    def get(self, path: str) -> Object:
+        return self._call("GET", path)
+
+    def post(self, path: str, body: Object) -> Object:
+        return self._call("POST", path, body)
+
+    def patch(self, path: str, body: Object) -> Object:
+        return self._call("PATCH", path, body, _STRATEGIC)
+
+    def delete(self, path: str, body: Object) -> Object:
+        return self._call("DELETE", path, body)
+
+    def watch(self, path: str) -> Iterator[tuple[str, Object]]:
+        """All objects of a list and then every change to one, for ever: ADDED, MODIFIED or DELETED, and the object."""
+        while True:
+            listed = self.get(path)
+            yield from (("ADDED", found) for found in listed["items"])
+            version = listed["metadata"]["resourceVersion"]
+            with urllib.request.urlopen(f"{self._url}{path}?watch=true&resourceVersion={version}") as stream:
+                for line in stream:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":  # the version is too old by now: list again
+                        break
+                    yield event["type"], event["object"]
+
+    def close(self) -> None:
+        self._proxy.kill()
+        self._proxy.wait()
+
+    def _call(self, method: str, path: str, body: Object | None = None, kind: str = "application/json") -> Object:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, {"Content-Type": kind}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                found: Object = json.load(answer)
+                return found
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                raise Gone(path) from None
+            raise RuntimeError(f"{method} {path}: {error.code} {error.read().decode()}") from None
+
+
+class Gone(Exception):
+    """The object is not there, or no longer."""

@@ -1,0 +1,110 @@
+"""What the tests do with a cluster: kubectl as a person uses it, and a look into pods that are played here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.k8s.api import Object
+from tests.e2e.k8s.kubelet import Kubelet
+
+# Target → resource of its top object, where its spec holds `suspend`, and the condition of success.
+RESOURCES = {
+    "indexedjob": "jobs.batch",
+    "jobset": "jobsets.jobset.x-k8s.io",
+    "pytorchjob": "pytorchjobs.kubeflow.org",
+    "trainjob": "trainjobs.trainer.kubeflow.org",
+}
+DONE = {"indexedjob": "Complete", "jobset": "Completed", "pytorchjob": "Succeeded", "trainjob": "Complete"}
+_WAIT_S = 400.0  # several jobs, each with several processes that import torch, on a busy machine
+
+
+class Cluster:
+    """A cluster; `kubelet` is None where it has nodes of its own, which run `image`."""
+
+    def __init__(self, kubeconfig: str | None, kubelet: Kubelet | None, image: str) -> None:
+        self._options = ["--kubeconfig", kubeconfig] if kubeconfig else []
+        self.kubelet = kubelet
+        self.image = image
+
+    def try_kubectl(self, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        command = ["kubectl", *self._options, *words]
+        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=_WAIT_S)
+
+    def kubectl(self, *words: str, text: str | None = None) -> str:
+        """What kubectl prints; a failure and a warning end the test."""
+        done = self.try_kubectl(*words, text=text)
+        assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}{done.stdout}"
+        assert "Warning" not in done.stderr, done.stderr
+        return done.stdout
+
+    def apply(self, manifests: str, *words: str) -> str:
+        """`render.py … | kubectl apply -f -`, which refuses fields that the API server does not know."""
+        return self.kubectl("apply", "--filename", "-", *words, text=manifests)
+
+    def needs(self, target: str) -> None:
+        """Skip the test where the kind of a target is not served."""
+        if self.try_kubectl("get", RESOURCES[target], "--all-namespaces").returncode:
+            pytest.skip(f"this cluster has no {RESOURCES[target]}")
+
+    def needs_controllers(self, target: str) -> None:
+        """Skip the test where nobody makes pods of a target's objects."""
+        self.needs(target)
+        if self.kubelet is None and not self.image:
+            pytest.skip("IMAGE=NAME says which image the nodes of this cluster can run")
+        if self.kubelet is not None and self.try_kubectl("get", "deployments", "--all-namespaces").stdout == "":
+            pytest.skip("there is no kube-controller-manager")
+
+    def player(self) -> Kubelet:
+        """The kubelet of pods that are played here; skips the test on a cluster with nodes of its own."""
+        if self.kubelet is None:
+            pytest.skip("this test looks into its pods' processes and files; this cluster runs them elsewhere")
+        return self.kubelet
+
+    def claim(self, namespace: str, name: str) -> Path:
+        """A claim that several nodes can write, made in the cluster, and its folder."""
+        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+        claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
+        self.apply(json.dumps(claim), "--namespace", namespace)
+        folder = self.player().claims / namespace / name
+        folder.mkdir(parents=True)
+        folder.chmod(0o777)
+        return folder
+
+    def get(self, namespace: str, resource: str, name: str) -> Object:
+        found: Object = json.loads(self.kubectl("get", resource, name, "--namespace", namespace, "--output=json"))
+        return found
+
+    def pods(self, namespace: str) -> list[Object]:
+        found: list[Object] = json.loads(
+            self.kubectl("get", "pods", "--namespace", namespace, "--output=json", "--sort-by=.metadata.name")
+        )["items"]
+        return found
+
+    def succeeds(self, namespace: str, target: str, name: str) -> None:
+        """Wait until the job has succeeded; a job that fails does not."""
+        failed = "Failed"
+
+        def done() -> bool:
+            conditions = self.get(namespace, RESOURCES[target], name).get("status", {}).get("conditions") or []
+            true = {condition["type"]: condition for condition in conditions if condition["status"] == "True"}
+            assert failed not in true, true[failed]
+            return DONE[target] in true
+
+        self.until(done, f"{target} {name} has succeeded")
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + _WAIT_S
+        while not condition():
+            assert time.monotonic() < end, f"it did not come to pass that {what}"
+            time.sleep(0.2)
+
+    def told(self, namespace: str) -> str:
+        """Everything that explains a test that failed: pods, events, and what the pods printed."""
+        objects = self.try_kubectl("get", "pods,services,events", "--namespace", namespace, "--output=wide").stdout
+        return objects + (self.kubelet.logs(namespace) if self.kubelet else "")

@@ -1,0 +1,73 @@
+"""The cluster of the session and a namespace for each test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from tests.e2e.k8s import parts
+from tests.e2e.k8s.api import Api
+from tests.e2e.k8s.cluster import Cluster
+from tests.e2e.k8s.control_plane import SERVER, ControlPlane
+from tests.e2e.k8s.images import Images
+from tests.e2e.k8s.kubelet import Kubelet
+from tests.e2e.k8s.names import Names
+from tests.e2e.k8s.sandbox import GATEWAY, open_network
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The cluster that `python -m tests.e2e.k8s` chose."""
+    chosen = os.environ.get("E2E_K8S")
+    if chosen == "current":
+        yield Cluster(None, None, os.environ.get("IMAGE", ""))
+        return
+    found = parts.find()
+    if chosen is None or found is None:
+        pytest.skip("`make e2e-k8s` runs these tests")
+    folder = tmp_path_factory.mktemp("cluster")
+    folder.parent.chmod(0o755)
+    open_network()
+    plane = ControlPlane(found, folder / "control-plane")
+    api = kubelet = None
+    try:
+        plane.start()
+        api = Api(str(plane.kubeconfig))
+        Names(api, GATEWAY)
+        kubelet = Kubelet(api, folder, Images(found), SERVER)
+        if "kube-controller-manager" in found.programs:
+            for name in parts.MANIFESTS:
+                if name in found.programs and name in found.manifests:
+                    plane.install(name)
+        yield Cluster(str(plane.kubeconfig), kubelet, "train:e2e")
+        assert not kubelet.errors, "\n".join(kubelet.errors)
+    finally:
+        if kubelet is not None:
+            kubelet.close()
+        if api is not None:
+            api.close()
+        plane.close()
+
+
+@pytest.fixture
+def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of the test's own, gone at its end with everything in it."""
+    name = f"e2e-{os.getpid()}-{abs(hash(request.node.nodeid)) % 10**8}"
+    cluster.kubectl("create", "namespace", name)
+    yield name
+    if request.node.stash.get(FAILED, False):
+        print(cluster.told(name))
+    cluster.kubectl("delete", "namespace", name, "--timeout=300s")
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "call":
+        item.stash[FAILED] = report.failed
+    return report

@@ -1,0 +1,65 @@
+"""The API server and the operators' webhooks take what we render, without a word about a field they do not know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobspec import targets
+from jobspec.artifact import load, render
+from jobspec.problems import SpecError
+from tests.clusters import KINDS, documents
+from tests.e2e.k8s.cluster import Cluster
+from tests.e2e.k8s.sandbox import REPOSITORY
+
+SPECS = [*sorted((REPOSITORY / "jobs").glob("*.yaml")), *sorted((REPOSITORY / "tests/specs/ok").glob("*.yaml"))]
+EXAMPLES = sorted((REPOSITORY / "k8s").glob("*.yaml"))
+# Kinds of schedulers and queues, which are not among the parts: a cluster that has them takes these, too.
+FOREIGN = {
+    "PodGroup": "podgroups.scheduling.volcano.sh",
+    "ClusterQueue": "clusterqueues.kueue.x-k8s.io",
+}
+
+
+def of_targets(files: list[Path]) -> list[object]:
+    found: list[object] = []
+    for spec in files:
+        for target in KINDS:
+            try:
+                load(targets.load(target), str(spec))
+            except SpecError:
+                continue
+            found.append(pytest.param(spec, target, id=f"{spec.stem}-{target}"))
+    return found
+
+
+@pytest.mark.parametrize(("spec", "target"), of_targets(SPECS))
+def test_rendered_manifest_is_admitted_without_a_warning(
+    spec: Path, target: str, cluster: Cluster, namespace: str
+) -> None:
+    cluster.needs(target)
+    admitted(cluster, render(target, str(spec), [f"kubernetes.namespace={namespace}"]), namespace)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_example_is_admitted_without_a_warning(example: Path, cluster: Cluster, namespace: str) -> None:
+    if example.name.count(".") > 1:
+        cluster.needs(example.name.split(".")[-2])
+    admitted(cluster, example.read_text().replace("namespace: change-me", f"namespace: {namespace}"), namespace)
+
+
+def admitted(cluster: Cluster, manifests: str, namespace: str) -> None:
+    for kind in {manifest["kind"] for manifest in documents(manifests)} & set(FOREIGN):
+        if cluster.try_kubectl("get", FOREIGN[kind], "--all-namespaces").returncode:
+            pytest.skip(f"this cluster has no {FOREIGN[kind]}")
+    # Really made, not a dry run: a TrainJob is held against the runtime before it.
+    made = cluster.apply(manifests)
+    assert made.count(" created") == len(documents(manifests))
+
+
+def test_misspelt_field_is_refused(cluster: Cluster, namespace: str) -> None:
+    """The check that the checks above can fail."""
+    good = render("indexedjob", str(REPOSITORY / "jobs/own-script.yaml"), [f"kubernetes.namespace={namespace}"])
+    done = cluster.try_kubectl("apply", "--filename", "-", text=good.replace("backoffLimit:", "backofLimit:"))
+    assert done.returncode and 'unknown field "spec.backofLimit"' in done.stderr
