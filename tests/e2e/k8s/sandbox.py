@@ -83,18 +83,9 @@ class Sandbox:
         """Start a container; a signal for it goes through `send`."""
         namespaces = [f"--{kind}=/proc/{self._pause.pid}/ns/{kind}" for kind in ("net", "uts", "ipc")]
         script = "\n".join([*self._root_folder(container), f"exec {shlex.join(self._command(container))}"])
-        command = [
-            "nsenter",
-            *namespaces,
-            "unshare",
-            "--mount",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "sh",
-            "-euc",
-            script,
-        ]
+        # The first child is process 1 of the new namespace; its exit code is kept, 137 where SIGKILL ended it.
+        own = ["unshare", "--mount", "--pid", "sh", "-c", 'sh -euc "$0"; exit $?']
+        command = ["nsenter", *namespaces, *own, script]
         # A shell drops the variables that it cannot name, so they are no part of its own environment.
         return subprocess.Popen(command, env=_TOOLS, stdout=log, stderr=log, start_new_session=True)
 
