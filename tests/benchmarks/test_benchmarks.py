@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -14,22 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.idx import write_split
 from train.datasets.synthetic import load
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def write_idx(file: Path, values: Tensor) -> None:
-    header = struct.pack(f">BBBB{values.dim()}I", 0, 0, 8, values.dim(), *values.shape)
-    file.write_bytes(header + values.to(torch.uint8).numpy().tobytes())
-
-
 def write_dataset(folder: Path, images: Tensor, labels: Tensor) -> None:
     """The same samples, shapes (N, 28, 28) and (N), as training and as validation set."""
-    folder.mkdir(parents=True)
     for prefix in ("train", "t10k"):
-        write_idx(folder / f"{prefix}-images-idx3-ubyte", images)
-        write_idx(folder / f"{prefix}-labels-idx1-ubyte", labels)
+        write_split(folder, images, labels.to(torch.uint8), prefix)
 
 
 def run_benchmark(name: str, *arguments: str) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.idx import idx_bytes, write_split
 from train import datasets
 from train.datasets import Samples, Split
 from train.errors import UserError
@@ -21,18 +21,6 @@ FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
 FILES = [f"{prefix}-{kind}-ubyte" for prefix in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 
 Load = Callable[[str, Split], Samples]
-
-
-def idx_bytes(array: torch.Tensor) -> bytes:
-    """A uint8 array in the IDX format."""
-    header = bytes([0, 0, 8, array.dim()]) + struct.pack(f">{array.dim()}I", *array.shape)
-    return header + array.contiguous().numpy().tobytes()
-
-
-def write_split(raw: Path, images: torch.Tensor, labels: torch.Tensor, prefix: str = "train") -> None:
-    raw.mkdir(parents=True, exist_ok=True)
-    (raw / f"{prefix}-images-idx3-ubyte").write_bytes(idx_bytes(images))
-    (raw / f"{prefix}-labels-idx1-ubyte").write_bytes(idx_bytes(labels))
 
 
 @pytest.fixture
