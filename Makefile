@@ -7,7 +7,7 @@ READY := .venv/.ready
 # What runs inside a job finds python and torchrun of the virtual environment first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint render fuzz bench clean
+.PHONY: demo test lint render fuzz bench e2e-k8s clean
 
 # Two processes on this machine's CPU.  With DATA_ROOT=folder the same job trains on FashionMNIST from there.
 DEMO_SET := $(if $(DATA_ROOT),--set train.dataset=fashion_mnist --set train.data_root=$(abspath $(DATA_ROOT)))
@@ -29,6 +29,10 @@ render: $(READY) # write the examples in slurm/, k8s/ and docker/ anew
 
 fuzz: $(READY)
 	$(BIN)/python -m pytest tests/jobspec --hypothesis-profile=fuzz --timeout=3600
+
+# On kubectl's cluster, or on a real API server with the operators, built once from Go modules (20 minutes, 2 GB).
+e2e-k8s: $(READY)
+	$(BIN)/python -m tests.e2e.k8s
 
 # Full epochs against their peers: about an hour on two cores.
 bench: $(READY)
