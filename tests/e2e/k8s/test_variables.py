@@ -1,0 +1,91 @@
+"""Every variable that `explain` foretells is what the operator's pods and the processes in them have."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from jobspec import targets
+from jobspec.artifact import load
+from jobspec.explain import as_json, explain
+from tests.clusters import KINDS
+from tests.e2e.k8s.cluster import Cluster
+from tests.e2e.k8s.specs import job, rendered
+
+SECRET = "s3cret $(NOTE) $$"
+SCRIPT = """
+import json, os, pathlib, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor(2 ** dist.get_rank())
+dist.all_reduce(total)
+first = dict(line.split("=", 1) for line in pathlib.Path("/proc/1/environ").read_text().split("\\0") if line)
+seen = {"total": total.item(), "pod": first, "process": dict(os.environ), "node": os.uname().nodename}
+pathlib.Path("/work-of-job", str(dist.get_rank())).write_text(json.dumps(seen))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "nodes"), [*((target, 2) for target in KINDS), ("pytorchjob", {"min": 1, "max": 2}), ("jobset", 1)]
+)
+def test_processes_have_the_variables_that_explain_foretells(
+    target: str, nodes: object, cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    cluster.needs_controllers(target)
+    work = cluster.claim(namespace, "work")
+    (work / "mine.py").write_text(SCRIPT)
+    secret = {"data": {"TOKEN": base64.b64encode(SECRET.encode()).decode()}, "metadata": {"name": "job"}}
+    cluster.apply(json.dumps({"apiVersion": "v1", "kind": "Secret", **secret}), "--namespace", namespace)
+    spec = job(
+        cluster.image,
+        nodes=nodes,
+        procs_per_node=2,
+        command=["/work-of-job/mine.py"],
+        env={"NOTE": "$(OUT) $HOME $$ $é \"'"},
+        secrets=["TOKEN"],
+        mounts=[{"claim": "work", "path": "/work-of-job"}],
+    )
+    cluster.apply(rendered(target, spec, namespace, tmp_path))
+    cluster.succeeds(namespace, target, "job")
+
+    module = targets.load(target)
+    told = json.loads(as_json(explain(load(module, str(tmp_path / "job.yaml")), module)))
+    seen = {int(file.name): json.loads(file.read_text()) for file in work.glob("[0-9]*")}
+    assert sorted(seen) == [rank["rank"] for rank in told["ranks"]]
+    addresses = {process["process"]["MASTER_ADDR"] for process in seen.values()}
+    assert len(addresses) == 1
+    for rank in told["ranks"]:
+        found = seen[rank["rank"]]
+        assert found["total"] == 2 ** told["world_size"] - 1
+        by_pod = [one for one in rank["variables"] if one["setter"] != "torchrun"]
+        for place, variables in (("pod", by_pod), ("process", rank["variables"])):
+            final = {variable["name"]: variable["value"] for variable in variables}  # the last one holds
+            known = {name: value for name, value in final.items() if not value.startswith("<")}
+            assert {name: found[place].get(name) for name in known} == known
+            assert set(final) <= set(found[place])
+            assert found[place]["TOKEN"] == SECRET
+        # No rank follows from a variable that nobody foretold.
+        assert {name for name in found["pod"] if name.startswith(("PET_", "MASTER_"))} <= {
+            variable["name"] for variable in rank["variables"]
+        }
+
+
+@pytest.mark.parametrize("target", KINDS)
+def test_nodes_have_the_names_that_explain_shows(target: str, cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    """The pods' names in DNS, from the objects that the controllers made: host name and Service."""
+    cluster.needs_controllers(target)
+    spec = job(cluster.image, nodes=3, command=["jobs/scripts/own.py", "--steps", "1"])
+    cluster.apply(rendered(target, spec, namespace, tmp_path))
+    module = targets.load(target)
+    names = json.loads(as_json(explain(load(module, str(tmp_path / "job.yaml")), module)))["node_names"]
+    cluster.until(lambda: len(cluster.pods(namespace)) == 3, "three pods are there")
+    assert sorted(name_in_dns(pod["spec"], pod["metadata"]["name"]) for pod in cluster.pods(namespace)) == sorted(names)
+    cluster.succeeds(namespace, target, "job")
+
+
+def name_in_dns(spec: dict[str, str], name: str) -> str:
+    """Of a pod with a host name that is under its Service; the training operator makes a Service for each pod."""
+    return f"{spec['hostname']}.{spec['subdomain']}" if "subdomain" in spec else name
