@@ -17,6 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.e2e import foreign
 from tests.e2e.k8s import parts
 
 REPOSITORY = Path(__file__).parents[3]
@@ -33,7 +34,9 @@ def main(words: list[str]) -> int:
     if context := current_cluster():
         print(f"e2e-k8s: the cluster of kubectl's context {context}", flush=True)
         return subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "E2E_K8S": "current"}).returncode
-    problem = _cannot_isolate() or ("" if built_only else parts.build())
+    problem = _cannot_isolate()
+    if not built_only and not problem:
+        problem = parts.build() or foreign.fetch()
     found = parts.find()
     if found is None or _cannot_isolate():
         hint = "`python -m tests.e2e.k8s.parts --build` builds them"

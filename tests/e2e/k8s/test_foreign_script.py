@@ -1,0 +1,50 @@
+"""A training script that nobody here wrote runs unchanged."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import foreign
+from tests.e2e.k8s.cluster import Cluster
+from tests.e2e.k8s.sandbox import REPOSITORY
+from tests.e2e.k8s.specs import job, rendered
+
+
+def test_example_of_the_training_operator_trains_unchanged(
+    cluster: Cluster, namespace: str, tmp_path: Path, data_root: Path
+) -> None:
+    cluster.needs_controllers("pytorchjob")
+    found = foreign.find()
+    if found is None:
+        pytest.skip("the script could not be fetched; Go and its module proxy are needed")
+    work, data = cluster.claim(namespace, "work"), cluster.claim(namespace, "data")
+    shutil.copy(found.script, work)
+    shutil.copytree(found.packages, work / "packages")
+    unpack(data_root / "FashionMNIST" / "raw", data / "FashionMNIST" / "raw")
+    spec = job(
+        cluster.image,
+        procs_per_node=2,
+        command=["/work-of-job/mnist.py", "--epochs", "1", "--batch-size", "250", "--lr", "0.05", "--dir", "/tmp/logs"],
+        env={"PYTHONPATH": "/work-of-job/packages"},
+        mounts=[{"claim": "work", "path": "/work-of-job"}, {"claim": "data", "path": f"{REPOSITORY.parent}/data"}],
+    )
+    cluster.apply(rendered("pytorchjob", spec, namespace, tmp_path))
+    cluster.succeeds(namespace, "pytorchjob", "job")
+    told = cluster.player().logs(namespace)
+    assert {rank for rank in range(4) if f"World Size: 4. Rank: {rank}" in told} == set(range(4))
+    # Each of four processes counts its quarter of the test images against all of them.
+    accuracies = [float(value) for value in re.findall(r"accuracy=([\d.]+)", told)]
+    assert len(accuracies) == 4 and sum(accuracies) > 0.6
+
+
+def unpack(source: Path, target: Path) -> None:
+    """The files as the script would have downloaded and unpacked them."""
+    target.mkdir(parents=True)
+    for file in source.iterdir():
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        (target / file.name.removesuffix(".gz")).write_bytes(content)
