@@ -1,0 +1,62 @@
+"""docker/Dockerfile as a text: what needs no engine to be checked.  `make e2e-docker` builds and runs it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+import train
+from tests.test_imports import imported
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+DOCKERFILE = (DOCKER / "Dockerfile").read_text()
+# What a requirement is imported as, where that is another name.
+_IMPORTED_AS = {"pyyaml": "yaml"}
+
+
+def requirements() -> list[str]:
+    lines = [line for name in ("torch.txt", "requirements.txt") for line in (DOCKER / name).read_text().splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_dockerfile_passes_hadolint() -> None:
+    hadolint = Path(sys.executable).parent / "hadolint"
+    done = subprocess.run(
+        [hadolint, "--failure-threshold=style", DOCKER / "Dockerfile"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_versions_that_the_image_takes_are_those_of_the_project() -> None:
+    (dependencies,) = re.findall(r"^dependencies = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
+    assert set(requirements()) <= set(re.findall(r'"([^"]+)"', dependencies))
+
+
+def test_image_has_what_train_imports_and_nothing_else() -> None:
+    modules = {name.partition(".")[0] for file in (ROOT / "train").rglob("*.py") for name in imported(file)}
+    foreign = modules - set(sys.stdlib_module_names) - {"train", "pydantic_core"}  # which pydantic brings
+    installed = {Requirement(line).name for line in requirements()}
+    assert foreign == {_IMPORTED_AS.get(name, name) for name in installed}
+
+
+def test_version_in_the_label_is_that_of_the_code() -> None:
+    assert re.findall(r"^ARG VERSION=(.*)$", DOCKERFILE, re.M) == [train.__version__]
+
+
+def test_base_is_pinned_and_can_be_chosen() -> None:
+    assert re.search(
+        r"^ARG BASE_IMAGE=nvidia/cuda:\d+\.\d+\.\d+-base-\w+[\d.]+$\nFROM \$\{BASE_IMAGE\}$", DOCKERFILE, re.M
+    )
+
+
+def test_only_what_the_dockerfile_copies_reaches_the_engine() -> None:
+    """The list names what is let in; a file that is added to the repository tomorrow is not among it."""
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    copied = re.findall(r"^COPY (\S+) ", DOCKERFILE, re.M)
+    assert lines[0] == "*"
+    assert sorted(lines[1:]) == sorted(["**/__pycache__", *(f"!{path}" for path in copied)])
