@@ -17,6 +17,7 @@ import torch.distributed as dist
 from train.__main__ import run
 from train.config import from_argv
 from train.process_group import open_process_group
+from train.stop import StopSignal
 from train.world import World
 
 Result = TypeVar("Result")
@@ -45,7 +46,7 @@ def _connected(world: World, timeout_s: float, function: Callable[..., Result], 
 
 
 def _train(world: World, timeout_s: float, *flags: str) -> None:
-    run(from_argv([*flags, f"--rendezvous-timeout-s={timeout_s}"]), world)
+    run(from_argv([*flags, f"--rendezvous-timeout-s={timeout_s}"]), world, StopSignal())
 
 
 def _start(world_size: int, function: Callable[..., Any], timeout_s: float, *args: Any) -> list[Any]:

@@ -9,34 +9,36 @@ Run it by itself (one process), or let torchrun or a Slurm step start one for ea
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 
 from train.config import TrainConfig, from_argv
 from train.errors import SharedError, UserError
+from train.stop import EXIT_STOPPED, StopSignal, stop_with_parent
 from train.world import World
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train; 0 at the end, 1 after a mistake that is the user's, told in one paragraph."""
+    """Train; 0 at the end, 1 after a mistake that is the user's, told in one paragraph, 143 if a signal stopped it."""
+    stop = StopSignal()
     # torchrun ends the other processes as soon as one has failed: let each see and count its own mistake first.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    stop.listen()
     try:
         config = from_argv(argv)
         world = World.detect(os.environ)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        run(config, world)
+        stop.let_through()  # until the processes have met there is nothing to save and nobody to agree with
+        if world.launcher == "torchrun":
+            stop_with_parent()
+        return 0 if run(config, world, stop) else EXIT_STOPPED
     except UserError as error:
         first_of_node = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
         if first_of_node or not isinstance(error, SharedError):
             print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
-    return 0
 
 
-def run(config: TrainConfig, world: World) -> None:
-    """One training run, from connecting the processes to the last record."""
+def run(config: TrainConfig, world: World, stop: StopSignal) -> bool:
+    """One training run, from connecting the processes to the last record; False if a signal stopped it before."""
     # Imported here: torch takes seconds, and a wrong flag should not.
     import torch
 
@@ -56,6 +58,7 @@ def run(config: TrainConfig, world: World) -> None:
     tell = say if leads else lambda text: None
 
     with process_group.open_process_group(world, config.rendezvous_timeout_s, config.resolve_timeout_s):
+        stop.listen()
         datasets.download(config.dataset, config.data_root, world)
         with process_group.shared_mistakes(world):
             device = process_group.pick_device(world, config.device)
@@ -97,13 +100,14 @@ def run(config: TrainConfig, world: World) -> None:
             Batches(validation, evaluated, device, *source),
             metrics,
             checkpoints,
+            stop,
         )
         state = load_on_all_ranks(saved)
         if state is not None:
             with process_group.shared_mistakes(world):
                 trainer.load_state_dict(state)
         with metrics:
-            trainer.fit()
+            return trainer.fit()
 
 
 if __name__ == "__main__":

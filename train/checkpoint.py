@@ -79,10 +79,12 @@ class Checkpoints:
         _write_synced(beside / _STATE, content)
         _write_synced(beside / _MANIFEST, json.dumps(manifest, indent=1).encode())
         _sync_folder(beside)
-        if target.exists():
-            self._set_aside(target)
+        # Of the same step, saved before its evaluation was done.
+        former = self._set_aside(target) if target.exists() else None
         beside.rename(target)
         _sync_folder(self.folder)
+        if former is not None:
+            shutil.rmtree(former)
         for old in _newest_first(self.folder)[self.keep :]:
             # Never half a checkpoint under a whole one's name, even if the removal is cut short.
             doomed = old.rename(self.folder / f".unfinished-old-{old.name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 from collections.abc import Iterable, Iterator
 from functools import partial
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from train.datasets import Samples
+from train.stop import SIGNALS
 
 # Of the memory that a process could have, the part that its copy of a dataset may take.
 _MEMORY_SHARE = 0.25
@@ -55,6 +57,7 @@ class Batches:
                 collate_fn=partial(_collate, samples.shape),
                 pin_memory=device.type == "cuda",
                 persistent_workers=workers > 0,
+                worker_init_fn=_outlive_signals,
             )
         per_channel = (1, -1, 1, 1)
         std = torch.tensor(samples.std, dtype=torch.float32, device=device).view(per_channel)
@@ -119,6 +122,12 @@ def _collate(shape: tuple[int, int, int], items: list[tuple[Tensor, int]]) -> Ba
         return torch.empty((0, *shape), dtype=torch.uint8), torch.empty(0, dtype=torch.int64)
     images, labels = zip(*items, strict=True)
     return torch.stack(images), torch.tensor(labels)
+
+
+def _outlive_signals(worker: int) -> None:
+    """A scheduler signals all processes of a job; without its workers a rank could not finish the step it is in."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _host_memory_bytes() -> int:

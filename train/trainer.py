@@ -21,9 +21,11 @@ from train.ddp import broadcast_from_rank_0
 from train.errors import SharedError, UserError
 from train.metrics import MetricsFile, weights_sha256
 from train.optimizers import lr_of_epoch
+from train.process_group import shared_mistakes
 from train.progress import Progress, say
 from train.sampler import ShardSampler
 from train.shard import step_range
+from train.stop import StopAgreement, Stopped, StopSignal
 from train.strategies import Setting
 from train.sync_batchnorm import has_sync_batchnorm
 from train.world import World
@@ -57,6 +59,7 @@ class Trainer:
         wrapped: what a strategy made of it.
         sampler: this rank's share of each training step; `train_batches` follows it.
         validation_batches: this rank's share of the validation set.
+        stop: whether this rank was asked to stop.
     """
 
     def __init__(
@@ -72,27 +75,45 @@ class Trainer:
         validation_batches: Iterable[tuple[Tensor, Tensor]],
         metrics: MetricsFile,
         checkpoints: Checkpoints | None,
+        stop: StopSignal,
     ) -> None:
         self.config, self.world, self.setting, self.device = config, world, setting, setting.device
         self.model, self.wrapped, self.optimizer = model, wrapped, optimizer
         self.sampler, self.train_batches, self.validation_batches = sampler, train_batches, validation_batches
         self.metrics, self.checkpoints = metrics, checkpoints
+        self.stop, self._stop_agreement = stop, StopAgreement(stop)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.step = 0
+        self.evaluated_step = 0  # step of the last evaluation; a run may be stopped before one is done
         self.epoch_means = Means()
         self._no_sync = getattr(wrapped, "no_sync", nullcontext)
         self._runs_on_empty_batches = has_sync_batchnorm(model)
 
-    def fit(self) -> None:
-        """Train until the last epoch or step, with a record, a line and a checkpoint for each epoch."""
+    def fit(self) -> bool:
+        """Train until the last epoch or step, with a record, a line and a checkpoint for each epoch.
+
+        Returns False if a signal stopped the run before: then its position is saved.
+        """
+        try:
+            self._run_epochs()
+        except Stopped:
+            self._end_early()
+            return False
+        self.metrics.write("end", step=self.step, weights_sha256=weights_sha256(self.model.state_dict()))
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+        return True
+
+    def _run_epochs(self) -> None:
         for epoch in range(self.sampler.epoch, self.config.epochs + 1):
-            if self._is_last_step():
+            if self._is_last_step() and self.evaluated_step == self.step:
                 break
             started = time.monotonic()
             trained = self.train_epoch()
             train_seconds = time.monotonic() - started
             validated = self.evaluate()
             seconds = time.monotonic() - started
+            self.evaluated_step = self.step
             self._refuse_if_not_finite(validated.loss, "validation loss")
             self.metrics.write(
                 "epoch",
@@ -109,13 +130,27 @@ class Trainer:
                 f"epoch {epoch}/{self.config.epochs}  train loss {trained.loss:.4f}  "
                 f"validation loss {validated.loss:.4f}  accuracy {validated.accuracy:.2%}  {seconds:.1f} s"
             )
+            if len(self.sampler) == 0:
+                self.sampler.set_epoch(epoch + 1)
+                self.epoch_means = Means()
             self.save()
-        self.metrics.write("end", step=self.step, weights_sha256=weights_sha256(self.model.state_dict()))
-        if self.checkpoints is not None:
-            self.checkpoints.wait()
+
+    def _end_early(self) -> None:
+        """Save where all ranks have stopped, and end together: a rank that is gone would take the others with it."""
+        with shared_mistakes(self.world):
+            self.save()
+            if self.checkpoints is not None:
+                self.checkpoints.wait()
+        saved = self.config.checkpoint_dir is not None
+        epoch = self.sampler.epoch
+        self.metrics.write("stop", epoch=epoch, step=self.step, saved=saved)
+        self._say(
+            f"stopped by a signal at epoch {epoch}, step {self.step}; "
+            + ("saved, --resume=auto continues there" if saved else "nothing is saved without --checkpoint-dir")
+        )
 
     def train_epoch(self) -> Means:
-        """Run what is left of the sampler's epoch and move the sampler to the next one, unless max_steps ends it."""
+        """Run what is left of the sampler's epoch, up to max_steps.  Raises Stopped if a signal asks for it."""
         epoch, steps_left = self.sampler.epoch, len(self.sampler)
         lr = lr_of_epoch(self.config, epoch)
         for group in self.optimizer.param_groups:
@@ -128,25 +163,27 @@ class Trainer:
             shown=self.world.rank == 0,
         )
         window: list[Tensor] = []
-        for images, labels in self.train_batches:
+        self._stop_agreement.begin()
+        # A run that was stopped after its last step, in the evaluation, has none left.
+        for images, labels in () if self._is_last_step() else self.train_batches:
             window.append(self.train_step(images, labels))
             self.step += 1
             self.sampler.advance()
+            stops = self._stop_agreement.reached()
             ends = len(self.sampler) == 0 or self._is_last_step()
             saves = self.config.checkpoint_every > 0 and self.step % self.config.checkpoint_every == 0
-            if ends or saves or len(window) == self.config.log_every:
+            if stops or ends or saves or len(window) == self.config.log_every:
                 self._account(window, lr, progress)
                 window = []
+            if stops:
+                progress.close()
+                raise Stopped
             if ends:
                 break
             if saves:
                 self.save()
         progress.close()
-        means = self.epoch_means
-        if len(self.sampler) == 0:
-            self.sampler.set_epoch(epoch + 1)
-            self.epoch_means = Means()
-        return means
+        return self.epoch_means
 
     def train_step(self, images: Tensor, labels: Tensor) -> Tensor:
         """One optimizer step on this rank's share (maybe empty) of the global batch.
@@ -193,12 +230,18 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> Means:
-        """Mean loss and accuracy over the validation set, each sample once, the same on every rank."""
+        """Mean loss and accuracy over the validation set, each sample once, the same on every rank.
+
+        Raises Stopped on every rank if a signal has cut it short on some.
+        """
         self.model.eval()
         if self.setting.buffers_differ:
             broadcast_from_rank_0(list(self.model.buffers()), self.setting.group)
-        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         for images, labels in self.validation_batches:
+            if self.stop.heard:
+                sums[3] = 1
+                break
             with self._autocast():
                 logits = self.model(images).float()
             correct = (logits.argmax(dim=1) == labels).sum()
@@ -207,11 +250,14 @@ class Trainer:
                     F.cross_entropy(logits, labels, reduction="sum").double(),
                     correct,
                     correct.new_tensor(len(labels)),
+                    correct.new_tensor(0),
                 ]
             )
         sums = sums.cpu()
         dist.all_reduce(sums)
-        loss_sum, correct_sum, samples = sums.tolist()
+        loss_sum, correct_sum, samples, cut_short = sums.tolist()
+        if cut_short:
+            raise Stopped
         return Means(loss_sum, correct_sum, int(samples))
 
     def save(self) -> None:
@@ -227,6 +273,7 @@ class Trainer:
             "scaler": self.scaler.state_dict(),
             "sampler": self.sampler.state_dict(),
             "step": self.step,
+            "evaluated_step": self.evaluated_step,
             "epoch_means": vars(self.epoch_means),
             "config": self.config.model_dump(),
         }
@@ -241,7 +288,7 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
-        self.step = state["step"]
+        self.step, self.evaluated_step = state["step"], state["evaluated_step"]
         self.epoch_means = Means(**state["epoch_means"])
         if self.checkpoints is not None:
             self.checkpoints.set_aside_after(self.step, self._say)

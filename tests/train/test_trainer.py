@@ -19,6 +19,7 @@ from train.input import Batches
 from train.metrics import MetricsFile
 from train.optimizers import make_optimizer
 from train.sampler import ShardSampler, evaluation_steps
+from train.stop import StopSignal
 from train.strategies import Setting
 from train.trainer import Means, Trainer
 from train.world import World
@@ -119,6 +120,7 @@ def _evaluate(world: World) -> list[Means]:
             batches,
             MetricsFile(None),
             None,
+            StopSignal(),
         )
         results.append(trainer.evaluate())
     return results
