@@ -7,12 +7,12 @@ between < and >.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 
 from jobspec.plan import Plan, Rank
-from jobspec.plumbing import Setting
+from jobspec.plumbing import NODE_0, NODE_OF_RANK_0, THIS_NODE, Setting
 from jobspec.problems import Place, Problem, SpecError, printable
 from jobspec.targets import Target, node_name
 
@@ -55,10 +55,13 @@ def explain(plan: Plan, target: Target, hosts: str = "") -> Explanation:
     names = _hosts(plan, hosts) if hosts else _named_by_target(plan, target)
     order = sorted(names)
     numbered = order if plan.backend == "c10d" else names
-    processes = [
-        Process(rank, numbered[rank.node] if numbered else _unnamed(plan, rank.node), target.settings(plan, rank))
-        for rank in plan.ranks()
-    ]
+    processes = []
+    for rank in plan.ranks():
+        settings = target.settings(plan, rank)
+        if numbered:
+            known = {NODE_0: names[0], NODE_OF_RANK_0: numbered[0], THIS_NODE: numbered[rank.node]}
+            settings = [_named(setting, known) for setting in settings]
+        processes.append(Process(rank, numbered[rank.node] if numbered else _unnamed(plan, rank.node), settings))
     return Explanation(plan, target.__name__.rpartition(".")[2], names, order, processes)
 
 
@@ -115,6 +118,14 @@ def _hosts(plan: Plan, hosts: str) -> list[str]:
 def _named_by_target(plan: Plan, target: Target) -> list[str]:
     names = [node_name(target, plan, node) for node in range(plan.job.nodes.max)]
     return [name for name in names if name is not None]
+
+
+def _named(setting: Setting, known: Mapping[str, str]) -> Setting:
+    """A setting whose value names nodes by their part in the job, with their own names."""
+    value = setting.value
+    for part, name in known.items():
+        value = value.replace(part, name)
+    return replace(setting, value=value)
 
 
 def _unnamed(plan: Plan, node: int) -> str:

@@ -11,6 +11,11 @@ from typing import Literal
 
 from jobspec.plan import Plan, Rank
 
+# Nodes whose names only the running job knows; `explain` puts them in where a person or the target gives them.
+NODE_0 = "<name or address of node 0>"
+NODE_OF_RANK_0 = "<name or address of the node with rank 0>"
+THIS_NODE = "<name or address of this node>"
+
 Setter = Literal["spec", "script", "person", "scheduler", "operator", "torchrun"]
 
 

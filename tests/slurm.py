@@ -6,7 +6,6 @@ the script relies on and no more; what they assume of the real ones is said at e
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -21,113 +20,119 @@ _TIMEOUT_S = 500.0  # of a whole job; the tests have their own, which is shorter
 # srun: one process a task, with Slurm's variables in its own environment only.  The first task that fails ends the
 # others with SIGKILL after --kill-on-bad-exit=1, the first that ends at all does so after --wait seconds.  SIGTERM
 # to srun itself is SIGKILL for the tasks.
-_SRUN = """
-import json, os, re, signal, subprocess, sys, time
-here = os.environ["STAND_IN"]
-words = sys.argv[1:]
-split = next(i for i, word in enumerate(words) if not word.startswith("--"))
-flags = dict(word[2:].partition("=")[::2] for word in words[:split])
-with open(f"{here}/sruns", "a") as record:
-    record.write(json.dumps(words) + "\\n")
-nodes = open(f"{here}/nodes").read().split()
-per_node = int(flags["ntasks-per-node"])
-count = int(flags["ntasks"])
-assert count == per_node * len(nodes), (count, per_node, nodes)
-log = flags.get("output")
-out = open(log.replace("%j", os.environ["SLURM_JOB_ID"]), "ab") if log else None
-tasks = []
-for task in range(count):
-    node, local = divmod(task, per_node)
-    own = {
-        "SLURM_PROCID": task, "SLURM_NODEID": node, "SLURM_LOCALID": local, "SLURMD_NODENAME": nodes[node],
-        "SLURM_STEP_ID": 0, "SLURM_NTASKS": count, "SLURM_STEP_GPUS": "2,3",
-    }
-    env = {**os.environ, **{name: str(value) for name, value in own.items()}}
-    tasks.append(subprocess.Popen(words[split:], env=env, stdout=out, stderr=out, start_new_session=True))
-with open(f"{here}/pids", "w") as pids:
-    pids.write(" ".join(str(task.pid) for task in tasks))
+_SRUN = r"""#!/bin/bash
+shopt -s nullglob
+earlier=("$STAND_IN"/srun-*)
+printf '%s\0' "$@" > "$STAND_IN/srun-${#earlier[@]}"
+declare -A flags=() running=()
+while [[ $1 == --* ]]; do
+  name=${1%%=*}
+  flags[${name#--}]=${1#"$name"}
+  shift
+done
+mapfile -t nodes < "$STAND_IN/nodes"
+per_node=${flags[ntasks-per-node]#=} count=${flags[ntasks]#=}
+(( count == per_node * ${#nodes[@]} )) || { echo "$count tasks on ${#nodes[@]} nodes with $per_node" >&2; exit 99; }
 
-def kill(*_):
-    for task in tasks:
-        if task.poll() is None:
-            os.killpg(task.pid, signal.SIGKILL)
+exec 3>&1 4>&2
+log=${flags[output]#=}
+if [[ $log ]]; then exec 3>> "${log//%j/"$SLURM_JOB_ID"}" 4>&3; fi
+for (( task = 0; task < count; task++ )); do
+  node=$(( task / per_node ))
+  SLURM_PROCID=$task SLURM_NODEID=$node SLURM_LOCALID=$(( task % per_node )) SLURMD_NODENAME=${nodes[node]} \
+    SLURM_STEP_ID=0 SLURM_NTASKS=$count SLURM_STEP_GPUS=2,3 setsid "$@" >&3 2>&4 3>&- 4>&- &
+  running[$!]=1
+done
+echo "${!running[@]}" > "$STAND_IN/pids"
 
-signal.signal(signal.SIGTERM, kill)
-first = None
-while None in (codes := [task.poll() for task in tasks]):
-    codes = [code for code in codes if code is not None]
-    if codes and first is None:
-        first = time.monotonic()
-    if any(codes) and flags.get("kill-on-bad-exit") == "1":
-        kill()
-    if first and int(flags.get("wait", 0)) and time.monotonic() - first > int(flags["wait"]):
-        kill()
-    time.sleep(0.01)
-sys.exit(max(task.returncode if task.returncode >= 0 else 128 - task.returncode for task in tasks))
+end_tasks() {
+  for pid in "${!running[@]}"; do kill -KILL "$pid" "-$pid" 2> /dev/null; done
+}
+trap end_tasks TERM
+worst=0 timer=
+while (( ${#running[@]} )); do
+  ended=
+  wait -n -p ended "${!running[@]}" $timer
+  status=$?
+  if [[ ! $ended ]]; then continue; fi  # it was the signal that ended the wait
+  if [[ $ended == "$timer" ]]; then timer=; end_tasks; continue; fi
+  unset "running[$ended]"
+  if (( status > worst )); then worst=$status; fi
+  if (( status )) && [[ ${flags[kill-on-bad-exit]} == =1 ]]; then end_tasks; fi
+  if [[ ! $timer ]] && (( ${flags[wait]#=} )); then sleep "${flags[wait]#=}" > /dev/null 2>&1 3>&- 4>&- & timer=$!; fi
+done
+if [[ $timer ]]; then kill "$timer"; fi
+exit "$worst"
 """
 
-_SCONTROL = """
-import os, sys
-here = os.environ["STAND_IN"]
-if sys.argv[1:3] == ["show", "hostnames"]:
-    assert sys.argv[3] == os.environ["SLURM_JOB_NODELIST"]
-    print(open(f"{here}/nodes").read(), end="")
-elif sys.argv[1:3] == ["show", "job"]:
-    print(open(f"{here}/job").read())
-elif sys.argv[1] == "requeue":
-    open(f"{here}/requeued", "a").write(sys.argv[2] + "\\n")
-else:
-    sys.exit(f"unknown: {sys.argv}")
+_SCONTROL = """#!/bin/sh
+case "$1 $2" in
+"show hostnames") [ "$3" = "$SLURM_JOB_NODELIST" ] && cat "$STAND_IN/nodes" ;;
+"show job") cat "$STAND_IN/job" ;;
+requeue*) echo "$2" >> "$STAND_IN/requeued" ;;
+*) exit 99 ;;
+esac
 """
 
 # Without --batch or --full a signal other than KILL goes to the tasks of the steps, not to the batch script.
-_SCANCEL = """
-import os, signal, sys
-assert sys.argv[1:] == ["--signal=TERM", os.environ["SLURM_JOB_ID"]], sys.argv
-for pid in open(os.environ["STAND_IN"] + "/pids").read().split():
-    os.kill(int(pid), signal.SIGTERM)
+_SCANCEL = """#!/bin/sh
+[ "$*" = "--signal=TERM $SLURM_JOB_ID" ] || exit 99
+for pid in $(cat "$STAND_IN/pids"); do kill -TERM "$pid"; done
 """
 
 # docker and podman: only variables that were named go in; flags have their value after "=", or are alone.
-_CONTAINER = """
-import os, sys
-assert sys.argv[1] == "run"
-words = sys.argv[2:]
-split = next(i for i, word in enumerate(words) if not word.startswith("--"))
-named = [word.partition("=")[2] for word in words[:split] if word.startswith("--env=")]
-env = {name: os.environ[name] for name in named if name in os.environ}
-open(os.environ["STAND_IN"] + "/container-" + os.environ["SLURM_PROCID"], "w").write("\\n".join(words[: split + 1]))
-os.execvpe(words[split + 1], words[split + 1 :], {"PATH": os.environ["PATH"], **env})
+_CONTAINER = """#!/bin/bash
+[[ $1 == run ]] || exit 99
+shift
+env=()
+words=()
+while [[ $1 == --* ]]; do
+  name=${1#--env=}
+  if [[ $name != "$1" && -v $name ]]; then env+=("$name=${!name}"); fi
+  words+=("$1")
+  shift
+done
+printf '%s\\0' "${words[@]}" "$1" > "$STAND_IN/container-$SLURM_PROCID"
+exec env -i "PATH=$PATH" "${env[@]}" "${@:2}"
 """
 
 # apptainer: the host's environment goes in; what the image sets wins over it unless APPTAINERENV_ says otherwise.
-_APPTAINER = """
-import os, sys
-assert sys.argv[1] == "exec"
-words = sys.argv[2:]
-split = next(i for i, word in enumerate(words) if not word.startswith("--"))
-open(os.environ["STAND_IN"] + "/container-" + os.environ["SLURM_PROCID"], "w").write("\\n".join(words[: split + 1]))
-env = {name: value for name, value in os.environ.items() if not name.startswith("APPTAINERENV_")}
-image = {"MASTER_ADDR", "MASTER_PORT", "RANK", "PET_NODE_RANK", "TOKEN"}
-env |= {name: "of the image" for name in image & set(env)}
-env |= {name[13:]: value for name, value in os.environ.items() if name.startswith("APPTAINERENV_")}
-os.execvpe(words[split + 1], words[split + 1 :], env)
+_APPTAINER = """#!/bin/bash
+[[ $1 == exec ]] || exit 99
+shift
+words=()
+while [[ $1 == --* ]]; do words+=("$1"); shift; done
+printf '%s\\0' "${words[@]}" "$1" > "$STAND_IN/container-$SLURM_PROCID"
+for name in MASTER_ADDR MASTER_PORT RANK PET_NODE_RANK TOKEN; do
+  if [[ -v $name ]]; then export "$name=of the image"; fi
+done
+for name in "${!APPTAINERENV_@}"; do
+  export "${name#APPTAINERENV_}=${!name}"
+  unset "$name"
+done
+exec "${@:2}"
 """
 
-# Stands for torchrun or python3 where a test only asks how it was called.
-_PROGRAM = """
-import json, os, sys
-name = "{here}/call-" + os.environ["SLURM_NODEID"] + "-" + os.environ["SLURM_LOCALID"]
-json.dump([sys.argv, dict(os.environ)], open(name, "w"))
+# Stands for torchrun or python3 where a test only asks how it was called: the bytes that the kernel holds.  dash or
+# another sh that changes neither; its own name comes first.
+RECORDER = """#!/bin/sh
+{{ printf '%s\\0' "$#"; /bin/cat "/proc/$$/cmdline" "/proc/$$/environ"; }} > "{file}"
 """
 
 
 @dataclass
 class Call:
-    """How a task started its program."""
+    """How a program was started."""
 
     argv: list[str]
     env: dict[str, str]
+
+    @classmethod
+    def read(cls, file: Path) -> Call:
+        """What a `RECORDER` wrote down."""
+        count, _, *words = os.fsdecode(file.read_bytes()).split("\0")
+        argv, env = words[: int(count) + 1], words[int(count) + 1 : -1]
+        return cls(argv, dict(variable.split("=", 1) for variable in env))
 
 
 @dataclass
@@ -147,23 +152,23 @@ class Cluster:
         self.install("podman", _CONTAINER)
         self.install("apptainer", _APPTAINER)
         # Names of nodes resolve, to an address that other machines could reach.
-        self.install("getent", 'print("192.0.2.1 STREAM")')
+        self.install("getent", "#!/bin/sh\necho 192.0.2.1 STREAM")
         (self.folder / "job").write_text("PreemptEligibleTime=2026-01-01T00:00:00 PreemptTime=None")
 
     def install(self, name: str, code: str) -> None:
-        """Put a program of this name into the folder."""
+        """Put a program of this name into the folder; without a first line that says otherwise, in Python."""
         program = self.folder / "bin" / name
-        program.write_text(f"#!{sys.executable} -IS\n{code}")
+        program.write_text(code if code.startswith("#!") else f"#!{sys.executable} -IS\n{code}")
         program.chmod(0o755)
 
     def install_recorder(self, name: str) -> None:
         """Put a program there that only writes down how it was called; `calls` reads it."""
-        self.install(name, _PROGRAM.format(here=self.folder))
+        self.install(name, RECORDER.format(file=f"{self.folder}/call-$SLURM_NODEID-$SLURM_LOCALID"))
 
     def start(self, script: str, **env: str) -> subprocess.Popen[bytes]:
         """Run a batch script as slurmd does: by bash, on the first node, in the folder where it was submitted."""
         (self.folder / "nodes").write_text("".join(f"{node}\n" for node in self.nodes))
-        for old in [*self.folder.glob("call-*"), *self.folder.glob("sruns"), *self.folder.glob("*.log")]:
+        for old in [*self.folder.glob("call-*"), *self.folder.glob("srun-*"), *self.folder.glob("*.log")]:
             old.unlink()
         (self.folder / "job.sh").write_text(script)
         by_slurm = {
@@ -198,16 +203,20 @@ class Cluster:
         found = {}
         for file in self.folder.glob("call-*"):
             _, node, local = file.name.split("-")
-            found[int(node), int(local)] = Call(*json.loads(file.read_text()))
+            found[int(node), int(local)] = Call.read(file)
         return found
 
     def sruns(self) -> list[list[str]]:
         """The words of each srun, in order."""
-        return [json.loads(line) for line in (self.folder / "sruns").read_text().splitlines()]
+        return [_words(self.folder / f"srun-{number}") for number in range(len(list(self.folder.glob("srun-*"))))]
 
     def container(self, task: int = 0) -> list[str]:
         """The words up to the image with which a task started its container."""
-        return (self.folder / f"container-{task}").read_text().split("\n")
+        return _words(self.folder / f"container-{task}")
+
+
+def _words(file: Path) -> list[str]:
+    return file.read_text().split("\0")[:-1]
 
 
 def directives(script: str) -> dict[str, str]:

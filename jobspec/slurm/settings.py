@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from jobspec.plan import Plan, Rank
-from jobspec.plumbing import Setting, common_settings, torchrun_settings
+from jobspec.plumbing import NODE_0, NODE_OF_RANK_0, THIS_NODE, Setting, common_settings, torchrun_settings
 from jobspec.slurm.task import shutdown_setting
-
-_FIRST_NODE = "<name of the first node>"
 
 
 def settings(plan: Plan, rank: Rank) -> list[Setting]:
@@ -17,9 +15,9 @@ def settings(plan: Plan, rank: Rank) -> list[Setting]:
     if plan.job.nodes.max == 1:
         address, port, run_id = "127.0.0.1", "<free port that torchrun picks>", "<random id>"
         return [*start, *torchrun_settings(plan, rank, master_addr=address, master_port=port, run_id=run_id)]
-    address, port = _FIRST_NODE, _port(plan)
+    address, port = NODE_0, _port(plan)
     if plan.backend == "c10d":
-        address, port = "<name of the node with rank 0>", "<free port that torchrun picks>"
+        address, port = NODE_OF_RANK_0, "<free port that torchrun picks>"
     run_id = "<number of the job>.<number of its restarts>"
     workers = torchrun_settings(plan, rank, master_addr=address, master_port=port, run_id=run_id)
     return [*start, *_meeting_point(plan), *_flags_of_torchrun(plan, rank, run_id), *workers]
@@ -44,7 +42,7 @@ def _by_slurm(plan: Plan, rank: Rank) -> list[Setting]:
 
 
 def _meeting_point(plan: Plan) -> list[Setting]:
-    address = _FIRST_NODE if plan.job.nodes.max > 1 else "127.0.0.1"
+    address = NODE_0 if plan.job.nodes.max > 1 else "127.0.0.1"
     return [Setting("MASTER_ADDR", address, "script"), Setting("MASTER_PORT", _port(plan), "script")]
 
 
@@ -68,11 +66,11 @@ def _flags_of_torchrun(plan: Plan, rank: Rank, run_id: str) -> list[Setting]:
     nodes = plan.job.nodes
     values = {"PET_NNODES": "<number of nodes>" if nodes.elastic else str(nodes.max), "PET_RDZV_ID": run_id}
     if plan.backend == "static":
-        values["PET_MASTER_ADDR"] = _FIRST_NODE
+        values["PET_MASTER_ADDR"] = NODE_0
         values["PET_MASTER_PORT"] = _port(plan)
         values["PET_NODE_RANK"] = str(rank.node)
     else:
-        values["PET_RDZV_ENDPOINT"] = f"{_FIRST_NODE}:<MASTER_PORT>"
+        values["PET_RDZV_ENDPOINT"] = f"{NODE_0}:<MASTER_PORT>"
         values["PET_RDZV_CONF"] = "<is_host=1 on Slurm's first node, is_host=0 elsewhere>"
-        values["PET_LOCAL_ADDR"] = "<name of this node>"
+        values["PET_LOCAL_ADDR"] = THIS_NODE
     return [Setting(name, value, "script") for name, value in values.items()]

@@ -36,14 +36,13 @@ def variables(plan: Plan) -> dict[str, Any]:
 
 def settings(plan: Plan, rank: Rank) -> list[Setting]:
     common = [*_own_settings(plan), *common_settings(plan)]
-    own = _node_environment(plan, rank.node)
-    address, port, run_id = node_name(plan, 0), str(plan.port), plan.job.name
+    node, address, port, run_id = rank.node, node_name(plan, 0), str(plan.port), plan.job.name
     if plan.job.nodes.max == 1:
         address, port, run_id = "127.0.0.1", "<free port that torchrun picks>", "<random id>"
     elif plan.backend == "c10d":  # numbers the nodes anew, in the text order of their names
-        address, port = "<name of the node with rank 0>", "<free port that torchrun picks>"
-        own = {"PET_RDZV_CONF": "<is_host=1 on the first node, is_host=0 elsewhere>", "PET_LOCAL_ADDR": "<service>"}
-    ours = [Setting(name, value, "script") for name, value in own.items()]
+        order = sorted(range(plan.job.nodes.max), key=lambda number: node_name(plan, number))
+        node, address, port = order[rank.node], node_name(plan, order[0]), "<free port that torchrun picks>"
+    ours = [Setting(name, value, "script") for name, value in _node_environment(plan, node).items()]
     by_torchrun = torchrun_settings(plan, rank, master_addr=address, master_port=port, run_id=run_id)
     return [*common, *ours, *by_torchrun]
 

@@ -14,7 +14,7 @@ from jobspec.kubernetes import pod, rules
 from jobspec.kubernetes.settings import node_settings, pod_settings, worker_settings
 from jobspec.kubernetes.torchrun import c10d_flags, static_flags
 from jobspec.plan import Plan, Rank
-from jobspec.plumbing import Setting, torchrun_settings
+from jobspec.plumbing import NODE_OF_RANK_0, THIS_NODE, Setting, torchrun_settings
 from jobspec.spec import Job
 
 NOT_USED: Mapping[str, str] = {}
@@ -105,14 +105,14 @@ def _c10d_settings(plan: Plan, rank: Rank) -> list[Setting]:
     nodes = plan.job.nodes
     return [
         Setting("PET_REPLICA_INDEX", "<number of the pod>", "operator"),
-        Setting("PET_LOCAL_ADDR", "<address of the pod>", "scheduler"),
+        Setting("PET_LOCAL_ADDR", THIS_NODE, "scheduler"),
         Setting("PET_RDZV_ENDPOINT", f"{plan.job.name}-worker-0:{plan.port}", "operator"),
         Setting("PET_RDZV_BACKEND", "c10d", "operator"),
         Setting("PET_NNODES", f"{nodes.min}:{nodes.max}", "operator"),
         *torchrun_settings(
             plan,
             rank,
-            master_addr="<address of the node with rank 0>",
+            master_addr=NODE_OF_RANK_0,
             master_port="<free port that torchrun picks>",
             run_id=plan.job.name,
         ),

@@ -6,7 +6,7 @@ from typing import Any
 
 from jobspec import agent
 from jobspec.plan import Plan, Rank
-from jobspec.plumbing import Setting, common_settings, torchrun_settings
+from jobspec.plumbing import NODE_0, NODE_OF_RANK_0, Setting, common_settings, torchrun_settings
 
 NOT_USED = {
     "image": "this script runs in the shell's own environment, not in a container",
@@ -29,14 +29,14 @@ def settings(plan: Plan, rank: Rank) -> list[Setting]:
         address, port, run_id = "127.0.0.1", "<free port that torchrun picks>", "<random id>"
         return [*common, *torchrun_settings(plan, rank, master_addr=address, master_port=port, run_id=run_id)]
     if plan.backend == "static":
-        node, address, port = str(rank.node), "<name or address of node 0>", str(plan.port)
+        node, address, port = str(rank.node), NODE_0, str(plan.port)
     else:  # c10d numbers the nodes anew, in the text order of their addresses
         node, address, port = (
             "<number of the node>",
-            "<address of the node with rank 0>",
+            NODE_OF_RANK_0,
             "<free port that torchrun picks>",
         )
-    by_hand = Setting("NODE_RANK", node, "person"), Setting("MASTER_ADDR", "<name or address of node 0>", "person")
+    by_hand = Setting("NODE_RANK", node, "person"), Setting("MASTER_ADDR", NODE_0, "person")
     by_torchrun = torchrun_settings(plan, rank, master_addr=address, master_port=port, run_id=plan.job.name)
     return [*common, *by_hand, *by_torchrun]
 

@@ -3,14 +3,73 @@
 # Not used here: image; this script runs in the shell's own environment, not in a container.
 # Not used here: mounts; the processes see the paths of the machine.
 #
-# Run it once on each node; node0 stands for the name or address of node 0, as the other nodes reach it:
+# Start all nodes from here, node 0 first: ssh runs this script on each, in this folder and with this PATH.
+#   bash elastic.sh node0 node1 …
+# Or run it once on each node; node0 stands for the name or address of node 0, as the other nodes reach it:
 #   NODE_RANK=0 MASTER_ADDR=node0 bash elastic.sh
 #   NODE_RANK=1 MASTER_ADDR=node0 bash elastic.sh
 #   NODE_RANK=2 MASTER_ADDR=node0 bash elastic.sh
 set -euo pipefail
 
+if (( $# )); then
+  if (( $# < 1 || $# > 3 )) || ! [[ -f $0 ]]; then
+    echo "elastic: save this script in a file and name 1 to 3 nodes, node 0 first" >&2
+    exit 2
+  fi
+
+  # A pipe in which nothing is ever written.  Each node listens to it through its connection and ends when it is
+  # closed: by Ctrl-C, after a failure, or because this script is no more.
+  exec {lifeline}<> <(:)
+  exec {end_of_lifeline}<"/dev/fd/$lifeline"
+
+  # What the shell of node $1 reads.
+  node() {
+    printf 'export PATH=%q MASTER_ADDR=%q NODE_RANK=%q\n' "$PATH" "$2" "$1"
+    printf 'cd %q || exit\nscript=%q\n' "$PWD" "$(cat -- "$0")"
+    cat <<'END'
+{
+  exec 3<&0
+  bash <(printf %s "$script") </dev/null 3<&- &
+  agent=$!
+  { cat <&3; kill "$agent"; } >/dev/null 2>&1 &
+  status=0
+  wait "$agent" || status=$?
+  kill "$!" 2>/dev/null
+  exit "$status"
+}
+END
+    exec cat <&"$end_of_lifeline"
+  }
+
+  nodes=()
+  for host in "$@"; do
+    (
+      exec {lifeline}>&-
+      status=0
+      # A node that the network lost is noticed after a minute.
+      ssh -o ServerAliveInterval=20 -- "$host" bash -s \
+        < <(node "${#nodes[@]}" "${MASTER_ADDR:-${1##*@}}") || status=$?
+      exit "$status"
+    ) &
+    nodes+=($!)
+  done
+  trap 'trap - INT TERM HUP; trap "" USR1; exec {lifeline}>&-' INT TERM HUP USR1
+
+  status=1
+  for node in "${nodes[@]}"; do
+    ended=0
+    wait "$node" || ended=$?
+    while kill -0 "$node" 2>/dev/null; do # it was a signal that ended the wait
+      ended=0
+      wait "$node" || ended=$?
+    done
+    if (( ! ended )); then status=0; fi # the others may have been lost
+  done
+  exit "$status"
+fi
+
 if ! [[ ${NODE_RANK-} =~ ^(0|[1-9][0-9]{0,4})$ ]] || (( NODE_RANK >= 3 )) || [[ -z ${MASTER_ADDR-} ]]; then
-  echo "elastic: set NODE_RANK (number of this node, 0 to 2) and MASTER_ADDR (name or address of node 0)" >&2
+  echo "elastic: set NODE_RANK (number of this node, 0 to 2) and MASTER_ADDR (name or address of node 0), or name all nodes" >&2
   exit 2
 fi
 
@@ -21,11 +80,12 @@ export PYTHONUNBUFFERED=1
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 # Node 0 hosts the rendezvous.  torchrun is told so: its own guess compares host names and is often wrong.
+local_addr=
 if (( NODE_RANK == 0 )); then
-  export PET_LOCAL_ADDR=$MASTER_ADDR
+  local_addr=--local-addr=$MASTER_ADDR
 fi
 
 exec torchrun --nnodes=1:3 --nproc-per-node=2 --max-restarts=5 --rdzv-backend=c10d --rdzv-id=elastic \
-  --rdzv-endpoint="$MASTER_ADDR:27433" --rdzv-conf="is_host=$(( NODE_RANK == 0 ))" \
+  --rdzv-endpoint="$MASTER_ADDR:27433" --rdzv-conf="is_host=$(( NODE_RANK == 0 ))" ${local_addr:+"$local_addr"} \
   -m train --device=cpu --model=mnist_cnn --dataset=synthetic --epochs=3 --batch-size=96 \
   --optimizer=adam --lr=0.001 --checkpoint-dir=/checkpoints --checkpoint-every=50 --resume=auto

@@ -4,13 +4,73 @@
 # Not used here: resources.memory; nothing limits the processes.
 # Not used here: time_limit; nothing ends the job.
 #
-# Run it once on each node; node0 stands for the name or address of node 0, as the other nodes reach it:
+# Start all nodes from here, node 0 first: ssh runs this script on each, in this folder and with this PATH.
+#   bash own-script.sh node0 node1
+# Or run it once on each node; node0 stands for the name or address of node 0, as the other nodes reach it:
 #   NODE_RANK=0 MASTER_ADDR=node0 bash own-script.sh
 #   NODE_RANK=1 MASTER_ADDR=node0 bash own-script.sh
 set -euo pipefail
 
+if (( $# )); then
+  if (( $# != 2 )) || ! [[ -f $0 ]]; then
+    echo "own-script: save this script in a file and name all 2 nodes, node 0 first" >&2
+    exit 2
+  fi
+
+  # A pipe in which nothing is ever written.  Each node listens to it through its connection and ends when it is
+  # closed: by Ctrl-C, after a failure, or because this script is no more.
+  exec {lifeline}<> <(:)
+  exec {end_of_lifeline}<"/dev/fd/$lifeline"
+
+  # What the shell of node $1 reads.
+  node() {
+    printf 'export PATH=%q MASTER_ADDR=%q NODE_RANK=%q\n' "$PATH" "$2" "$1"
+    printf 'cd %q || exit\nscript=%q\n' "$PWD" "$(cat -- "$0")"
+    cat <<'END'
+{
+  exec 3<&0
+  bash <(printf %s "$script") </dev/null 3<&- &
+  agent=$!
+  { cat <&3; kill "$agent"; } >/dev/null 2>&1 &
+  status=0
+  wait "$agent" || status=$?
+  kill "$!" 2>/dev/null
+  exit "$status"
+}
+END
+    exec cat <&"$end_of_lifeline"
+  }
+
+  nodes=()
+  for host in "$@"; do
+    (
+      exec {lifeline}>&-
+      status=0
+      # A node that the network lost is noticed after a minute.
+      ssh -o ServerAliveInterval=20 -- "$host" bash -s \
+        < <(node "${#nodes[@]}" "${MASTER_ADDR:-${1##*@}}") || status=$?
+      if (( status )); then kill -USR1 $$; fi
+      exit "$status"
+    ) &
+    nodes+=($!)
+  done
+  trap 'trap - INT TERM HUP; trap "" USR1; exec {lifeline}>&-' INT TERM HUP USR1
+
+  status=0
+  for node in "${nodes[@]}"; do
+    ended=0
+    wait "$node" || ended=$?
+    while kill -0 "$node" 2>/dev/null; do # it was a signal that ended the wait
+      ended=0
+      wait "$node" || ended=$?
+    done
+    if (( ! status )); then status=$ended; fi
+  done
+  exit "$status"
+fi
+
 if ! [[ ${NODE_RANK-} =~ ^(0|[1-9][0-9]{0,4})$ ]] || (( NODE_RANK >= 2 )) || [[ -z ${MASTER_ADDR-} ]]; then
-  echo "own-script: set NODE_RANK (number of this node, 0 to 1) and MASTER_ADDR (name or address of node 0)" >&2
+  echo "own-script: set NODE_RANK (number of this node, 0 to 1) and MASTER_ADDR (name or address of node 0), or name all nodes" >&2
   exit 2
 fi
 

@@ -40,7 +40,7 @@ def test_hostile_values_arrive_byte_for_byte(
         assert template["metadata"]["annotations"]["example.com/note"] == annotation
         (_, mount) = template["spec"]["containers"][0]["volumeMounts"]
         assert mount["mountPath"] == "/data $(A) {{ job }} é"
-    for pod in processes(target, manifests, {"TOKEN": "$(A)"}, pod_ip="10.0.0.1"):
+    for pod in processes(target, manifests, {"TOKEN": "$(A)"}):
         assert (pod.env["A"], pod.env["Z"], pod.env["TOKEN"]) == (value, value + argument, "$(A)")
         assert pod.argv[-4:] == ["--", "mine.py", argument, value]
 
@@ -61,7 +61,7 @@ def test_words_that_yaml_reads_as_something_else_stay_text(target: str, tmp_path
     assert container["image"] == "012"
     assert template["metadata"]["labels"]["on"] == "off"
     assert template["spec"]["volumes"][1]["persistentVolumeClaim"]["claimName"] == "1"
-    (pod, *_) = processes(target, manifests, {}, pod_ip="10.0.0.1")
+    (pod, *_) = processes(target, manifests, {})
     assert (pod.env["y"], pod.env["ON"], pod.argv[-2:]) == ("null", "1e3", ["on", "12:30:00"])
 
 
@@ -76,7 +76,7 @@ def test_settings_name_every_variable_of_every_pod(target: str, nodes: str, tmp_
     )
     module = targets.load(target)
     plan = load(module, str(spec))
-    pods = processes(target, documents(render(target, str(spec))), {"TOKEN": "<secret>"}, pod_ip="10.0.0.1")
+    pods = processes(target, documents(render(target, str(spec))), {"TOKEN": "<secret>"})
     for rank in plan.ranks():
         # Later ones win; torchrun comes after the pod.
         in_pod = [setting for setting in module.settings(plan, rank) if setting.setter != "torchrun"]

@@ -180,7 +180,7 @@ def test_one_task_a_process_shares_the_cpus_and_sees_all_gpus(cluster: Cluster) 
     assert (asked["ntasks-per-node"], asked["cpus-per-task"], asked["gpus-per-node"]) == ("4", "7", "4")
     cluster.nodes = ("n1", "n2")
     assert cluster.run(script)[0] == 0
-    flags = {"--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=7", "--gpu-bind=none", "--distribution=block"}
+    flags = {"--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=7", "--distribution=block"}
     assert flags <= set(cluster.sruns()[-1])
 
 
@@ -404,7 +404,7 @@ def test_scontrol_that_fails_ends_the_job(own_cluster: Cluster) -> None:
     own_cluster.install("scontrol", "raise SystemExit(1)")
     status, _ = own_cluster.run(rendered(own_cluster, TWO_NODES))
     assert status != 0
-    assert not (own_cluster.folder / "sruns").exists()
+    assert not own_cluster.sruns()
 
 
 # Preemption

@@ -100,8 +100,8 @@ def test_only_node_0_of_an_elastic_job_hosts_the_rendezvous(folder: Path) -> Non
     other = call(folder, script, NODE_RANK="2", MASTER_ADDR="head")
     assert {"--nnodes=1:3", "--rdzv-backend=c10d", "--rdzv-conf=is_host=1"} < set(first.argv)
     assert "--rdzv-conf=is_host=0" in other.argv
-    assert first.env["PET_LOCAL_ADDR"] == "head"
-    assert "PET_LOCAL_ADDR" not in other.env
+    assert "--local-addr=head" in first.argv
+    assert not [word for word in other.argv if word.startswith("--local-addr")]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_node_without_a_right_number_or_master_does_not_start(folder: Path, env:
     done = run(folder, script, **env)
     assert done.returncode == 2
     assert done.stderr.decode() == (
-        "job: set NODE_RANK (number of this node, 0 to 1) and MASTER_ADDR (name or address of node 0)\n"
+        "job: set NODE_RANK (number of this node, 0 to 1) and MASTER_ADDR (name or address of node 0), or name all nodes\n"
     )
     assert not (folder / "record").exists()
     assert not (folder / "pwned").exists()

@@ -1,0 +1,49 @@
+"""How the pods of each kind find node 0, and who of an elastic PyTorchJob hosts the rendezvous."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jobspec import targets
+from jobspec.artifact import load, render
+from tests.clusters import KINDS, documents, processes
+
+
+@pytest.mark.parametrize("target", KINDS)
+def test_peers_look_for_node_0_under_the_name_of_its_pod(target: str, tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: my-job\nnodes: 3\nprocs_per_node: 2\nimage: train:1\ncommand: [mine.py]\n")
+    pods = processes(target, documents(render(target, str(spec))), {})
+    assert {pod.env["PET_MASTER_ADDR"] for pod in pods} == {pods[0].name}
+    assert [pod.env["PET_NODE_RANK"] for pod in pods] == ["0", "1", "2"]
+    plan, module = load(targets.load(target), str(spec)), targets.load(target)
+    assert [targets.node_name(module, plan, node) for node in range(3)] == [pod.name for pod in pods]
+
+
+def test_only_worker_0_of_an_elastic_pytorchjob_hosts_the_rendezvous(tmp_path: Path) -> None:
+    (tmp_path / "torchrun").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/argv."$PET_REPLICA_INDEX"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    spec = tmp_path / "job.yaml"
+    spec.write_text(
+        "name: my-job\nnodes: {min: 1, max: 3}\nprocs_per_node: 2\nimage: train:1\nmax_restarts: 5\n"
+        "command: [mine.py, 'a  b', '$(HOME) \"']\n"
+    )
+    for index, pod in enumerate(processes("pytorchjob", documents(render("pytorchjob", str(spec))), {})):
+        subprocess.run(pod.argv, env={"PATH": f"{tmp_path}:{os.environ['PATH']}", **pod.env}, check=True)
+        assert pod.env["PET_RDZV_ENDPOINT"].startswith("my-job-worker-0:")
+        assert (pod.env["PET_NNODES"], pod.env["PET_LOCAL_ADDR"]) == ("1:3", f"10.0.0.{index + 1}")
+    for index in range(3):
+        assert (tmp_path / f"argv.{index}").read_text().splitlines() == [
+            f"--rdzv-conf=is_host={int(index == 0)}",
+            "--nproc-per-node=2",
+            "--rdzv-id=my-job",
+            "--max-restarts=5",
+            "--",
+            "mine.py",
+            "a  b",
+            '$(HOME) "',
+        ]

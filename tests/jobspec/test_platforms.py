@@ -1,0 +1,112 @@
+"""Who is where, on all seven targets: as their platforms would run them, as `settings` foretell, as `explain` says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import render
+from jobspec import targets
+from jobspec.artifact import load
+from tests import warm
+from tests.platforms import NODES, Seen, free_port, resolved, run
+
+# How each target runs the job of two nodes; Slurm can do without torchrun, too.
+TWO_NODES = [*((target, ()) for target in targets.names()), ("slurm", ("slurm.launcher=srun",))]
+ONE_NODE = [
+    ("compose", ("nodes=1",)),
+    ("jobset", ("nodes=1",)),
+    ("pytorchjob", ("nodes=1",)),  # a Master without Workers
+    ("slurm", ("nodes=1",)),
+    ("slurm", ("slurm.launcher=srun", "nodes=1")),
+    ("torchrun", ("nodes=1",)),
+]
+ELASTIC = [(target, ("nodes={min: 1, max: 2}",)) for target in ("compose", "pytorchjob", "slurm", "torchrun")]
+
+Run = Callable[[str, tuple[str, ...]], dict[int, Seen]]
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Path]:
+    with warm.started() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("spec") / "job.yaml"
+    file.write_text(
+        "name: my-job\nnodes: 2\nprocs_per_node: 2\nimage: train:1\ncommand: [mine.py]\nsecrets: [TOKEN]\n"
+        f"env: {{GLOO_SOCKET_IFNAME: lo, NOTE: '$(OUT) $HOME $$ $é'}}\nrendezvous: {{port: {free_port()}}}\n"
+    )
+    return file
+
+
+@pytest.fixture(scope="module")
+def ran(spec: Path, programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """What each process of the job found, by rank; a job runs once, however many tests ask."""
+    return cache(lambda target, settings: run(target, spec, tmp_path_factory.mktemp(target), programs, settings))
+
+
+@pytest.mark.timeout(600)  # on a machine with other work
+@pytest.mark.parametrize(
+    ("target", "settings"),
+    [*TWO_NODES, *ONE_NODE, *ELASTIC],
+    ids=lambda value: value if isinstance(value, str) else ",".join(value) or "nodes=2",
+)
+def test_every_process_sees_what_settings_say_and_reaches_the_others(
+    target: str, settings: tuple[str, ...], spec: Path, ran: Run
+) -> None:
+    module = targets.load(target)
+    plan = load(module, str(spec), settings)
+    # c10d numbers the pods of a PyTorchJob by their addresses, but they meet at a name.
+    names = [targets.node_name(module, plan, node) or f"my-job-worker-{node}" for node in range(plan.job.nodes.max)]
+    found = ran(target, settings)
+    assert sorted(found) == [rank.rank for rank in plan.ranks()]
+    for rank in plan.ranks():
+        seen = found[rank.rank]
+        assert (seen.world_size, seen.total) == (plan.world_size, 2**plan.world_size - 1)
+        assert (seen.env["NOTE"], seen.env["TOKEN"]) == ("$(OUT) $HOME $$ $é", "s3cret $(NOTE)")
+        # A later setting of a name replaces an earlier one.
+        told = {setting.name: resolved(setting.value, names) for setting in module.settings(plan, rank)}
+        assert set(told) <= set(seen.env)
+        known = {name: value for name, value in told.items() if "<" not in value}
+        assert known == {name: seen.env[name] for name in known}
+        assert {name for name in seen.env if name.startswith("PET_")} <= set(told)
+
+
+@pytest.mark.timeout(900)
+def test_all_targets_agree_with_each_other_and_with_explain(spec: Path, ran: Run, tmp_path: Path) -> None:
+    """For each rank: node, LOCAL_RANK, device, and the node that MASTER_ADDR leads to."""
+    expected = {0: (0, 0, "cuda:0", 0), 1: (0, 1, "cuda:1", 0), 2: (1, 0, "cuda:0", 0), 3: (1, 1, "cuda:1", 0)}
+    for target, settings in TWO_NODES:
+        found = ran(target, settings)
+        assert {rank: where(seen) for rank, seen in found.items()} == expected, target
+        assert all(seen.gpus in (None, 2) for seen in found.values())
+        assert explained(target, settings, spec, tmp_path / "explained.json") == expected, target
+
+
+def where(seen: Seen) -> tuple[int, int, str, int]:
+    local_rank = int(seen.env["LOCAL_RANK"])
+    return seen.node, local_rank, f"cuda:{local_rank}", NODES.index(seen.env["MASTER_ADDR"])
+
+
+def explained(target: str, settings: tuple[str, ...], spec: Path, output: Path) -> dict[int, tuple[int, int, str, int]]:
+    """The same from `explain --json`, with the names of the nodes where the target does not know them."""
+    words = ["explain", str(spec), "--target", target, "--json", "-o", str(output)]
+    words += [word for setting in settings for word in ("--set", setting)]
+    if target in ("slurm", "torchrun"):
+        words += ["--hosts", ",".join(NODES)]
+    assert render.main(words) == 0
+    told = json.loads(output.read_text())
+    found = {}
+    for rank in told["ranks"]:
+        seen = {variable["name"]: variable["value"] for variable in rank["variables"]}
+        assert (seen["RANK"], seen["LOCAL_RANK"]) == (str(rank["rank"]), str(rank["local_rank"]))
+        node = told["node_names"].index(rank["node"])
+        found[rank["rank"]] = node, rank["local_rank"], rank["device"], told["node_names"].index(seen["MASTER_ADDR"])
+    return found

@@ -1,0 +1,36 @@
+"""torchrun's own parser of arguments takes every program of a job as it is meant."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.run import parse_args
+
+from jobspec.plan import make_plan
+from jobspec.spec import Job
+from train.config import TrainConfig, to_argv
+
+
+def parsed_by_torchrun(**keys: object) -> list[str]:
+    """A job's program as torchrun reads it from its command line."""
+    job = {"name": "job", "nodes": 1, "procs_per_node": 2, "device": "cpu", **keys}
+    plan = make_plan(Job.model_validate(job, strict=True))
+    read = parse_args(["--standalone", "--nproc-per-node=2", *plan.torchrun_program])
+    return [*(["-m"] if read.module else []), read.training_script, *read.training_script_args]
+
+
+@pytest.mark.parametrize("program", [["mine.py"], ["-m", "mine"]])
+@given(arguments=st.lists(st.text(alphabet="-almnogx= '\n") | st.sampled_from(["--", "--log", "-h"]), max_size=4))
+def test_torchrun_passes_on_every_argument(program: list[str], arguments: list[str]) -> None:
+    assert parsed_by_torchrun(command=[*program, *arguments]) == [*program, *arguments]
+
+
+def test_no_flag_of_train_is_read_by_torchrun() -> None:
+    settings = {name: field.default for name, field in TrainConfig.model_fields.items()} | {
+        "checkpoint_dir": "--",
+        "data_root": "--log -h\n",
+        "sync_batchnorm": False,
+    }
+    program = parsed_by_torchrun(train=settings)
+    assert sorted(program) == sorted(["-m", "train", *to_argv(settings)])
