@@ -261,9 +261,8 @@ def test_a_step_after_a_backward_that_raised_averages_as_usual() -> None:
 
 
 def _sparse(world: World) -> str:
-    wrapped = CustomDDP(nn.Embedding(4, 4, sparse=True))
     try:
-        wrapped(torch.tensor([1])).sum().backward()
+        CustomDDP(nn.Embedding(4, 4, sparse=True))
     except Exception as error:
         return str(error)
     return "accepted"

@@ -1,0 +1,166 @@
+"""A bucket: the gradients of some parameters back to back in one flat tensor, with p.grad as views of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from train.errors import UserError
+from train.sync import Sync, Waitable
+
+# A larger gradient moves into its bucket as soon as it is there, so that two copies of it never live for long.
+# Smaller ones wait for each other: one call for many costs a fraction of many calls.
+_MOVED_AT_ONCE_BYTES = 2**18
+
+
+class Bucket:
+    """Gradients of `params`, and one number for each of them: the share of the ranks that used it.
+
+    The numbers travel with the gradients, so a parameter that no rank used is recognised without a collective of
+    its own.
+
+    Args:
+        names: of the parameters, for messages and for a sync that keeps state by parameter.
+        times: how often the gradient of each parameter is completed in one backward (more than once only under
+            reentrant checkpointing).
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], names: Sequence[str], times: Sequence[int], sync: Sync) -> None:
+        self.params, self.names, self.times, self.sync = list(params), list(names), list(times), sync
+        size = sum(param.numel() for param in params)
+        self.flat = sync.allocate(size + len(params), params[0].dtype, params[0].device)
+        self.used = self.flat[size:]
+        self.views: list[Tensor] = []
+        self._prescale = sync.prescale(self.flat.device)
+        self._is_large = [param.numel() * param.element_size() > _MOVED_AT_ONCE_BYTES for param in params]
+        self._small = [slot for slot, large in enumerate(self._is_large) if not large]
+        offset = 0
+        for param in params:
+            self.views.append(_view_like(self.flat[offset : offset + param.numel()], param))
+            offset += param.numel()
+        self.begin()
+
+    def begin(self) -> None:
+        """Expect the gradients of one backward; those of parameters that were frozen meanwhile will not come."""
+        self._times_left = list(self.times)
+        self._num_left = sum(param.requires_grad for param in self.params)
+        self._absent: list[int] = []
+        self._steps: Iterator[Waitable] = iter(())
+        self._work: Waitable | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return self._num_left == 0
+
+    def arrive(self, slot: int) -> bool:
+        """Take notice of a p.grad, or of a part of it under reentrant checkpointing; True if the bucket is full now.
+
+        Raises RuntimeError if it comes more often than in the first backward: the bucket may be on its way.
+        """
+        left = self._times_left[slot] = self._times_left[slot] - 1
+        if left > 0:
+            return False
+        if left < 0:
+            raise RuntimeError(
+                f"the gradient of {self.names[slot]} was completed more than {self.times[slot]} times in one backward, "
+                "unlike in the first one. Reentrant checkpointing does this if it runs a layer more often than then: "
+                "use checkpoint(..., use_reentrant=False)"
+            )
+        if self._is_large[slot]:
+            self._gather([slot])
+        self._num_left -= 1
+        return self._num_left == 0
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Begin to average; a gradient that has not arrived counts as what no_sync() left of it, otherwise as zero."""
+        late = [slot for slot, left in enumerate(self._times_left) if left]
+        self._absent = self._gather(sorted({*self._small, *late}) if late else self._small)
+        self.used.fill_(self._prescale)
+        for slot in self._absent:
+            self.used[slot] = 0
+        self._launch()
+
+    @torch.no_grad()
+    def void(self) -> None:
+        """Begin to average NaN: the backward failed on this rank, and others must not take the rest for a mean."""
+        self.flat.fill_(torch.nan)
+        self._launch()
+
+    def wait(self) -> None:
+        """Return when the collective that is under way is done; RuntimeError if it fails or does not end in time."""
+        if self._work is not None:
+            self._work.wait()
+
+    @torch.no_grad()
+    def proceed(self) -> bool:
+        """After that, start the next one; False if there is none, and the averages are there."""
+        self._work = next(self._steps, None)
+        return self._work is not None
+
+    def hand_out(self) -> None:
+        """After the end: averages become p.grad also where only other ranks used the parameter."""
+        # Only a rank that misses gradients looks at the numbers: reading them would stall a GPU.
+        if self._absent:
+            shares = self.used.tolist()
+            for slot in self._absent:
+                if shares[slot]:
+                    self.params[slot].grad = self.views[slot]
+
+    def partly_used(self) -> list[str]:
+        """After the end: names of parameters that some ranks used and others did not."""
+        shares = [abs(share) for share in self.used.tolist()]
+        # Halfway between all ranks and all but one, because a sum of shares is not exact.
+        most = 1 - 0.5 / self.sync.world_size
+        return [name for name, share in zip(self.names, shares, strict=True) if 0 < share < most]
+
+    def absent(self) -> list[str]:
+        """Names of parameters without a gradient on this rank."""
+        return [self.names[slot] for slot in self._absent]
+
+    def _launch(self) -> None:
+        self._steps = self.sync.reduce(self)
+        self._work = next(self._steps, None)
+
+    @torch.no_grad()
+    def _gather(self, slots: Sequence[int]) -> list[int]:
+        """Move gradients to their places, which are p.grad from now on; zero where there is none.  Returns these."""
+        absent: list[int] = []
+        there: list[Tensor] = []
+        sources: list[Tensor] = []
+        targets: list[Tensor] = []
+        for slot in slots:
+            param, view = self.params[slot], self.views[slot]
+            grad = param.grad
+            if grad is view:
+                there.append(view)
+            elif grad is None:
+                absent.append(slot)
+            elif grad.is_sparse:
+                raise UserError(
+                    f"{self.names[slot]} has sparse gradients, which do not fit in a bucket; use sparse=False"
+                )
+            else:
+                sources.append(grad)
+                targets.append(view)
+                param.grad = view
+        if absent:
+            torch._foreach_zero_([self.views[slot] for slot in absent])
+        if len(sources) == 1:
+            # In one pass over memory.
+            torch.mul(sources[0], self._prescale, out=targets[0])
+        elif sources:
+            torch._foreach_copy_(targets, sources)
+            there += targets
+        if there and self._prescale != 1.0:
+            torch._foreach_mul_(there, self._prescale)
+        return absent
+
+
+def _view_like(flat: Tensor, param: nn.Parameter) -> Tensor:
+    """`flat` seen with the shape of `param`, and with its memory layout (channels last, say) if that is dense."""
+    if torch.ops.aten.is_non_overlapping_and_dense(param):
+        return flat.as_strided(param.size(), param.stride())
+    return flat.view(param.shape)

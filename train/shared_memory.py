@@ -1,0 +1,210 @@
+"""Means of CPU tensors through memory that the ranks of one host share: no copy into a socket and out again.
+
+Each rank writes its gradients into memory of its own that all others have mapped.  A tensor is cut into as many pieces
+as there are ranks; each rank computes the mean of its piece, in the order of the ranks, and writes it to all.  So all
+hold the same bits, and each byte is read once and written once.  There is no thread: a rank works on its pieces when it
+hands in a tensor and while it waits for one.  The memory has no name, so nothing is left behind however a process ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import secrets
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from train.errors import UserError
+
+# What stays in the cache of a core between the sum and its copies.
+_BLOCK_BYTES = 2**18
+# A rank's two counters in its page, as indices of int64; each has a cache line of its own.
+_HANDED_IN, _REDUCED = 0, 8
+_SPINS, _NAP_S, _PEERS_ALIVE_S = 200, 50e-6, 0.5
+
+
+class SharedMemory:
+    """Averages tensors that it allocated, on the ranks of `group`; `of_one_host` makes one.
+
+    All ranks allocate the same tensors in the same order, and hand them in in the same order.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, pages: list[mmap.mmap], pids: list[int]) -> None:
+        self.group, self.rank, self.pids = group, dist.get_rank(group), pids
+        self.timeout_s = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        self._counters = [memoryview(page).cast("q") for page in pages]
+        self._blocks: dict[int, list[list[Tensor]]] = {}
+        self._sums: dict[torch.dtype, Tensor] = {}
+        self._queue: deque[list[list[Tensor]]] = deque()
+
+    @staticmethod
+    def of_one_host(group: dist.ProcessGroup) -> SharedMemory | None:
+        """None, on all ranks, unless there are several and all of them can share memory.  A collective."""
+        mapped = _map_for_all(mmap.PAGESIZE, group) if dist.get_world_size(group) > 1 else None
+        return None if mapped is None else SharedMemory(group, *mapped)
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """A tensor of zeros that the other ranks see.  A collective.  Raises UserError if there is no memory for it."""
+        num_bytes = numel * dtype.itemsize
+        mapped = _map_for_all(num_bytes, self.group)
+        if mapped is None:
+            raise UserError(f"not every rank could share {num_bytes / 2**20:.1f} MiB for a bucket: is memory short?")
+        of_ranks = [torch.frombuffer(memory, dtype=dtype, count=numel) for memory in mapped[0]]
+        # Pieces begin at cache lines, so that no two ranks write to the same one.
+        line = 64 // dtype.itemsize
+        piece = -(-numel // (len(of_ranks) * line)) * line
+        mine = [tensor[self.rank * piece : (self.rank + 1) * piece] for tensor in of_ranks]
+        block = _BLOCK_BYTES // dtype.itemsize
+        self._sums.setdefault(dtype, torch.empty(block, dtype=dtype))
+        flat = of_ranks[self.rank]
+        self._blocks[flat.data_ptr()] = [
+            list(parts) for parts in zip(*(part.split(block) for part in mine), strict=True)
+        ]
+        return flat
+
+    def average(self, flat: Tensor) -> Handed:
+        """Begin to replace `flat`, which `allocate` made, by its mean over the ranks."""
+        self._queue.append(self._blocks[flat.data_ptr()])
+        mine = self._counters[self.rank]
+        # x86 makes stores visible in their order: whoever sees the counter sees the gradients.
+        mine[_HANDED_IN] += 1
+        self._reduce_what_all_handed_in()
+        return Handed(self, mine[_HANDED_IN])
+
+    def wait_for(self, number: int) -> None:
+        """Return when the first `number` tensors that were handed in have been replaced.
+
+        Raises MissingRanks if some have ended, or stay away for longer than the group's timeout.
+        """
+        spins, deadline, look_at = 0, time.monotonic() + self.timeout_s, time.monotonic() + _PEERS_ALIVE_S
+        while True:
+            self._reduce_what_all_handed_in()
+            if self._least(_REDUCED) >= number:
+                return
+            spins += 1
+            if spins <= _SPINS:
+                os.sched_yield()
+                continue
+            time.sleep(_NAP_S)
+            now = time.monotonic()
+            if now >= look_at:
+                look_at = now + _PEERS_ALIVE_S
+                self._refuse_to_wait(number, now >= deadline)
+
+    def _least(self, counter: int) -> int:
+        return min([counters[counter] for counters in self._counters])
+
+    def _reduce_what_all_handed_in(self) -> None:
+        mine = self._counters[self.rank]
+        while self._queue and self._least(_HANDED_IN) > mine[_REDUCED]:
+            for parts in self._queue.popleft():
+                total = self._sums[parts[0].dtype][: parts[0].numel()]
+                torch.add(parts[0], parts[1], out=total)
+                for part in parts[2:]:
+                    total.add_(part)
+                total.mul_(1.0 / len(parts))
+                for part in parts:
+                    part.copy_(total)
+            mine[_REDUCED] += 1
+
+    def _refuse_to_wait(self, number: int, timed_out: bool) -> None:
+        behind = [rank for rank, counters in enumerate(self._counters) if counters[_REDUCED] < number]
+        ended = [rank for rank in behind if not _is_alive(self.pids[rank])]
+        if ended:
+            raise MissingRanks(ended, "ended")
+        if timed_out:
+            late = [rank for rank, counters in enumerate(self._counters) if counters[_HANDED_IN] < number]
+            raise MissingRanks(late or behind, f"did not come within {self.timeout_s:g} s")
+
+
+class MissingRanks(RuntimeError):
+    """Ranks of the group without which a collective cannot complete, and why."""
+
+    def __init__(self, ranks: list[int], why: str) -> None:
+        super().__init__(f"rank {', '.join(map(str, ranks))} {why}")
+
+
+@dataclass
+class Handed:
+    """A tensor that was handed in, by its number."""
+
+    memory: SharedMemory
+    number: int
+
+    def wait(self) -> None:
+        self.memory.wait_for(self.number)
+
+
+def _map_for_all(num_bytes: int, group: dist.ProcessGroup) -> tuple[list[mmap.mmap], list[int]] | None:
+    """Zeroed memory of each rank, mapped by all, and the process ids; None, on all ranks, if that is impossible.
+
+    A collective.  Whether a rank is on this host shows by trying: the token is found in its memory, or it is not.
+    """
+    fd = _new_memory(num_bytes)
+    try:
+        token = secrets.token_bytes(min(16, num_bytes))
+        offer = None
+        if fd is not None:
+            os.pwrite(fd, token, 0)
+            # Processes in different network namespaces count as different hosts: such are simulated nodes.
+            offer = (os.getpid(), fd, token, str(Path("/proc/self/ns/net").readlink()))
+        offers = [offer] * dist.get_world_size(group)
+        dist.all_gather_object(offers, offer, group)
+        mapped = _map_all([other for other in offers if other], num_bytes) if None not in offers else []
+        results = [False] * len(offers)
+        dist.all_gather_object(results, len(mapped) == len(offers), group)
+    finally:
+        # Mappings stay valid without it.
+        if fd is not None:
+            os.close(fd)
+    if not all(results):
+        return None
+    mapped[dist.get_rank(group)][: len(token)] = bytes(len(token))
+    return mapped, [offer[0] for offer in offers if offer]
+
+
+def _new_memory(num_bytes: int) -> int | None:
+    # Other processors may show stores in another order than that of the program.
+    if not hasattr(os, "memfd_create") or platform.machine() not in ("x86_64", "AMD64"):
+        return None
+    fd = os.memfd_create("gradients")
+    try:
+        # All of it now: a page that is missing later would kill the process.
+        os.posix_fallocate(fd, 0, num_bytes)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _map_all(offers: list[tuple[int, int, bytes, str]], num_bytes: int) -> list[mmap.mmap]:
+    mapped = []
+    for pid, its_fd, token, network in offers:
+        try:
+            fd = os.open(f"/proc/{pid}/fd/{its_fd}", os.O_RDWR)
+        except OSError:
+            return []
+        try:
+            if network != offers[0][3] or os.fstat(fd).st_size != num_bytes or os.pread(fd, len(token), 0) != token:
+                return []
+            mapped.append(mmap.mmap(fd, num_bytes))
+        except OSError:
+            return []
+        finally:
+            os.close(fd)
+    return mapped
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
