@@ -20,7 +20,7 @@ set -euo pipefail
 
 # A script that is submitted from inside another job must not take over how that one was bound, nor the flags that
 # its torchrun reads from PET_ variables.
-unset "${!SLURM_CPU_BIND@}" "${!PET_@}"
+unset "${!SLURM_CPU_BIND@}" "${!SLURM_GPU_BIND@}" "${!PET_@}"
 
 restart=${SLURM_RESTART_COUNT:-0}
 
@@ -96,8 +96,8 @@ srun \
   --container-env=MASTER_ADDR,MASTER_PORT,PET_NNODES,PET_RDZV_ID,PET_MASTER_ADDR,PET_MASTER_PORT,PET_NODE_RANK,SLURM_JOB_ID,SLURM_NODEID,SLURM_PROCID,SLURM_LOCALID \
   --output="$log" --open-mode=append \
   sh -euc "$task" task \
-  env TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 \
-  TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
+  env TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
+  OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
   torchrun --nproc-per-node=4 --max-restarts=3 --rdzv-backend=static -m train --device=cuda \
   --model=resnet18 --dataset=fashion_mnist --data-root=/data --epochs=10 --batch-size=256 \
   --optimizer=sgd --lr=0.05 --momentum=0.9 --checkpoint-dir=/checkpoints --checkpoint-every=100 \
@@ -121,7 +121,12 @@ wait "$step" || status=$?
 if "$stopping"; then
   wait "$step" || true  # it was the signal that ended the first wait
   requeue
-elif (( status )) && scontrol show job "$SLURM_JOB_ID" | grep -q "PreemptTime=[0-9]"; then
-  requeue  # Slurm sent its own SIGTERM to the processes and no signal here
+elif (( status )); then
+  state=$(scontrol show job "$SLURM_JOB_ID" || true)
+  if [[ $state == *PreemptTime=[0-9]* ]]; then
+    requeue  # Slurm sent its own SIGTERM to the processes and no signal here
+  elif [[ $state == *JobState=RUNNING* ]] && grep -q "^stopped by a signal .*; saved" "$log"; then
+    requeue  # somebody signalled the processes and not this script; torchrun's own exit code would not tell
+  fi
 fi
 exit "$status"

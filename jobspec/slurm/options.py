@@ -43,8 +43,9 @@ def srun_flags(plan: Plan) -> list[str]:
     if not job.nodes.elastic:
         flags = [f"--nodes={job.nodes.max}", f"--ntasks={job.nodes.max * tasks}", *flags]
     if job.slurm.launcher == "srun":
-        # Ranks fill one node after the other, and each process sees all GPUs of its node: NCCL connects them directly.
-        flags += ["--distribution=block", *(["--gpu-bind=none"] if job.device == "cuda" else [])]
+        # Ranks fill one node after the other.  Without --gpu-bind each process sees all GPUs of its node, and NCCL
+        # connects them directly; --gpu-bind=none would leave CUDA_VISIBLE_DEVICES unset and show those of other jobs.
+        flags.append("--distribution=block")
     if job.nodes.elastic:
         return [*flags, "--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
     if job.preemption:

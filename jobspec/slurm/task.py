@@ -53,8 +53,12 @@ def program(plan: Plan) -> list[str]:
 
 
 def shutdown_setting(plan: Plan) -> list[Setting]:
-    """How long torchrun waits for its processes after SIGTERM: its own 30 s are too short for a large checkpoint."""
-    name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-    if plan.job.preemption is None or plan.job.slurm.launcher == "srun" or name in plan.env:
+    """How torchrun takes a signal: by itself it dies of SIGUSR1, and after a SIGTERM it leaves its processes 30 s, too
+    few for a large checkpoint."""
+    if plan.job.preemption is None or plan.job.slurm.launcher == "srun":
         return []
-    return [Setting(name, str(agent.shutdown_timeout(plan.job.preemption.grace)), "script")]
+    values = {
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(agent.shutdown_timeout(plan.job.preemption.grace)),
+        "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+    }
+    return [Setting(name, value, "script") for name, value in values.items() if name not in plan.env]

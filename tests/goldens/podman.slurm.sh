@@ -19,7 +19,7 @@ set -euo pipefail
 
 # A script that is submitted from inside another job must not take over how that one was bound, nor the flags that
 # its torchrun reads from PET_ variables.
-unset "${!SLURM_CPU_BIND@}" "${!PET_@}"
+unset "${!SLURM_CPU_BIND@}" "${!SLURM_GPU_BIND@}" "${!PET_@}"
 
 restart=${SLURM_RESTART_COUNT:-0}
 
@@ -81,7 +81,7 @@ echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes 
 # A node that has saved and ended must not end those that still save.
 srun \
   --nodes=2 --ntasks=8 --export=ALL --ntasks-per-node=4 --cpus-per-task=8 --distribution=block \
-  --gpu-bind=none --kill-on-bad-exit=0 --wait=120 \
+  --kill-on-bad-exit=0 --wait=120 \
   --output="$log" --open-mode=append \
   sh -euc "$task" task \
   --rm --init --network=host --ipc=host --mount=type=bind,source=/shared/data,target=/data,readonly \
@@ -113,7 +113,12 @@ wait "$step" || status=$?
 if "$stopping"; then
   wait "$step" || true  # it was the signal that ended the first wait
   requeue
-elif (( status )) && scontrol show job "$SLURM_JOB_ID" | grep -q "PreemptTime=[0-9]"; then
-  requeue  # Slurm sent its own SIGTERM to the processes and no signal here
+elif (( status )); then
+  state=$(scontrol show job "$SLURM_JOB_ID" || true)
+  if [[ $state == *PreemptTime=[0-9]* ]]; then
+    requeue  # Slurm sent its own SIGTERM to the processes and no signal here
+  elif [[ $state == *JobState=RUNNING* ]] && grep -q "^stopped by a signal .*; saved" "$log"; then
+    requeue  # somebody signalled the processes and not this script; torchrun's own exit code would not tell
+  fi
 fi
 exit "$status"
