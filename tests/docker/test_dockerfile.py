@@ -59,4 +59,4 @@ def test_only_what_the_dockerfile_copies_reaches_the_engine() -> None:
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     copied = re.findall(r"^COPY (\S+) ", DOCKERFILE, re.M)
     assert lines[0] == "*"
-    assert sorted(lines[1:]) == sorted(["**/__pycache__", *(f"!{path}" for path in copied)])
+    assert sorted(lines[1:]) == sorted(["**/.*", "**/__pycache__", *(f"!{path}" for path in copied)])

@@ -1,0 +1,146 @@
+"""The docker and compose commands, and what the tests ask them for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Docker:
+    """An engine, reached with these variables in the environment."""
+
+    environ: Mapping[str, str]
+
+    def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
+        """A docker command that goes on; what it prints is one stream."""
+        command = ["docker", *words]
+        return subprocess.Popen(
+            command, env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+        )
+
+    def __call__(self, *words: str) -> str:
+        """What a docker command prints.  Raises AssertionError, with all it printed, if it fails."""
+        done = subprocess.run(["docker", *words], env=self.environ, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        assert done.returncode == 0, f"docker {' '.join(words)}\n{done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def inspect(self, name: str) -> dict[str, Any]:
+        """Everything about an image or a container."""
+        (found,) = json.loads(self("inspect", name))
+        return dict(found)
+
+    def build(self, tag: str, base: str, context: Path = ROOT, buildkit: bool = False, **arguments: str) -> None:
+        """Build docker/Dockerfile of a folder as it stands in the documentation."""
+        given = [word for name, value in {"BASE_IMAGE": base, **arguments}.items() for word in _argument(name, value)]
+        command = ["build", "--file", str(context / "docker" / "Dockerfile"), "--tag", tag, *given, str(context)]
+        environ = {**self.environ, "DOCKER_BUILDKIT": str(int(buildkit))}
+        program = self.buildkit_client() if buildkit else "docker"
+        assert program
+        done = subprocess.run([program, *command], env=environ, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def buildkit_client(self) -> str | None:
+        """A docker that can build with BuildKit: it has buildx, or is of the years when it needed no buildx."""
+        for program in filter(None, map(shutil.which, ("docker", "/usr/bin/docker"))):
+            version = subprocess.run([program, "--version"], capture_output=True, text=True).stdout.split()[2]
+            buildx = subprocess.run([program, "buildx", "version"], env=self.environ, capture_output=True)
+            if buildx.returncode == 0 or 18 < int(version.partition(".")[0]) < 23:
+                return program
+        return None
+
+    def read(self, volume: str, image: str, path: str) -> str:
+        """A file of a volume."""
+        mount = f"type=volume,source={volume},target=/volume,readonly"
+        return self("run", "--rm", f"--mount={mount}", "--entrypoint=cat", image, f"/volume/{path}")
+
+    def kill(self, container: str, image: str) -> None:
+        """Kill a container's first process behind the engine's back, as the kernel does when memory runs out.
+
+        `docker kill` is a person's wish: after it the engine starts nothing again.
+        """
+        pid = self.inspect(container)["State"]["Pid"]
+        code = f"import os; os.kill({pid}, 9)"
+        self("run", "--rm", "--pid=host", "--user=0", "--entrypoint=python3", image, "-c", code)
+
+
+def _argument(name: str, value: str) -> Sequence[str]:
+    return ("--build-arg", f"{name}={value}")
+
+
+@dataclass(frozen=True)
+class Compose:
+    """A compose file and its project; everything of it is removed at the end.
+
+    `command` is `docker compose` or `docker-compose`.
+    """
+
+    docker: Docker
+    command: Sequence[str]
+    file: Path
+    project: str
+
+    def __enter__(self) -> Compose:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.run("down", "--volumes", "--timeout=0")
+
+    def words(self, *words: str) -> list[str]:
+        return [*self.command, "--project-name", self.project, "--file", str(self.file), *words]
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command to its end; what it prints is one stream."""
+        return subprocess.run(
+            self.words(*words),
+            env=self.docker.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+
+    def up(self) -> str:
+        """Run the job as its file's head says, to a good end; what it printed."""
+        done = self.run("up", "--abort-on-container-exit", "--no-color")
+        assert done.returncode == 0 and "exited with code 0" in done.stdout, done.stdout
+        return done.stdout
+
+    def start(self) -> subprocess.Popen[str]:
+        """The same without waiting for the end."""
+        return subprocess.Popen(
+            self.words("up", "--abort-on-container-exit", "--no-color"),
+            env=self.docker.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def container(self, service: str) -> str:
+        """The identifier of a service's container, also when it has ended."""
+        label = f"label=com.docker.compose.project={self.project}"
+        return self.docker(
+            "ps", "--all", "--quiet", f"--filter={label}", f"--filter=label=com.docker.compose.service={service}"
+        )
+
+    def volume(self, name: str) -> str:
+        return f"{self.project}_{name}"
+
+
+def compose_commands(environ: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """The composes that are installed: Compose 2, and the older one that Debian has."""
+    candidates = [("docker", "compose"), ("docker-compose",)]
+    return [
+        words
+        for words in candidates
+        if shutil.which(words[0])
+        and not subprocess.run([*words, "version"], env=environ, capture_output=True).returncode
+    ]

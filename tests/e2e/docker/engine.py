@@ -1,0 +1,166 @@
+"""A Docker engine for the tests: the one that `docker` reaches, or one of their own.
+
+An engine of our own lives in namespaces (processes, mounts, network) below one process.  When that process ends, for
+whatever reason, the kernel takes all of it along: daemons, containers, mounts, bridges and packet filters, which
+were never to be seen outside.  Its way to the outside is slirp4netns, a process of ours without rights.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# Program, and Debian's package that has it.
+_NEEDS = {
+    "docker": "docker.io",
+    "dockerd": "docker.io",
+    "docker-init": "docker.io",
+    "iptables": "iptables",
+    "slirp4netns": "slirp4netns",
+    "ip": "iproute2",
+    "unshare": "util-linux",
+    "setpriv": "util-linux",
+}
+_START_S = 60.0
+_CGROUPS = Path("/sys/fs/cgroup")
+# The kernel ends these processes when we end, also by SIGKILL.
+WITH_US = ["setpriv", "--pdeathsig=KILL", "--"]
+
+# As the first process of its namespaces.  /run holds sockets that the engine puts nowhere else.
+_SCRIPT = """
+resolver=$(readlink -f /etc/resolv.conf)
+ip link set lo up
+mount -t tmpfs tmpfs /run
+mkdir -p "$(dirname "$resolver")"
+[ -e "$resolver" ] || touch "$resolver"
+echo nameserver 10.0.2.3 > /run/resolv.conf  # slirp4netns answers there
+mount --bind /run/resolv.conf "$resolver"
+exec docker-init -- dockerd "$@"
+"""
+
+
+def running() -> bool:
+    """Whether `docker` reaches an engine already."""
+    return bool(shutil.which("docker")) and not subprocess.run(["docker", "info"], capture_output=True).returncode
+
+
+def missing() -> str:
+    """Why no engine of our own can be started, or nothing."""
+    if os.geteuid() != 0:
+        return "`docker info` reaches no engine, and only root can start one"
+    absent = sorted({package for program, package in _NEEDS.items() if not shutil.which(program)})
+    return f"`docker info` reaches no engine; to start one: apt-get install {' '.join(absent)}" if absent else ""
+
+
+@contextmanager
+def engine(folder: Path) -> Iterator[dict[str, str]]:
+    """Start an engine; the environment in which `docker` reaches it.  `folder` holds its files and is gone afterwards.
+
+    Raises RuntimeError with what it said if it does not start.
+    """
+    cgroup = f"e2e-docker-{os.getpid()}"
+    folder.mkdir(parents=True)
+    try:
+        with _process(folder, cgroup):
+            yield {**os.environ, "DOCKER_HOST": f"unix://{folder}/docker.sock"}
+    finally:
+        _remove_cgroups(cgroup)
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def _process(folder: Path, cgroup: str) -> Iterator[None]:
+    (folder / "daemon.json").write_text("{}")  # in place of the machine's own settings
+    options = [
+        f"--config-file={folder}/daemon.json",
+        f"--data-root={folder}/data",
+        f"--exec-root={folder}/exec",
+        f"--pidfile={folder}/docker.pid",
+        f"--host=unix://{folder}/docker.sock",
+        f"--cgroup-parent=/{cgroup}",
+        "--exec-opt=native.cgroupdriver=cgroupfs",
+    ]
+    namespaces = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    log = folder / "dockerd.log"
+    with _listening(folder / "ready.sock") as ready, log.open("wb") as said:
+        process = subprocess.Popen(
+            [*WITH_US, *namespaces, "sh", "-eu", "-c", _SCRIPT, "sh", *options],
+            env={**os.environ, "NOTIFY_SOCKET": str(folder / "ready.sock")},
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,  # Ctrl-C is for pytest, which then ends us
+        )
+        try:
+            if not _says_ready(ready, process):
+                raise RuntimeError(f"dockerd did not start:\n{log.read_text()[-3000:]}")
+            with _network(process.pid):
+                yield
+        finally:
+            _end(process)
+
+
+@contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(path))
+        yield listener
+
+
+def _says_ready(ready: socket.socket, process: subprocess.Popen[bytes]) -> bool:
+    """Wait for the message that dockerd sends to systemd when its API answers."""
+    ready.settimeout(1.0)
+    for _ in range(int(_START_S)):
+        try:
+            if b"READY=1" in ready.recv(4096):
+                return True
+        except TimeoutError:
+            if process.poll() is not None:
+                return False
+    return False
+
+
+@contextmanager
+def _network(pid: int) -> Iterator[None]:
+    """Connect the network namespace of a process to the outside, for apt-get and pip in a build."""
+    reader, writer = os.pipe()
+    command = ["slirp4netns", "--configure", "--mtu=65520", "--disable-host-loopback", f"--ready-fd={writer}"]
+    slirp = subprocess.Popen(
+        [*WITH_US, *command, str(pid), "tap0"],
+        pass_fds=[writer],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    os.close(writer)
+    try:
+        with os.fdopen(reader, "rb") as told:
+            if not told.read(1):
+                _, said = slirp.communicate()
+                raise RuntimeError(f"slirp4netns did not start:\n{said.decode()}")
+        yield
+    finally:
+        slirp.kill()
+        slirp.communicate()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the first process of the namespaces; unshare ends when the kernel has ended all others."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    for child in children.read_text().split() if process.poll() is None else []:
+        os.kill(int(child), signal.SIGKILL)
+    process.wait(timeout=60)
+
+
+def _remove_cgroups(name: str) -> None:
+    """The groups of killed containers outlive them, and only folders can be removed there."""
+    for group in [_CGROUPS / name, *_CGROUPS.glob(f"*/{name}")]:
+        for folder, _, _ in os.walk(group, topdown=False):
+            Path(folder).rmdir()

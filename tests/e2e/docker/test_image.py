@@ -1,0 +1,140 @@
+"""What is in the image, and how it is built."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import train
+from jobspec.lint.secrets import names_secret
+from tests.e2e.docker.client import ROOT, Docker
+
+OTHER = "e2e-docker-other"
+# What compiles or links, by the names that it is called by.
+COMPILERS = re.compile(
+    r"(.+-)?(gcc|g\+\+|cc|c\+\+|cpp|clang|clang\+\+|tcc|ld|as|rustc|go|nvcc|make|cmake|ninja)(-[\d.]+)?"
+)
+CACHES = (
+    "var/lib/apt/lists/",
+    "var/cache/apt/",
+    "root/.cache/",
+    "home/train/.cache/",
+    "tmp/",
+    "var/tmp/",
+    "var/log/apt/",
+)
+
+
+@pytest.fixture
+def other(docker: Docker) -> Iterator[str]:
+    """A tag for a second image, which is gone after the test."""
+    yield OTHER
+    docker("rmi", "--force", OTHER)
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Path:
+    """A copy of what an image is built from."""
+    for folder in ("docker", "jobs", "train"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    shutil.copy(ROOT / ".dockerignore", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def added_files(docker: Docker, base: str, image: str) -> set[str]:
+    """Every file that the image has and its base has not."""
+    listing = ["run", "--rm", "--user=0", "--entrypoint=find"]
+    files = [
+        set(docker(*listing, name, "/", "-xdev", "-type", "f", "-size", "+0", "-printf", r"%P\n").splitlines())
+        for name in (image, base)
+    ]
+    return files[0] - files[1]
+
+
+def test_buildkit_builds_the_same_image(docker: Docker, base: str, image: str, other: str) -> None:
+    if docker.buildkit_client() is None:
+        pytest.skip("no docker client here can use BuildKit (Debian package docker-buildx, or docker.io of 19 to 22)")
+    docker.build(other, base, buildkit=True, REVISION="e2e")
+    ours, theirs = docker.inspect(image), docker.inspect(other)
+    for key in ("User", "WorkingDir", "Entrypoint", "Cmd", "Labels"):
+        assert theirs["Config"][key] == ours["Config"][key]
+    assert set(theirs["Config"]["Env"]) == set(ours["Config"]["Env"])
+    assert abs(theirs["Size"] - ours["Size"]) < 1e-3 * ours["Size"]
+
+
+def test_change_of_the_code_builds_only_the_layers_of_the_code(
+    docker: Docker, base: str, image: str, other: str, context: Path
+) -> None:
+    changed = context / "train" / "errors.py"
+    changed.write_text(changed.read_text() + "\n# changed\n")
+    docker.build(other, base, context, REVISION="e2e")
+    ours, theirs = (docker.inspect(name)["RootFS"]["Layers"] for name in (image, other))
+    assert len(ours) == len(theirs)
+    # train/ and what is compiled from it.
+    assert [layer in theirs for layer in ours] == [True] * (len(ours) - 2) + [False] * 2
+
+
+def test_another_revision_builds_no_layer(docker: Docker, base: str, image: str, other: str) -> None:
+    docker.build(other, base, REVISION="another")
+    assert docker.inspect(other)["RootFS"]["Layers"] == docker.inspect(image)["RootFS"]["Layers"]
+    assert docker.inspect(other)["Config"]["Labels"]["org.opencontainers.image.revision"] == "another"
+
+
+def test_processes_are_not_root_and_know_the_version_of_the_code(docker: Docker, image: str) -> None:
+    code = "import getpass, json, os, train; print(json.dumps([os.getuid(), os.getgid(), getpass.getuser(), "
+    code += "train.__version__, train.__file__, os.environ['TRAIN_REVISION']]))"
+    seen = json.loads(docker("run", "--rm", "--workdir=/", image, "python3", "-c", code))
+    assert seen == [1000, 1000, "train", train.__version__, "/app/train/__init__.py", "e2e"]
+    labels = docker.inspect(image)["Config"]["Labels"]
+    assert labels["org.opencontainers.image.version"] == train.__version__
+    assert labels["org.opencontainers.image.revision"] == "e2e"
+
+
+def test_nothing_in_the_image_is_a_compiler(docker: Docker, image: str) -> None:
+    names = docker("run", "--rm", "--entrypoint=bash", image, "-c", "compgen -c").splitlines()
+    assert "python3" in names
+    assert [name for name in names if COMPILERS.fullmatch(name)] == []
+
+
+def test_no_cache_and_no_leftover_is_in_the_image(added_files: set[str]) -> None:
+    assert any(file.startswith("app/train/") for file in added_files)
+    left = {file for file in added_files if file.startswith(CACHES) or file.endswith((".deb", ".whl", ".tar.gz"))}
+    # pip carries wheels for the virtual environments that it makes.
+    assert {file for file in left if not file.startswith("usr/share/python-wheels/")} == set()
+
+
+def test_user_of_the_image_can_write_only_where_training_writes(docker: Docker, image: str) -> None:
+    find = "find / -xdev -writable -not -type l -not -path '/proc/*' -not -path '/dev/*' 2>/dev/null || true"
+    writable = docker("run", "--rm", "--entrypoint=bash", image, "-c", find).splitlines()
+    tops = {file for file in writable if str(Path(file).parent) not in writable}
+    assert tops == {"/checkpoints", "/runs", "/home/train", "/tmp", "/var/tmp", "/run/lock"} & tops
+    assert {"/checkpoints", "/runs"} <= tops
+
+
+def test_no_secret_of_the_folder_or_the_builder_is_in_the_image(
+    docker: Docker, base: str, image: str, other: str, context: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canary = "canary-7d1f"
+    for name in (".env", "id_ed25519", "train/.env", "jobs/scripts/.netrc", "docker/token.txt", "runs/metrics.jsonl"):
+        (context / name).parent.mkdir(exist_ok=True)
+        (context / name).write_text(canary)
+    for name in ("WANDB_API_KEY", "PIP_INDEX_URL"):
+        monkeypatch.setitem(os.environ, name, f"https://user:{canary}@registry.example/")
+    # Without the cache, so that a line that took in such a file would do it here.
+    docker.build(other, base, context, REVISION="e2e")
+    grep = ["run", "--rm", "--user=0", "--entrypoint=grep", other]
+    assert docker(*grep, "--recursive", "--files-with-matches", "version", "/app/train/__init__.py")
+    found = docker(
+        "run", "--rm", "--user=0", "--entrypoint=bash", other, "-c", f"! grep -rl {canary} /app /opt /home /root"
+    )
+    assert found == ""
+    assert canary not in docker("history", "--no-trunc", other) + json.dumps(docker.inspect(other))
+    names = [variable.partition("=")[0] for variable in docker.inspect(other)["Config"]["Env"]]
+    assert [name for name in names if names_secret(name)] == []
