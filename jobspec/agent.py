@@ -8,10 +8,14 @@ from __future__ import annotations
 from jobspec.plan import Plan
 
 
-def flags(plan: Plan) -> list[str]:
-    """Flags before the program, less --nnodes, the address and the number of the node."""
+def flags(plan: Plan, max_restarts: int | None = None) -> list[str]:
+    """Flags before the program, less --nnodes, the address and the number of the node.
+
+    max_restarts: torchrun's own, where it is not the job's because something else restarts it.
+    """
     job = plan.job
-    processes = [f"--nproc-per-node={job.procs_per_node}", f"--max-restarts={job.max_restarts}"]
+    restarts = job.max_restarts if max_restarts is None else max_restarts
+    processes = [f"--nproc-per-node={job.procs_per_node}", f"--max-restarts={restarts}"]
     if job.nodes.max == 1:
         # Without an address torchrun publishes the host's full name, which a laptop often cannot resolve.
         return ["--standalone", "--local-addr=127.0.0.1", *processes]

@@ -29,6 +29,7 @@ def variables(plan: Plan) -> dict[str, Any]:
         "environment": {setting.name: setting.value for setting in _own_settings(plan)} | dict(plan.env),
         "nodes": [_node(plan, node) for node in range(job.nodes.max)],
         "shm": job.resources.shm or job.procs_per_node * _SHM_PER_PROCESS,
+        "restarts": job.max_restarts - _torchrun_restarts(plan),
         "stop_grace": job.preemption.grace if job.preemption else _STOP_GRACE,
         "claims": sorted({mount.claim for mount in job.mounts if mount.claim is not None}),
     }
@@ -43,7 +44,10 @@ def settings(plan: Plan, rank: Rank) -> list[Setting]:
         order = sorted(range(plan.job.nodes.max), key=lambda number: node_name(plan, number))
         node, address, port = order[rank.node], node_name(plan, order[0]), "<free port that torchrun picks>"
     ours = [Setting(name, value, "script") for name, value in _node_environment(plan, node).items()]
-    by_torchrun = torchrun_settings(plan, rank, master_addr=address, master_port=port, run_id=run_id)
+    restarts = _torchrun_restarts(plan)
+    by_torchrun = torchrun_settings(
+        plan, rank, master_addr=address, master_port=port, run_id=run_id, max_restarts=restarts
+    )
     return [*common, *ours, *by_torchrun]
 
 
@@ -66,12 +70,22 @@ def there_is_an_image(job: Job) -> Iterator[Finding]:
 
 def _flags(plan: Plan) -> list[str]:
     """torchrun's flags, the same for all services."""
+    common = agent.flags(plan, _torchrun_restarts(plan))
     if plan.job.nodes.max == 1:
-        return agent.flags(plan)
-    flags = [f"--nnodes={agent.nnodes(plan)}", *agent.flags(plan), f"--rdzv-id={plan.job.name}"]
+        return common
+    flags = [f"--nnodes={agent.nnodes(plan)}", *common, f"--rdzv-id={plan.job.name}"]
     if plan.backend == "static":
         return [*flags, f"--master-addr={node_name(plan, 0)}", f"--master-port={plan.port}"]
     return [*flags, f"--rdzv-endpoint={node_name(plan, 0)}:{plan.port}"]
+
+
+def _torchrun_restarts(plan: Plan) -> int:
+    """How many of the job's restarts are torchrun's: those of an elastic job, which goes on with the nodes it has left.
+
+    Any other job needs all its nodes, also one whose container was killed, which only the engine can start again.
+    The others fail with it, so that all of them start again together.
+    """
+    return plan.job.max_restarts if plan.job.nodes.elastic else 0
 
 
 def _node(plan: Plan, node: int) -> dict[str, Any]:

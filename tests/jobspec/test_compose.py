@@ -82,7 +82,7 @@ def test_nodes_differ_only_in_their_number_their_name_and_whom_they_wait_for(fol
         [
             "--nnodes=2",
             "--nproc-per-node=2",
-            "--max-restarts=3",
+            "--max-restarts=0",
             "--rdzv-backend=static",
             "--rdzv-id=job",
             "--master-addr=job-0",
@@ -91,6 +91,19 @@ def test_nodes_differ_only_in_their_number_their_name_and_whom_they_wait_for(fol
             "mine.py",
         ],
     )
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_engine_starts_a_node_again_as_often_as_the_spec_says(folder: Path, nodes: str) -> None:
+    for node in services(folder, BASE + f"nodes: {nodes}\nmax_restarts: 3\n").values():
+        assert (node["restart"], "--max-restarts=0" in node["command"]) == ("on-failure:3", True)
+    for node in services(folder, BASE + f"nodes: {nodes}\n").values():
+        assert (node["restart"], "--max-restarts=0" in node["command"]) == ("no", True)
+
+
+def test_lost_node_of_an_elastic_job_stays_lost_and_torchrun_goes_on_with_the_others(folder: Path) -> None:
+    for node in services(folder, BASE + "nodes: {min: 1, max: 2}\nmax_restarts: 3\n").values():
+        assert (node["restart"], "--max-restarts=3" in node["command"]) == ("no", True)
 
 
 def test_one_node_needs_no_address(folder: Path) -> None:
