@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from jobs.scripts.array import flags_of_task
+from jobs.scripts.array_task import flags_of_task
 from jobspec import targets
 from jobspec.artifact import load
 from train.config import from_argv
@@ -17,7 +18,7 @@ JOBS = Path(__file__).parents[1] / "jobs"
 def flags_of_the_job() -> list[str]:
     """What jobs/array.yaml gives to its script."""
     plan = load(targets.load("slurm"), str(JOBS / "array.yaml"))
-    assert plan.program[:2] == ("-m", "jobs.scripts.array")
+    assert plan.program[:2] == ("-m", "jobs.scripts.array_task")
     return list(plan.program[2:])
 
 
@@ -31,3 +32,8 @@ def test_task_beyond_the_rates_says_so(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         flags_of_task(3, flags_of_the_job())
     assert "task 3 of the array, but --lr has only 3 values: 0 to 2" in capsys.readouterr().err
+
+
+def test_no_script_hides_a_module_of_python() -> None:
+    """The folder of a script that torchrun starts is the first place where its imports are looked for."""
+    assert not {file.stem for file in (JOBS / "scripts").glob("*.py")} & sys.stdlib_module_names

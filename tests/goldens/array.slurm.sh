@@ -36,5 +36,5 @@ srun \
   sh -euc "$task" task \
   env OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
   torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 -m -- \
-  jobs.scripts.array --lr=0.003,0.001,0.0003 --run-dir=runs/array --model=mnist_cnn \
+  jobs.scripts.array_task --lr=0.003,0.001,0.0003 --run-dir=runs/array --model=mnist_cnn \
   --dataset=synthetic --optimizer=adam

@@ -16,7 +16,7 @@ from train.__main__ import main
 
 def flags_of_task(task: int, argv: list[str]) -> list[str]:
     """The flags of `python -m train` for this task.  Exits with a message if there is no learning rate for it."""
-    parser = argparse.ArgumentParser(prog="jobs.scripts.array", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="jobs.scripts.array_task", description=__doc__, allow_abbrev=False)
     parser.add_argument("--lr", required=True)
     parser.add_argument("--run-dir", required=True)
     args, others = parser.parse_known_args(argv)
