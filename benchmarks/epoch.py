@@ -17,7 +17,8 @@ A ratio means something only if both learn the same: the training loss of the ep
 The sides draw different orders of samples, so it agrees up to noise; fewer steps have more of it.  (Ours is a mean
 over samples, the peer's over batches as published: a short last batch counts more in it.)
 BatchNorm is that of each rank's own samples on both sides, since torch has none over all ranks for the CPU.  Where
-the model has BatchNorm a third side, `ours_sync_batchnorm`, has ours do that additional work as well.
+the model has BatchNorm a third side, `ours_sync_batchnorm`, has ours do that additional work as well; it can be left
+out with --no-sync-batchnorm.
 """
 
 from __future__ import annotations
@@ -89,6 +90,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="epochs that each side trains, each from the start")
     parser.add_argument("--max-steps", type=int, help="end each epoch after so many steps, for a quick look")
     parser.add_argument("--dropout", type=float, help="0 makes the losses of both sides comparable to rounding")
+    parser.add_argument(
+        "--sync-batchnorm", action=argparse.BooleanOptionalAction, default=True, help="measure that side, too"
+    )
     parser.add_argument("--tolerance", type=float, default=0.03, help="relative difference of losses that is noise")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for epoch_WORKLOAD.json")
     options = parser.parse_args(argv)
@@ -97,7 +101,8 @@ def main(argv: list[str] | None = None) -> int:
     for name in WORKLOADS if options.workload == "all" else [options.workload]:
         workload = WORKLOADS[name]
         DATASETS[workload.dataset](options.data_root, download=True)
-        sides = [side for side in SIDES if side != "ours_sync_batchnorm" or name in HAVE_BATCHNORM]
+        synchronised = options.sync_batchnorm and name in HAVE_BATCHNORM
+        sides = [side for side in SIDES if synchronised or side != "ours_sync_batchnorm"]
         limits = {"max_steps": options.max_steps, "dropout": options.dropout}
         flags = to_argv(asdict(workload) | limits | {"data_root": options.data_root})
         runs = in_turns({side: partial(run_epoch, side, flags) for side in sides}, options.rounds)
