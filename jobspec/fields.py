@@ -66,9 +66,10 @@ def matching(pattern: str, expected: str) -> Value:
 # No quoting protects it, so no such value may hold one, nor another control character.
 # Values that only ever become an argument or an environment variable may have line breaks and tabs.
 _LINE = r"[^\u0000-\u001f\u007f-\u009f\u2028\u2029]+"
-_LINES = r"[^\u0000-\u0008\u000b-\u001f\u007f-\u009f\u2028\u2029]*"
+LINES = r"[^\u0000-\u0008\u000b-\u001f\u007f-\u009f\u2028\u2029]*"
 
-Lines = Annotated[str, matching(_LINES, "text without control characters other than line breaks and tabs")]
+LINES_EXPECTED = "text without control characters other than line breaks and tabs"
+Lines = Annotated[str, matching(LINES, LINES_EXPECTED)]
 
 _DNS = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 JobName = Annotated[

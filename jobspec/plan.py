@@ -14,6 +14,10 @@ from train.config import to_argv
 # give node ports to services.
 PORTS = range(20000, 30000)
 
+# Of /dev/shm in a container, where the spec says nothing: its own 64 MiB are too few for the workers of a DataLoader
+# and for NCCL.  A limit, not a reservation.
+_SHM_PER_PROCESS = 1 << 30
+
 _LAUNCHERS = {
     "RANK",
     "LOCAL_RANK",
@@ -39,6 +43,11 @@ def is_launchers(name: str) -> bool:
 def world_size(job: Job) -> int:
     """Processes of a job; of an elastic one, at its largest."""
     return job.nodes.max * job.procs_per_node
+
+
+def container_shm(job: Job) -> int:
+    """Bytes of /dev/shm in a container that has one of its own."""
+    return job.resources.shm or job.procs_per_node * _SHM_PER_PROCESS
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ second message about the same slip helps nobody.  Targets have rules of their ow
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from jobspec.fields import LINES, LINES_EXPECTED
 from jobspec.plan import OURS, is_launchers, world_size
 from jobspec.problems import Finding, Path
 from jobspec.spec import Job
@@ -95,6 +97,14 @@ def one_device(job: Job) -> Iterator[Finding]:
     if job.train is not None and job.train.device not in ("auto", job.device):
         message = f"train.device is {job.train.device}, but device is {job.device}"
         yield Finding(("train", "device"), message, "leave train.device out; device is passed on")
+
+
+@rule("train")
+def settings_are_text(job: Job) -> Iterator[Finding]:
+    """What becomes an argument can hold no zero byte, and a terminal must not obey what a log shows."""
+    for key, value in job.train or ():
+        if isinstance(value, str) and not re.fullmatch(LINES, value):
+            yield Finding(("train", key), f"train.{key} must be {LINES_EXPECTED}, not {json.dumps(value)}")
 
 
 @rule("train", "preemption")

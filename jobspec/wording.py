@@ -69,6 +69,8 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
         guess = context["nearest"]
         hint = f'did you mean "{guess}"?' if guess else ""
         return Finding(path, f'{dotted(path)}: "{value}" is none of {context["allowed"]}', hint)
+    if kind == "keys_disagree":
+        return Finding((*path, context["key"]), f"{dotted(path)}.{detail['msg']}", on_key=True)
     if kind in _EXPECTED:
         limits = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in context.items()}
         expected = _EXPECTED[kind].format(**limits).replace("'", '"')

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jobspec import kubernetes
-from jobspec.plan import Plan
+from jobspec.plan import Plan, container_shm
 from jobspec.spec import Job
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
@@ -20,7 +20,6 @@ SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 _LEAST_GRACE = 120  # seconds; a checkpoint of a large model takes most of that
 _LEAVE = 15  # seconds of the grace period that torchrun keeps for itself, to report and exit
-_SHM_PER_PROCESS = 1 << 30
 
 
 def variables(
@@ -66,7 +65,7 @@ def variables(
         "user": run_as_user(job),
         "requests": _requests(job),
         "limits": {**_requests(job), **_devices(job)},
-        "shm": quantity(_shm(job)),
+        "shm": quantity(container_shm(job)),
     }
 
 
@@ -140,8 +139,3 @@ def _devices(job: Job) -> dict[str, str]:
     if job.resources.rdma and job.kubernetes.rdma_resource:
         amounts[job.kubernetes.rdma_resource] = "1"
     return amounts
-
-
-def _shm(job: Job) -> int:
-    """Bytes of /dev/shm: those of the spec, or enough for the workers of a DataLoader and for NCCL."""
-    return job.resources.shm or job.procs_per_node * _SHM_PER_PROCESS

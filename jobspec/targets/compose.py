@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jobspec import agent
-from jobspec.plan import Plan, Rank
+from jobspec.plan import Plan, Rank, container_shm
 from jobspec.plumbing import Setting, common_settings, torchrun_settings
 from jobspec.problems import Finding
 from jobspec.rules import rule
@@ -16,9 +16,6 @@ NOT_USED = {"time_limit": "nothing ends the job"}
 
 # Seconds that compose leaves a stopped node; torchrun leaves its processes 30, and compose by itself only 10.
 _STOP_GRACE = 40
-# Bytes of /dev/shm where the spec says nothing: the 64 MiB of a container are too few for the workers of a DataLoader
-# and for NCCL.  A limit, not a reservation.
-_SHM_PER_PROCESS = 1 << 30
 _SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
@@ -28,7 +25,7 @@ def variables(plan: Plan) -> dict[str, Any]:
         "words": [*_flags(plan), *plan.torchrun_program],
         "environment": {setting.name: setting.value for setting in _own_settings(plan)} | dict(plan.env),
         "nodes": [_node(plan, node) for node in range(job.nodes.max)],
-        "shm": job.resources.shm or job.procs_per_node * _SHM_PER_PROCESS,
+        "shm": container_shm(job),
         "restarts": job.max_restarts - _torchrun_restarts(plan),
         "stop_grace": job.preemption.grace if job.preemption else _STOP_GRACE,
         "claims": sorted({mount.claim for mount in job.mounts if mount.claim is not None}),
