@@ -42,6 +42,12 @@ def median_ratio(ours: Sequence[float], peer: Sequence[float]) -> float:
     return statistics.median(ratios(ours, peer))
 
 
+def quartiles(values: Sequence[float]) -> list[float]:
+    """The first and the third."""
+    first, _, third = statistics.quantiles([*values, *values] if len(values) == 1 else values, n=4, method="inclusive")
+    return [first, third]
+
+
 def machine() -> dict[str, Any]:
     """The kind of machine and software, without a name or a path that could tell which one."""
     return {

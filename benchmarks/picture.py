@@ -1,38 +1,96 @@
-"""Draw results/*.json as results/benchmarks.png, one panel a file: `python -m benchmarks.picture`.
+"""Draw what is in results/: `python -m benchmarks.picture`.
 
-A bar is a median ratio, a dot one round, the line the ratio to be reached.
+benchmarks.png has a panel for each file with ratios: a bar is a median ratio, a dot one round, a line the ratio to be
+reached.  scaling.png shows the cost model: its errors, and what it predicts.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import matplotlib
 
 from benchmarks.measure import RESULTS
 
+_COLUMNS = 4
+
 
 def main() -> None:
     matplotlib.use("agg")
+    results = {file.stem: json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))}
+    draw_ratios({name: result for name, result in results.items() if "ratio" in result}, RESULTS / "benchmarks.png")
+    if "scaling" in results:
+        draw_scaling(results["scaling"], RESULTS / "scaling.png")
+
+
+def draw_ratios(results: Mapping[str, Any], file: Path) -> None:
+    """One panel for each result."""
     from matplotlib import pyplot
 
-    files = sorted(RESULTS.glob("*.json"))
-    figure, panels = pyplot.subplots(1, len(files), figsize=(4 * len(files), 3.5), squeeze=False, layout="constrained")
-    for panel, file in zip(panels[0], files, strict=True):
-        result = json.loads(file.read_text())
-        names = list(result["ratio"])
-        panel.bar(names, [result["ratio"][name] for name in names], color="lightsteelblue")
-        for name in names:
-            rounds = result["ratios"][name]
-            panel.plot([name] * len(rounds), rounds, "o", color="black", markersize=3)
-        for bound in ("ratio_at_least", "ratio_at_most"):
-            if bound in result:
-                panel.axhline(result[bound], color="firebrick", linestyle="--", label=f"{bound} {result[bound]:g}")
-        panel.set_title(file.stem)
-        panel.set_ylabel(result["unit"])
-        panel.tick_params(axis="x", labelrotation=15)
-        panel.legend()
-    figure.savefig(RESULTS / "benchmarks.png", dpi=120)
+    columns = min(_COLUMNS, len(results))
+    rows = -(-len(results) // columns)
+    figure, panels = pyplot.subplots(
+        rows, columns, figsize=(4 * columns, 3.5 * rows), squeeze=False, layout="constrained"
+    )
+    for panel in panels.flat[len(results) :]:
+        panel.axis("off")
+    for panel, (name, result) in zip(panels.flat, results.items(), strict=False):
+        _draw_ratio(panel, result)
+        panel.set_title(name)
+    figure.savefig(file, dpi=120)
+
+
+def _draw_ratio(panel: Any, result: Mapping[str, Any]) -> None:
+    bars = list(result["ratio"])
+    panel.bar(bars, [result["ratio"][bar] for bar in bars], color="lightsteelblue")
+    for bar in bars:
+        rounds = result["ratios"][bar]
+        panel.plot([bar] * len(rounds), rounds, "o", color="black", markersize=3)
+    for key in ("ratio_at_least", "ratio_at_most"):
+        bound = result.get(key)
+        if isinstance(bound, dict):
+            # One for each bar, across its width.
+            values = [bound[bar] for bar in bars]
+            left, right = [index - 0.4 for index in range(len(bars))], [index + 0.4 for index in range(len(bars))]
+            panel.hlines(values, left, right, color="firebrick", linestyle="--", label=key)
+        elif bound is not None:
+            panel.axhline(bound, color="firebrick", linestyle="--", label=f"{key} {bound:g}")
+    panel.set_ylabel(result["unit"])
+    panel.tick_params(axis="x", labelrotation=15)
+    panel.legend()
+
+
+def draw_scaling(result: Mapping[str, Any], file: Path) -> None:
+    """Predicted against measured steps, and a panel for each model of the prediction."""
+    from matplotlib import pyplot
+
+    models = list(dict.fromkeys(row["model"] for row in result["predictions"]))
+    figure, panels = pyplot.subplots(1, 1 + len(models), figsize=(5 * (1 + len(models)), 4.5), layout="constrained")
+    measured, *predicted = panels
+    for row in result["rows"]:
+        fitted = row["ranks"] == result["settings"]["fit"]["ranks"]
+        measured.plot(row["measured_s"], row["predicted_s"], "o", color="lightsteelblue" if fitted else "black")
+        label = f"{row['ranks']:g} ranks, {row['mbit_per_s']:g} Mbit/s {row['error']:+.0%}"
+        measured.annotate(label, (row["measured_s"], row["predicted_s"]), fontsize=7, textcoords="offset points")
+    longest = max(row["measured_s"] for row in result["rows"])
+    measured.plot([0, longest], [0, longest], color="firebrick", linestyle="--", label="predicted = measured")
+    measured.set(title="cost model against steps taken", xlabel="measured step, s", ylabel="predicted step, s")
+    measured.legend()
+    for panel, model in zip(predicted, models, strict=True):
+        for row in result["predictions"]:
+            if row["model"] == model:
+                label = f"{row['gbit_per_s']} Gbit/s, latency {row['alpha_s'] * 1e6:.0f} us ({row['alpha']})"
+                style = "-" if row["alpha"] == "measured here" else "--"
+                efficiency = [row["step_without_network_s"] / seconds for seconds in row["step_s"]]
+                panel.plot(row["nodes"], efficiency, style, marker=".", label=label)
+        panel.set_xscale("log", base=2)
+        panel.set(title=f"PREDICTION: {model}, one flat ring", xlabel="nodes", ylim=(0, 1.05))
+        panel.set_ylabel("step without a network / step")
+        panel.legend(fontsize=7)
+    figure.savefig(file, dpi=120)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,133 @@
+"""Time of a training step over a slow link, by wire format: CustomDDP against native DDP with the hooks that torch has.
+
+    python -m benchmarks.ddp_network [--mbit-per-s 1000 200]        (as root: it makes network namespaces)
+
+Two ranks, each in a network namespace of its own, joined by a link on which tc (tbf) lets each send at the given rate.
+
+    fp32        ours against the fastest of three native variants (see benchmarks/ddp.py)
+    bf16        ours against that native fp32, and against native's bf16_compress_hook
+    powersgd    ours against native's powerSGD_hook, both of matrix rank 4 and compressing from the third step on
+
+Sides take turns as in benchmarks/ddp.py.  Losses of the fp32 sides must agree.  The compressing sides round, so theirs
+are reported, not compared.  The share of communication that is hidden behind backward comes from torch.profiler: of
+the time with an all-reduce under way, what lies before the end of backward's last operator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import RESULTS, machine, median_ratio, quartiles, ratios, write_result
+from benchmarks.network import missing_for_nodes, nodes
+from benchmarks.ranks import run_ranks
+from benchmarks.sides import NATIVE, POWERSGD_FULL_STEPS, POWERSGD_RANK
+from benchmarks.steps import time_sides
+from benchmarks.workloads import WORKLOADS
+
+SIDES = ("ours", "ours_bf16", "ours_powersgd", *NATIVE, "native_bf16", "native_powersgd")
+# Our side, its peer ("native": the fastest fp32 variant), the median ratio to be reached.
+COMPARISONS = {
+    "fp32": ("ours", "native", 0.97),
+    "bf16 / native fp32": ("ours_bf16", "native", 0.60),
+    "bf16": ("ours_bf16", "native_bf16", 1.0),
+    "powersgd": ("ours_powersgd", "native_powersgd", 1.0),
+}
+RANKS = 2
+PROFILED_STEPS = 3
+LOSS_TOLERANCE = 0.01
+_TIMEOUT_S = 800.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, write results/ddp_network_RATE.json; 1 if the losses of the fp32 sides do not agree."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp_network", description=__doc__.splitlines()[0])
+    parser.add_argument("--mbit-per-s", type=int, nargs="+", default=[1000, 200])
+    parser.add_argument("--workload", choices=list(WORKLOADS), default="resnet18")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
+    parser.add_argument("--steps", type=int, default=2, help="counted steps of a turn")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the results")
+    options = parser.parse_args(argv)
+    if missing := missing_for_nodes():
+        parser.error(missing)
+
+    agree = True
+    for rate in options.mbit_per_s:
+        with nodes(RANKS) as places:
+            outcome = run_ranks(
+                time_sides,
+                places,
+                _TIMEOUT_S,
+                workload=options.workload,
+                sides=SIDES,
+                rounds=options.rounds,
+                steps=options.steps,
+                mbit_per_s=rate,
+                profiled_steps=PROFILED_STEPS,
+            )[0]
+        result = compare(outcome) | {
+            "settings": {
+                "workload": options.workload,
+                "batch_size_per_rank": WORKLOADS[options.workload].batch_size,
+                "mbit_per_s": rate,
+                "ranks": RANKS,
+                "threads": 1,
+                "powersgd_rank": POWERSGD_RANK,
+                "powersgd_full_steps": POWERSGD_FULL_STEPS,
+                "rounds": options.rounds,
+                "steps": options.steps,
+            },
+            "machine": machine(),
+        }
+        write_result(options.results, f"ddp_network_{rate}", result)
+        agree &= result["losses_agree"]
+        print(f"{rate} Mbit/s\n{in_words(result)}", flush=True)
+    return 0 if agree else 1
+
+
+def compare(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """The result at one rate."""
+    seconds, losses = outcome["step_seconds"], outcome["losses"]
+    best = min(NATIVE, key=lambda side: statistics.median(seconds[side]))
+    pairs = {name: (ours, best if peer == "native" else peer) for name, (ours, peer, _) in COMPARISONS.items()}
+    by_round = {name: ratios(seconds[ours], seconds[peer]) for name, (ours, peer) in pairs.items()}
+    difference = max(
+        abs(theirs / mine - 1) for side in NATIVE for mine, theirs in zip(losses["ours"], losses[side], strict=True)
+    )
+    return {
+        "benchmark": "ddp_network",
+        "what": "median time of a training step over a limited link, ours / peer",
+        "unit": "step time / peer's",
+        "ratio": {name: median_ratio(seconds[ours], seconds[peer]) for name, (ours, peer) in pairs.items()},
+        "ratio_at_most": {name: at_most for name, (_, _, at_most) in COMPARISONS.items()},
+        "ratio_quartiles": {name: quartiles(values) for name, values in by_round.items()},
+        "ratios": by_round,
+        "best_native": best,
+        "hidden_share": {side: statistics.median(shares) for side, shares in outcome["hidden_share"].items()},
+        "median_step_seconds": {side: statistics.median(values) for side, values in seconds.items()},
+        "last_loss": {side: values[-1] for side, values in losses.items()},
+        "loss_difference": difference,
+        "loss_tolerance": LOSS_TOLERANCE,
+        "losses_agree": difference <= LOSS_TOLERANCE,
+        "step_seconds": seconds,
+    }
+
+
+def in_words(result: Mapping[str, Any]) -> str:
+    """A few lines for a person."""
+    lines = []
+    for name, ratio in result["ratio"].items():
+        low, high = result["ratio_quartiles"][name]
+        lines.append(f"  {name}: {ratio:.3f} [{low:.3f}, {high:.3f}] (to be at most {result['ratio_at_most'][name]:g})")
+    for side, seconds in result["median_step_seconds"].items():
+        share = result["hidden_share"][side]
+        lines.append(f"  {side}: {seconds:.3f} s a step, {share:.0%} of communication hidden behind backward")
+    verdict = "losses agree" if result["losses_agree"] else "LOSSES DIFFER: the ratios mean nothing"
+    return "\n".join([*lines, f"  {verdict}"])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,108 @@
+"""Run a function on several processes of one thread each that are connected as the ranks of one job: `run_ranks`.
+
+The processes meet through a file, so they may sit in different network namespaces.  They end with the process that
+started them, however that one ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs: the command that starts others there, and the network interface that it talks over."""
+
+    enter: tuple[str, ...] = ()
+    interface: str = "lo"
+
+
+HERE = Place()
+
+
+def run_ranks(
+    function: Callable[..., Any], places: Sequence[Place], timeout_s: float, *, backend: str = "gloo", **arguments: Any
+) -> list[Any]:
+    """`function(**arguments)` on one process for each of `places`; what they return, by rank.
+
+    Args:
+        function: of a module that can be imported; arguments and result go through JSON.
+        timeout_s: for the whole run, and for each collective in it.
+    Raises RuntimeError if a rank fails (its traceback is on stderr by then) or is not done in time.
+    """
+    task = {
+        "module": function.__module__,
+        "function": function.__name__,
+        "arguments": arguments,
+        "world_size": len(places),
+        "backend": backend,
+        "timeout_s": timeout_s,
+    }
+    processes: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "task.json").write_text(json.dumps(task))
+        deadline = time.monotonic() + timeout_s
+        try:
+            for rank, place in enumerate(places):
+                command = [*place.enter, sys.executable, "-m", __name__, folder, str(rank)]
+                environment = os.environ | {
+                    "GLOO_SOCKET_IFNAME": place.interface,
+                    "OMP_NUM_THREADS": "1",
+                    "PYTHONPATH": str(ROOT),
+                }
+                # A session of its own: Ctrl-C reaches the parent alone, and that ends the ranks.
+                processes.append(subprocess.Popen(command, env=environment, start_new_session=True))
+            for rank, process in enumerate(processes):
+                if process.wait(max(0.0, deadline - time.monotonic())):
+                    raise RuntimeError(f"rank {rank} of {len(places)} failed with exit code {process.returncode}")
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{len(places)} ranks were not done within {timeout_s:g} s") from None
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(len(places))]
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _rank(folder: Path, rank: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    task = json.loads((folder / "task.json").read_text())
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        task["backend"],
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=task["world_size"],
+        timeout=timedelta(seconds=task["timeout_s"]),
+    )
+    result = getattr(import_module(task["module"]), task["function"])(**task["arguments"])
+    (folder / f"{rank}.json").write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    _rank(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,111 @@
+"""What each rank does in the comparisons of wrappers: training steps of each side in turns, timed or weighed."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.hidden import hidden_share_of
+from benchmarks.measure import in_turns
+from benchmarks.network import limit_rate
+from benchmarks.sides import SIDES
+from benchmarks.workloads import WORKLOADS, loss_of
+from train.sync.plain.average_after_backward import AverageAfterBackward
+
+# Buckets are laid out anew after the first step, by PowerSGD after the second; then nothing changes any more.
+WARM_UP_STEPS = 4
+
+
+class Training:
+    """One side: its own copy of the model, the same weights and batches as all others."""
+
+    def __init__(self, workload: str, side: str, device: str = "cpu") -> None:
+        self.device = device
+        self.model = SIDES[side](WORKLOADS[workload].model().to(device))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=WORKLOADS[workload].lr)
+        batches = WORKLOADS[workload].batches(dist.get_rank())
+        self.batches = itertools.cycle([(inputs.to(device), targets.to(device)) for inputs, targets in batches])
+        self.losses: list[torch.Tensor] = []
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        loss = loss_of(self.model, next(self.batches))
+        loss.backward()
+        if isinstance(self.model, AverageAfterBackward):
+            self.model.average()
+        self.optimizer.step()
+        self.losses.append(loss.detach())
+
+    def seconds_per_step(self, steps: int) -> float:
+        """Mean over `steps` steps, from where all ranks begin to where the last is done.
+
+        A step before them is not counted: in it this side's data comes back into the caches.
+        """
+        self.step()
+        self._meet()
+        started = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        self._meet()
+        return (time.perf_counter() - started) / steps
+
+    def mean_losses(self) -> list[float]:
+        """The loss of each step so far, mean over the ranks."""
+        losses = torch.stack(self.losses)
+        dist.all_reduce(losses)
+        return [float(loss) / dist.get_world_size() for loss in losses]
+
+    def _meet(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        dist.barrier()
+
+
+def time_sides(
+    workload: str,
+    sides: Sequence[str],
+    rounds: int,
+    steps: int,
+    device: str = "cpu",
+    mbit_per_s: float | None = None,
+    profiled_steps: int = 0,
+) -> dict[str, Any]:
+    """Seconds a step of each side by round, and the mean loss of each step.
+
+    With `mbit_per_s` the nodes send no faster; with `profiled_steps` the share of communication behind backward in as
+    many steps at the end comes along.
+    """
+    if mbit_per_s is not None:
+        limit_rate(mbit_per_s)
+    runs = {side: Training(workload, side, device) for side in sides}
+    for run in runs.values():
+        for _ in range(WARM_UP_STEPS):
+            run.step()
+    seconds = in_turns({side: partial(_turn, run, steps) for side, run in runs.items()}, rounds)
+    result = {"step_seconds": seconds, "losses": {side: run.mean_losses() for side, run in runs.items()}}
+    if profiled_steps:
+        result["hidden_share"] = {
+            side: [hidden_share_of(run.step) for _ in range(profiled_steps)] for side, run in runs.items()
+        }
+    return result
+
+
+def peak_memory_mib(workload: str, side: str, steps: int) -> float:
+    """The most memory that this process ever held, in MiB (VmHWM), after `steps` steps of one side."""
+    run = Training(workload, side)
+    for _ in range(steps):
+        run.step()
+    [kib] = re.findall(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(kib) / 1024
+
+
+def _turn(run: Training, steps: int, number: int) -> float:
+    return run.seconds_per_step(steps)
