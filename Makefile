@@ -7,7 +7,7 @@ READY := .venv/.ready
 # What runs inside a job finds python and torchrun of the virtual environment first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint render fuzz bench e2e-k8s clean
+.PHONY: demo test lint render fuzz bench e2e-k8s e2e-slurm clean
 
 # Two processes on this machine's CPU.  With DATA_ROOT=folder the same job trains on FashionMNIST from there.
 DEMO_SET := $(if $(DATA_ROOT),--set train.dataset=fashion_mnist --set train.data_root=$(abspath $(DATA_ROOT)))
@@ -29,6 +29,13 @@ render: $(READY) # write the examples in slurm/, k8s/ and docker/ anew
 
 fuzz: $(READY)
 	$(BIN)/python -m pytest tests/jobspec --hypothesis-profile=fuzz --timeout=3600
+
+# On a real Slurm of three nodes within this machine, as root.  QUICK=1 leaves out what waits for Slurm's own times.
+e2e-slurm: $(READY)
+	@command -v slurmctld munged >/dev/null || [ "$$(id -u)" != 0 ] \
+	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge; } >/dev/null \
+	  || echo "Slurm could not be installed: its tests skip" >&2
+	$(BIN)/python -m pytest tests/e2e/slurm -rs $(if $(QUICK),-m "not slow")
 
 # On kubectl's cluster, or on a real API server with the operators, built once from Go modules (20 minutes, 2 GB).
 e2e-k8s: $(READY)

@@ -1,0 +1,278 @@
+"""A real Slurm on this machine: munged, slurmctld and one slurmd a node, each node a machine with its own network.
+
+    with Cluster(folder, ["n2", "n10"]) as cluster:
+        job = cluster.submit(script)
+
+All files lie in `folder`; all processes, networks and mounts end with the machines (machine.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from tests.cli import ROOT
+from tests.e2e.slurm.machine import Machine, connect
+
+_NETWORK = "10.231.7"
+_BRIDGE = "switch"
+PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch")
+
+# Times: a node that is silent for SlurmdTimeout is down; SIGKILL comes KillWait after SIGTERM; a job that was requeued
+# waits until its old credentials have expired.
+_SLURM_CONF = """\
+ClusterName=e2e
+SlurmctldHost=control({address})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+MailProg=/bin/true
+MpiDefault=none
+SwitchType=switch/none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+ReturnToService=2
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=1
+SlurmdTimeout={silent_s}
+MessageTimeout=60
+KillWait=10
+MinJobAge=3600
+PropagateResourceLimits=NONE
+{nodes}
+PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=20
+PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+"""
+_NODE = "NodeName={name} NodeHostname={name} NodeAddr={address} CPUs=8 RealMemory=4000 Gres=gpu:2 State=UNKNOWN\n"
+
+# Stands in for the GPUs' own tool: the preflight of a script counts them with it.
+_NVIDIA_SMI = """\
+#!/bin/sh
+echo 'GPU 0: stand-in'
+echo 'GPU 1: stand-in'
+"""
+
+
+def missing() -> str | None:
+    """Why there can be no cluster here, or None."""
+    if os.getuid() != 0:
+        return "it takes root to make network namespaces"
+    absent = [program for program in PROGRAMS if shutil.which(program) is None]
+    return f"{', '.join(absent)} not installed: apt-get install slurm-wlm munge" if absent else None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What Slurm knows of a job, one `scontrol show job` later."""
+
+    number: str
+    fields: Mapping[str, str]
+
+    @property
+    def state(self) -> str:
+        return self.fields["JobState"]
+
+    @property
+    def restarts(self) -> int:
+        return int(self.fields["Restarts"])
+
+
+class Cluster:
+    """Starts on `with`, and is ready then.
+
+    Args:
+        folder: for all its files, and the folder of the jobs that are submitted.
+        nodes: the nodes' names; each has 8 CPUs and two stand-ins for GPUs.
+        silent_s: after how long without an answer a node counts as down.
+    """
+
+    def __init__(self, folder: Path, nodes: Sequence[str], silent_s: int = 120) -> None:
+        self.folder = folder
+        self.names = list(nodes)
+        self.silent_s = silent_s
+        self.machines: dict[str, Machine] = {}
+        self._ends = ExitStack()
+
+    def __enter__(self) -> Cluster:
+        with ExitStack() as ends:  # whatever of it has come up goes down again if the rest fails
+            self._write_files()
+            self.control = ends.enter_context(Machine("control", self.folder / "hosts"))
+            self.control.run("ip", "link", "add", _BRIDGE, "type", "bridge")
+            self.control.run("ip", "address", "add", f"{_NETWORK}.1/24", "dev", _BRIDGE)
+            self.control.run("ip", "link", "set", _BRIDGE, "up")
+            self._daemon(self.control, "munged", *self._munged_flags())
+            self._wait_for("munged", lambda: (self.folder / "munge.socket").exists())
+            self._daemon(self.control, "slurmctld", "-D", "-f", str(self._conf))
+            for name in self.names:
+                ends.callback(self.power_off, name)
+                self.power_on(name)
+            self._wait_for("nodes", lambda: {*self.states().values()} == {"idle"})
+            self._ends = ends.pop_all()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._ends.close()
+
+    def power_on(self, name: str) -> None:
+        """Start a node."""
+        machine = Machine(name, self.folder / "hosts")
+        self.machines[name] = machine
+        connect(self.control, _BRIDGE, machine, f"{self._address(name)}/24")
+        self.start_slurmd(name)
+
+    def power_off(self, name: str) -> None:
+        """End a node without a warning."""
+        if name in self.machines:
+            self.machines.pop(name).close()
+
+    def start_slurmd(self, name: str) -> None:
+        # Jobs take over how the daemon is scheduled: in the idle class they leave the machine to its user.
+        self._daemon(self.machines[name], "chrt", "-i", "0", "slurmd", "-D", "-N", name, "-f", str(self._conf))
+
+    def kill_slurmd(self, name: str) -> None:
+        """Kill the daemon of a node; the processes of its jobs stay."""
+        self.machines[name].run("pkill", "-KILL", "-x", "slurmd")
+
+    def repair(self) -> None:
+        """Bring all nodes back to work, and end the jobs."""
+        self.command("scancel", "--user=root")
+        for name in self.names:
+            if name not in self.machines:
+                self.power_on(name)
+            elif subprocess.run(self.machines[name].inside(["pgrep", "-x", "slurmd"]), capture_output=True).returncode:
+                self.start_slurmd(name)
+        down = [name for name, state in self.states().items() if state.rstrip("*") in ("down", "drained", "draining")]
+        if down:
+            self.command("scontrol", "update", f"NodeName={','.join(down)}", "State=RESUME")
+        self._wait_for("nodes", lambda: {*self.states().values()} == {"idle"})
+
+    def command(self, *words: str, environ: Mapping[str, str] | None = None) -> str:
+        """Run one of Slurm's commands as a user on the control machine would; what it wrote."""
+        done = subprocess.run(
+            self.control.inside(words, self.folder),
+            env=self.environment() | dict(environ or {}),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(words)}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def environment(self) -> dict[str, str]:
+        """The environment of the user's shell: this Python and this checkout, and no other job's variables."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PET_"))}
+        path = f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return kept | {"PATH": path, "PYTHONPATH": str(ROOT), "SLURM_CONF": str(self._conf)}
+
+    def submit(self, script: str, *flags: str, environ: Mapping[str, str] | None = None) -> str:
+        """The number of the job that sbatch makes of a script."""
+        file = self.folder / "submitted.sh"
+        file.write_text(script)
+        return self.command("sbatch", "--parsable", *flags, str(file), environ=environ).strip()
+
+    def job(self, number: str) -> Job:
+        text = self.command("scontrol", "show", "job", number, "--oneliner")
+        return Job(number, dict(re.findall(r"(\w+)=(\S*)", text.splitlines()[0])))
+
+    def wait_for_state(self, number: str, *states: str, timeout_s: float = 300.0) -> Job:
+        """Wait until a job is in one of the states.  RuntimeError with all logs if it is not in time."""
+        deadline = time.monotonic() + timeout_s
+        while (job := self.job(number)).state not in states:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"job {number} is {job.state}, not {' or '.join(states)}:\n{self.logs()}")
+            time.sleep(0.3)
+        return job
+
+    def wait_for_end(self, number: str, timeout_s: float = 400.0) -> Job:
+        """Wait until a job is over and Slurm has cleared away after it."""
+        ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+        return self.wait_for_state(number, *ends, timeout_s=timeout_s)
+
+    def wait_for_line(self, pattern: str, text: str, timeout_s: float = 300.0) -> None:
+        """Wait until a log whose name fits the pattern has the text in it."""
+        deadline = time.monotonic() + timeout_s
+        while not any(text in log.read_text() for log in self.folder.glob(pattern)):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f'no log {pattern} with "{text}":\n{self.logs()}')
+            time.sleep(0.1)
+
+    def states(self) -> dict[str, str]:
+        """The state of each node in a word."""
+        lines = self.command("sinfo", "--noheader", "--Node", "--partition=low", "--format=%N %T").splitlines()
+        return dict(line.split() for line in lines)
+
+    def logs(self) -> str:
+        """What the jobs and the daemons have written, for the message of a failed test."""
+        files = [*sorted(self.folder.glob("*-*.log")), *sorted(self.folder.glob("slurm*.log"))]
+        return "\n".join(f"--- {file.name}\n{file.read_text()[-6000:]}" for file in dict.fromkeys(files))
+
+    @property
+    def _conf(self) -> Path:
+        return self.folder / "slurm.conf"
+
+    def _address(self, name: str) -> str:
+        return f"{_NETWORK}.{10 + self.names.index(name)}"
+
+    def _write_files(self) -> None:
+        (self.folder / "state").mkdir()
+        (self.folder / "bin").mkdir()
+        hosts = {"localhost": "127.0.0.1", "control": f"{_NETWORK}.1"}
+        hosts |= {name: self._address(name) for name in self.names}
+        (self.folder / "hosts").write_text("".join(f"{address} {name}\n" for name, address in hosts.items()))
+        nodes = "".join(_NODE.format(name=name, address=self._address(name)) for name in self.names)
+        values = {"address": f"{_NETWORK}.1", "folder": self.folder, "nodes": nodes, "silent_s": self.silent_s}
+        self._conf.write_text(_SLURM_CONF.format(**values))
+        for number in range(2):
+            os.mknod(self.folder / f"gpu{number}", 0o666 | 0o020000, os.makedev(1, 3))  # like /dev/null
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-1]\n")
+        (self.folder / "cgroup.conf").write_text("")
+        smi = self.folder / "bin" / "nvidia-smi"
+        smi.write_text(_NVIDIA_SMI)
+        smi.chmod(0o755)
+        key = self.folder / "munge.key"
+        subprocess.run(["mungekey", "--create", f"--keyfile={key}"], check=True, capture_output=True, timeout=60)
+
+    def _munged_flags(self) -> list[str]:
+        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        return ["--foreground", "--force", *(f"--{flag}={self.folder}/munge.{end}" for flag, end in files.items())]
+
+    def _daemon(self, machine: Machine, *command: str) -> None:
+        with (self.folder / "daemons.log").open("a") as output:
+            machine.start(command, output)
+
+    def _wait_for(self, what: str, ready: object, timeout_s: float = 120.0) -> None:
+        assert callable(ready)
+        deadline = time.monotonic() + timeout_s
+        problem = "not ready"
+        while time.monotonic() < deadline:
+            try:
+                if ready():
+                    return
+            except RuntimeError as error:
+                problem = str(error)
+            time.sleep(0.2)
+        raise RuntimeError(f"{what}: {problem}\n{(self.folder / 'daemons.log').read_text()}\n{self.logs()}")

@@ -1,0 +1,43 @@
+"""One cluster for all tests of this folder, and the jobs that they submit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.slurm.cluster import Cluster, missing
+
+# n10 is behind n2 in the order of numbers, which is Slurm's, and before it in the order of text, which is c10d's.
+NODES = ["n2", "n10", "n11"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: waits for Slurm's own times, a minute or more; not in `QUICK=1`")
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if reason := missing():
+        pytest.skip(f"no Slurm: {reason}")
+    with Cluster(tmp_path_factory.mktemp("slurm"), NODES) as running:
+        yield running
+
+
+@pytest.fixture
+def nodes(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, for a test that breaks nodes: they are whole again after it."""
+    yield cluster
+    cluster.repair()
+
+
+@pytest.fixture(scope="session")
+def dataset(request: pytest.FixtureRequest) -> str:
+    """Keys of `train:` that choose FashionMNIST, or synthetic images where its files are not there."""
+    try:
+        root: Path = request.getfixturevalue("data_root")
+    except pytest.skip.Exception as absent:
+        print(f"synthetic images in place of FashionMNIST: {absent}")
+        return "dataset: synthetic"
+    return f"dataset: fashion_mnist, data_root: {root}"

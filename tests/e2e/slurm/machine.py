@@ -1,0 +1,96 @@
+"""A machine within this one: its own host name, network and processes, and nothing of it outlives its first process.
+
+It is held by Linux namespaces without names.  When the first process in one ends, the kernel ends all others in it
+and takes down its network cards and mounts; and the first process ends with whoever started it, however that ended.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+# Ends when the pipe to its starter closes; as process 1 bash also clears away the processes that lost their parent.
+_FIRST_PROCESS = "set -e; hostname {name}; mount --bind {hosts} /etc/hosts; ip link set lo up; echo ready; read -r _"
+
+
+class Machine:
+    """Starts on construction, ends with `close`.
+
+    Args:
+        name: its host name.
+        hosts: the file that is its /etc/hosts.
+    Raises RuntimeError if the kernel or the user's rights do not allow it.
+    """
+
+    def __init__(self, name: str, hosts: Path) -> None:
+        self.name = name
+        self._started: list[subprocess.Popen[str]] = []
+        first = _FIRST_PROCESS.format(name=shlex.quote(name), hosts=shlex.quote(str(hosts)))
+        unshare = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        # A session of its own: Ctrl-C on the terminal is for the tests, which then close the machine.
+        self._holder = subprocess.Popen(
+            [*unshare, "bash", "-c", first],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self._holder.stdout is not None and self._holder.stderr is not None
+        if self._holder.stdout.readline() != "ready\n":
+            raise RuntimeError(f"no machine {name}: {self._holder.stderr.read().strip()}")
+        children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children").read_text().split()
+        self.pid = int(children[0])
+        """Its first process, as seen from outside."""
+
+    def inside(self, command: Sequence[str], folder: Path = Path("/")) -> list[str]:
+        """The command that runs `command` in this machine, in `folder`."""
+        return ["nsenter", f"--target={self.pid}", "--all", f"--wd={folder}", *command]
+
+    def run(self, *command: str) -> str:
+        """Run a command there to its end; what it wrote.  RuntimeError if it fails."""
+        done = subprocess.run(self.inside(command), capture_output=True, text=True, timeout=60)
+        if done.returncode:
+            raise RuntimeError(f"{self.name}: {shlex.join(command)}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def start(self, command: Sequence[str], output: IO[str]) -> None:
+        """Start a program that stays, such as a daemon."""
+        program = subprocess.Popen(
+            self.inside(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(program)
+
+    def close(self) -> None:
+        """End it at once, as a power cut would.  Returns when the kernel has ended the last of its processes."""
+        if self._holder.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+        for process in (self._holder, *self._started):
+            process.communicate()
+
+    def __enter__(self) -> Machine:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def connect(network: Machine, bridge: str, machine: Machine, address: str) -> None:
+    """Plug `machine` into a bridge of the machine `network`; `address` is with the length of its prefix."""
+    cable = f"to-{machine.name}"
+    ends = ["name", cable, "netns", str(network.pid), "type", "veth", "peer", "name", "eth0", "netns", str(machine.pid)]
+    subprocess.run(["ip", "link", "add", *ends], check=True, capture_output=True, timeout=60)
+    network.run("ip", "link", "set", cable, "master", bridge, "up")
+    machine.run("ip", "address", "add", address, "dev", "eth0")
+    machine.run("ip", "link", "set", "eth0", "up")

@@ -1,0 +1,54 @@
+"""Job specs of the tests, and the same training without Slurm to compare with."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from jobspec.artifact import render
+from tests.cli import ROOT, environment, records
+from tests.e2e.slurm.cluster import Cluster
+from tests.ranks import train_on_ranks
+from train.config import to_argv
+
+_TIMEOUT_S = 500.0
+
+
+def script(cluster: Cluster, spec: str, *settings: str) -> str:
+    """The batch script that render.py makes of a spec."""
+    file = cluster.folder / "job.yaml"
+    file.write_text(spec)
+    return render("slurm", str(file), settings)
+
+
+def end_record(run_dir: Path) -> dict[str, Any]:
+    """The last record of a run, which has the hash of its weights."""
+    (end,) = records(run_dir, "end")
+    return end
+
+
+def run_with_torchrun(spec: Path, nodes: int, run_dir: Path) -> dict[str, Any]:
+    """Run the same spec with the script for torchrun, once for each node, all on this machine."""
+    artifact = render("torchrun", str(spec), [f"train.run_dir={run_dir}"])
+    started = [
+        subprocess.Popen(
+            ["bash", "-c", artifact],
+            cwd=ROOT,
+            env=environment(NODE_RANK=str(node), MASTER_ADDR="127.0.0.1"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for node in range(nodes)
+    ]
+    for process in started:
+        said, _ = process.communicate(timeout=_TIMEOUT_S)
+        assert process.returncode == 0, said
+    return end_record(run_dir)
+
+
+def run_on_ranks(world_size: int, train: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """The same training by as many processes of this machine, without a launcher."""
+    train_on_ranks(world_size, *to_argv({**train, "device": "cpu", "run_dir": str(run_dir)}), timeout_s=_TIMEOUT_S)
+    return end_record(run_dir)

@@ -1,0 +1,84 @@
+"""What each process of a real job sees is what `render.py explain` says of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobspec import targets
+from jobspec.artifact import load
+from jobspec.explain import as_json, explain
+from jobspec.plan import PORTS
+from tests.e2e.slurm.cluster import Cluster
+from tests.e2e.slurm.specs import script
+
+pytestmark = pytest.mark.timeout(900)
+
+_WRITE_ENVIRONMENT = """
+import json, os, pathlib, socket
+seen = dict(os.environ, host=socket.gethostname())
+pathlib.Path(os.environ["OUT"], os.environ["RANK"]).write_text(json.dumps(seen))
+"""
+_SPEC = """
+name: seen
+nodes: 2
+procs_per_node: 2
+command: [{folder}/mine.py]
+env: {{OUT: {folder}, NOTE: 'two words $HOME'}}
+time_limit: 20m
+"""
+LAUNCHES = {
+    "torchrun": (),
+    "one task a GPU": ("slurm.launcher=srun",),
+    "c10d": ("rendezvous.backend=c10d",),
+    "one node": ("nodes=1",),
+    "a task of an array": ("slurm.array=3-3",),
+}
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_each_process_sees_what_explain_says_of_this_allocation(launch: str, cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(_WRITE_ENVIRONMENT)
+    text = script(cluster, _SPEC.format(folder=tmp_path), *LAUNCHES[launch])
+    submitted = cluster.submit(text)
+    job = cluster.wait_for_end(submitted if launch != "a task of an array" else f"{submitted}_3")
+    assert job.state == "COMPLETED", cluster.logs()
+
+    hosts = cluster.command("scontrol", "show", "hostnames", job.fields["NodeList"]).split()
+    slurm = targets.load("slurm")
+    plan = load(slurm, str(cluster.folder / "job.yaml"), LAUNCHES[launch])
+    told = json.loads(as_json(explain(plan, slurm, ",".join(hosts))))
+    if launch != "one node":
+        assert hosts == ["n2", "n10"]
+        assert [process["node"] for process in told["ranks"]] == (
+            ["n10", "n10", "n2", "n2"] if launch == "c10d" else ["n2", "n2", "n10", "n10"]
+        )
+    seen = {int(file.name): json.loads(file.read_text()) for file in tmp_path.glob("[0-9]*")}
+    assert sorted(seen) == [process["rank"] for process in told["ranks"]]
+    for process in told["ranks"]:
+        _compare(process, seen[process["rank"]], job.fields["JobId"])
+
+
+def _compare(process: dict[str, Any], env: dict[str, str], job_id: str) -> None:
+    assert env["host"] == process["node"]
+    # Slurm numbers the GPUs of a job from 0; each process sees all those of its node and takes its own.
+    assert env["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert process["device"] == f"cuda:{env['LOCAL_RANK']}"
+    # Of a name that is set twice the later value holds.
+    told = {variable["name"]: variable["value"] for variable in process["variables"]}
+    in_words = {
+        "<number of the job>": job_id,
+        "<number of its restarts>": "0",
+        "<number in the array>": "3",
+        "<port from the number of the job>": str(PORTS.start + int(job_id) % len(PORTS)),
+    }
+    for words, value in in_words.items():
+        told = {name: text.replace(words, value) for name, text in told.items()}
+    known = {name: value for name, value in told.items() if "<" not in value}
+    assert known == {name: env.get(name) for name in known}
+    assert set(told) <= set(env)
+    plumbing = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "PET_", "GROUP_", "LOCAL_WORLD", "NODE_RANK")
+    assert {name for name in env if name.startswith(plumbing)} <= set(told), "a variable that explain does not tell of"

@@ -1,0 +1,111 @@
+"""What Slurm runs from a rendered script ends as it does without Slurm."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli import ROOT, records
+from tests.e2e.slurm.cluster import Cluster
+from tests.e2e.slurm.specs import end_record, run_with_torchrun, script
+
+pytestmark = pytest.mark.timeout(900)
+
+_FASHION = """
+name: fashion
+nodes: 2
+procs_per_node: 2
+device: cpu
+train: {{model: mlp, {dataset}, max_steps: 40, lr: 0.1, run_dir: {run_dir}}}
+resources: {{cpus: 2, memory: 2GiB}}
+time_limit: 20m
+"""
+_OWN = """
+name: own
+nodes: 2
+procs_per_node: 2
+device: cpu
+command: [{script}, --steps, "20"]
+time_limit: 20m
+"""
+_ARRAY = """
+name: array
+nodes: 1
+procs_per_node: 1
+device: cpu
+command: [-m, jobs.scripts.array, '--lr={rates}', '--run-dir={folder}', --model=mlp, --max-steps=20]
+time_limit: 20m
+slurm: {{array: 0-3}}
+"""
+
+
+@pytest.fixture(scope="module")
+def local_hash(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of the weights after the same spec was run by torchrun, without Slurm."""
+    folder = tmp_path_factory.mktemp("local")
+    (folder / "job.yaml").write_text(_FASHION.format(dataset=dataset, run_dir="by --set"))
+    return str(run_with_torchrun(folder / "job.yaml", 2, folder / "run")["weights_sha256"])
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_two_nodes_of_two_processes_end_with_the_weights_of_a_run_without_slurm(
+    launcher: str, cluster: Cluster, dataset: str, local_hash: str, tmp_path: Path
+) -> None:
+    spec = _FASHION.format(dataset=dataset, run_dir=tmp_path)
+    job = cluster.wait_for_end(cluster.submit(script(cluster, spec, f"slurm.launcher={launcher}")))
+    log = (cluster.folder / f"fashion-{job.number}-r0.log").read_text()
+    assert job.state == "COMPLETED", cluster.logs()
+    assert "rank 2: node 1 (n10), local rank 0" in log
+    (start,) = records(tmp_path, "start")
+    assert start["world"]["world_size"] == 4
+    assert end_record(tmp_path)["weights_sha256"] == local_hash
+
+
+def test_an_array_of_four_is_four_jobs_with_a_run_of_its_own_each(cluster: Cluster, tmp_path: Path) -> None:
+    rates = ["0.03", "0.01", "0.003", "0.001"]
+    spec = _ARRAY.format(rates=",".join(rates), folder=tmp_path)
+    number = cluster.submit(script(cluster, spec))
+    for task, rate in enumerate(rates):
+        job = cluster.wait_for_end(f"{number}_{task}")
+        assert job.state == "COMPLETED", cluster.logs()
+        assert (cluster.folder / f"array-{number}_{task}-r0.log").exists()
+        (start,) = records(tmp_path / str(task), "start")
+        assert start["config"]["lr"] == float(rate)
+        assert len(records(tmp_path / str(task), "end")) == 1
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_a_script_that_knows_nothing_of_us_runs_unchanged(launcher: str, cluster: Cluster) -> None:
+    spec = _OWN.format(script=ROOT / "jobs" / "scripts" / "own.py")
+    job = cluster.wait_for_end(cluster.submit(script(cluster, spec, f"slurm.launcher={launcher}")))
+    log = (cluster.folder / f"own-{job.number}-r0.log").read_text()
+    assert job.state == "COMPLETED", cluster.logs()
+    assert re.search(r"step 10: loss 0\.\d+ on rank 0 of 4", log), log
+
+
+def test_two_jobs_on_the_same_nodes_at_the_same_time_do_not_meet(cluster: Cluster) -> None:
+    spec = _OWN.format(script=ROOT / "jobs" / "scripts" / "own.py")
+    rendered = script(cluster, spec.replace('"20"', '"2000"'))
+    numbers = [cluster.submit(rendered, "--nodelist=n2,n10") for _ in range(2)]
+    for number in numbers:
+        cluster.wait_for_line(f"own-{number}-r0.log", "step 0: ")
+    assert {cluster.job(number).state for number in numbers} == {"RUNNING"}
+    for number in numbers:
+        assert cluster.wait_for_end(number).state == "COMPLETED", cluster.logs()
+        said = (cluster.folder / f"own-{number}-r0.log").read_text()
+        assert said.count("step 0: ") == 1 and "rank 0 of 4" in said
+
+
+def test_a_job_that_was_submitted_from_inside_a_job_has_its_own_nodes_and_ranks(cluster: Cluster) -> None:
+    (cluster.folder / "inner.sh").write_text(script(cluster, _OWN.format(script=ROOT / "jobs/scripts/own.py")))
+    outer = (
+        "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=3 --cpus-per-task=2 --gpus-per-node=1 --output=outer-%j.log\n"
+        "export PET_NNODES=7 PET_NODE_RANK=3\nsrun --ntasks=1 sbatch --parsable inner.sh\n"
+    )
+    job = cluster.wait_for_end(cluster.submit(outer))
+    assert job.state == "COMPLETED", cluster.logs()
+    number = (cluster.folder / f"outer-{job.number}.log").read_text().split()[-1]
+    assert cluster.wait_for_end(number).state == "COMPLETED", cluster.logs()
+    assert "on rank 0 of 4" in (cluster.folder / f"own-{number}-r0.log").read_text()
