@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from train.dropout import Dropout
+
 
 class _Flatten(nn.Flatten):
     """Flatten whose gradient is channels-last like its input, else max pool's backward takes five times as long."""
@@ -28,11 +30,11 @@ def build(shape: tuple[int, int, int], num_classes: int, dropout: float | None) 
         nn.Conv2d(32, 64, 3),
         nn.MaxPool2d(2),
         nn.ReLU(),
-        nn.Dropout(0.25 if dropout is None else dropout),
+        Dropout(0.25 if dropout is None else dropout),
         _Flatten(),
         nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128),
         nn.ReLU(),
-        nn.Dropout(0.5 if dropout is None else dropout),
+        Dropout(0.5 if dropout is None else dropout),
         nn.Linear(128, num_classes),
     )
     return layers.to(memory_format=torch.channels_last)
