@@ -67,7 +67,7 @@ def network_namespaces() -> set[str]:
     def of_processes() -> Iterator[str]:
         for link in Path("/proc").glob("[0-9]*/ns/net"):
             try:
-                yield os.readlink(link)
+                yield str(link.readlink())
             except OSError:
                 # The process has ended meanwhile.
                 continue
