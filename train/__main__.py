@@ -54,6 +54,8 @@ def run(config: TrainConfig, world: World, stop: StopSignal) -> bool:
     from train.trainer import Trainer
 
     keep_freed_memory()
+    # Numbers below 1e-38 take a processor a hundred times as long as others, and averages that decay end up there.
+    torch.set_flush_denormal(True)
     leads = world.rank == 0
     tell = say if leads else lambda text: None
 
@@ -82,7 +84,9 @@ def run(config: TrainConfig, world: World, stop: StopSignal) -> bool:
         if synchronised:
             model = convert_sync_batchnorm(model, device, group)
         differ = world.world_size > 1 and not synchronised
-        setting = strategies.Setting(device, group, world.world_size, config.bucket_mib, buffers_differ=differ)
+        setting = strategies.Setting(
+            device, group, world.world_size, config.bucket_mib, buffers_differ=differ, sync=config.sync
+        )
         wrapped = strategies.wrap(config.strategy, model, setting)
 
         sampler = ShardSampler(len(samples), config.batch_size, world.rank, world.world_size, config.seed)
