@@ -40,6 +40,8 @@ def main(config: TrainConfig) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(config.seed)
     model = models.build(config.model, (1, 28, 28), 10, config.dropout).to(memory_format=torch.contiguous_format)
+    # Dropout that is the same on both ranks would learn less from as many samples.
+    torch.manual_seed(config.seed * dist.get_world_size() + dist.get_rank())
     average_gradients(model)
     optimizer = OPTIMIZERS[config.optimizer](model.parameters(), lr=config.lr)
     train_loader, validation_loader = make_loader(config, train=True), make_loader(config, train=False)
