@@ -16,7 +16,7 @@ the native side whose median step is the shortest.  One thread a process, gloo o
 process on NCCL, where the module without any wrapper (`bare`) is a side, too.
 
 The sides must do the same work: their losses after equal numbers of steps are compared, mean over the ranks.
-Peak memory (VmHWM) is that of processes which hold nothing but one side; the largest rank's, the median of three.
+Peak memory (VmHWM) is that of processes which hold nothing but one side; the largest rank's, the median of the rounds.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ RATIO_AT_MOST = {1: 1.0, 2: 0.90, 4: 0.95}
 BARE_RATIO_AT_MOST = 1.01
 # By how many times ours has to be faster than a hook per parameter.
 TIMES_FASTER_AT_LEAST = {"resnet18": 1.5, "small_layers": 6.0}
-# Counted steps of a side in a round: about a second of them.
-STEPS = {"resnet18": 4, "mlp": 60, "small_layers": 25, "gpt": 2}
+# Counted steps of a side in a round: half a second of them, or more.
+STEPS = {"resnet18": 4, "mlp": 60, "small_layers": 10, "gpt": 2}
 CUDA_STEPS = 50
 MEMORY_SIDES = ("ours", "native_bucket_view")
-MEMORY_ROUNDS = 3
 # Sums over ranks in another order differ in the last bit, and training amplifies that.
 LOSS_TOLERANCE = 0.01
 _TIMEOUT_S = 900.0
@@ -58,7 +57,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each side")
-    parser.add_argument("--steps", type=int, help="counted steps of a turn; default: about a second")
+    parser.add_argument("--steps", type=int, help="counted steps of a turn; default: by workload")
+    parser.add_argument("--memory-rounds", type=int, default=3, help="processes that are weighed of each side")
     parser.add_argument("--no-plain", action="store_true", help="leave out the plain ways, which are slow")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the result")
     options = parser.parse_args(argv)
@@ -74,8 +74,8 @@ def main(argv: list[str] | None = None) -> int:
     for name in names:
         steps = options.steps or (CUDA_STEPS if on_cuda else STEPS[name])
         measured[name] = time_workload(name, sides, processes, options.rounds, steps, options.device)
-        if not on_cuda:
-            memory[name] = measure_memory(name, processes)
+        if options.memory_rounds and not on_cuda:
+            memory[name] = measure_memory(name, processes, options.memory_rounds)
         print(f"{name}, {processes} processes: {in_words(compare(measured[name]))}", flush=True)
         if name in memory:
             print(f"{name}: peak memory / native with bucket view {memory_ratio(memory[name]):.3f}", flush=True)
@@ -117,7 +117,7 @@ def time_workload(
     return outcome
 
 
-def measure_memory(workload: str, processes: int) -> dict[str, list[float]]:
+def measure_memory(workload: str, processes: int, rounds: int) -> dict[str, list[float]]:
     """MiB of the largest rank by side and round; one step more than buckets need to settle."""
 
     def largest(side: str, number: int) -> float:
@@ -128,7 +128,7 @@ def measure_memory(workload: str, processes: int) -> dict[str, list[float]]:
         return max(peaks)
 
     sides: dict[str, Callable[[int], float]] = {side: partial(largest, side) for side in MEMORY_SIDES}
-    return in_turns(sides, MEMORY_ROUNDS)
+    return in_turns(sides, rounds)
 
 
 def memory_ratio(peaks: Mapping[str, Sequence[float]]) -> float:

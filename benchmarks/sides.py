@@ -31,7 +31,9 @@ def _native_bf16(model: nn.Module) -> nn.Module:
 
 
 def _native_powersgd(model: nn.Module) -> nn.Module:
-    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    # One bucket: of several, the hook starts the second collective of one and the first of the next in an order that
+    # differs between ranks, and gloo aborts ("Received data size doesn't match expected size") or waits for ever.
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=2**10)
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=POWERSGD_FULL_STEPS
     )

@@ -1,0 +1,115 @@
+"""The benchmarks of CustomDDP run for a few steps and write what they promise.  Nothing here looks at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import ddp, ddp_network, scaling
+from benchmarks.network import missing_for_nodes
+from benchmarks.sides import NATIVE, PLAIN
+from benchmarks.steps import Training
+from tests.ranks import run_ranks
+from train.world import World
+
+needs_nodes = pytest.mark.skipif(missing_for_nodes() is not None, reason=str(missing_for_nodes()))
+
+
+@pytest.mark.timeout(300)
+def test_ddp_benchmark_trains_all_sides_to_the_same_losses_and_weighs_them(tmp_path: Path) -> None:
+    arguments = ["--workload=mlp", "--rounds=2", "--steps=2", "--memory-rounds=1", f"--results={tmp_path}"]
+    assert ddp.main(arguments) == 0
+
+    result = json.loads((tmp_path / "ddp_2.json").read_text())
+    assert result["losses_agree"] == {"mlp": True}
+    assert result["best_native"]["mlp"] in NATIVE
+    assert set(result["ratio_to_side"]["mlp"]) == {"ours_gloo", *NATIVE, *PLAIN}
+    assert len(result["ratios"]["mlp"]) == 2
+    assert set(result["peak_memory_mib"]["mlp"]) == {"ours", "native_bucket_view"}
+    assert str(tmp_path) not in json.dumps(result)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.timeout(300)
+def test_ddp_benchmark_compares_with_the_bare_module_on_cuda(tmp_path: Path) -> None:
+    arguments = ["--device=cuda", "--workload=mlp", "--rounds=2", "--steps=2", f"--results={tmp_path}"]
+    assert ddp.main(arguments) == 0
+
+    result = json.loads((tmp_path / "ddp_cuda.json").read_text())
+    assert set(result["ratio_to_side"]["mlp"]) == {"bare", *NATIVE}
+    assert result["settings"]["device"] == torch.cuda.get_device_name()
+
+
+@needs_nodes
+@pytest.mark.timeout(300)
+def test_network_benchmark_compares_each_wire_format_and_tells_what_is_hidden(tmp_path: Path) -> None:
+    arguments = ["--mbit-per-s=1000", "--workload=mlp", "--rounds=1", "--steps=1", f"--results={tmp_path}"]
+    assert ddp_network.main(arguments) == 0
+
+    result = json.loads((tmp_path / "ddp_network_1000.json").read_text())
+    assert set(result["ratio"]) == set(ddp_network.COMPARISONS)
+    assert set(result["hidden_share"]) == set(ddp_network.SIDES)
+    assert all(0 <= share <= 1 for share in result["hidden_share"].values())
+    assert str(tmp_path) not in json.dumps(result)
+
+
+@needs_nodes
+@pytest.mark.timeout(300)
+def test_scaling_benchmark_predicts_steps_that_were_not_fitted(tmp_path: Path) -> None:
+    arguments = ["--workload=mlp", "--repeats=1", "--check-ranks", "3", f"--results={tmp_path}"]
+    assert scaling.main(arguments) in (0, 1)  # whether the prediction is good is a matter of time
+
+    result = json.loads((tmp_path / "scaling.json").read_text())
+    checked = [(row["ranks"], row["mbit_per_s"]) for row in result["rows"] if row["ranks"] != scaling.FIT_RANKS]
+    assert checked == [(3, rate) for rate in scaling.CHECK_MBIT_PER_S]
+    assert all(rate not in scaling.FIT_MBIT_PER_S for rate in scaling.CHECK_MBIT_PER_S)
+    assert {row["nodes"][-1] for row in result["predictions"]} == {1024}
+    assert str(tmp_path) not in json.dumps(result)
+
+
+@pytest.mark.parametrize("name", [benchmark.__name__ for benchmark in (ddp_network, scaling)])
+def test_benchmark_on_nodes_says_what_it_needs(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmark = {module.__name__: module for module in (ddp_network, scaling)}[name]
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(SystemExit) as end:
+        benchmark.main([])
+    assert end.value.code == 2
+    assert "network namespaces need root" in capsys.readouterr().err
+
+
+def losses_of(world: World, side: str, steps: int) -> list[float]:
+    training = Training("gpt", side)
+    for _ in range(steps):
+        training.step()
+    return training.mean_losses()
+
+
+@pytest.mark.timeout(120)
+def test_small_gpt_has_about_ten_million_parameters_and_learns() -> None:
+    from benchmarks.workloads import WORKLOADS
+
+    assert 9e6 < sum(param.numel() for param in WORKLOADS["gpt"].model().parameters()) < 11.5e6
+    # The four batches come round again at the fifth step.
+    [losses, _] = run_ranks(2, losses_of, "ours", 6)
+    assert losses[4] < losses[0] and losses[5] < losses[1]
+
+
+def test_ratio_is_that_to_the_fastest_native_side() -> None:
+    seconds = {"ours": [1.0, 1.0, 1.2], "native": [2.0] * 3, "native_bucket_view": [1.25] * 3}
+    seconds["native_static_graph"] = [1.5] * 3
+    compared = ddp.compare({"step_seconds": seconds, "losses": {side: [2.0, 1.0] for side in seconds}})
+
+    assert compared["best_native"] == "native_bucket_view"
+    assert compared["ratio"] == pytest.approx(0.8)
+    assert compared["losses_agree"]
+
+
+def test_losses_that_differ_are_noticed() -> None:
+    seconds = {side: [1.0] for side in ("ours", *NATIVE)}
+    losses = {side: [2.0, 1.1 if side == "native" else 1.0] for side in seconds}
+    assert not ddp.compare({"step_seconds": seconds, "losses": losses})["losses_agree"]
