@@ -22,7 +22,11 @@ def load(target: targets.Target, file: str, settings: Sequence[str] = ()) -> Pla
 
     Raises SpecError with all mistakes, OSError if the file cannot be read.
     """
-    spec = source.override(source.parse(source.read(file), file), settings)
+    return plan_of(source.override(source.parse(source.read(file), file), settings), target)
+
+
+def plan_of(spec: source.Source, target: targets.Target) -> Plan:
+    """The plan of a parsed spec for a target.  Raises SpecError with all mistakes."""
     return make_plan(validate(spec, rules_in(target)))
 
 
@@ -32,18 +36,22 @@ def render(name: str, file: str, settings: Sequence[str] = ()) -> str:
     It depends on the spec, its file name (without the folder), the settings and the templates: the same bytes
     on any host at any time.
     """
-    target = targets.load(name)
-    plan = load(target, file, settings)
     words = [
         "render.py",
         name,
         Path(file).name,
         *(word for setting in settings for word in ("--set", setting)),
     ]
+    return text_of(load(targets.load(name), file, settings), name, shlex.join(words))
+
+
+def text_of(plan: Plan, name: str, command: str) -> str:
+    """The artifact of a plan for the target `name`; its header says that `command` made it."""
+    target = targets.load(name)
     values = {
         "plan": plan,
         "job": plan.job,
-        "command": shlex.join(words),
+        "command": command,
         "not_used": {key: why for key, why in target.NOT_USED.items() if is_given(plan.job, key)},
     }
     return render_template(targets.template(name), {**values, **target.variables(plan)})

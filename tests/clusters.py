@@ -17,6 +17,9 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 
 Manifest = dict[str, Any]
 
+# libyaml, of which the readers of kubectl and compose are translations; where it is absent, PyYAML's own.
+YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 
 @dataclass
 class Process:
@@ -28,7 +31,7 @@ class Process:
 
 
 def documents(text: str) -> list[Manifest]:
-    return [document for document in yaml.safe_load_all(text) if document is not None]
+    return [document for document in yaml.load_all(text, YAML) if document is not None]
 
 
 def of_kind(manifests: Sequence[Manifest], kind: str) -> Manifest:

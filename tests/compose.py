@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from tests.clusters import YAML
+
 # `$$`, `$NAME`, `${NAME}`, `${NAME:?message}`; compose knows further forms, which no artifact of ours has.
 _VARIABLE = re.compile(
     r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?::\?([^}]*))?\}|(.?))", re.DOTALL
@@ -24,7 +26,7 @@ def read(text: str, environ: Mapping[str, str]) -> Any:
     Raises MissingError for `${NAME:?message}` without a value, ValueError for a `$` that compose would refuse.
     Source: the Compose Specification, 12-interpolation.md.
     """
-    return _interpolated(yaml.safe_load(text), environ)
+    return _interpolated(yaml.load(text, YAML), environ)
 
 
 def _interpolated(value: Any, environ: Mapping[str, str]) -> Any:

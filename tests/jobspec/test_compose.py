@@ -12,10 +12,8 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from jobspec import targets, text
+from jobspec import targets
 from jobspec.artifact import load, render
 from tests.compose import MissingError, read
 
@@ -164,30 +162,3 @@ def test_names_of_variables_that_yaml_takes_for_something_else_stay_names(folder
     names = ["NO", "Y", "null", "true", "_", "N"][:4]
     env = ", ".join(f'"{name}": x' for name in names)
     assert set(names) < set(services(folder, BASE + f"nodes: 1\nenv: {{{env}}}\n")["job-0"]["environment"])
-
-
-accepted = st.text(
-    alphabet=st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], include_characters="\n\t")
-    | st.sampled_from("'\"`${}()[]:;&|<>\\*?~#!%=, -"),
-    max_size=30,
-)
-paths = st.text(
-    alphabet=st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], exclude_characters=':,"\\')
-    | st.sampled_from("${}'#&*!- "),
-    max_size=20,
-).map("/".__add__)
-
-
-@settings(max_examples=60)
-@given(value=accepted, argument=accepted, source=paths, path=paths)
-def test_hostile_values_arrive_byte_for_byte(folder: Path, value: str, argument: str, source: str, path: str) -> None:
-    hostile = "${A:-x} $A $$ $(a) {{ x }} \n- b: *c"
-    mounts = text.yaml([{"source": source, "path": path}])
-    spec = BASE.replace("[mine.py]", text.yaml(["mine.py", argument, hostile + argument])) + (
-        f"nodes: 2\nenv: {{A: {text.yaml(value)}, B: {text.yaml(hostile + value)}}}\nmounts: {mounts}\n"
-    )
-    for service in services(folder, spec, A="from the shell").values():
-        assert (service["environment"]["A"], service["environment"]["B"]) == (value, hostile + value)
-        assert service["command"][-3:] == ["mine.py", argument, hostile + argument]
-        (volume,) = service["volumes"]
-        assert (volume["source"], volume["target"]) == (source, path)

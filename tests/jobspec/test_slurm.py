@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from jobspec import runtimes, targets, text
+from jobspec import runtimes, targets
 from jobspec.artifact import load, render
 from tests.slurm import Cluster, directives
 
@@ -262,69 +260,6 @@ def test_gpus_of_a_container_are_those_that_slurm_gave(cluster: Cluster) -> None
     }.items():
         run(cluster, spec + f"slurm: {{runtime: {runtime}, preflight: false}}\n")
         assert words <= set(cluster.container())
-
-
-# Hostile values
-
-accepted = st.text(
-    alphabet=st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], include_characters="\n\t")
-    | st.sampled_from("'\"`$(){};&|<>\\*?~#!%=, -"),
-    max_size=30,
-)
-canary = "$(touch pwned)`touch pwned`';touch pwned;'\n touch pwned\n\"&touch pwned&"
-
-
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(value=accepted, argument=accepted, runtime=st.sampled_from(runtimes.names()))
-def test_hostile_values_arrive_byte_for_byte_and_run_nothing(
-    cluster: Cluster, value: str, argument: str, runtime: str
-) -> None:
-    cluster.nodes = ("n1",)
-    values, arguments = [value, canary, value + canary], [argument, canary, argument + canary]
-    spec = (
-        BASE
-        + IMAGE
-        + (
-            f"nodes: 1\nslurm: {{runtime: {runtime}}}\n"
-            f"env: {{A: {text.yaml(values[0])}, B: {text.yaml(values[1])}, C: {text.yaml(values[2])}}}\n"
-            f"command: {text.yaml(['mine.py', *arguments])}\n"
-        )
-    )
-    run(cluster, spec)
-    call = cluster.calls()[0, 0]
-    assert [call.env[name] for name in "ABC"] == values
-    assert call.argv[-4:] == ["mine.py", *arguments]
-    assert not (cluster.folder / "pwned").exists()
-
-
-# One line, and nothing that a container runtime would cut at.
-paths = st.text(
-    alphabet=st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], exclude_characters=':,"\\'), max_size=20
-).map(lambda path: f"/{path}$(touch pwned)`touch pwned`';touch pwned;'")
-lines = st.text(
-    alphabet=st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]) | st.sampled_from("'\"`$(){};&|\\#! "),
-    min_size=1,
-    max_size=20,
-)
-
-
-@settings(max_examples=15)
-@given(source=paths, path=paths, runtime=st.sampled_from(["docker", "podman", "apptainer", "pyxis"]))
-def test_hostile_mounts_arrive_and_run_nothing(cluster: Cluster, source: str, path: str, runtime: str) -> None:
-    cluster.nodes = ("n1",)
-    mount = text.yaml([{"source": source, "path": path}])
-    run(cluster, BASE + IMAGE + f"nodes: 1\ncommand: [mine.py]\nslurm: {{runtime: {runtime}}}\nmounts: {mount}\n")
-    words = cluster.sruns()[-1] if runtime == "pyxis" else cluster.container()
-    wanted = f"source={source},target={path}" if runtime in ("docker", "podman") else f"{source}:{path}"
-    assert [word for word in words if word.endswith(wanted)]
-    assert not (cluster.folder / "pwned").exists()
-
-
-@given(value=lines)
-def test_hostile_options_arrive_at_sbatch_and_start_no_line(cluster: Cluster, value: str) -> None:
-    options = text.yaml({"comment": value})
-    script = rendered(cluster, BASE + f"nodes: 1\ncommand: [mine.py]\nslurm: {{options: {options}}}\n")
-    assert directives(script)["comment"] == value
 
 
 # Preflight

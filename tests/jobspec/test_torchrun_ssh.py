@@ -48,7 +48,7 @@ class Nodes:
         file.chmod(0o755)
 
     def start(self, spec: str, *hosts: str, **env: str) -> subprocess.Popen[bytes]:
-        """`bash job.sh HOSTS` as a terminal does it, in a group of processes of its own."""
+        """`bash job.sh HOSTS` as a terminal does it, in a session of its own."""
         (self.folder / "job.yaml").write_text(spec)
         (self.folder / "job.sh").write_text(render("torchrun", str(self.folder / "job.yaml")))
         return subprocess.Popen(
@@ -57,7 +57,7 @@ class Nodes:
             env={"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", **env},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            process_group=0,
+            start_new_session=True,
         )
 
     def run(self, spec: str, *hosts: str, **env: str) -> tuple[int, str]:
