@@ -99,6 +99,12 @@ class TrainConfig(BaseModel):
     strategy: Annotated[str, _one_of("strategies"), _names("strategies")] = Field(
         "custom_ddp", description="a file in train/strategies/: how the processes share the model"
     )
+    sync: Annotated[str, _one_of("sync"), _names("sync")] = Field(
+        "all_reduce",
+        description="a file in train/sync/: how custom_ddp sends gradients. all_reduce as they are; bf16 and fp16 "
+        "(scaled to its range) in half the bytes; powersgd as two thin factors of each matrix, with what they leave "
+        "out added to the next gradient",
+    )
     bucket_mib: float = Field(
         25.0, gt=0, le=16384, description="capacity of a gradient bucket of custom_ddp and ddp, in MiB"
     )
@@ -143,6 +149,12 @@ class TrainConfig(BaseModel):
                 raise PydanticCustomError(
                     "keys_disagree", "{key} is given but checkpoint_dir is not; say where checkpoints are", {"key": key}
                 )
+        if self.sync != "all_reduce" and self.strategy != "custom_ddp":
+            raise PydanticCustomError(
+                "keys_disagree",
+                "{key} is {sync}, which strategy {strategy} cannot do; only custom_ddp has a choice",
+                {"key": "sync", "sync": self.sync, "strategy": self.strategy},
+            )
         return self
 
 

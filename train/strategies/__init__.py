@@ -16,6 +16,7 @@ class Setting:
 
     group: the ranks that share the model (None is the default group); world_size: how many they are.
     buffers_differ: ranks compute buffers of their own (BatchNorm that is not synchronised), so send rank 0's.
+    sync: how gradients travel; a file in train/sync/.
     """
 
     device: torch.device
@@ -23,6 +24,7 @@ class Setting:
     world_size: int
     bucket_mib: float
     buffers_differ: bool
+    sync: str = "all_reduce"
 
 
 def wrap(name: str, model: nn.Module, setting: Setting) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from train import sync
 from train.ddp import CustomDDP
 from train.strategies import Setting
 
@@ -14,6 +15,7 @@ def wrap(model: nn.Module, setting: Setting) -> nn.Module:
         return model
     return CustomDDP(
         model,
+        sync=sync.named(setting.sync),
         bucket_mib=setting.bucket_mib,
         broadcast_buffers=setting.buffers_differ,
         process_group=setting.group,
