@@ -27,8 +27,9 @@ lint: $(READY)
 render: $(READY) # write the examples in slurm/, k8s/ and docker/ anew
 	$(BIN)/python render.py check --write
 
+# What hypothesis tries, 10,000 times each: about half an hour.
 fuzz: $(READY)
-	$(BIN)/python -m pytest tests/jobspec --hypothesis-profile=fuzz --timeout=3600
+	$(BIN)/python -m pytest tests/jobspec -m hypothesis --hypothesis-profile=fuzz --timeout=7200
 
 # On a real Slurm of three nodes within this machine, as root.  QUICK=1 leaves out what waits for Slurm's own times.
 e2e-slurm: $(READY)
