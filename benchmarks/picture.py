@@ -69,27 +69,34 @@ def draw_scaling(result: Mapping[str, Any], file: Path) -> None:
 
     models = list(dict.fromkeys(row["model"] for row in result["predictions"]))
     figure, panels = pyplot.subplots(1, 1 + len(models), figsize=(5 * (1 + len(models)), 4.5), layout="constrained")
-    measured, *predicted = panels
-    for row in result["rows"]:
-        fitted = row["ranks"] == result["settings"]["fit"]["ranks"]
-        measured.plot(row["measured_s"], row["predicted_s"], "o", color="lightsteelblue" if fitted else "black")
-        label = f"{row['ranks']:g} ranks, {row['mbit_per_s']:g} Mbit/s {row['error']:+.0%}"
-        measured.annotate(label, (row["measured_s"], row["predicted_s"]), fontsize=7, textcoords="offset points")
-    longest = max(row["measured_s"] for row in result["rows"])
-    measured.plot([0, longest], [0, longest], color="firebrick", linestyle="--", label="predicted = measured")
-    measured.set(title="cost model against steps taken", xlabel="measured step, s", ylabel="predicted step, s")
-    measured.legend()
+    checked, *predicted = panels
+    rows = result["rows"]
+    for offset, key, color in ((-0.2, "measured_s", "lightsteelblue"), (0.2, "predicted_s", "steelblue")):
+        places = [index + offset for index in range(len(rows))]
+        checked.barh(places, [row[key] for row in rows], height=0.4, color=color, label=key)
+    for index, row in enumerate(rows):
+        checked.annotate(f" {row['error']:+.1%}", (max(row["measured_s"], row["predicted_s"]), index), va="center")
+    fitted = result["settings"]["fit"]["ranks"]
+    names = [
+        f"{row['ranks']:g} ranks, {row['mbit_per_s']:g} Mbit/s{', fitted' * (row['ranks'] == fitted)}" for row in rows
+    ]
+    checked.set_yticks(range(len(rows)), names)
+    checked.invert_yaxis()
+    checked.margins(x=0.15)
+    checked.set(title=f"{result['settings']['workload']}: cost model against steps taken", xlabel="s a step")
+    checked.legend()
     for panel, model in zip(predicted, models, strict=True):
         for row in result["predictions"]:
             if row["model"] == model:
                 label = f"{row['gbit_per_s']} Gbit/s, latency {row['alpha_s'] * 1e6:.0f} us ({row['alpha']})"
-                style = "-" if row["alpha"] == "measured here" else "--"
+                style = "-" if row["alpha"] == "measured" else "--"
                 efficiency = [row["step_without_network_s"] / seconds for seconds in row["step_s"]]
                 panel.plot(row["nodes"], efficiency, style, marker=".", label=label)
         panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter("{x:g}")
         panel.set(title=f"PREDICTION: {model}, one flat ring", xlabel="nodes", ylim=(0, 1.05))
         panel.set_ylabel("step without a network / step")
-        panel.legend(fontsize=7)
+        panel.legend(fontsize=7, loc="lower left")
     figure.savefig(file, dpi=120)
 
 

@@ -34,7 +34,7 @@ def predictions(resnet18: Schedule, fit: Fit) -> list[dict[str, Any]]:
     rows = []
     for model, schedule in schedules.items():
         for gbit_per_s in GBIT_PER_S:
-            for alpha, alpha_s in (("measured here", fit.alpha_s), ("5 us assumed", RDMA_ALPHA_S)):
+            for alpha, alpha_s in (("measured", fit.alpha_s), ("assumed", RDMA_ALPHA_S)):
                 link = Fit(alpha_s, fit.overhead).link(gbit_per_s * 1000.0)
                 steps = [predict_step(schedule, nodes, link) for nodes in NODES]
                 rows.append(
