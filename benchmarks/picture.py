@@ -96,7 +96,7 @@ def draw_scaling(result: Mapping[str, Any], file: Path) -> None:
         panel.xaxis.set_major_formatter("{x:g}")
         panel.set(title=f"PREDICTION: {model}, one flat ring", xlabel="nodes", ylim=(0, 1.05))
         panel.set_ylabel("step without a network / step")
-        panel.legend(fontsize=7, loc="lower left")
+        panel.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
     figure.savefig(file, dpi=120)
 
 
