@@ -23,6 +23,7 @@ from train.metrics import MetricsFile, weights_sha256
 from train.optimizers import lr_of_epoch
 from train.process_group import shared_mistakes
 from train.progress import Progress, say
+from train.same_run import refuse_other_run
 from train.sampler import ShardSampler
 from train.shard import step_range
 from train.stop import StopAgreement, Stopped, StopSignal
@@ -335,30 +336,3 @@ class Trainer:
     def _say(self, text: str) -> None:
         if self.world.rank == 0:
             say(text)
-
-
-# With another value of one of these, what follows is no continuation of what was saved.
-_SAME_RUN = (
-    "model",
-    "dataset",
-    "optimizer",
-    "lr",
-    "momentum",
-    "weight_decay",
-    "scheduler",
-    "lr_gamma",
-    "dropout",
-    "precision",
-)
-
-
-def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
-    """Raise UserError, naming every setting that the checkpoint was made with and that is different now."""
-    now = config.model_dump()
-    keys = _SAME_RUN + (("epochs",) if config.scheduler == "cosine" else ())
-    changed = [f'{key} was "{saved[key]}" and is "{now[key]}"' for key in keys if saved[key] != now[key]]
-    if changed:
-        raise UserError(
-            f"the checkpoint belongs to another run: {', '.join(changed)}. "
-            "Give the old settings, or another --checkpoint-dir for a new run"
-        )
