@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -60,6 +61,11 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
     if request.node.stash.get(FAILED, False):
         print(cluster.told(name))
     cluster.kubectl("delete", "namespace", name, "--timeout=300s")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """As process 1 of its namespace pytest would not hear a SIGTERM; like this it ends as after Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 FAILED = pytest.StashKey[bool]()
