@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from jobspec import targets
@@ -56,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         return 3
 
 
+@cache
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="render.py",
