@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import subprocess
 import urllib.error
@@ -19,6 +20,7 @@ class Api:
 
     def __init__(self, kubeconfig: str | None) -> None:
         options = ["--kubeconfig", kubeconfig] if kubeconfig else []
+        self._closed = False
         command = ["kubectl", *options, "proxy", "--port=0"]
         self._proxy = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         assert self._proxy.stdout is not None
@@ -37,21 +39,31 @@ class Api:
         return self._call("DELETE", path, body)
 
     def watch(self, path: str) -> Iterator[tuple[str, Object]]:
-        """All objects of a list and then every change to one, for ever: ADDED, MODIFIED or DELETED, and the object."""
-        while True:
-            listed = self.get(path)
-            yield from (("ADDED", found) for found in listed["items"])
-            version = listed["metadata"]["resourceVersion"]
+        """All objects of a list and then every change, until `close`: ADDED, MODIFIED or DELETED, and the object."""
+        while not self._closed:
+            try:
+                yield from self._watch(path)
+            except (OSError, http.client.HTTPException):
+                if not self._closed:
+                    raise
+
+    def close(self) -> None:
+        self._closed = True
+        self._proxy.kill()
+        self._proxy.wait()
+
+    def _watch(self, path: str) -> Iterator[tuple[str, Object]]:
+        listed = self.get(path)
+        yield from (("ADDED", found) for found in listed["items"])
+        version = listed["metadata"]["resourceVersion"]
+        while True:  # the server ends each watch after a while; the next one begins where it stopped
             with urllib.request.urlopen(f"{self._url}{path}?watch=true&resourceVersion={version}") as stream:
                 for line in stream:
                     event = json.loads(line)
                     if event["type"] == "ERROR":  # the version is too old by now: list again
-                        break
+                        return
+                    version = event["object"]["metadata"]["resourceVersion"]
                     yield event["type"], event["object"]
-
-    def close(self) -> None:
-        self._proxy.kill()
-        self._proxy.wait()
 
     def _call(self, method: str, path: str, body: Object | None = None, kind: str = "application/json") -> Object:
         data = None if body is None else json.dumps(body).encode()
@@ -61,10 +73,10 @@ class Api:
                 found: Object = json.load(answer)
                 return found
         except urllib.error.HTTPError as error:
-            if error.code == 404:
+            if error.code in (404, 409):
                 raise Gone(path) from None
             raise RuntimeError(f"{method} {path}: {error.code} {error.read().decode()}") from None
 
 
 class Gone(Exception):
-    """The object is not there, or no longer."""
+    """The object is not there, or no longer as it was."""

@@ -39,9 +39,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         Names(api, GATEWAY)
         kubelet = Kubelet(api, folder, Images(found), SERVER)
         if "kube-controller-manager" in found.programs:
-            for name in parts.MANIFESTS:
-                if name in found.programs and name in found.manifests:
-                    plane.install(name)
+            plane.install([name for name in found.manifests if name in found.programs])
         yield Cluster(str(plane.kubeconfig), kubelet, "train:e2e")
         assert not kubelet.errors, "\n".join(kubelet.errors)
     finally:
@@ -64,8 +62,9 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """As process 1 of its namespace pytest would not hear a SIGTERM; like this it ends as after Ctrl-C."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Process 1 of a namespace hears only the signals that it handles: it ends after these as after Ctrl-C."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
 
 
 FAILED = pytest.StashKey[bool]()

@@ -21,6 +21,7 @@ _CONTROLLERS = (
     "garbage-collector-controller",
     "job-controller",
     "namespace-controller",
+    "persistentvolumeclaim-protection-controller",
     "replicaset-controller",
     "root-ca-certificate-publisher-controller",
     "serviceaccount-controller",
@@ -74,10 +75,11 @@ class ControlPlane:
                 *("--root-ca-file=certificates/apiserver.crt", "--kube-api-qps=100", "--kube-api-burst=200"),
             )
 
-    def install(self, name: str) -> None:
-        """Apply an operator's manifests and wait until it answers; its pods are played by the kubelet of the tests."""
-        # By the server: the definitions are too large for the annotation that the client would leave.
-        self._checked("apply", "--server-side", "--filename", str(self._parts.manifests[name]))
+    def install(self, operators: Sequence[str]) -> None:
+        """Apply the operators' manifests and wait until all answer; their pods are played by the tests' kubelet."""
+        for name in operators:
+            # By the server: the definitions are too large for the annotation that the client would leave.
+            self._checked("apply", "--server-side", "--filename", str(self._parts.manifests[name]))
         everywhere = ("deployments", "--all", "--all-namespaces")
         self._checked("wait", "--for=condition=Available", f"--timeout={_WAIT_S}s", *everywhere)
 
@@ -126,5 +128,5 @@ class ControlPlane:
             time.sleep(0.2)
 
     def _last_words(self) -> str:
-        logs: Sequence[Path] = sorted(self._folder.glob("*.log"))
+        logs = sorted(self._folder.glob("*.log"))
         return "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs)

@@ -81,8 +81,8 @@ class Kubelet:
 
     def kill(self, namespace: str, name: str) -> None:
         """SIGKILL for the first process of a pod's container, as when it runs out of memory."""
-        (pod,) = (pod for pod in list(self._pods.values()) if (pod.namespace, pod.name) == (namespace, name))
-        pod.kill()
+        pods = [pod for pod in list(self._pods.values()) if (pod.namespace, pod.name) == (namespace, name)]
+        pods[-1].kill()  # others of this name have gone
 
     def close(self) -> None:
         self._closed = True
@@ -96,8 +96,7 @@ class Kubelet:
             for event, found in self.api.watch("/api/v1/pods"):
                 self._see(event, found)
         except Exception:
-            if not self._closed:
-                self.errors.append(traceback.format_exc())
+            self.errors.append(traceback.format_exc())
 
     def _see(self, event: str, found: Object) -> None:
         uid = found["metadata"]["uid"]

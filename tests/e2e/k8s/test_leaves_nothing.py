@@ -35,14 +35,19 @@ def test_nothing_is_left_when_the_run_is_ended_in_the_middle(number: signal.Sign
     if os.environ.get("E2E_K8S") != "parts" or parts.find() is None:
         pytest.skip("without parts of a cluster nothing is started")
     before = machine()
-    words = [sys.executable, "-m", "tests.e2e.k8s", "--built", "-k", "own-script", "--verbose"]
+    words = [sys.executable, "-m", "tests.e2e.k8s", "--built"]
     env = {**os.environ, "KUBECONFIG": "/dev/null"}
-    run = subprocess.Popen(words, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert run.stdout is not None
-    while "PASSED" not in (line := run.stdout.readline()):
-        assert line, "it ended before the first test"
-    # To the whole group, as a terminal does it on Ctrl-C; SIGKILL only to the first process.
-    (os.kill if number == signal.SIGKILL else os.killpg)(run.pid, number)
-    run.communicate(timeout=200)
-    assert run.returncode
+    run = subprocess.Popen(words, cwd=REPOSITORY, env=env, start_new_session=True)
+    try:
+        # Until there are pods, which have networks, mounts and process namespaces of their own.
+        while not any(
+            line.endswith("sleep infinity") for line in set(machine()["processes"]) - set(before["processes"])
+        ):
+            assert run.poll() is None, "it ended before the first pod"
+        # To the whole group, as a terminal does it on Ctrl-C; SIGKILL only to the first process.
+        (os.kill if number == signal.SIGKILL else os.killpg)(run.pid, number)
+        assert run.wait(timeout=200)
+    finally:
+        run.kill()
+        run.wait()
     assert machine() == before

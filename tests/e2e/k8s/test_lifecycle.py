@@ -76,8 +76,8 @@ def test_deleted_job_saves_within_the_grace_period_and_a_new_one_of_its_name_goe
     cluster.kubectl("delete", "--filename", "-", f"--timeout={GRACE_S}s", text=manifests)
     gone(cluster, namespace)
     assert len(cli.records(run, "stop")) == 1
-    left = cluster.kubectl("get", "services,jobs", "--namespace", namespace, "--output=name")
-    assert left == ""
+    left = ("get", "services,jobs", "--namespace", namespace, "--output=name")
+    cluster.until(lambda: not cluster.kubectl(*left), "nothing of the job is left")
     cluster.apply(manifests)
     cluster.succeeds(namespace, target, "job")
     assert steps_once(run)
