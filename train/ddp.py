@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.utils._pytree import tree_leaves
 
-from train.broadcast import BufferBroadcast
-from train.broadcast import broadcast_from_rank_0 as broadcast_from_rank_0
+from train.broadcast import BufferBroadcast, broadcast_from_rank_0
 from train.bucket import Bucket
 from train.buckets import assign_buckets
 from train.ddp_checks import explained, refuse_different_graphs, refuse_different_modules, refuse_what_has_no_mean

@@ -40,9 +40,9 @@ class SharedMemory:
         self.group, self.rank, self.pids = group, dist.get_rank(group), pids
         self.timeout_s = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
         self._counters = [memoryview(page).cast("q") for page in pages]
-        self._blocks: dict[int, list[list[Tensor]]] = {}
+        self._pieces: dict[int, _Piece] = {}
         self._sums: dict[torch.dtype, Tensor] = {}
-        self._queue: deque[list[list[Tensor]]] = deque()
+        self._queue: deque[_Piece] = deque()
 
     @staticmethod
     def of_one_host(group: dist.ProcessGroup) -> SharedMemory | None:
@@ -56,22 +56,25 @@ class SharedMemory:
         mapped = _map_for_all(num_bytes, self.group)
         if mapped is None:
             raise UserError(f"not every rank could share {num_bytes / 2**20:.1f} MiB for a bucket: is memory short?")
-        of_ranks = [torch.frombuffer(memory, dtype=dtype, count=numel) for memory in mapped[0]]
-        # Pieces begin at cache lines, so that no two ranks write to the same one.
-        line = 64 // dtype.itemsize
-        piece = -(-numel // (len(of_ranks) * line)) * line
-        mine = [tensor[self.rank * piece : (self.rank + 1) * piece] for tensor in of_ranks]
-        block = _BLOCK_BYTES // dtype.itemsize
-        self._sums.setdefault(dtype, torch.empty(block, dtype=dtype))
+        memories = mapped[0]
+        of_ranks = [torch.frombuffer(memory, dtype=dtype, count=numel) for memory in memories]
         flat = of_ranks[self.rank]
-        self._blocks[flat.data_ptr()] = [
-            list(parts) for parts in zip(*(part.split(block) for part in mine), strict=True)
-        ]
+        self._sums.setdefault(dtype, torch.empty(_BLOCK_BYTES // dtype.itemsize, dtype=dtype))
+        # Pieces and blocks begin at pages, so that no two ranks write to the same one.
+        piece_bytes = -(-num_bytes // (len(of_ranks) * mmap.PAGESIZE)) * mmap.PAGESIZE
+        start, end = self.rank * piece_bytes, min((self.rank + 1) * piece_bytes, num_bytes)
+        blocks = []
+        for offset in range(start, end, _BLOCK_BYTES):
+            num = min(_BLOCK_BYTES, end - offset)
+            elements = slice(offset // dtype.itemsize, (offset + num) // dtype.itemsize)
+            blocks.append(_Block([tensor[elements] for tensor in of_ranks], offset, num))
+        others = [memory for rank, memory in enumerate(memories) if rank != self.rank]
+        self._pieces[flat.data_ptr()] = _Piece(blocks, others)
         return flat
 
     def average(self, flat: Tensor) -> Handed:
         """Begin to replace `flat`, which `allocate` made, by its mean over the ranks."""
-        self._queue.append(self._blocks[flat.data_ptr()])
+        self._queue.append(self._pieces[flat.data_ptr()])
         mine = self._counters[self.rank]
         # x86 makes stores visible in their order: whoever sees the counter sees the gradients.
         mine[_HANDED_IN] += 1
@@ -104,7 +107,9 @@ class SharedMemory:
     def _reduce_what_all_handed_in(self) -> None:
         mine = self._counters[self.rank]
         while self._queue and self._least(_HANDED_IN) > mine[_REDUCED]:
-            for parts in self._queue.popleft():
+            piece = self._queue.popleft()
+            for block in piece.blocks:
+                parts = block.of_ranks
                 total = self._sums[parts[0].dtype][: parts[0].numel()]
                 torch.add(parts[0], parts[1], out=total)
                 for part in parts[2:]:
@@ -112,6 +117,9 @@ class SharedMemory:
                 total.mul_(1.0 / len(parts))
                 for part in parts:
                     part.copy_(total)
+                for memory in piece.others:
+                    # The others keep it; here it would count as memory of this process, too.
+                    memory.madvise(mmap.MADV_DONTNEED, block.offset, block.num_bytes)
             mine[_REDUCED] += 1
 
     def _refuse_to_wait(self, number: int, timed_out: bool) -> None:
@@ -129,6 +137,23 @@ class MissingRanks(RuntimeError):
 
     def __init__(self, ranks: list[int], why: str) -> None:
         super().__init__(f"rank {', '.join(map(str, ranks))} {why}")
+
+
+@dataclass
+class _Block:
+    """A stretch of a tensor, on each rank, and where it is in the memory of each."""
+
+    of_ranks: list[Tensor]
+    offset: int
+    num_bytes: int
+
+
+@dataclass
+class _Piece:
+    """What this rank computes of a tensor, and the memory of the other ranks that it needs for that."""
+
+    blocks: list[_Block]
+    others: list[mmap.mmap]
 
 
 @dataclass

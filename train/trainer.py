@@ -15,9 +15,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
+from train.broadcast import broadcast_from_rank_0
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig
-from train.ddp import broadcast_from_rank_0
 from train.errors import SharedError, UserError
 from train.metrics import MetricsFile, weights_sha256
 from train.optimizers import lr_of_epoch
