@@ -1,0 +1,332 @@
+"""What a backward through CustomDDP does with gradients, buckets and buffers, on real processes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tests.ranks import run_ranks
+from tests.train.ddp_cases import Branches, plain
+from train.ddp import CustomDDP
+from train.sync.all_reduce import AllReduce
+from train.sync.powersgd import PowerSGD
+from train.world import World
+
+SYNCS = {"shared memory": AllReduce, "network": partial(AllReduce, shared_memory=False)}
+syncs = pytest.mark.parametrize("sync", SYNCS)
+
+
+def _grads_of_different_branches(world: World, sync: str) -> dict[str, Tensor | None]:
+    torch.manual_seed(0)
+    model = Branches()
+    wrapped = CustomDDP(model, sync=SYNCS[sync], bucket_mib=0.0005)
+    for _ in range(3):  # the first before the buckets are laid out, the others after
+        model.zero_grad()
+        model.used = (0,) if world.rank == 0 else (1,)
+        wrapped(torch.ones(1, 8)).sum().backward()
+    return {name: param.grad for name, param in model.named_parameters()}
+
+
+@syncs
+def test_a_parameter_used_on_one_rank_gets_the_mean_and_one_used_on_none_gets_no_gradient(sync: str) -> None:
+    torch.manual_seed(0)
+    model = Branches()
+    for used in (0, 1):
+        model.used = (used,)
+        (model(torch.ones(1, 8)).sum() / 2).backward()
+    expected = {name: param.grad for name, param in model.named_parameters()}
+    assert expected["branches.2.weight"] is None
+    for grads in run_ranks(2, _grads_of_different_branches, sync):
+        torch.testing.assert_close(grads, expected)
+
+
+def _place_of_grads(world: World, sync: str) -> list[bool]:
+    model = plain()
+    wrapped = CustomDDP(model, sync=SYNCS[sync])
+    seen, objects = set(), []
+    for _ in range(3):
+        wrapped(torch.ones(2, 8)).sum().backward()
+        grads = [param.grad for param in model.parameters()]
+        seen |= {grad.untyped_storage().data_ptr() for grad in grads if grad is not None}
+        objects.append(list(map(id, grads)))
+        model.zero_grad(set_to_none=False)
+    return [len(seen) == 1, objects[0] == objects[1] == objects[2]]
+
+
+@syncs
+def test_gradients_are_views_of_one_bucket_and_zero_grad_keeps_them(sync: str) -> None:
+    assert run_ranks(2, _place_of_grads, sync) == [[True, True]] * 2
+
+
+class _TwoOrders(nn.Module):
+    """The order in which gradients arrive is the reverse of `order`."""
+
+    def __init__(self, order: list[int]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in order)
+        self.order = order
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index in self.order:
+            x = torch.tanh(self.layers[index](x))
+        return x
+
+
+def _bucket_names(world: World) -> list[list[list[str]]]:
+    torch.manual_seed(0)
+    model = _TwoOrders([2, 0, 1] if world.rank == 0 else [0, 1, 2])
+    wrapped = CustomDDP(model, bucket_mib=0.00027, first_bucket_mib=0.0001)
+    layouts = []
+    for _ in range(3):
+        wrapped(torch.ones(2, 8)).sum().backward()
+        layouts.append([bucket.names for bucket in wrapped._buckets])
+    return layouts
+
+
+def test_buckets_are_built_once_in_the_order_in_which_gradients_arrived_on_rank_0() -> None:
+    layouts = [layout for of_rank in run_ranks(2, _bucket_names) for layout in of_rank]
+    assert all(layout == layouts[0] for layout in layouts)
+    assert [sorted({name.split(".")[1] for name in bucket}) for bucket in layouts[0]] == [["1"], ["0"], ["2"]]
+
+
+def _events(world: World) -> list[str]:
+    """When each bucket is started, among the gradients that arrive."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    wrapped = CustomDDP(model, bucket_mib=0.00027, first_bucket_mib=0.0001)
+    wrapped(torch.ones(2, 8)).sum().backward()
+    events: list[str] = []
+    for number, bucket in enumerate(wrapped._buckets):
+        start = bucket.start
+        bucket.start = lambda start=start, number=number: (events.append(f"bucket {number}"), start())[1]  # type: ignore[method-assign,misc]
+    for name, param in model.named_parameters():
+        param.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
+    wrapped(torch.ones(2, 8)).sum().backward()
+    return events
+
+
+def test_a_full_bucket_is_started_while_backward_goes_on() -> None:
+    for events in run_ranks(2, _events):
+        starts = [events.index(f"bucket {number}") for number in range(4)]
+        assert starts == sorted(starts)
+        assert max(starts[:-1]) < events.index("0.weight"), "three buckets are in flight before the last gradient"
+
+
+def _two_backwards(world: World) -> list[Tensor]:
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(model.weight)
+    wrapped = CustomDDP(model)
+    results = []
+    for _ in range(2):
+        for _ in range(2):
+            wrapped(torch.full((1, 2), 1.0 + world.rank)).sum().backward()
+        assert model.weight.grad is not None
+        results.append(model.weight.grad.clone())
+        model.zero_grad()
+    return results
+
+
+def test_a_second_backward_adds_its_mean_to_that_of_the_first() -> None:
+    for results in run_ranks(2, _two_backwards):
+        for result in results:
+            assert torch.equal(result, torch.full((1, 2), 3.0))
+
+
+def _gradient_of_inputs(world: World) -> Tensor:
+    torch.manual_seed(0)
+    wrapped = CustomDDP(plain())
+    for _ in range(2):
+        x = torch.full((2, 8), 1.0 + world.rank, requires_grad=True)
+        if world.rank == 0:
+            # No parameter gets a gradient here, so no other rank has to take part.
+            torch.autograd.grad(wrapped(x).sum(), x)
+        wrapped.module.zero_grad()
+        [slope] = torch.autograd.grad(wrapped(x).sum(), x, create_graph=True)
+        (wrapped(x).sum() + slope.square().sum()).backward()
+    grad = next(wrapped.parameters()).grad
+    assert grad is not None
+    return grad
+
+
+def test_autograd_grad_on_one_rank_waits_for_nobody_and_a_gradient_penalty_is_averaged() -> None:
+    first, second = run_ranks(2, _gradient_of_inputs)
+    assert torch.equal(first, second)
+    torch.manual_seed(0)
+    model = plain()
+    for rank in range(2):
+        x = torch.full((2, 8), 1.0 + rank, requires_grad=True)
+        [slope] = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        ((model(x).sum() + slope.square().sum()) / 2).backward()
+    torch.testing.assert_close(first, next(model.parameters()).grad)
+
+
+def _buffers(world: World) -> tuple[Tensor, Tensor, Tensor]:
+    model = nn.BatchNorm1d(8)
+    wrapped = CustomDDP(model)
+    wrapped(torch.full((4, 8), float(world.rank)) + torch.randn(4, 8)).sum().backward()
+    own = model.running_mean
+    assert own is not None
+    own = own.clone()
+    wrapped(torch.zeros(4, 8)).sum().backward()
+    assert model.running_mean is not None
+    second = model.running_mean.clone()
+    # A buffer that was replaced is sent, too.
+    model.running_mean = torch.full((8,), float(world.rank + 1))
+    wrapped(torch.zeros(4, 8)).sum().backward()
+    # Each forward began from rank 0's statistics and added zeros.
+    return own, second / (1 - 0.1), model.running_mean / (1 - 0.1)
+
+
+def test_buffers_are_those_of_rank_0_at_each_forward() -> None:
+    results = run_ranks(2, _buffers)
+    assert not torch.allclose(results[0][0], results[1][0])
+    for _, second, third in results:
+        torch.testing.assert_close(results[0][0], second)
+        torch.testing.assert_close(third, torch.ones(8))
+
+
+def _failed_backward(world: World, sync: str) -> Tensor:
+    torch.manual_seed(0)
+    model = plain()
+    wrapped = CustomDDP(model, sync=SYNCS[sync], bucket_mib=0.001)
+
+    def fail(grad: Tensor) -> None:
+        raise ArithmeticError
+
+    for _ in range(2):  # once before there are buckets, once after
+        x = torch.ones(2, 8, requires_grad=True)
+        x.register_hook(fail)
+        with pytest.raises(ArithmeticError):
+            wrapped(x).sum().backward()
+        dist.barrier()
+        model.zero_grad()
+        wrapped(torch.ones(2, 8) * (1 + world.rank)).sum().backward()
+    grad = next(model.parameters()).grad
+    assert grad is not None
+    return grad
+
+
+@syncs
+def test_a_step_after_a_backward_that_raised_averages_as_usual(sync: str) -> None:
+    first, second = run_ranks(2, _failed_backward, sync)
+    assert torch.equal(first, second)
+    torch.manual_seed(0)
+    model = plain()
+    for rank in range(2):
+        (model(torch.ones(2, 8) * (1 + rank)).sum() / 2).backward()
+    torch.testing.assert_close(first, next(model.parameters()).grad)
+
+
+def _own_group(world: World) -> Tensor | None:
+    group = dist.new_group([1, 2])
+    if world.rank == 0:
+        return None
+    torch.manual_seed(world.rank)
+    model = nn.Linear(2, 1, bias=False)
+    wrapped = CustomDDP(model, process_group=group)
+    for _ in range(2):
+        model.zero_grad()
+        wrapped(torch.full((1, 2), float(world.rank))).sum().backward()
+    return model.weight.grad
+
+
+def test_a_group_of_its_own_averages_over_its_ranks_alone() -> None:
+    outsider, *members = run_ranks(3, _own_group)
+    assert outsider is None
+    for grad in members:
+        torch.testing.assert_close(grad, torch.full((1, 2), 1.5))
+
+
+def _wrapped_again(world: World) -> list[Any]:
+    model = plain()
+    wrapped = CustomDDP(model)
+    wrapped(torch.ones(2, 8)).sum().backward()
+    gone = weakref.ref(wrapped)
+    del wrapped
+    gc.collect()
+    calls: list[int] = []
+    again = CustomDDP(model)
+    again.gradient_ready = lambda index: calls.append(index)  # type: ignore[method-assign]
+    model(torch.ones(2, 8)).sum().backward()
+    return [gone() is None, sorted(calls) == list(range(len(list(model.parameters()))))]
+
+
+def test_a_module_can_be_wrapped_again_after_its_wrapper_is_gone() -> None:
+    assert run_ranks(2, _wrapped_again) == [[True, True]] * 2
+
+
+def _copies(world: World) -> list[bool]:
+    torch.manual_seed(0)
+    wrapped = CustomDDP(plain(), sync=partial(PowerSGD, matrix_rank=2), bucket_mib=0.001).eval()
+    grads = []
+    for each in (wrapped, pickle.loads(pickle.dumps(wrapped)), copy.deepcopy(wrapped)):
+        assert isinstance(each.sync, PowerSGD) and each.sync.matrix_rank == 2
+        assert not each.training
+        each(torch.full((1, 8), 1.0 + world.rank)).sum().backward()
+        grads.append([param.grad for param in each.parameters()])
+    return [all(torch.equal(a, b) for a, b in zip(grads[0], other, strict=True)) for other in grads[1:]]
+
+
+def test_a_pickled_and_a_copied_wrapper_average_like_the_first() -> None:
+    assert run_ranks(2, _copies) == [[True, True]] * 2
+
+
+def _states(world: World) -> list[bool]:
+    torch.manual_seed(world.rank)
+    bare, other = plain(), plain()
+    wrapped = CustomDDP(plain())
+    names_agree = list(wrapped.state_dict()) == list(bare.state_dict())
+    bare.load_state_dict(wrapped.state_dict())
+    wrapped.load_state_dict(other.state_dict())
+    loaded = all(torch.equal(a, b) for a, b in zip(wrapped.parameters(), other.parameters(), strict=True))
+    try:
+        wrapped.load_state_dict(bare.state_dict(), assign=True)
+    except Exception as error:
+        return [names_agree, loaded, "before CustomDDP is made" in str(error)]
+    return [names_agree, loaded, False]
+
+
+def test_state_dicts_are_those_of_the_bare_module() -> None:
+    assert run_ranks(2, _states) == [[True, True, True]] * 2
+
+
+def _compiled(world: World) -> list[Tensor]:
+    results = []
+    for compile_first in (True, False):
+        torch.manual_seed(0)
+        model = plain()
+        if compile_first:
+            wrapped = CustomDDP(torch.compile(model, backend="aot_eager"))  # type: ignore[arg-type]
+        else:
+            wrapped = torch.compile(CustomDDP(model), backend="aot_eager")  # type: ignore[assignment]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in range(4):
+            wrapped(torch.full((2, 8), 1.0 + world.rank + step)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        results += [param.detach().clone() for param in model.parameters()]
+    return results
+
+
+def test_torch_compile_inside_and_around_the_wrapper_trains_as_without() -> None:
+    # Traced and differentiated as for any backend, but run as it is: no C++ compiler is needed.
+    torch.manual_seed(0)
+    model = plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(4):
+        losses = [model(torch.full((2, 8), 1.0 + rank + step)).square().sum() / 2 for rank in range(2)]
+        torch.stack(losses).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    expected = [param.detach() for param in model.parameters()]
+    for results in run_ranks(2, _compiled, timeout_s=100):
+        torch.testing.assert_close(results, [*expected, *expected], rtol=1e-4, atol=1e-5)
