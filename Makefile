@@ -31,7 +31,7 @@ render: $(READY) # write the examples in slurm/, k8s/ and docker/ anew
 fuzz: $(READY)
 	$(BIN)/python -m pytest tests/jobspec -m hypothesis --hypothesis-profile=fuzz --timeout=7200
 
-# On a real Slurm of three nodes within this machine, as root.  QUICK=1 leaves out what waits for Slurm's own times.
+# On a real Slurm of three nodes within this machine, as root.  QUICK=1 takes one test of each kind.
 e2e-slurm: $(READY)
 	@command -v slurmctld munged >/dev/null || [ "$$(id -u)" != 0 ] \
 	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge; } >/dev/null \
@@ -49,6 +49,8 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.input --data-root "$(DATA_ROOT)"
 	$(BIN)/python -m benchmarks.render
 	$(BIN)/python -m benchmarks.epoch --data-root "$(DATA_ROOT)"
+	$(BIN)/python -m benchmarks.ddp
+	$(BIN)/python -m benchmarks.ddp --processes 4 --no-plain --memory-rounds 0
 	$(BIN)/python -m benchmarks.picture
 
 clean:
