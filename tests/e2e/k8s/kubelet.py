@@ -26,7 +26,7 @@ from typing import Any
 from tests.clusters import words_and_environment
 from tests.e2e.k8s.api import Api, Gone, Object
 from tests.e2e.k8s.names import DOMAIN
-from tests.e2e.k8s.sandbox import GATEWAY, Container, Sandbox, send
+from tests.e2e.k8s.sandbox import GATEWAY, Container, Sandbox, address_of, send
 from tests.e2e.k8s.volumes import Volumes
 
 NODE = "player"
@@ -159,7 +159,7 @@ class Pod(threading.Thread):
         self._api.post(f"{self._path}/binding", {"metadata": {"name": self.name}, "target": node})
         volumes = Volumes(self._api, self._pod, self._folder / "volumes", self._kubelet.claims)
         volumes.make()
-        sandbox = Sandbox(self._number, self._spec.get("hostname", self.name), self._folder, self._etc())
+        sandbox = Sandbox(self._number, self._hostname(), self._folder, self._etc())
         code = 0
         try:
             self._tell(phase="Pending", podIP=sandbox.address, podIPs=[{"ip": sandbox.address}], startTime=_now())
@@ -238,7 +238,7 @@ class Pod(threading.Thread):
         security = {**self._spec.get("securityContext", {}), **container.get("securityContext", {})}
         return Container(
             argv,
-            {**image.env, "HOSTNAME": self.name, **self._kubelet.server, **env},
+            {**image.env, "HOSTNAME": self._hostname(), **self._kubelet.server, **env},
             {**image.files, **volumes.mounts(container)},
             user=security.get("runAsUser", image.user),
             group=security.get("runAsGroup", 0),
@@ -254,12 +254,18 @@ class Pod(threading.Thread):
             values[reference["key"]] = base64.b64decode(secret["data"][reference["key"]]).decode()
         return values
 
+    def _hostname(self) -> str:
+        return str(self._spec.get("hostname", self.name))
+
     def _etc(self) -> dict[str, str]:
+        own = hostname = self._hostname()
+        if "subdomain" in self._spec:
+            own = f"{hostname}.{self._spec['subdomain']}.{self.namespace}.{DOMAIN} {hostname}"
         search = f"{self.namespace}.{DOMAIN} {DOMAIN} cluster.local"
         return {
             "/etc/resolv.conf": f"nameserver {GATEWAY}\nsearch {search}\noptions ndots:5\n",
-            "/etc/hosts": "127.0.0.1 localhost\n",
-            "/etc/hostname": f"{self.name}\n",
+            "/etc/hosts": f"127.0.0.1 localhost\n{address_of(self._number)} {own}\n",
+            "/etc/hostname": f"{hostname}\n",
             # What the training operator's init container calls; it asks the same name server.
             "/bin-of-images/nslookup": '#!/bin/sh\nexec getent ahostsv4 "$1"\n',
         }

@@ -49,6 +49,11 @@ def open_network() -> None:
         subprocess.run(command.split(), env=_TOOLS, check=True)
 
 
+def address_of(number: int) -> str:
+    """The address of a pod; the first one is the gateway's."""
+    return f"10.244.{number >> 8}.{number & 255}"
+
+
 class Sandbox:
     """What the containers of a pod share, also those that come after one that failed: address and host name.
 
@@ -57,7 +62,7 @@ class Sandbox:
     """
 
     def __init__(self, number: int, hostname: str, folder: Path, files: Mapping[str, str]) -> None:
-        self.address = f"10.244.{number >> 8}.{number & 255}"
+        self.address = address_of(number)
         self._root = folder / "root"
         self._root.mkdir(parents=True)
         self._files = files

@@ -98,3 +98,22 @@ def test_job_that_is_applied_again_is_left_as_it_is(
     cluster.succeeds(namespace, target, "job")
     assert cluster.apply(manifests).count(" unchanged") == len(documents(manifests))
     assert uids <= {pod["metadata"]["uid"] for pod in cluster.pods(namespace)}
+
+
+@pytest.mark.parametrize("target", KINDS)
+def test_changed_manifest_does_not_touch_the_pods_of_a_job_that_runs(
+    target: str, cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    cluster.needs_controllers(target)
+    first, second = (
+        rendered(target, job(cluster.image, command=["jobs/scripts/own.py", "--steps", steps]), namespace, tmp_path)
+        for steps in ("20", "21")
+    )
+    cluster.apply(first)
+    cluster.until(lambda: len(cluster.pods(namespace)) == 2, "two pods are there")
+    before = {pod["metadata"]["uid"] for pod in cluster.pods(namespace)}
+    done = cluster.try_kubectl("apply", "--filename", "-", text=second)
+    refused = target in ("indexedjob", "jobset")
+    assert (done.returncode != 0, "immutable" in done.stderr) == (refused, refused)
+    cluster.succeeds(namespace, target, "job")
+    assert {pod["metadata"]["uid"] for pod in cluster.pods(namespace)} == before
