@@ -8,6 +8,7 @@ hands in a tensor and while it waits for one.  The memory has no name, so nothin
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import platform
@@ -27,6 +28,7 @@ from train.errors import UserError
 _BLOCK_BYTES = 2**18
 # A rank's two counters in its page, as indices of int64; each has a cache line of its own.
 _HANDED_IN, _REDUCED = 0, 8
+_libc = ctypes.CDLL(None)
 _SPINS, _NAP_S, _PEERS_ALIVE_S = 200, 50e-6, 0.5
 
 
@@ -36,13 +38,14 @@ class SharedMemory:
     All ranks allocate the same tensors in the same order, and hand them in in the same order.
     """
 
-    def __init__(self, group: dist.ProcessGroup, pages: list[mmap.mmap], pids: list[int]) -> None:
+    def __init__(self, group: dist.ProcessGroup, pages: list[Tensor], pids: list[int]) -> None:
         self.group, self.rank, self.pids = group, dist.get_rank(group), pids
         self.timeout_s = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
-        self._counters = [memoryview(page).cast("q") for page in pages]
-        self._pieces: dict[int, _Piece] = {}
+        self._pages = pages
+        self._counters = [(ctypes.c_int64 * 16).from_address(page.data_ptr()) for page in pages]
+        self._pieces: dict[int, list[list[Tensor]]] = {}
         self._sums: dict[torch.dtype, Tensor] = {}
-        self._queue: deque[_Piece] = deque()
+        self._queue: deque[list[list[Tensor]]] = deque()
 
     @staticmethod
     def of_one_host(group: dist.ProcessGroup) -> SharedMemory | None:
@@ -56,8 +59,7 @@ class SharedMemory:
         mapped = _map_for_all(num_bytes, self.group)
         if mapped is None:
             raise UserError(f"not every rank could share {num_bytes / 2**20:.1f} MiB for a bucket: is memory short?")
-        memories = mapped[0]
-        of_ranks = [torch.frombuffer(memory, dtype=dtype, count=numel) for memory in memories]
+        of_ranks = [memory.view(dtype) for memory in mapped[0]]
         flat = of_ranks[self.rank]
         self._sums.setdefault(dtype, torch.empty(_BLOCK_BYTES // dtype.itemsize, dtype=dtype))
         # Pieces and blocks begin at pages, so that no two ranks write to the same one.
@@ -67,9 +69,8 @@ class SharedMemory:
         for offset in range(start, end, _BLOCK_BYTES):
             num = min(_BLOCK_BYTES, end - offset)
             elements = slice(offset // dtype.itemsize, (offset + num) // dtype.itemsize)
-            blocks.append(_Block([tensor[elements] for tensor in of_ranks], offset, num))
-        others = [memory for rank, memory in enumerate(memories) if rank != self.rank]
-        self._pieces[flat.data_ptr()] = _Piece(blocks, others)
+            blocks.append([tensor[elements] for tensor in of_ranks])
+        self._pieces[flat.data_ptr()] = blocks
         return flat
 
     def average(self, flat: Tensor) -> Handed:
@@ -107,19 +108,16 @@ class SharedMemory:
     def _reduce_what_all_handed_in(self) -> None:
         mine = self._counters[self.rank]
         while self._queue and self._least(_HANDED_IN) > mine[_REDUCED]:
-            piece = self._queue.popleft()
-            for block in piece.blocks:
-                parts = block.of_ranks
+            for parts in self._queue.popleft():
                 total = self._sums[parts[0].dtype][: parts[0].numel()]
                 torch.add(parts[0], parts[1], out=total)
                 for part in parts[2:]:
                     total.add_(part)
                 total.mul_(1.0 / len(parts))
-                for part in parts:
+                for rank, part in enumerate(parts):
                     part.copy_(total)
-                for memory in piece.others:
-                    # The others keep it; here it would count as memory of this process, too.
-                    memory.madvise(mmap.MADV_DONTNEED, block.offset, block.num_bytes)
+                    if rank != self.rank:
+                        _let_go(part)
             mine[_REDUCED] += 1
 
     def _refuse_to_wait(self, number: int, timed_out: bool) -> None:
@@ -140,23 +138,6 @@ class MissingRanks(RuntimeError):
 
 
 @dataclass
-class _Block:
-    """A stretch of a tensor, on each rank, and where it is in the memory of each."""
-
-    of_ranks: list[Tensor]
-    offset: int
-    num_bytes: int
-
-
-@dataclass
-class _Piece:
-    """What this rank computes of a tensor, and the memory of the other ranks that it needs for that."""
-
-    blocks: list[_Block]
-    others: list[mmap.mmap]
-
-
-@dataclass
 class Handed:
     """A tensor that was handed in, by its number."""
 
@@ -167,7 +148,7 @@ class Handed:
         self.memory.wait_for(self.number)
 
 
-def _map_for_all(num_bytes: int, group: dist.ProcessGroup) -> tuple[list[mmap.mmap], list[int]] | None:
+def _map_for_all(num_bytes: int, group: dist.ProcessGroup) -> tuple[list[Tensor], list[int]] | None:
     """Zeroed memory of each rank, mapped by all, and the process ids; None, on all ranks, if that is impossible.
 
     A collective.  Whether a rank is on this host shows by trying: the token is found in its memory, or it is not.
@@ -191,7 +172,7 @@ def _map_for_all(num_bytes: int, group: dist.ProcessGroup) -> tuple[list[mmap.mm
             os.close(fd)
     if not all(results):
         return None
-    mapped[dist.get_rank(group)][: len(token)] = bytes(len(token))
+    mapped[dist.get_rank(group)][: len(token)] = 0
     return mapped, [offer[0] for offer in offers if offer]
 
 
@@ -209,22 +190,25 @@ def _new_memory(num_bytes: int) -> int | None:
     return fd
 
 
-def _map_all(offers: list[tuple[int, int, bytes, str]], num_bytes: int) -> list[mmap.mmap]:
+def _map_all(offers: list[tuple[int, int, bytes, str]], num_bytes: int) -> list[Tensor]:
+    """The memory of each rank as bytes; fewer if one cannot be had."""
     mapped = []
-    for pid, its_fd, token, network in offers:
+    for pid, fd, token, network in offers:
+        memory = Path(f"/proc/{pid}/fd/{fd}")
         try:
-            fd = os.open(f"/proc/{pid}/fd/{its_fd}", os.O_RDWR)
-        except OSError:
-            return []
-        try:
-            if network != offers[0][3] or os.fstat(fd).st_size != num_bytes or os.pread(fd, len(token), 0) != token:
-                return []
-            mapped.append(mmap.mmap(fd, num_bytes))
-        except OSError:
-            return []
-        finally:
-            os.close(fd)
+            with memory.open("rb") as file:
+                if network != offers[0][3] or file.read(len(token)) != token:
+                    break
+            mapped.append(torch.from_file(str(memory), shared=True, size=num_bytes, dtype=torch.uint8))
+        except (OSError, RuntimeError):
+            break
     return mapped
+
+
+def _let_go(part: Tensor) -> None:
+    """Unmap pages of another rank until they are needed again; without that they count as memory of this process."""
+    start = part.data_ptr()
+    _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(part.numel() * part.element_size()), mmap.MADV_DONTNEED)
 
 
 def _is_alive(pid: int) -> bool:

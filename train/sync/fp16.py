@@ -14,6 +14,8 @@ from train.sync.all_reduce import all_reduce_mean, prescale_of_backend
 
 # The largest mean is scaled to this; the largest float16 is 65504, so single ranks and sums may be 64 times as large.
 _TARGET = 1024.0
+# A scale must be a float32 itself.
+_LARGEST_EXPONENT = 120
 
 
 class Fp16(Sync):
@@ -22,7 +24,7 @@ class Fp16(Sync):
     The scale of a bucket is a power of two that follows the largest mean of the step before, which all ranks hold.  If
     a sum leaves the range all the same, or in the first step, the bucket travels in float32.  So no finite gradient
     becomes infinite; infinities of the loss scaler arrive.  Relative error of a mean: 2**-11 for the rounding before
-    the sum and for each addition in it; gradients below 2**-34 of the largest are lost.
+    the sum and for each addition in it; gradients below 2**-34 of the largest mean of the step before are lost.
 
     On CUDA it waits for the device once a bucket.
     """
@@ -55,7 +57,7 @@ class Fp16(Sync):
             gradients.mul_(1.0 / scale)
         # Without a finite largest one, or with none but zeros, the next step finds its scale anew.
         if 0.0 < largest < math.inf:
-            self._scales[bucket] = 2.0 ** (math.log2(_TARGET) - math.ceil(math.log2(largest)))
+            self._scales[bucket] = 2.0 ** min(math.log2(_TARGET) - math.ceil(math.log2(largest)), _LARGEST_EXPONENT)
         else:
             self._scales.pop(bucket, None)
 

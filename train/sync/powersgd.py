@@ -40,17 +40,18 @@ class PowerSGD(Sync):
     def reduce(self, bucket: Bucket) -> Iterator[Waitable]:
         state = self._states.setdefault(bucket, _State())
         state.steps += 1
-        if state.steps <= self.full_steps or not bucket.flat.is_floating_point():
+        # Narrower types are too coarse to make columns orthogonal in.
+        if state.steps <= self.full_steps or bucket.flat.dtype not in (torch.float32, torch.float64):
             yield all_reduce_mean(bucket.flat, self.group)
             return
-        if not state.matrices:
-            state.matrices = [
-                _Matrix(view, self.matrix_rank, seed=slot)
-                for slot, view in enumerate(bucket.views)
-                if _pays(view, self.matrix_rank)
-            ]
-        matrices = state.matrices
-        in_full = [view for view in [*bucket.views, bucket.used] if all(view is not matrix.view for matrix in matrices)]
+        if not state.in_full:
+            state.in_full = [bucket.used]
+            for slot, view in enumerate(bucket.views):
+                if _pays(view, self.matrix_rank):
+                    state.matrices.append(_Matrix(view, self.matrix_rank, seed=slot))
+                else:
+                    state.in_full.append(view)
+        matrices, in_full = state.matrices, state.in_full
 
         # The two factors in turn: left = M right, orthonormal; right = Mᵀ left.  Both are means over the ranks.
         lefts = [matrix.add_gradient() @ matrix.right for matrix in matrices]
@@ -76,6 +77,7 @@ class _State:
 
     steps: int = 0
     matrices: list[_Matrix] = field(default_factory=list)
+    in_full: list[Tensor] = field(default_factory=list)
 
 
 class _Matrix:
@@ -86,8 +88,8 @@ class _Matrix:
         self.error = torch.zeros(view.size(0), view.numel() // view.size(0), dtype=view.dtype, device=view.device)
         # The same on all ranks, without touching the user's random numbers.
         generator = torch.Generator().manual_seed(seed)
-        right = torch.randn(self.error.size(1), _rank(view, rank), generator=generator)
-        self.right = right.to(view)
+        self.start = torch.randn(self.error.size(1), _rank(view, rank), generator=generator).to(view)
+        self.right = self.start.clone()
 
     def add_gradient(self) -> Tensor:
         """This rank's gradient, and what was left out before: it is in `error` until `approximate`."""
@@ -98,6 +100,10 @@ class _Matrix:
         approximation = left @ self.right.t()
         self.error.sub_(approximation, alpha=prescale)
         self.view.copy_(approximation.view(self.view.shape))
+        # After a gradient of zeros, or one that was not finite, nothing would ever be found again.
+        self.error.nan_to_num_(0.0, 0.0, 0.0)
+        lengths = self.right.norm(dim=0)
+        self.right = torch.where(lengths.isfinite() & (lengths > 0), self.right, self.start)
 
 
 def _rank(view: Tensor, rank: int) -> int:
