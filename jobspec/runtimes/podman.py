@@ -17,16 +17,17 @@ def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
 
 
 def words(plan: Plan, passed: Sequence[str]) -> list[str]:
-    # keep-id: files on the mounts belong to who submitted the job.  SELinux would refuse the mounts, and giving
-    # them new labels would lock out other jobs.
-    flags = ["--userns=keep-id", "--security-opt=label=disable"]
-    return [*_oci.flags(plan, passed), *flags, *_oci.image(plan)]
+    # SELinux would refuse the mounts, and giving them new labels would lock out other jobs.
+    return [*_oci.flags(plan, passed), "--security-opt=label=disable", *_oci.image(plan)]
 
 
 def start(plan: Plan, passed: Sequence[str]) -> list[str]:
+    # Files on the mounts belong to who submitted the job; for root they do so anyway, and podman refuses the flag.
+    keep_id = 'if [ "$(id -u)" != 0 ]; then set -- --userns=keep-id "$@"; fi'
     if plan.job.device == "cpu":
-        return ['exec podman run "$@"']
+        return [keep_id, 'exec podman run "$@"']
     return [
+        keep_id,
         "gpus=${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:?}}",
         'for gpu in $(echo "$gpus" | tr , " "); do set -- "--device=nvidia.com/gpu=$gpu" "$@"; done',
         'exec podman run "$@"',

@@ -71,6 +71,7 @@ srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-
 task='
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID
 export WORLD_SIZE=8 LOCAL_WORLD_SIZE=4
+if [ "$(id -u)" != 0 ]; then set -- --userns=keep-id "$@"; fi
 gpus=${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:?}}
 for gpu in $(echo "$gpus" | tr , " "); do set -- "--device=nvidia.com/gpu=$gpu" "$@"; done
 exec podman run "$@"
@@ -88,8 +89,7 @@ srun \
   --mount=type=bind,source=/shared/checkpoints/podman,target=/checkpoints --env=MASTER_ADDR \
   --env=MASTER_PORT --env=RANK --env=LOCAL_RANK --env=NODE_RANK --env=WORLD_SIZE \
   --env=LOCAL_WORLD_SIZE --env=SLURM_JOB_ID --env=SLURM_NODEID --env=SLURM_PROCID \
-  --env=SLURM_LOCALID --userns=keep-id --security-opt=label=disable --entrypoint= \
-  registry.example/team/train:1.0 \
+  --env=SLURM_LOCALID --security-opt=label=disable --entrypoint= registry.example/team/train:1.0 \
   env OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
   python3 -m train --device=cuda --model=resnet18 --dataset=fashion_mnist --data-root=/data \
   --epochs=10 --batch-size=256 --optimizer=sgd --lr=0.05 --momentum=0.9 \

@@ -210,7 +210,7 @@ MOUNTS = "mounts: [{source: /d a, path: /data, read_only: true}, {source: /c, pa
     ("runtime", "words"),
     [
         ("docker", ["--mount=type=bind,source=/d a,target=/data,readonly", "--mount=type=bind,source=/c,target=/c"]),
-        ("podman", ["--mount=type=bind,source=/d a,target=/data,readonly", "--userns=keep-id"]),
+        ("podman", ["--mount=type=bind,source=/d a,target=/data,readonly", "--security-opt=label=disable"]),
         ("apptainer", ["--bind=/d a:/data:ro", "--bind=/c:/c", "docker://registry.example/team/train:1.0"]),
     ],
 )

@@ -109,7 +109,7 @@ class Cluster:
         silent_s: after how long without an answer a node counts as down.
     """
 
-    def __init__(self, folder: Path, nodes: Sequence[str], silent_s: int = 120) -> None:
+    def __init__(self, folder: Path, nodes: Sequence[str], silent_s: int = 60) -> None:
         self.folder = folder
         self.names = list(nodes)
         self.silent_s = silent_s
@@ -198,7 +198,7 @@ class Cluster:
         text = self.command("scontrol", "show", "job", number, "--oneliner")
         return Job(number, dict(re.findall(r"(\w+)=(\S*)", text.splitlines()[0])))
 
-    def wait_for_state(self, number: str, *states: str, timeout_s: float = 300.0) -> Job:
+    def wait_for_state(self, number: str, *states: str, timeout_s: float = 600.0) -> Job:
         """Wait until a job is in one of the states.  RuntimeError with all logs if it is not in time."""
         deadline = time.monotonic() + timeout_s
         while (job := self.job(number)).state not in states:
@@ -207,12 +207,12 @@ class Cluster:
             time.sleep(0.3)
         return job
 
-    def wait_for_end(self, number: str, timeout_s: float = 400.0) -> Job:
+    def wait_for_end(self, number: str, timeout_s: float = 900.0) -> Job:
         """Wait until a job is over and Slurm has cleared away after it."""
         ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
         return self.wait_for_state(number, *ends, timeout_s=timeout_s)
 
-    def wait_for_line(self, pattern: str, text: str, timeout_s: float = 300.0) -> None:
+    def wait_for_line(self, pattern: str, text: str, timeout_s: float = 600.0) -> None:
         """Wait until a log whose name fits the pattern has the text in it."""
         deadline = time.monotonic() + timeout_s
         while not any(text in log.read_text() for log in self.folder.glob(pattern)):

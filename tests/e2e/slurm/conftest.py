@@ -14,7 +14,7 @@ NODES = ["n2", "n10", "n11"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: waits for Slurm's own times, a minute or more; not in `QUICK=1`")
+    config.addinivalue_line("markers", "slow: not in `make e2e-slurm QUICK=1`")
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from tests.e2e.slurm.cluster import Cluster
 from tests.ranks import train_on_ranks
 from train.config import to_argv
 
-_TIMEOUT_S = 500.0
+_TIMEOUT_S = 900.0
 
 
 def script(cluster: Cluster, spec: str, *settings: str) -> str:
@@ -30,12 +32,13 @@ def end_record(run_dir: Path) -> dict[str, Any]:
 
 def run_with_torchrun(spec: Path, nodes: int, run_dir: Path) -> dict[str, Any]:
     """Run the same spec with the script for torchrun, once for each node, all on this machine."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     artifact = render("torchrun", str(spec), [f"train.run_dir={run_dir}"])
     started = [
         subprocess.Popen(
             ["bash", "-c", artifact],
             cwd=ROOT,
-            env=environment(NODE_RANK=str(node), MASTER_ADDR="127.0.0.1"),
+            env=environment(NODE_RANK=str(node), MASTER_ADDR="127.0.0.1", PATH=path),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -12,7 +12,7 @@ from tests.cli import records
 from tests.e2e.slurm.cluster import Cluster, Job
 from tests.e2e.slurm.specs import end_record, run_on_ranks, script
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(2400)
 
 # Two processes on two nodes, on the CPU, for long enough to be caught in the middle.
 _STEPS = 160
@@ -60,7 +60,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def _ended_as_undisturbed(cluster: Cluster, number: str, run_dir: Path, undisturbed: dict[str, Any]) -> Job:
-    job = cluster.wait_for_end(number, timeout_s=900)
+    job = cluster.wait_for_end(number)
     assert job.state == "COMPLETED", cluster.logs()
     assert end_record(run_dir) == undisturbed
     assert all(start["world"]["world_size"] == 2 for start in records(run_dir, "start")), "a world of its own"
@@ -71,10 +71,17 @@ def _no_step_twice(run_dir: Path) -> bool:
     return [record["step"] for record in records(run_dir, "step")] == [*range(1, _STEPS + 1)]
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
-@pytest.mark.parametrize("to", ["--batch", "--quiet"], ids=["to-the-script", "to-the-processes"])
+@pytest.mark.parametrize(
+    ("launcher", "to"),
+    [
+        pytest.param("torchrun", "--batch", id="torchrun, to the script"),
+        pytest.param("srun", "--quiet", id="srun, to the processes", marks=pytest.mark.slow),
+        pytest.param("torchrun", "--quiet", id="torchrun, to the processes", marks=pytest.mark.slow),
+        pytest.param("srun", "--batch", id="srun, to the script", marks=pytest.mark.slow),
+    ],
+)
 def test_scancel_usr1_saves_requeues_and_resumes_at_the_same_step(
-    to: str, launcher: str, start: Start, nodes: Cluster, undisturbed: dict[str, Any], tmp_path: Path
+    launcher: str, to: str, start: Start, nodes: Cluster, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
     number = start(settings=(f"slurm.launcher={launcher}",))
     nodes.command("scancel", "--signal=USR1", to, number)
@@ -86,6 +93,7 @@ def test_scancel_usr1_saves_requeues_and_resumes_at_the_same_step(
     assert "resume: " in (nodes.folder / f"fault-{number}-r1.log").read_text()
 
 
+@pytest.mark.slow
 def test_usr1_without_preemption_in_the_spec_saves_and_ends_the_job(
     start: Start, nodes: Cluster, tmp_path: Path
 ) -> None:
@@ -96,6 +104,7 @@ def test_usr1_without_preemption_in_the_spec_saves_and_ends_the_job(
     assert records(tmp_path, "stop")[-1]["saved"]
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_does_not_come_back(start: Start, nodes: Cluster) -> None:
     number = start()
     nodes.command("scancel", number)
@@ -149,13 +158,13 @@ def test_scontrol_requeue_goes_on_from_the_last_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_node_that_is_set_down_sends_the_job_to_other_nodes_where_it_goes_on(
+def test_a_node_that_is_set_down_sends_the_job_back_into_the_queue_and_it_goes_on(
     start: Start, nodes: Cluster, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
     number = start()
     nodes.command("scontrol", "update", "NodeName=n10", "State=DOWN", "Reason=test")
-    job = _ended_as_undisturbed(nodes, number, tmp_path, undisturbed)
-    assert (job.restarts, job.fields["NodeList"]) == (1, "n[2,11]")
+    assert _ended_as_undisturbed(nodes, number, tmp_path, undisturbed).restarts == 1
+    assert "Node failure on n10" in (nodes.folder / f"fault-{number}.log").read_text()
 
 
 @pytest.mark.slow
@@ -165,7 +174,7 @@ def test_a_node_that_loses_power_ends_the_job_or_sends_it_to_other_nodes_and_nev
 ) -> None:
     number = start()
     nodes.power_off(node)
-    job = nodes.wait_for_end(number, timeout_s=900)
+    job = nodes.wait_for_end(number)
     said = "".join(log.read_text() for log in nodes.folder.glob(f"fault-{number}*.log"))
     if job.state == "COMPLETED":
         assert end_record(tmp_path) == undisturbed
@@ -187,6 +196,7 @@ def test_a_slurmd_that_dies_does_not_disturb_the_job(
     assert _no_step_twice(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_ends_the_job_with_the_reason_in_the_log(start: Start, nodes: Cluster) -> None:
     number = start()
     nodes.machines["n10"].run("pkill", "-KILL", "-f", "train --device=cpu --model=mnist_cnn")

@@ -15,7 +15,7 @@ import pytest
 from tests.cli import ROOT
 from tests.e2e.slurm.cluster import missing
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 _USE = """
 import json, os, sys

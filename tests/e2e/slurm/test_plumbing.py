@@ -15,7 +15,7 @@ from jobspec.plan import PORTS
 from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.specs import script
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(2400)
 
 _WRITE_ENVIRONMENT = """
 import json, os, pathlib, socket

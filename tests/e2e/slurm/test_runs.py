@@ -11,7 +11,7 @@ from tests.cli import ROOT, records
 from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.specs import end_record, run_with_torchrun, script
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(2400)
 
 _FASHION = """
 name: fashion
@@ -35,7 +35,7 @@ name: array
 nodes: 1
 procs_per_node: 1
 device: cpu
-command: [-m, jobs.scripts.array, '--lr={rates}', '--run-dir={folder}', --model=mlp, --max-steps=20]
+command: [-m, jobs.scripts.array_task, '--lr={rates}', '--run-dir={folder}', --model=mlp, --max-steps=20]
 time_limit: 20m
 slurm: {{array: 0-3}}
 """
@@ -49,7 +49,7 @@ def local_hash(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(run_with_torchrun(folder / "job.yaml", 2, folder / "run")["weights_sha256"])
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("srun", marks=pytest.mark.slow)])
 def test_two_nodes_of_two_processes_end_with_the_weights_of_a_run_without_slurm(
     launcher: str, cluster: Cluster, dataset: str, local_hash: str, tmp_path: Path
 ) -> None:
@@ -63,6 +63,7 @@ def test_two_nodes_of_two_processes_end_with_the_weights_of_a_run_without_slurm(
     assert end_record(tmp_path)["weights_sha256"] == local_hash
 
 
+@pytest.mark.slow
 def test_an_array_of_four_is_four_jobs_with_a_run_of_its_own_each(cluster: Cluster, tmp_path: Path) -> None:
     rates = ["0.03", "0.01", "0.003", "0.001"]
     spec = _ARRAY.format(rates=",".join(rates), folder=tmp_path)
@@ -76,7 +77,7 @@ def test_an_array_of_four_is_four_jobs_with_a_run_of_its_own_each(cluster: Clust
         assert len(records(tmp_path / str(task), "end")) == 1
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "srun"])
 def test_a_script_that_knows_nothing_of_us_runs_unchanged(launcher: str, cluster: Cluster) -> None:
     spec = _OWN.format(script=ROOT / "jobs" / "scripts" / "own.py")
     job = cluster.wait_for_end(cluster.submit(script(cluster, spec, f"slurm.launcher={launcher}")))
@@ -85,6 +86,7 @@ def test_a_script_that_knows_nothing_of_us_runs_unchanged(launcher: str, cluster
     assert re.search(r"step 10: loss 0\.\d+ on rank 0 of 4", log), log
 
 
+@pytest.mark.slow
 def test_two_jobs_on_the_same_nodes_at_the_same_time_do_not_meet(cluster: Cluster) -> None:
     spec = _OWN.format(script=ROOT / "jobs" / "scripts" / "own.py")
     rendered = script(cluster, spec.replace('"20"', '"2000"'))
@@ -98,6 +100,7 @@ def test_two_jobs_on_the_same_nodes_at_the_same_time_do_not_meet(cluster: Cluste
         assert said.count("step 0: ") == 1 and "rank 0 of 4" in said
 
 
+@pytest.mark.slow
 def test_a_job_that_was_submitted_from_inside_a_job_has_its_own_nodes_and_ranks(cluster: Cluster) -> None:
     (cluster.folder / "inner.sh").write_text(script(cluster, _OWN.format(script=ROOT / "jobs/scripts/own.py")))
     outer = (
