@@ -7,7 +7,7 @@ READY := .venv/.ready
 # What runs inside a job finds python and torchrun of the virtual environment first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint render fuzz bench e2e-k8s e2e-slurm clean
+.PHONY: demo test lint render fuzz bench e2e-docker e2e-k8s e2e-slurm clean
 
 # Two processes on this machine's CPU.  With DATA_ROOT=folder the same job trains on FashionMNIST from there.
 DEMO_SET := $(if $(DATA_ROOT),--set train.dataset=fashion_mnist --set train.data_root=$(abspath $(DATA_ROOT)))
@@ -37,6 +37,10 @@ e2e-slurm: $(READY)
 	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge; } >/dev/null \
 	  || echo "Slurm could not be installed: its tests skip" >&2
 	$(BIN)/python -m pytest tests/e2e/slurm -rs $(if $(QUICK),-m "not slow")
+
+# The image and the compose files, on the engine that `docker` reaches or one of their own; BASE_IMAGE names a base.
+e2e-docker: $(READY)
+	$(BIN)/python -m pytest tests/e2e/docker --timeout=900 -rs -p no:cacheprovider
 
 # On kubectl's cluster, or on a real API server with the operators, built once from Go modules (20 minutes, 2 GB).
 e2e-k8s: $(READY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -109,20 +110,32 @@ class Compose:
         )
 
     def up(self) -> str:
-        """Run the job as its file's head says, to a good end; what it printed."""
-        done = self.run("up", "--abort-on-container-exit", "--no-color")
-        assert done.returncode == 0 and "exited with code 0" in done.stdout, done.stdout
+        """Run the job as its file's head says, to a good end of every node; what it printed."""
+        done = self.run(*self._up())
+        ends = {self.docker.inspect(container)["State"]["ExitCode"] for container in self.containers()}
+        assert (done.returncode, ends) == (0, {0}), done.stdout
         return done.stdout
 
     def start(self) -> subprocess.Popen[str]:
         """The same without waiting for the end."""
         return subprocess.Popen(
-            self.words("up", "--abort-on-container-exit", "--no-color"),
+            self.words(*self._up()),
             env=self.docker.environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+    def _up(self) -> list[str]:
+        (command,) = re.findall(
+            r"^# Start it with `docker compose -f FILE (up.*?)`", self.file.read_text(), re.MULTILINE
+        )
+        return [*command.split(), "--no-color"]
+
+    def containers(self) -> list[str]:
+        """The identifiers of all containers, also of those that have ended."""
+        label = f"label=com.docker.compose.project={self.project}"
+        return self.docker("ps", "--all", "--quiet", f"--filter={label}").split()
 
     def container(self, service: str) -> str:
         """The identifier of a service's container, also when it has ended."""

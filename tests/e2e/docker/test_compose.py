@@ -1,0 +1,223 @@
+"""Compose files with the real compose: nodes are containers, and find each other by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jobspec import targets
+from jobspec.artifact import load, render
+from tests.cli import environment
+from tests.e2e import foreign
+from tests.e2e.docker.client import ROOT, Compose, Docker
+
+EXAMPLES = sorted((ROOT / "docker").glob("*.compose.yaml"))
+GPU_EXAMPLES = {"fashion-mnist.compose.yaml"}
+# So small that it is over in seconds, and so long that there is a middle.
+TRAIN = {
+    "model": "mnist_cnn",
+    "dataset": "synthetic",
+    "batch_size": 64,
+    "optimizer": "adam",
+    "lr": 1e-3,
+    "log_every": 10,
+}
+SAVING = {"checkpoint_dir": "/runs", "checkpoint_every": 20, "resume": "auto", "run_dir": "/runs"}
+RUNS = {"claim": "runs", "path": "/runs"}
+SEEN = """
+import json, os, pathlib
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor(2 ** dist.get_rank())
+dist.all_reduce(total)
+seen = {"total": total.item(), "host": os.uname().nodename, "env": dict(os.environ)}
+pathlib.Path("/runs", str(dist.get_rank())).write_text(json.dumps(seen))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def project(docker: Docker, compose_command: tuple[str, ...], image: str, tmp_path: Path) -> Project:
+    return Project(docker, compose_command, image, tmp_path)
+
+
+class Project:
+    """Jobs on two nodes with two processes each, rendered for compose."""
+
+    def __init__(self, docker: Docker, command: tuple[str, ...], image: str, folder: Path) -> None:
+        self.docker, self.command, self.image, self.folder = docker, command, image, folder
+        self.spec = folder / "job.yaml"
+        self.name = f"e2e-{abs(hash(str(folder))) % 10**8}"
+
+    def write(self, **keys: Any) -> None:
+        """The job spec."""
+        common = {"name": "job", "nodes": 2, "procs_per_node": 2, "device": "cpu", "image": self.image}
+        self.spec.write_text(yaml.safe_dump({**common, **keys}))
+
+    def compose(self, file: Path | None = None) -> Compose:
+        """The compose file of the spec, or another one."""
+        if file is None:
+            file = self.folder / "job.compose.yaml"
+            file.write_text(render("compose", str(self.spec)))
+        return Compose(self.docker, self.command, file, self.name)
+
+    def records(self, event: str) -> list[dict[str, Any]]:
+        """The records of one kind in metrics.jsonl of the volume `runs`."""
+        text = self.docker.read(f"{self.name}_runs", self.image, "metrics.jsonl")
+        return [record for record in map(json.loads, text.splitlines()) if record["event"] == event]
+
+    def run_without_containers(self, run_dir: Path) -> list[dict[str, Any]]:
+        """The same spec by the script for torchrun, once for each node, all on this machine: its records."""
+        artifact = render("torchrun", str(self.spec), [f"train.run_dir={run_dir}"])
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environs = [environment(NODE_RANK=str(node), MASTER_ADDR="127.0.0.1", PATH=path) for node in range(2)]
+        nodes = [subprocess.Popen(["bash", "-c", artifact], cwd=ROOT, env=environ) for environ in environs]
+        assert [node.wait(timeout=500) for node in nodes] == [0, 0]
+        return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_until(process: subprocess.Popen[str], words: str, said: list[str], timeout_s: float = 180.0) -> None:
+    """Read what a process prints, up to a line with these words."""
+    assert process.stdout is not None
+    patience = threading.Timer(timeout_s, process.kill)
+    patience.start()
+    try:
+        for line in process.stdout:
+            said.append(line)
+            if words in line:
+                return
+    finally:
+        patience.cancel()
+    raise AssertionError(f"no {words!r} in {timeout_s:g} s:\n{''.join(said)}")
+
+
+@pytest.fixture(scope="session")
+def dataset(request: pytest.FixtureRequest) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Keys of `train:` and mounts that choose FashionMNIST, or synthetic images where its files are not there."""
+    try:
+        root: Path = request.getfixturevalue("data_root")
+    except pytest.skip.Exception as absent:
+        print(f"synthetic images in place of FashionMNIST: {absent}")
+        return {}, []
+    # At the same path here and there, since both run the same spec.
+    return {"dataset": "fashion_mnist", "data_root": str(root)}, [
+        {"source": str(root), "path": str(root), "read_only": True}
+    ]
+
+
+def test_two_nodes_of_two_processes_end_with_the_weights_of_the_same_run_without_containers(
+    project: Project, tmp_path: Path, dataset: tuple[dict[str, str], list[dict[str, Any]]]
+) -> None:
+    keys, mounts = dataset
+    train = {**TRAIN, **keys, "max_steps": 60, "run_dir": "/runs"}
+    project.write(train=train, mounts=[RUNS, *mounts])
+    with project.compose() as compose:
+        compose.up()
+        (start,), (end,) = project.records("start"), project.records("end")
+        steps = [record["loss"] for record in project.records("step")]
+    here = project.run_without_containers(tmp_path / "runs")
+    assert start["world"]["world_size"] == here[0]["world"]["world_size"] == 4
+    assert [line.partition(")")[0].partition("(")[2] for line in start["world"]["ranks"]] == ["job-0"] * 2 + [
+        "job-1"
+    ] * 2
+    assert steps == pytest.approx([record["loss"] for record in here if record["event"] == "step"], abs=1e-4)
+    if start["versions"]["torch"] == here[0]["versions"]["torch"]:  # else a BASE_IMAGE brought another one
+        assert end["weights_sha256"] == here[-1]["weights_sha256"]
+
+
+@pytest.mark.parametrize("nodes", [2, {"min": 1, "max": 2}], ids=["static", "elastic"])
+def test_every_process_sees_what_explain_says(project: Project, tmp_path: Path, nodes: Any) -> None:
+    (tmp_path / "seen.py").write_text(SEEN)
+    mounts = [RUNS, {"source": str(tmp_path / "seen.py"), "path": "/app/seen.py", "read_only": True}]
+    project.write(nodes=nodes, command=["seen.py"], mounts=mounts, env={"NOTE": "$HOME 'x'"})
+    target = targets.load("compose")
+    plan = load(target, str(project.spec))
+    with project.compose() as compose:
+        compose.up()
+        found = [json.loads(project.docker.read(compose.volume("runs"), project.image, str(rank))) for rank in range(4)]
+    for rank, seen in zip(plan.ranks(), found, strict=True):
+        assert (seen["total"], seen["host"]) == (15, f"job-{rank.node}")
+        told = {setting.name: setting.value for setting in target.settings(plan, rank)}
+        known = {name: value for name, value in told.items() if not value.startswith("<")}
+        assert {name: seen["env"][name] for name in known} == known
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_killed_node_is_started_again_and_the_job_resumes(project: Project, node: int) -> None:
+    project.write(train={**TRAIN, **SAVING, "max_steps": 100}, mounts=[RUNS], max_restarts=3)
+    said: list[str] = []
+    with project.compose() as compose:
+        running = compose.start()
+        read_until(running, "step 40/", said)
+        project.docker.kill(compose.container(f"job-{node}"), project.image)
+        read_until(running, "resume: /runs/step-", said)
+        read_until(running, "exited with code 0", said)
+        said.append(running.communicate(timeout=60)[0])
+        assert project.docker.inspect(compose.container(f"job-{node}"))["RestartCount"] >= 1
+        (end,), starts = project.records("end"), project.records("start")
+    assert [start["world"]["world_size"] for start in starts] == [4, 4]
+    assert end["step"] == 100
+
+
+def test_stop_saves_within_two_seconds_and_the_next_up_ends_like_a_run_that_was_not_stopped(project: Project) -> None:
+    train = {**TRAIN, **SAVING, "max_steps": 100}
+    project.write(train=train, mounts=[RUNS], preemption={"grace": "60s"})
+    said: list[str] = []
+    with project.compose() as compose:
+        running = compose.start()
+        read_until(running, "step 40/", said)
+        asked = time.monotonic()
+        stopped = compose.run("stop")
+        stop_s = time.monotonic() - asked
+        assert stopped.returncode == 0, stopped.stdout
+        read_until(running, "stopped by a signal", said)
+        running.communicate(timeout=60)
+        (stop,) = project.records("stop")
+        # A clean end of both nodes: torchrun's code for a stop, not that of a process that was killed (137).
+        ends = [project.docker.inspect(compose.container(f"job-{node}"))["State"]["ExitCode"] for node in range(2)]
+        compose.up()
+        (resumed,) = project.records("end")
+    print(f"compose stop took {stop_s:.2f} s")
+    assert (stop["saved"], ends) == (True, [1, 1])
+    project.write(train={**train, "run_dir": "/runs"}, mounts=[RUNS])
+    with project.compose() as compose:
+        compose.up()
+        (whole,) = project.records("end")
+    assert resumed["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_script_that_nobody_here_wrote_runs_unchanged(project: Project, data_root: Path) -> None:
+    found = foreign.find()
+    if found is None:
+        pytest.skip(f"the training operator's example is not here: {foreign.fetch() or 'fetched now'}")
+    mounts = [
+        RUNS,
+        {"source": str(found.script), "path": "/app/mnist.py", "read_only": True},
+        {"source": str(found.packages), "path": "/packages", "read_only": True},
+        {"source": str(data_root), "path": "/data", "read_only": True},
+    ]
+    command = ["mnist.py", "--epochs=1", "--dir=/runs/logs"]
+    project.write(command=command, env={"PYTHONPATH": "/packages"}, mounts=mounts)
+    with project.compose() as compose:
+        said = compose.up()
+    assert {f"World Size: 4. Rank: {rank}" in said for rank in range(4)} == {True}
+    accuracies = [float(line.partition("accuracy=")[2]) for line in said.splitlines() if "accuracy=" in line]
+    assert len(accuracies) == 4
+
+
+@pytest.mark.parametrize(
+    "example", [file for file in EXAMPLES if file.name not in GPU_EXAMPLES], ids=lambda file: file.name
+)
+def test_example_runs_as_it_is(project: Project, example: Path) -> None:
+    with project.compose(example) as compose:
+        compose.up()
