@@ -24,10 +24,12 @@ from train.buckets import assign_buckets
 from train.ddp_checks import explained, refuse_different_graphs, refuse_different_modules, refuse_what_has_no_mean
 from train.errors import UserError
 from train.join import Shadow, announce
+from train.memory import give_back_freed_memory
 from train.sync import MakeSync
 from train.sync.all_reduce import AllReduce
 
 _MIB = 2**20
+_GIVEN_BACK_BYTES = 4 * _MIB
 
 
 class CustomDDP(nn.Module, Joinable):
@@ -226,8 +228,14 @@ class CustomDDP(nn.Module, Joinable):
             for bucket, indices in zip(self._buckets, lists, strict=True)
             for slot, index in enumerate(indices)
         }
+        moved_bytes = 0
         for index in arrivals:
             self.gradient_ready(index)
+            moved_bytes += self._params[index].numel() * self._params[index].element_size()
+            if moved_bytes > _GIVEN_BACK_BYTES:
+                # Otherwise the heap would hold this first copy of the gradients beside the buckets: a peak for ever.
+                give_back_freed_memory()
+                moved_bytes = 0
 
     def shadow(self, source: int) -> None:
         """Take part in the collectives of a step of other ranks, without gradients; buffers are those of `source`."""
