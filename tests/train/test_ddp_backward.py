@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from tests.ranks import run_ranks
 from tests.train.ddp_cases import Branches, plain
+from train.bucket import Bucket
 from train.ddp import CustomDDP
+from train.sync import MakeSync
 from train.sync.all_reduce import AllReduce
 from train.sync.powersgd import PowerSGD
 from train.world import World
 
-SYNCS = {"shared memory": AllReduce, "network": partial(AllReduce, shared_memory=False)}
+SYNCS: dict[str, MakeSync] = {"shared memory": AllReduce, "network": partial(AllReduce, shared_memory=False)}
 syncs = pytest.mark.parametrize("sync", SYNCS)
 
 
@@ -105,9 +107,13 @@ def _events(world: World) -> list[str]:
     wrapped = CustomDDP(model, bucket_mib=0.00027, first_bucket_mib=0.0001)
     wrapped(torch.ones(2, 8)).sum().backward()
     events: list[str] = []
-    for number, bucket in enumerate(wrapped._buckets):
-        start = bucket.start
-        bucket.start = lambda start=start, number=number: (events.append(f"bucket {number}"), start())[1]  # type: ignore[method-assign,misc]
+    start = Bucket.start
+
+    def start_and_tell(bucket: Bucket) -> None:
+        events.append(f"bucket {wrapped._buckets.index(bucket)}")
+        start(bucket)
+
+    pytest.MonkeyPatch().setattr(Bucket, "start", start_and_tell)
     for name, param in model.named_parameters():
         param.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
     wrapped(torch.ones(2, 8)).sum().backward()
@@ -230,6 +236,7 @@ def _own_group(world: World) -> Tensor | None:
     group = dist.new_group([1, 2])
     if world.rank == 0:
         return None
+    assert isinstance(group, dist.ProcessGroup)
     torch.manual_seed(world.rank)
     model = nn.Linear(2, 1, bias=False)
     wrapped = CustomDDP(model, process_group=group)
@@ -272,7 +279,7 @@ def _copies(world: World) -> list[bool]:
         assert isinstance(each.sync, PowerSGD) and each.sync.matrix_rank == 2
         assert not each.training
         each(torch.full((1, 8), 1.0 + world.rank)).sum().backward()
-        grads.append([param.grad for param in each.parameters()])
+        grads.append([param.grad for param in each.parameters() if param.grad is not None])
     return [all(torch.equal(a, b) for a, b in zip(grads[0], other, strict=True)) for other in grads[1:]]
 
 

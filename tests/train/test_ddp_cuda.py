@@ -81,6 +81,7 @@ def test_no_gradient_is_read_before_its_reduction(own_stream: bool) -> None:
 
 def _weights(world: World, sync: str, wrapped: bool) -> list[Tensor]:
     group = dist.new_group(backend="nccl")
+    assert isinstance(group, dist.ProcessGroup)
     model = _model()
     called = CustomDDP(model, sync=named(sync), process_group=group, bucket_mib=0.5) if wrapped else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from tests.ranks import run_ranks
 from tests.train.ddp_cases import Branches, plain
 from train.ddp import CustomDDP
+from train.sync import MakeSync
 from train.sync.all_reduce import AllReduce
 from train.world import World
 
-SYNCS = {"shared memory": AllReduce, "network": partial(AllReduce, shared_memory=False)}
+SYNCS: dict[str, MakeSync] = {"shared memory": AllReduce, "network": partial(AllReduce, shared_memory=False)}
 syncs = pytest.mark.parametrize("sync", SYNCS)
 
 
@@ -97,6 +98,7 @@ def test_a_rank_that_ran_a_different_graph_is_named_with_its_parameters_if_that_
 def _missing_rank(world: World, sync: str) -> str:
     model = plain()
     group = dist.new_group(timeout=timedelta(seconds=3))
+    assert isinstance(group, dist.ProcessGroup)
     wrapped = CustomDDP(model, sync=SYNCS[sync], process_group=group, bucket_mib=0.001)
     wrapped(torch.ones(2, 8)).sum().backward()
     message = ""
