@@ -40,7 +40,7 @@ e2e-slurm: $(READY)
 
 # The image and the compose files, on the engine that `docker` reaches or one of their own; BASE_IMAGE names a base.
 e2e-docker: $(READY)
-	$(BIN)/python -m pytest tests/e2e/docker --timeout=900 -rs -p no:cacheprovider
+	$(BIN)/python -m pytest tests/e2e/docker --timeout=900 -rs -p no:cacheprovider $(if $(QUICK),-m "not slow")
 
 # On kubectl's cluster, or on a real API server with the operators, built once from Go modules (20 minutes, 2 GB).
 e2e-k8s: $(READY)

@@ -17,7 +17,8 @@ IMAGE = "registry.example/change-me:1.0"
 BASE = "e2e-docker-base"
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: not in `make e2e-docker QUICK=1`")
     # So that fixtures also end when make or a time limit ends us.
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
 

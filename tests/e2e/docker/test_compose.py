@@ -152,6 +152,7 @@ def test_every_process_sees_what_explain_says(project: Project, tmp_path: Path, 
         assert {name: seen["env"][name] for name in known} == known
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("node", [0, 1])
 def test_killed_node_is_started_again_and_the_job_resumes(project: Project, node: int) -> None:
     project.write(train={**TRAIN, **SAVING, "max_steps": 100}, mounts=[RUNS], max_restarts=3)
@@ -169,6 +170,7 @@ def test_killed_node_is_started_again_and_the_job_resumes(project: Project, node
     assert end["step"] == 100
 
 
+@pytest.mark.slow
 def test_stop_saves_within_two_seconds_and_the_next_up_ends_like_a_run_that_was_not_stopped(project: Project) -> None:
     train = {**TRAIN, **SAVING, "max_steps": 100}
     project.write(train=train, mounts=[RUNS], preemption={"grace": "60s"})
@@ -196,6 +198,7 @@ def test_stop_saves_within_two_seconds_and_the_next_up_ends_like_a_run_that_was_
     assert resumed["weights_sha256"] == whole["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_script_that_nobody_here_wrote_runs_unchanged(project: Project, data_root: Path) -> None:
     found = foreign.find()
     if found is None:
@@ -215,6 +218,7 @@ def test_script_that_nobody_here_wrote_runs_unchanged(project: Project, data_roo
     assert len(accuracies) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "example", [file for file in EXAMPLES if file.name not in GPU_EXAMPLES], ids=lambda file: file.name
 )
