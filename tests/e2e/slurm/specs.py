@@ -30,7 +30,12 @@ def end_record(run_dir: Path) -> dict[str, Any]:
     return end
 
 
-def run_with_torchrun(spec: Path, nodes: int, run_dir: Path) -> dict[str, Any]:
+def losses(run_dir: Path) -> list[float]:
+    """Of each step, and of the last evaluation."""
+    return [*(step["loss"] for step in records(run_dir, "step")), records(run_dir, "epoch")[-1]["val_loss"]]
+
+
+def run_with_torchrun(spec: Path, nodes: int, run_dir: Path) -> None:
     """Run the same spec with the script for torchrun, once for each node, all on this machine."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     artifact = render("torchrun", str(spec), [f"train.run_dir={run_dir}"])
@@ -48,7 +53,6 @@ def run_with_torchrun(spec: Path, nodes: int, run_dir: Path) -> dict[str, Any]:
     for process in started:
         said, _ = process.communicate(timeout=_TIMEOUT_S)
         assert process.returncode == 0, said
-    return end_record(run_dir)
 
 
 def run_on_ranks(world_size: int, train: dict[str, Any], run_dir: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli import ROOT, records
 from tests.e2e.slurm.cluster import Cluster
-from tests.e2e.slurm.specs import end_record, run_with_torchrun, script
+from tests.e2e.slurm.specs import losses, run_with_torchrun, script
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -42,16 +42,17 @@ slurm: {{array: 0-3}}
 
 
 @pytest.fixture(scope="module")
-def local_hash(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of the weights after the same spec was run by torchrun, without Slurm."""
+def local_losses(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Of the same spec, run by torchrun without Slurm."""
     folder = tmp_path_factory.mktemp("local")
     (folder / "job.yaml").write_text(_FASHION.format(dataset=dataset, run_dir="by --set"))
-    return str(run_with_torchrun(folder / "job.yaml", 2, folder / "run")["weights_sha256"])
+    run_with_torchrun(folder / "job.yaml", 2, folder / "run")
+    return losses(folder / "run")
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", pytest.param("srun", marks=pytest.mark.slow)])
-def test_two_nodes_of_two_processes_end_with_the_weights_of_a_run_without_slurm(
-    launcher: str, cluster: Cluster, dataset: str, local_hash: str, tmp_path: Path
+def test_two_nodes_of_two_processes_end_with_the_losses_of_a_run_without_slurm(
+    launcher: str, cluster: Cluster, dataset: str, local_losses: list[float], tmp_path: Path
 ) -> None:
     spec = _FASHION.format(dataset=dataset, run_dir=tmp_path)
     job = cluster.wait_for_end(cluster.submit(script(cluster, spec, f"slurm.launcher={launcher}")))
@@ -60,7 +61,8 @@ def test_two_nodes_of_two_processes_end_with_the_weights_of_a_run_without_slurm(
     assert "rank 2: node 1 (n10), local rank 0" in log
     (start,) = records(tmp_path, "start")
     assert start["world"]["world_size"] == 4
-    assert end_record(tmp_path)["weights_sha256"] == local_hash
+    # Not the same bits: processes of one host add up in another order than those of two.
+    assert losses(tmp_path) == pytest.approx(local_losses, rel=1e-4)
 
 
 @pytest.mark.slow
