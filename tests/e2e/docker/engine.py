@@ -32,7 +32,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 # The kernel ends these processes when we end, also by SIGKILL.
 WITH_US = ["setpriv", "--pdeathsig=KILL", "--"]
 
-# As the first process of its namespaces.  /run holds sockets that the engine puts nowhere else.
+# As the first process of its namespaces.  In /run are the engine's sockets, whose names must be short.
 _SCRIPT = """
 resolver=$(readlink -f /etc/resolv.conf)
 ip link set lo up
@@ -80,8 +80,6 @@ def _process(folder: Path, cgroup: str) -> Iterator[None]:
     options = [
         f"--config-file={folder}/daemon.json",
         f"--data-root={folder}/data",
-        f"--exec-root={folder}/exec",
-        f"--pidfile={folder}/docker.pid",
         f"--host=unix://{folder}/docker.sock",
         f"--cgroup-parent=/{cgroup}",
         "--exec-opt=native.cgroupdriver=cgroupfs",

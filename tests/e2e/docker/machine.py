@@ -7,12 +7,12 @@ from pathlib import Path
 
 _ENGINE = ("dockerd", "containerd", "docker-init", "slirp4netns", "docker-proxy")
 _FOLDERS = (
-    "/run/docker*",
-    "/run/containerd*",
-    "/run/netns/*",
-    "/var/lib/docker*",
-    "/var/lib/containerd*",
-    "/etc/docker*",
+    "run/docker*",
+    "run/containerd*",
+    "run/netns/*",
+    "var/lib/docker*",
+    "var/lib/containerd*",
+    "etc/docker*",
 )
 _SETTINGS = ("net/ipv4/ip_forward", "net/bridge/bridge-nf-call-iptables")
 
