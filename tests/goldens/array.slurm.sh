@@ -15,9 +15,10 @@
 #SBATCH --open-mode=append
 set -euo pipefail
 
-# A script that is submitted from inside another job must not take over how that one was bound, nor the flags that
-# its torchrun reads from PET_ variables.
+# A script that is submitted from inside another job must not take over how that one was bound, nor the GPUs that it
+# asked for, nor the flags that its torchrun reads from PET_ variables.
 unset "${!SLURM_CPU_BIND@}" "${!SLURM_GPU_BIND@}" "${!PET_@}"
+unset "${!SLURM_GPUS@}"
 
 restart=${SLURM_RESTART_COUNT:-0}
 
