@@ -20,49 +20,58 @@ _TIMEOUT_S = 500.0  # of a whole job; the tests have their own, which is shorter
 # srun: one process a task, with Slurm's variables in its own environment only.  The first task that fails ends the
 # others with SIGKILL after --kill-on-bad-exit=1, the first that ends at all does so after --wait seconds.  SIGTERM
 # to srun itself is SIGKILL for the tasks.
-_SRUN = r"""#!/bin/bash
-shopt -s nullglob
-earlier=("$STAND_IN"/srun-*)
-printf '%s\0' "$@" > "$STAND_IN/srun-${#earlier[@]}"
-declare -A flags=() running=()
-while [[ $1 == --* ]]; do
-  name=${1%%=*}
-  flags[${name#--}]=${1#"$name"}
-  shift
-done
-mapfile -t nodes < "$STAND_IN/nodes"
-per_node=${flags[ntasks-per-node]#=} count=${flags[ntasks]#=}
-(( count == per_node * ${#nodes[@]} )) || { echo "$count tasks on ${#nodes[@]} nodes with $per_node" >&2; exit 99; }
+_SRUN = """
+import os, signal, sys
+here, words = os.environ["STAND_IN"], sys.argv[1:]
+earlier = [name for name in os.listdir(here) if name.startswith("srun-")]
+with open(f"{here}/srun-{len(earlier)}", "wb") as record:
+    record.write(b"".join(os.fsencode(word) + b"\\0" for word in words))
+split = next(i for i, word in enumerate(words) if not word.startswith("--"))
+flags = dict(word[2:].partition("=")[::2] for word in words[:split])
+nodes = open(f"{here}/nodes").read().split()
+per_node, count = int(flags["ntasks-per-node"]), int(flags["ntasks"])
+if count != per_node * len(nodes):
+    sys.exit(f"{count} tasks on {len(nodes)} nodes with {per_node}")
+if log := flags.get("output"):
+    file = os.open(log.replace("%j", os.environ["SLURM_JOB_ID"]), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+running = []
+for task in range(count):
+    node, local = divmod(task, per_node)
+    pid = os.fork()
+    if not pid:
+        os.setsid()
+        os.environ.update(
+            SLURM_PROCID=str(task), SLURM_NODEID=str(node), SLURM_LOCALID=str(local), SLURMD_NODENAME=nodes[node],
+            SLURM_STEP_ID="0", SLURM_NTASKS=str(count), SLURM_STEP_GPUS="2,3",
+        )
+        os.execvp(words[split], words[split:])
+    running.append(pid)
+with open(f"{here}/pids", "w") as pids:
+    pids.write(" ".join(map(str, running)))
 
-exec 3>&1 4>&2
-log=${flags[output]#=}
-if [[ $log ]]; then exec 3>> "${log//%j/"$SLURM_JOB_ID"}" 4>&3; fi
-for (( task = 0; task < count; task++ )); do
-  node=$(( task / per_node ))
-  SLURM_PROCID=$task SLURM_NODEID=$node SLURM_LOCALID=$(( task % per_node )) SLURMD_NODENAME=${nodes[node]} \
-    SLURM_STEP_ID=0 SLURM_NTASKS=$count SLURM_STEP_GPUS=2,3 setsid "$@" >&3 2>&4 3>&- 4>&- &
-  running[$!]=1
-done
-echo "${!running[@]}" > "$STAND_IN/pids"
+def end_tasks(*_):
+    for pid in running:
+        for kill in (os.kill, os.killpg):  # one that was just forked may have no session yet
+            try:
+                kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
 
-end_tasks() {
-  for pid in "${!running[@]}"; do kill -KILL "$pid" "-$pid" 2> /dev/null; done
-}
-trap end_tasks TERM
-worst=0 timer=
-while (( ${#running[@]} )); do
-  ended=
-  wait -n -p ended "${!running[@]}" $timer
-  status=$?
-  if [[ ! $ended ]]; then continue; fi  # it was the signal that ended the wait
-  if [[ $ended == "$timer" ]]; then timer=; end_tasks; continue; fi
-  unset "running[$ended]"
-  if (( status > worst )); then worst=$status; fi
-  if (( status )) && [[ ${flags[kill-on-bad-exit]} == =1 ]]; then end_tasks; fi
-  if [[ ! $timer ]] && (( ${flags[wait]#=} )); then sleep "${flags[wait]#=}" > /dev/null 2>&1 3>&- 4>&- & timer=$!; fi
-done
-if [[ $timer ]]; then kill "$timer"; fi
-exit "$worst"
+signal.signal(signal.SIGTERM, end_tasks)
+signal.signal(signal.SIGALRM, end_tasks)
+worst = 0
+while running:
+    pid, status = os.wait()
+    if len(running) == count:
+        signal.alarm(int(flags.get("wait", 0)))
+    running.remove(pid)
+    code = os.waitstatus_to_exitcode(status)
+    worst = max(worst, code if code >= 0 else 128 - code)
+    if code and flags.get("kill-on-bad-exit") == "1":
+        end_tasks()
+sys.exit(worst)
 """
 
 _SCONTROL = """#!/bin/sh
