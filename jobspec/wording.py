@@ -90,7 +90,9 @@ def _hint(kind: str, value: Any, expected: str, path: Path, source: Source) -> s
     if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str) and written[:1] in ('"', "'"):
         return "without the quotes it is one" if value in ("true", "false") or value.isdigit() else ""
     if kind == "literal_error" and isinstance(value, str):
-        guess = nearest(value, [word for word in expected.split('"')[1::2]])
+        allowed = expected.split('"')[1::2]
+        # By its letters "gpu" would be "cpu".
+        guess = "cuda" if value.lower() == "gpu" and "cuda" in allowed else nearest(value, allowed)
         return f'did you mean "{guess}"?' if guess else ""
     return ""
 
