@@ -18,7 +18,7 @@ from train.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 KEYS = sorted(TrainConfig.model_fields)
-FOLDERS = {"model": "models", "dataset": "datasets", "strategy": "strategies"}
+FOLDERS = {"model": "models", "dataset": "datasets", "strategy": "strategies", "sync": "sync"}
 # What a person may write, but for NUL, which no argument can hold, and lone surrogates, which are no text.
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
 
@@ -70,6 +70,8 @@ def configs(draw: st.DrawFn) -> TrainConfig:
     drawn = {key: draw(values(key), label=key) for key in KEYS}
     if drawn["checkpoint_dir"] is None:
         drawn |= {"checkpoint_every": 0, "resume": "never"}
+    if drawn["strategy"] != "custom_ddp":
+        drawn["sync"] = "all_reduce"
     return TrainConfig.model_validate(drawn)
 
 
