@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,12 @@ settings.load_profile("default")  # --hypothesis-profile=fuzz takes the other on
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="write the golden files anew")
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach what tests start: a shell has programs in its background ignore it, and so do their children."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
