@@ -15,6 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobspec.artifact import render
+
+# A job without a command, and one of two nodes; tests add keys.
+BASE = "name: job\nprocs_per_node: 2\ndevice: cpu\n"
+TWO_NODES = BASE + "nodes: 2\ncommand: [mine.py]\n"
+
 _TIMEOUT_S = 500.0  # of a whole job; the tests have their own, which is shorter as a rule
 
 # srun: one process a task, with Slurm's variables in its own environment only.  The first task that fails ends the
@@ -222,6 +228,19 @@ class Cluster:
     def container(self, task: int = 0) -> list[str]:
         """The words up to the image with which a task started its container."""
         return _words(self.folder / f"container-{task}")
+
+
+def rendered(cluster: Cluster, spec: str) -> str:
+    """The batch script that a spec becomes."""
+    (cluster.folder / "job.yaml").write_text(spec)
+    return render("slurm", str(cluster.folder / "job.yaml"))
+
+
+def run(cluster: Cluster, spec: str, **env: str) -> str:
+    """Run what a spec becomes, which has to end well; what it and its tasks wrote."""
+    status, out = cluster.run(rendered(cluster, spec), **env)
+    assert status == 0, out
+    return out
 
 
 def _words(file: Path) -> list[str]:

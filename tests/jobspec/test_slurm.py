@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
-import socket
-import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jobspec import runtimes, targets
-from jobspec.artifact import load, render
-from tests.slurm import Cluster, directives
+from jobspec.artifact import load
+from tests.slurm import BASE, TWO_NODES, Cluster, directives, rendered, run
 
-BASE = "name: job\nprocs_per_node: 2\ndevice: cpu\n"
-TWO_NODES = BASE + "nodes: 2\ncommand: [mine.py]\n"
 IMAGE = "image: registry.example/team/train:1.0\n"
 
 
@@ -30,25 +23,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     cluster.install_recorder("torchrun")
     cluster.install_recorder("python3")
     return cluster
-
-
-@pytest.fixture
-def own_cluster(tmp_path: Path) -> Cluster:
-    """Two nodes for a test that installs programs of its own."""
-    cluster = Cluster(tmp_path)
-    cluster.install_recorder("torchrun")
-    return cluster
-
-
-def rendered(cluster: Cluster, spec: str) -> str:
-    (cluster.folder / "job.yaml").write_text(spec)
-    return render("slurm", str(cluster.folder / "job.yaml"))
-
-
-def run(cluster: Cluster, spec: str, **env: str) -> str:
-    status, out = cluster.run(rendered(cluster, spec), **env)
-    assert status == 0, out
-    return out
 
 
 # What the processes see
@@ -260,183 +234,3 @@ def test_gpus_of_a_container_are_those_that_slurm_gave(cluster: Cluster) -> None
     }.items():
         run(cluster, spec + f"slurm: {{runtime: {runtime}, preflight: false}}\n")
         assert words <= set(cluster.container())
-
-
-# Preflight
-
-
-def preflight(cluster: Cluster, spec: str, before: Callable[[], None] | None = None) -> str:
-    """What a refused job wrote; nothing but the preflight was started."""
-    (cluster.folder / "job.yaml").write_text(spec)
-    script = render("slurm", str(cluster.folder / "job.yaml"))
-    if before:
-        before()
-    status, out = cluster.run(script)
-    assert status == 1, out
-    assert len(cluster.sruns()) == 1
-    assert cluster.calls() == {}
-    return out
-
-
-def test_preflight_refuses_a_name_that_does_not_resolve(own_cluster: Cluster) -> None:
-    own_cluster.install("getent", "raise SystemExit(2)")
-    out = preflight(own_cluster, TWO_NODES)
-    for node in ("n1", "n2"):
-        assert f"preflight: {node}: the name of the first node, n1, does not resolve" in out
-
-
-@pytest.mark.parametrize("address", ["127.0.1.1", "::1"])
-def test_preflight_refuses_a_loopback_address(own_cluster: Cluster, address: str) -> None:
-    own_cluster.install("getent", f"print('{address} STREAM n1')")
-    assert f"n1 resolves to {address}, which no other node can reach" in preflight(own_cluster, TWO_NODES)
-
-
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_preflight_refuses_a_port_in_use(own_cluster: Cluster, family: socket.AddressFamily) -> None:
-    with socket.create_server(("", 0), family=family) as server:
-        port = server.getsockname()[1]
-        out = preflight(own_cluster, TWO_NODES + f"rendezvous: {{port: {port}}}\n")
-    assert out.count(f"port {port} is in use") == 1
-    assert run(own_cluster, TWO_NODES + f"rendezvous: {{port: {port}}}\n")
-
-
-def test_preflight_counts_gpus(own_cluster: Cluster) -> None:
-    own_cluster.install("nvidia-smi", "print('GPU 0: A\\nGPU 1: B')")
-    spec = "name: job\nnodes: 2\ncommand: [mine.py]\n"
-    assert "2 GPUs for 3 processes" in preflight(own_cluster, spec + "procs_per_node: 3\n")
-    run(own_cluster, spec + "procs_per_node: 2\n")
-
-
-def test_preflight_measures_shared_memory(own_cluster: Cluster) -> None:
-    spec = TWO_NODES + "resources: {shm: "
-    assert "less than the 536870912 of resources.shm" in preflight(own_cluster, spec + "512TiB}\n")
-    run(own_cluster, spec + "1MiB}\n")
-
-
-def test_preflight_refuses_rdma_without_the_right_to_lock_memory(own_cluster: Cluster) -> None:
-    script = rendered(own_cluster, TWO_NODES + "resources: {rdma: true}\n")
-    own_cluster.run(script)  # writes job.sh and the list of nodes
-    env = {"PATH": f"{own_cluster.folder / 'bin'}:{os.environ['PATH']}", "STAND_IN": str(own_cluster.folder)}
-    env |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "list of 2", "SLURM_JOB_NUM_NODES": "2"}
-    limited = subprocess.run(
-        ["bash", "job.sh"],
-        cwd=own_cluster.folder,
-        env=env,
-        capture_output=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536)),
-    )
-    assert limited.returncode == 1
-    assert "only 64 KiB of memory can be locked" in limited.stderr.decode()
-
-
-def test_preflight_can_be_switched_off(own_cluster: Cluster) -> None:
-    own_cluster.install("getent", "raise SystemExit(2)")
-    run(own_cluster, TWO_NODES + "slurm: {preflight: false}\n")
-    assert len(own_cluster.sruns()) == 1
-
-
-def test_scontrol_that_fails_ends_the_job(own_cluster: Cluster) -> None:
-    own_cluster.install("scontrol", "raise SystemExit(1)")
-    status, _ = own_cluster.run(rendered(own_cluster, TWO_NODES))
-    assert status != 0
-    assert not own_cluster.sruns()
-
-
-# Preemption
-
-# An agent that needs a while to save when it is told to stop, longer on the second node, and exits 1 as torchrun does.
-SAVING = """
-import os, signal, sys, time
-node = os.environ["SLURM_NODEID"]
-here = os.environ["STAND_IN"]
-def save(*_):
-    time.sleep(0.2 + int(node))
-    open(f"{here}/saved-{node}", "w")
-    sys.exit(1)
-signal.signal(signal.SIGTERM, save)
-open(f"{here}/running-{node}", "w")
-time.sleep(60)
-"""
-
-
-def preemptible(cluster: Cluster, agent: str, **keys: Any) -> subprocess.Popen[bytes]:
-    """A job that can be preempted, with all agents running."""
-    cluster.install("torchrun", agent)
-    job = cluster.start(rendered(cluster, TWO_NODES + f"preemption: {{grace: {keys.get('grace', '20s')}}}\n"))
-    deadline = time.monotonic() + 30
-    while len(list(cluster.folder.glob("running-*"))) < 2:
-        assert time.monotonic() < deadline, "the agents did not start"
-        time.sleep(0.02)
-    return job
-
-
-def ended(job: subprocess.Popen[bytes]) -> tuple[int, str]:
-    return (job.wait(timeout=30), job.communicate()[0].decode())
-
-
-def test_signal_lets_every_node_save_and_requeues_once(own_cluster: Cluster) -> None:
-    job = preemptible(own_cluster, SAVING)
-    job.send_signal(signal.SIGUSR1)
-    status, out = ended(job)
-    assert status == 0, out
-    assert (own_cluster.folder / "saved-0").exists()
-    assert (own_cluster.folder / "saved-1").exists()
-    assert (own_cluster.folder / "requeued").read_text() == "70123\n"
-
-
-def test_signal_before_the_start_requeues_without_a_start(own_cluster: Cluster) -> None:
-    mark = own_cluster.folder / "in-preflight"
-    own_cluster.install("getent", f"import time\nopen({str(mark)!r}, 'w')\ntime.sleep(2)\nprint('192.0.2.1')")
-    job = own_cluster.start(rendered(own_cluster, TWO_NODES + "preemption: {grace: 20s}\n"))
-    while not mark.exists():
-        time.sleep(0.02)
-    job.send_signal(signal.SIGUSR1)
-    assert ended(job)[0] == 0
-    assert (own_cluster.folder / "requeued").read_text() == "70123\n"
-    assert own_cluster.calls() == {}
-
-
-def test_node_that_hangs_does_not_cost_the_requeue(own_cluster: Cluster) -> None:
-    job = preemptible(own_cluster, SAVING.replace("time.sleep(0.2 + int(node))", "time.sleep(60)"), grace="4s")
-    begin = time.monotonic()
-    job.send_signal(signal.SIGUSR1)
-    assert ended(job)[0] == 0
-    assert time.monotonic() - begin < 15
-    assert (own_cluster.folder / "requeued").read_text() == "70123\n"
-
-
-def test_preemption_that_signals_only_the_processes_requeues_too(own_cluster: Cluster) -> None:
-    job = preemptible(own_cluster, SAVING)
-    (own_cluster.folder / "job").write_text("PreemptTime=2026-01-01T00:00:00")
-    for pid in (own_cluster.folder / "pids").read_text().split():
-        os.kill(int(pid), signal.SIGTERM)
-    assert ended(job)[0] == 0
-    assert (own_cluster.folder / "requeued").exists()
-
-
-def test_failure_without_a_signal_is_a_failure_and_stays_out_of_the_queue(own_cluster: Cluster) -> None:
-    job = preemptible(own_cluster, SAVING.replace("time.sleep(60)", "sys.exit(7)"))
-    assert ended(job)[0] == 7
-    assert not (own_cluster.folder / "requeued").exists()
-
-
-def test_cancelled_job_stays_out_of_the_queue(own_cluster: Cluster) -> None:
-    job = preemptible(own_cluster, SAVING)
-    for pid in (own_cluster.folder / "pids").read_text().split():
-        os.kill(int(pid), signal.SIGKILL)
-    job.send_signal(signal.SIGTERM)
-    job.wait(timeout=30)
-    job.communicate()
-    assert not (own_cluster.folder / "requeued").exists()
-
-
-def test_job_that_ends_well_stays_out_of_the_queue(own_cluster: Cluster) -> None:
-    assert ended(preemptible(own_cluster, SAVING.replace("time.sleep(60)", "pass")))[0] == 0
-    assert not (own_cluster.folder / "requeued").exists()
-
-
-def test_torchrun_waits_for_a_checkpoint_as_long_as_slurm_allows(own_cluster: Cluster) -> None:
-    script = rendered(own_cluster, TWO_NODES + "preemption: {grace: 200s}\n")
-    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=150" in script
-    assert own_cluster.run(script)[0] == 0
-    assert {"--kill-on-bad-exit=0", "--wait=200"} <= set(own_cluster.sruns()[-1])

@@ -1,0 +1,108 @@
+"""The batch script when Slurm takes its nodes: who is signalled, who is waited for, what goes back into the queue."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from typing import Any
+
+from tests.slurm import TWO_NODES, Cluster, rendered
+
+# An agent that needs a while to save when it is told to stop, longer on the second node, and exits 1 as torchrun does.
+SAVING = """
+import os, signal, sys, time
+node = os.environ["SLURM_NODEID"]
+here = os.environ["STAND_IN"]
+def save(*_):
+    time.sleep(0.2 + int(node))
+    open(f"{here}/saved-{node}", "w")
+    sys.exit(1)
+signal.signal(signal.SIGTERM, save)
+open(f"{here}/running-{node}", "w")
+time.sleep(60)
+"""
+
+
+def preemptible(cluster: Cluster, agent: str, **keys: Any) -> subprocess.Popen[bytes]:
+    """A job that can be preempted, with all agents running."""
+    cluster.install("torchrun", agent)
+    job = cluster.start(rendered(cluster, TWO_NODES + f"preemption: {{grace: {keys.get('grace', '20s')}}}\n"))
+    deadline = time.monotonic() + 30
+    while len(list(cluster.folder.glob("running-*"))) < 2:
+        assert time.monotonic() < deadline, "the agents did not start"
+        time.sleep(0.02)
+    return job
+
+
+def ended(job: subprocess.Popen[bytes]) -> tuple[int, str]:
+    return (job.wait(timeout=30), job.communicate()[0].decode())
+
+
+def test_signal_lets_every_node_save_and_requeues_once(own_cluster: Cluster) -> None:
+    job = preemptible(own_cluster, SAVING)
+    job.send_signal(signal.SIGUSR1)
+    status, out = ended(job)
+    assert status == 0, out
+    assert (own_cluster.folder / "saved-0").exists()
+    assert (own_cluster.folder / "saved-1").exists()
+    assert (own_cluster.folder / "requeued").read_text() == "70123\n"
+
+
+def test_signal_before_the_start_requeues_without_a_start(own_cluster: Cluster) -> None:
+    mark = own_cluster.folder / "in-preflight"
+    own_cluster.install("getent", f"import time\nopen({str(mark)!r}, 'w')\ntime.sleep(2)\nprint('192.0.2.1')")
+    job = own_cluster.start(rendered(own_cluster, TWO_NODES + "preemption: {grace: 20s}\n"))
+    while not mark.exists():
+        time.sleep(0.02)
+    job.send_signal(signal.SIGUSR1)
+    assert ended(job)[0] == 0
+    assert (own_cluster.folder / "requeued").read_text() == "70123\n"
+    assert own_cluster.calls() == {}
+
+
+def test_node_that_hangs_does_not_cost_the_requeue(own_cluster: Cluster) -> None:
+    job = preemptible(own_cluster, SAVING.replace("time.sleep(0.2 + int(node))", "time.sleep(60)"), grace="4s")
+    begin = time.monotonic()
+    job.send_signal(signal.SIGUSR1)
+    assert ended(job)[0] == 0
+    assert time.monotonic() - begin < 15
+    assert (own_cluster.folder / "requeued").read_text() == "70123\n"
+
+
+def test_preemption_that_signals_only_the_processes_requeues_too(own_cluster: Cluster) -> None:
+    job = preemptible(own_cluster, SAVING)
+    (own_cluster.folder / "job").write_text("PreemptTime=2026-01-01T00:00:00")
+    for pid in (own_cluster.folder / "pids").read_text().split():
+        os.kill(int(pid), signal.SIGTERM)
+    assert ended(job)[0] == 0
+    assert (own_cluster.folder / "requeued").exists()
+
+
+def test_failure_without_a_signal_is_a_failure_and_stays_out_of_the_queue(own_cluster: Cluster) -> None:
+    job = preemptible(own_cluster, SAVING.replace("time.sleep(60)", "sys.exit(7)"))
+    assert ended(job)[0] == 7
+    assert not (own_cluster.folder / "requeued").exists()
+
+
+def test_cancelled_job_stays_out_of_the_queue(own_cluster: Cluster) -> None:
+    job = preemptible(own_cluster, SAVING)
+    for pid in (own_cluster.folder / "pids").read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
+    job.send_signal(signal.SIGTERM)
+    job.wait(timeout=30)
+    job.communicate()
+    assert not (own_cluster.folder / "requeued").exists()
+
+
+def test_job_that_ends_well_stays_out_of_the_queue(own_cluster: Cluster) -> None:
+    assert ended(preemptible(own_cluster, SAVING.replace("time.sleep(60)", "pass")))[0] == 0
+    assert not (own_cluster.folder / "requeued").exists()
+
+
+def test_torchrun_waits_for_a_checkpoint_as_long_as_slurm_allows(own_cluster: Cluster) -> None:
+    script = rendered(own_cluster, TWO_NODES + "preemption: {grace: 200s}\n")
+    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=150" in script
+    assert own_cluster.run(script)[0] == 0
+    assert {"--kill-on-bad-exit=0", "--wait=200"} <= set(own_cluster.sruns()[-1])

@@ -1,0 +1,85 @@
+"""The check of each node before the start of a batch script: what it refuses, and how it says so."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+
+import pytest
+
+from tests.slurm import TWO_NODES, Cluster, rendered, run
+
+
+def preflight(cluster: Cluster, spec: str) -> str:
+    """What a refused job wrote; nothing but the preflight was started."""
+    status, out = cluster.run(rendered(cluster, spec))
+    assert status == 1, out
+    assert len(cluster.sruns()) == 1
+    assert cluster.calls() == {}
+    return out
+
+
+def test_preflight_refuses_a_name_that_does_not_resolve(own_cluster: Cluster) -> None:
+    own_cluster.install("getent", "raise SystemExit(2)")
+    out = preflight(own_cluster, TWO_NODES)
+    for node in ("n1", "n2"):
+        assert f"preflight: {node}: the name of the first node, n1, does not resolve" in out
+
+
+@pytest.mark.parametrize("address", ["127.0.1.1", "::1"])
+def test_preflight_refuses_a_loopback_address(own_cluster: Cluster, address: str) -> None:
+    own_cluster.install("getent", f"print('{address} STREAM n1')")
+    assert f"n1 resolves to {address}, which no other node can reach" in preflight(own_cluster, TWO_NODES)
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_preflight_refuses_a_port_in_use(own_cluster: Cluster, family: socket.AddressFamily) -> None:
+    with socket.create_server(("", 0), family=family) as server:
+        port = server.getsockname()[1]
+        out = preflight(own_cluster, TWO_NODES + f"rendezvous: {{port: {port}}}\n")
+    assert out.count(f"port {port} is in use") == 1
+    assert run(own_cluster, TWO_NODES + f"rendezvous: {{port: {port}}}\n")
+
+
+def test_preflight_counts_gpus(own_cluster: Cluster) -> None:
+    own_cluster.install("nvidia-smi", "print('GPU 0: A\\nGPU 1: B')")
+    spec = "name: job\nnodes: 2\ncommand: [mine.py]\n"
+    assert "2 GPUs for 3 processes" in preflight(own_cluster, spec + "procs_per_node: 3\n")
+    run(own_cluster, spec + "procs_per_node: 2\n")
+
+
+def test_preflight_measures_shared_memory(own_cluster: Cluster) -> None:
+    spec = TWO_NODES + "resources: {shm: "
+    assert "less than the 536870912 of resources.shm" in preflight(own_cluster, spec + "512TiB}\n")
+    run(own_cluster, spec + "1MiB}\n")
+
+
+def test_preflight_refuses_rdma_without_the_right_to_lock_memory(own_cluster: Cluster) -> None:
+    script = rendered(own_cluster, TWO_NODES + "resources: {rdma: true}\n")
+    own_cluster.run(script)  # writes job.sh and the list of nodes
+    env = {"PATH": f"{own_cluster.folder / 'bin'}:{os.environ['PATH']}", "STAND_IN": str(own_cluster.folder)}
+    env |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "list of 2", "SLURM_JOB_NUM_NODES": "2"}
+    limited = subprocess.run(
+        ["bash", "job.sh"],
+        cwd=own_cluster.folder,
+        env=env,
+        capture_output=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536)),
+    )
+    assert limited.returncode == 1
+    assert "only 64 KiB of memory can be locked" in limited.stderr.decode()
+
+
+def test_preflight_can_be_switched_off(own_cluster: Cluster) -> None:
+    own_cluster.install("getent", "raise SystemExit(2)")
+    run(own_cluster, TWO_NODES + "slurm: {preflight: false}\n")
+    assert len(own_cluster.sruns()) == 1
+
+
+def test_scontrol_that_fails_ends_the_job(own_cluster: Cluster) -> None:
+    own_cluster.install("scontrol", "raise SystemExit(1)")
+    status, _ = own_cluster.run(rendered(own_cluster, TWO_NODES))
+    assert status != 0
+    assert not own_cluster.sruns()
