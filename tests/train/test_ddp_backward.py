@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import shutil
 import weakref
 from functools import partial
 from typing import Any
@@ -306,17 +307,17 @@ def test_state_dicts_are_those_of_the_bare_module() -> None:
     assert run_ranks(2, _states) == [[True, True, True]] * 2
 
 
-def _compiled(world: World) -> list[Tensor]:
+def _compiled(world: World, backend: str) -> list[Tensor]:
     results = []
     for compile_first in (True, False):
         torch.manual_seed(0)
         model = plain()
         if compile_first:
-            wrapped = CustomDDP(torch.compile(model, backend="aot_eager"))  # type: ignore[arg-type]
+            wrapped = CustomDDP(torch.compile(model, backend=backend))  # type: ignore[arg-type]
         else:
-            wrapped = torch.compile(CustomDDP(model), backend="aot_eager")  # type: ignore[assignment]
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        for step in range(4):
+            wrapped = torch.compile(CustomDDP(model), backend=backend)  # type: ignore[assignment]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
+        for step in range(20):
             wrapped(torch.full((2, 8), 1.0 + world.rank + step)).square().sum().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -324,16 +325,20 @@ def _compiled(world: World) -> list[Tensor]:
     return results
 
 
-def test_torch_compile_inside_and_around_the_wrapper_trains_as_without() -> None:
-    # Traced and differentiated as for any backend, but run as it is: no C++ compiler is needed.
+# aot_eager traces and differentiates as any backend does, but needs no C++ compiler.
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.timeout(300)
+def test_torch_compile_inside_and_around_the_wrapper_trains_as_without(backend: str) -> None:
+    if backend == "inductor" and not shutil.which("g++"):
+        pytest.skip("g++ is not installed: inductor compiles C++")
     torch.manual_seed(0)
     model = plain()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for step in range(4):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
+    for step in range(20):
         losses = [model(torch.full((2, 8), 1.0 + rank + step)).square().sum() / 2 for rank in range(2)]
         torch.stack(losses).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
     expected = [param.detach() for param in model.parameters()]
-    for results in run_ranks(2, _compiled, timeout_s=100):
+    for results in run_ranks(2, _compiled, backend, timeout_s=280):
         torch.testing.assert_close(results, [*expected, *expected], rtol=1e-4, atol=1e-5)
