@@ -32,15 +32,15 @@ _CGROUPS = Path("/sys/fs/cgroup")
 # The kernel ends these processes when we end, also by SIGKILL.
 WITH_US = ["setpriv", "--pdeathsig=KILL", "--"]
 
-# As the first process of its namespaces.  In /run are the engine's sockets, whose names must be short.
+# As the first process of its namespaces.  In /run are the engine's sockets, whose names must be short; in /etc it
+# leaves a key, and finds its name server: slirp4netns.
 _SCRIPT = """
-resolver=$(readlink -f /etc/resolv.conf)
 ip link set lo up
 mount -t tmpfs tmpfs /run
-mkdir -p "$(dirname "$resolver")"
-[ -e "$resolver" ] || touch "$resolver"
-echo nameserver 10.0.2.3 > /run/resolv.conf  # slirp4netns answers there
-mount --bind /run/resolv.conf "$resolver"
+mkdir /run/etc /run/work
+mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/etc,workdir=/run/work /etc
+rm -f /etc/resolv.conf
+echo nameserver 10.0.2.3 > /etc/resolv.conf
 exec docker-init -- dockerd "$@"
 """
 
@@ -58,19 +58,24 @@ def missing() -> str:
     return f"`docker info` reaches no engine; to start one: apt-get install {' '.join(absent)}" if absent else ""
 
 
+def cgroup_of(pid: int) -> str:
+    """The name of the control group below which the engine of a process keeps its containers."""
+    return f"e2e-docker-{pid}"
+
+
 @contextmanager
 def engine(folder: Path) -> Iterator[dict[str, str]]:
     """Start an engine; the environment in which `docker` reaches it.  `folder` holds its files and is gone afterwards.
 
     Raises RuntimeError with what it said if it does not start.
     """
-    cgroup = f"e2e-docker-{os.getpid()}"
+    cgroup = cgroup_of(os.getpid())
     folder.mkdir(parents=True)
     try:
         with _process(folder, cgroup):
             yield {**os.environ, "DOCKER_HOST": f"unix://{folder}/docker.sock"}
     finally:
-        _remove_cgroups(cgroup)
+        remove_cgroups(cgroup)
         shutil.rmtree(folder)
 
 
@@ -157,8 +162,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait(timeout=60)
 
 
-def _remove_cgroups(name: str) -> None:
+def cgroups(name: str) -> list[Path]:
+    """Where the engine's containers have their control groups: one folder, or one for each controller."""
+    return [path for path in [_CGROUPS / name, *_CGROUPS.glob(f"*/{name}")] if path.exists()]
+
+
+def remove_cgroups(name: str) -> None:
     """The groups of killed containers outlive them, and only folders can be removed there."""
-    for group in [_CGROUPS / name, *_CGROUPS.glob(f"*/{name}")]:
+    for group in cgroups(name):
         for folder, _, _ in os.walk(group, topdown=False):
             Path(folder).rmdir()

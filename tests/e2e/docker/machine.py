@@ -1,54 +1,81 @@
-"""What a machine has of everything that engines make, to compare before and after."""
+"""What a run is on the machine it runs on, and what of it is to be seen outside of its namespaces.
+
+Only what bears the run's own name or number is looked at: other engines may come and go meanwhile.
+"""
 
 from __future__ import annotations
 
+import os
+import select
 import subprocess
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
-_ENGINE = ("dockerd", "containerd", "docker-init", "slirp4netns", "docker-proxy")
+# Where an engine keeps things if nobody tells it otherwise.
 _FOLDERS = (
-    "run/docker*",
-    "run/containerd*",
-    "run/netns/*",
-    "var/lib/docker*",
-    "var/lib/containerd*",
-    "etc/docker*",
+    "/etc/docker",
+    "/run/containerd",
+    "/run/docker",
+    "/run/docker.sock",
+    "/var/lib/containerd",
+    "/var/lib/docker",
 )
-_SETTINGS = ("net/ipv4/ip_forward", "net/bridge/bridge-nf-call-iptables")
+_NAMESPACES = ("net", "mnt", "pid")
 
 
-def snapshot(folder: Path) -> dict[str, set[str]]:
-    """Processes, mounts, links, packet filters, control groups, settings and folders, `folder` and below among them."""
-    root = Path("/")
-    return {
-        "processes": set(_processes()),
-        "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),
-        "links": {link.name for link in Path("/sys/class/net").iterdir()},
-        "packet filters": set(_lines("iptables-save")),
-        "control groups": {str(path) for path in Path("/sys/fs/cgroup").glob("**/*docker*") if path.is_dir()},
-        "settings": {f"{name}={_text(Path('/proc/sys', name))}" for name in _SETTINGS},
-        "folders": {str(path) for pattern in _FOLDERS for path in root.glob(pattern)},
-        "files": {str(path) for path in folder.rglob("*")},
-    }
+def descendants(ancestor: int) -> dict[int, str]:
+    """Number and name of every process below one, those of its containers among them."""
+    parents, names = {}, {}
+    for process in _processes():
+        with suppress(OSError):  # it may end in the meantime
+            name, _, rest = (process / "stat").read_text().partition("(")[2].rpartition(")")
+            parents[int(process.name)], names[int(process.name)] = int(rest.split()[1]), name
+    found = {ancestor}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {pid: names[pid] for pid in found - {ancestor}}
 
 
-def _processes() -> list[str]:
+def namespaces(pids: Iterable[int]) -> set[str]:
+    """The namespaces that these processes have and this one has not."""
+    return {name for pid in pids for name in _namespaces(Path(f"/proc/{pid}"))} - _namespaces(Path("/proc/self"))
+
+
+def processes_in(those: set[str]) -> list[str]:
+    """The command lines of all processes in one of these namespaces."""
     found = []
-    for status in Path("/proc").glob("[0-9]*/comm"):
-        name = _text(status)
-        # Those of the namespaces, too: a process is seen in all that are outside of its own.
-        if name.startswith(_ENGINE) and "Z" not in _text(status.with_name("stat")).rpartition(")")[2][:3]:
-            found.append(f"{status.parent.name} {name}")
+    for process in _processes():
+        with suppress(OSError):
+            if _namespaces(process) & those:
+                found.append((process / "cmdline").read_text().replace("\0", " "))
     return found
 
 
-def _lines(program: str) -> list[str]:
-    done = subprocess.run([program], capture_output=True, text=True)
-    return [line for line in done.stdout.splitlines() if not line.startswith(("#", ":"))]
+def still_running(handles: Iterable[int], timeout_s: float) -> int:
+    """Wait until the processes of these pidfds have ended; how many have not in that time."""
+    waiting, deadline = set(handles), time.monotonic() + timeout_s
+    while waiting:
+        ended, _, _ = select.select(list(waiting), [], [], max(0.0, deadline - time.monotonic()))
+        waiting -= set(ended)
+        if not ended:
+            break
+    return len(waiting)
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""  # gone meanwhile, or not on this machine
+def seen_outside(bridge: str, folder: Path) -> list[str]:
+    """What this machine shows of an engine with that bridge and its files in `folder`, and of engines' own folders."""
+    filters = subprocess.run(["iptables-save"], capture_output=True, text=True).stdout
+    mounts = Path("/proc/self/mountinfo").read_text()
+    lines = [line for line in [*filters.splitlines(), *mounts.splitlines()] if bridge in line or str(folder) in line]
+    folders = [Path(f"/sys/class/net/{bridge}"), *map(Path, _FOLDERS)]
+    return lines + [str(path) for folder in folders for path in [folder, *folder.glob("*")] if os.path.lexists(path)]
+
+
+def _processes() -> Iterable[Path]:
+    return Path("/proc").glob("[0-9]*")
+
+
+def _namespaces(process: Path) -> set[str]:
+    return {str((process / "ns" / kind).readlink()) for kind in _NAMESPACES}

@@ -11,18 +11,19 @@ import signal
 import subprocess
 import sys
 import tarfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.docker.client import ROOT, Docker
-from tests.e2e.docker.engine import missing
-from tests.e2e.docker.machine import snapshot
+from tests.e2e.docker.engine import cgroup_of, cgroups, missing, remove_cgroups
+from tests.e2e.docker.machine import descendants, namespaces, processes_in, seen_outside, still_running
 
 _READY = "the container is running"
 
 
-@pytest.mark.skipif("E2E_DOCKER_WAITS" not in os.environ, reason="run by the test below")
+@pytest.mark.skipif("E2E_DOCKER_BRIDGE" not in os.environ, reason="run by the test below")
 def test_that_waits_for_its_end(docker: Docker, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """No image is needed: one program and its libraries, from this machine."""
     programs = [shutil.which("sleep") or "", *_libraries(shutil.which("sleep") or "")]
@@ -30,7 +31,8 @@ def test_that_waits_for_its_end(docker: Docker, tmp_path: Path, capfd: pytest.Ca
         for program in programs:
             archive.add(os.path.realpath(program), program)
     docker("import", str(tmp_path / "root.tar"), "e2e-docker-sleep")
-    docker("network", "create", "e2e-docker")
+    bridge = os.environ["E2E_DOCKER_BRIDGE"]
+    docker("network", "create", f"--opt=com.docker.network.bridge.name={bridge}", "e2e-docker")
     docker("volume", "create", "e2e-docker")
     container = ["--volume=e2e-docker:/data", "--publish=127.0.0.1:0:80", "--restart=always", "e2e-docker-sleep"]
     docker("run", "--detach", "--network=e2e-docker", *container, programs[0], "1000")
@@ -43,9 +45,10 @@ def test_that_waits_for_its_end(docker: Docker, tmp_path: Path, capfd: pytest.Ca
 def test_nothing_is_left_behind_when_pytest_is_ended_by(number: signal.Signals, tmp_path: Path) -> None:
     if reason := missing():
         pytest.skip(f"no engine of our own: {reason}")
-    before = snapshot(tmp_path)
+    bridge = f"e2e-{os.getpid()}"
+    before = seen_outside(bridge, tmp_path)
     # Reaches no engine, so that the inner one starts its own.
-    environ = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/absent.sock", "E2E_DOCKER_WAITS": "1"}
+    environ = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/absent.sock", "E2E_DOCKER_BRIDGE": bridge}
     words = ["-p", "no:cacheprovider", f"--basetemp={tmp_path}/inner", "-k", "test_that_waits", __file__]
     inner = subprocess.Popen(
         [sys.executable, "-m", "pytest", *words],
@@ -56,7 +59,9 @@ def test_nothing_is_left_behind_when_pytest_is_ended_by(number: signal.Signals, 
         text=True,
         start_new_session=True,
     )
-    try:
+    with ExitStack() as handles:
+        handles.callback(inner.wait)
+        handles.callback(inner.kill)
         assert inner.stdout is not None
         said = []
         for line in inner.stdout:
@@ -64,30 +69,30 @@ def test_nothing_is_left_behind_when_pytest_is_ended_by(number: signal.Signals, 
             if _READY in line:
                 break
         assert _READY in "".join(said), "".join(said)
-        during = snapshot(tmp_path)
-        assert len(during["processes"]) > len(before["processes"])
+        processes = descendants(inner.pid)
+        assert {"dockerd", "containerd", "slirp4netns", "sleep"} <= set(processes.values())
+        ends = [os.pidfd_open(pid) for pid in processes]
+        for end in ends:
+            handles.callback(os.close, end)
+        theirs = namespaces(processes)
+        assert processes_in(theirs)
+        assert seen_outside(bridge, tmp_path) == before
         os.killpg(inner.pid, number)  # as a terminal does on Ctrl-C: to all of the group
-        inner.communicate(timeout=60)
-    finally:
-        inner.kill()
-        inner.wait()
+        inner.communicate(timeout=120)
+        # After SIGKILL nobody has waited until the kernel has done its part.
+        assert still_running(ends, 60.0 if number == signal.SIGKILL else 0.0) == 0
 
-    shutil.rmtree(tmp_path / "inner", ignore_errors=number != signal.SIGKILL)
-    after = snapshot(tmp_path)
-    if number == signal.SIGKILL:  # nobody is left to remove files and empty control groups; they are only that
-        assert [kind for kind in after if after[kind] != before[kind]] in ([], ["control groups"])
-        _remove_groups(after["control groups"] - before["control groups"])
+    assert processes_in(theirs) == []
+    assert seen_outside(bridge, tmp_path) == before
+    if number == signal.SIGKILL:
+        # Nobody was left to remove files and control groups; that the groups can be removed shows them empty.
+        remove_cgroups(cgroup_of(inner.pid))
     else:
-        assert after == before
+        assert cgroups(cgroup_of(inner.pid)) == []
+        assert list(tmp_path.glob("inner/**/engine")) == []
 
 
 def _libraries(program: str) -> list[str]:
     """The shared libraries of a program, with their loader."""
     done = subprocess.run(["ldd", program], check=True, capture_output=True, text=True)
     return [word for word in done.stdout.split() if word.startswith("/")]
-
-
-def _remove_groups(groups: set[str]) -> None:
-    for group in groups:
-        for folder, _, _ in os.walk(group, topdown=False):
-            Path(folder).rmdir()
