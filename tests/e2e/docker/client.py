@@ -34,6 +34,11 @@ class Docker:
         assert done.returncode == 0, f"docker {' '.join(words)}\n{done.stdout}{done.stderr}"
         return done.stdout.strip()
 
+    def has(self, *words: str) -> bool:
+        """Whether this command is there and succeeds."""
+        there = shutil.which(words[0])
+        return bool(there) and subprocess.run(words, env=self.environ, capture_output=True).returncode == 0
+
     def inspect(self, name: str) -> dict[str, Any]:
         """Everything about an image or a container."""
         (found,) = json.loads(self("inspect", name))
@@ -53,8 +58,7 @@ class Docker:
         """A docker that can build with BuildKit: it has buildx, or is of the years when it needed no buildx."""
         for program in filter(None, map(shutil.which, ("docker", "/usr/bin/docker"))):
             version = subprocess.run([program, "--version"], capture_output=True, text=True).stdout.split()[2]
-            buildx = subprocess.run([program, "buildx", "version"], env=self.environ, capture_output=True)
-            if buildx.returncode == 0 or 18 < int(version.partition(".")[0]) < 23:
+            if self.has(program, "buildx", "version") or 18 < int(version.partition(".")[0]) < 23:
                 return program
         return None
 
@@ -146,14 +150,3 @@ class Compose:
 
     def volume(self, name: str) -> str:
         return f"{self.project}_{name}"
-
-
-def compose_commands(environ: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """The composes that are installed: Compose 2, and the older one that Debian has."""
-    candidates = [("docker", "compose"), ("docker-compose",)]
-    return [
-        words
-        for words in candidates
-        if shutil.which(words[0])
-        and not subprocess.run([*words, "version"], env=environ, capture_output=True).returncode
-    ]

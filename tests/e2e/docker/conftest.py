@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.docker.base import NoBaseError, make_base
-from tests.e2e.docker.client import Docker, compose_commands
+from tests.e2e.docker.client import Docker
 from tests.e2e.docker.engine import engine, missing, running
 
 # The name in the committed examples, so that they run as they are.
@@ -65,10 +65,10 @@ def volume(docker: Docker, request: pytest.FixtureRequest) -> Iterator[str]:
     docker("volume", "rm", "--force", name)
 
 
-@pytest.fixture(scope="session")
-def compose_command(docker: Docker) -> tuple[str, ...]:
-    """Compose 2 if it is installed, else the older one."""
-    found = compose_commands(docker.environ)
-    if not found:
-        pytest.skip("neither `docker compose` nor docker-compose (Debian package docker-compose) is installed")
-    return found[0]
+@pytest.fixture(scope="session", params=[("docker", "compose"), ("docker-compose",)], ids=" ".join)
+def compose_command(docker: Docker, request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Compose 2, and the older one that Debian has: both read the same files."""
+    words: tuple[str, ...] = request.param
+    if not docker.has(*words, "version"):
+        pytest.skip(f"`{' '.join(words)}` is not installed")
+    return words

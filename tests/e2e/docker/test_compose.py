@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+import torch
 
 from jobspec import targets
-from jobspec.artifact import load, render
-from tests.cli import environment
+from jobspec.artifact import load
+from tests.cli import records
 from tests.e2e import foreign
-from tests.e2e.docker.client import ROOT, Compose, Docker
+from tests.e2e.docker.client import ROOT, Docker
+from tests.e2e.docker.project import Project, run_on_one_machine, run_on_two_machines
 
 EXAMPLES = sorted((ROOT / "docker").glob("*.compose.yaml"))
 GPU_EXAMPLES = {"fashion-mnist.compose.yaml"}
@@ -51,41 +52,6 @@ def project(docker: Docker, compose_command: tuple[str, ...], image: str, tmp_pa
     return Project(docker, compose_command, image, tmp_path)
 
 
-class Project:
-    """Jobs on two nodes with two processes each, rendered for compose."""
-
-    def __init__(self, docker: Docker, command: tuple[str, ...], image: str, folder: Path) -> None:
-        self.docker, self.command, self.image, self.folder = docker, command, image, folder
-        self.spec = folder / "job.yaml"
-        self.name = f"e2e-{abs(hash(str(folder))) % 10**8}"
-
-    def write(self, **keys: Any) -> None:
-        """The job spec."""
-        common = {"name": "job", "nodes": 2, "procs_per_node": 2, "device": "cpu", "image": self.image}
-        self.spec.write_text(yaml.safe_dump({**common, **keys}))
-
-    def compose(self, file: Path | None = None) -> Compose:
-        """The compose file of the spec, or another one."""
-        if file is None:
-            file = self.folder / "job.compose.yaml"
-            file.write_text(render("compose", str(self.spec)))
-        return Compose(self.docker, self.command, file, self.name)
-
-    def records(self, event: str) -> list[dict[str, Any]]:
-        """The records of one kind in metrics.jsonl of the volume `runs`."""
-        text = self.docker.read(f"{self.name}_runs", self.image, "metrics.jsonl")
-        return [record for record in map(json.loads, text.splitlines()) if record["event"] == event]
-
-    def run_without_containers(self, run_dir: Path) -> list[dict[str, Any]]:
-        """The same spec by the script for torchrun, once for each node, all on this machine: its records."""
-        artifact = render("torchrun", str(self.spec), [f"train.run_dir={run_dir}"])
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        environs = [environment(NODE_RANK=str(node), MASTER_ADDR="127.0.0.1", PATH=path) for node in range(2)]
-        nodes = [subprocess.Popen(["bash", "-c", artifact], cwd=ROOT, env=environ) for environ in environs]
-        assert [node.wait(timeout=500) for node in nodes] == [0, 0]
-        return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
 def read_until(process: subprocess.Popen[str], words: str, said: list[str], timeout_s: float = 180.0) -> None:
     """Read what a process prints, up to a line with these words."""
     assert process.stdout is not None
@@ -102,37 +68,60 @@ def read_until(process: subprocess.Popen[str], words: str, said: list[str], time
 
 
 @pytest.fixture(scope="session")
-def dataset(request: pytest.FixtureRequest) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """Keys of `train:` and mounts that choose FashionMNIST, or synthetic images where its files are not there."""
+def spec_of_training(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Keys of a job that trains on FashionMNIST, or on synthetic images where its files are not there."""
+    train = {**TRAIN, "max_steps": 60, "run_dir": "/runs"}
     try:
-        root: Path = request.getfixturevalue("data_root")
+        root = str(request.getfixturevalue("data_root"))
     except pytest.skip.Exception as absent:
         print(f"synthetic images in place of FashionMNIST: {absent}")
-        return {}, []
+        return {"train": train, "mounts": [RUNS]}
     # At the same path here and there, since both run the same spec.
-    return {"dataset": "fashion_mnist", "data_root": str(root)}, [
-        {"source": str(root), "path": str(root), "read_only": True}
-    ]
+    mount = {"source": root, "path": root, "read_only": True}
+    return {"train": {**train, "dataset": "fashion_mnist", "data_root": root}, "mounts": [RUNS, mount]}
 
 
-def test_two_nodes_of_two_processes_end_with_the_weights_of_the_same_run_without_containers(
-    project: Project, tmp_path: Path, dataset: tuple[dict[str, str], list[dict[str, Any]]]
-) -> None:
-    keys, mounts = dataset
-    train = {**TRAIN, **keys, "max_steps": 60, "run_dir": "/runs"}
-    project.write(train=train, mounts=[RUNS, *mounts])
+@pytest.fixture(scope="module")
+def trained(
+    docker: Docker,
+    compose_command: tuple[str, ...],
+    image: str,
+    spec_of_training: dict[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Project]:
+    """A job that has trained in containers."""
+    project = Project(docker, compose_command, image, tmp_path_factory.mktemp("trained"))
+    project.write(**spec_of_training)
     with project.compose() as compose:
         compose.up()
-        (start,), (end,) = project.records("start"), project.records("end")
-        steps = [record["loss"] for record in project.records("step")]
-    here = project.run_without_containers(tmp_path / "runs")
-    assert start["world"]["world_size"] == here[0]["world"]["world_size"] == 4
-    assert [line.partition(")")[0].partition("(")[2] for line in start["world"]["ranks"]] == ["job-0"] * 2 + [
-        "job-1"
-    ] * 2
-    assert steps == pytest.approx([record["loss"] for record in here if record["event"] == "step"], abs=1e-4)
-    if start["versions"]["torch"] == here[0]["versions"]["torch"]:  # else a BASE_IMAGE brought another one
-        assert end["weights_sha256"] == here[-1]["weights_sha256"]
+        yield project
+
+
+def test_two_nodes_of_two_processes_end_with_the_losses_of_the_same_run_on_one_machine(
+    trained: Project, tmp_path: Path
+) -> None:
+    """Not with the same bits: on one machine sums go through shared memory, which adds in another order."""
+    (start,) = trained.records("start")
+    assert start["world"]["world_size"] == 4
+    hosts = [line.partition("(")[2].partition(")")[0] for line in start["world"]["ranks"]]
+    assert hosts == ["job-0", "job-0", "job-1", "job-1"]
+    run_on_one_machine(trained.spec, tmp_path)
+    here, there = records(tmp_path, "step"), trained.records("step")
+    assert len(there) == 60
+    assert [step["loss"] for step in there] == pytest.approx([step["loss"] for step in here], abs=1e-4)
+
+
+def test_two_nodes_of_two_processes_end_with_the_weights_of_the_same_run_on_two_machines(
+    trained: Project, tmp_path: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can play two machines")
+    (start,), (end,) = trained.records("start"), trained.records("end")
+    if start["versions"]["torch"] != torch.__version__:
+        pytest.skip(f"torch is {start['versions']['torch']} in the image and {torch.__version__} here")
+    run_on_two_machines(trained.spec, tmp_path / "run")
+    (here,) = records(tmp_path / "run", "end")
+    assert end["weights_sha256"] == here["weights_sha256"]
 
 
 @pytest.mark.parametrize("nodes", [2, {"min": 1, "max": 2}], ids=["static", "elastic"])
