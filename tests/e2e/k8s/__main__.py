@@ -46,7 +46,7 @@ def main(words: list[str]) -> int:
         print(f"e2e-k8s: not everything can be built: {problem}")
     print(f"e2e-k8s: {', '.join(sorted(found.programs))}: {found.source}", flush=True)
     place = next(place for place in _PLACES if Path(place).is_dir() and not _is_needed(place, found))
-    script = f'mount -t tmpfs tmpfs {place}; export TMPDIR={place} E2E_K8S=parts; exec "$@"'
+    script = f'mount -t tmpfs tmpfs {place}; export TMPDIR={place} KUBECACHEDIR={place} E2E_K8S=parts; exec "$@"'
     isolated = ["unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
     os.chdir(REPOSITORY)
     os.execvp("unshare", [*isolated, "sh", "-euc", script, "sh", *command])

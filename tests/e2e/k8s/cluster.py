@@ -104,6 +104,13 @@ class Cluster:
             assert time.monotonic() < end, f"it did not come to pass that {what}"
             time.sleep(0.2)
 
+    def wait_for_end(self, start: str) -> None:
+        """Wait until the namespaces are gone whose names begin so."""
+        names = self.kubectl("get", "namespaces", "--output=name").split()
+        for name in names:
+            if name.startswith(f"namespace/{start}"):
+                self.kubectl("wait", "--for=delete", name, "--timeout=300s")
+
     def told(self, namespace: str) -> str:
         """Everything that explains a test that failed: pods, events, and what the pods printed."""
         objects = self.try_kubectl("get", "pods,services,events", "--namespace", namespace, "--output=wide").stdout

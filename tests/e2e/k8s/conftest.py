@@ -17,13 +17,17 @@ from tests.e2e.k8s.kubelet import Kubelet
 from tests.e2e.k8s.names import Names
 from tests.e2e.k8s.sandbox import GATEWAY, open_network
 
+NAMESPACES = f"e2e-{os.getpid()}-"  # how the names of all our namespaces begin
+
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The cluster that `python -m tests.e2e.k8s` chose."""
     chosen = os.environ.get("E2E_K8S")
     if chosen == "current":
-        yield Cluster(None, None, os.environ.get("IMAGE", ""))
+        current = Cluster(None, None, os.environ.get("IMAGE", ""))
+        yield current
+        current.wait_for_end(NAMESPACES)
         return
     found = parts.find()
     if chosen is None or found is None:
@@ -52,13 +56,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of the test's own, gone at its end with everything in it."""
-    name = f"e2e-{os.getpid()}-{abs(hash(request.node.nodeid)) % 10**8}"
+    """A namespace of the test's own, which is taken away at its end with everything in it."""
+    name = f"{NAMESPACES}{abs(hash(request.node.nodeid)) % 10**8}"
     cluster.kubectl("create", "namespace", name)
     yield name
     if request.node.stash.get(FAILED, False):
         print(cluster.told(name))
-    cluster.kubectl("delete", "namespace", name, "--timeout=300s")
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
 
 
 def pytest_configure(config: pytest.Config) -> None:

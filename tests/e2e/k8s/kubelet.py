@@ -72,6 +72,8 @@ class Kubelet:
         self.errors: list[str] = []
         self._pods: dict[str, Pod] = {}
         self._closed = False
+        # Only pods of a node that is there become endpoints of Services.
+        api.post("/api/v1/nodes", {"metadata": {"name": NODE}})
         threading.Thread(target=self._watch, daemon=True).start()
 
     def logs(self, namespace: str, start: str = "") -> str:
