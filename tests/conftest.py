@@ -25,6 +25,12 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """The whole suite runs on several processes; what the command line names runs in this one, as a debugger needs."""
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return min(4, os.cpu_count() or 1) if whole else 0
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
     """`golden(file, text)` fails unless the file holds exactly the text.  A missing file is a failure, too."""
