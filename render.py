@@ -35,7 +35,7 @@ class Result:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the result is the exit code."""
-    args = _parser().parse_args(argv)
+    args = _arguments(argv)
     try:
         result: Result = args.run(args)
         _write(result.text, args.output)
@@ -48,13 +48,21 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        print(f"{printable(str(error.filename or 'stdout'))}: {error.strerror}", file=sys.stderr)
+        print(_unusable_file(error), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     except Exception:
         _report_bug()
         return 3
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The parsed command line.  A mistake in it ends the program with the usage of the command that was meant."""
+    args, unknown = _parser().parse_known_args(argv)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
 
 
 @cache
@@ -101,7 +109,7 @@ def _command(
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=f"Print {text}.", allow_abbrev=False)
     command.add_argument("-o", "--output", metavar="PATH", help="write there and not to stdout")
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, parser=command)
     return command
 
 
@@ -192,6 +200,28 @@ def _write(text: str, output: str | None) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, output) from None
+
+
+def _unusable_file(error: OSError) -> str:
+    """Which file could not be read or written, why, and what to do."""
+    if error.filename is None:
+        return f"stdout: {error.strerror}"
+    path = Path(os.fsdecode(error.filename))
+    hint = ""
+    if isinstance(error, IsADirectoryError):
+        hint = "name a file in it"
+    elif isinstance(error, FileNotFoundError) and not path.parent.is_dir():
+        hint = f"there is no folder {path.parent}"
+    elif isinstance(error, FileNotFoundError):
+        from train.config import nearest
+
+        stems = {entry.stem: entry for entry in sorted(path.parent.iterdir())}
+        meant = nearest(path.stem, stems)
+        alike = [entry.name for entry in stems.values() if entry.suffix == path.suffix]
+        listed = f"in {path.parent} are: {', '.join(alike[:10])}" if alike else ""
+        hint = f"did you mean {stems[meant]}?" if meant else listed
+    text = f"{printable(str(path))}: {error.strerror}"
+    return f"{text}\n  hint: {printable(hint)}" if hint else text
 
 
 def _report_bug() -> None:

@@ -10,6 +10,7 @@ from typing import cast
 from pydantic import BaseModel
 
 from jobspec import source, targets
+from jobspec.override import override
 from jobspec.plan import Plan, make_plan
 from jobspec.rules import rules_in
 from jobspec.spec import Job
@@ -22,7 +23,7 @@ def load(target: targets.Target, file: str, settings: Sequence[str] = ()) -> Pla
 
     Raises SpecError with all mistakes, OSError if the file cannot be read.
     """
-    return plan_of(source.override(source.parse(source.read(file), file), settings), target)
+    return plan_of(override(source.parse(source.read(file), file), settings), target)
 
 
 def plan_of(spec: source.Source, target: targets.Target) -> Plan:

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from jobspec.plan import Plan, Rank
 from jobspec.plumbing import NODE_0, NODE_OF_RANK_0, THIS_NODE, Setting
-from jobspec.problems import Place, Problem, SpecError, printable
+from jobspec.problems import Problem, SpecError, option_place, printable
 from jobspec.targets import Target, node_name
 
 _HEADS = {"rank": "RANK", "node": "NODE_RANK", "local_rank": "LOCAL_RANK"}
@@ -107,7 +107,7 @@ def as_table(explanation: Explanation) -> str:
 def _hosts(plan: Plan, hosts: str) -> list[str]:
     names = hosts.split(",")
     nodes = plan.job.nodes.max
-    place = Place("--hosts", 1, 1, len(hosts), hosts)
+    place = option_place("--hosts", hosts)
     if len(names) != nodes:
         raise SpecError([Problem(place, f"as many names as nodes are needed: {nodes}, not {len(names)}")])
     if len(set(names)) != len(names) or not all(names):

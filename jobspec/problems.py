@@ -14,13 +14,17 @@ _WIDEST = 100  # columns of a source line that are shown
 
 @dataclass(frozen=True)
 class Place:
-    """A piece of one line of a file or of a `--set` option; `line` and `column` count from 1."""
+    """A piece of one line of a file, or of an option as it was typed; `line` and `column` count from 1.
+
+    `option` is the number of the option among those of the same kind, and 0 in a file.
+    """
 
     name: str
     line: int
     column: int
     length: int
     text: str
+    option: int = 0
 
     @property
     def written(self) -> str:
@@ -63,14 +67,20 @@ def report(problems: Sequence[Problem], outcome: str = "; nothing was written") 
     return "\n".join([*blocks, f"{count}{outcome}"])
 
 
+def option_place(option: str, value: str, number: int = 1) -> Place:
+    """The place of all of an option's value."""
+    typed = value if len(value) <= _WIDEST else f"{value[: _WIDEST - 1]}…"
+    return Place(f"{option} {typed}", 1, 1, max(1, len(value)), value, number)
+
+
 def printable(text: str) -> str:
     """The text on one line, what a terminal could obey or reorder replaced."""
     return "".join(char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-def _order(problem: Problem) -> tuple[bool, int, int, str]:
+def _order(problem: Problem) -> tuple[int, int, int, str]:
     place = problem.place
-    return (place.name == "--set", place.line, place.column, problem.message)
+    return (place.option, place.line, place.column, problem.message)
 
 
 def _block(problem: Problem) -> str:

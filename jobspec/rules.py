@@ -1,7 +1,6 @@
 """What the keys of a job spec demand of each other, one rule a function.
 
-A rule names the top-level keys that it reads, so that it is left out when one of them is wrong in itself: a
-second message about the same slip helps nobody.  Targets have rules of their own in their files.
+Targets have rules of their own in their files.
 """
 
 from __future__ import annotations
@@ -23,17 +22,14 @@ _BASHS = re.compile(
 )
 
 
+_AN_IMAGE = "image: registry.example/team/train:1.0"
+
+
 @dataclass(frozen=True)
 class Rule:
-    """A check over several keys; `keys` are the top-level keys that it reads."""
+    """A check over several keys; stands above its function as a decorator."""
 
-    keys: tuple[str, ...]
     check: Callable[[Job], Iterable[Finding]]
-
-
-def rule(*keys: str) -> Callable[[Callable[[Job], Iterable[Finding]]], Rule]:
-    """Make a function of a job a rule that reads these top-level keys."""
-    return lambda check: Rule(keys, check)
 
 
 def rules_in(module: object) -> list[Rule]:
@@ -45,15 +41,23 @@ def rules_in(module: object) -> list[Rule]:
     return found
 
 
-@rule("train", "command")
+def missing_image(runner: str, path: Path = ()) -> Finding:
+    """There must be an image because of `runner`, which is asked for at `path`."""
+    return Finding(path, f"image is missing: {runner} runs one", _AN_IMAGE, on_key=not path)
+
+
+@Rule
 def one_program(job: Job) -> Iterator[Finding]:
     if job.train is None and job.command is None:
-        yield Finding((), "neither train nor command: what should run?", "train: {model: mnist_cnn}", on_key=True)
+        empty: list[Path] = [(key,) for key in ("train", "command") if key in job.model_fields_set]
+        problem = f"{empty[0][0]} is empty" if empty else "neither train nor command"
+        hint = "train: {model: mnist_cnn}"
+        yield Finding(empty[0] if empty else (), f"{problem}: what should run?", hint, on_key=True)
     if job.train is not None and job.command is not None:
         yield Finding(("command",), "both train and command: only one can run", on_key=True)
 
 
-@rule("command")
+@Rule
 def command_begins_with_a_script(job: Job) -> Iterator[Finding]:
     if job.command is None:
         return
@@ -68,20 +72,20 @@ def command_begins_with_a_script(job: Job) -> Iterator[Finding]:
         yield Finding(("command", 0), message, "Python would read the option as its own")
 
 
-@rule("nodes")
+@Rule
 def range_is_a_range(job: Job) -> Iterator[Finding]:
     if job.nodes.min > job.nodes.max:
         yield Finding(("nodes", "max"), f"nodes.max is {job.nodes.max}, below nodes.min ({job.nodes.min})")
 
 
-@rule("nodes", "rendezvous")
+@Rule
 def elastic_needs_c10d(job: Job) -> Iterator[Finding]:
     if job.nodes.elastic and job.rendezvous.backend == "static":
         message = "rendezvous.backend is static, but only c10d can change the number of nodes"
         yield Finding(("rendezvous", "backend"), message, "leave rendezvous.backend out")
 
 
-@rule("train", "nodes", "procs_per_node")
+@Rule
 def every_process_gets_samples(job: Job) -> Iterator[Finding]:
     """A batch that does not divide is fine: the train package weighs uneven shares exactly."""
     if job.train is None or job.train.batch_size >= world_size(job):
@@ -92,14 +96,14 @@ def every_process_gets_samples(job: Job) -> Iterator[Finding]:
     yield Finding(("train", "batch_size"), message, hint)
 
 
-@rule("train", "device")
+@Rule
 def one_device(job: Job) -> Iterator[Finding]:
     if job.train is not None and job.train.device not in ("auto", job.device):
         message = f"train.device is {job.train.device}, but device is {job.device}"
         yield Finding(("train", "device"), message, "leave train.device out; device is passed on")
 
 
-@rule("train")
+@Rule
 def settings_are_text(job: Job) -> Iterator[Finding]:
     """What becomes an argument can hold no zero byte, and a terminal must not obey what a log shows."""
     for key, value in job.train or ():
@@ -107,7 +111,7 @@ def settings_are_text(job: Job) -> Iterator[Finding]:
             yield Finding(("train", key), f"train.{key} must be {LINES_EXPECTED}, not {json.dumps(value)}")
 
 
-@rule("train", "preemption")
+@Rule
 def preempted_training_resumes(job: Job) -> Iterator[Finding]:
     if job.train is None or job.preemption is None:
         return
@@ -119,42 +123,48 @@ def preempted_training_resumes(job: Job) -> Iterator[Finding]:
         yield Finding(("preemption",), message, "train: {resume: auto}", on_key=True)
 
 
-@rule("env")
-def launchers_variables_are_not_set(job: Job) -> Iterator[Finding]:
+def variables(job: Job) -> Iterator[tuple[Path, str]]:
+    """The place and name of each variable that the spec sets or asks for."""
     for name in job.env:
+        yield ("env", name), name
+    for number, name in enumerate(job.secrets):
+        yield ("secrets", number), name
+
+
+@Rule
+def variables_may_be_set(job: Job) -> Iterator[Finding]:
+    for path, name in variables(job):
         if is_launchers(name):
-            message = f"env: {name} is set by the launcher for each process"
+            message = f"{path[0]}: {name} is set by the launcher for each process"
             hint = "leave it out; nodes, procs_per_node and rendezvous decide its value"
-            yield Finding(("env", name), message, hint, on_key=True)
-
-
-@rule("env", "secrets")
-def bashs_variables_are_not_set(job: Job) -> Iterator[Finding]:
-    names: list[Path] = [("env", name) for name in job.env]
-    names += [("secrets", number) for number in range(len(job.secrets))]
-    for path in names:
-        name = path[1] if isinstance(path[1], str) else job.secrets[path[1]]
-        if _BASHS.fullmatch(name):
+            yield Finding(path, message, hint, on_key=True)
+        elif _BASHS.fullmatch(name):
             message = f"{path[0]}: {name} is a variable that bash keeps for itself"
             yield Finding(path, message, "choose another name", on_key=True)
 
 
-@rule("secrets", "env")
+@Rule
 def secrets_are_only_names(job: Job) -> Iterator[Finding]:
     for number, name in enumerate(job.secrets):
-        if name in job.env:
-            yield Finding(("env", name), f"env: {name} is a secret; its value must not be in the spec", on_key=True)
+        if is_launchers(name) or _BASHS.fullmatch(name):
+            continue  # variables_may_be_set
+        path = ("secrets", number)
+        if name in OURS:
+            message = f"secrets: {name} is set for each process and cannot be a secret"
+            yield Finding(path, message, "it is no secret: env may set it")
         if name in job.secrets[:number]:
-            yield Finding(("secrets", number), f"secrets: {name} is given twice")
-        if is_launchers(name) or name in OURS:
-            yield Finding(("secrets", number), f"secrets: {name} is set for each process and cannot be a secret")
+            yield Finding(path, f"secrets: {name} is given twice", "leave this one out")
+        elif name in job.env:
+            message = f"env: {name} is a secret; its value must not be in the spec"
+            hint = "leave it out; the value comes from the environment or a Secret of the cluster"
+            yield Finding(("env", name), message, hint, on_key=True)
 
 
-@rule("mounts")
+@Rule
 def mounts_have_one_source_and_one_place(job: Job) -> Iterator[Finding]:
     for number, mount in enumerate(job.mounts):
         if (mount.source is None) == (mount.claim is None):
             message = f"mounts[{number}] needs either source (a folder of the node) or claim (a volume)"
-            yield Finding(("mounts", number), message)
+            yield Finding(("mounts", number), message, "source: /data, or claim: NAME")
         if mount.path in [earlier.path for earlier in job.mounts[:number]]:
             yield Finding(("mounts", number, "path"), f"mounts[{number}].path: {mount.path} is mounted twice")

@@ -7,15 +7,13 @@ keys, anchors, aliases, tags, a second document.
 
 from __future__ import annotations
 
-import copy
 import pathlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
-from yaml.reader import Reader
+from yaml.reader import Reader as YamlReader
 
 from jobspec.problems import Finding, Path, Place, Problem, SpecError
 
@@ -74,74 +72,14 @@ def read(file: str) -> str:
 
 def parse(text: str, name: str) -> Source:
     """The mapping in a YAML text.  Raises SpecError with all mistakes."""
-    reader = _Reader(text, name)
+    reader = Reader(text, name)
     root = reader.document()
+    start = reader.items.get((), _start(name, text))
     if not isinstance(root, dict) and not reader.problems:
-        reader.add(_start(name, text), "a job spec is a mapping of keys to values", "begin with `name: my-job`")
+        reader.add(start, "a job spec is a mapping of keys to values", "begin with `name: my-job`")
     if reader.problems or not isinstance(root, dict):
         raise SpecError(reader.problems)
-    return Source(root, reader.keys, {**reader.items, (): _start(name, text)})
-
-
-def override(source: Source, settings: Sequence[str]) -> Source:
-    """The source with each `KEY=VALUE` applied: KEY is a path with dots, VALUE is YAML.
-
-    Places of what was set are in the option's own text, with the number of the option as the line.
-    Raises SpecError with every wrong option.
-    """
-    result = copy.deepcopy(source)
-    problems: list[Problem] = []
-    for number, setting in enumerate(settings, start=1):
-        try:
-            _apply(result, setting, number)
-        except SpecError as error:
-            problems += error.problems
-    if problems:
-        raise SpecError(problems)
-    return result
-
-
-def _apply(source: Source, setting: str, number: int) -> None:
-    key, equals, value = setting.partition("=")
-    place = Place("--set", number, 1, len(key), setting)
-    if not equals or not key:
-        raise SpecError([Problem(place, "not KEY=VALUE", "for example --set train.epochs=3")])
-    reader = _Reader(value, "--set", number, len(key) + 2, setting)
-    new = reader.document()
-    if reader.problems:
-        raise SpecError(reader.problems)
-
-    *parents, last = key.split(".")
-    parent: Any = source.values
-    path: Path = ()
-    for part in parents:
-        step = _step(parent, part, path, place)
-        path = (*path, step)
-        if isinstance(parent, dict) and step not in parent:
-            parent[step] = {}
-            source.keys[path] = place
-        parent = parent[step]
-    step = _step(parent, last, path, place)
-    parent[step] = new
-
-    path = (*path, step)
-    for places in (source.keys, source.items):
-        for old in [old for old in places if old[: len(path)] == path]:
-            del places[old]
-    source.keys[path] = place
-    source.keys.update({path + below: found for below, found in reader.keys.items()})
-    source.items.update({path + below: found for below, found in reader.items.items()})
-
-
-def _step(parent: Any, part: str, path: Path, place: Place) -> str | int:
-    """`part` as a key of `parent`, which is a mapping or a list."""
-    if isinstance(parent, dict):
-        return part
-    if isinstance(parent, list) and re.fullmatch(r"[0-9]{1,5}", part) and int(part) < len(parent):
-        return int(part)
-    above = ".".join(map(str, path))
-    kind = f"a list of {len(parent)}" if isinstance(parent, list) else "no mapping"
-    raise SpecError([Problem(place, f'"{above}" is {kind}; there is no "{part}" in it')])
+    return Source(root, reader.keys, {**reader.items, (): start})
 
 
 def _start(name: str, text: str = "") -> Place:
@@ -152,18 +90,17 @@ class _Stop(Exception):
     """The parser cannot go on; the reason is among the problems."""
 
 
-class _Reader:
+class Reader:
     """Builds values from PyYAML's parser events and keeps the place of each.
 
-    If the text is the value of an `option`, its places are in that option: `line` is the option's number and
-    `column` where the value begins.
+    If the text is part of an option, as after KEY= of `--set`, `option` is the place of this part.
     """
 
-    def __init__(self, text: str, name: str, line: int = 1, column: int = 1, option: str | None = None) -> None:
+    def __init__(self, text: str, name: str, option: Place | None = None) -> None:
         self.problems: list[Problem] = []
         self.keys: dict[Path, Place] = {}
         self.items: dict[Path, Place] = {}
-        self._text, self._name, self._line, self._column, self._option = text, name, line, column, option
+        self._text, self._name, self._option = text, name, option
         self._lines = _LINE_BREAK.split(text)
 
     def add(self, place: Place, message: str, hint: str = "") -> None:
@@ -188,7 +125,7 @@ class _Reader:
             return None
 
     def _refuse_control_characters(self) -> None:
-        found = Reader.NON_PRINTABLE.search(self._text)
+        found = YamlReader.NON_PRINTABLE.search(self._text)
         if found:
             lines = _LINE_BREAK.split(self._text[: found.start()])
             place = self._at(len(lines) - 1, len(lines[-1]), 1)
@@ -202,9 +139,10 @@ class _Reader:
             # types-PyYAML leaves these two without types.
             return self._loader.get_event() if take else self._loader.peek_event()  # type: ignore[no-untyped-call]
         except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark or self._loader.get_mark()
+            mark = _mark(error) or self._loader.get_mark()
             context = f" ({error.context})" if error.context else ""
-            self.add(self._at(mark.line, mark.column, 1), f"not YAML: {error.problem}{context}", _hint(error))
+            place = self._at(mark.line, mark.column, 1)
+            self.add(place, f"not YAML: {error.problem}{context}", _hint(error, place.text[: place.column - 1]))
         except (ValueError, OverflowError):  # chr() of an escape like "\U99999999"
             mark = self._loader.get_mark()
             self.add(self._at(mark.line, mark.column, 1), "not YAML: this escape names no character")
@@ -261,7 +199,7 @@ class _Reader:
 
     def _scalar(self, event: Any, place: Place) -> Any:
         text = self._text_of(event, place)
-        return text if event.style else _typed(text)
+        return text if event.style else typed(text)
 
     def _text_of(self, event: Any, place: Place) -> str:
         """The text of a scalar; two escapes such as "\\ud83d\\ude00" are one character, as in JSON."""
@@ -279,13 +217,13 @@ class _Reader:
     def _at(self, line: int, column: int, length: int) -> Place:
         """A place from PyYAML's counts, which begin with 0."""
         if self._option is not None:
-            column = column + self._column if line == 0 else self._column
-            return Place(self._name, self._line, column, max(1, length), self._option)
+            before = column if line == 0 else 0
+            return replace(self._option, column=self._option.column + before, length=max(1, length))
         text = self._lines[min(line, len(self._lines) - 1)]
         return Place(self._name, line + 1, column + 1, max(1, length), text)
 
 
-def _typed(text: str) -> Any:
+def typed(text: str) -> Any:
     """A plain scalar as YAML 1.2's core schema reads it."""
     if text in _WORDS:
         return _WORDS[text]
@@ -297,10 +235,30 @@ def _typed(text: str) -> Any:
     return text
 
 
-def _hint(error: yaml.MarkedYAMLError) -> str:
+def _mark(error: yaml.MarkedYAMLError) -> Any:
+    """Where a person looks for the mistake: where PyYAML gave up, or where it began what it found no end of."""
+    begun = error.problem in ("could not find expected ':'", "found unexpected end of stream")
+    marks = [error.context_mark, error.problem_mark]
+    return next((mark for mark in (marks if begun else reversed(marks)) if mark is not None), None)
+
+
+def _hint(error: yaml.MarkedYAMLError, before: str) -> str:
+    """What to do; `before` is what stands on the line before the place of the mistake."""
     problem = error.problem or ""
     if r"'\t'" in problem:
         return "YAML is indented with spaces, never with tabs"
-    if "cannot start any token" in problem or "mapping values are not allowed" in problem:
+    if re.match("expected (<block end>|'<document start>')", problem) or (
+        "mapping values" in problem and re.fullmatch(r"[ -]*[\w.-]+", before)
+    ):
+        return "wrong indentation: the keys of one section begin in the same column"
+    if "mapping values" in problem:
+        return 'one key a line; a value that holds ": " goes in quotes'
+    if "cannot start any token" in problem:
         return "put a value with special characters in quotes"
+    if problem == "could not find expected ':'":
+        return "a line is `key: value`"
+    if problem == "found unexpected end of stream":
+        return "the quote that begins here is not closed"
+    if problem.startswith("expected ',' or ") and error.context_mark:
+        return f"the bracket of line {error.context_mark.line + 1} is not closed before this, or a comma is missing"
     return ""

@@ -3,41 +3,55 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+import shlex
+from collections.abc import Iterator, Set
+from contextlib import suppress
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from jobspec.problems import Finding, Path
-from jobspec.source import Source
+from jobspec.source import Source, typed
 from jobspec.spec import Job
-from train.config import nearest
+from train.config import expected, nearest
 
 _UNKNOWN = "extra_forbidden"
-_EXPECTED = {
-    "string_type": "text",
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "dict_type": "a mapping of keys to values",
-    "model_type": "a mapping of keys to values",
-    "literal_error": "{expected}",
-    "greater_than": "above {gt}",
-    "greater_than_equal": "at least {ge}",
-    "less_than": "below {lt}",
-    "less_than_equal": "at most {le}",
-    "finite_number": "a finite number",
-    "unexpected": "{expected}",
-}
+_DISAGREE = "keys_disagree"
+_PLAIN = re.compile(r"[\w./][\w./=+-]*|--?[a-zA-Z][\w./=+-]*")  # texts that YAML reads as they are
+KEY = "[key]"
+"""The last part of pydantic's path to a key that is wrong itself, in a mapping with names of the person's own."""
 
 
-def findings(error: ValidationError, source: Source) -> list[Finding]:
-    """One finding for each error that pydantic found; a key that is there misspelt is not also missing."""
+def findings(error: ValidationError, source: Source, wrong: Set[Path] = frozenset()) -> list[Finding]:
+    """One finding for each error that pydantic found; a key that is there misspelt is not also missing.
+
+    wrong: keys that are told already, and have other values now.
+    """
+    told = wrong | meant_paths(error, source)
     details = error.errors(include_url=False)
-    misspelt = {(*detail["loc"][:-1], _meant(detail["loc"])) for detail in details if detail["type"] == _UNKNOWN}
-    return [_finding(detail, source) for detail in details if detail["loc"] not in misspelt]
+    return [_finding(detail, source) for detail in details if told.isdisjoint(_at_fault(detail))]
+
+
+def fault_paths(error: ValidationError) -> Iterator[Path]:
+    """The keys, values and elements that the errors are about."""
+    for detail in error.errors(include_url=False):
+        yield from _at_fault(detail)
+
+
+def _at_fault(detail: ErrorDetails) -> list[Path]:
+    path = detail["loc"]
+    if detail["type"] == _DISAGREE:
+        return [(*path, detail["ctx"]["key"]), (*path, detail["ctx"]["other"])]
+    return [path]
+
+
+def meant_paths(error: ValidationError, source: Source) -> set[Path]:
+    """The keys that unknown ones were meant to be, and that are not there besides."""
+    unknown = [detail["loc"] for detail in error.errors(include_url=False) if detail["type"] == _UNKNOWN]
+    meant = {(*path[:-1], key) for path in unknown if (key := _meant(path)) is not None}
+    return meant - source.keys.keys()
 
 
 def dotted(path: Path) -> str:
@@ -57,7 +71,7 @@ def shown(value: Any) -> str:
 def _finding(detail: ErrorDetails, source: Source) -> Finding:
     path, kind, value = detail["loc"], detail["type"], detail["input"]
     context = detail.get("ctx", {})
-    if path and path[-1] == "[key]":
+    if path and path[-1] == KEY:
         return Finding(path[:-1], f"{dotted(path[:-2])}: a key must be {context['expected']}", on_key=True)
     if kind == "missing":
         return _missing(path)
@@ -69,36 +83,50 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
         guess = context["nearest"]
         hint = f'did you mean "{guess}"?' if guess else ""
         return Finding(path, f'{dotted(path)}: "{value}" is none of {context["allowed"]}', hint)
-    if kind == "keys_disagree":
+    if kind == _DISAGREE:
         return Finding((*path, context["key"]), f"{dotted(path)}.{detail['msg']}", on_key=True)
-    if kind in _EXPECTED:
-        limits = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in context.items()}
-        expected = _EXPECTED[kind].format(**limits).replace("'", '"')
-        hint = context.get("hint", "") or _hint(kind, value, expected, path, source)
-        # Carets under the key where the value is several lines or none.
-        on_key = value is None or isinstance(value, dict | list)
-        return Finding(path, f"{dotted(path)} must be {expected}, not {shown(value)}", hint, on_key)
-    return Finding(path, f"{dotted(path)}: {detail['msg']}", on_key=True)
+    wanted = expected(detail)
+    if wanted is None:
+        return Finding(path, f"{dotted(path)}: {detail['msg']}", on_key=True)
+    hint = context.get("hint", "") or _hint(kind, value, wanted, path, source)
+    # Carets under the key where the value is several lines or none.
+    on_key = value is None or isinstance(value, dict | list)
+    return Finding(path, f"{dotted(path)} must be {wanted}, not {shown(value)}", hint, on_key)
 
 
-def _hint(kind: str, value: Any, expected: str, path: Path, source: Source) -> str:
+def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str:
     written = source.items[path].written if path in source.items else ""
     if kind == "string_type" and isinstance(value, bool | int | float):
         return f'put it in quotes: "{written}"'
     if kind == "string_type" and value is None:
         return 'for an empty text write ""'
+    if kind == "model_type" and (model := model_at(path)):
+        return f"its keys: {', '.join(model.model_fields)}"
+    if kind == "list_type" and isinstance(value, str):
+        return f"write {path[-1]}: [{', '.join(_as_list(path, value))}]"
     if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str) and written[:1] in ('"', "'"):
         return "without the quotes it is one" if value in ("true", "false") or value.isdigit() else ""
     if kind == "literal_error" and isinstance(value, str):
-        allowed = expected.split('"')[1::2]
+        allowed = wanted.split('"')[1::2]
         # By its letters "gpu" would be "cpu".
         guess = "cuda" if value.lower() == "gpu" and "cuda" in allowed else nearest(value, allowed)
         return f'did you mean "{guess}"?' if guess else ""
     return ""
 
 
+def _as_list(path: Path, value: str) -> list[str]:
+    """The elements of the list that a text was probably meant to be, in the notation of YAML."""
+    words = [value]
+    if path == ("command",):
+        with suppress(ValueError):  # a quote that is not closed
+            words = shlex.split(value)
+        # torchrun starts Python itself.
+        words = words[1:] if len(words) > 1 and words[0] in ("python", "python3") else words
+    return [word if _PLAIN.fullmatch(word) and typed(word) == word else shown(word) for word in words]
+
+
 def _missing(path: Path) -> Finding:
-    model = _section(path[:-1])
+    model = model_at(path[:-1])
     where = f" in {dotted(path[:-1])}" if path[:-1] else ""
     meaning = model.model_fields[str(path[-1])].description if model else ""
     return Finding(path[:-1], f'"{path[-1]}" is missing{where}', f"{path[-1]}: {meaning}", on_key=True)
@@ -109,14 +137,18 @@ def _unknown_key(path: Path) -> Finding:
     message = f'unknown key "{key}"' + (f' in "{dotted(above)}"' if above else "")
     homes = [dotted(home) or "the top level" for home, fields in _sections() if key in fields]
     guess = _meant(path)
+    model = model_at(above)
+    hint = f"allowed: {', '.join(model.model_fields)}" if model else ""
     if homes:
-        return Finding(path, message, f'"{key}" belongs to {" or ".join(homes)}', on_key=True)
-    return Finding(path, message, f'did you mean "{guess}"?' if guess else "", on_key=True)
+        hint = f'"{key}" belongs to {" or ".join(homes)}'
+    elif guess:
+        hint = f'did you mean "{guess}"?'
+    return Finding(path, message, hint, on_key=True)
 
 
 def _meant(path: Path) -> str | None:
     """The key that an unknown key was probably meant to be."""
-    model = _section(path[:-1])
+    model = model_at(path[:-1])
     return nearest(str(path[-1]), model.model_fields) if model else None
 
 
@@ -124,13 +156,13 @@ def _sections() -> Iterator[tuple[Path, set[str]]]:
     """The top level and each section directly below it, with their keys."""
     yield (), set(Job.model_fields)
     for name in Job.model_fields:
-        model = _section((name,))
+        model = model_at((name,))
         if model:
             yield (name,), set(model.model_fields)
 
 
-def _section(path: Path) -> type[BaseModel] | None:
-    """The model of the mapping at a path; None if there is none."""
+def model_at(path: Path) -> type[BaseModel] | None:
+    """The model of the mapping at a path; None if its keys are names of the person's own."""
     model: type[BaseModel] | None = Job
     for part in path:
         if isinstance(part, str):

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from train.__main__ import run
-from train.config import from_argv
+from train.flags import from_argv
 from train.process_group import open_process_group
 from train.stop import StopSignal
 from train.world import World

@@ -10,7 +10,7 @@ import pytest
 from jobs.scripts.array_task import flags_of_task
 from jobspec import targets
 from jobspec.artifact import load
-from train.config import from_argv
+from train.flags import from_argv
 
 JOBS = Path(__file__).parents[1] / "jobs"
 

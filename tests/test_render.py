@@ -45,7 +45,7 @@ def test_wrong_spec_is_exit_1_and_leaves_the_output_as_it_was(tmp_path: Path) ->
     output.write_text("old")
     done = command_line("torchrun", QUICKSTART, "--set", "nodes=0", "-o", str(output))
     assert (done.returncode, done.stdout) == (1, b"")
-    assert done.stderr.startswith(b"--set:1:7: nodes must be")
+    assert done.stderr.startswith(b"--set nodes=0:1:7: nodes must be")
     assert output.read_text() == "old"
     assert list(tmp_path.iterdir()) == [output]
 
@@ -55,11 +55,32 @@ def test_usage_is_exit_2() -> None:
     assert command_line("torchrun").returncode == 2
 
 
-def test_unreadable_file_and_unwritable_output_are_exit_1_with_their_names(tmp_path: Path) -> None:
-    done = command_line("torchrun", str(tmp_path / "none.yaml"))
-    assert (done.returncode, done.stderr.decode()) == (1, f"{tmp_path}/none.yaml: No such file or directory\n")
-    done = command_line("torchrun", QUICKSTART, "-o", str(tmp_path / "none" / "job.sh"))
-    assert (done.returncode, done.stderr.decode()) == (1, f"{tmp_path}/none/job.sh: No such file or directory\n")
+def test_unknown_argument_is_answered_with_the_usage_of_its_command() -> None:
+    done = command_line("torchrun", QUICKSTART, "--noes=3")
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"usage: render.py torchrun ")
+    assert done.stderr.endswith(b"render.py torchrun: error: unrecognized arguments: --noes=3\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["torchrun", "none/job.yaml"], "none/job.yaml: No such file or directory\n  hint: there is no folder none\n"),
+        (["torchrun", "jobs.yaml"], "jobs.yaml: No such file or directory\n  hint: did you mean job.yaml?\n"),
+        (["torchrun", "zzz.yaml"], "zzz.yaml: No such file or directory\n  hint: in . are: job.yaml\n"),
+        (["torchrun", "."], ".: Is a directory\n  hint: name a file in it\n"),
+        (
+            ["torchrun", "job.yaml", "-o", "none/job.sh"],
+            "none/job.sh: No such file or directory\n  hint: there is no folder none\n",
+        ),
+    ],
+)
+def test_file_that_cannot_be_read_or_written_is_exit_1_with_its_name_and_a_hint(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    (tmp_path / "job.yaml").write_bytes(Path(QUICKSTART).read_bytes())
+    done = command_line(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (1, b"", said)
 
 
 def test_bug_is_exit_3_with_what_to_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +141,7 @@ def test_diff_of_a_wrong_spec_or_of_no_file_is_exit_1_with_a_message(tmp_path: P
     )
     done = command_line("diff", QUICKSTART, QUICKSTART, "--target", "torchrun", "--set", "nodes=0")
     assert (done.returncode, done.stdout) == (1, b"")
-    assert done.stderr.startswith(b"--set:1:7: nodes must be")
+    assert done.stderr.startswith(b"--set nodes=0:1:7: nodes must be")
 
 
 def test_explain_prints_a_table_or_json() -> None:

@@ -12,8 +12,9 @@ import os
 import sys
 from pathlib import Path
 
-from train.config import TrainConfig, from_argv
+from train.config import TrainConfig
 from train.errors import SharedError, UserError
+from train.flags import from_argv
 from train.stop import EXIT_STOPPED, StopSignal, stop_with_parent
 from train.world import World
 

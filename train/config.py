@@ -1,21 +1,17 @@
-"""TrainConfig: every setting of a run, from flags, from a YAML file, or from a job spec's `train:` section.
+"""TrainConfig: every setting of a run; train/flags.py reads it from flags and files, jobspec from a job spec.
 
 No torch here: jobspec imports this file to reject a wrong `train:` section before anything is submitted.
 """
 
 from __future__ import annotations
 
-import argparse
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError
-
-from train.errors import UserError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 
 def available(kind: str) -> list[str]:
@@ -27,6 +23,37 @@ def available(kind: str) -> list[str]:
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The name that was probably meant, or None."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
+
+
+# What is expected, by pydantic's name of the error, to follow "must be".
+_EXPECTED = {
+    "string_type": "text",
+    "string_too_short": "text of at least {min_length} character",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping of keys to values",
+    "model_type": "a mapping of keys to values",
+    "literal_error": "{expected}",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "finite_number": "a finite number",
+    "unexpected": "{expected}",
+}
+
+
+def expected(error: ErrorDetails) -> str | None:
+    """What a value must be instead, in the words of the person who wrote it; None for an error of another kind."""
+    limits = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in error.get("ctx", {}).items()}
+    words = _EXPECTED.get(error["type"])
+    return None if words is None else words.format(**limits).replace("'", '"')
 
 
 def _one_of(kind: str) -> AfterValidator:
@@ -147,15 +174,29 @@ class TrainConfig(BaseModel):
         for key, needed in needs.items():
             if needed and self.checkpoint_dir is None:
                 raise PydanticCustomError(
-                    "keys_disagree", "{key} is given but checkpoint_dir is not; say where checkpoints are", {"key": key}
+                    "keys_disagree",
+                    "{key} is given but {other} is not; say where checkpoints are",
+                    {"key": key, "other": "checkpoint_dir"},
                 )
         if self.sync != "all_reduce" and self.strategy != "custom_ddp":
             raise PydanticCustomError(
                 "keys_disagree",
                 "{key} is {sync}, which strategy {strategy} cannot do; only custom_ddp has a choice",
-                {"key": "sync", "sync": self.sync, "strategy": self.strategy},
+                {"key": "sync", "other": "strategy", "sync": self.sync, "strategy": self.strategy},
             )
         return self
+
+
+def choices(key: str) -> list[str]:
+    """The values that a setting may have, if they are few words."""
+    field = TrainConfig.model_fields.get(key)
+    if field is None:
+        return []
+    named = [
+        part.json_schema["enum"] for part in field.metadata if isinstance(part, WithJsonSchema) and part.json_schema
+    ]
+    literal = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    return named[0] if named else [str(value) for value in literal]
 
 
 def flag(key: str) -> str:
@@ -164,7 +205,7 @@ def flag(key: str) -> str:
 
 
 def to_argv(values: Mapping[str, Any]) -> list[str]:
-    """The flags that give a run these settings; `from_argv` reads them back.  None means: leave the default."""
+    """The flags that give a run these settings; `flags.from_argv` reads them back.  None means: leave the default."""
     argv: list[str] = []
     for key, value in values.items():
         if value is None:
@@ -175,105 +216,3 @@ def to_argv(values: Mapping[str, Any]) -> list[str]:
             # One word, so that a value may begin with a dash.
             argv.append(f"{flag(key)}={value}")
     return argv
-
-
-def from_argv(argv: list[str] | None = None) -> TrainConfig:
-    """Read flags and, below them, the file of `--config`.
-
-    Raises UserError with every problem at once; each names its flag, or file and line.
-    """
-    parser = _parser()
-    parsed, unknown = parser.parse_known_args(argv)
-    given = {key: value for key, value in vars(parsed).items() if value is not None}
-    problems = [_unknown_flag(word) for word in unknown if word.startswith("-") or len(unknown) == 1]
-    file = given.pop("config", None)
-    where = {key: flag(key) for key in given}
-    if file is not None:
-        values, lines = _read_yaml(Path(file))
-        where = {key: f"{file}:{line}: {key}" for key, line in lines.items()} | where
-        given = values | given
-    try:
-        config = TrainConfig.model_validate(given)
-    except ValidationError as error:
-        problems += [_sentence(problem, where) for problem in error.errors()]
-    if problems:
-        raise UserError(_listed(problems, "with the settings; nothing was run"))
-    return config
-
-
-def _listed(problems: list[str], about: str) -> str:
-    return "\n".join([f"{len(problems)} problem{'s' * (len(problems) > 1)} {about}", *problems])
-
-
-def _unknown_flag(word: str) -> str:
-    name = word.partition("=")[0]
-    meant = nearest(name, map(flag, TrainConfig.model_fields))
-    hint = f"did you mean {meant}?" if meant else "`python -m train --help` lists the flags"
-    return f"  {name}: unknown flag; {hint}"
-
-
-def _sentence(problem: Any, where: Mapping[str, str]) -> str:
-    """One line for one pydantic error: where it was said, what is wrong, what was probably meant."""
-    if not problem["loc"]:
-        return f"  {problem['msg']}"
-    key = str(problem["loc"][0])
-    context = problem.get("ctx", {})
-    place = where.get(key, key)
-    if problem["type"] == "extra_forbidden":
-        meant = nearest(key, TrainConfig.model_fields)
-        return f"  {place}: unknown key" + (f'; did you mean "{meant}"?' if meant else "")
-    if problem["type"] == "unknown_name":
-        hint = f'; did you mean "{context["nearest"]}"?' if context["nearest"] else ""
-        return f"  {place}: {problem['msg']}{hint}"
-    message = problem["msg"][0].lower() + problem["msg"][1:]
-    return f'  {place}: "{problem["input"]}" is not accepted; {message}'
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; `python -m train --help` lists the flags")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m train", description="Train a model on one or many processes.", allow_abbrev=False)
-    parser.add_argument("--config", metavar="FILE.yaml", help="the same keys as YAML; flags win over it")
-    for key, field in TrainConfig.model_fields.items():
-        default = "" if field.default is None else f" (default: {field.default})"
-        text = f"{field.description}{default}".replace("%", "%%")
-        if field.annotation is bool:
-            parser.add_argument(flag(key), action=argparse.BooleanOptionalAction, default=None, help=text)
-        else:
-            parser.add_argument(flag(key), metavar=key.upper(), help=text)
-    return parser
-
-
-def _read_yaml(file: Path) -> tuple[dict[str, str | None], dict[str, int]]:
-    """The keys of a flat YAML mapping as text (typed later, exactly like flags), and the line of each."""
-    try:
-        root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--config: cannot read {file}: {error}") from None
-    except RecursionError:
-        raise UserError(f"--config: {file} must be a mapping of keys to values, not nested lists") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"--config: {file} is not YAML: {' '.join(str(error).split())}") from None
-    if root is None:
-        return {}, {}
-    if not isinstance(root, yaml.MappingNode):
-        raise UserError(f"--config: {file} must be a mapping of keys to values")
-    values: dict[str, str | None] = {}
-    lines: dict[str, int] = {}
-    problems = []
-    for key, value in root.value:
-        line = key.start_mark.line + 1
-        if not isinstance(key, yaml.ScalarNode) or not isinstance(value, yaml.ScalarNode):
-            problems.append(f"  {file}:{line}: the value must be a single word or number")
-        elif key.value in values:
-            problems.append(f"  {file}:{line}: {key.value}: given twice, first on line {lines[key.value]}")
-        else:
-            null = not value.style and value.value in ("", "~", "null")
-            values[key.value] = None if null else value.value
-            lines[key.value] = line
-    if problems:
-        raise UserError(_listed(problems, f"in {file}"))
-    return {key: value for key, value in values.items() if value is not None}, lines

@@ -23,7 +23,8 @@ from torch.utils.data.distributed import DistributedSampler
 from torchvision import datasets, transforms
 
 from train import models
-from train.config import TrainConfig, from_argv
+from train.config import TrainConfig
+from train.flags import from_argv
 from train.metrics import MetricsFile
 
 WORKERS = 2

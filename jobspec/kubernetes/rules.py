@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from jobspec.kubernetes.pod import INSTANCE_LABEL, SHUTDOWN_TIMEOUT, grace_s
 from jobspec.problems import Finding, Path
-from jobspec.rules import Rule, rule, rules_in
+from jobspec.rules import Rule, missing_image, rules_in
 from jobspec.spec import Job
 
 _LONGEST_NAME = 63  # of a pod's host name and of a Service: one label of a DNS name
@@ -34,14 +34,13 @@ _RESERVED_LABELS = (
 )
 
 
-@rule("image")
+@Rule
 def image_is_given(job: Job) -> Iterator[Finding]:
     if job.image is None:
-        message = "image is missing: a pod runs one"
-        yield Finding((), message, "image: registry.example/team/train:1.0", on_key=True)
+        yield missing_image("a pod")
 
 
-@rule("kubernetes", "mounts", "resources")
+@Rule
 def restricted_is_kept(job: Job) -> Iterator[Finding]:
     if job.kubernetes.security != "restricted":
         return
@@ -58,7 +57,7 @@ def restricted_is_kept(job: Job) -> Iterator[Finding]:
         yield Finding(("resources", "rdma"), message, hint)
 
 
-@rule("kubernetes", "resources", "device")
+@Rule
 def devices_have_full_names(job: Job) -> Iterator[Finding]:
     keys = ["gpu_resource"] if job.device == "cuda" else []
     if job.resources.rdma and job.kubernetes.rdma_resource is None:
@@ -75,7 +74,7 @@ def devices_have_full_names(job: Job) -> Iterator[Finding]:
             yield Finding(("kubernetes", key), message, "as in `kubectl describe node`, such as nvidia.com/gpu")
 
 
-@rule("resources")
+@Rule
 def shared_memory_fits_the_memory(job: Job) -> Iterator[Finding]:
     shm, memory = job.resources.shm, job.resources.memory
     if shm is not None and memory is not None and shm >= memory:
@@ -83,7 +82,7 @@ def shared_memory_fits_the_memory(job: Job) -> Iterator[Finding]:
         yield Finding(("resources", "shm"), message)
 
 
-@rule("mounts")
+@Rule
 def mounts_are_possible(job: Job) -> Iterator[Finding]:
     for number, mount in enumerate(job.mounts):
         if posixpath.normpath(mount.path) == "/dev/shm":
@@ -93,7 +92,7 @@ def mounts_are_possible(job: Job) -> Iterator[Finding]:
             yield Finding(("mounts", number, "source"), f'mounts[{number}].source must not hold ".."')
 
 
-@rule("kubernetes")
+@Rule
 def tolerations_make_sense(job: Job) -> Iterator[Finding]:
     for number, toleration in enumerate(job.kubernetes.tolerations):
         path: Path = ("kubernetes", "tolerations", number)
@@ -106,7 +105,7 @@ def tolerations_make_sense(job: Job) -> Iterator[Finding]:
             yield Finding((*path, "seconds"), f"{name}.seconds is only for effect NoExecute", "effect: NoExecute")
 
 
-@rule("kubernetes")
+@Rule
 def pods_are_spread_once_over_a_label(job: Job) -> Iterator[Finding]:
     spreads = job.kubernetes.topology_spread
     seen = [(spread.key, spread.when_unsatisfiable) for spread in spreads]
@@ -116,7 +115,7 @@ def pods_are_spread_once_over_a_label(job: Job) -> Iterator[Finding]:
             yield Finding(("kubernetes", "topology_spread", number, "key"), message)
 
 
-@rule("kubernetes")
+@Rule
 def labels_of_others_are_not_set(job: Job) -> Iterator[Finding]:
     for key in job.kubernetes.labels:
         if key.startswith(_RESERVED_LABELS):
@@ -125,7 +124,7 @@ def labels_of_others_are_not_set(job: Job) -> Iterator[Finding]:
             yield Finding(("kubernetes", "labels", key), message, hint, on_key=True)
 
 
-@rule("kubernetes")
+@Rule
 def annotations_are_small(job: Job) -> Iterator[Finding]:
     size = sum(len(f"{key}{value}".encode()) for key, value in job.kubernetes.annotations.items())
     if size > _MOST_ANNOTATIONS:
@@ -133,7 +132,7 @@ def annotations_are_small(job: Job) -> Iterator[Finding]:
         yield Finding(("kubernetes", "annotations"), message, "a ConfigMap holds more", on_key=True)
 
 
-@rule("kubernetes", "time_limit")
+@Rule
 def times_fit_their_fields(job: Job) -> Iterator[Finding]:
     times: list[tuple[Path, int | None]] = [
         (("kubernetes", "ttl"), job.kubernetes.ttl),
@@ -144,7 +143,7 @@ def times_fit_their_fields(job: Job) -> Iterator[Finding]:
             yield Finding(path, f"{'.'.join(map(str, path))} is more than {_MOST_SECONDS} seconds (68 years)")
 
 
-@rule("env", "preemption")
+@Rule
 def processes_end_before_the_pod(job: Job) -> Iterator[Finding]:
     value = job.env.get(SHUTDOWN_TIMEOUT)
     if value is not None and not (value.isascii() and value.isdigit() and int(value[:9]) < grace_s(job)):
@@ -158,7 +157,7 @@ POD = tuple(rules_in(sys.modules[__name__]))
 def name_fits(longest_suffix: Callable[[Job], str]) -> Rule:
     """A rule: the job's name leaves room for what the kind adds to it in names of pods and Services."""
 
-    @rule("name", "nodes")
+    @Rule
     def check(job: Job) -> Iterator[Finding]:
         suffix = longest_suffix(job)
         room = _LONGEST_NAME - len(suffix)
@@ -172,7 +171,7 @@ def name_fits(longest_suffix: Callable[[Job], str]) -> Rule:
 def fixed_size(reason: str) -> Rule:
     """A rule: neither a range of nodes nor c10d, because of `reason`."""
 
-    @rule("nodes", "rendezvous")
+    @Rule
     def check(job: Job) -> Iterator[Finding]:
         hint = "the target pytorchjob can do it"
         if job.nodes.elastic:
@@ -190,7 +189,7 @@ def preemption_needs_restarts(reason: str, *, of_one_node: bool = False) -> Rule
     of_one_node: whether that holds for a job of one node, too.
     """
 
-    @rule("nodes", "preemption", "max_restarts")
+    @Rule
     def check(job: Job) -> Iterator[Finding]:
         if job.preemption is not None and job.max_restarts == 0 and (of_one_node or job.nodes.max > 1):
             message = f"preemption is given, but max_restarts is 0: {reason}"

@@ -13,6 +13,7 @@ from typing import Protocol, cast
 
 from jobspec.plan import Plan
 from jobspec.problems import Finding
+from jobspec.rules import missing_image
 from jobspec.spec import Job
 
 
@@ -51,8 +52,7 @@ def problems(job: Job) -> Iterable[Finding]:
     if runtime == "none":
         return
     if job.image is None:
-        message = f"slurm.runtime is {runtime}, but there is no image to run"
-        yield Finding(("slurm", "runtime"), message, "image: registry.example/team/train:1.0")
+        yield missing_image(f"slurm.runtime {runtime}", ("slurm", "runtime"))
     elif problem := load(runtime).image_problem(job.image):
         yield Finding(("image",), f'slurm.runtime {runtime} cannot run image "{job.image}": {problem}')
     for number, mount in enumerate(job.mounts):

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from jobspec import runtimes
-from jobspec.problems import Finding, Path
-from jobspec.rules import rule
+from jobspec.problems import Finding
+from jobspec.rules import Rule, variables
 from jobspec.spec import Job
 
 _MAX_GRACE = 65535  # seconds; sbatch takes no more in --signal
@@ -36,12 +36,12 @@ _OPTIONS_OF_KEYS = {
 _NO_JOB = {"help", "usage", "version", "test-only", "wrap"}
 
 
-@rule("slurm", "image", "mounts")
+@Rule
 def runtime_can_run_the_image(job: Job) -> Iterator[Finding]:
     yield from runtimes.problems(job)
 
 
-@rule("slurm", "nodes", "rendezvous", "max_restarts")
+@Rule
 def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
     if job.slurm.launcher == "torchrun":
         return
@@ -56,20 +56,22 @@ def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
         yield Finding(("max_restarts",), message, "launcher: torchrun, or preemption for a requeue of the whole job")
 
 
-@rule("slurm")
+@Rule
 def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
     for name, value in job.slurm.options.items():
         path = ("slurm", "options", name)
         if name in _OPTIONS_OF_KEYS:
-            yield Finding(path, f"slurm.options: {name} is set from {_OPTIONS_OF_KEYS[name]}", on_key=True)
+            message = f"slurm.options: {name} is set from {_OPTIONS_OF_KEYS[name]}"
+            yield Finding(path, message, "leave it out", on_key=True)
         if name in _NO_JOB:
-            yield Finding(path, f"slurm.options: with {name} sbatch does not run this script", on_key=True)
+            message = f"slurm.options: with {name} sbatch does not run this script"
+            yield Finding(path, message, "give it to sbatch by hand", on_key=True)
         if name == "gres" and re.match(r"(.*,)?(gres:|gres/)?gpu\b", str(value)):
             message = "slurm.options: GPUs follow from procs_per_node"
             yield Finding(path, message, "for GPUs of one kind use slurm.constraint", on_key=True)
 
 
-@rule("slurm", "train")
+@Rule
 def tasks_of_an_array_keep_apart(job: Job) -> Iterator[Finding]:
     """All tasks of an array have one spec; folders that each of them writes to must not be the same."""
     if job.slurm.array is None or job.train is None:
@@ -81,7 +83,7 @@ def tasks_of_an_array_keep_apart(job: Job) -> Iterator[Finding]:
             yield Finding(("train", key), message, hint)
 
 
-@rule("preemption", "time_limit")
+@Rule
 def grace_fits(job: Job) -> Iterator[Finding]:
     if job.preemption is None:
         return
@@ -94,11 +96,9 @@ def grace_fits(job: Job) -> Iterator[Finding]:
         yield Finding(("preemption", "grace"), message)
 
 
-@rule("env", "secrets")
+@Rule
 def slurms_variables_are_not_set(job: Job) -> Iterator[Finding]:
-    names: list[tuple[Path, str]] = [(("env", name), name) for name in job.env]
-    secrets: list[tuple[Path, str]] = [(("secrets", number), name) for number, name in enumerate(job.secrets)]
-    for path, name in [*names, *secrets]:
+    for path, name in variables(job):
         if name.startswith(("SLURM_", "SLURMD_", "SRUN_", "SBATCH_")):
             message = f"{path[0]}: {name} is Slurm's own variable"
             yield Finding(path, message, "options of sbatch belong in slurm.options", on_key=True)

@@ -9,7 +9,7 @@ from jobspec import agent
 from jobspec.plan import Plan, Rank, container_shm
 from jobspec.plumbing import Setting, common_settings, torchrun_settings
 from jobspec.problems import Finding
-from jobspec.rules import rule
+from jobspec.rules import Rule, missing_image
 from jobspec.spec import Job
 
 NOT_USED = {"time_limit": "nothing ends the job"}
@@ -56,10 +56,10 @@ def node_name(plan: Plan, node: int) -> str:
     return f"{plan.job.name}-{node}"
 
 
-@rule("image")
+@Rule
 def there_is_an_image(job: Job) -> Iterator[Finding]:
     if job.image is None:
-        yield Finding((), "there is no image; a service runs one", "image: registry.example/team/train:1.0")
+        yield missing_image("a service")
     elif job.image.startswith(("/", ".")) or "://" in job.image:
         message = f'compose cannot run image "{job.image}": it runs images by registry and name only'
         yield Finding(("image",), message)

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobspec.override import override
 from jobspec.problems import SpecError
-from jobspec.source import Source, override, parse, read
+from jobspec.source import Source, parse, read
+from jobspec.validate import validate
 
 
 @pytest.mark.parametrize(
@@ -129,20 +131,40 @@ def test_set_replaces_adds_and_reaches_into_lists(source: Source) -> None:
     assert source.values["nodes"] == 2
 
 
+NAME = 'a DNS label (a lower-case letter, then at most 62 lower-case letters, digits and "-")'
+
+
+def test_mistakes_of_options_are_told_as_typed_in_the_order_of_the_options(source: Source) -> None:
+    spec = override(source, ["procs_per_node=many", "trian=1", "name=A", "zebra=1"])
+    with pytest.raises(SpecError) as error:
+        validate(spec)
+    lines = str(error.value).splitlines()
+    assert [line for line in lines if line.startswith("--set ")] == [
+        '--set procs_per_node=many:1:16: procs_per_node must be a whole number, not "many"',
+        '--set trian=1:1:1: unknown key "trian"',
+        f'--set name=A:1:6: name must be {NAME}, not "A"',
+        '--set zebra=1:1:1: unknown key "zebra"',
+    ]
+    assert '  hint: did you mean "train"?' in lines
+    assert any(line.startswith("  hint: allowed: name, nodes, ") for line in lines)
+
+
 def test_set_places_are_in_the_option(source: Source) -> None:
     place = override(source, ["nodes=3", "train.lr= big"]).items["train", "lr"]
-    assert (place.name, place.line, place.column, place.written) == ("--set", 2, 11, "big")
+    assert (place.name, place.line, place.column, place.written) == ("--set train.lr= big", 1, 11, "big")
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("nodes", "--set:1:1: not KEY=VALUE"),
-        ("=3", "--set:1:1: not KEY=VALUE"),
+        ("nodes", "--set nodes:1:1: not KEY=VALUE"),
+        ("=3", "--set =3:1:1: not KEY=VALUE"),
         ("nodes.min=3", '"nodes" is no mapping; there is no "min" in it'),
+        ("nodes.min=3", "hint: set it as a whole: --set 'nodes={min: …}'"),
         ("mounts.1.path=/b", '"mounts" is a list of 1; there is no "1" in it'),
-        ("train.lr={a: [}", "--set:1:15: not YAML"),
-        ("train.lr=&a 3", '--set:1:10: anchor "&a"'),
+        ("mounts.1.path=/b", "hint: its last element is mounts.0; set it as a whole: --set 'mounts=[…]'"),
+        ("train.lr={a: [}", "--set train.lr={a: [}:1:15: not YAML"),
+        ("train.lr=&a 3", '--set train.lr=&a 3:1:10: anchor "&a"'),
     ],
 )
 def test_wrong_set_says_what_is_wrong(source: Source, setting: str, message: str) -> None:

@@ -13,8 +13,9 @@ from annotated_types import Ge, Gt, Le, Lt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.config import TrainConfig, available, flag, from_argv, nearest, to_argv
+from train.config import TrainConfig, available, choices, flag, nearest, to_argv
 from train.errors import UserError
+from train.flags import from_argv
 
 ROOT = Path(__file__).parents[2]
 KEYS = sorted(TrainConfig.model_fields)
@@ -108,6 +109,13 @@ def test_every_key_has_a_description_and_a_flag_in_the_help(key: str, capsys: py
     shown = capsys.readouterr().out
     assert f"{flag(key)} " in shown or f"{flag(key)}," in shown
     assert "".join(description.split()) in "".join(shown.split())
+    assert ", ".join(choices(key)) in " ".join(shown.split())
+
+
+def test_help_lists_the_values_of_a_setting_that_has_few() -> None:
+    assert choices("sync") == available("sync")
+    assert choices("precision") == ["fp32", "bf16", "fp16"]
+    assert choices("epochs") == choices("device_") == []
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if kinds(key) != (str,)])
@@ -153,6 +161,26 @@ def test_value_out_of_range_is_refused_with_its_flag_and_value(argument: str) ->
     assert f'\n  {name}: "{value}" is not accepted; ' in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--lr=fast", "it must be a number"),
+        ("--epochs=2.5", "it must be a whole number"),
+        ("--epochs=many", "it must be a whole number"),
+        ("--dropout=1", "it must be below 1"),
+        ("--lr=inf", "it must be a finite number"),
+        ("--data-root=", "it must be text of at least 1 character"),
+        ("--optimizer=sgdd", 'it must be "sgd", "adam", "adamw" or "adadelta"; did you mean "sgd"?'),
+        ("--precision=half", 'it must be "fp32", "bf16" or "fp16"'),
+    ],
+)
+def test_what_a_value_must_be_is_said_in_plain_words(argument: str, said: str) -> None:
+    name, value = argument.split("=")
+    with pytest.raises(UserError) as refusal:
+        from_argv([argument])
+    assert str(refusal.value).splitlines()[1] == f'  {name}: "{value}" is not accepted; {said}'
+
+
 def test_values_that_begin_with_a_dash_or_hold_spaces_survive() -> None:
     config = TrainConfig(run_dir="-x y $HOME 'q' \"r\"\n", data_root="--lr=5")
     assert from_argv(to_argv(config.model_dump())) == config
@@ -166,66 +194,6 @@ def test_abbreviated_flags_are_refused() -> None:
 def test_negated_flag_turns_a_switch_off() -> None:
     assert from_argv(["--no-sync-batchnorm"]).sync_batchnorm is False
     assert from_argv(["--sync-batchnorm"]).sync_batchnorm is True
-
-
-def yaml_file(folder: Path, text: str) -> Path:
-    file = folder / "run.yaml"
-    file.write_text(text, encoding="utf-8")
-    return file
-
-
-@pytest.mark.parametrize(
-    ("line", "key", "value"),
-    [
-        ("lr: 1e-3", "lr", 0.001),
-        ("lr: 1", "lr", 1.0),
-        ("lr: '0.5'", "lr", 0.5),
-        ("epochs: 3  # a comment", "epochs", 3),
-        ("sync_batchnorm: no", "sync_batchnorm", False),
-        ("sync_batchnorm: false", "sync_batchnorm", False),
-        ("sync_batchnorm: on", "sync_batchnorm", True),
-        ("data_root: no", "data_root", "no"),
-        ("data_root: 012", "data_root", "012"),
-        ("data_root: 2026-01-01", "data_root", "2026-01-01"),
-        ("data_root: 12:30:00", "data_root", "12:30:00"),
-        ("data_root: 'null'", "data_root", "null"),
-        ("scheduler: none", "scheduler", "none"),
-        ("max_steps:", "max_steps", None),
-        ("max_steps: null", "max_steps", None),
-        ("dropout: ~", "dropout", None),
-    ],
-)
-def test_yaml_value_is_typed_like_the_flag(tmp_path: Path, line: str, key: str, value: Any) -> None:
-    found = getattr(from_argv([f"--config={yaml_file(tmp_path, line)}"]), key)
-    assert (type(found), found) == (type(value), value)
-
-
-def test_empty_yaml_file_gives_the_defaults(tmp_path: Path) -> None:
-    assert from_argv([f"--config={yaml_file(tmp_path, '# nothing yet')}"]) == TrainConfig()
-
-
-def test_flags_win_over_the_file(tmp_path: Path) -> None:
-    file = yaml_file(tmp_path, "lr: 0.5\nepochs: 7\nsync_batchnorm: true\n")
-    config = from_argv(["--lr=0.25", f"--config={file}", "--no-sync-batchnorm"])
-    assert (config.lr, config.epochs, config.sync_batchnorm) == (0.25, 7, False)
-
-
-def test_a_flag_mends_a_wrong_value_of_the_file(tmp_path: Path) -> None:
-    assert from_argv([f"--config={yaml_file(tmp_path, 'epochs: many')}", "--epochs=2"]).epochs == 2
-
-
-def test_duplicate_yaml_key_names_both_lines(tmp_path: Path) -> None:
-    file = yaml_file(tmp_path, "lr: 1\nepochs: 2\nlr: 2\n")
-    with pytest.raises(UserError) as refusal:
-        from_argv([f"--config={file}"])
-    assert f"{file}:3: lr: given twice, first on line 1" in str(refusal.value)
-
-
-def test_unknown_yaml_key_names_its_line_and_the_nearest_key(tmp_path: Path) -> None:
-    file = yaml_file(tmp_path, "lr: 1\nbatchsize: 2\n")
-    with pytest.raises(UserError) as refusal:
-        from_argv([f"--config={file}"])
-    assert f'{file}:2: batchsize: unknown key; did you mean "batch_size"?' in str(refusal.value)
 
 
 @pytest.mark.parametrize(("kind", "folder"), FOLDERS.items())
@@ -250,46 +218,6 @@ def test_names_that_lead_out_of_the_folder_are_refused() -> None:
     for name in ("../config", "__init__", "mlp.py", ""):
         with pytest.raises(UserError, match="--model: "):
             from_argv([f"--model={name}"])
-
-
-def test_all_problems_are_told_at_once_each_with_its_place(tmp_path: Path) -> None:
-    file = yaml_file(tmp_path, "epochs: 0\nlr: fast\nmodle: mlp\n")
-    with pytest.raises(UserError) as refusal:
-        from_argv([f"--config={file}", "--dataset=mnst", "--seed=-1"])
-    first, *problems = str(refusal.value).splitlines()
-    assert first.startswith("5 problems ")
-    places = [f"{file}:1: epochs", f"{file}:2: lr", f"{file}:3: modle", "--dataset", "--seed"]
-    assert {place for place in places for problem in problems if problem.startswith(f"  {place}: ")} == set(places)
-    assert len(problems) == 5
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("- lr\n- epochs\n", "must be a mapping"),
-        ("lr", "must be a mapping"),
-        ("lr: [1, 2]", "run.yaml:1: the value must be a single word or number"),
-        ("epochs: 1\noptimizer: {name: sgd}", "run.yaml:2: the value must be a single word or number"),
-        ("lr: 'open", "is not YAML"),
-        ("a: 1\n---\nb: 2", "is not YAML"),
-        ("lr: *nobody", "is not YAML"),
-        ("\t: 1", "is not YAML"),
-    ],
-)
-def test_yaml_of_another_form_is_refused_with_its_place(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(UserError) as refusal:
-        from_argv([f"--config={yaml_file(tmp_path, text)}"])
-    assert said in str(refusal.value)
-    assert "run.yaml" in str(refusal.value)
-
-
-def test_config_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    binary = tmp_path / "weights.pt"
-    binary.write_bytes(b"\x80\x81\xff")
-    for file in (tmp_path / "absent.yaml", tmp_path, binary):
-        with pytest.raises(UserError) as refusal:
-            from_argv([f"--config={file}"])
-        assert f"--config: cannot read {file}: " in str(refusal.value)
 
 
 @pytest.mark.parametrize("arguments", [["--resume=auto"], ["--checkpoint-every=5"]])

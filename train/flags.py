@@ -1,0 +1,124 @@
+"""Flags and a YAML file → TrainConfig, or every mistake in them at once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from train.config import TrainConfig, choices, expected, flag, nearest
+from train.errors import UserError
+
+
+def from_argv(argv: list[str] | None = None) -> TrainConfig:
+    """Read flags and, below them, the file of `--config`.
+
+    Raises UserError with every problem at once; each names its flag, or file and line.
+    """
+    parser = _parser()
+    parsed, unknown = parser.parse_known_args(argv)
+    given = {key: value for key, value in vars(parsed).items() if value is not None}
+    problems = [_unknown_flag(word) for word in unknown if word.startswith("-") or len(unknown) == 1]
+    file = given.pop("config", None)
+    where = {key: flag(key) for key in given}
+    if file is not None:
+        values, lines = _read_yaml(Path(file))
+        where = {key: f"{file}:{line}: {key}" for key, line in lines.items()} | where
+        given = values | given
+    try:
+        config = TrainConfig.model_validate(given)
+    except ValidationError as error:
+        problems += [_sentence(problem, where) for problem in error.errors()]
+    if problems:
+        raise UserError(_listed(problems, "with the settings; nothing was run"))
+    return config
+
+
+def _listed(problems: list[str], about: str) -> str:
+    return "\n".join([f"{len(problems)} problem{'s' * (len(problems) > 1)} {about}", *problems])
+
+
+def _unknown_flag(word: str) -> str:
+    name = word.partition("=")[0]
+    meant = nearest(name, map(flag, TrainConfig.model_fields))
+    hint = f"did you mean {meant}?" if meant else "`python -m train --help` lists the flags"
+    return f"  {name}: unknown flag; {hint}"
+
+
+def _sentence(problem: ErrorDetails, where: Mapping[str, str]) -> str:
+    """One line for one pydantic error: where it was said, what is wrong, what was probably meant."""
+    if not problem["loc"]:
+        return f"  {problem['msg']}"
+    key = str(problem["loc"][0])
+    context = problem.get("ctx", {})
+    place = where.get(key, key)
+    if problem["type"] == "extra_forbidden":
+        meant = nearest(key, TrainConfig.model_fields)
+        return f"  {place}: unknown key" + (f'; did you mean "{meant}"?' if meant else "")
+    if problem["type"] == "unknown_name":
+        hint = f'; did you mean "{context["nearest"]}"?' if context["nearest"] else ""
+        return f"  {place}: {problem['msg']}{hint}"
+    wanted = expected(problem)
+    if wanted is None:
+        return f"  {place}: {problem['msg']}"
+    meant = nearest(str(problem["input"]), choices(key))
+    hint = f'; did you mean "{meant}"?' if meant else ""
+    return f'  {place}: "{problem["input"]}" is not accepted; it must be {wanted}{hint}'
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; `python -m train --help` lists the flags")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m train", description="Train a model on one or many processes.", allow_abbrev=False)
+    parser.add_argument("--config", metavar="FILE.yaml", help="the same keys as YAML; flags win over it")
+    for key, field in TrainConfig.model_fields.items():
+        names = f"; one of {', '.join(choices(key))}" if choices(key) else ""
+        default = "" if field.default is None else f" (default: {field.default})"
+        text = f"{field.description}{names}{default}".replace("%", "%%")
+        if field.annotation is bool:
+            parser.add_argument(flag(key), action=argparse.BooleanOptionalAction, default=None, help=text)
+        else:
+            parser.add_argument(flag(key), metavar=key.upper(), help=text)
+    return parser
+
+
+def _read_yaml(file: Path) -> tuple[dict[str, str | None], dict[str, int]]:
+    """The keys of a flat YAML mapping as text (typed later, exactly like flags), and the line of each."""
+    try:
+        root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    except OSError as error:
+        raise UserError(f"--config: cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"--config: cannot read {file}: not UTF-8 text") from None
+    except RecursionError:
+        raise UserError(f"--config: {file} must be a mapping of keys to values, not nested lists") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"--config: {file} is not YAML: {' '.join(str(error).split())}") from None
+    if root is None:
+        return {}, {}
+    if not isinstance(root, yaml.MappingNode):
+        raise UserError(f"--config: {file} must be a mapping of keys to values")
+    values: dict[str, str | None] = {}
+    lines: dict[str, int] = {}
+    problems = []
+    for key, value in root.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode) or not isinstance(value, yaml.ScalarNode):
+            problems.append(f"  {file}:{line}: the value must be a single word or number")
+        elif key.value in values:
+            problems.append(f"  {file}:{line}: {key.value}: given twice, first on line {lines[key.value]}")
+        else:
+            null = not value.style and value.value in ("", "~", "null")
+            values[key.value] = None if null else value.value
+            lines[key.value] = line
+    if problems:
+        raise UserError(_listed(problems, f"in {file}"))
+    return {key: value for key, value in values.items() if value is not None}, lines
