@@ -6,6 +6,7 @@ ${XDG_CACHE_HOME:-~/.cache}.  The script trains a network on FashionMNIST, which
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -48,3 +49,11 @@ def fetch() -> str:
         return (done.stderr or done.stdout).strip().splitlines()[-1]
     shutil.copyfile(folder / "examples" / "pytorch" / "mnist" / "mnist.py", _KEPT / "mnist.py")
     return ""
+
+
+def unpack(source: Path, target: Path) -> None:
+    """Copy FashionMNIST's files as the script would have downloaded and unpacked them."""
+    target.mkdir(parents=True)
+    for file in source.iterdir():
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        (target / file.name.removesuffix(".gz")).write_bytes(content)

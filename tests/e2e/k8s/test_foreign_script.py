@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import shutil
 from pathlib import Path
@@ -25,7 +24,7 @@ def test_example_of_the_training_operator_trains_unchanged(
     work, data = cluster.claim(namespace, "work"), cluster.claim(namespace, "data")
     shutil.copy(found.script, work)
     shutil.copytree(found.packages, work / "packages")
-    unpack(data_root / "FashionMNIST" / "raw", data / "FashionMNIST" / "raw")
+    foreign.unpack(data_root / "FashionMNIST" / "raw", data / "FashionMNIST" / "raw")
     spec = job(
         cluster.image,
         procs_per_node=2,
@@ -40,11 +39,3 @@ def test_example_of_the_training_operator_trains_unchanged(
     # Each of four processes counts its quarter of the test images against all of them.
     accuracies = [float(value) for value in re.findall(r"accuracy=([\d.]+)", told)]
     assert len(accuracies) == 4 and sum(accuracies) > 0.6
-
-
-def unpack(source: Path, target: Path) -> None:
-    """The files as the script would have downloaded and unpacked them."""
-    target.mkdir(parents=True)
-    for file in source.iterdir():
-        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        (target / file.name.removesuffix(".gz")).write_bytes(content)
