@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -14,10 +11,9 @@ from torch import nn
 
 from train.bucket import Bucket
 from train.errors import SharedError, UserError
+from train.lost_ranks import reason, reports
 from train.shared_memory import MissingRanks
 
-# How long a rank that gave up waits for the others to say where they gave up.
-_REPORTS_S = 5.0
 _NAMES_SHOWN = 5
 
 
@@ -80,36 +76,10 @@ def explained(bucket: Bucket, position: str, group: dist.ProcessGroup) -> Iterat
     except RuntimeError as error:
         names = ", ".join(bucket.names[:_NAMES_SHOWN])
         more = f" and {len(bucket.names) - _NAMES_SHOWN} more" if len(bucket.names) > _NAMES_SHOWN else ""
-        what = f"the gradients of {names}{more} ({position}) were not averaged: {str(error).splitlines()[0]}"
+        what = f"the gradients of {names}{more} ({position}) were not averaged: {reason(error)}"
         if not isinstance(error, MissingRanks):
-            what = "\n".join([what, *_reports(position, group)])
+            what = "\n".join([what, *reports(position, group)])
         raise UserError(what) from error
-
-
-def _reports(position: str, group: dist.ProcessGroup) -> list[str]:
-    """Where the other ranks gave up, one line each, through the store: it costs nothing until something has failed."""
-    ranks = dist.get_process_group_ranks(group)
-    store = dist.PrefixStore("gave-up", dist.distributed_c10d._get_default_store())
-    lines: list[str] = []
-
-    def ask() -> None:
-        store.set(str(dist.get_rank()), position)
-        deadline = time.monotonic() + _REPORTS_S
-        for rank in ranks:
-            try:
-                left_s = max(0.001, deadline - time.monotonic())
-                store.wait([str(rank)], timedelta(seconds=left_s))
-                where = store.get(str(rank)).decode()
-                if where != position:
-                    lines.append(f"rank {rank} gave up elsewhere: {where}")
-            except (dist.DistError, RuntimeError):
-                lines.append(f"rank {rank} is missing: no word from it")
-
-    # The store may be gone, too, and does not keep its timeouts then.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(2 * _REPORTS_S)
-    return lines
 
 
 def _listed(ranks: Iterable[int]) -> str:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
+from train import lost_ranks
 from train.broadcast import broadcast_from_rank_0
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig
@@ -95,11 +96,12 @@ class Trainer:
 
         Returns False if a signal stopped the run before: then its position is saved.
         """
-        try:
-            self._run_epochs()
-        except Stopped:
-            self._end_early()
-            return False
+        with lost_ranks.explained():
+            try:
+                self._run_epochs()
+            except Stopped:
+                self._end_early()
+                return False
         self.metrics.write("end", step=self.step, weights_sha256=weights_sha256(self.model.state_dict()))
         if self.checkpoints is not None:
             self.checkpoints.wait()
