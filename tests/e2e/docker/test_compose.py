@@ -28,7 +28,8 @@ STEPS = 100
 TRAIN = {
     "model": "mnist_cnn",
     "dataset": "synthetic",
-    "batch_size": 64,
+    "batch_size": 128,
+    "epochs": 2,
     "optimizer": "adam",
     "lr": 1e-3,
     "log_every": 10,
@@ -163,7 +164,7 @@ def test_killed_node_is_started_again_and_the_job_ends_like_one_that_was_not_kil
     said: list[str] = []
     with project.compose() as compose:
         running = compose.start()
-        read_until(running, "step 40/", said)
+        read_until(running, "step 50/", said)
         project.docker.kill(compose.container(f"job-{node}"), project.image)
         read_until(running, "resume: /runs/step-", said)
         said.append(running.communicate(timeout=180)[0])
@@ -184,7 +185,7 @@ def test_stop_saves_and_ends_both_nodes_and_the_next_up_ends_like_a_run_that_was
     said: list[str] = []
     with project.compose() as compose:
         running = compose.start()
-        read_until(running, "step 40/", said)
+        read_until(running, "step 50/", said)
         asked = time.monotonic()
         stopped = compose.run("stop")
         stop_s = time.monotonic() - asked
