@@ -29,7 +29,7 @@ render: $(READY) # write the examples in slurm/, k8s/ and docker/ anew
 
 # What hypothesis tries, 10,000 times each: about half an hour.
 fuzz: $(READY)
-	$(BIN)/python -m pytest tests/jobspec -m hypothesis --hypothesis-profile=fuzz --timeout=7200
+	$(BIN)/python -m pytest tests/jobspec -m hypothesis --hypothesis-profile=fuzz --timeout=7200 -n 2
 
 # On a real Slurm of three nodes within this machine, as root.  QUICK=1 takes one test of each kind.
 e2e-slurm: $(READY)
