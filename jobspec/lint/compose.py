@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from jobspec.lint.lexer import TORCHRUN
 from jobspec.lint.manifest import Node, script_of
 from jobspec.lint.rules import Fault, rule
-from jobspec.lint.secrets import GYM, masked, names_secret
+from jobspec.lint.secrets import masked, names_secret
 from jobspec.lint.shell import Script
 
 
@@ -39,7 +40,7 @@ def environment(service: Node) -> Iterator[tuple[str, str, Node]]:
 def shared_memory_of_a_service_is_small(document: Node) -> Iterator[Fault]:
     for service in services(document):
         script = script_of(service.get("entrypoint"), service.get("command"))
-        trains = script is not None and any(command.has("torchrun") for command in script.commands)
+        trains = script is not None and any(command.has(*TORCHRUN) for command in script.commands)
         if trains and not service.get("shm_size") and service.text("ipc") not in ("host", "shareable"):
             reason = "/dev/shm of a container has 64 MiB: DataLoader workers and NCCL die of it"
             yield Fault(service.key_place, reason, "shm_size: 16gb")
@@ -54,7 +55,7 @@ def rdma_without_locked_memory(document: Node) -> Iterator[Fault]:
                 yield Fault(device.place, reason, "ulimits: {memlock: -1}")
 
 
-@rule(GYM)
+@rule("https://github.com/daytonaio/daytona/issues/4322")
 def secret_in_compose_file(document: Node) -> Iterator[Fault]:
     for service in services(document):
         for name, value, node in environment(service):

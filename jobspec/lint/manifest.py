@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import yaml
 
-from jobspec.lint.shell import Command, Script, Word
+from jobspec.lint.lexer import Command, Word
+from jobspec.lint.shell import Script
 from jobspec.problems import Place, Problem, SpecError
 
 _SHELLS = ("sh", "bash", "ash", "dash", "zsh")
@@ -51,9 +52,32 @@ class Node:
         values = node.raw.value if node and isinstance(node.raw, yaml.SequenceNode) else []
         return [Node(value, value, self.file, self.lines) for value in values]
 
+    def has(self, name: str) -> bool:
+        """Whether a key of this name stands anywhere below."""
+        seen: set[int] = set()  # an alias may lead back up
+        nodes = [self.raw]
+        while nodes:
+            raw = nodes.pop()
+            if id(raw) in seen:
+                continue
+            seen.add(id(raw))
+            if isinstance(raw, yaml.MappingNode):
+                if any(key.value == name for key, _ in raw.value):
+                    return True
+                nodes += [value for _, value in raw.value]
+            elif isinstance(raw, yaml.SequenceNode):
+                nodes += raw.value
+        return False
+
     @property
     def is_text(self) -> bool:
         return str(self.raw.tag) == "tag:yaml.org,2002:str"
+
+    @property
+    def is_number_or_switch(self) -> bool:
+        """Whether Kubernetes, which reads YAML 1.1 but for its times, takes a value for a number, true or false."""
+        kinds = ("int", "float", "bool")
+        return str(self.raw.tag).removeprefix("tag:yaml.org,2002:") in kinds and ":" not in self.text()
 
     @property
     def place(self) -> Place:

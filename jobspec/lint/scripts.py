@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from jobspec.lint.lexer import TORCHRUN, Command
 from jobspec.lint.rules import Fault, rule
-from jobspec.lint.shell import Command, Directive, Flag, Script
+from jobspec.lint.sbatch import Directive
+from jobspec.lint.shell import Flag, Script
 from jobspec.problems import Place
 
 _OF_A_TASK = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
@@ -23,6 +25,7 @@ _PROGRAMS = (
     "docker",
     "podman",
 )
+_NTASKS, _PER_NODE = ("--ntasks", "-n"), ("--ntasks-per-node",)
 _HERE_ONLY = re.compile(r"localhost|127\.0\.0\.1")
 
 
@@ -38,6 +41,20 @@ def nodes(script: Script) -> int:
     found = script.directive("nodes")
     last = found.value.rpartition("-")[2] if found else ""
     return int(last) if last.isdigit() else 1
+
+
+def tasks_per_node(script: Script, srun: Command) -> int:
+    """How many tasks an srun starts on each node, so far as numbers say; 1 if they do not."""
+    own = {name: [flag.value for flag in script.flags(*name) if flag.command is srun] for name in (_NTASKS, _PER_NODE)}
+    if own[_PER_NODE]:
+        count = own[_PER_NODE][-1]
+    elif own[_NTASKS] or not (asked := script.directive("ntasks-per-node")):
+        total = script.directive("ntasks")
+        tasks = own[_NTASKS][-1] if own[_NTASKS] else total.value if total else ""
+        count = str(int(tasks) // nodes(script)) if tasks.isdigit() else ""
+    else:
+        count = asked.value
+    return int(count) if count.isdigit() else 1
 
 
 @rule("https://github.com/huggingface/accelerate/issues/2816")
@@ -101,7 +118,7 @@ def signal_without_trap(script: Script) -> Iterator[Fault]:
 @rule("https://github.com/pytorch/pytorch/issues/154849")
 def signal_kills_the_agent(script: Script) -> Iterator[Fault]:
     asked = script.directive("signal")
-    torchrun = any(command.has("torchrun") for command in script.commands)
+    torchrun = any(command.has(*TORCHRUN) for command in script.commands)
     if asked and torchrun and re.match(r"(?:SIG)?USR", asked.value) and not any(script.flags("--signals-to-handle")):
         reason = "srun hands the signal to torchrun, which dies of it and leaves its workers running"
         yield Fault(asked.place, reason, "--signal=B:USR1@120 with a trap, or torchrun --signals-to-handle")
@@ -135,7 +152,7 @@ def array_used_as_text(script: Script) -> Iterator[Fault]:
                     )
 
 
-@rule("https://github.com/NVIDIA/enroot/issues/243")
+@rule("https://github.com/pytorch/pytorch/issues/126510")
 def port_is_fixed(script: Script) -> Iterator[Fault]:
     if not script.is_batch or script.directive("exclusive"):
         return

@@ -10,8 +10,6 @@ from jobspec.lint.rules import Fault, rule
 from jobspec.lint.shell import Script
 from jobspec.problems import Place
 
-GYM = "https://github.com/NVIDIA-NeMo/Gym/issues/2354"
-
 # Not every token is a secret: models have eos_token and pad_token.
 _SECRET = re.compile(
     r"(?:.*_)?(?:API_?KEY|SECRET(?:_KEY)?|PASSWORD|PASSWD|ACCESS_KEY|SECRET_ACCESS_KEY)"
@@ -29,7 +27,7 @@ def masked(place: Place) -> Place:
     return replace(place, text=f"{' ' * (place.column - 1)}{place.written}…")
 
 
-@rule(GYM)
+@rule("https://github.com/NVIDIA-BioNeMo/nvSubquadratic/pull/34")
 def secret_in_script(script: Script) -> Iterator[Fault]:
     for name, word in script.assignments():
         if names_secret(name) and word.assigned_value and "$" not in word.assigned_value:
@@ -40,7 +38,7 @@ def secret_in_script(script: Script) -> Iterator[Fault]:
             yield Fault(masked(script.place(word, name)), reason, fix)
 
 
-@rule(GYM)
+@rule("https://github.com/NVIDIA-NeMo/Gym/issues/2909")
 def secret_in_arguments(script: Script) -> Iterator[Fault]:
     for command in script.commands:
         for number, word in enumerate(command.words):
@@ -57,7 +55,7 @@ def secret_in_arguments(script: Script) -> Iterator[Fault]:
                     )
 
 
-@rule(GYM)
+@rule("https://github.com/pytorch/xla/pull/6410")
 def trace_prints_secrets(script: Script) -> Iterator[Fault]:
     names = [name for name, _ in script.assignments() if names_secret(name)]
     names += [

@@ -1,78 +1,13 @@
-"""A shell script as commands and words with their places, so far as lint needs it.
-
-This is no shell: nothing is expanded.  It knows quotes, comments, line continuations, here-documents and commands
-inside commands (`$(…)`, backquotes, `bash -c '…'`), so that a rule sees words and not text.
-Grammar: POSIX.1-2017, Shell & Utilities, 2.2, 2.3 and 2.10; arrays and `$'…'` from bash's manual.
-"""
+"""A shell script as rules see it: its commands, its `#SBATCH` options, and the places of both."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from jobspec.lint.lexer import Command, Lexer, Word
+from jobspec.lint.sbatch import Directive, directives
 from jobspec.problems import Place
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_HERE = re.compile(r"<<(-?)[ \t]*(\\?)(['\"]?)([A-Za-z_][A-Za-z0-9_]*)\3")
-_OPERATOR = re.compile(r"\|\||&&|;;|\|&|[|&;()\n]")
-_REDIRECTION = re.compile(r"[0-9]*(?:<<<|<>|>>|<&|>&|>\||[<>](?!\())|&>>?")
-_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^]]*\])?\+?=")
-_RUNS_TEXT = re.compile(r"(?:^|/)(?:ba|da|k|z)?sh$")
-_HOLDS_COMMAND = re.compile(r"(?:^|\s)(?:srun|torchrun|\S*python3? -m torch\.distributed\.\w+)\s")
-
-
-@dataclass(frozen=True)
-class Expansion:
-    """A `$name` or `${name…}` that the shell replaces; `text` is as written."""
-
-    name: str
-    text: str
-    start: int
-
-
-@dataclass
-class Word:
-    """One word: `value` without its quotes, `text` as written at `start` of the script."""
-
-    start: int
-    text: str = ""
-    value: str = ""
-    expansions: list[Expansion] = field(default_factory=list)
-
-    @property
-    def assigned(self) -> str | None:
-        """The variable, if the word is an assignment."""
-        match = _ASSIGNMENT.match(self.text)
-        return match[1] if match else None
-
-    @property
-    def assigned_value(self) -> str:
-        """What an assignment assigns; empty for an array."""
-        return self.value.partition("=")[2]
-
-
-@dataclass
-class Command:
-    """One simple command; `after` is the operator before it, such as `||` or `|`.
-
-    `inner` says that another shell than the script's own runs it, such as that of a task.
-    """
-
-    words: list[Word]
-    after: str = ""
-    inner: bool = False
-
-    @property
-    def name(self) -> str:
-        """The program's name without its folder, past assignments and words like exec; empty if there is none."""
-        wrappers = ("exec", "time", "!", "if", "then", "do", "while", "else", "{")
-        names = (word.value for word in self.words if word.assigned is None and word.value not in wrappers)
-        return next(names, "").rpartition("/")[2]
-
-    def has(self, *programs: str) -> bool:
-        """Whether a program is the command or started by it, such as torchrun by srun."""
-        return any(word.value.rpartition("/")[2] in programs for word in self.words)
 
 
 @dataclass(frozen=True)
@@ -82,19 +17,6 @@ class Flag:
     value: str
     place: Place
     command: Command
-
-
-@dataclass(frozen=True)
-class Directive:
-    """One `#SBATCH` option by its long name."""
-
-    name: str
-    value: str
-    place: Place
-
-
-# Short options of sbatch that rules ask for; sbatch's manual has them all.
-_LONG = {"N": "nodes", "n": "ntasks", "c": "cpus-per-task", "o": "output", "e": "error", "J": "job-name"}
 
 
 @dataclass
@@ -107,14 +29,12 @@ class Script:
     text: str
     locate: Callable[[int, int], Place]
     commands: list[Command] = field(default_factory=list)
+    directives: list[Directive] = field(default_factory=list)
 
     @classmethod
     def parse(cls, text: str, locate: Callable[[int, int], Place]) -> Script:
-        return cls(text, locate, _Lexer(text).commands)
-
-    @property
-    def directives(self) -> list[Directive]:
-        return list(self._directives())
+        lexer = Lexer(text)
+        return cls(text, locate, lexer.commands, list(directives(text, locate, lexer)))
 
     @property
     def is_batch(self) -> bool:
@@ -149,167 +69,3 @@ class Script:
             for word in command.words:
                 if word.assigned is not None:
                     yield word.assigned, word
-
-    def _directives(self) -> Iterator[Directive]:
-        for match in re.finditer(r"^#SBATCH[ \t]+(--?)([A-Za-z][-a-zA-Z]*)(?:[= \t]+([^\s#]+))?", self.text, re.M):
-            name = match[2] if match[1] == "--" else _LONG.get(match[2], match[2])
-            yield Directive(name, match[3] or "", self.locate(match.start(), match.end() - match.start()))
-
-
-class _Lexer:
-    """Splits a text from `at` up to an `end` character into commands; those inside words come behind their own."""
-
-    def __init__(self, text: str, at: int = 0, end: str = "", inner: bool = False) -> None:
-        self.text, self.at, self._end, self._inner = text, at, end, inner
-        self.commands: list[Command] = []
-        self._nested: list[Command] = []
-        self._depth = 0
-        self._here: list[tuple[str, bool, bool]] = []
-        self._read()
-
-    def _read(self) -> None:
-        command = self._new("")
-        while self.at < len(self.text) and not self._is_end():
-            if self.text.startswith("\\\n", self.at):
-                self.at += 2
-            elif self.text[self.at] in " \t\r":
-                self.at += 1
-            elif self.text[self.at] == "#":
-                self.at = self._find("\n")
-            elif here := _HERE.match(self.text, self.at):
-                self._here.append((here[4], here[1] == "-", not here[2] and not here[3]))
-                self.at = here.end()
-            elif redirection := _REDIRECTION.match(self.text, self.at):
-                self.at = redirection.end()
-            elif operator := _OPERATOR.match(self.text, self.at):
-                self.at = operator.end()
-                self._depth += {"(": 1, ")": -1}.get(operator[0], 0)
-                if operator[0] == "\n":
-                    self._here_documents(command)
-                command = self._new(operator[0])
-            else:
-                self._word(command)
-        self._new("")
-        self.commands.pop()
-
-    def _is_end(self) -> bool:
-        """Whether what is being read ends here; a bracket may also close a subshell in it."""
-        return self.text[self.at] == self._end and self._depth <= 0
-
-    def _new(self, operator: str) -> Command:
-        """End the command that is being read, and begin the next."""
-        if self.commands and not self.commands[-1].words:
-            empty = self.commands.pop()
-            operator = empty.after if operator == "\n" else operator
-        self.commands += self._nested
-        self._nested = []
-        self.commands.append(Command([], operator, self._inner))
-        return self.commands[-1]
-
-    def _word(self, command: Command) -> None:
-        word = Word(self.at)
-        while self.at < len(self.text):
-            char = self.text[self.at]
-            if char in " \t\r\n;&|<>)" or char == self._end:
-                break
-            if char == "(" and _ASSIGNMENT.fullmatch(self.text, word.start, self.at):
-                self._array()
-            elif char == "'":
-                self._literal(word, 1, "'")
-            elif char == '"':
-                self._double(word)
-            else:
-                self._piece(word)
-        if self.at == word.start:
-            self.at += 1  # a bracket that closes nothing
-        word.text = self.text[word.start : self.at]
-        command.words.append(word)
-        self._look_into(command, word)
-
-    def _look_into(self, command: Command, word: Word) -> None:
-        """Read the text that a word holds for another shell: `bash -c '…'`, or a script or command in a variable."""
-        quoted = word.text.partition("=")[2] if word.assigned else word.text
-        if len(quoted) < 2 or quoted[0] not in "'\"" or quoted[-1] != quoted[0]:
-            return
-        *before, option = [other.value for other in command.words[:-1]] or [""]
-        runs = re.fullmatch(r"-[a-z]*c", option) and any(_RUNS_TEXT.search(value) for value in before)
-        if runs or (word.assigned and ("\n" in quoted or _HOLDS_COMMAND.search(quoted[1:]))):
-            start = word.start + len(word.text) - len(quoted) + 1
-            inside = _Lexer(self.text[: word.start + len(word.text) - 1], start, inner=True)
-            self._nested += inside.commands
-
-    def _piece(self, word: Word) -> None:
-        """One character, escape or expansion outside single quotes."""
-        rest = self.text[self.at : self.at + 2]
-        if rest[0] == "\\":
-            word.value += rest[1:] if rest != "\\\n" else ""
-            self.at += 2
-        elif rest == "$'":
-            self._literal(word, 2, "'")
-        elif rest == "$(":
-            self._substitution(word, 2, ")")
-        elif rest[0] == "`":
-            self._substitution(word, 1, "`")
-        elif rest[0] == "$":
-            self._expansion(word)
-        else:
-            word.value += rest[0]
-            self.at += 1
-
-    def _literal(self, word: Word, opening: int, quote: str) -> None:
-        end = self._find(quote, self.at + opening)
-        word.value += self.text[self.at + opening : end]
-        self.at = end + 1
-
-    def _double(self, word: Word) -> None:
-        self.at += 1
-        while self.at < len(self.text) and self.text[self.at] != '"':
-            self._piece(word)
-        self.at += 1
-
-    def _expansion(self, word: Word) -> None:
-        start = self.at
-        braced = self.text.startswith("{", start + 1)
-        name = _NAME.match(self.text, start + 1 + braced)
-        if braced:
-            self.at = self._find("}") + 1
-        else:
-            self.at = name.end() if name else start + 2
-        text = self.text[start : self.at]
-        word.value += text
-        if name:
-            word.expansions.append(Expansion(name[0], text, start))
-
-    def _substitution(self, word: Word, opening: int, end: str) -> None:
-        start = self.at
-        inside = _Lexer(self.text, start + opening, end, self._inner)
-        self._nested += inside.commands
-        word.expansions += [
-            found for command in inside.commands for other in command.words for found in other.expansions
-        ]
-        self.at = inside.at + 1
-        word.value += self.text[start : self.at]
-
-    def _array(self) -> None:
-        """`name=( … )`: its elements are like a command's words, and often become one's."""
-        inside = _Lexer(self.text, self.at + 1, ")", self._inner)
-        self._nested += inside.commands
-        self.at = inside.at + 1
-
-    def _here_documents(self, command: Command) -> None:
-        """The lines that belong to `<<END`; without quotes around END the shell expands them."""
-        for end, indented, expanded in self._here:
-            strip = r"\t*" if indented else ""
-            match = re.compile(rf"^{strip}{end}$", re.M).search(self.text, self.at)
-            stop = match.start() if match else len(self.text)
-            if expanded:
-                word = Word(self.at, self.text[self.at : stop])
-                while self.at < stop:
-                    self._piece(word)
-                command.words.append(word)
-            self.at = match.end() if match else stop
-        self._here.clear()
-
-    def _find(self, text: str, start: int | None = None) -> int:
-        found = self.text.find(text, self.at if start is None else start)
-        return found if found >= 0 else len(self.text)

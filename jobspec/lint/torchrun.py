@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from jobspec.lint.lexer import Command
 from jobspec.lint.rules import Fault, rule
+from jobspec.lint.scripts import nodes, starts_training, tasks_per_node
 from jobspec.lint.shell import Flag, Script
+
+_THIS_HOST = ("localhost", "127.0.0.1")
 
 
 def settings(script: Script, option: str) -> list[Flag]:
@@ -16,6 +20,13 @@ def settings(script: Script, option: str) -> list[Flag]:
         *script.flags(f"--{option}"),
         *(Flag(word.assigned_value, script.place(word), command) for command, word in variables),
     ]
+
+
+def several_nodes(script: Script) -> bool:
+    """Whether torchrun is told of more than one node, so far as numbers say."""
+    counts = [flag.value.rpartition(":")[2] for flag in settings(script, "nnodes")]
+    numbers = [int(count) for count in counts if count.isdigit()]
+    return not any(script.flags("--standalone")) and (max(numbers) if numbers else nodes(script)) > 1
 
 
 def c10d(script: Script) -> list[Flag]:
@@ -64,3 +75,48 @@ def process_count_is_guessed(script: Script) -> Iterator[Fault]:
         if flag.value in ("auto", "cpu"):
             reason = f"{flag.value} on a CPU is the core count of the machine, whatever the container may use"
             yield Fault(flag.place, reason, "write the number: --nproc-per-node=8")
+
+
+@rule("https://github.com/awslabs/awsome-distributed-ai/pull/1112")
+def tasks_start_all_processes_each(script: Script) -> Iterator[Fault]:
+    for flag in settings(script, "nproc-per-node"):
+        step = _step_of(script, flag.command)
+        tasks = tasks_per_node(script, step) if step else 1
+        if tasks > 1 and flag.value != "1":
+            reason = f"{tasks} tasks of a node start {flag.value} processes each: {tasks} x {flag.value} on every node"
+            fix = "--ntasks-per-node=1 with torchrun; or tasks that are the processes: srun python, without torchrun"
+            yield Fault(flag.place, reason, fix)
+
+
+def _step_of(script: Script, command: Command) -> Command | None:
+    """The srun whose tasks run a command or see its variable; None for what the batch script runs once."""
+    outer = [other for other in script.commands[: script.commands.index(command) + 1] if not other.inner]
+    if starts_training(outer[-1]):
+        return outer[-1]
+    in_variable = command.inner or command.name in ("", "export")
+    return next(filter(starts_training, script.commands), None) if in_variable else None
+
+
+@rule("https://github.com/nebius/nebius-solutions-library/issues/177")
+def master_is_every_node_itself(script: Script) -> Iterator[Fault]:
+    if not several_nodes(script):
+        return
+    given = [(script.place(word), word.assigned_value) for name, word in script.assignments() if name == "MASTER_ADDR"]
+    given += [(flag.place, flag.value) for flag in settings(script, "master-addr")]
+    given += [(flag.place, flag.value.partition(":")[0]) for flag in settings(script, "rdzv-endpoint")]
+    for place, host in given:
+        if host in _THIS_HOST:
+            reason = f"{host} is another machine on each node: the nodes never meet"
+            fix = "the name of node 0, the same on every node"
+            if script.is_batch:
+                fix += ': scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
+            yield Fault(place, reason, fix)
+
+
+@rule("https://github.com/huggingface/pytorch-image-models/issues/1728")
+def launcher_is_deprecated(script: Script) -> Iterator[Fault]:
+    for command in script.commands:
+        for word in command.words:
+            if word.value == "torch.distributed.launch":
+                reason = "torch.distributed.launch is deprecated, and gives --local-rank to scripts that do not know it"
+                yield Fault(script.place(word), reason, "torchrun; the script reads LOCAL_RANK from its environment")

@@ -75,13 +75,55 @@ def test_what_we_render_is_clean(file: Path) -> None:
         ("a.yaml", b"", "neither a Kubernetes manifest nor a compose file"),
         ("a.yaml", b"[" * 5000, "not YAML"),
         ("a.sh", b"\xff\xfe", "not UTF-8 text"),
-        ("a.sh", b"\0", "neither a script nor YAML"),
+        ("a.sh", b"\0", "lint does not know what this is"),
+        ("a.sh", b"#!/usr/bin/env python3\nprint()\n", "lint does not know what this is"),
+        ("README.md", b"# Run it\n", "lint does not know what this is"),
+        ("train", b"", "lint does not know what this is"),
+        (
+            "a.yaml",
+            b"apiVersion: v1\nkind: MPIJob\nspec: {a: [{containers: [{name: a}]}]}",
+            "lint does not know where the pods",
+        ),
     ],
 )
 def test_file_that_cannot_be_read_as_one_is_a_problem(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     file = tmp_path / name
     file.write_bytes(content)
     assert [problem.message.startswith(message) for problem in lint([str(file)])] == [True]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("job", "#!/bin/bash\nset -x; export WANDB_API_KEY\necho $WANDB_API_KEY\n"),
+        ("job.cmd", "#SBATCH --signal=B:USR1@120\n"),
+        (
+            "stdin",
+            "apiVersion: v1\nkind: List\n"
+            "items: [{kind: PyTorchJob, spec: {nprocPerNode: 2, runPolicy: {backoffLimit: 1}}}]\n",
+        ),
+        (
+            "job.json",
+            '{"kind": "Job", "spec": {"template": {"spec": {"containers": [{"env": [{"name": "A", "value": 1}]}]}}}}',
+        ),
+    ],
+)
+def test_file_is_known_by_its_first_line_its_name_or_what_it_holds(tmp_path: Path, name: str, content: str) -> None:
+    file = tmp_path / name
+    file.write_text(content)
+    (problem,) = lint([str(file)])
+    assert problem.link
+
+
+def test_alias_that_leads_back_up_ends(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("kind: MPIJob\nspec: &a {b: [*a], c: *a}\n")
+    assert lint([str(file)]) == []
+
+
+def test_job_spec_is_told_where_it_is_checked() -> None:
+    (problem,) = lint([str(ROOT / "jobs" / "quickstart.yaml")])
+    assert problem.hint.startswith("a job spec is checked by `render.py TARGET ")
 
 
 @given(st.data())
