@@ -27,6 +27,7 @@ def variables(
     *,
     container: str,
     torchrun: Sequence[str],
+    waits: bool = False,
     port_name: str = "rendezvous",
     env: Mapping[str, str] | None = None,
     fields: Mapping[str, str] | None = None,
@@ -39,6 +40,7 @@ def variables(
     Args:
         container: name of the container; operators look for one.
         torchrun: the command up to the program, in exec form.
+        waits: whether it begins with a wait where a container starts again.
         port_name: name of the rendezvous port; the training operator looks for one.
         env: variables of this target, with known values.
         fields: variables of this target that the kubelet takes from a field of the pod, by field path.
@@ -55,6 +57,7 @@ def variables(
         "secret": secret_name(job),
         "container": container,
         "torchrun": torchrun,
+        "waits": waits,
         "port_name": port_name,
         "env": {**pod_env(plan), **(env or {})},
         "fields": fields or {},

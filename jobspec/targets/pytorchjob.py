@@ -28,6 +28,13 @@ preemption_needs_restarts = rules.preemption_needs_restarts(
 # The operator gives all pods the same variables, so the pod's number is read here; exec keeps torchrun first.
 _C10D_START = 'exec torchrun --rdzv-conf="is_host=$((PET_REPLICA_INDEX == 0))" "$@"'
 
+# The kubelet starts a container again at once, when its peers have not noticed yet that it is gone.  torchrun would
+# meet what is left of the failed attempt, take its ranks and then wait for ever, as node 0 of the next one does.
+# What is in /dev/shm outlives the container.
+_STATIC_START = (
+    "if ! mkdir /dev/shm/started 2>/dev/null; then trap 'exit 143' TERM; sleep 20 & wait $!; fi; exec torchrun \"$@\""
+)
+
 
 def _workers_only(job: Job) -> bool:
     """Whether the nodes meet by c10d, which the operator does for Workers without a Master."""
@@ -43,7 +50,8 @@ def name_fits(job: Job) -> str:
 def variables(plan: Plan) -> dict[str, Any]:
     job = plan.job
     workers_only = plan.backend == "c10d"
-    torchrun = ["torchrun", *static_flags(plan)]
+    waits = job.max_restarts > 0 and job.nodes.max > 1 and not workers_only
+    torchrun = [*(["sh", "-c", _STATIC_START] if waits else []), "torchrun", *static_flags(plan)]
     fields: dict[str, str] = {}
     if workers_only:
         torchrun = ["sh", "-c", _C10D_START, "torchrun", *c10d_flags(plan)]
@@ -56,6 +64,7 @@ def variables(plan: Plan) -> dict[str, Any]:
         plan,
         container="pytorch",
         torchrun=torchrun,
+        waits=waits,
         port_name="pytorchjob-port",
         fields=fields,
         # A pod that ends by its own deadline stays ended only if it is not restarted.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -47,3 +48,40 @@ def test_only_worker_0_of_an_elastic_pytorchjob_hosts_the_rendezvous(tmp_path: P
             "a  b",
             '$(HOME) "',
         ]
+
+
+def test_container_of_a_pytorchjob_that_starts_again_waits_for_its_peers_and_ends_with_the_pod(tmp_path: Path) -> None:
+    """Its first start is none of these; /dev/shm, which outlives it, is a folder here."""
+    (tmp_path / "torchrun").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/argv\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: my-job\nnodes: 2\nprocs_per_node: 2\nimage: train:1\nmax_restarts: 5\ncommand: [mine.py]\n")
+    pod, _ = processes("pytorchjob", documents(render("pytorchjob", str(spec))), {})
+    argv = [word.replace("/dev/shm", str(tmp_path)) for word in pod.argv]
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **pod.env}
+
+    subprocess.run(argv, env=env, check=True, timeout=60)
+    flags, program = (tmp_path / "argv").read_text().split("--\n")
+    assert (flags.splitlines()[0], program) == ("--nproc-per-node=2", "mine.py\n")
+
+    (tmp_path / "argv").unlink()
+    again = subprocess.Popen(argv, env=env)
+    try:
+        while not (waiting := sleeping_children(again.pid)):
+            assert again.poll() is None, "it did not wait"
+    finally:
+        again.terminate()
+        code = again.wait(timeout=60)
+    for pid in waiting:  # which in a pod the kernel ends with its first process
+        os.kill(pid, signal.SIGKILL)
+    assert code == 143
+    assert not (tmp_path / "argv").exists()
+
+
+def sleeping_children(pid: int) -> list[int]:
+    """The processes that a shell waits for, if they are `sleep`."""
+    try:
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in found if Path(f"/proc/{child}/comm").read_text() == "sleep\n"]
+    except OSError:  # ended in this moment
+        return []
