@@ -82,7 +82,12 @@ def _parser() -> argparse.ArgumentParser:
     _takes_spec(command)
     _takes_target(command)
     command.add_argument("--json", action="store_true", help="one JSON object, for programs")
-    command.add_argument("--hosts", metavar="NAME,NAME…", default="", help="names of the nodes, in the order of nodes")
+    command.add_argument(
+        "--hosts",
+        metavar="NAME,NAME…",
+        default="",
+        help="names of the nodes, in the order of nodes, where only you know them",
+    )
 
     command = _command(commands, "diff", "what would change in a rendered file; exit code 1 if anything", _diff)
     _takes_spec(command)

@@ -14,7 +14,7 @@ from itertools import groupby
 from jobspec.plan import Plan, Rank
 from jobspec.plumbing import NODE_0, NODE_OF_RANK_0, THIS_NODE, Setting
 from jobspec.problems import Problem, SpecError, option_place, printable
-from jobspec.targets import Target, node_name
+from jobspec.targets import Target, artifact, node_name, remarks
 
 _HEADS = {"rank": "RANK", "node": "NODE_RANK", "local_rank": "LOCAL_RANK"}
 
@@ -36,7 +36,7 @@ class Explanation:
     """A plan on one target.
 
     `node_names` are by node number, and `c10d_order` is the order in which c10d would number the same nodes; both
-    are empty if the names are not known before the job runs.
+    are empty if the names are not known before the job runs.  `remarks` say what a variable's value does not, by name.
     """
 
     plan: Plan
@@ -44,15 +44,18 @@ class Explanation:
     node_names: list[str]
     c10d_order: list[str]
     processes: list[Process]
+    remarks: Mapping[str, str]
 
 
 def explain(plan: Plan, target: Target, hosts: str = "") -> Explanation:
     """Everything about each process.
 
-    `hosts` are the names of the nodes by node number, with commas, where the person knows them; without, the names
-    are those that the target gives, if it knows any.  Raises SpecError if there are not as many as nodes.
+    `hosts` are the names of the nodes by node number, with commas, where only the person knows them; other targets
+    name their nodes themselves.  Raises SpecError if there are not as many as nodes, or if the target has named them.
     """
-    names = _hosts(plan, hosts) if hosts else _named_by_target(plan, target)
+    names = _named_by_target(plan, target)
+    if hosts:
+        names = _hosts(plan, hosts, names)
     order = sorted(names)
     numbered = order if plan.backend == "c10d" else names
     processes = []
@@ -62,7 +65,7 @@ def explain(plan: Plan, target: Target, hosts: str = "") -> Explanation:
             known = {NODE_0: names[0], NODE_OF_RANK_0: numbered[0], THIS_NODE: numbered[rank.node]}
             settings = [_named(setting, known) for setting in settings]
         processes.append(Process(rank, numbered[rank.node] if numbered else _unnamed(plan, rank.node), settings))
-    return Explanation(plan, target.__name__.rpartition(".")[2], names, order, processes)
+    return Explanation(plan, target.__name__.rpartition(".")[2], names, order, processes, remarks(target))
 
 
 def as_json(explanation: Explanation) -> str:
@@ -104,10 +107,13 @@ def as_table(explanation: Explanation) -> str:
     return "\n".join(text for text in texts if text)
 
 
-def _hosts(plan: Plan, hosts: str) -> list[str]:
+def _hosts(plan: Plan, hosts: str, given: list[str]) -> list[str]:
     names = hosts.split(",")
     nodes = plan.job.nodes.max
     place = option_place("--hosts", hosts)
+    if given:
+        message = f"the target names the nodes itself: {', '.join(given[:3])}{', …' * (nodes > 3)}"
+        raise SpecError([Problem(place, message, "leave --hosts out")])
     if len(names) != nodes:
         raise SpecError([Problem(place, f"as many names as nodes are needed: {nodes}, not {len(names)}")])
     if len(set(names)) != len(names) or not all(names):
@@ -152,15 +158,23 @@ def _rank_rows(explanation: Explanation) -> Iterator[list[str]]:
 
 
 def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
-    """One row for a variable and whoever sets it, in the order of setting."""
-    values: dict[tuple[str, str], dict[int, str]] = {}
+    """One row a variable, in the order in which they are first set; the value is the one that holds."""
+    values: dict[str, dict[str, dict[int, str]]] = {}
     for process in explanation.processes:
         for setting in process.settings:
-            values.setdefault((setting.name, setting.setter), {})[process.rank.rank] = setting.value
-    last = {name: setter for name, setter in values}
-    for (name, setter), by_rank in values.items():
-        again = f", then again by {last[name]}" if last[name] != setter else ""
-        yield [name, setter + again, _by_rank(name, by_rank, explanation)]
+            setters = values.setdefault(setting.name, {})
+            setters.setdefault(_setter(setting, explanation), {})[process.rank.rank] = setting.value
+    for name, by_setter in values.items():
+        texts = {setter: _by_rank(name, by_rank, explanation) for setter, by_rank in by_setter.items()}
+        *_, last = texts
+        words = [f"from {setter}: {text}" for setter, text in texts.items() if text != texts[last]]
+        words += [explanation.remarks[name]] if name in explanation.remarks else []
+        yield [name, ", then ".join(texts), texts[last] + (f"  ({'; '.join(words)})" if words else "")]
+
+
+def _setter(setting: Setting, explanation: Explanation) -> str:
+    """Who sets a variable; "script" stands for the artifact, which not everywhere is one."""
+    return artifact(explanation.target) if setting.setter == "script" else setting.setter
 
 
 def _by_rank(name: str, values: dict[int, str], explanation: Explanation) -> str:
@@ -193,16 +207,17 @@ def _shown(value: str) -> str:
 
 
 def _order(explanation: Explanation) -> Iterator[str]:
-    """What c10d does with the nodes, or would do; a static job keeps the scheduler's order."""
-    if explanation.plan.job.nodes.max == 1:
+    """How c10d numbers the nodes; for a static job only where it would do so otherwise."""
+    elastic, names, order = explanation.plan.backend == "c10d", explanation.node_names, explanation.c10d_order
+    if explanation.plan.job.nodes.max == 1 or (names == order and not elastic):
         return
-    verb = "numbers" if explanation.plan.backend == "c10d" else "would number"
+    verb = "numbers" if elastic else "would number"
     yield f"c10d {verb} the nodes in the text order of their names, gpu10 before gpu2:"
-    if not explanation.c10d_order:
+    if not order:
         yield "  the names are known only when the job runs; --hosts gpu1,gpu2,… shows their order"
         return
-    number = {name: str(node) for node, name in enumerate(explanation.node_names)}
-    rows = ([str(new), number[name], name] for new, name in enumerate(explanation.c10d_order))
+    number = {name: str(node) for node, name in enumerate(names)}
+    rows = ([str(new), number[name], name] for new, name in enumerate(order))
     yield from _columns(["NODE_RANK by c10d", "node number", "node"], rows)
 
 

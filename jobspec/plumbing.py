@@ -21,7 +21,10 @@ Setter = Literal["spec", "script", "person", "scheduler", "operator", "torchrun"
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable of one process.  A value known only when the job runs is in words, between < and >."""
+    """One variable of one process.  A value known only when the job runs is in words, between < and >.
+
+    Of the setters, "script" is the artifact itself, and "person" whoever submits it.
+    """
 
     name: str
     value: str

@@ -46,6 +46,11 @@ def node_name(target: Target, plan: Plan, node: int) -> str | None:
     return None if name is None else cast(str, name(plan, node))
 
 
+def remarks(target: Target) -> Mapping[str, str]:
+    """What the value of a variable does not say, by its name; a target that has something to say has a `REMARKS`."""
+    return cast("Mapping[str, str]", getattr(target, "REMARKS", {}))
+
+
 def names() -> list[str]:
     """All targets, sorted."""
     return sorted(file.stem for file in Path(__file__).parent.glob("*.py") if file.stem != "__init__")
@@ -60,3 +65,10 @@ def template(name: str) -> str:
     """File name of a target's template, such as torchrun.sh.j2: target, the artifact's own suffix, j2."""
     (file,) = _TEMPLATES.glob(f"{name}.*.j2")
     return file.name
+
+
+def artifact(name: str) -> str:
+    """What a target's artifact is called."""
+    if name == "compose":
+        return "compose file"
+    return "script" if ".sh." in template(name) else "manifest"

@@ -24,6 +24,7 @@ fixed_size = rules.fixed_size("the operator of TrainJob tells torchrun one numbe
 preemption_needs_restarts = rules.preemption_needs_restarts("the peers of a pod that is taken back may fail first")
 
 _OPERATORS_PORT = 29500
+REMARKS = {"PET_MASTER_PORT": "the operator's for all jobs; torchrun's flag --master-port wins"}
 
 
 def variables(plan: Plan) -> dict[str, Any]:
