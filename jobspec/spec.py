@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.config import JsonDict
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError, core_schema
 
@@ -39,6 +40,11 @@ MAX_NODES = 16384
 MAX_PROCS_PER_NODE = 256
 
 _Count = Annotated[int, Field(ge=1, le=MAX_NODES)]
+
+
+def _given(key: str) -> JsonDict:
+    """The JSON Schema of a mapping in which a key is written and not empty."""
+    return {"required": [key], "properties": {key: {"not": {"type": "null"}}}}
 
 
 class Section(BaseModel):
@@ -81,6 +87,8 @@ class Nodes(Section):
 
 class Mount(Section):
     """A folder of the machine or a claim of the cluster, seen inside the container under `path`."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_given("source"), _given("claim")]})
 
     source: MountPath | None = Field(None, description="folder on every node; either this or claim")
     claim: DnsName | None = Field(None, description="PersistentVolumeClaim (Kubernetes) or volume (compose)")
@@ -209,9 +217,7 @@ class Compose(Section):
 class Job(Section):
     """One training job: what runs, on how much hardware, and what single targets need to know besides."""
 
-    model_config = ConfigDict(
-        title="job spec", json_schema_extra={"oneOf": [{"required": ["train"]}, {"required": ["command"]}]}
-    )
+    model_config = ConfigDict(title="job spec", json_schema_extra={"oneOf": [_given("train"), _given("command")]})
 
     name: JobName = Field(description="name of the job")
     nodes: Nodes = Field(description="number of nodes, or {min: 1, max: 4} for an elastic job")
