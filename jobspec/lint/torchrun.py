@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jobspec.lint.lexer import Command
+from jobspec.lint.lexer import TORCHRUN, Command
 from jobspec.lint.rules import Fault, rule
 from jobspec.lint.scripts import nodes, starts_training, tasks_per_node
 from jobspec.lint.shell import Flag, Script
@@ -59,12 +59,10 @@ def store_host_is_guessed(script: Script) -> Iterator[Fault]:
 
 @rule("https://github.com/pytorch/pytorch/issues/150660")
 def node_rank_is_ignored(script: Script) -> Iterator[Fault]:
-    if c10d(script):
-        for flag in settings(script, "node-rank"):
-            if any(
-                other.command is flag.command and other.value == "static" for other in settings(script, "rdzv-backend")
-            ):
-                continue
+    asked = c10d(script)
+    for flag in settings(script, "node-rank"):
+        # A variable is seen by all commands, an option by its own.
+        if any(other.command is flag.command or not other.command.has(*TORCHRUN) for other in asked):
             reason = "c10d ignores the node's rank: it numbers the nodes in the text order of their names"
             yield Fault(flag.place, reason, "--rdzv-backend=static keeps the numbers; else leave --node-rank out")
 
