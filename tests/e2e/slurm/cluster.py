@@ -25,6 +25,7 @@ from tests.e2e.slurm.machine import Machine, connect
 
 _NETWORK = "10.231.7"
 _BRIDGE = "switch"
+_ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY")
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch")
 
 # Times: a node that is silent for SlurmdTimeout is down; SIGKILL comes KillWait after SIGTERM; a job that was requeued
@@ -209,15 +210,17 @@ class Cluster:
 
     def wait_for_end(self, number: str, timeout_s: float = 900.0) -> Job:
         """Wait until a job is over and Slurm has cleared away after it."""
-        ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
-        return self.wait_for_state(number, *ends, timeout_s=timeout_s)
+        return self.wait_for_state(number, *_ENDS, timeout_s=timeout_s)
 
-    def wait_for_line(self, pattern: str, text: str, timeout_s: float = 600.0) -> None:
-        """Wait until a log whose name fits the pattern has the text in it."""
+    def wait_for_line(self, number: str, log: str, text: str, timeout_s: float = 600.0) -> None:
+        """Wait until a log of a job has the text in it.  RuntimeError with all logs if the job ends without."""
+        file = self.folder / log
         deadline = time.monotonic() + timeout_s
-        while not any(text in log.read_text() for log in self.folder.glob(pattern)):
-            if time.monotonic() > deadline:
-                raise RuntimeError(f'no log {pattern} with "{text}":\n{self.logs()}')
+        ended = False
+        while not (file.exists() and text in file.read_text()):
+            if ended or time.monotonic() > deadline:
+                raise RuntimeError(f'no "{text}" in {log}:\n{self.logs()}')
+            ended = self.job(number).state in _ENDS
             time.sleep(0.1)
 
     def states(self) -> dict[str, str]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.e2e.slurm import long_job
 from tests.e2e.slurm.cluster import Cluster, missing
+from tests.e2e.slurm.specs import run_on_ranks
 
 # n10 is behind n2 in the order of numbers, which is Slurm's, and before it in the order of text, which is c10d's.
 NODES = ["n2", "n10", "n11"]
+
+Start = Callable[..., str]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,6 +35,24 @@ def nodes(cluster: Cluster) -> Iterator[Cluster]:
     """The cluster, for a test that breaks nodes: they are whole again after it."""
     yield cluster
     cluster.repair()
+
+
+@pytest.fixture
+def start(nodes: Cluster, tmp_path: Path) -> Start:
+    """`start(keys, settings=…)`: submit the long job and wait until it trains; its number."""
+
+    def submit(keys: str = long_job.PREEMPTION, settings: tuple[str, ...] = ()) -> str:
+        number = nodes.submit(long_job.rendered(nodes, tmp_path, keys, *settings))
+        nodes.wait_for_line(number, f"fault-{number}-r0.log", "epoch 1/")
+        return number
+
+    return submit
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The last record of the long job without a fault, and without Slurm."""
+    return run_on_ranks(2, long_job.TRAIN, tmp_path_factory.mktemp("undisturbed"))
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tests.e2e.slurm.specs import losses, run_on_ranks, script
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 
-_PROGRAMS = ("podman", "runc", "catatonit", "debootstrap")
+_PROGRAMS = ("podman", "crun", "catatonit", "debootstrap")
 _IMAGE = "localhost/e2e:1"
 # What Python's own modules are linked with, beside libc.
 _LIBRARIES = "zlib1g,libffi8,libssl3,libbz2-1.0,liblzma5,libsqlite3-0,libreadline8,libuuid1,libexpat1"
@@ -27,15 +28,17 @@ driver = "overlay"
 graphroot = "{folder}/images"
 runroot = "{folder}/run"
 """
-# systemd, which podman would ask for cgroups and events, does not run on a node of the tests; and root in a container
-# of CI may not raise its limits.
+# Nothing of podman outside of the folder and the nodes: no groups of processes (systemd, which would make them, does
+# not run on a node of the tests), and locks in files, not in /dev/shm.  Root in a container of CI may not raise limits.
 _CONTAINERS = """\
 [containers]
+cgroups = "disabled"
 default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
 [engine]
-runtime = "runc"
+runtime = "crun"
 cgroup_manager = "cgroupfs"
 events_logger = "file"
+lock_type = "file"
 tmp_dir = "{folder}/tmp"
 """
 _TRAIN = {"model": "mlp", "max_steps": 30, "lr": 0.1}
@@ -55,7 +58,7 @@ slurm: {{runtime: podman}}
 
 
 @pytest.fixture(scope="module")
-def podman(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> dict[str, str]:
+def podman(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> Iterator[dict[str, str]]:
     """Variables with which podman finds its image; all its files lie in a folder of the test's own."""
     if absent := [program for program in _PROGRAMS if shutil.which(program) is None]:
         pytest.skip(f"{', '.join(absent)} not installed: apt-get install {' '.join(_PROGRAMS)}")
@@ -74,9 +77,16 @@ def podman(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> dict[s
         "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
         "CONTAINERS_CONF": str(folder / "containers.conf"),
     }
-    command = ["podman", "import", "--quiet", str(folder / "base.tar"), _IMAGE]
+    command = ["unshare", "--mount", "podman", "import", "--quiet", str(folder / "base.tar"), _IMAGE]
     subprocess.run(command, env={**os.environ, **own}, check=True, capture_output=True, timeout=600)
-    return own
+    for machine in cluster.machines.values():
+        # crun refuses to look at a mixture of the two generations of control groups, even to make none.
+        machine.run("mount", "-t", "tmpfs", "none", "/sys/fs/cgroup")
+    yield own
+    for machine in cluster.machines.values():
+        assert machine.run("ls", "/sys/fs/cgroup") == "", "podman made groups"
+        machine.run("umount", "/sys/fs/cgroup")
+    assert str(folder) not in Path("/proc/self/mountinfo").read_text(), "podman left a mount"
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli import ROOT, records
+from tests.e2e import foreign
 from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.specs import losses, run_with_torchrun, script
 
@@ -38,6 +39,19 @@ device: cpu
 command: [-m, jobs.scripts.array_task, '--lr={rates}', '--run-dir={folder}', --model=mlp, --max-steps=20]
 time_limit: 20m
 slurm: {{array: 0-3}}
+"""
+
+
+# The script looks for its images in ../data.
+_FOREIGN = """
+name: foreign
+nodes: 2
+procs_per_node: 2
+device: cpu
+command: [{script}, --epochs=1, --batch-size=250, --lr=0.05, --dir={folder}/logs]
+env: {{PYTHONPATH: {packages}}}
+time_limit: 20m
+slurm: {{options: {{chdir: {folder}/work}}}}
 """
 
 
@@ -89,12 +103,30 @@ def test_a_script_that_knows_nothing_of_us_runs_unchanged(launcher: str, cluster
 
 
 @pytest.mark.slow
+def test_a_script_that_nobody_here_wrote_runs_unchanged(cluster: Cluster, data_root: Path, tmp_path: Path) -> None:
+    if reason := foreign.fetch():
+        pytest.skip(f"the training operator's example cannot be had: {reason}")
+    found = foreign.find()
+    assert found
+    foreign.unpack(data_root / "FashionMNIST" / "raw", tmp_path / "data" / "FashionMNIST" / "raw")
+    (tmp_path / "work").mkdir()
+    spec = _FOREIGN.format(script=found.script, packages=found.packages, folder=tmp_path)
+    job = cluster.wait_for_end(cluster.submit(script(cluster, spec)))
+    said = (tmp_path / "work" / f"foreign-{job.number}-r0.log").read_text()
+    assert job.state == "COMPLETED", said
+    assert {f"World Size: 4. Rank: {rank}" in said for rank in range(4)} == {True}
+    # Each of four processes counts its quarter of the test images against all of them.
+    accuracies = [float(value) for value in re.findall(r"accuracy=([\d.]+)", said)]
+    assert len(accuracies) == 4 and sum(accuracies) > 0.6
+
+
+@pytest.mark.slow
 def test_two_jobs_on_the_same_nodes_at_the_same_time_do_not_meet(cluster: Cluster) -> None:
     spec = _OWN.format(script=ROOT / "jobs" / "scripts" / "own.py")
     rendered = script(cluster, spec.replace('"20"', '"2000"'))
     numbers = [cluster.submit(rendered, "--nodelist=n2,n10") for _ in range(2)]
     for number in numbers:
-        cluster.wait_for_line(f"own-{number}-r0.log", "step 0: ")
+        cluster.wait_for_line(number, f"own-{number}-r0.log", "step 0: ")
     assert {cluster.job(number).state for number in numbers} == {"RUNNING"}
     for number in numbers:
         assert cluster.wait_for_end(number).state == "COMPLETED", cluster.logs()
