@@ -126,7 +126,7 @@ elif (( status )); then
   state=$(scontrol show job "$SLURM_JOB_ID" || true)
   if [[ $state == *PreemptTime=[0-9]* ]]; then
     requeue  # Slurm sent its own SIGTERM to the processes and no signal here
-  elif [[ $state == *JobState=RUNNING* ]] && grep -q "^stopped by a signal .*; saved" "$log"; then
+  elif [[ $state == *JobState=RUNNING*Restarts="$restart "* ]] && grep -q "^stopped by a signal .*; saved" "$log"; then
     requeue  # somebody signalled the processes and not this script; torchrun's own exit code would not tell
   fi
 fi

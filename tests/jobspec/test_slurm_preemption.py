@@ -8,7 +8,9 @@ import subprocess
 import time
 from typing import Any
 
-from tests.slurm import TWO_NODES, Cluster, rendered
+import pytest
+
+from tests.slurm import BASE, TWO_NODES, Cluster, rendered
 
 # An agent that needs a while to save when it is told to stop, longer on the second node, and exits 1 as torchrun does.
 SAVING = """
@@ -78,6 +80,20 @@ def test_preemption_that_signals_only_the_processes_requeues_too(own_cluster: Cl
         os.kill(int(pid), signal.SIGTERM)
     assert ended(job)[0] == 0
     assert (own_cluster.folder / "requeued").exists()
+
+
+@pytest.mark.parametrize("running", [0, 1], ids=["this start", "a later start"])
+def test_processes_that_saved_by_themselves_requeue_their_own_start_and_no_later_one(
+    own_cluster: Cluster, running: int
+) -> None:
+    """A node that Slurm has given up may run on: its script must not end the start on other nodes."""
+    own_cluster.install("torchrun", "print('stopped by a signal at epoch 1, step 2; saved, and so on')\nraise SystemExit(1)")
+    state = f"JobState=RUNNING Reason=None\n   Requeue=1 Restarts={running} BatchFlag=1\n   PreemptTime=None"
+    (own_cluster.folder / "job").write_text(state)
+    saving = "nodes: 2\ntrain: {checkpoint_dir: /c, resume: auto}\npreemption: {grace: 20s}\n"
+    status, out = own_cluster.run(rendered(own_cluster, BASE + saving))
+    assert (own_cluster.folder / "requeued").exists() == (running == 0), out
+    assert status == running
 
 
 def test_failure_without_a_signal_is_a_failure_and_stays_out_of_the_queue(own_cluster: Cluster) -> None:
