@@ -21,7 +21,8 @@ RESOURCES = {
     "trainjob": "trainjobs.trainer.kubeflow.org",
 }
 DONE = {"indexedjob": "Complete", "jobset": "Completed", "pytorchjob": "Succeeded", "trainjob": "Complete"}
-_WAIT_S = 400.0  # several jobs, each with several processes that import torch, on a busy machine
+# Processes that meet what is left of a failed attempt give up after 300 s, and the job starts again.
+_WAIT_S = 700.0
 
 
 class Cluster:
