@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from train.__main__ import run
+from train.attempt import Attempt
 from train.flags import from_argv
 from train.process_group import open_process_group
 from train.stop import StopSignal
@@ -41,7 +42,7 @@ def train_on_ranks(world_size: int, *flags: str, timeout_s: float = 60.0) -> Non
 
 
 def _connected(world: World, timeout_s: float, function: Callable[..., Result], *args: Any) -> Result:
-    with open_process_group(world, timeout_s, timeout_s):
+    with open_process_group(world, Attempt(world), timeout_s, timeout_s):
         return function(world, *args)
 
 

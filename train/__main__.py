@@ -12,6 +12,7 @@ import os
 import sys
 from pathlib import Path
 
+from train.attempt import Attempt
 from train.config import TrainConfig
 from train.errors import SharedError, UserError
 from train.flags import from_argv
@@ -40,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(config: TrainConfig, world: World, stop: StopSignal) -> bool:
     """One training run, from connecting the processes to the last record; False if a signal stopped it before."""
+    attempt = Attempt(world)
     # Imported here: torch takes seconds, and a wrong flag should not.
     import torch
 
@@ -60,7 +62,7 @@ def run(config: TrainConfig, world: World, stop: StopSignal) -> bool:
     leads = world.rank == 0
     tell = say if leads else lambda text: None
 
-    with process_group.open_process_group(world, config.rendezvous_timeout_s, config.resolve_timeout_s):
+    with process_group.open_process_group(world, attempt, config.rendezvous_timeout_s, config.resolve_timeout_s):
         stop.listen()
         datasets.download(config.dataset, config.data_root, world)
         with process_group.shared_mistakes(world):

@@ -18,6 +18,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from train.attempt import Attempt
 from train.errors import SharedError, UserError
 from train.world import World, interface_towards
 
@@ -26,13 +27,14 @@ _ANSWER_TIMEOUT_S = 30.0
 
 
 @contextmanager
-def open_process_group(world: World, timeout_s: float, resolve_timeout_s: float) -> Iterator[None]:
+def open_process_group(world: World, attempt: Attempt, timeout_s: float, resolve_timeout_s: float) -> Iterator[None]:
     """Connect all ranks over gloo; close the connections at the end.
 
     Args:
         timeout_s: for the processes to meet, and for one collective.
         resolve_timeout_s: for the name in MASTER_ADDR to resolve.
-    Raises UserError if the name does not resolve, the port is taken, or ranks do not arrive (it says which).
+    Raises UserError if the name does not resolve, the port is taken, ranks do not arrive (it says which), or the
+    attempt is over.
     """
     timeout = timedelta(seconds=timeout_s)
     if world.world_size == 1 and not world.store_is_served:
@@ -43,6 +45,7 @@ def open_process_group(world: World, timeout_s: float, resolve_timeout_s: float)
         if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_towards(world.master_addr)):
             os.environ["GLOO_SOCKET_IFNAME"] = name
         store = dist.PrefixStore(f"attempt-{world.attempt}", _connect(world, timeout))
+        attempt.join(store, timeout)
         _wait_for_all_ranks(world, store, timeout)
         dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
     try:

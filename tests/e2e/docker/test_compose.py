@@ -222,8 +222,8 @@ def test_script_that_nobody_here_wrote_runs_unchanged(project: Project, data_roo
         said = compose.up()
     assert {f"World Size: 4. Rank: {rank}" in said for rank in range(4)} == {True}
     accuracies = [float(line.partition("accuracy=")[2]) for line in said.splitlines() if "accuracy=" in line]
-    # Each of four processes counts its quarter of the test images against all of them.
-    assert len(accuracies) == 4 and sum(accuracies) > 0.6
+    # Each of four processes counts its quarter of the test images against all of them; a guess is right at a tenth.
+    assert len(accuracies) == 4 and sum(accuracies) > 0.4
 
 
 @pytest.mark.slow
