@@ -38,6 +38,9 @@ def _by_slurm(plan: Plan, rank: Rank) -> list[Setting]:
     }
     if plan.job.slurm.array is not None:
         values["SLURM_ARRAY_TASK_ID"] = "<number in the array>"
+    # docker and podman number the GPUs that they are given anew, and set nothing.
+    if plan.job.device == "cuda" and plan.job.slurm.runtime not in ("docker", "podman"):
+        values["CUDA_VISIBLE_DEVICES"] = f"<numbers of the job's {plan.job.procs_per_node} GPUs on the node>"
     return [Setting(name, value, "scheduler") for name, value in values.items()]
 
 
