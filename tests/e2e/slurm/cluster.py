@@ -150,8 +150,7 @@ class Cluster:
             self.machines.pop(name).close()
 
     def start_slurmd(self, name: str) -> None:
-        # Jobs take over how the daemon is scheduled: in the idle class they leave the machine to its user.
-        self._daemon(self.machines[name], "chrt", "-i", "0", "slurmd", "-D", "-N", name, "-f", str(self._conf))
+        self._daemon(self.machines[name], "slurmd", "-D", "-N", name, "-f", str(self._conf))
 
     def kill_slurmd(self, name: str) -> None:
         """Kill the daemon of a node; the processes of its jobs stay."""
