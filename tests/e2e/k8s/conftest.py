@@ -63,6 +63,8 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
     if request.node.stash.get(FAILED, False):
         print(cluster.told(name))
     cluster.kubectl("delete", "namespace", name, "--wait=false")
+    # The first process of a pod that has just begun hears no SIGTERM yet.
+    cluster.kubectl("delete", "pods", "--all", "--namespace", name, "--grace-period=1", "--wait=false")
 
 
 def pytest_configure(config: pytest.Config) -> None:

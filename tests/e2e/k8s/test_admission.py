@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,8 @@ def test_rendered_manifest_is_admitted_without_a_warning(
 def test_example_is_admitted_without_a_warning(example: Path, cluster: Cluster, namespace: str) -> None:
     if example.name.count(".") > 1:
         cluster.needs(example.name.split(".")[-2])
-    admitted(cluster, example.read_text().replace("namespace: change-me", f"namespace: {namespace}"), namespace)
+    text = re.sub('namespace: "?change-me"?', f"namespace: {namespace}", example.read_text())
+    admitted(cluster, text, namespace)
 
 
 def admitted(cluster: Cluster, manifests: str, namespace: str) -> None:

@@ -58,10 +58,10 @@ def test_nothing_is_left_when_the_run_is_ended_in_the_middle(number: signal.Sign
 
 def _family(pid: int) -> list[int]:
     """A process and all that descend from it, as seen from here."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:  # it has ended
-        return []
+    children: list[str] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # it has ended
+            children += thread.read_text().split()
     return [pid, *(one for child in children for one in _family(int(child)))]
 
 
