@@ -7,7 +7,7 @@ Source: pkg/runtime/framework/plugins/torch/torch.go of kubeflow/trainer 2.3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jobspec.kubernetes import pod, rules
@@ -15,6 +15,7 @@ from jobspec.kubernetes.settings import node_settings, pod_settings, worker_sett
 from jobspec.kubernetes.torchrun import static_flags
 from jobspec.plan import Plan, Rank
 from jobspec.plumbing import Setting
+from jobspec.spec import Job
 
 NOT_USED: Mapping[str, str] = {}
 
@@ -30,9 +31,10 @@ REMARKS = {"PET_MASTER_PORT": "the operator's for all jobs; torchrun's flag --ma
 def variables(plan: Plan) -> dict[str, Any]:
     # The operator's port is the same for all jobs; a flag wins over its PET_MASTER_PORT.
     port = f"--master-port={plan.port}"
-    return pod.variables(
+    shared = pod.variables(
         plan, container="node", torchrun=["torchrun", *static_flags(plan), port], restart_policy="Never"
     )
+    return {**shared, "notes": [*shared["notes"], *_notes(plan.job)]}
 
 
 def settings(plan: Plan, rank: Rank) -> list[Setting]:
@@ -44,6 +46,12 @@ def settings(plan: Plan, rank: Rank) -> list[Setting]:
 def node_name(plan: Plan, node: int) -> str:
     """The pod's name in DNS, within the namespace: that of the JobSet which the operator makes."""
     return f"{plan.job.name}-node-0-{node}.{plan.job.name}"
+
+
+def _notes(job: Job) -> Iterator[str]:
+    if job.kubernetes.scheduler == "volcano" and job.kubernetes.priority_class is not None:
+        yield "Trainer 2.3 reads the priority class, but its own role does not let it: without the permission to"
+        yield "get, list and watch priorityclasses its webhook refuses the TrainJob after 10 s."
 
 
 def _master(plan: Plan) -> str:

@@ -235,6 +235,8 @@ def test_jobset_starts_all_pods_again(target: str) -> None:
 def test_time_limit_ends_a_jobset_and_is_no_reason_to_restart_it() -> None:
     spec = of_kind(manifests_of("jobset", "restricted"), "JobSet")["spec"]
     assert spec["replicatedJobs"][0]["template"]["spec"]["activeDeadlineSeconds"] == 7200
+    names = [rule["name"] for rule in spec["failurePolicy"]["rules"]]
+    assert all(re.fullmatch("[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", name) for name in names)  # as its webhook has it
     rules = {rule["onJobFailureReasons"][0]: rule["action"] for rule in spec["failurePolicy"]["rules"]}
     assert rules == {"DeadlineExceeded": "FailJobSet", "PodFailurePolicy": "RestartJobSetAndIgnoreMaxRestarts"}
 

