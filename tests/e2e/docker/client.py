@@ -130,6 +130,12 @@ class Compose:
             text=True,
         )
 
+    def ends(self) -> subprocess.Popen[str]:
+        """Prints a line whenever a node ends from now on, `job-0 ended with 137.`"""
+        told = '{{index .Actor.Attributes "com.docker.compose.service"}} ended with {{.Actor.Attributes.exitCode}}.'
+        label = f"--filter=label=com.docker.compose.project={self.project}"
+        return self.docker.start("events", "--filter=event=die", label, f"--format={told}")
+
     def _up(self) -> list[str]:
         (command,) = re.findall(
             r"^# Start it with `docker compose -f FILE (up.*?)`", self.file.read_text(), re.MULTILINE

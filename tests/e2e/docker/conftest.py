@@ -15,6 +15,8 @@ from tests.e2e.docker.engine import engine, missing, running
 # The name in the committed examples, so that they run as they are.
 IMAGE = "registry.example/change-me:1.0"
 BASE = "e2e-docker-base"
+# Compose 2, and the one that Debian has.
+COMPOSES = [("docker", "compose"), ("docker-compose",)]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,9 +67,18 @@ def volume(docker: Docker, request: pytest.FixtureRequest) -> Iterator[str]:
     docker("volume", "rm", "--force", name)
 
 
-@pytest.fixture(scope="session", params=[("docker", "compose"), ("docker-compose",)], ids=" ".join)
-def compose_command(docker: Docker, request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """Compose 2, and the older one that Debian has: both read the same files."""
+@pytest.fixture(scope="session")
+def compose_command(docker: Docker) -> tuple[str, ...]:
+    """Compose 2 if it is installed, else the older one."""
+    for words in COMPOSES:
+        if docker.has(*words, "version"):
+            return words
+    pytest.skip("neither `docker compose` nor docker-compose (Debian package docker-compose) is installed")
+
+
+@pytest.fixture(scope="session", params=COMPOSES, ids=" ".join)
+def each_compose_command(docker: Docker, request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Both, one after the other, for what differs between them: when a job has ended, and in which order it stops."""
     words: tuple[str, ...] = request.param
     if not docker.has(*words, "version"):
         pytest.skip(f"`{' '.join(words)}` is not installed")

@@ -81,6 +81,17 @@ def test_change_of_the_code_builds_only_the_layers_of_the_code(
     assert [layer in theirs for layer in ours] == [True] * (len(ours) - 2) + [False] * 2
 
 
+def test_only_torch_is_large(docker: Docker, base: str, image: str) -> None:
+    """Of what is built on the base, which has torch here: Python and tini, the other libraries, and last the code."""
+    sizes = [
+        [int(size) for size in docker("history", "--human=false", "--format={{.Size}}", name).splitlines()]
+        for name in (image, base)
+    ]
+    added = [size for size in sizes[0][: len(sizes[0]) - len(sizes[1])] if size]
+    assert sum(added) < 1e8
+    assert 1e5 < sum(added[:2]) < 1e6
+
+
 def test_another_revision_builds_no_layer(docker: Docker, base: str, image: str, other: str) -> None:
     docker.build(other, base, REVISION="another")
     assert docker.inspect(other)["RootFS"]["Layers"] == docker.inspect(image)["RootFS"]["Layers"]
