@@ -164,10 +164,15 @@ class Cluster:
                 self.power_on(name)
             elif subprocess.run(self.machines[name].inside(["pgrep", "-x", "slurmd"]), capture_output=True).returncode:
                 self.start_slurmd(name)
-        down = [name for name, state in self.states().items() if state.rstrip("*") in ("down", "drained", "draining")]
+        self._wait_for("nodes", self._all_idle)
+
+    def _all_idle(self) -> bool:
+        """Whether all nodes are; those that Slurm has given up are told to resume, which some do by themselves."""
+        states = self.states()
+        down = [name for name, state in states.items() if state.rstrip("*") in ("down", "drained", "draining")]
         if down:
             self.command("scontrol", "update", f"NodeName={','.join(down)}", "State=RESUME")
-        self._wait_for("nodes", lambda: {*self.states().values()} == {"idle"})
+        return {*states.values()} == {"idle"}
 
     def command(self, *words: str, environ: Mapping[str, str] | None = None) -> str:
         """Run one of Slurm's commands as a user on the control machine would; what it wrote."""
