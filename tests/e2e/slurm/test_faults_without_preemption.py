@@ -27,13 +27,19 @@ def test_usr1_to_the_processes_of_srun_lets_them_save_and_ends_the_job(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["--quiet", "--batch"], ids=["torchrun", "the script"])
-def test_usr1_ends_the_job_and_the_log_says_why(to: str, start: Start, nodes: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("to", "why"),
+    [
+        pytest.param("--quiet", "User defined signal 1", id="torchrun"),
+        pytest.param("--batch", "FAILED (non-zero exit code or other failure mode)", id="the script"),
+    ],
+)
+def test_usr1_ends_the_job_and_the_log_says_why(to: str, why: str, start: Start, nodes: Cluster) -> None:
     number = start("", settings=FOR_EVER)
     nodes.command("scancel", "--signal=USR1", to, number)
     job = nodes.wait_for_end(number)
     assert (job.state, job.restarts) == ("FAILED", 0)
-    assert "User defined signal 1" in log(nodes, number), nodes.logs()
+    assert why in log(nodes, number) + log(nodes, number, 0)
 
 
 @pytest.mark.slow
