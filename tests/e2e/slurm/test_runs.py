@@ -117,7 +117,7 @@ def test_a_script_that_nobody_here_wrote_runs_unchanged(cluster: Cluster, data_r
     assert {f"World Size: 4. Rank: {rank}" in said for rank in range(4)} == {True}
     # Each of four processes counts its quarter of the test images against all of them.
     accuracies = [float(value) for value in re.findall(r"accuracy=([\d.]+)", said)]
-    assert len(accuracies) == 4 and sum(accuracies) > 0.6
+    assert len(accuracies) == 4 and sum(accuracies) > 0.4
 
 
 @pytest.mark.slow
