@@ -32,10 +32,11 @@ fuzz: $(READY)
 	$(BIN)/python -m pytest tests/jobspec -m hypothesis --hypothesis-profile=fuzz --timeout=7200 -n 2
 
 # On a real Slurm of three nodes within this machine, as root.  QUICK=1 takes one test of each kind.
+e2e-slurm: PODMAN := $(if $(QUICK),,podman crun catatonit debootstrap)
 e2e-slurm: $(READY)
-	@command -v slurmctld munged >/dev/null || [ "$$(id -u)" != 0 ] \
-	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge; } >/dev/null \
-	  || echo "Slurm could not be installed: its tests skip" >&2
+	@which slurmctld munged $(PODMAN) >/dev/null || [ "$$(id -u)" != 0 ] \
+	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge $(PODMAN); } >/dev/null \
+	  || echo "Slurm or podman could not be installed: its tests skip" >&2
 	$(BIN)/python -m pytest tests/e2e/slurm -rs $(if $(QUICK),-m "not slow")
 
 # The image and the compose files, on the engine that `docker` reaches or one of their own; BASE_IMAGE names a base.
