@@ -23,6 +23,9 @@ RESOURCES = {
 DONE = {"indexedjob": "Complete", "jobset": "Completed", "pytorchjob": "Succeeded", "trainjob": "Complete"}
 _WAIT_S = 400.0  # several jobs, each with several processes that import torch, on a busy machine
 
+# The webhook of TrainJob looks into what the operator has heard of so far, not at the API server.
+_TOO_SOON = "specified trainingRuntime must be created before the TrainJob is created"
+
 
 class Cluster:
     """A cluster; `kubelet` is None where it has nodes of its own, which run `image`."""
@@ -38,14 +41,15 @@ class Cluster:
 
     def kubectl(self, *words: str, text: str | None = None) -> str:
         """What kubectl prints; a failure and a warning end the test."""
-        done = self.try_kubectl(*words, text=text)
-        assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}{done.stdout}"
-        assert "Warning" not in done.stderr, done.stderr
-        return done.stdout
+        return _checked(self.try_kubectl(*words, text=text))
 
     def apply(self, manifests: str, *words: str) -> str:
         """`render.py … | kubectl apply -f -`, which refuses fields that the API server does not know."""
-        return self.kubectl("apply", "--filename", "-", *words, text=manifests)
+        command = ("apply", "--filename", "-", *words)
+        done = self.try_kubectl(*command, text=manifests)
+        if _TOO_SOON in done.stderr:
+            return done.stdout + self.kubectl(*command, text=manifests)
+        return _checked(done)
 
     def needs(self, target: str) -> None:
         """Skip the test where the kind of a target is not served."""
@@ -115,3 +119,9 @@ class Cluster:
         """Everything that explains a test that failed: pods, events, and what the pods printed."""
         objects = self.try_kubectl("get", "pods,services,events", "--namespace", namespace, "--output=wide").stdout
         return objects + (self.kubelet.logs(namespace) if self.kubelet else "")
+
+
+def _checked(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, f"{' '.join(done.args)}: {done.stderr}{done.stdout}"
+    assert "Warning" not in done.stderr, done.stderr
+    return done.stdout
