@@ -87,7 +87,7 @@ def test_processes_that_saved_by_themselves_requeue_their_own_start_and_no_later
     own_cluster: Cluster, running: int
 ) -> None:
     """A node that Slurm has given up may run on: its script must not end the start on other nodes."""
-    own_cluster.install("torchrun", "print('stopped by a signal at epoch 1, step 2; saved, and so on')\nraise SystemExit(1)")
+    own_cluster.install("torchrun", "print('stopped by a signal at epoch 1, step 2; saved')\nraise SystemExit(1)")
     state = f"JobState=RUNNING Reason=None\n   Requeue=1 Restarts={running} BatchFlag=1\n   PreemptTime=None"
     (own_cluster.folder / "job").write_text(state)
     saving = "nodes: 2\ntrain: {checkpoint_dir: /c, resume: auto}\npreemption: {grace: 20s}\n"
