@@ -49,7 +49,7 @@ def checks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
     }
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)  # 10,000 of them
 @settings(max_examples=JOBS, suppress_health_check=[HealthCheck.too_slow])
 @given(job=jobs(), secret=some_lines)
 def test_text_arrives_byte_for_byte_or_is_refused_where_it_stands(
