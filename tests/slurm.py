@@ -23,9 +23,9 @@ TWO_NODES = BASE + "nodes: 2\ncommand: [mine.py]\n"
 
 _TIMEOUT_S = 500.0  # of a whole job; the tests have their own, which is shorter as a rule
 
-# srun: one process a task, with Slurm's variables in its own environment only.  The first task that fails ends the
-# others with SIGKILL after --kill-on-bad-exit=1, the first that ends at all does so after --wait seconds.  SIGTERM
-# to srun itself is SIGKILL for the tasks.
+# srun: one process a task, with Slurm's variables in its own environment only; the GPUs of the job count from 0.  The
+# first task that fails ends the others with SIGKILL after --kill-on-bad-exit=1, the first that ends at all does so
+# after --wait seconds.  SIGTERM to srun itself is SIGKILL for the tasks.
 _SRUN = """
 import os, signal, sys
 here, words = os.environ["STAND_IN"], sys.argv[1:]
@@ -51,6 +51,7 @@ for task in range(count):
         os.environ.update(
             SLURM_PROCID=str(task), SLURM_NODEID=str(node), SLURM_LOCALID=str(local), SLURMD_NODENAME=nodes[node],
             SLURM_STEP_ID="0", SLURM_NTASKS=str(count), SLURM_STEP_GPUS="2,3",
+            CUDA_VISIBLE_DEVICES="0,1",
         )
         os.execvp(words[split], words[split:])
     running.append(pid)
