@@ -15,6 +15,8 @@ from train.errors import UserError
 
 # How long a rank that gave up waits for the others to say where they gave up, and looks for them how often.
 _REPORTS_S, _POLL_S = 5.0, 0.2
+# A killed process closes its sockets one by one: its store may seem to listen when a message has failed already.
+_CLOSING_S = 0.5
 _CONNECT_TIMEOUT_S = 2.0
 
 
@@ -77,6 +79,7 @@ class _Reports:
 
     def collect(self) -> None:
         """Return when all ranks have reported, or time is up; `complete` stays false if the store is gone."""
+        time.sleep(_CLOSING_S)
         deadline = time.monotonic() + _REPORTS_S
         try:
             self._refuse_lost_store()
