@@ -26,12 +26,9 @@ def pytest_configure() -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """The whole suite runs on several processes; what the command line names runs in this one, as a debugger needs.
-
-    One more than there are cores: much of the time goes by waiting for processes to start and end.
-    """
+    """The whole suite runs on several processes; what the command line names runs in this one, as a debugger needs."""
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    return min(4, 1 + (os.cpu_count() or 1)) if whole else 0
+    return min(4, os.cpu_count() or 1) if whole else 0
 
 
 @pytest.fixture
