@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from jobspec.artifact import render
+
 KINDS = ("indexedjob", "jobset", "pytorchjob", "trainjob")
 INDEX = "batch.kubernetes.io/job-completion-index"
+
+# Specs that are right.
+RIGHT = Path(__file__).parent / "specs" / "ok"
 
 Manifest = dict[str, Any]
 
@@ -32,6 +38,11 @@ class Process:
 
 def documents(text: str) -> list[Manifest]:
     return [document for document in yaml.load_all(text, YAML) if document is not None]
+
+
+def manifests_of(target: str, spec: str, *settings: str) -> list[Manifest]:
+    """What a target makes of specs/ok/kubernetes-<spec>.yaml."""
+    return documents(render(target, str(RIGHT / f"kubernetes-{spec}.yaml"), settings))
 
 
 def of_kind(manifests: Sequence[Manifest], kind: str) -> Manifest:

@@ -21,11 +21,10 @@ from jobspec.artifact import load, render
 from jobspec.kubernetes.pod import beyond_baseline
 from jobspec.plan import Plan
 from jobspec.problems import SpecError
-from tests.clusters import KINDS, Manifest, documents, of_kind, pod_templates
+from tests.clusters import KINDS, RIGHT, Manifest, documents, manifests_of, pod_templates
 from tests.pod_security import violations
 
 JOBS = Path(__file__).parents[2] / "jobs"
-RIGHT = Path(__file__).parents[1] / "specs" / "ok"
 SPECS = [*sorted(JOBS.glob("*.yaml")), *sorted(RIGHT.glob("*.yaml"))]
 SCHEMAS = {
     "JobSet": "jobset-v1alpha2.json",
@@ -163,123 +162,12 @@ def test_selectors_select_the_pods(plan: Plan, manifests: list[Manifest]) -> Non
             assert term["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
 
 
-def manifests_of(target: str, spec: str, *settings: str) -> list[Manifest]:
-    return documents(render(target, str(RIGHT / f"kubernetes-{spec}.yaml"), settings))
-
-
-def test_admission_of_a_pytorchjob() -> None:
-    spec = of_kind(manifests_of("pytorchjob", "restricted"), "PyTorchJob")["spec"]
-    assert spec["nprocPerNode"] == "8"
-    assert list(spec["pytorchReplicaSpecs"]) == ["Master", "Worker"]
-    master, worker = spec["pytorchReplicaSpecs"].values()
-    assert (master["replicas"], worker["replicas"]) == (1, 2)
-    (container,) = master["template"]["spec"]["containers"]
-    assert container["name"] == "pytorch"
-    assert [port["name"] for port in container["ports"]] == ["pytorchjob-port"]
-    assert worker["template"] == master["template"]
-    assert master["template"]["spec"]["securityContext"]["runAsUser"] == 20000  # for the operator's init container
-    assert spec["runPolicy"]["cleanPodPolicy"] == "Running"
-    assert spec["runPolicy"]["schedulingPolicy"]["minAvailable"] == 3
-
-
-def test_pytorchjob_of_one_node_has_a_master_and_no_worker() -> None:
-    spec = of_kind(manifests_of("pytorchjob", "least"), "PyTorchJob")["spec"]
-    assert {kind: replica["replicas"] for kind, replica in spec["pytorchReplicaSpecs"].items()} == {"Master": 1}
-
-
 def test_pytorchjob_has_workers_without_a_master_only_with_an_elastic_policy() -> None:
     for case in CASES:
         for manifest in case.values[1]:
             if manifest["kind"] == "PyTorchJob":
                 elastic = "elasticPolicy" in manifest["spec"]
                 assert ("Master" in manifest["spec"]["pytorchReplicaSpecs"]) is not elastic
-
-
-@pytest.mark.parametrize(("restarts", "policy", "limit"), [(0, "Never", 0), (3, "OnFailure", 10)])
-def test_pytorchjob_allows_one_restart_of_each_pod_for_a_restart_of_the_job(
-    restarts: int, policy: str, limit: int
-) -> None:
-    manifests = manifests_of("pytorchjob", "restricted", f"max_restarts={restarts}", "preemption=null")
-    spec = of_kind(manifests, "PyTorchJob")["spec"]
-    assert {replica["restartPolicy"] for replica in spec["pytorchReplicaSpecs"].values()} == {policy}
-    assert spec["runPolicy"]["backoffLimit"] == limit  # the operator ends the job at this one
-
-
-def test_pods_end_by_a_deadline_of_their_own_only_if_nothing_starts_them_again() -> None:
-    for restarts, deadline in ((0, 7200), (1, None)):
-        manifests = manifests_of("pytorchjob", "restricted", f"max_restarts={restarts}", "preemption=null")
-        (pod, _) = pod_templates(manifests)
-        assert pod["spec"].get("activeDeadlineSeconds") == deadline
-        assert of_kind(manifests, "PyTorchJob")["spec"]["runPolicy"]["activeDeadlineSeconds"] == 7200
-
-
-def test_indexed_job_replaces_pods_one_by_one() -> None:
-    spec = of_kind(manifests_of("indexedjob", "restricted"), "Job")["spec"]
-    assert (spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (3, 3, 9)
-    assert spec["podReplacementPolicy"] == "Failed"
-    assert spec["template"]["spec"]["restartPolicy"] == "Never"
-    assert "hostname" not in spec["template"]["spec"]
-    assert spec["activeDeadlineSeconds"] == 7200
-    assert spec["ttlSecondsAfterFinished"] == 86400
-
-
-@pytest.mark.parametrize("target", ["jobset", "trainjob"])
-def test_jobset_starts_all_pods_again(target: str) -> None:
-    manifests = manifests_of(target, "restricted")
-    spec = manifests[-1]["spec"] if target == "jobset" else manifests[0]["spec"]["template"]["spec"]
-    assert spec["failurePolicy"]["maxRestarts"] == 3
-    assert spec["replicatedJobs"][0]["template"]["spec"]["backoffLimit"] == 0
-    assert spec["ttlSecondsAfterFinished"] == 86400
-
-
-def test_time_limit_ends_a_jobset_and_is_no_reason_to_restart_it() -> None:
-    spec = of_kind(manifests_of("jobset", "restricted"), "JobSet")["spec"]
-    assert spec["replicatedJobs"][0]["template"]["spec"]["activeDeadlineSeconds"] == 7200
-    names = [rule["name"] for rule in spec["failurePolicy"]["rules"]]
-    assert all(re.fullmatch("[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", name) for name in names)  # as its webhook has it
-    rules = {rule["onJobFailureReasons"][0]: rule["action"] for rule in spec["failurePolicy"]["rules"]}
-    assert rules == {"DeadlineExceeded": "FailJobSet", "PodFailurePolicy": "RestartJobSetAndIgnoreMaxRestarts"}
-
-
-def test_trainjob_says_how_many_processes_and_names_no_reserved_variable() -> None:
-    runtime, job = manifests_of("trainjob", "restricted")
-    assert job["spec"]["trainer"] == {"numNodes": 3, "numProcPerNode": 8}
-    assert job["spec"]["activeDeadlineSeconds"] == 7200
-    (pod,) = pod_templates([runtime])
-    assert [container["name"] for container in pod["spec"]["containers"]] == ["node"]
-    assert not [variable for variable in pod["spec"]["containers"][0]["env"] if variable["name"].startswith("PET_")]
-    replicated = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]
-    assert replicated["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-
-
-@pytest.mark.parametrize("target", ["indexedjob", "jobset"])
-@pytest.mark.parametrize(
-    ("scheduler", "key", "section"),
-    [
-        ("volcano", "scheduling.k8s.io/group-name", "annotations"),
-        ("scheduler-plugins-scheduler", "scheduling.x-k8s.io/pod-group", "labels"),
-    ],
-)
-def test_gang_scheduler_gets_a_group_of_all_pods(target: str, scheduler: str, key: str, section: str) -> None:
-    manifests = manifests_of(target, "restricted", f"kubernetes.scheduler={scheduler}")
-    group = of_kind(manifests, "PodGroup")
-    assert manifests.index(group) < len(manifests) - 1
-    assert group["spec"]["minMember"] == 3
-    (pod,) = pod_templates(manifests)
-    assert pod["metadata"][section][key] == group["metadata"]["name"]
-    assert pod["spec"]["schedulerName"] == scheduler
-
-
-def test_longest_names_are_those_of_the_kinds() -> None:
-    for target, longest in {"pytorchjob": 54, "trainjob": 48, "jobset": 48, "indexedjob": 61}.items():
-        manifests_of(target, "least", f"name={'a' * longest}")
-        with pytest.raises(SpecError, match=f"name has {longest + 1} characters"):
-            manifests_of(target, "least", f"name={'a' * (longest + 1)}")
-
-
-def test_numbers_of_nodes_with_more_digits_leave_less_room_for_the_name() -> None:
-    with pytest.raises(SpecError, match='"<name>-worker-10"'):
-        manifests_of("pytorchjob", "least", f"name={'a' * 54}", "nodes=12")
 
 
 def test_hand_written_claim_fits_every_kubernetes_and_the_examples_mount_it() -> None:
@@ -299,13 +187,6 @@ def test_hand_written_claim_fits_every_kubernetes_and_the_examples_mount_it() ->
     for example in folder.glob("*.*.yaml"):
         job = documents(example.read_text())[-1]["metadata"]
         assert (job["namespace"], job["labels"]["kueue.x-k8s.io/queue-name"]) == (queue["namespace"], queue["name"])
-
-
-def test_annotations_are_at_most_as_large_as_the_cluster_takes() -> None:
-    value = "x" * ((256 << 10) - len("note"))
-    manifests_of("jobset", "least", f"kubernetes.annotations={{note: {value}}}")
-    with pytest.raises(SpecError, match="have 262145 bytes; 262144 are allowed"):
-        manifests_of("jobset", "least", f"kubernetes.annotations={{note: {value}x}}")
 
 
 @pytest.mark.parametrize("target", KINDS)
