@@ -28,27 +28,27 @@ class Foreign:
     packages: Path
 
 
-def find() -> Foreign | None:
-    """The script, if it was fetched."""
+class Absent(Exception):
+    """Why the script is not to be had."""
+
+
+def fetch() -> Foreign:
+    """The script, fetched if it is not here.  Raises Absent."""
     found = Foreign(_KEPT / "mnist.py", _KEPT / "packages")
-    return found if found.script.exists() else None
-
-
-def fetch() -> str:
-    """Fetch the script if it is not here; in words why that is impossible, or nothing."""
-    if find():
-        return ""
+    if found.script.exists():
+        return found
     if not shutil.which("go"):
-        return "go not installed"
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(_KEPT / "packages")]
+        raise Absent("the training operator's example cannot be fetched: go is not installed")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(found.packages)]
     done = subprocess.run(["go", "mod", "download", "-json", _MODULE], capture_output=True, text=True)
     if done.returncode == 0:
         folder = Path(json.loads(done.stdout)["Dir"])
         done = subprocess.run([*install, *_NEEDS], capture_output=True, text=True)
     if done.returncode:
-        return (done.stderr or done.stdout).strip().splitlines()[-1]
-    shutil.copyfile(folder / "examples" / "pytorch" / "mnist" / "mnist.py", _KEPT / "mnist.py")
-    return ""
+        last = (done.stderr or done.stdout).strip().splitlines()[-1]
+        raise Absent(f"the training operator's example cannot be fetched: {last}")
+    shutil.copyfile(folder / "examples" / "pytorch" / "mnist" / "mnist.py", found.script)
+    return found
 
 
 def unpack(source: Path, target: Path) -> None:

@@ -214,15 +214,13 @@ def test_stop_saves_and_ends_both_nodes_and_the_next_up_ends_like_a_run_that_was
 
 
 @pytest.mark.slow
-def test_script_that_nobody_here_wrote_runs_unchanged(project: Project, data_root: Path, tmp_path: Path) -> None:
-    if reason := foreign.fetch():
-        pytest.skip(f"the training operator's example cannot be had: {reason}")
-    found = foreign.find()
-    assert found
+def test_script_that_nobody_here_wrote_runs_unchanged(
+    project: Project, foreign_script: foreign.Foreign, data_root: Path, tmp_path: Path
+) -> None:
     foreign.unpack(data_root / "FashionMNIST" / "raw", tmp_path / "data" / "FashionMNIST" / "raw")
     mounts = [
-        {"source": str(found.script), "path": "/app/mnist.py", "read_only": True},
-        {"source": str(found.packages), "path": "/packages", "read_only": True},
+        {"source": str(foreign_script.script), "path": "/app/mnist.py", "read_only": True},
+        {"source": str(foreign_script.packages), "path": "/packages", "read_only": True},
         {"source": str(tmp_path / "data"), "path": "/data", "read_only": True},
     ]
     command = ["mnist.py", "--epochs=1", "--batch-size=250", "--lr=0.05", "--dir=/tmp/logs"]

@@ -1,44 +1,26 @@
 """An engine of our own leaves the machine as it was, however pytest ends.
 
-The inner pytest runs the one test below that waits, with the engine, a network, a volume and a container of its own.
+The inner pytest runs the test in until_ended.py, which waits, with an engine, a network, a volume and a container.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.docker.client import ROOT, Docker
+from tests.e2e.docker.client import ROOT
 from tests.e2e.docker.engine import cgroup_of, cgroups, missing, remove_cgroups
 from tests.e2e.docker.machine import descendants, namespaces, processes_in, seen_outside, still_running
+from tests.e2e.docker.until_ended import READY
 
-_READY = "the container is running"
-
-
-@pytest.mark.skipif("E2E_DOCKER_BRIDGE" not in os.environ, reason="run by the test below")
-def test_that_waits_for_its_end(docker: Docker, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """No image is needed: one program and its libraries, from this machine."""
-    programs = [shutil.which("sleep") or "", *_libraries(shutil.which("sleep") or "")]
-    with tarfile.open(tmp_path / "root.tar", "w") as archive:
-        for program in programs:
-            archive.add(os.path.realpath(program), program)
-    docker("import", str(tmp_path / "root.tar"), "e2e-docker-sleep")
-    bridge = os.environ["E2E_DOCKER_BRIDGE"]
-    docker("network", "create", f"--opt=com.docker.network.bridge.name={bridge}", "e2e-docker")
-    docker("volume", "create", "e2e-docker")
-    container = ["--volume=e2e-docker:/data", "--publish=127.0.0.1:0:80", "--restart=always", "e2e-docker-sleep"]
-    docker("run", "--detach", "--network=e2e-docker", *container, programs[0], "1000")
-    with capfd.disabled():
-        print(_READY, flush=True)
-    signal.pause()
+# Not collected as a test of its own, since it waits for ever.
+_WAITS = Path(__file__).parent / "until_ended.py"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
@@ -49,7 +31,7 @@ def test_nothing_is_left_behind_when_pytest_is_ended_by(number: signal.Signals, 
     before = seen_outside(bridge, tmp_path)
     # Reaches no engine, so that the inner one starts its own.
     environ = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/absent.sock", "E2E_DOCKER_BRIDGE": bridge}
-    words = ["-p", "no:cacheprovider", f"--basetemp={tmp_path}/inner", "-k", "test_that_waits", __file__]
+    words = ["-p", "no:cacheprovider", f"--basetemp={tmp_path}/inner", str(_WAITS)]
     inner = subprocess.Popen(
         [sys.executable, "-m", "pytest", *words],
         cwd=ROOT,
@@ -66,9 +48,9 @@ def test_nothing_is_left_behind_when_pytest_is_ended_by(number: signal.Signals, 
         said = []
         for line in inner.stdout:
             said.append(line)
-            if _READY in line:
+            if READY in line:
                 break
-        assert _READY in "".join(said), "".join(said)
+        assert READY in "".join(said), "".join(said)
         processes = descendants(inner.pid)
         assert {"dockerd", "containerd", "slirp4netns", "sleep"} <= set(processes.values())
         ends = [os.pidfd_open(pid) for pid in processes]
@@ -90,9 +72,3 @@ def test_nothing_is_left_behind_when_pytest_is_ended_by(number: signal.Signals, 
     else:
         assert cgroups(cgroup_of(inner.pid)) == []
         assert list(tmp_path.glob("inner/**/engine")) == []
-
-
-def _libraries(program: str) -> list[str]:
-    """The shared libraries of a program, with their loader."""
-    done = subprocess.run(["ldd", program], check=True, capture_output=True, text=True)
-    return [word for word in done.stdout.split() if word.startswith("/")]

@@ -31,7 +31,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         return
     found = parts.find()
     if chosen is None or found is None:
-        pytest.skip("`make e2e-k8s` runs these tests")
+        pytest.skip("no cluster and no parts of one: `make e2e-k8s` finds or builds them")
     folder = tmp_path_factory.mktemp("cluster")
     folder.parent.chmod(0o755)
     open_network()

@@ -6,8 +6,6 @@ import re
 import shutil
 from pathlib import Path
 
-import pytest
-
 from tests.e2e import foreign
 from tests.e2e.k8s.cluster import Cluster
 from tests.e2e.k8s.sandbox import REPOSITORY
@@ -15,15 +13,12 @@ from tests.e2e.k8s.specs import job, rendered
 
 
 def test_example_of_the_training_operator_trains_unchanged(
-    cluster: Cluster, namespace: str, tmp_path: Path, data_root: Path
+    cluster: Cluster, namespace: str, tmp_path: Path, data_root: Path, foreign_script: foreign.Foreign
 ) -> None:
     cluster.needs_controllers("pytorchjob")
-    found = foreign.find()
-    if found is None:
-        pytest.skip("the script could not be fetched; Go and its module proxy are needed")
     work, data = cluster.claim(namespace, "work"), cluster.claim(namespace, "data")
-    shutil.copy(found.script, work)
-    shutil.copytree(found.packages, work / "packages")
+    shutil.copy(foreign_script.script, work)
+    shutil.copytree(foreign_script.packages, work / "packages")
     foreign.unpack(data_root / "FashionMNIST" / "raw", data / "FashionMNIST" / "raw")
     spec = job(
         cluster.image,

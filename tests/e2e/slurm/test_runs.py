@@ -103,14 +103,12 @@ def test_a_script_that_knows_nothing_of_us_runs_unchanged(launcher: str, cluster
 
 
 @pytest.mark.slow
-def test_a_script_that_nobody_here_wrote_runs_unchanged(cluster: Cluster, data_root: Path, tmp_path: Path) -> None:
-    if reason := foreign.fetch():
-        pytest.skip(f"the training operator's example cannot be had: {reason}")
-    found = foreign.find()
-    assert found
+def test_a_script_that_nobody_here_wrote_runs_unchanged(
+    cluster: Cluster, foreign_script: foreign.Foreign, data_root: Path, tmp_path: Path
+) -> None:
     foreign.unpack(data_root / "FashionMNIST" / "raw", tmp_path / "data" / "FashionMNIST" / "raw")
     (tmp_path / "work").mkdir()
-    spec = _FOREIGN.format(script=found.script, packages=found.packages, folder=tmp_path)
+    spec = _FOREIGN.format(script=foreign_script.script, packages=foreign_script.packages, folder=tmp_path)
     job = cluster.wait_for_end(cluster.submit(script(cluster, spec)))
     said = (tmp_path / "work" / f"foreign-{job.number}-r0.log").read_text()
     assert job.state == "COMPLETED", said
