@@ -23,7 +23,8 @@ _PREFIX_BITS = 16
 _BRIDGE = "pods"
 _TOOLS = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 # The folders that every root folder shows; of the rest of this machine it shows nothing.
-_SHOWN = dict.fromkeys(["/usr", "/dev", "/sys", sys.base_prefix, sys.prefix, str(REPOSITORY)])
+_MACHINE = ("/usr", "/dev", "/sys")
+_PYTHON = dict.fromkeys([sys.base_prefix, sys.prefix, str(REPOSITORY)])
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,7 @@ class Sandbox:
                 commands.append(f"ln -s {path.readlink()} {root}{path}")
             elif path.is_dir():
                 commands.append(f"mkdir {root}{path}; mount --rbind {path} {root}{path}")
-        for shown in _SHOWN:
-            commands.append(f"mkdir -p {root}{shown}; mount --rbind {shown} {root}{shown}")
+        commands += [_show(root, folder) for folder in _MACHINE]
         commands += [
             f"cp -a /etc {root}/etc",
             f"mkdir -m 1777 {root}/tmp {root}/var/tmp",
@@ -124,6 +124,8 @@ class Sandbox:
         for place, source in container.mounts.items():
             at, make = f"{root}{place}", "mkdir -p" if source.is_dir() else "touch"
             commands.append(f"mkdir -p $(dirname {at}); [ -e {at} ] || {make} {at}; mount --rbind {source} {at}")
+        # Last, because they may lie below a folder that the pod mounts, as /tmp.
+        commands += [_show(root, folder) for folder in _PYTHON]
         if container.read_only:
             commands.append(f"mount -o remount,ro,bind {root}")
         return commands
@@ -134,6 +136,10 @@ class Sandbox:
         variables = [f"{name}={value}" for name, value in container.env.items()]
         run = ["/usr/bin/env", "--ignore-environment", f"--chdir={REPOSITORY}", *variables, *container.argv]
         return ["chroot", str(self._root), "/usr/bin/setpriv", *ids, *powerless, *run]
+
+
+def _show(root: Path, folder: str) -> str:
+    return f"mkdir -p {root}{folder}; mount --rbind {folder} {root}{folder}"
 
 
 def send(container: subprocess.Popen[bytes], number: signal.Signals) -> None:
