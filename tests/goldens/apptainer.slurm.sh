@@ -133,5 +133,12 @@ elif (( status )); then
   elif [[ $state == *JobState=RUNNING*Restarts="$restart "* ]] && grep -q "^stopped by a signal .*; saved" "$log"; then
     requeue  # somebody signalled the processes and not this script; torchrun's own exit code would not tell
   fi
+  # To Slurm the step is over when each node has said so.  A node that is lost says nothing: Slurm notices it after its
+  # SlurmdTimeout, ends this script and sends the job back into the queue itself.
+  for (( waited = 0; waited < 900; waited += 5 )); do
+    squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format=%i | grep "[.][0-9]" >/dev/null || break
+    (( waited != 30 )) || echo "a node does not answer; waiting for what Slurm makes of it" >&2
+    sleep 5
+  done
 fi
 exit "$status"

@@ -65,4 +65,4 @@ def lower_limit(cluster: Cluster, number: str) -> None:
 
 def kill_a_process(cluster: Cluster) -> None:
     """Kill the process of the second node, and not its torchrun."""
-    cluster.machines["n10"].run("pkill", "-KILL", "-f", "python3 -u -m train --device=cpu --model=mnist_cnn")
+    cluster.machines["n10"].run("pkill", "-KILL", "-f", "--", "-u -m train --device=cpu --model=mnist_cnn")
