@@ -90,10 +90,17 @@ requeue*) echo "$2" >> "$STAND_IN/requeued" ;;
 esac
 """
 
-# Without --batch or --full a signal other than KILL goes to the tasks of the steps, not to the batch script.
+# Without --batch or --full a signal other than KILL goes to the tasks of the steps, not to the batch script.  The
+# number of an array, which is also that of its last task, means all of its tasks.
 _SCANCEL = """#!/bin/sh
-[ "$*" = "--signal=TERM $SLURM_JOB_ID" ] || exit 99
+task=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+[ "$*" = "--signal=TERM ${task:-$SLURM_JOB_ID}" ] || exit 99
 for pid in $(cat "$STAND_IN/pids"); do kill -TERM "$pid"; done
+"""
+
+# The steps that are not over; a test writes them down.
+_SQUEUE = """#!/bin/sh
+cat "$STAND_IN/steps"
 """
 
 # docker and podman: only variables that were named go in; flags have their value after "=", or are alone.
@@ -164,12 +171,14 @@ class Cluster:
         self.install("srun", _SRUN)
         self.install("scontrol", _SCONTROL)
         self.install("scancel", _SCANCEL)
+        self.install("squeue", _SQUEUE)
         self.install("docker", _CONTAINER)
         self.install("podman", _CONTAINER)
         self.install("apptainer", _APPTAINER)
         # Names of nodes resolve, to an address that other machines could reach.
         self.install("getent", "#!/bin/sh\necho 192.0.2.1 STREAM")
         (self.folder / "job").write_text("PreemptEligibleTime=2026-01-01T00:00:00 PreemptTime=None")
+        (self.folder / "steps").write_text(f"{self.job_id}.batch\n")
 
     def install(self, name: str, code: str) -> None:
         """Put a program of this name into the folder; without a first line that says otherwise, in Python."""

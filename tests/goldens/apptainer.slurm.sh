@@ -17,17 +17,19 @@
 #SBATCH --open-mode=append
 set -euo pipefail
 
-# A script that is submitted from inside another job must not take over how that one was bound, nor the GPUs that it
-# asked for, nor the flags that its torchrun reads from PET_ variables.
-unset "${!SLURM_CPU_BIND@}" "${!SLURM_GPU_BIND@}" "${!PET_@}"
+# A script that is submitted from inside another job must not take over how that one was bound, nor the GPUs and the
+# memory that it asked for, nor the flags that its torchrun reads from PET_ variables.
+unset "${!SLURM_CPU_BIND@}" "${!SLURM_GPU_BIND@}" "${!SLURM_MEM_@}" "${!SLURM_NTASKS_PER_GPU@}" "${!PET_@}"
+unset SLURM_NTASKS_PER_TRES SLURM_TRES_PER_TASK SLURM_EXCLUSIVE SLURM_NO_KILL
 unset SLURM_GPUS SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK
 
 restart=${SLURM_RESTART_COUNT:-0}
 
+job=$SLURM_JOB_ID
 # Slurm sends USR1 to this script 120 s before it takes the nodes.
 requeue() {
   echo "back into the queue" >&2
-  exec scontrol requeue "$SLURM_JOB_ID"
+  exec scontrol requeue "$job"
 }
 trap requeue USR1  # before the start there is nothing to save
 
@@ -113,9 +115,10 @@ step=$!
 # gets a SIGTERM itself.
 stopping=false
 stop() {
+  trap "" USR1  # another one changes nothing
   stopping=true
   echo "Slurm takes the nodes; the processes are asked to save and end" >&2
-  scancel --signal=TERM "$SLURM_JOB_ID" || true
+  scancel --signal=TERM "$job" || true
   # A process that hangs must not cost the requeue.
   { sleep 105; kill "$step"; } >/dev/null 2>&1 &
 }
@@ -124,10 +127,12 @@ trap stop USR1
 status=0
 wait "$step" || status=$?
 if "$stopping"; then
-  wait "$step" || true  # it was the signal that ended the first wait
-  requeue
+  # It was the signal that ended the first wait.  Processes that end with 0 had made their last step.
+  status=0
+  wait "$step" || status=$?
+  (( status == 0 )) || requeue
 elif (( status )); then
-  state=$(scontrol show job "$SLURM_JOB_ID" || true)
+  state=$(scontrol show job "$job" || true)
   if [[ $state == *PreemptTime=[0-9]* ]]; then
     requeue  # Slurm sent its own SIGTERM to the processes and no signal here
   elif [[ $state == *JobState=RUNNING*Restarts="$restart "* ]] && grep -q "^stopped by a signal .*; saved" "$log"; then
@@ -135,8 +140,9 @@ elif (( status )); then
   fi
   # To Slurm the step is over when each node has said so.  A node that is lost says nothing: Slurm notices it after its
   # SlurmdTimeout, ends this script and sends the job back into the queue itself.
+  trap requeue USR1
   for (( waited = 0; waited < 900; waited += 5 )); do
-    squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format=%i | grep "[.][0-9]" >/dev/null || break
+    squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null || break
     (( waited != 30 )) || echo "a node does not answer; waiting for what Slurm makes of it" >&2
     sleep 5
   done

@@ -13,9 +13,10 @@
 #SBATCH --open-mode=append
 set -euo pipefail
 
-# A script that is submitted from inside another job must not take over how that one was bound, nor the GPUs that it
-# asked for, nor the flags that its torchrun reads from PET_ variables.
-unset "${!SLURM_CPU_BIND@}" "${!SLURM_GPU_BIND@}" "${!PET_@}"
+# A script that is submitted from inside another job must not take over how that one was bound, nor the GPUs and the
+# memory that it asked for, nor the flags that its torchrun reads from PET_ variables.
+unset "${!SLURM_CPU_BIND@}" "${!SLURM_GPU_BIND@}" "${!SLURM_MEM_@}" "${!SLURM_NTASKS_PER_GPU@}" "${!PET_@}"
+unset SLURM_NTASKS_PER_TRES SLURM_TRES_PER_TASK SLURM_EXCLUSIVE SLURM_NO_KILL
 unset "${!SLURM_GPUS@}"
 
 restart=${SLURM_RESTART_COUNT:-0}

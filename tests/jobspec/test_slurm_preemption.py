@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from typing import Any
 
 import pytest
 
@@ -27,10 +26,12 @@ time.sleep(60)
 """
 
 
-def preemptible(cluster: Cluster, agent: str, **keys: Any) -> subprocess.Popen[bytes]:
+def preemptible(
+    cluster: Cluster, agent: str, spec: str = TWO_NODES, grace: str = "20s", **env: str
+) -> subprocess.Popen[bytes]:
     """A job that can be preempted, with all agents running."""
     cluster.install("torchrun", agent)
-    job = cluster.start(rendered(cluster, TWO_NODES + f"preemption: {{grace: {keys.get('grace', '20s')}}}\n"))
+    job = cluster.start(rendered(cluster, f"{spec}preemption: {{grace: {grace}}}\n"), **env)
     deadline = time.monotonic() + 30
     while len(list(cluster.folder.glob("running-*"))) < 2:
         assert time.monotonic() < deadline, "the agents did not start"
@@ -50,6 +51,53 @@ def test_signal_lets_every_node_save_and_requeues_once(own_cluster: Cluster) -> 
     assert (own_cluster.folder / "saved-0").exists()
     assert (own_cluster.folder / "saved-1").exists()
     assert (own_cluster.folder / "requeued").read_text() == "70123\n"
+
+
+def test_second_signal_changes_nothing(own_cluster: Cluster) -> None:
+    """Slurm's own, say, after somebody's."""
+    own_cluster.install("scancel", "#!/bin/sh\nkill -USR1 $PPID\n" + (own_cluster.folder / "bin/scancel").read_text())
+    job = preemptible(own_cluster, SAVING)
+    job.send_signal(signal.SIGUSR1)
+    status, out = ended(job)
+    assert status == 0, out
+    assert (own_cluster.folder / "saved-1").exists(), "requeued before it had saved"
+    assert (own_cluster.folder / "requeued").read_text() == "70123\n"
+
+
+def test_task_of_an_array_means_only_itself(own_cluster: Cluster) -> None:
+    """The last task has the number of the array, which means all tasks."""
+    env = {"SLURM_ARRAY_JOB_ID": "70123", "SLURM_ARRAY_TASK_ID": "3"}
+    job = preemptible(own_cluster, SAVING, TWO_NODES + "slurm: {array: 0-3}\n", **env)
+    job.send_signal(signal.SIGUSR1)
+    status, out = ended(job)
+    assert status == 0, out
+    assert (own_cluster.folder / "saved-1").exists()
+    assert (own_cluster.folder / "requeued").read_text() == "70123_3\n"
+
+
+def test_training_that_made_its_last_step_after_the_signal_stays_out_of_the_queue(own_cluster: Cluster) -> None:
+    training = "nodes: 2\ntrain: {checkpoint_dir: /c, resume: auto}\n"
+    job = preemptible(own_cluster, SAVING.replace("sys.exit(1)", "sys.exit(0)"), BASE + training)
+    job.send_signal(signal.SIGUSR1)
+    assert ended(job)[0] == 0
+    assert (own_cluster.folder / "saved-1").exists()
+    assert not (own_cluster.folder / "requeued").exists()
+
+
+def test_signal_while_a_lost_node_is_waited_for_requeues(own_cluster: Cluster) -> None:
+    """Slurm has not noticed yet that the node is gone: its part of the step is not over."""
+    (own_cluster.folder / "steps").write_text("70123.batch\n70123.0\n")
+    asked = own_cluster.folder / "asked"
+    squeue = (own_cluster.folder / "bin/squeue").read_text()
+    own_cluster.install("squeue", f"{squeue}touch {asked}\n")
+    job = preemptible(own_cluster, SAVING.replace("time.sleep(60)", "sys.exit(7)"))
+    deadline = time.monotonic() + 30
+    while not asked.exists():
+        assert time.monotonic() < deadline, "nothing asked for the steps"
+        time.sleep(0.02)
+    job.send_signal(signal.SIGUSR1)
+    assert ended(job)[0] == 0
+    assert (own_cluster.folder / "requeued").exists()
 
 
 def test_signal_before_the_start_requeues_without_a_start(own_cluster: Cluster) -> None:

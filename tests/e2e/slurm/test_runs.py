@@ -93,6 +93,18 @@ def test_an_array_of_four_is_four_jobs_with_a_run_of_its_own_each(cluster: Clust
         assert len(records(tmp_path / str(task), "end")) == 1
 
 
+@pytest.mark.slow
+def test_a_signal_to_one_task_of_an_array_requeues_no_other(cluster: Cluster) -> None:
+    spec = _OWN.format(script=ROOT / "jobs" / "scripts" / "own.py").replace('"20"', '"2000"')
+    number = cluster.submit(script(cluster, spec + "preemption: {grace: 60s}\nslurm: {array: 0-1}\n"))
+    for task in range(2):
+        cluster.wait_for_line(f"{number}_{task}", f"own-{number}_{task}-r0.log", "step 0: ")
+    assert cluster.job(f"{number}_1").fields["JobId"] == number, "the number of the array means all tasks"
+    cluster.command("scancel", "--batch", "--signal=USR1", f"{number}_1")
+    ends = [cluster.wait_for_end(f"{number}_{task}") for task in range(2)]
+    assert [(job.state, job.restarts) for job in ends] == [("COMPLETED", 0), ("COMPLETED", 1)], cluster.logs()
+
+
 @pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "srun"])
 def test_a_script_that_knows_nothing_of_us_runs_unchanged(launcher: str, cluster: Cluster) -> None:
     spec = _OWN.format(script=ROOT / "jobs" / "scripts" / "own.py")
@@ -134,9 +146,11 @@ def test_two_jobs_on_the_same_nodes_at_the_same_time_do_not_meet(cluster: Cluste
 
 @pytest.mark.slow
 def test_a_job_that_was_submitted_from_inside_a_job_has_its_own_nodes_and_ranks(cluster: Cluster) -> None:
-    (cluster.folder / "inner.sh").write_text(script(cluster, _OWN.format(script=ROOT / "jobs/scripts/own.py")))
+    spec = _OWN.format(script=ROOT / "jobs/scripts/own.py") + "resources: {memory: 1GiB}\n"
+    (cluster.folder / "inner.sh").write_text(script(cluster, spec))
     outer = (
         "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=3 --cpus-per-task=2 --gpus-per-node=1 --output=outer-%j.log\n"
+        "#SBATCH --mem-per-cpu=100M\n"
         "export PET_NNODES=7 PET_NODE_RANK=3\nsrun --ntasks=1 sbatch --parsable inner.sh\n"
     )
     job = cluster.wait_for_end(cluster.submit(outer))
