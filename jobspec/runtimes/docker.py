@@ -1,6 +1,6 @@
 """docker: each task runs its container through the node's daemon.
 
-The daemon is outside the job: Slurm's limits do not reach the container, so memory and GPUs are given here.
+The daemon is outside the job: Slurm's limits do not reach the container, so CPUs, memory and GPUs are given here.
 Source: docs.docker.com/reference/cli/docker/container/run.
 """
 
@@ -19,8 +19,10 @@ def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
 def words(plan: Plan, passed: Sequence[str]) -> list[str]:
     job = plan.job
     flags = _oci.flags(plan, passed)
+    tasks = job.procs_per_node if job.slurm.launcher == "srun" else 1
+    if job.resources.cpus is not None:
+        flags.append(f"--cpus={max(1, job.resources.cpus // tasks)}")
     if job.resources.memory is not None:
-        tasks = job.procs_per_node if job.slurm.launcher == "srun" else 1
         flags.append(f"--memory={job.resources.memory // tasks}b")
     # torch asks for the user's name, and the container has no user of this number.
     return [*flags, "--env=USER", *_oci.image(plan)]

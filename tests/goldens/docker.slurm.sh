@@ -98,7 +98,7 @@ srun \
   --mount=type=bind,source=/shared/checkpoints/docker,target=/checkpoints --env=WANDB_API_KEY \
   --env=MASTER_ADDR --env=MASTER_PORT --env=PET_NNODES --env=PET_RDZV_ID --env=PET_MASTER_ADDR \
   --env=PET_MASTER_PORT --env=PET_NODE_RANK --env=SLURM_JOB_ID --env=SLURM_NODEID --env=SLURM_PROCID \
-  --env=SLURM_LOCALID --memory=214748364800b --env=USER --entrypoint= \
+  --env=SLURM_LOCALID --cpus=32 --memory=214748364800b --env=USER --entrypoint= \
   registry.example/team/train:1.0 \
   env TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
   OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \

@@ -45,6 +45,9 @@ def make_base(tag: str, environ: Mapping[str, str]) -> None:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
         if done.returncode:
             raise NoBaseError(f"debootstrap failed: {done.stdout[-500:]}")
+        # Images of Ubuntu have such a user since 23.04.
+        user = ["useradd", "--root", str(root), "--uid", "1000", "--create-home", "ubuntu"]
+        subprocess.run(user, check=True, stdin=subprocess.DEVNULL, timeout=60)
         # A machine behind a proxy of its own trusts that proxy; so must pip in the image.
         shutil.copy(_CERTIFICATES, root / _CERTIFICATES.relative_to("/"))
         loading = subprocess.Popen(

@@ -6,7 +6,8 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,11 +131,17 @@ class Compose:
             text=True,
         )
 
-    def ends(self) -> subprocess.Popen[str]:
+    @contextmanager
+    def ends(self) -> Iterator[subprocess.Popen[str]]:
         """Prints a line whenever a node ends from now on, `job-0 ended with 137.`"""
         told = '{{index .Actor.Attributes "com.docker.compose.service"}} ended with {{.Actor.Attributes.exitCode}}.'
         label = f"--filter=label=com.docker.compose.project={self.project}"
-        return self.docker.start("events", "--filter=event=die", label, f"--format={told}")
+        process = self.docker.start("events", "--filter=event=die", label, f"--format={told}")
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
     def _up(self) -> list[str]:
         (command,) = re.findall(

@@ -168,8 +168,8 @@ def test_killed_node_is_started_again_and_the_job_ends_like_one_that_was_not_kil
 ) -> None:
     each_project.write(**saving(spec_of_training), max_restarts=3)
     said: list[str] = []
-    with each_project.compose() as compose:
-        running, ends = compose.start(), compose.ends()
+    with each_project.compose() as compose, compose.ends() as ends:
+        running = compose.start()
         read_until(running, "step 50/", said)
         each_project.docker.kill(compose.container(f"job-{node}"), each_project.image)
         # `up` of the older compose goes when all nodes have failed at the same moment, and the engine goes on.

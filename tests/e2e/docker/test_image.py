@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -131,16 +130,15 @@ def test_user_of_the_image_can_write_only_where_training_writes(docker: Docker, 
 
 
 def test_no_secret_of_the_folder_or_the_builder_is_in_the_image(
-    docker: Docker, base: str, image: str, other: str, context: Path, monkeypatch: pytest.MonkeyPatch
+    docker: Docker, base: str, image: str, other: str, context: Path
 ) -> None:
     canary = "canary-7d1f"
     for name in (".env", "id_ed25519", "train/.env", "jobs/scripts/.netrc", "docker/token.txt", "runs/metrics.jsonl"):
         (context / name).parent.mkdir(exist_ok=True)
         (context / name).write_text(canary)
-    for name in ("WANDB_API_KEY", "PIP_INDEX_URL"):
-        monkeypatch.setitem(os.environ, name, f"https://user:{canary}@registry.example/")
-    # Without the cache, so that a line that took in such a file would do it here.
-    docker.build(other, base, context, REVISION="e2e")
+    address = f"https://user:{canary}@registry.example/"
+    builder = Docker({**docker.environ, "WANDB_API_KEY": address, "PIP_INDEX_URL": address})
+    builder.build(other, base, context, REVISION="e2e")
     grep = ["run", "--rm", "--user=0", "--entrypoint=grep", other]
     assert docker(*grep, "--recursive", "--files-with-matches", "version", "/app/train/__init__.py")
     found = docker(

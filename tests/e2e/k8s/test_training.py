@@ -50,9 +50,13 @@ def test_pod_that_is_killed_is_replaced_and_the_job_resumes(
 
 
 @pytest.mark.parametrize("target", KINDS)
-def test_job_that_always_fails_is_given_up(target: str, cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+def test_job_that_always_fails_is_tried_again_and_then_given_up(
+    target: str, cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
     cluster.needs_controllers(target)
     spec = job(cluster.image, command=["jobs/scripts/own.py", "--steps", "not-a-number"], max_restarts=1)
     cluster.apply(rendered(target, spec, namespace, tmp_path))
     words = ("--for=condition=Failed", f"--timeout={300}s", "--namespace", namespace, f"{RESOURCES[target]}/job")
     cluster.kubectl("wait", *words)
+    starts = [log for log in cluster.player().logs(namespace).split("== ") if "not-a-number" in log]
+    assert 2 < len(starts) <= 6, "two nodes, each started again once or twice"
