@@ -13,11 +13,12 @@ from train.shard import epoch_order, num_steps, share, step_range
 def evaluation_steps(num_samples: int, batch_size: int, rank: int, world_size: int) -> list[list[int]]:
     """For each batch of an evaluation, the indices that `rank` reads: a contiguous share, in order, no sample twice.
 
-    batch_size counts samples over all ranks together, as in training; ranks may have unequal numbers of batches.
+    batch_size counts samples over all ranks together, as in training.  All ranks have as many batches, so that they
+    can meet after any; the last one may be empty.
     """
-    mine = share(range(num_samples), rank, world_size)
+    mine, longest = share(range(num_samples), rank, world_size), share(range(num_samples), 0, world_size)
     step = max(1, batch_size // world_size)
-    return [list(mine[start : start + step]) for start in range(0, len(mine), step)]
+    return [list(mine[start : start + step]) for start in range(0, len(longest), step)]
 
 
 class ShardSampler(Sampler[list[int]]):

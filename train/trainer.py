@@ -60,7 +60,7 @@ class Trainer:
         model: the bare module; its parameters are the optimizer's, its state dict is what is saved.
         wrapped: what a strategy made of it.
         sampler: this rank's share of each training step; `train_batches` follows it.
-        validation_batches: this rank's share of the validation set.
+        validation_batches: this rank's share of the validation set; as many on all ranks, of which some may be empty.
         stop: whether this rank was asked to stop.
     """
 
@@ -83,7 +83,7 @@ class Trainer:
         self.model, self.wrapped, self.optimizer = model, wrapped, optimizer
         self.sampler, self.train_batches, self.validation_batches = sampler, train_batches, validation_batches
         self.metrics, self.checkpoints = metrics, checkpoints
-        self.stop, self._stop_agreement = stop, StopAgreement(stop)
+        self._stop_agreement = StopAgreement(stop)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.step = 0
         self.evaluated_step = 0  # step of the last evaluation; a run may be stopped before one is done
@@ -235,32 +235,25 @@ class Trainer:
     def evaluate(self) -> Means:
         """Mean loss and accuracy over the validation set, each sample once, the same on every rank.
 
-        Raises Stopped on every rank if a signal has cut it short on some.
+        Raises Stopped if a signal asks for it.
         """
         self.model.eval()
         if self.setting.buffers_differ:
             broadcast_from_rank_0(list(self.model.buffers()), self.setting.group)
-        sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        self._stop_agreement.begin()
         for images, labels in self.validation_batches:
-            if self.stop.heard:
-                sums[3] = 1
-                break
-            with self._autocast():
-                logits = self.model(images).float()
-            correct = (logits.argmax(dim=1) == labels).sum()
-            sums += torch.stack(
-                [
-                    F.cross_entropy(logits, labels, reduction="sum").double(),
-                    correct,
-                    correct.new_tensor(len(labels)),
-                    correct.new_tensor(0),
-                ]
-            )
+            if len(labels):
+                with self._autocast():
+                    logits = self.model(images).float()
+                loss = F.cross_entropy(logits, labels, reduction="sum").double()
+                correct = (logits.argmax(dim=1) == labels).sum()
+                sums += torch.stack([loss, correct, correct.new_tensor(len(labels))])
+            if self._stop_agreement.reached():
+                raise Stopped
         sums = sums.cpu()
         dist.all_reduce(sums)
-        loss_sum, correct_sum, samples, cut_short = sums.tolist()
-        if cut_short:
-            raise Stopped
+        loss_sum, correct_sum, samples = sums.tolist()
         return Means(loss_sum, correct_sum, int(samples))
 
     def save(self) -> None:

@@ -164,13 +164,15 @@ def test_the_loader_outlives_the_signal_that_a_scheduler_sends_to_all_processes(
     _finish_and_compare(data_root, tmp_path, whole)
 
 
-def test_a_signal_in_the_evaluation_cuts_it_short_and_the_next_start_makes_up_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", [0, 1])
+def test_a_signal_to_one_rank_in_the_evaluation_cuts_it_short_and_the_next_start_makes_up_for_it(
+    to: int, tmp_path: Path
+) -> None:
     write_small_mnist(tmp_path, 1000, 20_000)
     flags = _flags(tmp_path, tmp_path / "run", "--max-steps=10", "--log-every=10")
     ranks = start_ranks(2, *flags)
     _wait_until_it_trains(ranks[0])  # with the line of the last step
-    for rank in ranks:
-        rank.send_signal(signal.SIGTERM)
+    ranks[to].send_signal(signal.SIGTERM)
     codes, said = _end(*ranks)
     assert codes == [_STOPPED, _STOPPED], said
     assert records(tmp_path / "run", "epoch") == []

@@ -52,10 +52,12 @@ def test_training_reads_each_sample_exactly_once_an_epoch(size: int, world_size:
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("size", SIZES)
 def test_evaluation_reads_each_sample_exactly_once(size: int, world_size: int, batch_size: int) -> None:
-    batches = [batch for rank in range(world_size) for batch in evaluation_steps(size, batch_size, rank, world_size)]
-    assert [sample for batch in batches for sample in batch] == list(range(size))
-    assert all(batches), "an evaluation needs no empty batch"
-    assert max(map(len, batches)) <= max(1, batch_size // world_size)
+    of_ranks = [evaluation_steps(size, batch_size, rank, world_size) for rank in range(world_size)]
+    assert [sample for steps in of_ranks for batch in steps for sample in batch] == list(range(size))
+    assert len({len(steps) for steps in of_ranks}) == 1, "all ranks meet after each batch"
+    assert all(batch for steps in of_ranks for batch in steps[:-1]), "only the last batch of a rank may be empty"
+    assert all(of_ranks[0]), "no batch is empty on all ranks"
+    assert max(len(batch) for steps in of_ranks for batch in steps) <= max(1, batch_size // world_size)
 
 
 @given(size=st.integers(0, 300), batch_size=st.integers(1, 400), world_size=st.integers(1, 12))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +22,7 @@ from train.input import Batches
 from train.metrics import MetricsFile
 from train.optimizers import make_optimizer
 from train.sampler import ShardSampler, evaluation_steps
-from train.stop import StopSignal
+from train.stop import Stopped, StopSignal
 from train.strategies import Setting
 from train.trainer import Means, Trainer
 from train.world import World
@@ -98,31 +101,33 @@ def _random_samples(length: int) -> IdxSamples:
 _EVALUATIONS = [(1, 3), (7, 3), (7, 64), (9_999, 640), (9_999, 20_000)]
 
 
-def _evaluate(world: World) -> list[Means]:
+def _evaluator(world: World, steps: Iterable[list[int]], size: int, stop: StopSignal) -> Trainer:
+    """A trainer that is only to evaluate `steps` of `size` random samples."""
     config = TrainConfig(model="mlp")
     torch.manual_seed(0)
     model = models.build("mlp", (1, 28, 28), 10, None)
+    batches = Batches(_random_samples(size), steps, _CPU)
+    return Trainer(
+        config,
+        world,
+        Setting(_CPU, None, world.world_size, 25.0, buffers_differ=False),
+        model,
+        model,
+        make_optimizer(config, model.parameters()),
+        ShardSampler(size, 1, world.rank, world.world_size, seed=0),
+        batches,
+        batches,
+        MetricsFile(None),
+        None,
+        stop,
+    )
+
+
+def _evaluate(world: World) -> list[Means]:
     results = []
     for size, batch_size in _EVALUATIONS:
-        samples = _random_samples(size)
-        sampler = ShardSampler(size, batch_size, world.rank, world.world_size, seed=0)
         steps = evaluation_steps(size, batch_size, world.rank, world.world_size)
-        batches = Batches(samples, steps, _CPU)
-        trainer = Trainer(
-            config,
-            world,
-            Setting(_CPU, None, world.world_size, 25.0, buffers_differ=False),
-            model,
-            model,
-            make_optimizer(config, model.parameters()),
-            sampler,
-            batches,
-            batches,
-            MetricsFile(None),
-            None,
-            StopSignal(),
-        )
-        results.append(trainer.evaluate())
+        results.append(_evaluator(world, steps, size, StopSignal()).evaluate())
     return results
 
 
@@ -148,6 +153,34 @@ def test_evaluation_equals_one_process_on_the_whole_set(world_size: int) -> None
             assert means.samples == plain.samples
             assert means.correct == plain.correct
             assert means.loss == pytest.approx(plain.loss, rel=1e-5)
+
+
+_BATCHES, _SIGNAL_AT = 500, 3
+
+
+def _evaluate_until_rank_is_signalled(world: World, signalled: int) -> int:
+    """Batches that this rank evaluates; rank `signalled` sends itself a SIGTERM at one of the first."""
+    stop = StopSignal()
+    stop.listen()
+    read = []
+
+    def steps() -> Iterator[list[int]]:
+        for batch in range(_BATCHES):
+            if batch == _SIGNAL_AT and world.rank == signalled:
+                os.kill(os.getpid(), signal.SIGTERM)
+            read.append(batch)
+            yield [batch]
+
+    with pytest.raises(Stopped):
+        _evaluator(world, steps(), _BATCHES, stop).evaluate()
+    return len(read)
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_a_signal_to_one_rank_cuts_the_evaluation_of_all_short_after_the_same_batch(signalled: int) -> None:
+    of_ranks = run_ranks(3, _evaluate_until_rank_is_signalled, signalled)
+    assert len(set(of_ranks)) == 1
+    assert _SIGNAL_AT < of_ranks[0] < _BATCHES / 10
 
 
 def test_records_hold_world_arithmetic_steps_epochs_and_hash(tmp_path: Path) -> None:
