@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from train.errors import UserError
+
 
 def convert_sync_batchnorm(module: nn.Module, device: torch.device, group: dist.ProcessGroup | None) -> nn.Module:
     """Replace each BatchNorm of `module` by one that uses the statistics of all ranks' samples together.
@@ -39,8 +41,11 @@ def has_sync_batchnorm(module: nn.Module) -> bool:
 class SyncBatchNorm(_BatchNorm):
     """BatchNorm whose mean and variance in training are those of the samples of all ranks of `group`.
 
-    Input (N, C, …), any N including 0: a rank without samples takes part with weight zero.  One all-reduce of
-    2C + 1 doubles in forward and of 2C doubles in backward.  Gradients of weight and bias are this rank's own.
+    Input (N, C, …), any N including 0: a rank without samples takes part with weight zero.  Inputs, weight and bias
+    may be of any floating type; it computes in float32, or in float64 for such inputs.  One all-reduce of 2C + 1
+    doubles in forward and of 2C doubles in backward; none in evaluation, where a module without running statistics
+    takes those of this rank's samples.  Gradients of weight and bias are this rank's own.
+    Raises UserError in a backward with create_graph=True: it has no second derivatives.
     Source: Ioffe and Szegedy (arXiv:1502.03167); backward as in torch.nn.SyncBatchNorm.
     """
 
@@ -61,10 +66,11 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
-        if not self.training and self.running_mean is not None:
-            return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        if not self.training:
+            mean, variance = self.running_mean, self.running_var
+            return F.batch_norm(input, mean, variance, self.weight, self.bias, training=mean is None, eps=self.eps)
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self.group)
-        if self.training and self.running_mean is not None:
+        if self.running_mean is not None:
             self._track(mean, variance, count)
         return output  # type: ignore[no-any-return]
 
@@ -86,11 +92,14 @@ class _Normalize(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         channels = input.size(1)
         samples = input.numel() // channels
-        # Sums of x and x² in double: exact enough that the difference of large squares does no harm.
+        precise = torch.promote_types(input.dtype, torch.float32)
+        # Sums of x and x² in double: exact enough that the difference of large squares does no harm to float32.
         sums = torch.zeros(2 * channels + 1, dtype=torch.float64)
         if samples:
             # The native kernel's own first half; torch.var_mean gives the same in four times the time.
-            mean, variance = torch.ops.aten.batch_norm_update_stats(input, None, None, 0.0)
+            # It computes in the type of running statistics, and without any in that of the input, which may be narrow.
+            unused = torch.zeros(channels, dtype=precise)
+            mean, variance = torch.ops.aten.batch_norm_update_stats(input, unused, unused, 0.0)
             sums[0] = samples
             sums[1 : channels + 1] = mean.double() * samples
             sums[channels + 1 :] = (variance.double() + mean.double().square()) * samples
@@ -98,22 +107,27 @@ class _Normalize(torch.autograd.Function):
         count = sums[0]
         mean = sums[1 : channels + 1] / count
         variance = (sums[channels + 1 :] / count - mean.square()).clamp_(min=0)
-        mean32, variance32 = mean.float(), variance.float()
+        given = mean.to(precise), variance.to(precise), _to(precise, weight), _to(precise, bias)
         # With given statistics the native kernel only normalises; it divides by zero if there are no samples.
-        output = F.batch_norm(input, mean32, variance32, weight, bias, eps=eps) if samples else input.clone()
-        ctx.save_for_backward(input, weight, mean32, variance32, count)
+        output = F.batch_norm(input, *given, eps=eps) if samples else input.clone()
+        ctx.save_for_backward(input, weight, *given[:2], count)
         ctx.eps, ctx.group = eps, group
         ctx.mark_non_differentiable(mean, variance, count)
         return output, mean, variance, count
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise UserError(
+                "SyncBatchNorm on the CPU has no second derivatives, which backward(create_graph=True) and "
+                "autograd.grad(create_graph=True) ask for: leave that out, or keep BatchNorm (--no-sync-batchnorm)"
+            )
         input, weight, mean, variance, count = ctx.saved_tensors
-        channels = input.size(1)
+        channels, precise = input.size(1), mean.dtype
         if input.numel():
             # With given statistics the native kernel yields dy·γ/σ, Σ dy·x̂ and Σ dy: all that is local.
             grad_input, sum_grad_normed, sum_grad = torch.ops.aten.native_batch_norm_backward(
-                grads[0], input, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
+                grads[0], input, _to(precise, weight), mean, variance, None, None, False, ctx.eps, [True, True, True]
             )
         else:
             grad_input = torch.empty_like(input)
@@ -127,8 +141,13 @@ class _Normalize(torch.autograd.Function):
         slope = gain * inverse_std * mean_grad_normed
         offset = gain * mean_grad - slope * mean.double()
         shape = (1, channels, *[1] * (input.dim() - 2))
-        slope, offset = slope.to(input.dtype).view(shape), offset.to(input.dtype).view(shape)
-        grad_input = grad_input.addcmul_(input, slope, value=-1).sub_(offset)
+        slope, offset = slope.to(precise).view(shape), offset.to(precise).view(shape)
+        # In a narrow type the two would not cancel where the mean is far from zero.
+        grad_input = grad_input.to(precise).addcmul_(input.to(precise), slope, value=-1).sub_(offset).to(input.dtype)
         if weight is None:
             return grad_input, None, None, None, None
-        return grad_input, sum_grad_normed, sum_grad, None, None
+        return grad_input, sum_grad_normed.to(weight.dtype), sum_grad.to(weight.dtype), None, None
+
+
+def _to(dtype: torch.dtype, parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else parameter.to(dtype)

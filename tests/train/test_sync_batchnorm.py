@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.ranks import run_ranks
+from train.errors import UserError
 from train.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, has_sync_batchnorm
 from train.world import World
 
@@ -17,6 +18,15 @@ SHAPES = [(6, 5), (6, 5, 3), (6, 5, 4, 4), (6, 5, 1, 1), (6, 5, 2, 2, 2)]
 SPLITS = [(6,), (3, 3), (5, 1), (6, 0), (2, 0, 4), (1, 4, 1)]
 KINDS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 OPTIONS = [{}, {"affine": False}, {"momentum": None}, {"track_running_stats": False}]
+# Types of the input and of the module.
+TYPES = {
+    "double": (torch.float64, torch.float64),
+    "bfloat16": (torch.bfloat16, torch.bfloat16),
+    "float16": (torch.float16, torch.float16),
+    "bfloat16 inputs": (torch.bfloat16, torch.float32),
+}
+# Four roundings; in the wide types taking away a mean of thirty deviations costs more, once and squared.
+ERROR = {torch.bfloat16: 2**-5, torch.float16: 2**-8, torch.float32: 2**-15, torch.float64: 2**-38}
 
 Outcome = dict[str, Tensor]
 
@@ -31,22 +41,31 @@ def _norm(shape: tuple[int, ...], options: int) -> nn.Module:
     return norm
 
 
-def _two_steps(norm: nn.Module, shape: tuple[int, ...], mine: slice) -> Outcome:
-    """Outputs, gradients and buffers of two training steps, then the output in evaluation."""
+def _two_steps(
+    norm: nn.Module,
+    shape: tuple[int, ...],
+    mine: slice,
+    rounded: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32,
+) -> Outcome:
+    """Outputs, gradients and buffers of two training steps, then the output in evaluation.
+
+    dtype: type of the inputs, after they were rounded to `rounded`.
+    """
     generator = torch.Generator().manual_seed(1)
     outcome: Outcome = {}
     for step in range(2):
         # A mean far from zero shows a variance that was computed carelessly.
-        x = (torch.randn(shape, generator=generator) * 3 + 100)[mine].clone().requires_grad_()
+        x = (torch.randn(shape, generator=generator) * 3 + 100)[mine].to(rounded).to(dtype).clone().requires_grad_()
         output = norm(x)
-        output.backward(torch.randn(shape, generator=generator)[mine])
+        output.backward(torch.randn(shape, generator=generator)[mine].to(rounded).to(dtype))
         assert x.grad is not None
         outcome |= {f"output {step}": output.detach(), f"grad {step}": x.grad}
     outcome |= {f"sum {name}": param.grad for name, param in norm.named_parameters() if param.grad is not None}
     outcome |= {f"buffer {name}": buffer for name, buffer in norm.named_buffers()}
     norm.eval()
     if norm.track_running_stats:
-        outcome["output in evaluation"] = norm(torch.randn(shape, generator=generator)[mine])
+        outcome["output in evaluation"] = norm(torch.randn(shape, generator=generator)[mine].to(rounded).to(dtype))
     return {name: tensor.detach().clone() for name, tensor in outcome.items()}
 
 
@@ -82,6 +101,70 @@ def test_outputs_gradients_and_statistics_equal_batchnorm_on_the_whole_batch(
         else:
             whole = sum(parts[1:], parts[0]) if name.startswith("sum") else torch.cat(parts)
         torch.testing.assert_close(whole, tensor, rtol=1e-4, atol=2e-4, msg=name)
+
+
+def _types(world: World) -> dict[str, list[Outcome]]:
+    mine = slice(0, 5) if world.rank == 0 else slice(5, 6)
+    return {
+        name: [
+            _two_steps(
+                convert_sync_batchnorm(_norm(SHAPES[2], options).to(of_module), torch.device("cpu"), None),
+                SHAPES[2],
+                mine,
+                of_input,
+                of_input,
+            )
+            for options in range(len(OPTIONS))
+        ]
+        for name, (of_input, of_module) in TYPES.items()
+    }
+
+
+def test_each_floating_type_is_as_precise_as_its_roundings_allow() -> None:
+    of_ranks = run_ranks(2, _types)
+    for name, (of_input, of_module) in TYPES.items():
+        for options in range(len(OPTIONS)):
+            # What the same numbers become in float64.
+            norm = _norm(SHAPES[2], options).to(of_module).double()
+            for what, exact in _two_steps(norm, SHAPES[2], slice(0, 6), of_input, torch.float64).items():
+                parts = [results[name][options][what] for results in of_ranks]
+                of_result = of_module if what.startswith(("sum", "buffer")) else of_input
+                assert all(part.dtype == of_result or "num_batches" in what for part in parts)
+                if what.startswith("sum"):
+                    whole = parts[0].double() + parts[1].double()
+                else:
+                    whole = parts[0] if what.startswith("buffer") else torch.cat(parts)
+                error = ERROR[of_result]
+                torch.testing.assert_close(whole.double(), exact.double(), rtol=error, atol=error, msg=f"{name} {what}")
+
+
+def _beside_training(world: World) -> tuple[bool | None, str]:
+    """Rank 0 alone evaluates; then both ask for a second derivative."""
+    norm = convert_sync_batchnorm(nn.BatchNorm1d(3, track_running_stats=False), torch.device("cpu"), None)
+    x = torch.randn(4, 3, requires_grad=True)
+    alike = None
+    if world.rank == 0:
+        alike = torch.equal(norm.eval()(x), nn.BatchNorm1d(3, track_running_stats=False)(x))
+    try:
+        torch.autograd.grad(norm.train()(x).square().sum(), x, create_graph=True)
+    except UserError as error:
+        return alike, str(error)
+    return alike, "accepted"
+
+
+@functools.cache
+def beside_training() -> list[tuple[bool | None, str]]:
+    return run_ranks(2, _beside_training)
+
+
+def test_evaluation_without_running_statistics_takes_those_of_the_rank_and_waits_for_nobody() -> None:
+    assert [alike for alike, _ in beside_training()] == [True, None]
+
+
+def test_second_derivatives_are_refused_rather_than_wrong() -> None:
+    for _, message in beside_training():
+        assert message.startswith("SyncBatchNorm on the CPU has no second derivatives")
+        assert "create_graph=True" in message and "--no-sync-batchnorm" in message
 
 
 def test_conversion_keeps_names_parameters_and_buffers() -> None:
