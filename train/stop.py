@@ -20,7 +20,7 @@ EXIT_STOPPED = 128 + signal.SIGTERM
 so that whoever started it sees that there is more to do."""
 
 # Between a signal and the next agreement of the ranks, as long as a step does not take longer itself.
-_REACTION_S = 1.0
+_REACTION_S, _MOST_STEPS = 1.0, 32
 
 
 class Stopped(Exception):
@@ -54,8 +54,8 @@ class StopAgreement:
     """Lets all ranks of a job learn after the same step that one of them has heard the signal.
 
     They ask each other once in `_REACTION_S`, not after each step: with the answer all hear how long the slowest
-    rank's steps take, and so count the same number of steps until they ask again.  What it costs is one all-reduce
-    of two numbers a second.
+    rank's steps take, and so count the same number of steps until they ask again.  It is never more than
+    `_MOST_STEPS`, because these may suddenly take longer.  What it costs is one all-reduce of two numbers.
     """
 
     def __init__(self, signal: StopSignal) -> None:
@@ -80,7 +80,7 @@ class StopAgreement:
         told = torch.tensor([float(self._signal.heard), step_s], dtype=torch.float64)
         dist.all_reduce(told, op=dist.ReduceOp.MAX)
         stop, slowest_s = told.tolist()
-        self._interval = max(1, min(2 * self._interval, int(_REACTION_S / slowest_s)))
+        self._interval = max(1, min(2 * self._interval, _MOST_STEPS, int(_REACTION_S / slowest_s)))
         self._steps_left, self._since = self._interval, time.monotonic()
         return bool(stop)
 
