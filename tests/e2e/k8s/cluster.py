@@ -23,8 +23,9 @@ RESOURCES = {
 DONE = {"indexedjob": "Complete", "jobset": "Completed", "pytorchjob": "Succeeded", "trainjob": "Complete"}
 _WAIT_S = 400.0  # several jobs, each with several processes that import torch, on a busy machine
 
-# The webhook of TrainJob looks into what the operator has heard of so far, not at the API server.
-_TOO_SOON = "specified trainingRuntime must be created before the TrainJob is created"
+# The webhook of TrainJob looks into what the operator has heard of so far, not at the API server; and an operator that
+# could not renew its lease on a busy machine starts again.
+_TOO_SOON = ("specified trainingRuntime must be created before the TrainJob is created", "no endpoints available")
 
 
 class Cluster:
@@ -45,11 +46,16 @@ class Cluster:
 
     def apply(self, manifests: str, *words: str) -> str:
         """`render.py … | kubectl apply -f -`, which refuses fields that the API server does not know."""
-        command = ("apply", "--filename", "-", *words)
-        done = self.try_kubectl(*command, text=manifests)
-        if _TOO_SOON in done.stderr:
-            return done.stdout + self.kubectl(*command, text=manifests)
-        return _checked(done)
+        command, said = ("apply", "--filename", "-", *words), ""
+
+        def applied() -> bool:
+            nonlocal said
+            done = self.try_kubectl(*command, text=manifests)
+            said += done.stdout
+            return not any(reason in done.stderr for reason in _TOO_SOON) and bool(_checked(done))
+
+        self.until(applied, "the operators take the manifests")
+        return said
 
     def needs(self, target: str) -> None:
         """Skip the test where the kind of a target is not served."""
