@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 import shutil
 import socket
+import struct
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from train.errors import UserError
 
@@ -193,23 +195,41 @@ def _first_slurm_node(environ: Mapping[str, str]) -> str:
 def interface_towards(address: str) -> str | None:
     """Name of the network interface that this machine uses to reach `address`, or None if it cannot be told.
 
-    Gloo wants one exact name, and the name that a host resolves itself to is often the loopback.  Linux only.
+    Gloo wants one exact name, and the name that a host resolves itself to is often the loopback.  Where an address has
+    both families, IPv4 decides, as it does in gloo.  Linux only.
     """
+    found = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)
+    for family, kind, protocol, _, target in sorted(found, key=lambda entry: entry[0] != socket.AF_INET):
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                # Connecting a datagram socket sends nothing; it only looks the route up.
+                probe.connect(target)
+                own = probe.getsockname()[0]
+                name = _interface_with_ipv4(own, probe) if family == socket.AF_INET else _interface_with_ipv6(own)
+        except OSError:
+            continue  # this machine has no address or no route of that family
+        if name is not None:
+            return name
+    return None
+
+
+def _interface_with_ipv4(own: str, probe: socket.socket) -> str | None:
     import fcntl
-    import struct
 
     siocgifaddr = 0x8915
-    family, kind, protocol, _, target = socket.getaddrinfo(address, 9, socket.AF_INET, socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        # Connecting a datagram socket sends nothing; it only looks the route up.
-        probe.connect(target)
-        own = socket.inet_aton(probe.getsockname()[0])
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(probe.fileno(), siocgifaddr, request)
-            except OSError:
-                continue
-            if answer[20:24] == own:
-                return name
+    for _, name in socket.if_nameindex():
+        request = struct.pack("256s", name.encode()[:15])
+        try:
+            answer = fcntl.ioctl(probe.fileno(), siocgifaddr, request)
+        except OSError:
+            continue
+        if answer[20:24] == socket.inet_aton(own):
+            return name
     return None
+
+
+def _interface_with_ipv6(own: str) -> str | None:
+    digits = socket.inet_pton(socket.AF_INET6, own.partition("%")[0]).hex()
+    # A line holds the address without colons, four numbers, and the name.
+    lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    return next((line.split()[-1] for line in lines if line.startswith(digits)), None)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cli import start_ranks
 from train.errors import UserError
 from train.world import World, interface_towards
 
@@ -248,3 +250,25 @@ def test_slurm_port_is_the_same_for_all_tasks_and_differs_between_jobs_and_steps
 
 def test_interface_towards_the_loopback_is_lo() -> None:
     assert interface_towards("127.0.0.1") == "lo"
+
+
+@pytest.fixture
+def ipv6() -> str:
+    """This machine's own IPv6 address."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6: {error.strerror}")
+    return "::1"
+
+
+def test_interface_towards_the_loopback_of_ipv6_is_lo(ipv6: str) -> None:
+    assert interface_towards(ipv6) == "lo"
+
+
+@pytest.mark.timeout(300)
+def test_ranks_meet_and_train_where_the_master_has_only_an_ipv6_address(ipv6: str) -> None:
+    for rank in start_ranks(2, "--model=mlp", "--max-steps=2", "--device=cpu", MASTER_ADDR=ipv6):
+        stdout, stderr = rank.communicate(timeout=120)
+        assert rank.returncode == 0, stdout + stderr
