@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -27,31 +28,43 @@ class MetricsFile:
         if run_dir is None:
             return
         path = Path(run_dir) / "metrics.jsonl"
-        try:
+        with _told(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
             self._file = path.open("a", encoding="utf-8")
             if torn:  # a killed run's last record keeps a line to itself
                 self._file.write("\n")
-        except OSError as error:
-            raise UserError(f"--run-dir: cannot write {path}: {error.strerror}") from None
 
     def __enter__(self) -> MetricsFile:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._file is not None:
-            self._file.close()
+            with _told(self._file.name):
+                self._file.close()
 
     def write(self, event: str, **values: Any) -> None:
         """Append `{"event": event, …}`; whoever follows the file sees it at once."""
         if self._file is None:
             return
-        try:
-            self._file.write(json.dumps({"event": event, **values}, allow_nan=False) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise UserError(f"--run-dir: cannot write {self._file.name}: {error.strerror}") from None
+        line = json.dumps({"event": event, **values}, allow_nan=False) + "\n"
+        with _told(self._file.name):
+            try:
+                self._file.write(line)
+                self._file.flush()
+            except OSError:
+                with suppress(OSError):
+                    self._file.close()  # which tries again what could not be written: now, and never after this
+                raise
+
+
+@contextmanager
+def _told(path: Path | str) -> Iterator[None]:
+    """Turn an OSError into a UserError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"--run-dir: cannot write {path}: {error.strerror}") from None
 
 
 def weights_sha256(state_dict: Mapping[str, Tensor]) -> str:

@@ -146,11 +146,12 @@ class Trainer:
                 self.checkpoints.wait()
         saved = self.config.checkpoint_dir is not None
         epoch = self.sampler.epoch
-        self.metrics.write("stop", epoch=epoch, step=self.step, saved=saved)
+        # The line before the record: batch scripts look for it, and the disk of the record may be full.
         self._say(
             f"stopped by a signal at epoch {epoch}, step {self.step}; "
             + ("saved, --resume=auto continues there" if saved else "nothing is saved without --checkpoint-dir")
         )
+        self.metrics.write("stop", epoch=epoch, step=self.step, saved=saved)
 
     def train_epoch(self) -> Means:
         """Run what is left of the sampler's epoch, up to max_steps.  Raises Stopped if a signal asks for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 import struct
 from pathlib import Path
 
@@ -110,6 +111,22 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(UserError, match=rf"^--run-dir: cannot write {tmp_path}/metrics.jsonl: Is a directory"):
         MetricsFile(str(tmp_path))
+
+
+def test_a_record_that_finds_the_disk_full_is_told_and_the_end_of_the_block_adds_nothing(tmp_path: Path) -> None:
+    # The kernel refuses to let the file grow, as it does on a full disk.
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with (
+            pytest.raises(UserError, match=rf"^--run-dir: cannot write {tmp_path}/metrics.jsonl: File too large"),
+            MetricsFile(str(tmp_path)) as metrics,
+        ):
+            metrics.write("start")
+            resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "metrics.jsonl").stat().st_size, limits[1]))
+            metrics.write("step", loss=1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert records(tmp_path) == [{"event": "start"}]
 
 
 def test_a_number_that_json_lacks_is_never_written(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -183,6 +184,25 @@ def test_a_signal_to_one_rank_in_the_evaluation_cuts_it_short_and_the_next_start
     assert (epoch["epoch"], epoch["step"], epoch["samples"]) == (1, 10, 1000)
     assert len(records(tmp_path / "run", "step")) == 10
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000010"]
+
+
+def test_a_stop_whose_record_finds_the_disk_full_has_saved_and_says_so(tmp_path: Path) -> None:
+    write_small_mnist(tmp_path, 1000, 20_000)
+    run_dir, size_bytes = tmp_path / "run", 2**26  # larger than a checkpoint
+    run_dir.mkdir()
+    (run_dir / "metrics.jsonl").touch()
+    os.truncate(run_dir / "metrics.jsonl", size_bytes)
+    ranks = start_ranks(2, *_flags(tmp_path, run_dir, "--max-steps=10", "--log-every=10"))
+    _wait_until_it_trains(ranks[0])
+    # In the evaluation.  The kernel refuses to let the file grow, as it does on a full disk.
+    resource.prlimit(ranks[0].pid, resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
+    ranks[0].send_signal(signal.SIGTERM)
+    codes, said = _end(*ranks)
+    assert codes == [1, _STOPPED], said
+    assert "stopped by a signal at epoch 1, step 10; saved, --resume=auto" in said
+    assert f"error: --run-dir: cannot write {run_dir}/metrics.jsonl: File too large\n" in said
+    assert "Traceback" not in said
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000010"]
 
 
 def test_without_a_folder_for_checkpoints_it_says_that_nothing_is_saved(data_root: Path) -> None:
