@@ -192,6 +192,45 @@ def test_powersgd_sends_later_what_it_left_out() -> None:
     assert error < 0.3, "but the mean over steps comes close to it"
 
 
+class _Sometimes(nn.Module):
+    """A matrix that `use` says whether to use, beside a vector and a parameter without elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.zeros(40, 30))
+        self.vector = nn.Parameter(torch.zeros(5))
+        self.empty = nn.Parameter(torch.zeros(0, 7))
+
+    def forward(self, gradient: Tensor, use: bool) -> Tensor:
+        rest = self.vector.sum() + self.empty.sum()
+        return rest + (self.matrix * gradient).sum() if use else rest
+
+
+def _used_sometimes(world: World) -> dict[str, list[Tensor]]:
+    """What a matrix gets in six steps that use it, with and without others between."""
+    torch.manual_seed(0)
+    gradient = torch.randn(40, 30)
+    results: dict[str, list[Tensor]] = {}
+    # In each step the ranks that use the matrix.
+    always, never, one = {0, 1}, set[int](), {1}
+    for name, steps in {"each": [always, one] * 3, "every second": [always, never, one, never] * 3}.items():
+        model = _Sometimes()
+        wrapped = CustomDDP(model, sync=partial(PowerSGD, matrix_rank=2, full_steps=0))
+        for users in steps:
+            model.zero_grad()
+            wrapped(gradient * (world.rank + 1), world.rank in users).backward()
+            assert (model.matrix.grad is None) == (not users)
+            if model.matrix.grad is not None:
+                results.setdefault(name, []).append(model.matrix.grad.clone())
+    return results
+
+
+def test_powersgd_keeps_what_it_left_out_while_no_rank_uses_the_parameter() -> None:
+    for results in run_ranks(2, _used_sometimes):
+        assert len(results["each"]) == 6
+        assert all(torch.equal(a, b) for a, b in zip(results["each"], results["every second"], strict=True))
+
+
 def test_powersgd_goes_on_after_gradients_of_zeros_and_of_infinities() -> None:
     torch.manual_seed(0)
     low_rank = torch.randn(40, 2) @ torch.randn(2, 30)

@@ -21,7 +21,7 @@ class PowerSGD(Sync):
     Each parameter of two or more dimensions is a matrix of size(0) rows.  It is compressed if the factors have less
     than half of its elements; the others travel in full, with the first factors.  One step of subspace iteration from
     the last step's factor (warm start).  The difference is this rank's own, takes as much memory as the gradient, and
-    starts at zero after a resume.
+    starts at zero after a resume.  A step in which no rank uses a parameter leaves both for the next one that does.
 
     Args:
         matrix_rank: columns of the factors.
@@ -48,7 +48,7 @@ class PowerSGD(Sync):
             state.in_full = [bucket.used]
             for slot, view in enumerate(bucket.views):
                 if _pays(view, self.matrix_rank):
-                    state.matrices.append(_Matrix(view, self.matrix_rank, seed=slot))
+                    state.matrices.append(_Matrix(view, bucket.used[slot], self.matrix_rank, seed=slot))
                 else:
                     state.in_full.append(view)
         matrices, in_full = state.matrices, state.in_full
@@ -58,17 +58,17 @@ class PowerSGD(Sync):
         message = _packed([*lefts, *in_full])
         yield all_reduce_mean(message, self.group)
         _unpack(message, [*lefts, *in_full])
-        for matrix, left in zip(matrices, lefts, strict=True):
-            _orthonormalize(left)
-            torch.mm(matrix.error.t(), left, out=matrix.right)
         if not matrices:
             return
-        rights = [matrix.right for matrix in matrices]
+        rights = []
+        for matrix, left in zip(matrices, lefts, strict=True):
+            _orthonormalize(left)
+            rights.append(matrix.error.t() @ left)
         message = _packed(rights)
         yield all_reduce_mean(message, self.group)
         _unpack(message, rights)
-        for matrix, left in zip(matrices, lefts, strict=True):
-            matrix.approximate(left, self.prescale(bucket.flat.device))
+        for matrix, left, right in zip(matrices, lefts, rights, strict=True):
+            matrix.approximate(left, right, self.prescale(bucket.flat.device))
 
 
 @dataclass
@@ -81,10 +81,14 @@ class _State:
 
 
 class _Matrix:
-    """A gradient as a matrix, the part of it that was not sent yet, and its right factor."""
+    """A gradient as a matrix, the part of it that was not sent yet, and its right factor.
 
-    def __init__(self, view: Tensor, rank: int, seed: int) -> None:
-        self.view = view
+    Args:
+        used: the share of the ranks that use the parameter; that of all ranks when `approximate` is called.
+    """
+
+    def __init__(self, view: Tensor, used: Tensor, rank: int, seed: int) -> None:
+        self.view, self.used = view, used
         self.error = torch.zeros(view.size(0), view.numel() // view.size(0), dtype=view.dtype, device=view.device)
         # The same on all ranks, without touching the user's random numbers.
         generator = torch.Generator().manual_seed(seed)
@@ -95,15 +99,19 @@ class _Matrix:
         """This rank's gradient, and what was left out before: it is in `error` until `approximate`."""
         return self.error.add_(self.view.reshape(self.error.shape))
 
-    def approximate(self, left: Tensor, prescale: float) -> None:
+    def approximate(self, left: Tensor, right: Tensor, prescale: float) -> None:
         """The gradient becomes the product of the factors, and the error what that leaves out of this rank's."""
-        approximation = left @ self.right.t()
+        # What nobody used gets no gradient: the error would be taken away and reach no optimizer.
+        used = self.used != 0
+        right = torch.where(used, right, 0.0)
+        approximation = left @ right.t()
         self.error.sub_(approximation, alpha=prescale)
         self.view.copy_(approximation.view(self.view.shape))
         # After a gradient of zeros, or one that was not finite, nothing would ever be found again.
         self.error.nan_to_num_(0.0, 0.0, 0.0)
-        lengths = self.right.norm(dim=0)
-        self.right = torch.where(lengths.isfinite() & (lengths > 0), self.right, self.start)
+        lengths = right.norm(dim=0)
+        found = torch.where(lengths.isfinite() & (lengths > 0), right, self.start)
+        self.right = torch.where(used, found, self.right)
 
 
 def _rank(view: Tensor, rank: int) -> int:
@@ -111,7 +119,7 @@ def _rank(view: Tensor, rank: int) -> int:
 
 
 def _pays(view: Tensor, rank: int) -> bool:
-    if view.dim() < 2:
+    if view.dim() < 2 or view.numel() == 0:
         return False
     rows, columns = view.size(0), view.numel() // view.size(0)
     return 2 * (rows + columns) * _rank(view, rank) < rows * columns
