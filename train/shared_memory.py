@@ -124,17 +124,21 @@ class SharedMemory:
         behind = [rank for rank, counters in enumerate(self._counters) if counters[_REDUCED] < number]
         ended = [rank for rank in behind if not _is_alive(self.pids[rank])]
         if ended:
-            raise MissingRanks(ended, "ended")
+            raise MissingRanks(self.group, ended, "ended")
         if timed_out:
             late = [rank for rank, counters in enumerate(self._counters) if counters[_HANDED_IN] < number]
-            raise MissingRanks(late or behind, f"did not come within {self.timeout_s:g} s")
+            raise MissingRanks(self.group, late or behind, f"did not come within {self.timeout_s:g} s")
 
 
 class MissingRanks(RuntimeError):
-    """Ranks of the group without which a collective cannot complete, and why."""
+    """Ranks of `group`, by their numbers in it, without which a collective cannot complete, and why.
 
-    def __init__(self, ranks: list[int], why: str) -> None:
-        super().__init__(f"rank {', '.join(map(str, ranks))} {why}")
+    The message numbers them as the whole job does.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, ranks: list[int], why: str) -> None:
+        of_job = dist.get_process_group_ranks(group)
+        super().__init__(f"rank {', '.join(str(of_job[rank]) for rank in ranks)} {why}")
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from tests.ranks import run_ranks
 from train import shared_memory
-from train.shared_memory import SharedMemory
+from train.shared_memory import MissingRanks, SharedMemory
 from train.world import World
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64]
@@ -89,6 +90,27 @@ def _where_one_cannot(world: World, how: str) -> bool:
 @pytest.mark.parametrize("how", ["processor", "memory", "host"])
 def test_all_ranks_do_without_if_one_cannot(how: str) -> None:
     assert run_ranks(3, _where_one_cannot, how) == [True] * 3
+
+
+def _late_in_a_group(world: World) -> str:
+    group = dist.new_group([1, 2], timeout=timedelta(seconds=1))
+    message = ""
+    if world.rank > 0:
+        assert isinstance(group, dist.ProcessGroup)
+        shared = SharedMemory.of_one_host(group)
+        assert shared is not None
+        flat = shared.allocate(10, torch.float32)
+        if world.rank == 1:
+            with pytest.raises(MissingRanks) as missing:
+                shared.average(flat).wait()
+            message = str(missing.value)
+    # Rank 2 stays alive until then.
+    dist.barrier()
+    return message
+
+
+def test_a_missing_rank_of_a_group_has_its_number_in_the_job() -> None:
+    assert run_ranks(3, _late_in_a_group)[1] == "rank 2 did not come within 1 s"
 
 
 def _alone(world: World) -> bool:
