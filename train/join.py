@@ -11,6 +11,8 @@ Built on torch.distributed.algorithms.join, so optimizers that can join (ZeroRed
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,21 +29,23 @@ _HAS_RUN_OUT, _ADDS_ONLY, _AVERAGES = 0, 1, 2
 
 
 class Shadow(JoinHook):
-    """What a rank without inputs does.
+    """What a rank without inputs does.  Its own p.grad stays as it is: no_sync() may have left a sum there.
 
     Args:
         divide_by_initial_world_size: a rank without inputs counts as one with gradients of zero; otherwise the mean
             is one over the ranks that still have inputs.
+        _: what is meant for others that join together with it.
     """
 
-    def __init__(self, ddp: CustomDDP, divide_by_initial_world_size: bool = True) -> None:
+    def __init__(self, ddp: CustomDDP, divide_by_initial_world_size: bool = True, **_: object) -> None:
         self.ddp = ddp
         ddp.mean_over_active_ranks = not divide_by_initial_world_size
 
     def main_hook(self) -> None:
         steps = _exchange(self.ddp, _HAS_RUN_OUT)
         if _AVERAGES in steps:
-            self.ddp.shadow(_last_active(steps))
+            with _gradients_kept(self.ddp):
+                self.ddp.shadow(_last_active(steps))
 
     def post_hook(self, is_last_joiner: bool) -> None:
         ddp = self.ddp
@@ -50,6 +54,20 @@ class Shadow(JoinHook):
         ddp.mean_over_active_ranks, ddp.join_factor = False, 1.0
         # torch leaves it enabled: each later forward would wait for a message that nobody reads.
         ddp._join_config = _JoinConfig.construct_disabled_join_config()
+
+
+@contextmanager
+def _gradients_kept(ddp: CustomDDP) -> Iterator[None]:
+    """Whatever happens to p.grad and in the buckets, afterwards p.grad is what it was."""
+    places = {id(view) for bucket in ddp._buckets for view in bucket.views}
+    # Once cloned it is out of the bucket, so that further steps cost nothing.
+    kept = [
+        (param, param.grad.clone() if param.grad is not None and id(param.grad) in places else param.grad)
+        for param in ddp.module.parameters()
+    ]
+    yield
+    for param, grad in kept:
+        param.grad = grad
 
 
 def announce(ddp: CustomDDP) -> int:

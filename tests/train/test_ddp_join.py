@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.ranks import run_ranks
@@ -61,6 +62,51 @@ def test_weights_equal_those_of_native_ddp(counts: tuple[int, ...], by_all: bool
 def test_a_rank_that_ran_out_shadows_steps_that_accumulate() -> None:
     first, second = run_ranks(2, _train, "custom", (2, 6), True, True)
     assert all(torch.equal(first[name], second[name]) for name in first if name.startswith("0."))
+
+
+def _left_over(world: World, wrapper: str) -> tuple[list[float], float]:
+    """p.grad after each of two joins in which rank 0 runs out with a sum that no_sync() left, and after a mean."""
+    model = nn.Linear(4, 1, bias=False)
+    wrapped: Any = CustomDDP(model) if wrapper == "custom" else DistributedDataParallel(model)
+    sums = []
+
+    def backward() -> None:
+        wrapped(torch.full((1, 4), 1.0 + world.rank)).sum().backward()
+
+    def grad() -> float:
+        assert model.weight.grad is not None
+        return float(model.weight.grad[0, 0])
+
+    for keep in (False, True):
+        backward()
+        # The second time p.grad stays in the bucket, so the sum is there, too.
+        wrapped.zero_grad(set_to_none=not keep)
+        with wrapped.join():
+            with wrapped.no_sync():
+                backward()
+            for _ in range(2 * world.rank):
+                backward()
+        sums.append(grad())
+    backward()
+    return sums, grad()
+
+
+def test_a_rank_that_ran_out_keeps_its_sum_for_the_next_mean_as_under_native_ddp() -> None:
+    native, ours = run_ranks(2, _left_over, "native"), run_ranks(2, _left_over, "custom")
+    assert [sums for sums, _ in ours] == [sums for sums, _ in native]
+    assert [mean for _, mean in ours] == [mean for _, mean in native]
+    assert native[0][0] == [1.0, 1.0]
+
+
+def _with_others(world: World) -> None:
+    wrapped = CustomDDP(plain())
+    with Join([wrapped], divide_by_initial_world_size=True, option_of_another=1):
+        for number in range(1 + world.rank):
+            wrapped(_inputs(world.rank, number)).sum().backward()
+
+
+def test_options_of_others_that_join_together_are_ignored() -> None:
+    run_ranks(2, _with_others)
 
 
 def _early(world: World) -> str:
