@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,12 @@ import torch
 import torch.distributed as dist
 
 from train.errors import UserError
+from train.process_group import shared_mistakes
+from train.world import World
 
 _STATE, _MANIFEST = "state.pt", "manifest.json"
 _NAME = re.compile(r"step-\d{8,}")
+_MEET_S = 1.0
 
 
 class Checkpoints:
@@ -69,6 +72,10 @@ class Checkpoints:
             ) from None
         finally:
             self._pending = None
+
+    def ended(self, within_s: float) -> bool:
+        """Whether the last save has ended, well or not; waits so long for it."""
+        return self._pending is None or not wait([self._pending], within_s).not_done
 
     def _write(self, step: int, content: bytes) -> None:
         target = self.folder / f"step-{step:08d}"
@@ -174,6 +181,22 @@ def load_on_all_ranks(content: bytes | None) -> dict[str, Any] | None:
     dist.broadcast(message, src=0)
     state: dict[str, Any] = torch.load(io.BytesIO(message.numpy().tobytes()), map_location="cpu", weights_only=True)
     return state
+
+
+def wait_on_all_ranks(world: World, checkpoints: Checkpoints | None) -> None:
+    """Return when rank 0's last save is on the disk; other ranks give None.  A collective.
+
+    The ranks meet each second meanwhile: a collective would end after its timeout, however long a save may take, and
+    with a longer timeout a rank that is lost with its node would be missed later.
+    Raises SharedError if the save could not be written.
+    """
+    ended = torch.zeros(1)
+    while not ended:
+        ended.fill_(checkpoints is None or checkpoints.ended(_MEET_S))
+        dist.all_reduce(ended, op=dist.ReduceOp.MIN)
+    with shared_mistakes(world):
+        if checkpoints is not None:
+            checkpoints.wait()
 
 
 def _newest_first(folder: Path) -> list[Path]:

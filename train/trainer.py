@@ -17,12 +17,11 @@ from torch import Tensor, nn, optim
 
 from train import lost_ranks
 from train.broadcast import broadcast_from_rank_0
-from train.checkpoint import Checkpoints
+from train.checkpoint import Checkpoints, wait_on_all_ranks
 from train.config import TrainConfig
 from train.errors import SharedError, UserError
 from train.metrics import MetricsFile, weights_sha256
 from train.optimizers import lr_of_epoch
-from train.process_group import shared_mistakes
 from train.progress import Progress, say
 from train.same_run import refuse_other_run
 from train.sampler import ShardSampler
@@ -102,9 +101,8 @@ class Trainer:
             except Stopped:
                 self._end_early()
                 return False
-        self.metrics.write("end", step=self.step, weights_sha256=weights_sha256(self.model.state_dict()))
-        if self.checkpoints is not None:
-            self.checkpoints.wait()
+            self.metrics.write("end", step=self.step, weights_sha256=weights_sha256(self.model.state_dict()))
+            self._wait_until_saved()
         return True
 
     def _run_epochs(self) -> None:
@@ -140,10 +138,8 @@ class Trainer:
 
     def _end_early(self) -> None:
         """Save where all ranks have stopped, and end together: a rank that is gone would take the others with it."""
-        with shared_mistakes(self.world):
-            self.save()
-            if self.checkpoints is not None:
-                self.checkpoints.wait()
+        self.save()
+        self._wait_until_saved()
         saved = self.config.checkpoint_dir is not None
         epoch = self.sampler.epoch
         # The line before the record: batch scripts look for it, and the disk of the record may be full.
@@ -258,9 +254,14 @@ class Trainer:
         return Means(loss_sum, correct_sum, int(samples))
 
     def save(self) -> None:
-        """Let rank 0 save the state after the current step; nothing without checkpoint_dir."""
+        """Let rank 0 save the state after the current step; nothing without checkpoint_dir.  A collective."""
+        self._wait_until_saved()  # the state before
         if self.checkpoints is not None:
             self.checkpoints.save(self.step, self.state_dict())
+
+    def _wait_until_saved(self) -> None:
+        if self.config.checkpoint_dir is not None:
+            wait_on_all_ranks(self.world, self.checkpoints)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, and the config that it was reached with."""

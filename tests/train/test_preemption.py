@@ -205,6 +205,29 @@ def test_a_stop_whose_record_finds_the_disk_full_has_saved_and_says_so(tmp_path:
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000010"]
 
 
+_SLOW_DISK = """
+import os, time
+fsync = os.fsync
+def slow_fsync(descriptor):
+    time.sleep(5)
+    fsync(descriptor)
+os.fsync = slow_fsync
+"""
+
+
+def test_a_save_may_take_longer_than_a_collective_may(data_root: Path, tmp_path: Path) -> None:
+    # Python runs this file at its start: each of the four syncs of a save takes as long as on a disk with a backlog.
+    (tmp_path / "sitecustomize.py").write_text(_SLOW_DISK)
+    flags = _flags(data_root, tmp_path, "--rendezvous-timeout-s=12")
+    ranks = start_ranks(2, *flags, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    _wait_until_it_trains(ranks[0])
+    ranks[1].send_signal(signal.SIGTERM)
+    codes, said = _end(*ranks)
+    assert codes == [_STOPPED, _STOPPED], said
+    (stop,) = records(tmp_path, "stop")
+    assert stop["saved"] and (tmp_path / "checkpoints" / f"step-{stop['step']:08d}" / "manifest.json").is_file()
+
+
 def test_without_a_folder_for_checkpoints_it_says_that_nothing_is_saved(data_root: Path) -> None:
     ranks = start_ranks(2, *_SETTINGS, f"--data-root={data_root}")
     _wait_until_it_trains(ranks[0])
