@@ -50,7 +50,8 @@ def messages(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         if not same or num_bytes + _num_bytes(tensor) > _MESSAGE_BYTES:
             same, num_bytes = [], 0
             cut.append(same)
-        same.append(tensor.detach())
+        # Not detach(): autograd would take a buffer that is sent between two forwards for one that they have changed.
+        same.append(tensor.data)
         open_messages[tensor.device] = (same, num_bytes + _num_bytes(tensor))
     return cut
 
@@ -75,13 +76,16 @@ class BufferBroadcast:
             (part, name) for part in module.modules() for name, buffer in part._buffers.items() if buffer is not None
         ]
         self._tensors: list[Tensor] = []
+        self._addresses: list[int] = []
         self._messages: list[Message] = []
 
     def send(self, source: int) -> None:
         """Overwrite the buffers with those of the group's rank `source`.  A collective, unless there are none."""
         tensors = [tensor for part, name in self._places if (tensor := part._buffers[name]) is not None]
-        if len(tensors) != len(self._tensors) or any(a is not b for a, b in zip(tensors, self._tensors, strict=True)):
-            self._tensors = tensors
+        # A new buffer has replaced one, or new memory that of one (buffer.data = …).
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if addresses != self._addresses or any(a is not b for a, b in zip(tensors, self._tensors, strict=True)):
+            self._tensors, self._addresses = tensors, addresses
             self._messages = [Message(same) for same in messages(tensors)]
         for message in self._messages:
             message.send(self.group, source)

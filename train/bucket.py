@@ -22,7 +22,7 @@ class Bucket:
     its own.
 
     Args:
-        names: of the parameters, for messages and for a sync that keeps state by parameter.
+        names: of the parameters, for messages.
         times: how often the gradient of each parameter is completed in one backward (more than once only under
             reentrant checkpointing).
     """
@@ -44,15 +44,15 @@ class Bucket:
 
     def begin(self) -> None:
         """Expect the gradients of one backward; those of parameters that were frozen meanwhile will not come."""
+        self._awaited = {slot for slot, param in enumerate(self.params) if param.requires_grad}
         self._times_left = list(self.times)
-        self._num_left = sum(param.requires_grad for param in self.params)
         self._absent: list[int] = []
         self._steps: Iterator[Waitable] = iter(())
         self._work: Waitable | None = None
 
     @property
     def is_full(self) -> bool:
-        return self._num_left == 0
+        return not self._awaited
 
     def arrive(self, slot: int) -> bool:
         """Take notice of a p.grad, or of a part of it under reentrant checkpointing; True if the bucket is full now.
@@ -70,8 +70,8 @@ class Bucket:
             )
         if self._is_large[slot]:
             self._gather([slot])
-        self._num_left -= 1
-        return self._num_left == 0
+        self._awaited.discard(slot)
+        return self.is_full
 
     @torch.no_grad()
     def start(self) -> None:
@@ -108,17 +108,6 @@ class Bucket:
             for slot in self._absent:
                 if shares[slot]:
                     self.params[slot].grad = self.views[slot]
-
-    def partly_used(self) -> list[str]:
-        """After the end: names of parameters that some ranks used and others did not."""
-        shares = [abs(share) for share in self.used.tolist()]
-        # Halfway between all ranks and all but one, because a sum of shares is not exact.
-        most = 1 - 0.5 / self.sync.world_size
-        return [name for name, share in zip(self.names, shares, strict=True) if 0 < share < most]
-
-    def absent(self) -> list[str]:
-        """Names of parameters without a gradient on this rank."""
-        return [self.names[slot] for slot in self._absent]
 
     def _launch(self) -> None:
         self._steps = self.sync.reduce(self)

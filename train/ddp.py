@@ -5,9 +5,8 @@ What happens in a backward, with a picture: docs/ddp.md.
 
 from __future__ import annotations
 
-import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,11 +17,19 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.utils._pytree import tree_leaves
 
+from train.bare_state import BareState
 from train.broadcast import BufferBroadcast, broadcast_from_rank_0
 from train.bucket import Bucket
-from train.buckets import assign_buckets
-from train.ddp_checks import explained, refuse_different_graphs, refuse_different_modules, refuse_what_has_no_mean
+from train.bucket_layout import lay_out
+from train.ddp_checks import (
+    bucket_explained,
+    refuse_changed_parameters,
+    refuse_different_graphs,
+    refuse_different_modules,
+    refuse_what_has_no_mean,
+)
 from train.errors import UserError
+from train.gradient_nodes import GradientNode
 from train.join import Shadow, announce
 from train.memory import give_back_freed_memory
 from train.sync import MakeSync
@@ -32,7 +39,7 @@ _MIB = 2**20
 _GIVEN_BACK_BYTES = 4 * _MIB
 
 
-class CustomDDP(nn.Module, Joinable):
+class CustomDDP(BareState, Joinable):
     """Keep one copy of `module` per rank equal by averaging gradients, bucket by bucket.
 
     At construction rank 0's parameters and buffers are sent to all ranks.  In backward each gradient moves into its
@@ -69,10 +76,11 @@ class CustomDDP(nn.Module, Joinable):
         same_graph: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        super().__init__()
+        BareState.__init__(self)
         Joinable.__init__(self)
         group = process_group or dist.group.WORLD
-        assert group is not None
+        if group is None:
+            raise UserError("CustomDDP needs a process group: call torch.distributed.init_process_group() first")
         self.module, self.group, self.training = module, group, module.training
         self._settings: dict[str, Any] = {
             "sync": sync,
@@ -84,12 +92,13 @@ class CustomDDP(nn.Module, Joinable):
         named = list(module.named_parameters())
         self._names = [name for name, param in named if param.requires_grad]
         self._params = [param for _, param in named if param.requires_grad]
-        self._frozen = [(name, param) for name, param in named if not param.requires_grad]
+        self._frozen = {name: param for name, param in named if not param.requires_grad}
+        self._kinds = [(param.dtype, param.device) for param in self._params]
         refuse_what_has_no_mean(module)
         refuse_different_modules(module, self._settings, group)
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], group)
         self.sync = sync(group)
-        self._sent_buffers = BufferBroadcast(module if broadcast_buffers else nn.Module(), group)
+        self._sent_buffers = BufferBroadcast(module, group) if broadcast_buffers else None
         self.averages = True
         # Ranks that have run out of inputs add zeros to each sum: see train/join.py.
         self.mean_over_active_ranks, self.join_factor = False, 1.0
@@ -100,24 +109,25 @@ class CustomDDP(nn.Module, Joinable):
         self._in_backward = False
         # The backward (the outermost, if one runs inside another) at whose end _finish() will be called.
         self._graph_task: int | None = None
-        self._hooks = [
-            param.register_post_accumulate_grad_hook(_call_while_alive(self, index))
-            for index, param in enumerate(self._params)
-        ]
+        # Indices of parameters that got a gradient since the last mean; only same_graph asks.
+        self._arrived: set[int] = set()
+        self._nodes = [GradientNode(param, self, index) for index, param in enumerate(self._params)]
+        # Autograd has a thread for each device.
+        self._lock = threading.RLock()
 
     def __del__(self) -> None:
-        for hook in self.__dict__.get("_hooks", []):
-            hook.remove()
+        for node in self.__dict__.get("_nodes", []):
+            node.remove_hook()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._in_backward:
+        # Within a backward it is checkpointing that runs this forward once more.
+        if self._in_backward and torch._C._current_graph_task_id() == -1:
             self._void_backward()
-        for name, param in self._frozen:
-            if param.requires_grad:
-                raise UserError(f"{name} was frozen when CustomDDP was made and is not now: wrap the module again")
+        if torch.is_grad_enabled():
+            refuse_changed_parameters(self._names, self._params, self._kinds, self._frozen)
         source = announce(self) if self._join_config.enable else 0
-        if self.training and self.averages:
-            self._sent_buffers.send(source)
+        if self.averages:
+            self._send_buffers(source)
         output = self.module(*args, **kwargs)
         if torch.is_grad_enabled() and self.averages and not torch.compiler.is_compiling():
             for tensor in [output] if isinstance(output, Tensor) else tree_leaves(output):
@@ -134,27 +144,44 @@ class CustomDDP(nn.Module, Joinable):
         finally:
             self.averages = before
 
+    def _send_buffers(self, source: int) -> None:
+        # The module's own mode: it may have changed without the wrapper's.
+        if self._sent_buffers is not None and self.module.training:
+            self._sent_buffers.send(source)
+
     def _backward_begins(self, *_: object) -> None:
         """Have _finish() called at its end.  Reached through an output of forward, it is the outermost backward."""
-        task = torch._C._current_graph_task_id()
-        if self.averages and self._graph_task != task:
-            self._graph_task = task
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        with self._lock:
+            task = torch._C._current_graph_task_id()
+            if self.averages and self._graph_task != task:
+                self._graph_task = task
+                torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+                # Now, not at the first gradient: the backward may raise before it, and the others wait all the same.
+                if any(node.will_run() for node in self._nodes):
+                    self._begin()
+
+    def _begin(self) -> None:
+        if not self._in_backward:
+            self._in_backward = True
+            for bucket in self._buckets:
+                bucket.begin()
 
     def gradient_ready(self, index: int) -> None:
         """Autograd calls this when it has added to p.grad."""
-        if not self.averages:
-            return
-        if not self._in_backward:
-            self._in_backward = True
+        with self._lock:
+            self._arrived.add(index)
+            if not self.averages:
+                return
             if self._graph_task is None:
                 # The loss was not made from a tensor that forward returned.
                 self._backward_begins()
-            for bucket in self._buckets:
-                bucket.begin()
-        if self._arrivals is not None:
-            self._arrivals.append(index)
-            return
+            self._begin()
+            if self._arrivals is not None:
+                self._arrivals.append(index)
+            else:
+                self._take(index)
+
+    def _take(self, index: int) -> None:
         bucket, slot = self._places[index]
         if bucket.arrive(slot):
             # Only ever in the order of the list, so that all ranks begin the same collectives in the same order.
@@ -166,10 +193,15 @@ class CustomDDP(nn.Module, Joinable):
         self._buckets[self._num_started - 1].start()
 
     def _finish(self) -> None:
-        """Autograd calls this at the end of backward: start what is left, wait for all."""
+        """Autograd calls this at the end of backward."""
         if not self._in_backward:
             self._graph_task = None
             return  # torch.autograd.grad() has passed through
+        self._average()
+        self._compare_graphs(self._arrived)
+
+    def _average(self) -> None:
+        """Start what is left, wait for all."""
         if self._arrivals is not None:
             self._build_buckets()
         while self._num_started < len(self._buckets):
@@ -180,15 +212,18 @@ class CustomDDP(nn.Module, Joinable):
                 bucket.flat.mul_(self.join_factor)
             bucket.hand_out()
         self._num_backwards += 1
+
+    def _compare_graphs(self, arrived: set[int] | None) -> None:
+        self._arrived = set()
         if self._settings["same_graph"]:
-            refuse_different_graphs(self._buckets, self.group)
+            refuse_different_graphs(self._names, arrived, self.join_device, self.group)
 
     def _complete(self) -> None:
         """Wait for all buckets.  Those of several collectives take turns: what one waits for, others have started."""
         running = list(enumerate(self._buckets, start=1))
         while running:
             for number, bucket in tuple(running):
-                with explained(bucket, f"backward {self._num_backwards + 1}, bucket {number}", self.group):
+                with bucket_explained(bucket, f"backward {self._num_backwards + 1}, bucket {number}", self.group):
                     bucket.wait()
                 if not bucket.proceed():
                     running.remove((number, bucket))
@@ -198,39 +233,23 @@ class CustomDDP(nn.Module, Joinable):
         """The last backward raised before its end: complete what other ranks may wait for, and forget it."""
         if self._arrivals is not None:
             self._arrivals.clear()
+            self._build_buckets()
         for bucket in self._buckets[self._num_started :]:
             bucket.void()
         self._complete()
         for bucket in self._buckets:
             bucket.flat.zero_()
+        self._compare_graphs(None)
 
     def _build_buckets(self) -> None:
-        """Lay out buckets in the order of arrival on rank 0, and let what has arrived arrive again."""
+        """Lay out buckets, and let what has arrived move in."""
         arrivals, self._arrivals = self._arrivals or [], None
-        last = {index: time for time, index in enumerate(arrivals)}
-        # Parameters without a gradient come last: a bucket that one of them keeps open holds up no other.
-        order = sorted(range(len(self._params)), key=lambda index: last.get(index, len(arrivals)))
-        shared = torch.tensor(order, device=self._params[0].device)
-        broadcast_from_rank_0([shared], self.group)
-        lists = assign_buckets(
-            [param.numel() * param.element_size() for param in self._params],
-            [(param.dtype, param.device) for param in self._params],
-            [int(index) for index in shared.tolist()],
-            min(self._settings["first_bucket_mib"], self._settings["bucket_mib"]) * _MIB,
-            self._settings["bucket_mib"] * _MIB,
-        )
-        times = Counter(arrivals)
-        for indices in lists:
-            params, names = [self._params[index] for index in indices], [self._names[index] for index in indices]
-            self._buckets.append(Bucket(params, names, [times[index] or 1 for index in indices], self.sync))
-        self._places = {
-            index: (bucket, slot)
-            for bucket, indices in zip(self._buckets, lists, strict=True)
-            for slot, index in enumerate(indices)
-        }
+        capacity = self._settings["bucket_mib"] * _MIB
+        first_capacity = min(self._settings["first_bucket_mib"] * _MIB, capacity)
+        self._buckets, self._places = lay_out(arrivals, self._names, self._params, self.sync, first_capacity, capacity)
         moved_bytes = 0
         for index in arrivals:
-            self.gradient_ready(index)
+            self._take(index)
             moved_bytes += self._params[index].numel() * self._params[index].element_size()
             if moved_bytes > _GIVEN_BACK_BYTES:
                 # Otherwise the heap would hold this first copy of the gradients beside the buckets: a peak for ever.
@@ -239,14 +258,12 @@ class CustomDDP(nn.Module, Joinable):
 
     def shadow(self, source: int) -> None:
         """Take part in the collectives of a step of other ranks, without gradients; buffers are those of `source`."""
-        if self.training:
-            self._sent_buffers.send(source)
+        self._send_buffers(source)
         for param in self._params:
             param.grad = None
-        self._in_backward = True
-        for bucket in self._buckets:
-            bucket.begin()
-        self._finish()
+        self._begin()
+        self._average()
+        self._compare_graphs(None)
         for param in self._params:
             param.grad = None
 
@@ -272,27 +289,5 @@ class CustomDDP(nn.Module, Joinable):
     def join_process_group(self) -> dist.ProcessGroup:
         return self.group
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the bare module."""
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Into the bare module.  Raises UserError for assign=True: hooks belong to the parameters that are there."""
-        if assign:
-            raise UserError("load_state_dict(assign=True) replaces parameters: call it before CustomDDP is made")
-        return self.module.load_state_dict(state_dict, strict)
-
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(CustomDDP, **self._settings), (self.module,)
-
-
-def _call_while_alive(ddp: CustomDDP, index: int) -> Callable[[Tensor], None]:
-    """A hook that does not keep `ddp` alive: a module may be wrapped again after its wrapper is gone."""
-    alive = weakref.ref(ddp)
-
-    def hook(_: Tensor) -> None:
-        ddp = alive()
-        if ddp is not None:
-            ddp.gradient_ready(index)
-
-    return hook

@@ -141,6 +141,7 @@ def large() -> nn.Module:
 class Case:
     """A model and a way to train it.
 
+    halve: with a hook of each parameter, registered after wrapping, that halves its gradient.
     native: options that native DDP needs for it; native_raises: a part of its message if it cannot at all.
     """
 
@@ -152,6 +153,7 @@ class Case:
     clip: bool = False
     scaled: bool = False
     freeze_at: int | None = None
+    halve: bool = False
     lr: float = 0.05
     native: dict[str, Any] = field(default_factory=dict, hash=False)
     native_raises: str | None = None
@@ -167,6 +169,8 @@ CASES = [
     Case("large gradients accumulated and kept", large, accumulate=2, set_to_none=False, lr=0.002),
     Case("frozen parameters", frozen),
     Case("frozen later", freeze_at=10, native=UNUSED),
+    Case("gradients changed by hooks", halve=True),
+    Case("large and kept gradients changed by hooks", large, halve=True, set_to_none=False, lr=0.002),
     Case("shared parameters", SharedWeights),
     Case("mixed types", MixedTypes),
     Case("complex parameters", ComplexWeights),
@@ -210,6 +214,9 @@ def train(case: Case, bare: nn.Module, called: nn.Module, rank: int = 0, world_s
     optimizer = torch.optim.SGD(bare.parameters(), lr=case.lr, momentum=0.9, weight_decay=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5, enabled=case.scaled)
     wrapper = called.nested if isinstance(called, WithNested) else called
+    if case.halve:
+        for param in bare.parameters():
+            param.register_post_accumulate_grad_hook(_halve)
     for step in range(STEPS):
         if step == case.freeze_at:
             next(bare.children()).requires_grad_(False)
@@ -229,6 +236,11 @@ def train(case: Case, bare: nn.Module, called: nn.Module, rank: int = 0, world_s
         scaler.update()
         optimizer.zero_grad(set_to_none=case.set_to_none)
     return {name: tensor.detach().clone() for name, tensor in bare.state_dict().items()}
+
+
+def _halve(param: Tensor) -> None:
+    assert param.grad is not None
+    param.grad.mul_(0.5)
 
 
 def _loss(called: nn.Module, inputs: Tensor, targets: Tensor, part: range, world_size: int) -> Tensor:

@@ -6,20 +6,25 @@ import copy
 import gc
 import pickle
 import shutil
+import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from tests.ranks import run_ranks
-from tests.train.ddp_cases import Branches, plain
+from tests.train.ddp_cases import Branches, large, plain
 from train.bucket import Bucket
 from train.ddp import CustomDDP
-from train.sync import MakeSync
+from train.sync import MakeSync, Waitable
 from train.sync.all_reduce import AllReduce
 from train.sync.powersgd import PowerSGD
 from train.world import World
@@ -148,6 +153,157 @@ def test_a_second_backward_adds_its_mean_to_that_of_the_first() -> None:
             assert torch.equal(result, torch.full((1, 2), 3.0))
 
 
+def _two_forwards_with_batchnorm(world: World, native: bool) -> list[Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    wrapped = DistributedDataParallel(model, broadcast_buffers=False) if native else CustomDDP(model)
+    for _ in range(2):
+        model.zero_grad()
+        real, fake = (torch.randn(4, 8, generator=torch.Generator().manual_seed(2 * world.rank + n)) for n in range(2))
+        (wrapped(real).square().mean() - wrapped(fake).mean()).backward()
+    return [param.grad for param in model.parameters() if param.grad is not None]
+
+
+def test_two_forwards_before_a_backward_work_with_batchnorm_too() -> None:
+    native, ours = (run_ranks(2, _two_forwards_with_batchnorm, native) for native in (True, False))
+    for grads in ours:
+        torch.testing.assert_close(grads, native[0])
+
+
+class _NoGradient(torch.autograd.Function):
+    """Its first argument; has no gradient for the second."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+class _Table(nn.Module):
+    """A small and a large parameter, of which an operator can hide the second from autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.large = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(300, 300))
+
+    def forward(self, x: Tensor, hide: bool) -> Tensor:
+        x = x * self.small
+        return cast(Tensor, _NoGradient.apply(x, self.large)) if hide else x + self.large.sum()
+
+
+def _hidden(world: World, sync: str) -> list[list[float | None]]:
+    model = _Table()
+    wrapped = CustomDDP(model, sync=SYNCS[sync])
+    results = []
+    for hides in [(False, False), (False, True), (True, True)]:
+        model.zero_grad()
+        wrapped(torch.ones(4), hides[world.rank]).sum().backward()
+        results.append([None if p.grad is None else float(p.grad.flatten()[0]) for p in (model.small, model.large)])
+    return results
+
+
+@syncs
+def test_a_parameter_for_which_an_operator_has_no_gradient_counts_as_unused(sync: str) -> None:
+    assert run_ranks(2, _hidden, sync) == [[[1.0, 4.0], [1.0, 2.0], [1.0, None]]] * 2
+
+
+def _frozen_before_backward(world: World, sync: str) -> list[list[Tensor | None]]:
+    results = []
+    for build in (plain, large):
+        torch.manual_seed(0)
+        model = build()
+        wrapped = CustomDDP(model, sync=SYNCS[sync])
+        head = list(model.children())[-1]
+        for frozen_on in [(), (1,), (0, 1)]:
+            model.zero_grad()
+            loss = wrapped(torch.full((2, 8), 1.0 + world.rank)).sum()
+            head.requires_grad_(world.rank not in frozen_on)
+            loss.backward()
+            head.requires_grad_(True)
+            results.append([None if param.grad is None else param.grad.clone() for param in model.parameters()])
+    return results
+
+
+@syncs
+def test_parameters_frozen_between_forward_and_backward_count_as_unused_and_all_others_are_averaged(sync: str) -> None:
+    expected = []
+    for build in (plain, large):
+        torch.manual_seed(0)
+        model = build()
+        head = list(model.children())[-1]
+        for frozen_on in [(), (1,), (0, 1)]:
+            model.zero_grad()
+            for rank in range(2):
+                loss = model(torch.full((2, 8), 1.0 + rank)).sum() / 2
+                head.requires_grad_(rank not in frozen_on)
+                loss.backward()
+                head.requires_grad_(True)
+            expected.append([None if param.grad is None else param.grad.clone() for param in model.parameters()])
+    for results in run_ranks(2, _frozen_before_backward, sync):
+        torch.testing.assert_close(results, expected)
+
+
+def _checkpointed_wrapper(world: World) -> list[Tensor]:
+    results = []
+    for reentrant in (False, True):
+        torch.manual_seed(0)
+        wrapped = CustomDDP(plain(), bucket_mib=0.001)
+        for _ in range(2):  # the second one adds to the first
+            x = torch.full((2, 8), 1.0 + world.rank, requires_grad=True)
+            one = checkpoint(wrapped, x, use_reentrant=reentrant)
+            two = checkpoint(wrapped, one, use_reentrant=reentrant)
+            two.sum().backward()
+        results += [param.grad for param in wrapped.parameters() if param.grad is not None]
+    return results
+
+
+def test_a_wrapper_inside_of_checkpointing_averages_as_without() -> None:
+    torch.manual_seed(0)
+    model = plain()
+    for rank in range(2):
+        model(model(torch.full((2, 8), 1.0 + rank))).sum().backward()
+    expected = [param.grad for param in model.parameters()]
+    for results in run_ranks(2, _checkpointed_wrapper):
+        torch.testing.assert_close(results, [*expected, *expected])
+
+
+def _from_two_threads(world: World) -> int:
+    """Gradients arrive from two threads, as from two devices; how often collectives began out of order."""
+    # As large as may move when a bucket is started: meanwhile the other thread runs.
+    model = nn.ParameterList(torch.ones(60_000) for _ in range(16))
+    wrapped = CustomDDP(nn.ModuleList([model]), bucket_mib=0.1)
+    cast(Tensor, sum(param.sum() for param in model)).backward()
+    order: list[int] = []
+    reduce = wrapped.sync.reduce
+
+    def reduce_and_note(bucket: Bucket) -> Iterator[Waitable]:
+        order.append(wrapped._buckets.index(bucket))
+        return reduce(bucket)
+
+    pytest.MonkeyPatch().setattr(wrapped.sync, "reduce", reduce_and_note)
+    wrong = 0
+    for _ in range(50):
+        order.clear()
+        losses = [cast(Tensor, sum(param.sum() for param in list(model)[part::2])) for part in (0, 1)]
+        wrapped._begin()
+        wrapped._graph_task = 0
+        threads = [threading.Thread(target=loss.backward) for loss in losses]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        wrapped._finish()
+        wrong += order != list(range(len(wrapped._buckets)))
+    return wrong
+
+
+def test_gradients_may_arrive_from_the_threads_of_several_devices() -> None:
+    assert run_ranks(2, _from_two_threads) == [0, 0]
+
+
 def _gradient_of_inputs(world: World) -> Tensor:
     torch.manual_seed(0)
     wrapped = CustomDDP(plain())
@@ -201,6 +357,37 @@ def test_buffers_are_those_of_rank_0_at_each_forward() -> None:
         torch.testing.assert_close(third, torch.ones(8))
 
 
+def _buffers_of_the_bare_module(world: World) -> list[float]:
+    model = nn.BatchNorm1d(8).eval()
+    wrapped = CustomDDP(model)
+    # Past the wrapper, which goes on to say that it is in evaluation.
+    model.train()
+    results = []
+    for _ in range(2):
+        assert model.running_mean is not None
+        model.running_mean.data = torch.full((8,), float(world.rank + 1))
+        wrapped(torch.zeros(4, 8)).sum().backward()
+        results.append(float(model.running_mean[0] / (1 - 0.1)))
+    return results
+
+
+def test_buffers_are_sent_in_the_mode_of_the_module_and_from_where_they_lie_now() -> None:
+    assert run_ranks(2, _buffers_of_the_bare_module) == [pytest.approx([1.0, 1.0])] * 2
+
+
+def _head_first(world: World) -> list[str]:
+    model = _TwoOrders([0, 1, 2, 3])
+    wrapped = CustomDDP(model, bucket_mib=0.0001)
+    model.order = [3]
+    wrapped(torch.ones(2, 8)).sum().backward()
+    return [name.removeprefix("layers.") for bucket in wrapped._buckets for name in bucket.names]
+
+
+def test_parameters_that_the_first_backward_leaves_out_are_laid_out_from_the_last_to_the_first() -> None:
+    for names in run_ranks(2, _head_first):
+        assert names[2:] == ["2.bias", "2.weight", "1.bias", "1.weight", "0.bias", "0.weight"]
+
+
 def _failed_backward(world: World, sync: str) -> Tensor:
     torch.manual_seed(0)
     model = plain()
@@ -231,6 +418,71 @@ def test_a_step_after_a_backward_that_raised_averages_as_usual(sync: str) -> Non
     for rank in range(2):
         (model(torch.ones(2, 8) * (1 + rank)).sum() / 2).backward()
     torch.testing.assert_close(first, next(model.parameters()).grad)
+
+
+class _Raising(torch.autograd.Function):
+    """Its argument; its backward raises if it is told to."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, raises: bool) -> Tensor:
+        ctx.raises = raises
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        if ctx.raises:
+            raise ArithmeticError
+        return grads[0], None
+
+
+class _MayRaise(nn.Module):
+    """Backward raises before any gradient or after some; each forward changes a buffer."""
+
+    num_forwards: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.rest = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        self.register_buffer("num_forwards", torch.zeros(1))
+
+    def forward(self, x: Tensor, raises: str = "") -> Tensor:
+        self.num_forwards += 1
+        x = _Raising.apply(self.first(x), raises == "after some")
+        return cast(Tensor, _Raising.apply(self.rest(x), raises == "before any"))
+
+
+def _failed_on_one_rank(world: World, sync: str, where: str, failed_step: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    model = _MayRaise()
+    wrapped = CustomDDP(model, sync=SYNCS[sync], bucket_mib=0.0002, first_bucket_mib=0.0001)
+    results = []
+    for step in range(failed_step + 3):
+        model.zero_grad()
+        raises = where if step == failed_step and world.rank == 1 else ""
+        with pytest.raises(ArithmeticError) if raises else nullcontext():
+            wrapped(torch.full((2, 8), 1.0 + step + world.rank), raises).square().sum().backward()
+        grad = model.first.weight.grad
+        results.append(torch.empty(0) if grad is None else grad.clone())
+    return results
+
+
+@syncs
+@pytest.mark.parametrize(("where", "step"), [("after some", 0), ("before any", 0), ("before any", 2)], ids=str)
+def test_a_backward_that_raises_on_one_rank_is_no_mean_on_the_others_and_the_next_steps_are_right(
+    sync: str, where: str, step: int
+) -> None:
+    first, second = run_ranks(2, _failed_on_one_rank, sync, where, step)
+    torch.manual_seed(0)
+    model = _MayRaise()
+    for number, (ours, theirs) in enumerate(zip(first, second, strict=True)):
+        if number == step:
+            assert ours.isnan().all()
+            continue
+        model.zero_grad()
+        for rank in range(2):
+            (model(torch.full((2, 8), 1.0 + number + rank)).square().sum() / 2).backward()
+        torch.testing.assert_close(ours, model.first.weight.grad)
+        assert torch.equal(ours, theirs)
 
 
 def _own_group(world: World) -> Tensor | None:
@@ -305,6 +557,29 @@ def _states(world: World) -> list[bool]:
 
 def test_state_dicts_are_those_of_the_bare_module() -> None:
     assert run_ranks(2, _states) == [[True, True, True]] * 2
+
+
+def _state_of_a_parent(world: World) -> list[bool | str]:
+    torch.manual_seed(world.rank)
+    # The second part has the names that torch gives to the first one.
+    part = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    part.module = nn.Linear(8, 8)
+    parent = nn.ModuleDict({"wrapped": CustomDDP(part), "other": nn.Linear(8, 8)})
+    bare = copy.deepcopy(part)
+    state = {name: torch.full_like(value, 7) for name, value in parent.state_dict().items()}
+    parent.load_state_dict(state)
+    loaded = all(torch.equal(value, state[name]) for name, value in parent.state_dict().items())
+    bare.load_state_dict({n.removeprefix("wrapped."): v for n, v in state.items() if n.startswith("wrapped.")})
+    try:
+        parent.load_state_dict(state, assign=True)
+    except Exception as error:
+        return [loaded, str(error)]
+    return [loaded, ""]
+
+
+def test_a_module_that_holds_a_wrapper_loads_its_own_state() -> None:
+    for loaded, refused in run_ranks(2, _state_of_a_parent):
+        assert loaded and "before CustomDDP is made" in str(refused)
 
 
 def _compiled(world: World, backend: str) -> list[Tensor]:

@@ -126,6 +126,21 @@ def test_early_termination_raises_on_all_ranks_if_asked_for() -> None:
     assert "at least one rank that exhausted inputs" in second
 
 
+def _same_graph(world: World) -> int:
+    wrapped = CustomDDP(plain(), same_graph=True)
+    steps = 0
+    with wrapped.join():
+        for number in range(2 + 2 * world.rank):
+            wrapped(_inputs(world.rank, number)).sum().backward()
+            wrapped.zero_grad()
+            steps += 1
+    return steps
+
+
+def test_a_rank_that_ran_out_is_not_taken_for_one_that_ran_a_different_graph() -> None:
+    assert run_ranks(2, _same_graph) == [2, 4]
+
+
 def _narrow(world: World) -> list[Tensor]:
     torch.manual_seed(0)
     wrapped = CustomDDP(plain(), sync=Bf16)

@@ -47,6 +47,7 @@ DIFFERENT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "numbers": (lambda: _linears(8, 8), "numbers of parameters and buffers, by rank: 6, 4, 6"),
     "frozen ones": (lambda: _linears(8, 8, 8).requires_grad_(False), "no parameter requires a gradient"),
     "one frozen": (lambda: _one_frozen(), "rank 1 has 0.weight (8, 8) torch.float32 frozen"),
+    "memory formats": (lambda: _transposed(), "rank 1 has 0.weight (8, 8) torch.float32 strides (1, 8)"),
     "settings": (lambda: _linears(8, 8, 8), "rank 0 has bucket_mib=25.0, rank 1 has bucket_mib=1.0"),
 }
 
@@ -54,6 +55,13 @@ DIFFERENT: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def _one_frozen() -> nn.Module:
     model = _linears(8, 8, 8)
     next(model.parameters()).requires_grad_(False)
+    return model
+
+
+def _transposed() -> nn.Module:
+    model = _linears(8, 8, 8)
+    first = next(model.parameters())
+    first.data = first.data.t()
     return model
 
 
@@ -93,6 +101,41 @@ def test_a_rank_that_ran_a_different_graph_is_named_with_its_parameters_if_that_
         assert "branches.0.weight: no gradient on rank 0, 2" in message
         assert "branches.1.bias: no gradient on rank 1" in message
         assert "branches.2" not in message and "never" not in message
+
+
+def _different_graphs_into_kept_gradients(world: World) -> str:
+    model = Branches()
+    wrapped = CustomDDP(model, same_graph=True)
+    wrapped(torch.ones(1, 8)).sum().backward()
+    model.zero_grad(set_to_none=False)
+    model.used = (0, 1, 2) if world.rank == 1 else (1, 2)
+    with wrapped.no_sync():
+        wrapped(torch.ones(1, 8)).sum().backward()
+    model.used = (1, 2)
+    return _message(lambda: wrapped(torch.ones(1, 8)).sum().backward())
+
+
+def test_a_different_graph_is_noticed_also_where_gradients_are_kept_and_accumulated() -> None:
+    for message in run_ranks(2, _different_graphs_into_kept_gradients):
+        head, *lines = message.splitlines()
+        assert head.startswith("SharedError: the ranks ran different graphs")
+        assert lines == [f"branches.0.{name}: no gradient on rank 0" for name in ("weight", "bias")]
+
+
+def _options(world: World) -> str:
+    # So that the functions of the ranks have different addresses.
+    before = [lambda: None for _ in range(1000 * world.rank)]
+
+    def make(group: dist.ProcessGroup, numbers: object) -> AllReduce:
+        return AllReduce(group)
+
+    message = _message(lambda: CustomDDP(plain(), sync=partial(make, numbers=object())))
+    del before
+    return message
+
+
+def test_a_function_with_options_can_make_the_sync() -> None:
+    assert run_ranks(2, _options) == ["accepted"] * 2
 
 
 def _missing_rank(world: World, sync: str) -> str:
@@ -154,6 +197,26 @@ def _frozen_then_not(world: World) -> str:
 def test_a_parameter_that_was_frozen_and_is_not_any_more_is_refused() -> None:
     for message in run_ranks(2, _frozen_then_not):
         assert message == "UserError: 0.weight was frozen when CustomDDP was made and is not now: wrap the module again"
+
+
+def _converted_later(world: World) -> list[str]:
+    wrapped = CustomDDP(plain())
+    wrapped.double()
+    with torch.no_grad():
+        wrapped(torch.ones(2, 8, dtype=torch.float64))
+    return [_message(lambda: wrapped(torch.ones(2, 8, dtype=torch.float64)))]
+
+
+def test_a_module_that_is_converted_after_it_was_wrapped_is_refused_before_it_trains_alone() -> None:
+    for [message] in run_ranks(2, _converted_later):
+        assert message.startswith(
+            "UserError: 0.weight was torch.float32 on cpu when CustomDDP was made and is torch.flo"
+        )
+
+
+def test_without_a_process_group_the_remedy_is_named() -> None:
+    message = _message(lambda: CustomDDP(plain()))
+    assert message.startswith("UserError: CustomDDP needs a process group") and "init_process_group()" in message
 
 
 class _SparseByFunction(nn.Module):
