@@ -156,7 +156,7 @@ def test_a_second_backward_adds_its_mean_to_that_of_the_first() -> None:
 def _two_forwards_with_batchnorm(world: World, native: bool) -> list[Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
-    wrapped = DistributedDataParallel(model, broadcast_buffers=False) if native else CustomDDP(model)
+    wrapped = DistributedDataParallel(model) if native else CustomDDP(model)
     for _ in range(2):
         model.zero_grad()
         real, fake = (torch.randn(4, 8, generator=torch.Generator().manual_seed(2 * world.rank + n)) for n in range(2))
