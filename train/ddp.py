@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.utils._pytree import tree_leaves
 
+from train import lost_ranks
 from train.bare_state import BareState
 from train.broadcast import BufferBroadcast, broadcast_from_rank_0
 from train.bucket import Bucket
@@ -145,9 +146,11 @@ class CustomDDP(BareState, Joinable):
             self.averages = before
 
     def _send_buffers(self, source: int) -> None:
-        # The module's own mode: it may have changed without the wrapper's.
-        if self._sent_buffers is not None and self.module.training:
-            self._sent_buffers.send(source)
+        position = f"forward after backward {self._num_backwards}"
+        with lost_ranks.explained("sending rank 0's buffers", position, self.group):
+            # The module's own mode: it may have changed without the wrapper's.
+            if self._sent_buffers is not None and self.module.training:
+                self._sent_buffers.send(source)
 
     def _backward_begins(self, *_: object) -> None:
         """Have _finish() called at its end.  Reached through an output of forward, it is the outermost backward."""
@@ -246,7 +249,10 @@ class CustomDDP(BareState, Joinable):
         arrivals, self._arrivals = self._arrivals or [], None
         capacity = self._settings["bucket_mib"] * _MIB
         first_capacity = min(self._settings["first_bucket_mib"] * _MIB, capacity)
-        self._buckets, self._places = lay_out(arrivals, self._names, self._params, self.sync, first_capacity, capacity)
+        with lost_ranks.explained("agreeing on the buckets", f"end of backward {self._num_backwards + 1}", self.group):
+            self._buckets, self._places = lay_out(
+                arrivals, self._names, self._params, self.sync, first_capacity, capacity
+            )
         moved_bytes = 0
         for index in arrivals:
             self._take(index)

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
 
@@ -21,14 +21,23 @@ _CONNECT_TIMEOUT_S = 2.0
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Turn the failure of a collective in the block into a UserError that names the missing ranks."""
+def explained(
+    what: str = "a message between the processes",
+    position: str = "outside of CustomDDP",
+    group: dist.ProcessGroup | None = None,
+) -> Iterator[None]:
+    """Turn the failure of a collective in the block into a UserError that names the missing ranks.
+
+    Args:
+        what: what the collective does; position: when, for the other ranks; group: its group, None for all ranks.
+    """
+    _Reports.withdraw()
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "/gloo/" not in str(error):
             raise
-        lines = [f"a message between the processes failed: {reason(error)}", *reports("outside of CustomDDP")]
+        lines = [f"{what} failed: {reason(error)}", *reports(position, group)]
         raise UserError("\n".join(lines)) from error
 
 
@@ -63,7 +72,12 @@ def reports(position: str, group: dist.ProcessGroup | None = None) -> list[str]:
 
 
 class _Reports:
-    """What the ranks of a group have written into the store since one of them gave up."""
+    """What the ranks of a group have written into the store since one of them gave up.
+
+    A report holds until its rank goes on all the same: a program may catch the error and train in another group.
+    """
+
+    _is_written = False
 
     def __init__(self, position: str, group: dist.ProcessGroup | None) -> None:
         self.position = position
@@ -84,6 +98,7 @@ class _Reports:
         try:
             self._refuse_lost_store()
             self._store.set(str(dist.get_rank()), self.position)
+            _Reports._is_written = True
             while self.silent and time.monotonic() < deadline:
                 self._refuse_lost_store()
                 for rank in [rank for rank in sorted(self.silent) if self._store.check([str(rank)])]:
@@ -95,6 +110,16 @@ class _Reports:
             self.complete = True
         except (OSError, RuntimeError):
             pass  # which `complete` tells
+
+    @staticmethod
+    def withdraw() -> None:
+        """What this rank has reported is over; free of charge if that is nothing."""
+        if _Reports._is_written:
+            _Reports._is_written = False
+            reports = _Reports("", None)
+            with suppress(OSError, RuntimeError):
+                reports._refuse_lost_store()
+                reports._store.delete_key(str(dist.get_rank()))
 
     def _refuse_lost_store(self) -> None:
         # By hand: a TCPStore that has lost its server writes a page of its own stack for each question.
