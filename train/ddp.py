@@ -175,10 +175,11 @@ class CustomDDP(BareState, Joinable):
             self._arrived.add(index)
             if not self.averages:
                 return
-            if self._graph_task is None:
-                # The loss was not made from a tensor that forward returned.
-                self._backward_begins()
-            self._begin()
+            if not self._in_backward:
+                if self._graph_task is None:
+                    # The loss was not made from a tensor that forward returned.
+                    self._backward_begins()
+                self._begin()
             if self._arrivals is not None:
                 self._arrivals.append(index)
             else:
