@@ -271,8 +271,6 @@ class CustomDDP(BareState, Joinable):
         self._begin()
         self._average()
         self._compare_graphs(None)
-        for param in self._params:
-            param.grad = None
 
     def join(
         self,

@@ -45,10 +45,11 @@ def refuse_different_modules(module: nn.Module, settings: Mapping[str, Any], gro
     of_ranks: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(of_ranks, mine, group)
     differences = []
-    for rank, theirs in enumerate(of_ranks):
+    numbers = dist.get_process_group_ranks(group)
+    for rank, theirs in zip(numbers, of_ranks, strict=True):
         for ours, other in zip([*of_ranks[0], "nothing"], [*theirs, "nothing"], strict=False):
             if ours != other:
-                differences.append(f"rank 0 has {ours}, rank {rank} has {other}")
+                differences.append(f"rank {numbers[0]} has {ours}, rank {rank} has {other}")
                 break
     if differences:
         counts = ", ".join(str(len(tensors) - len(settings)) for tensors in of_ranks)
@@ -95,8 +96,9 @@ def refuse_different_graphs(
     of_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(of_ranks, mine, group)
     used = torch.stack(of_ranks).cpu()
-    ranks = (used[:, 0] != _NOTHING).nonzero().flatten()
-    used = used[ranks].bool()
+    compared = used[:, 0] != _NOTHING
+    ranks = torch.tensor(dist.get_process_group_ranks(group))[compared]
+    used = used[compared].bool()
     lines = [
         f"{names[index]}: no gradient on rank {_listed(ranks[~used[:, index]].tolist())}"
         for index in (used.any(0) & ~used.all(0)).nonzero().flatten().tolist()
