@@ -121,6 +121,6 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    if code:
-        # At once: a thread that still waits for a foreign server, or the other ranks' connections, must not hold it up.
-        os._exit(code)
+    # At once: neither a thread that waits for a foreign server nor the other ranks' connections may hold it up, and one
+    # of gloo's that still lets go of a tensor while Python is taken down aborts the process (pytorch/pytorch#179291).
+    os._exit(code)
