@@ -15,6 +15,8 @@ from train.world import World
 _STEPS = 100
 # Smaller batches than the benchmarks': it is the gradients that travel, and these are of full size.
 _SAMPLES = 2
+# Three ranks add up in an order of their own; of the GPT, whose step is the longest, two are enough.
+_CASES = [(workload, 2 if workload == "gpt" else 3) for workload in WORKLOADS]
 
 
 def _train(world: World, workload: str) -> tuple[str, str]:
@@ -32,8 +34,7 @@ def _train(world: World, workload: str) -> tuple[str, str]:
     return before, weights_sha256(dict(model.named_parameters()))
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(("workload", "world_size"), _CASES)
 @pytest.mark.timeout(300)
 def test_ranks_hold_identical_bits_after_100_steps(workload: str, world_size: int) -> None:
     results = run_ranks(world_size, _train, workload, timeout_s=280)
