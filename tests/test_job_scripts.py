@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +15,24 @@ from jobspec.artifact import load
 from train.flags import from_argv
 
 JOBS = Path(__file__).parents[1] / "jobs"
+
+# Runs own.py as the only process and prints how many threads there are before, at the end of training, and after.
+_THREADS = """
+import os, runpy
+import torch.distributed as dist
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def counted():
+    print(threads())
+    destroy()
+
+destroy, dist.destroy_process_group = dist.destroy_process_group, counted
+print(threads())
+runpy.run_path({script!r}, run_name="__main__")
+print(threads())
+"""
 
 
 def flags_of_the_job() -> list[str]:
@@ -37,3 +57,19 @@ def test_task_beyond_the_rates_says_so(capsys: pytest.CaptureFixture[str]) -> No
 def test_no_script_hides_a_module_of_python() -> None:
     """The folder of a script that torchrun starts is the first place where its imports are looked for."""
     assert not {file.stem for file in (JOBS / "scripts").glob("*.py")} & sys.stdlib_module_names
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_own_script_leaves_no_thread_that_could_abort_the_end_of_its_process() -> None:
+    job = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", _THREADS.format(script=str(JOBS / "scripts" / "own.py"))],
+        env={**os.environ, **job, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    before, during, after = (int(line) for line in done.stdout.splitlines() if line.isdigit())
+    assert after == before < during

@@ -122,5 +122,5 @@ if __name__ == "__main__":
     sys.stdout.flush()
     sys.stderr.flush()
     # At once: neither a thread that waits for a foreign server nor the other ranks' connections may hold it up, and one
-    # of gloo's that still lets go of a tensor while Python is taken down aborts the process (pytorch/pytorch#179291).
+    # of gloo's that still lets go of a tensor while Python is taken down aborts the process (docs/own-script.md).
     os._exit(code)

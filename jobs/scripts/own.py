@@ -10,6 +10,7 @@ import os
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before init_process_group: docs/own-script.md, "SIGABRT after the last line"
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
