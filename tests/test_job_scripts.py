@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,12 +60,24 @@ def test_no_script_hides_a_module_of_python() -> None:
     assert not {file.stem for file in (JOBS / "scripts").glob("*.py")} & sys.stdlib_module_names
 
 
+def with_custom_ddp(script: str) -> str:
+    """The script with nothing changed but the class that averages its gradients."""
+    plain = script.replace("import torch.distributed.nn  #", "#")
+    ours = plain.replace("torch.nn.parallel import DistributedDataParallel", "train.ddp import CustomDDP")
+    return ours.replace("DistributedDataParallel(", "CustomDDP(")
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
-def test_own_script_leaves_no_thread_that_could_abort_the_end_of_its_process() -> None:
+@pytest.mark.parametrize("written", [str, with_custom_ddp], ids=["as it is", "with CustomDDP"])
+def test_own_script_leaves_no_thread_that_could_abort_the_end_of_its_process(
+    written: Callable[[str], str], tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(written((JOBS / "scripts" / "own.py").read_text()))
     job = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", _THREADS.format(script=str(JOBS / "scripts" / "own.py"))],
+        [sys.executable, "-c", _THREADS.format(script=str(tmp_path / "own.py"))],
+        cwd=JOBS.parent,
         env={**os.environ, **job, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

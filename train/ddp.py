@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early: docs/own-script.md, "SIGABRT after the last line"
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.utils._pytree import tree_leaves
