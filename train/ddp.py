@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early: docs/own-script.md, "SIGABRT after the last line"
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.utils._pytree import tree_leaves
@@ -26,6 +25,7 @@ from train.bucket_layout import lay_out
 from train.ddp_checks import (
     bucket_explained,
     refuse_changed_parameters,
+    refuse_compiled_autograd,
     refuse_different_graphs,
     refuse_different_modules,
     refuse_what_has_no_mean,
@@ -158,6 +158,7 @@ class CustomDDP(BareState, Joinable):
         with self._lock:
             task = torch._C._current_graph_task_id()
             if self.averages and self._graph_task != task:
+                refuse_compiled_autograd()
                 self._graph_task = task
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
                 # Now, not at the first gradient: the backward may raise before it, and the others wait all the same.
@@ -199,11 +200,10 @@ class CustomDDP(BareState, Joinable):
 
     def _finish(self) -> None:
         """Autograd calls this at the end of backward."""
-        if not self._in_backward:
-            self._graph_task = None
-            return  # torch.autograd.grad() has passed through
-        self._average()
-        self._compare_graphs(self._arrived)
+        if self._in_backward:  # else torch.autograd.grad() has passed through
+            self._average()
+            self._compare_graphs(self._arrived)
+        self._graph_task = None
 
     def _average(self) -> None:
         """Start what is left, wait for all."""

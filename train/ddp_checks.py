@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
@@ -32,6 +33,16 @@ def refuse_what_has_no_mean(module: nn.Module) -> None:
             raise UserError(
                 f"{name or 'the module'} has sparse gradients, which do not fit in a bucket: use sparse=False"
             )
+
+
+def refuse_compiled_autograd() -> None:
+    """Raise UserError in a compiled backward: it calls hooks, but what is to be done at its end it leaves out."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    if compiled is not None and compiled.in_compiled_autograd_region:
+        raise UserError(
+            "CustomDDP cannot average in a backward under compiled autograd: leave that off"
+            " (torch._dynamo.config.compiled_autograd = False); torch.compile by itself compiles backward, too"
+        )
 
 
 def refuse_different_modules(module: nn.Module, settings: Mapping[str, Any], group: dist.ProcessGroup) -> None:

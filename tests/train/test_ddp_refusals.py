@@ -242,3 +242,17 @@ def test_sparse_gradients_are_refused_with_the_remedy() -> None:
         assert messages[0].startswith("UserError: 0 has sparse gradients")
         assert messages[2].startswith("UserError: table has sparse gradients")
         assert all("use sparse=False" in message for message in messages)
+
+
+def _compiled_backward(world: World) -> str:
+    from torch._dynamo import compiled_autograd  # here, as it takes a second
+
+    wrapped = CustomDDP(_linears(8, 8))
+    loss = wrapped(torch.full((2, 8), 1.0 + world.rank)).square().sum()
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        return _message(loss.backward)
+
+
+def test_backward_under_compiled_autograd_is_refused_on_all_ranks() -> None:
+    for message in run_ranks(2, _compiled_backward):
+        assert message.startswith("UserError: CustomDDP cannot average in a backward under compiled autograd")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # early: docs/own-script.md, "SIGABRT after the last line"
 from torch import Tensor
 
 from train.bucket import Bucket
