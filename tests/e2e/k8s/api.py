@@ -73,10 +73,11 @@ class Api:
                 found: Object = json.load(answer)
                 return found
         except urllib.error.HTTPError as error:
-            if error.code in (404, 409):
+            reason = error.read().decode()
+            if error.code in (404, 409) or '"NamespaceTerminating"' in reason:
                 raise Gone(path) from None
-            raise RuntimeError(f"{method} {path}: {error.code} {error.read().decode()}") from None
+            raise RuntimeError(f"{method} {path}: {error.code} {reason}") from None
 
 
 class Gone(Exception):
-    """The object is not there, or no longer as it was."""
+    """The object is not there, or no longer as it was, or its namespace is being deleted."""

@@ -138,7 +138,7 @@ class Pod(threading.Thread):
         try:
             self._live()
         except Gone:
-            pass  # deleted by force while its status was being written
+            pass  # deleted while it was being bound or its status written
         except Exception:
             self._kubelet.errors.append(f"pod {self.name}: {traceback.format_exc()}")
 
