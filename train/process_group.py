@@ -25,10 +25,14 @@ from train.world import World, interface_towards
 # A rank 0 that listens also answers; whatever stays silent for longer is another program.
 _ANSWER_TIMEOUT_S = 30.0
 
+# Never freed: to do so torch 2.6 waits for gloo's threads and holds the GIL meanwhile, for which they may be waiting to
+# free the tensors of the last collective.  The end of the process ends them.
+_groups: list[dist.ProcessGroup] = []
+
 
 @contextmanager
 def open_process_group(world: World, attempt: Attempt, timeout_s: float, resolve_timeout_s: float) -> Iterator[None]:
-    """Connect all ranks over gloo; close the connections at the end.
+    """Make the default group, of all ranks over gloo; there is none any more at the end.
 
     Args:
         timeout_s: for the processes to meet, and for one collective.
@@ -48,6 +52,8 @@ def open_process_group(world: World, attempt: Attempt, timeout_s: float, resolve
         attempt.join(store, timeout)
         _wait_for_all_ranks(world, store, timeout)
         dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
+    assert dist.group.WORLD is not None
+    _groups.append(dist.group.WORLD)
     try:
         yield
     finally:
