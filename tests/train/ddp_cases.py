@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from train.shard import share
+from train.sync import MakeSync
+from train.sync.all_reduce import AllReduce
 
 STEPS = 20
 BATCH = 12
+
+# The two ways in which gradients travel on a CPU; a test with `@syncs` runs on each.
+SYNCS: dict[str, MakeSync] = {"shared memory": AllReduce, "network": partial(AllReduce, shared_memory=False)}
+syncs = pytest.mark.parametrize("sync", SYNCS)
 
 
 class Branches(nn.Module):

@@ -16,14 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.ranks import run_ranks
-from tests.train.ddp_cases import Branches, plain
+from tests.train.ddp_cases import SYNCS, Branches, plain, syncs
 from train.ddp import CustomDDP
-from train.sync import MakeSync
 from train.sync.all_reduce import AllReduce
 from train.world import World
-
-SYNCS: dict[str, MakeSync] = {"shared memory": AllReduce, "network": partial(AllReduce, shared_memory=False)}
-syncs = pytest.mark.parametrize("sync", SYNCS)
 
 
 def _message(function: Callable[[], object]) -> str:
