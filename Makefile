@@ -7,7 +7,7 @@ READY := .venv/.ready
 # What runs inside a job finds python and torchrun of the virtual environment first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint render fuzz bench e2e-docker e2e-k8s e2e-slurm clean
+.PHONY: demo test test-all test-slow lint render fuzz bench gpu e2e-docker e2e-k8s e2e-slurm clean
 
 # Two processes on this machine's CPU.  With DATA_ROOT=folder the same job trains on FashionMNIST from there.
 DEMO_SET := $(if $(DATA_ROOT),--set train.dataset=fashion_mnist --set train.data_root=$(abspath $(DATA_ROOT)))
@@ -16,8 +16,15 @@ demo: $(READY)
 	$(BIN)/python render.py torchrun jobs/quickstart.yaml $(DEMO_SET) -o runs/demo.sh
 	bash runs/demo.sh
 
+# Five minutes on two cores.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow"
+
+# Everything that needs no cluster and no container engine.
+test-all: test test-slow
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -32,9 +39,9 @@ fuzz: $(READY)
 	$(BIN)/python -m pytest tests/jobspec -m hypothesis --hypothesis-profile=fuzz --timeout=7200 -n 2
 
 # On a real Slurm of three nodes within this machine, as root.  QUICK=1 takes one test of each kind.
-e2e-slurm: PODMAN := $(if $(QUICK),,podman crun catatonit debootstrap)
+e2e-slurm: PODMAN := $(if $(QUICK),,podman crun catatonit debootstrap uidmap)
 e2e-slurm: $(READY)
-	@which slurmctld munged $(PODMAN) >/dev/null || [ "$$(id -u)" != 0 ] \
+	@which slurmctld munged $(PODMAN:uidmap=newuidmap) >/dev/null || [ "$$(id -u)" != 0 ] \
 	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge $(PODMAN); } >/dev/null \
 	  || echo "Slurm or podman could not be installed: its tests skip" >&2
 	$(BIN)/python -m pytest tests/e2e/slurm -rs $(if $(QUICK),-m "not slow")
@@ -57,6 +64,10 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.ddp
 	$(BIN)/python -m benchmarks.ddp --processes 4 --no-plain --memory-rounds 0
 	$(BIN)/python -m benchmarks.picture
+
+# What only a GPU can show (docs/gpu.md).  CHECKS="c e" takes two of them; without make: python -m benchmarks.gpu c e
+gpu: $(READY)
+	$(BIN)/python -m benchmarks.gpu $(CHECKS)
 
 clean:
 	rm -rf .venv runs

@@ -2,6 +2,7 @@
 """The command line: one job spec in, a script or manifest for one target out.
 
     render.py torchrun jobs/quickstart.yaml | bash
+    render.py slurm jobs/pyxis.yaml sites/slurm-pyxis.yaml | sbatch
     render.py explain jobs/quickstart.yaml --target torchrun
     render.py schema > jobspec.schema.json
 
@@ -12,25 +13,29 @@ Exit codes: 0 done; 1 the input is wrong (all problems on stderr, nothing writte
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 from jobspec import targets
 from jobspec.problems import SpecError, printable
+from train import __version__
 
 
 @dataclass
 class Result:
-    """What a command prints, and its exit code."""
+    """What a command prints, its exit code, and what it says on stderr besides."""
 
     text: str
     code: int = 0
+    notes: list[str] = field(default_factory=list)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,7 +43,13 @@ def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
     try:
         result: Result = args.run(args)
+        problem = _must_not_replace(args)
+        if problem:
+            print(problem, file=sys.stderr)
+            return 1
         _write(result.text, args.output)
+        for note in result.notes:
+            print(f"note: {printable(note)}", file=sys.stderr)
         return result.code
     except SpecError as error:
         print(error, file=sys.stderr)
@@ -60,8 +71,16 @@ def main(argv: list[str] | None = None) -> int:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     """The parsed command line.  A mistake in it ends the program with the usage of the command that was meant."""
     args, unknown = _parser().parse_known_args(argv)
-    if unknown:
+    args.output = None if args.output == "-" else args.output
+    # argparse takes the files before an option and calls those behind it unknown.
+    if any(word.startswith("-") and word != "-" for word in unknown) or (unknown and "files" not in args):
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if "artifact" in args and unknown:
+        args.files, args.artifact = [*args.files, args.artifact, *unknown[:-1]], unknown[-1]
+    elif unknown:
+        args.files += unknown
+    if "settings" in args and args.files.count("-") > 1:
+        args.parser.error("stdin (-) can be given once")
     return args
 
 
@@ -72,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Render one job spec as a script or manifest for a target.",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in targets.names():
         command = _command(commands, name, f"the job as an artifact for {name}", _render)
@@ -82,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     _takes_spec(command)
     _takes_target(command)
     command.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    command.add_argument("--origin", action="store_true", help="also where each value of the spec comes from")
     command.add_argument(
         "--hosts",
         metavar="NAME,NAME…",
@@ -91,16 +112,20 @@ def _parser() -> argparse.ArgumentParser:
 
     command = _command(commands, "diff", "what would change in a rendered file; exit code 1 if anything", _diff)
     _takes_spec(command)
-    command.add_argument("file", metavar="FILE", help="the rendered file as it is")
+    command.add_argument("artifact", metavar="ARTIFACT", help="the rendered file as it is")
     _takes_target(command)
 
-    text = "which of the examples in slurm/, k8s/ and docker/ differ from what jobs/ gives; exit code 1 if any"
+    text = (
+        "which of the examples in slurm/, k8s/ and docker/ differ from what jobs/ and sites/ give; exit code 1 if any"
+    )
     command = _command(commands, "check", text, _check)
     command.add_argument("--write", action="store_true", help="write these examples anew")
 
     text = "known faults in scripts and manifests that others wrote; exit code 1 if any"
     command = _command(commands, "lint", text, _lint)
-    command.add_argument("files", metavar="FILE", nargs="+", help="an sbatch script, manifest or compose file")
+    command.add_argument(
+        "files", metavar="PATH", nargs="+", help="an sbatch script, manifest or compose file, or a folder of them"
+    )
 
     _command(commands, "schema", "the JSON Schema of the job spec, for editors", _schema)
     return parser
@@ -113,13 +138,19 @@ def _command(
     run: Callable[[argparse.Namespace], Result],
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=f"Print {text}.", allow_abbrev=False)
-    command.add_argument("-o", "--output", metavar="PATH", help="write there and not to stdout")
+    command.add_argument("-o", "--output", metavar="PATH", help="write there and not to stdout; - is stdout")
+    command.add_argument("--force", action="store_true", help="replace the file of -o also if others have written it")
     command.set_defaults(run=run, parser=command)
     return command
 
 
 def _takes_spec(command: argparse.ArgumentParser) -> None:
-    command.add_argument("spec", metavar="JOB.yaml", help="the job spec")
+    command.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        help="the job spec; several files are merged from left to right, such as job.yaml site.yaml; - is stdin",
+    )
     command.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -140,26 +171,33 @@ def _takes_target(command: argparse.ArgumentParser) -> None:
 def _render(args: argparse.Namespace) -> Result:
     from jobspec.artifact import render
 
-    return Result(render(args.target, args.spec, args.settings))
+    notes: list[str] = []
+    text = render(args.target, args.files, args.settings, notes)
+    head = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    notes += [line.removeprefix("# ") for line in head if line.startswith("# Not used here: ")]
+    return Result(text, notes=notes)
 
 
 def _explain(args: argparse.Namespace) -> Result:
-    from jobspec.artifact import load
+    from jobspec.artifact import plan_of, read
     from jobspec.explain import as_json, as_table, explain
 
     target = targets.load(args.target)
-    explanation = explain(load(target, args.spec, args.settings), target, args.hosts)
-    return Result(as_json(explanation) if args.json else as_table(explanation))
+    notes: list[str] = []
+    source = read(args.files, args.settings, notes)
+    explanation = explain(plan_of(source, target), target, args.hosts, source if args.origin else None)
+    return Result(as_json(explanation) if args.json else as_table(explanation), notes=notes)
 
 
 def _diff(args: argparse.Namespace) -> Result:
     from jobspec.artifact import render
     from jobspec.difference import difference
 
-    new = render(args.target, args.spec, args.settings)
-    name = f"render.py {args.target} {printable(args.spec)}"
-    text = difference(Path(args.file).read_bytes(), new, printable(args.file), name)
-    return Result(text, 1 if text else 0)
+    notes: list[str] = []
+    new = render(args.target, args.files, args.settings, notes)
+    name = f"render.py {args.target} {printable(' '.join(args.files))}"
+    text = difference(Path(args.artifact).read_bytes(), new, printable(args.artifact), name)
+    return Result(text, 1 if text else 0, notes)
 
 
 def _check(args: argparse.Namespace) -> Result:
@@ -170,24 +208,59 @@ def _check(args: argparse.Namespace) -> Result:
 
 
 def _lint(args: argparse.Namespace) -> Result:
-    from jobspec.lint import lint
     from jobspec.problems import report
+    from lint import lint
 
-    problems = lint(args.files)
-    return Result(f"{report(problems, '')}\n" if problems else "", 1 if problems else 0)
+    skipped: list[str] = []
+    problems = lint(args.files, skipped)
+    notes = [f"skipped, because lint does not know what it is: {printable(file)}" for file in skipped]
+    return Result(f"{report(problems, '', most=None)}\n" if problems else "", 1 if problems else 0, notes)
 
 
 def _schema(args: argparse.Namespace) -> Result:
     import json
 
-    from jobspec.schema import json_schema
+    from jobspec.spec.schema import json_schema
 
     return Result(json.dumps(json_schema(), indent=2) + "\n")
+
+
+def _must_not_replace(args: argparse.Namespace) -> str:
+    """Say why the file of -o must stay as it is: the command reads it, or it is a file of others."""
+    output = args.output
+    if output is None or not Path(output).is_file():
+        return ""
+    if any(Path(file).exists() and Path(output).samefile(file) for file in _inputs(args)):
+        return f"{printable(output)}: is read by this command, and -o must not replace it\n  hint: name another file"
+    with Path(output).open("rb") as file:
+        head = file.read(1000)
+    if args.force or not head.strip():
+        return ""
+    if args.run is _render:
+        if b"# Rendered by `render.py " in head:
+            return ""
+        return f"{printable(output)}: is there already and render.py has not written it\n  hint: --force replaces it"
+    return f"{printable(output)}: is there already\n  hint: --force replaces it"
+
+
+def _inputs(args: argparse.Namespace) -> Iterator[str]:
+    """The files that a command reads, in folders too."""
+    for path in [*getattr(args, "files", []), *([args.artifact] if "artifact" in args else [])]:
+        if Path(path).is_dir():
+            from lint import files_in
+
+            yield from files_in(path)
+        elif path != "-":
+            yield path
 
 
 def _write(text: str, output: str | None) -> None:
     """To stdout or to a file, in UTF-8 whatever the locale.  A file has the old content or all of the new."""
     data = text.encode(errors="surrogateescape")  # a diff may hold bytes of a file that are no UTF-8
+    if output is None and sys.stdout is None:  # closed by the caller
+        if data:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return
     if output is None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -217,6 +290,8 @@ def _unusable_file(error: OSError) -> str:
         hint = "name a file in it"
     elif isinstance(error, FileNotFoundError) and not path.parent.is_dir():
         hint = f"there is no folder {path.parent}"
+    elif isinstance(error, FileNotFoundError) and path.is_symlink():
+        hint = f"it is a link to {path.readlink()}, which is not there"
     elif isinstance(error, FileNotFoundError):
         from train.config import nearest
 
@@ -241,6 +316,8 @@ def _report_bug() -> None:
 
 if __name__ == "__main__":
     gc.disable()  # it would find no garbage, and takes a fifth of the time: imports make many objects that all stay
+    if sys.stderr is None:  # closed by the caller; print() would then write to stdout
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
     sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     code = main()
     sys.stderr.flush()

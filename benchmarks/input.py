@@ -5,7 +5,7 @@
 Each side reads one shuffled epoch of MNIST on the CPU, from the request of the first batch to the receipt of the
 last, as float32 batches of 64 that are normalised and ready for a model:
 
-    ours      train.input.Batches over ShardSampler
+    ours      train.data.batches.Batches over ShardSampler
     peers     torchvision.datasets.MNIST with ToTensor and Normalize through a DataLoader with 0 and with 2 workers
 
 Workers are persistent and each side has read one epoch before: neither the start of workers nor the reading of the
@@ -26,10 +26,10 @@ from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
 from benchmarks.measure import RESULTS, in_turns, machine, median_ratio, ratios, write_result
+from train.data.batches import Batches
+from train.data.sampler import ShardSampler
 from train.datasets import Samples
 from train.datasets.mnist import load
-from train.input import Batches
-from train.sampler import ShardSampler
 
 BATCH_SIZE = 64
 PEER_WORKERS = (0, 2)

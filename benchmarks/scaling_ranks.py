@@ -14,9 +14,8 @@ import torch.distributed as dist
 
 from benchmarks.network import limit_rate
 from benchmarks.workloads import WORKLOADS, loss_of
-from train.bucket import Bucket
-from train.ddp import CustomDDP
-from train.sync import MakeSync, Sync, Waitable
+from train.ddp.wrapper import CustomDDP
+from train.sync import MakeSync, Payload, Sync, Waitable
 from train.sync.all_reduce import AllReduce
 
 _WARM_UP_STEPS = 2
@@ -32,8 +31,8 @@ class Silent(Sync):
         super().__init__(group)
         self.full = full
 
-    def reduce(self, bucket: Bucket) -> Iterator[Waitable]:
-        self.full.append((time.perf_counter(), bucket.flat.numel() * bucket.flat.element_size()))
+    def reduce(self, payload: Payload) -> Iterator[Waitable]:
+        self.full.append((time.perf_counter(), payload.flat.numel() * payload.flat.element_size()))
         yield from ()
 
 

@@ -9,11 +9,11 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from train.ddp import CustomDDP
+from train.ddp.wrapper import CustomDDP
+from train.strategies.average_after_backward import AverageAfterBackward
+from train.strategies.hook_per_parameter import HookPerParameter
 from train.sync.all_reduce import AllReduce
 from train.sync.bf16 import Bf16
-from train.sync.plain.average_after_backward import AverageAfterBackward
-from train.sync.plain.hook_per_parameter import HookPerParameter
 from train.sync.powersgd import PowerSGD
 
 NATIVE = ("native", "native_bucket_view", "native_static_graph")

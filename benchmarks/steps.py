@@ -18,7 +18,7 @@ from benchmarks.measure import in_turns
 from benchmarks.network import limit_rate
 from benchmarks.sides import SIDES
 from benchmarks.workloads import WORKLOADS, loss_of
-from train.sync.plain.average_after_backward import AverageAfterBackward
+from train.strategies.average_after_backward import AverageAfterBackward
 
 # Buckets are laid out anew after the first step, by PowerSGD after the second; then nothing changes any more.
 WARM_UP_STEPS = 4

@@ -1,4 +1,4 @@
-"""Spec file and target → artifact: the whole way, in order."""
+"""Spec files and target → artifact: the whole way, in order."""
 
 from __future__ import annotations
 
@@ -9,41 +9,56 @@ from typing import cast
 
 from pydantic import BaseModel
 
-from jobspec import source, targets
-from jobspec.override import override
+from jobspec import targets
+from jobspec.filters import render_template
 from jobspec.plan import Plan, make_plan
-from jobspec.rules import rules_in
-from jobspec.spec import Job
-from jobspec.text import render_template
-from jobspec.validate import validate
+from jobspec.reading import yaml_source
+from jobspec.reading.merge import read_all
+from jobspec.reading.override import override
+from jobspec.reading.validate import validate
+from jobspec.spec.job import Job
+from jobspec.spec.rules import rules_in
 
 
-def load(target: targets.Target, file: str, settings: Sequence[str] = ()) -> Plan:
-    """The plan of a spec file for a target, after `--set` options.
+def load(target: targets.Target, files: str | Sequence[str], settings: Sequence[str] = ()) -> Plan:
+    """The plan of a spec for a target.  Raises like `read`."""
+    return plan_of(read(files, settings), target)
 
-    Raises SpecError with all mistakes, OSError if the file cannot be read.
+
+def read(
+    files: str | Sequence[str], settings: Sequence[str] = (), notes: list[str] | None = None
+) -> yaml_source.Source:
+    """The spec in one file, or in several that are merged from left to right, after `--set` options; "-" is stdin.
+
+    What looks odd, but is no mistake, is added to `notes`.
+    Raises SpecError with all mistakes, OSError if a file cannot be read.
     """
-    return plan_of(override(source.parse(source.read(file), file), settings), target)
+    return override(read_all(_listed(files), notes), settings)
 
 
-def plan_of(spec: source.Source, target: targets.Target) -> Plan:
+def plan_of(spec: yaml_source.Source, target: targets.Target) -> Plan:
     """The plan of a parsed spec for a target.  Raises SpecError with all mistakes."""
-    return make_plan(validate(spec, rules_in(target)))
+    return make_plan(validate(spec, rules_in(target)), targets.rendezvous_timeout_s(target))
 
 
-def render(name: str, file: str, settings: Sequence[str] = ()) -> str:
-    """The artifact of a spec file for the target `name`.  Raises like `load`.
+def render(name: str, files: str | Sequence[str], settings: Sequence[str] = (), notes: list[str] | None = None) -> str:
+    """The artifact of a spec for the target `name`.  `notes`, and what it raises, are as in `read`.
 
-    It depends on the spec, its file name (without the folder), the settings and the templates: the same bytes
-    on any host at any time.
+    It depends on the spec, the names of its files (without the folders), the settings and the templates: the same
+    bytes on any host at any time.
     """
     words = [
         "render.py",
         name,
-        Path(file).name,
+        *(Path(file).name for file in _listed(files)),
         *(word for setting in settings for word in ("--set", setting)),
     ]
-    return text_of(load(targets.load(name), file, settings), name, shlex.join(words))
+    plan = plan_of(read(files, settings, notes), targets.load(name))
+    return text_of(plan, name, shlex.join(words))
+
+
+def _listed(files: str | Sequence[str]) -> Sequence[str]:
+    return [files] if isinstance(files, str) else files
 
 
 def text_of(plan: Plan, name: str, command: str) -> str:

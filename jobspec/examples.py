@@ -1,8 +1,8 @@
-"""The rendered examples in slurm/, k8s/ and docker/ are what jobs/ and templates/ give today, byte for byte.
+"""Compare the rendered examples in slurm/, k8s/ and docker/ with what jobs/ and sites/ give today, byte for byte.
 
-No list says what they are: a rendered file names in its own header the target, the job and the `--set` options that
-made it, and `JOB.TARGET.SUFFIX` is its name, so that a file whose header was damaged is still known as an example.
-Files without the one and the other are hand-written and not looked at.
+There is no list of examples.  The header of a rendered file names the target, the spec files and the `--set` options.
+The file's name is `JOB.TARGET.SUFFIX`, so an example with a damaged header is still recognised.  A file without such a
+header and such a name is hand-written and skipped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 
 from jobspec import targets
@@ -20,21 +20,22 @@ from jobspec.problems import SpecError, printable
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("slurm", "k8s", "docker")
+SPECS = ("jobs", "sites")
 
 _HEADER = re.compile(r"# Rendered by `render\.py (.*)`; edit the spec, not this file\.")
-_HEADER_LINES = 3  # it is the first line, or stands below `#!`
+_HEADER_LINES = 3  # the first line, or the line below `#!`
 
 
 def check(root: Path = ROOT, write: bool = False) -> str:
-    """What is not as it should be, with the difference of each file; empty if all is well.
+    """Return a report with the difference of each example that is out of date; empty if none is.
 
-    With `write` the files that differ are written anew, and only what cannot be rendered is left to report.
+    With `write`, such files are overwritten, and the report holds only what cannot be rendered.
     """
     return "".join(_check(file, root, write) for file in _examples(root))
 
 
 def _examples(root: Path) -> Iterator[Path]:
-    """All rendered files in the folders of examples."""
+    """List all rendered files in the example folders."""
     for folder in FOLDERS:
         for file in sorted((root / folder).rglob("*")):
             if file.is_file() and (_target_in_name(file) or _header(file)):
@@ -47,8 +48,8 @@ def _check(file: Path, root: Path, write: bool) -> str:
     if command is None:
         return f"{name}: its first lines do not say what rendered it\n"
     try:
-        target, job, settings = _parse(command)
-        new = render(target, str(root / "jobs" / job), settings)
+        target, specs, settings = _parse(command)
+        new = render(target, [_found(root, spec) for spec in specs], settings)
     except (ValueError, SpecError, OSError) as error:
         return f"{name}: cannot be rendered by `render.py {printable(command)}`\n{error}\n"
     old = file.read_bytes()
@@ -58,22 +59,31 @@ def _check(file: Path, root: Path, write: bool) -> str:
 
 
 def _header(file: Path) -> str | None:
-    """The words after render.py in the command that rendered a file; None if the file names none."""
+    """Return the words after render.py in the command that rendered a file; None if the file names no command."""
     with file.open(encoding="utf-8", errors="replace") as stream:
         found = (_HEADER.fullmatch(line.rstrip("\n")) for line in islice(stream, _HEADER_LINES))
         return next((match[1] for match in found if match), None)
 
 
 def _target_in_name(file: Path) -> str | None:
-    """slurm, of fashion-mnist.slurm.sh."""
+    """Return the target in a file name: slurm in fashion-mnist.slurm.sh."""
     *_, target, suffix = ["", "", *file.name.split(".")]
     known = target in targets.names() and targets.template(target) == f"{target}.{suffix}.j2"
     return target if known else None
 
 
-def _parse(command: str) -> tuple[str, str, list[str]]:
-    """Target, file name of the job and `--set` options.  Raises ValueError if the command is something else."""
-    target, job, *options = shlex.split(command)
-    if target not in targets.names() or "/" in job or options[::2] != ["--set"] * (len(options) // 2):
+def _parse(command: str) -> tuple[str, list[str], list[str]]:
+    """Return target, names of the spec files and `--set` options.  Raises ValueError for any other command."""
+    target, *words = shlex.split(command)
+    specs = list(takewhile(lambda word: word != "--set", words))
+    options = words[len(specs) :]
+    ours = target in targets.names() and specs and options[::2] == ["--set"] * (len(options) // 2)
+    if not ours or any("/" in spec or spec == "-" for spec in specs):
         raise ValueError("this is no command that render.py writes into a header")
-    return target, job, options[1::2]
+    return target, specs, options[1::2]
+
+
+def _found(root: Path, spec: str) -> str:
+    """Return the path of a spec file; a header has only its name."""
+    paths = [root / folder / spec for folder in SPECS]
+    return str(next((path for path in paths if path.exists()), paths[0]))

@@ -11,9 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 
+from jobspec.environment import NODE_0, NODE_OF_RANK_0, THIS_NODE, Setting
 from jobspec.plan import Plan, Rank
-from jobspec.plumbing import NODE_0, NODE_OF_RANK_0, THIS_NODE, Setting
 from jobspec.problems import Problem, SpecError, option_place, printable
+from jobspec.reading.origin import Origin, origins_of
+from jobspec.reading.yaml_source import Source
+from jobspec.slurm.task import train_timeout
 from jobspec.targets import Target, artifact, node_name, remarks
 
 _HEADS = {"rank": "RANK", "node": "NODE_RANK", "local_rank": "LOCAL_RANK"}
@@ -37,6 +40,7 @@ class Explanation:
 
     `node_names` are by node number, and `c10d_order` is the order in which c10d would number the same nodes; both
     are empty if the names are not known before the job runs.  `remarks` say what a variable's value does not, by name.
+    `origins` are there if they were asked for.
     """
 
     plan: Plan
@@ -45,10 +49,11 @@ class Explanation:
     c10d_order: list[str]
     processes: list[Process]
     remarks: Mapping[str, str]
+    origins: list[Origin] | None = None
 
 
-def explain(plan: Plan, target: Target, hosts: str = "") -> Explanation:
-    """Everything about each process.
+def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None = None) -> Explanation:
+    """Everything about each process; also where each value of the spec comes from, if its source is given.
 
     `hosts` are the names of the nodes by node number, with commas, where only the person knows them; other targets
     name their nodes themselves.  Raises SpecError if there are not as many as nodes, or if the target has named them.
@@ -65,13 +70,18 @@ def explain(plan: Plan, target: Target, hosts: str = "") -> Explanation:
             known = {NODE_0: names[0], NODE_OF_RANK_0: numbered[0], THIS_NODE: numbered[rank.node]}
             settings = [_named(setting, known) for setting in settings]
         processes.append(Process(rank, numbered[rank.node] if numbered else _unnamed(plan, rank.node), settings))
-    return Explanation(plan, target.__name__.rpartition(".")[2], names, order, processes, remarks(target))
+    origins = None if source is None else list(origins_of(source, plan.job))
+    return Explanation(plan, target.__name__.rpartition(".")[2], names, order, processes, remarks(target), origins)
 
 
 def as_json(explanation: Explanation) -> str:
-    """For programs: one object, with all ranks in full."""
+    """For programs: one object; variables that all ranks have alike stand in it once, the others at each rank.
+
+    All settings of one name are in one of the two places, in their order.
+    """
     plan = explanation.plan
-    content = {
+    alike = _alike(explanation.processes)
+    head = {
         "job": plan.job.name,
         "target": explanation.target,
         "backend": plan.backend,
@@ -80,19 +90,25 @@ def as_json(explanation: Explanation) -> str:
         "world_size": plan.world_size,
         "node_names": explanation.node_names,
         "c10d_order": explanation.c10d_order,
-        "ranks": [
-            {
-                "rank": process.rank.rank,
-                "node": process.node_name,
-                "node_rank": process.rank.node,
-                "local_rank": process.rank.local_rank,
-                "device": process.rank.device,
-                "variables": [asdict(setting) for setting in process.settings],
-            }
-            for process in explanation.processes
-        ],
+        "rendezvous_timeout_s": plan.rendezvous_timeout_s,
+        "variables": [_content(setting) for setting in explanation.processes[0].settings if setting.name in alike],
     }
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    if explanation.origins is not None:
+        head["spec"] = [asdict(origin) for origin in explanation.origins]
+    ranks = (
+        {
+            "rank": process.rank.rank,
+            "node": process.node_name,
+            "node_rank": process.rank.node,
+            "local_rank": process.rank.local_rank,
+            "device": process.rank.device,
+            "variables": [_content(setting) for setting in process.settings if setting.name not in alike],
+        }
+        for process in explanation.processes
+    )
+    # A rank is a line, because there may be thousands.
+    lines = ",\n    ".join(json.dumps(rank, ensure_ascii=False) for rank in ranks)
+    return f'{json.dumps(head, indent=2, ensure_ascii=False)[:-2]},\n  "ranks": [\n    {lines}\n  ]\n}}\n'
 
 
 def as_table(explanation: Explanation) -> str:
@@ -102,9 +118,28 @@ def as_table(explanation: Explanation) -> str:
         _columns([*_HEADS.values(), "device", "node"], _rank_rows(explanation)),
         _columns(["variable", "set by", "value"], _variable_rows(explanation)),
         _order(explanation),
+        _columns(["key", "from", "value"], _origin_rows(explanation)) if explanation.origins else iter(()),
     ]
     texts = ["".join(f"{line}\n" for line in lines) for lines in sections]
     return "\n".join(text for text in texts if text)
+
+
+def _alike(processes: Sequence[Process]) -> set[str]:
+    """Names of the variables whose settings are the same in all processes."""
+    by_name = [_by_name(process) for process in processes]
+    first = by_name[0]
+    return {name for name, settings in first.items() if all(one.get(name) == settings for one in by_name)}
+
+
+def _by_name(process: Process) -> dict[str, list[Setting]]:
+    found: dict[str, list[Setting]] = {}
+    for setting in process.settings:
+        found.setdefault(setting.name, []).append(setting)
+    return found
+
+
+def _content(setting: Setting) -> dict[str, str]:
+    return {"name": setting.name, "value": setting.value, "setter": setting.setter}
 
 
 def _hosts(plan: Plan, hosts: str, given: list[str]) -> list[str]:
@@ -143,9 +178,12 @@ def _summary(explanation: Explanation) -> Iterator[str]:
     plan = explanation.plan
     nodes = plan.job.nodes
     count = f"{nodes.min} to {nodes.max} nodes" if nodes.elastic else f"{nodes.max} node{'s' * (nodes.max > 1)}"
+    without_agent = explanation.target == "slurm" and plan.job.slurm.launcher == "srun"
+    waits = nodes.max > 1 and (not without_agent or train_timeout(plan))
+    meet = f" within {plan.rendezvous_timeout_s} s" if waits else ""
     yield (
         f"{plan.job.name} on {explanation.target}: {count} x {plan.job.procs_per_node} processes, "
-        f"{plan.backend} rendezvous"
+        f"{plan.backend} rendezvous{meet}"
     )
     if nodes.elastic:
         yield f"Shown at {nodes.max} nodes; ranks and world size are new ones whenever a node comes or goes."
@@ -219,6 +257,12 @@ def _order(explanation: Explanation) -> Iterator[str]:
     number = {name: str(node) for node, name in enumerate(names)}
     rows = ([str(new), number[name], name] for new, name in enumerate(order))
     yield from _columns(["NODE_RANK by c10d", "node number", "node"], rows)
+
+
+def _origin_rows(explanation: Explanation) -> Iterator[list[str]]:
+    for origin in explanation.origins or []:
+        value = origin.value if isinstance(origin.value, str) else json.dumps(origin.value, ensure_ascii=False)
+        yield [origin.key, printable(origin.origin), _shown(value)]
 
 
 def _columns(head: Sequence[str], rows: Iterable[list[str]]) -> Iterator[str]:

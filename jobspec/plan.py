@@ -7,12 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from jobspec.spec import Job
+from jobspec.spec.job import Job
 from train.config import to_argv
 
 # Below 32768, where Linux begins to hand out ports to clients, and below 30000, where Kubernetes begins to
 # give node ports to services.
 PORTS = range(20000, 30000)
+
+# How long nodes wait for the last of them, where the spec and the target say nothing: torchrun's own for static.
+RENDEZVOUS_TIMEOUT_S = 900
 
 # Of /dev/shm in a container, where the spec says nothing: its own 64 MiB are too few for the workers of a DataLoader
 # and for NCCL.  A limit, not a reservation.
@@ -66,12 +69,14 @@ class Plan:
 
     `program` is what each process runs: a script or `-m` and a module, then arguments.  `env` is what all
     processes have in their environment, by name; secrets are not in it, their values come from elsewhere.
+    Nodes wait `rendezvous_timeout_s` seconds for the last of them.
     An elastic job is planned at its largest: `world_size` and `ranks()` are those of `nodes.max`.
     """
 
     job: Job
     backend: Literal["static", "c10d"]
     port: int
+    rendezvous_timeout_s: int
     program: tuple[str, ...]
     env: Mapping[str, str]
 
@@ -86,11 +91,16 @@ class Plan:
         torchrun's parser looks at all words: it drops a first `--`, and stops at one like `--log`, which could
         be short for two of its own.  Behind a `--` of ours it takes every word as it is.  No flag of train
         needs that.
+
+        torchrun then reads every word as a template, the script's name too: it puts the rank in for
+        `${local_rank}` and takes `$$` for `$`.  So each `$` is doubled.
+        Source: torch/distributed/elastic/utils/api.py, `macros.substitute`.
         """
-        if self.job.train is not None:
-            return self.program
-        split = 1 if self.program[0] == "-m" else 0
-        return (*self.program[:split], "--", *self.program[split:])
+        words = self.program
+        if self.job.train is None:
+            split = 1 if words[0] == "-m" else 0
+            words = (*words[:split], "--", *words[split:])
+        return tuple(word.replace("$", "$$") for word in words)
 
     def ranks(self) -> Iterator[Rank]:
         """Every process in the order of ranks: node 0 has the first procs_per_node."""
@@ -100,12 +110,16 @@ class Plan:
             yield Rank(rank, node, local_rank, device)
 
 
-def make_plan(job: Job) -> Plan:
-    """The plan of a job that keeps all rules."""
+def make_plan(job: Job, rendezvous_timeout_s: int = RENDEZVOUS_TIMEOUT_S) -> Plan:
+    """The plan of a job that keeps all rules.
+
+    rendezvous_timeout_s: where the spec says nothing.
+    """
     return Plan(
         job=job,
         backend=job.rendezvous.backend or ("c10d" if job.nodes.elastic else "static"),
         port=_port(job),
+        rendezvous_timeout_s=job.rendezvous.timeout or rendezvous_timeout_s,
         program=_program(job),
         env=dict(sorted({**_defaults(job), **job.env}.items())),
     )
@@ -139,4 +153,18 @@ def _defaults(job: Job) -> dict[str, str]:
     elif job.procs_per_node > 1:
         # What torchrun would choose, less its warning.  A lone process takes all cores.
         env["OMP_NUM_THREADS"] = "1"
-    return env
+    return env | (_flight_recorder(job) if job.device == "cuda" else {})
+
+
+def _flight_recorder(job: Job) -> dict[str, str]:
+    """Variables that make each rank write its last collectives to a file when one of them times out.
+
+    Every torch since 2.6 reads these names.  From 2.8 on, TORCH_FR_BUFFER_SIZE and TORCH_FR_DUMP_TEMP_FILE win over
+    them, so a spec may set either.  torch creates no folder for the file, and appends the rank to its name.
+    Source: torch/csrc/distributed/c10d/FlightRecorder.hpp and FlightRecorder.cpp.
+    """
+    return {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",  # collectives; the default of torch 2.6 to 2.10 is none
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"/tmp/{job.name}-nccl-rank-",
+    }

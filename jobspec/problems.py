@@ -1,4 +1,4 @@
-"""What is wrong with a file: `file:line:column: message`, the source line, a caret, a hint and a link."""
+"""Report what is wrong with a file: `file:line:column: message`, the source line, a caret, a hint and a link."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 Path = tuple[str | int, ...]
 """Keys and list positions from the root of a spec: ("mounts", 0, "path")."""
 
+_MOST_SHOWN = 20  # problems; who has mended these runs the command again
 _WIDEST = 100  # columns of a source line that are shown
 
 
@@ -28,13 +29,13 @@ class Place:
 
     @property
     def written(self) -> str:
-        """The piece exactly as the person wrote it."""
+        """The piece exactly as it was written."""
         return self.text[self.column - 1 : self.column - 1 + self.length]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A mistake at a key of the spec; where that key stands in the file is not known yet."""
+    """A mistake at a key of the spec, before its place in the file is looked up."""
 
     path: Path
     message: str
@@ -44,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Problem:
-    """A mistake at a place; `link` leads to where others met it."""
+    """A mistake at a place; `link` leads to reports by others."""
 
     place: Place
     message: str
@@ -53,34 +54,39 @@ class Problem:
 
 
 class SpecError(Exception):
-    """The spec is wrong; `problems` holds every mistake that was found."""
+    """The spec is wrong; `problems` holds every mistake found."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = sorted(set(problems), key=_order)
         super().__init__(report(self.problems))
 
 
-def report(problems: Sequence[Problem], outcome: str = "; nothing was written") -> str:
-    """All problems as text for a terminal, with their number and `outcome` at the end and no final newline."""
-    blocks = [_block(problem) for problem in problems]
+def report(problems: Sequence[Problem], outcome: str = "; nothing was written", most: int | None = _MOST_SHOWN) -> str:
+    """Return the first `most` problems, or all, as text for a terminal.
+
+    The last line has the number of all and `outcome`, and no newline.
+    """
+    blocks = [_block(problem) for problem in problems[:most]]
+    if len(problems) > len(blocks):
+        blocks.append(f"… and {len(problems) - len(blocks)} more")
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     return "\n".join([*blocks, f"{count}{outcome}"])
 
 
 def option_place(option: str, value: str, number: int = 1) -> Place:
-    """The place of all of an option's value."""
+    """Return the place of an option's whole value."""
     typed = value if len(value) <= _WIDEST else f"{value[: _WIDEST - 1]}…"
     return Place(f"{option} {typed}", 1, 1, max(1, len(value)), value, number)
 
 
 def printable(text: str) -> str:
-    """The text on one line, what a terminal could obey or reorder replaced."""
+    """Return the text on one line, without characters that a terminal would obey or reorder."""
     return "".join(char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-def _order(problem: Problem) -> tuple[int, int, int, str]:
+def _order(problem: Problem) -> tuple[int, str, int, int, str]:
     place = problem.place
-    return (place.option, place.line, place.column, problem.message)
+    return (place.option, place.name, place.line, place.column, problem.message)
 
 
 def _block(problem: Problem) -> str:
@@ -96,7 +102,7 @@ def _block(problem: Problem) -> str:
 
 
 def _quoted(place: Place) -> list[str]:
-    """The source line and carets under the piece; a long line is cut to what surrounds the piece."""
+    """Return the source line and carets under the piece.  A long line is cut around the piece."""
     start = place.column - 1
     first = max(0, start - _WIDEST // 2) if len(place.text) > _WIDEST else 0
     shown = printable(place.text[first : first + _WIDEST])
@@ -109,7 +115,7 @@ def _quoted(place: Place) -> list[str]:
 
 
 def _width(char: str) -> int:
-    """Columns of a character on a terminal: CJK takes two, a combining mark none."""
+    """Return the columns of a character on a terminal: two for CJK, none for a combining mark."""
     if unicodedata.combining(char):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,17 @@ def train(world_size: int, *flags: str, timeout_s: float = 100.0) -> subprocess.
     )
 
 
-def start_ranks(world_size: int, *flags: str, **extra: str) -> list[subprocess.Popen[str]]:
-    """Start each rank by hand, with the variables that torchrun would set; `{rank}` in `extra` is filled in."""
+def start_ranks(
+    world_size: int, *flags: str, program: Sequence[str] = ("-m", "train"), **extra: str
+) -> list[subprocess.Popen[str]]:
+    """Start each rank by hand, with the variables that torchrun would set; `{rank}` in `flags` is filled in."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | extra
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "train", *(flag.replace("{rank}", str(rank)) for flag in flags)],
+            [sys.executable, *program, *(flag.replace("{rank}", str(rank)) for flag in flags)],
             env=environment(**common, RANK=str(rank), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size)),
             cwd=ROOT,
             stdout=subprocess.PIPE,

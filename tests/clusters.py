@@ -129,7 +129,7 @@ def _indexed_job(manifests: Sequence[Manifest]) -> _Pods:
     assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
     assert (spec["completionMode"], spec["completions"]) == ("Indexed", spec["parallelism"])
     for index in range(spec["completions"]):
-        yield f"{name}-{index}.{subdomain}", _indexed(spec["template"], index), []
+        yield f"{name}-{index}.{subdomain}", *_indexed(spec["template"], index)
 
 
 def _jobset(manifests: Sequence[Manifest]) -> _Pods:
@@ -145,7 +145,7 @@ def _trainjob(manifests: Sequence[Manifest]) -> _Pods:
     assert job["metadata"].get("namespace") == runtime["metadata"].get("namespace")
     assert runtime["spec"]["mlPolicy"]["torch"] is not None
     name, trainer = job["metadata"]["name"], job["spec"]["trainer"]  # without it nothing is added
-    for pod, template, _ in _replicated_job(name, runtime["spec"]["template"]["spec"]):
+    for pod, template, index in _replicated_job(name, runtime["spec"]["template"]["spec"]):
         assert [container["name"] for container in template["spec"]["containers"]] == ["node"]
         added = [
             _variable("PET_NNODES", trainer["numNodes"]),
@@ -153,6 +153,7 @@ def _trainjob(manifests: Sequence[Manifest]) -> _Pods:
             {"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}},
             _variable("PET_MASTER_ADDR", f"{name}-node-0-0.{name}"),
             _variable("PET_MASTER_PORT", 29500),
+            *index,
         ]
         yield pod, template, added
 
@@ -162,7 +163,7 @@ def _replicated_job(name: str, spec: Manifest) -> _Pods:
     (replicated,) = spec["replicatedJobs"]
     job = replicated["template"]["spec"]
     for index in range(job["completions"]):
-        yield f"{name}-{replicated['name']}-0-{index}.{name}", _indexed(job["template"], index), []
+        yield f"{name}-{replicated['name']}-0-{index}.{name}", *_indexed(job["template"], index)
 
 
 def _pytorchjob(manifests: Sequence[Manifest]) -> _Pods:
@@ -210,9 +211,12 @@ def _variable(name: str, value: object) -> Manifest:
     return {"name": name, "value": str(value)}
 
 
-def _indexed(template: Manifest, index: int) -> Manifest:
+def _indexed(template: Manifest, index: int) -> tuple[Manifest, list[Manifest]]:
+    """A pod of an Indexed Job, and the variable that the Job controller adds to its containers."""
     metadata = template["metadata"]
-    return {**template, "metadata": {**metadata, "annotations": {**metadata["annotations"], INDEX: str(index)}}}
+    numbered = {**template, "metadata": {**metadata, "annotations": {**metadata["annotations"], INDEX: str(index)}}}
+    field = {"fieldPath": f"metadata.annotations['{INDEX}']"}
+    return numbered, [{"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef": field}}]
 
 
 def _metadata_fields(template: Manifest) -> dict[str, str]:
@@ -239,3 +243,11 @@ def _environment(
         else:
             env[variable["name"]] = expand(variable["value"], env)
     return env
+
+
+def explained(heading: str) -> dict[str, str]:
+    """The findings of checkers that a section of docs/kubernetes-checks.md lists, and why they stay."""
+    page = (Path(__file__).parents[1] / "docs" / "kubernetes-checks.md").read_text()
+    (section,) = (part for part in page.split("\n## ") if part.startswith(f"{heading}\n"))
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
+    return {finding.strip(" `"): row[-1].strip() for row in rows for finding in row[0].split(",")}

@@ -14,6 +14,25 @@ settings.register_profile("default", max_examples=100, deadline=None)
 settings.register_profile("fuzz", max_examples=10_000, deadline=None)
 settings.load_profile("default")  # --hypothesis-profile=fuzz takes the other one
 
+# Files whose tests take longest, mostly because they start many processes: `make test` leaves them out.
+_SLOW = (
+    "benchmarks/test_benchmarks.py",
+    "benchmarks/test_ddp_benchmarks.py",
+    "benchmarks/test_gpu.py",
+    "jobspec/test_rendezvous_timeout.py",
+    "train/checkpoints/test_resume.py",
+    "train/ddp/test_wrapper.py",
+    "train/ddp/test_workloads.py",
+    "train/loop/test_preemption.py",
+    "train/sync/test_sync.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.as_posix().endswith(_SLOW):
+            item.add_marker(pytest.mark.slow)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="write the golden files anew")

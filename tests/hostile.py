@@ -9,13 +9,15 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from jobspec import source, text
+from jobspec import filters
 from jobspec.problems import Path as KeyPath
 from jobspec.problems import SpecError
+from jobspec.reading import yaml_source
+from tests import workers
 
 Spec = dict[str, Any]
 
-JOBS = max(2000, settings().max_examples)
+JOBS = max(500, settings().max_examples)
 """How many are tried: more with --hypothesis-profile=fuzz."""
 
 CANARY = "pwned"
@@ -37,6 +39,9 @@ _INLINE = [
     "$$(A)",
     "$",
     "$$",
+    "$$$",
+    "$local_rank",
+    "${local_rank}",
     "$é",
     "'",
     '"',
@@ -106,6 +111,9 @@ _LINE_BREAKS = [
     "\nEND\n",
     "\n'\n",
 ]
+# Every piece that is text, and every two with a `$` in a row: what a program gets as its arguments.
+_DOLLARS = [piece for piece in _INLINE if "$" in piece]
+ARGUMENTS = ["", *_INLINE, *_LINE_BREAKS, *(first + second for first in _DOLLARS for second in _DOLLARS)]
 _REFUSED = ["\0", "\r", "\x1b[31m", "\x85", "\x7f", "\u2028", "\u2029"]
 
 
@@ -183,11 +191,11 @@ class Hostile:
     spec: Spec
     path: KeyPath | None
 
-    def parsed(self) -> source.Source:
+    def parsed(self) -> yaml_source.Source:
         """The spec as it comes out of its file."""
-        return source.parse(text.yaml(self.spec), "job.yaml")
+        return yaml_source.parse(filters.yaml(self.spec), "job.yaml")
 
-    def is_told_by(self, error: SpecError, spec: source.Source) -> bool:
+    def is_told_by(self, error: SpecError, spec: yaml_source.Source) -> bool:
         """Whether an error says that this field is wrong, at its place, and nothing else."""
         if self.path is None:
             return False
@@ -199,7 +207,8 @@ class Hostile:
         return dict.fromkeys(self.spec["secrets"], value)
 
     def arrives(self, argv: Sequence[str], env: Mapping[str, str], secret: str) -> bool:
-        """Whether a process has what the spec says, byte for byte."""
+        """Whether a process has what the spec says, byte for byte; argv is of torchrun, or of a process without it."""
+        argv = workers.words(argv)
         wanted = {**self.spec["env"], **self.secrets(secret)}
         if "command" in self.spec:
             words = self.spec["command"]

@@ -26,13 +26,14 @@ _TIMEOUT_S = 250.0  # of one job; on a machine with other work torchrun may take
 
 # Each process adds its rank's power of two: the sum shows that every rank took part exactly once.
 SCRIPT = """
-import json, os, pathlib
+import json, os, pathlib, sys
 import torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor(2 ** dist.get_rank())
 dist.all_reduce(total)
 seen = {"total": total.item(), "world_size": dist.get_world_size(), "env": dict(os.environ)}
+seen["arguments"] = sys.argv[1:]
 pathlib.Path("seen", str(dist.get_rank())).write_text(json.dumps(seen))
 dist.destroy_process_group()
 """
@@ -49,12 +50,13 @@ _GPUS: Mapping[str, Callable[[str, int], int | None]] = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What a process found: its node, the GPUs there (None: all of the machine) and its environment."""
+    """What a process found: its node, the GPUs there (None: all of the machine), its arguments and environment."""
 
     node: int
     gpus: int | None
     total: int
     world_size: int
+    arguments: list[str]
     env: Mapping[str, str]
 
 
@@ -138,8 +140,8 @@ def _run_nodes(starts: Sequence[_Start], folder: Path, programs: Path) -> None:
     agents = []
     try:
         for node, (words, env) in enumerate(starts):
-            machine = {"HOME": str(folder), _NODE: str(node), "PATH": f"{programs}:{os.environ['PATH']}"}
-            agents.append(subprocess.Popen(words, cwd=folder, env={**env, **machine}))
+            machine = {_NODE: str(node), "PATH": f"{programs}:{os.environ['PATH']}"}
+            agents.append(subprocess.Popen(words, cwd=folder, env={"HOME": str(folder), **env, **machine}))
         assert [agent.wait(timeout=_TIMEOUT_S) for agent in agents] == [0] * len(agents)
     finally:
         for agent in agents:

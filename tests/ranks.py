@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from train.__main__ import run
-from train.attempt import Attempt
 from train.flags import from_argv
-from train.process_group import open_process_group
-from train.stop import StopSignal
-from train.world import World
+from train.world.attempt import Attempt
+from train.world.environment import World
+from train.world.rendezvous import Timeouts, open_process_group
+from train.world.signals import StopSignal
 
 Result = TypeVar("Result")
 
@@ -28,12 +28,19 @@ _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["torch", "torch.optim", "torch._dynamo", "torch.nn.parallel"])
 
 
-def run_ranks(world_size: int, function: Callable[..., Result], *args: Any, timeout_s: float = 60.0) -> list[Result]:
+def run_ranks(
+    world_size: int,
+    function: Callable[..., Result],
+    *args: Any,
+    timeout_s: float = 60.0,
+    collective_timeout_s: float | None = None,
+) -> list[Result]:
     """`function(world, *args)` on each of `world_size` processes, connected over gloo; what they return, by rank.
 
     Raises RuntimeError with the traceback of the first rank that failed; nothing is left running.
     """
-    return _start(world_size, _connected, timeout_s, function, *args)
+    waits = Timeouts(timeout_s, collective_timeout_s or timeout_s, timeout_s)
+    return _start(world_size, _connected, timeout_s, waits, function, *args)
 
 
 def train_on_ranks(world_size: int, *flags: str, timeout_s: float = 60.0) -> None:
@@ -41,13 +48,14 @@ def train_on_ranks(world_size: int, *flags: str, timeout_s: float = 60.0) -> Non
     _start(world_size, _train, timeout_s, *flags)
 
 
-def _connected(world: World, timeout_s: float, function: Callable[..., Result], *args: Any) -> Result:
-    with open_process_group(world, Attempt(world), timeout_s, timeout_s):
+def _connected(world: World, timeout_s: float, waits: Timeouts, function: Callable[..., Result], *args: Any) -> Result:
+    with open_process_group(world, Attempt(world), waits):
         return function(world, *args)
 
 
 def _train(world: World, timeout_s: float, *flags: str) -> None:
-    run(from_argv([*flags, f"--rendezvous-timeout-s={timeout_s}"]), world, StopSignal())
+    waits = [f"--rendezvous-timeout-s={timeout_s}", f"--collective-timeout-s={timeout_s}"]
+    run(from_argv([*flags, *waits]), world, StopSignal())
 
 
 def _start(world_size: int, function: Callable[..., Any], timeout_s: float, *args: Any) -> list[Any]:

@@ -32,6 +32,8 @@ here, words = os.environ["STAND_IN"], sys.argv[1:]
 earlier = [name for name in os.listdir(here) if name.startswith("srun-")]
 with open(f"{here}/srun-{len(earlier)}", "wb") as record:
     record.write(b"".join(os.fsencode(word) + b"\\0" for word in words))
+with open(f"{here}/environment-of-srun", "w") as record:
+    record.write("\\n".join(f"{name}={value}" for name, value in os.environ.items()))
 split = next(i for i, word in enumerate(words) if not word.startswith("--"))
 flags = dict(word[2:].partition("=")[::2] for word in words[:split])
 nodes = open(f"{here}/nodes").read().split()
@@ -51,7 +53,7 @@ for task in range(count):
         os.environ.update(
             SLURM_PROCID=str(task), SLURM_NODEID=str(node), SLURM_LOCALID=str(local), SLURMD_NODENAME=nodes[node],
             SLURM_STEP_ID="0", SLURM_NTASKS=str(count), SLURM_STEP_GPUS="2,3",
-            CUDA_VISIBLE_DEVICES="0,1",
+            CUDA_VISIBLE_DEVICES=os.environ.get("STEP_GPUS", "0,1"),
         )
         os.execvp(words[split], words[split:])
     running.append(pid)
@@ -84,7 +86,8 @@ sys.exit(worst)
 _SCONTROL = """#!/bin/sh
 case "$1 $2" in
 "show hostnames") [ "$3" = "$SLURM_JOB_NODELIST" ] && cat "$STAND_IN/nodes" ;;
-"show job") cat "$STAND_IN/job" ;;
+"show job") echo "JobId=$SLURM_JOB_ID ${SLURM_ARRAY_JOB_ID:+ArrayJobId=$SLURM_ARRAY_JOB_ID }$(cat "$STAND_IN/job")" ;;
+"show config") echo "SlurmdTimeout           = 300 sec" ;;
 requeue*) echo "$2" >> "$STAND_IN/requeued" ;;
 *) exit 99 ;;
 esac
@@ -120,6 +123,7 @@ exec env -i "PATH=$PATH" "${env[@]}" "${@:2}"
 """
 
 # apptainer: the host's environment goes in; what the image sets wins over it unless APPTAINERENV_ says otherwise.
+# Without --no-eval it runs the value of such a variable as shell text within double quotes.
 _APPTAINER = """#!/bin/bash
 [[ $1 == exec ]] || exit 99
 shift
@@ -130,10 +134,19 @@ for name in MASTER_ADDR MASTER_PORT RANK PET_NODE_RANK TOKEN; do
   if [[ -v $name ]]; then export "$name=of the image"; fi
 done
 for name in "${!APPTAINERENV_@}"; do
-  export "${name#APPTAINERENV_}=${!name}"
+  value=${!name}
+  if [[ " ${words[*]} " != *" --no-eval "* ]]; then eval "value=\\"$value\\""; fi
+  export "${name#APPTAINERENV_}=$value"
   unset "$name"
 done
 exec "${@:2}"
+"""
+
+# nvidia-smi on a node: the UUID of one GPU by number.
+NVIDIA_SMI = """import sys
+index, *rest = sys.argv[1:]
+assert index.startswith("--id=") and rest == ["--query-gpu=uuid", "--format=csv,noheader"], sys.argv
+print("GPU-" + "abcd"[int(index[5:])])
 """
 
 # Stands for torchrun or python3 where a test only asks how it was called: the bytes that the kernel holds.  dash or
@@ -177,7 +190,7 @@ class Cluster:
         self.install("apptainer", _APPTAINER)
         # Names of nodes resolve, to an address that other machines could reach.
         self.install("getent", "#!/bin/sh\necho 192.0.2.1 STREAM")
-        (self.folder / "job").write_text("PreemptEligibleTime=2026-01-01T00:00:00 PreemptTime=None")
+        (self.folder / "job").write_text("JobName=job Restarts=0 PreemptTime=None")
         (self.folder / "steps").write_text(f"{self.job_id}.batch\n")
 
     def install(self, name: str, code: str) -> None:

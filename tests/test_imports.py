@@ -1,4 +1,4 @@
-"""Imports go one way: render.py → jobspec → train.config; train → torch.
+"""Imports go one way: render.py → jobspec, lint → train.config; train → torch; in train/ from the loop downwards.
 
 Without torch a render takes a fifth of a second and runs where no torch is installed.
 """
@@ -14,6 +14,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+
+# The rooms of train/ from the top to the bottom: each may import those below it, never one beside or above it.
+FLOORS = [
+    {"__main__"},
+    {"loop"},
+    {"strategies"},
+    {"ddp"},
+    {"sync", "models"},
+    {"records"},
+    {"cpu", "checkpoints", "data"},
+    {"collectives", "datasets"},
+    {"world", "flags"},
+    {"config", "errors"},
+]
+KNOW_CPU = {"sync", "models", "loop", "__main__"}
 
 
 def imported(file: Path) -> Iterator[str]:
@@ -48,6 +63,57 @@ def test_jobspec_takes_only_the_config_from_train() -> None:
     assert {name for name in names if name.split(".")[0] == "train"} == {"train.config"}
 
 
+def modules_of(package: str) -> dict[str, set[str]]:
+    """Each module of a package, and those of the same package that it imports, for types or in a function too."""
+    files = {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
+        for file in sorted((ROOT / package).rglob("*.py"))
+    }
+    found = {}
+    for name, file in files.items():
+        statements = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+        # `from train.records import start` imports the module train.records.start.
+        named = {f"{node.module}.{alias.name}" for node in statements for alias in node.names}
+        named |= {
+            node.module or "" for node in statements if not all(f"{node.module}.{a.name}" in files for a in node.names)
+        }
+        found[name] = named & set(files) - {name}
+    return found
+
+
+def test_rooms_of_train_import_only_rooms_below_them() -> None:
+    floor_of = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+    wrong = []
+    for name, imported_names in modules_of("train").items():
+        if name == "train":
+            continue  # the public names, loaded on first use
+        room = name.split(".")[1]
+        for other in imported_names - {"train"}:
+            below = other.split(".")[1]
+            if below != room and floor_of[below] <= floor_of[room]:
+                wrong.append(f"{name} imports {other}")
+            if below == "cpu" and room not in KNOW_CPU | {"cpu"}:
+                wrong.append(f"{name} imports {other}, which only {sorted(KNOW_CPU)} may")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", ["train", "jobspec", "lint"])
+def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
+    imports = modules_of(package)
+    below: dict[str, set[str]] = {}
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " → ".join((*path[path.index(name) :], name))
+        if name not in below:
+            for other in sorted(imports[name]):
+                visit(other, (*path, name))
+            below[name] = imports[name]
+
+    for name in imports:
+        # The public names of train are loaded on first use.
+        visit(name, ()) if name != "train" else below.setdefault(name, set())
+
+
 @pytest.mark.parametrize("arguments", [["torchrun", "jobs/quickstart.yaml"], ["schema"]])
 def test_render_imports_no_torch(arguments: list[str]) -> None:
     code = (
@@ -57,3 +123,13 @@ def test_render_imports_no_torch(arguments: list[str]) -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_public_names_of_train_are_loaded_on_first_use() -> None:
+    code = (
+        "import sys, train\n"
+        "assert 'torch' not in sys.modules\n"
+        "loaded = [getattr(train, name).__name__ for name in ('CustomDDP', 'ShardSampler', 'Trainer', 'World')]\n"
+        "assert loaded == ['CustomDDP', 'ShardSampler', 'Trainer', 'World'], loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -42,6 +42,19 @@ def test_make_demo_and_make_test_are_targets_of_the_makefile() -> None:
     assert all(re.search(rf"^{command.removeprefix('make ')}:", makefile, re.MULTILINE) for command in _NOT_RUN)
 
 
+@pytest.mark.parametrize("target", ["slurm", "jobset"])
+def test_the_lines_shown_of_an_artifact_are_rendered_from_the_spec_shown(target: str, tmp_path: Path) -> None:
+    spec, *excerpts = re.findall(r"^```(?:yaml|bash)\n(.*?)^```", README.partition("## Use it by task")[0], re.M | re.S)
+    (tmp_path / "hello.yaml").write_text(spec)
+    command = [sys.executable, "render.py", target, str(tmp_path / "hello.yaml")]
+    rendered = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    excerpt = excerpts[["slurm", "jobset"].index(target)].splitlines()
+    remaining = iter(rendered)
+    # `in` takes lines from the iterator, so this also checks their order.
+    assert [line for line in excerpt if line not in remaining] == []
+    assert spec.count("\n") == 10
+
+
 @pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))])
 def test_links_lead_to_files(page: str) -> None:
     file = ROOT / page

@@ -119,8 +119,15 @@ class TrainConfig(BaseModel):
         "none", description="learning rate by epoch: constant, times lr_gamma each epoch, or cosine to 0"
     )
     lr_gamma: float = Field(0.7, gt=0, le=1, description="factor of the step scheduler, once an epoch")
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="type of autocast; fp16 needs a CUDA device and scales the loss"
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
+        "fp32",
+        description="fp32 in full; tf32 rounds the inputs of float32 convolutions and matrix products to 10 bits, on "
+        "GPUs since Ampere; bf16 and fp16 are types of autocast, of which fp16 needs a CUDA device and scales the loss",
+    )
+    deterministic: bool = Field(
+        False,
+        description="only algorithms that give the same bits each time, on CUDA too; slower, and an error where torch "
+        "has none",
     )
 
     strategy: Annotated[str, _one_of("strategies"), _names("strategies")] = Field(
@@ -128,8 +135,8 @@ class TrainConfig(BaseModel):
     )
     sync: Annotated[str, _one_of("sync"), _names("sync")] = Field(
         "all_reduce",
-        description="a file in train/sync/: how custom_ddp sends gradients. all_reduce as they are; bf16 and fp16 "
-        "(scaled to its range) in half the bytes; powersgd as two thin factors of each matrix, with what they leave "
+        description="a file in train/sync/: how custom_ddp sends gradients. all_reduce as they are; bf16 "
+        "in half the bytes; powersgd as two thin factors of each matrix, with what they leave "
         "out added to the next gradient",
     )
     bucket_mib: float = Field(
@@ -162,7 +169,12 @@ class TrainConfig(BaseModel):
     rendezvous_timeout_s: float = Field(
         300.0,
         gt=0,
-        description="how long to wait for the other processes, and for one collective, in seconds",
+        description="how long to wait for the other processes at the start, in seconds",
+    )
+    collective_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="how long one collective (a message between all processes) may take, in seconds",
     )
     resolve_timeout_s: float = Field(
         60.0, gt=0, le=_DAY_S, description="how long to wait until the name in MASTER_ADDR resolves, in seconds"

@@ -111,8 +111,12 @@ def _read_yaml(file: Path) -> tuple[dict[str, str | None], dict[str, int]]:
     problems = []
     for key, value in root.value:
         line = key.start_mark.line + 1
-        if not isinstance(key, yaml.ScalarNode) or not isinstance(value, yaml.ScalarNode):
-            problems.append(f"  {file}:{line}: the value must be a single word or number")
+        if not isinstance(key, yaml.ScalarNode):
+            problems.append(f"  {file}:{line}: a key must be a single word")
+        elif key.value == "train":
+            problems.append(f"  {file}:{line}: train: this is a job spec, for `render.py TARGET {file}`")
+        elif not isinstance(value, yaml.ScalarNode):
+            problems.append(f"  {file}:{line}: {key.value}: the value must be a single word or number")
         elif key.value in values:
             problems.append(f"  {file}:{line}: {key.value}: given twice, first on line {lines[key.value]}")
         else:

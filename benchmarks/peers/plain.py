@@ -25,7 +25,7 @@ from torchvision import datasets, transforms
 from train import models
 from train.config import TrainConfig
 from train.flags import from_argv
-from train.metrics import MetricsFile
+from train.records.metrics import MetricsFile
 
 WORKERS = 2
 DATASETS = {
@@ -40,7 +40,7 @@ Loader = DataLoader[tuple[torch.Tensor, torch.Tensor]]
 def main(config: TrainConfig) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(config.seed)
-    model = models.build(config.model, (1, 28, 28), 10, config.dropout).to(memory_format=torch.contiguous_format)
+    model = models.build(config.model, (1, 28, 28), 10, config.dropout)
     # Dropout that is the same on both ranks would learn less from as many samples.
     torch.manual_seed(config.seed * dist.get_world_size() + dist.get_rank())
     average_gradients(model)

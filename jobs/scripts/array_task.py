@@ -1,7 +1,7 @@
 """One task of a job array: the same training with another learning rate, in a run folder of its own.
 
     --lr=A,B,C    task number 0 takes A, number 1 takes B …; without an array it is number 0
-    --run-dir=D   the folder is D/0, D/1 …
+    --run-dir=D   the folder is D/0, D/1 …; ~ is the home of the process
 All other flags go to `python -m train` as they are.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from train.__main__ import main
 
@@ -23,7 +24,7 @@ def flags_of_task(task: int, argv: list[str]) -> list[str]:
     rates = args.lr.split(",")
     if task >= len(rates):
         parser.error(f"task {task} of the array, but --lr has only {len(rates)} values: 0 to {len(rates) - 1}")
-    return [*others, f"--lr={rates[task]}", f"--run-dir={args.run_dir}/{task}"]
+    return [*others, f"--lr={rates[task]}", f"--run-dir={Path(args.run_dir).expanduser()}/{task}"]
 
 
 if __name__ == "__main__":

@@ -10,13 +10,28 @@ from typing import Any
 
 from jobspec import kubernetes
 from jobspec.plan import Plan, container_shm
-from jobspec.spec import Job
+from jobspec.spec.fields import SecretName, quantity
+from jobspec.spec.job import Job
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 """On every pod, with the job's name: what anti-affinity, spreading and people select by."""
 
+OUR_LABELS = {"app.kubernetes.io/managed-by": "render.py", "app.kubernetes.io/name": "torchrun"}
+"""On every object and pod unless the spec says otherwise; kubernetes.io/docs, "Recommended Labels"."""
+
+DISK = "ephemeral-storage"
+"""The node's own disk: the container's layer, its logs and its emptyDirs."""
+
+HOME = "/scratch"
+"""A folder of the pod that its user can write to, whoever that is: an image's folders mostly belong to root."""
+
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Seconds between the SIGTERM that torchrun passes on and its SIGKILL."""
+
+NOT_USED = {"slurm.array": "this is one job, not several"}
+
+RENDEZVOUS_TIMEOUT_S = 3600
+"""How long pods wait for the last of them: its image may have to be pulled, and its node to be added, first."""
 
 _LEAST_GRACE = 120  # seconds; a checkpoint of a large model takes most of that
 _LEAVE = 15  # seconds of the grace period that torchrun keeps for itself, to report and exit
@@ -34,6 +49,7 @@ def variables(
     subdomain: str | None = None,
     restart_policy: str | None = None,
     deadline_s: int | None = None,
+    patch: bool = False,
 ) -> dict[str, Any]:
     """The values for the shared templates.
 
@@ -47,14 +63,16 @@ def variables(
         subdomain: name of the headless Service; None where an operator sets it.
         restart_policy: of the pod; None where an operator sets it.
         deadline_s: seconds after which the kubelet ends the pod; None for no limit.
+        patch: only what a TrainJob may change in the pods of a runtime that the cluster has.
     """
     job = plan.job
     return {
         "versions": f"{kubernetes.OLDEST} to {kubernetes.NEWEST}",
         "notes": list(_notes(job)),
-        "labels": {INSTANCE_LABEL: job.name, **job.kubernetes.labels},
+        "labels": {**OUR_LABELS, INSTANCE_LABEL: job.name, **job.kubernetes.labels},
         "annotations": {"sidecar.istio.io/inject": "false", **job.kubernetes.annotations},
-        "secret": secret_name(job),
+        "patch": patch,
+        "secrets": [(name, holder_of(job, name), name.key) for name in job.secrets],
         "container": container,
         "torchrun": torchrun,
         "waits": waits,
@@ -68,13 +86,15 @@ def variables(
         "user": run_as_user(job),
         "requests": _requests(job),
         "limits": {**_requests(job), **_devices(job)},
+        "home": HOME,
         "shm": quantity(container_shm(job)),
     }
 
 
 def pod_env(plan: Plan) -> dict[str, str]:
-    """The variables of the plan, and how long torchrun waits for its processes when the pod is taken back."""
-    return dict(sorted({SHUTDOWN_TIMEOUT: str(grace_s(plan.job) - _LEAVE), **plan.env}.items()))
+    """The variables of the plan, a home, and how long torchrun waits for its processes when the pod is taken back."""
+    ours = {"HOME": HOME, SHUTDOWN_TIMEOUT: str(grace_s(plan.job) - _LEAVE)}
+    return dict(sorted({**ours, **plan.env}.items()))
 
 
 def grace_s(job: Job) -> int:
@@ -82,9 +102,9 @@ def grace_s(job: Job) -> int:
     return max(_LEAST_GRACE, job.preemption.grace if job.preemption else 0)
 
 
-def secret_name(job: Job) -> str:
-    """The Secret that holds the values of the job's secrets."""
-    return job.kubernetes.secret or job.name
+def holder_of(job: Job, name: SecretName) -> str:
+    """The Secret that holds the value of one of the job's secrets."""
+    return name.secret or job.kubernetes.secret or job.name
 
 
 def run_as_user(job: Job) -> int | None:
@@ -103,21 +123,14 @@ def beyond_baseline(job: Job) -> list[str]:
     return [what for what, wanted in asked.items() if wanted]
 
 
-def quantity(size: int) -> str:
-    """Bytes (whole MiB) as a Kubernetes quantity: 200Gi, 512Mi."""
-    for shift, unit in ((40, "Ti"), (30, "Gi"), (20, "Mi")):
-        if size % (1 << shift) == 0:
-            return f"{size >> shift}{unit}"
-    raise ValueError(f"{size} bytes are not whole MiB")
-
-
 def _notes(job: Job) -> Iterator[str]:
     """What a person must know who submits the manifest."""
     if beyond_baseline(job):
         yield f"Beyond the Pod Security Standard baseline: {', '.join(beyond_baseline(job))}."
         yield "The namespace must not enforce that standard."
-    if job.secrets:
-        yield f'Needed beforehand: Secret "{secret_name(job)}" with the keys {", ".join(job.secrets)}.'
+    for secret in sorted({holder_of(job, name) for name in job.secrets}):
+        keys = [name.key for name in job.secrets if holder_of(job, name) == secret]
+        yield f'Needed beforehand: Secret "{secret}" with the keys {", ".join(dict.fromkeys(keys))}.'
     claims = sorted({mount.claim for mount in job.mounts if mount.claim})
     if claims:
         yield f"Needed beforehand: PersistentVolumeClaim {', '.join(claims)}."
@@ -132,6 +145,8 @@ def _requests(job: Job) -> dict[str, str]:
         amounts["cpu"] = str(job.resources.cpus)
     if job.resources.memory is not None:
         amounts["memory"] = quantity(job.resources.memory)
+    if DISK in job.resources.devices:
+        amounts[DISK] = str(job.resources.devices[DISK])
     return amounts
 
 
@@ -141,4 +156,4 @@ def _devices(job: Job) -> dict[str, str]:
         amounts[job.kubernetes.gpu_resource] = str(job.procs_per_node)
     if job.resources.rdma and job.kubernetes.rdma_resource:
         amounts[job.kubernetes.rdma_resource] = "1"
-    return amounts
+    return {**amounts, **{name: str(amount) for name, amount in job.resources.devices.items()}}

@@ -11,10 +11,10 @@ import posixpath
 import sys
 from collections.abc import Callable, Iterator
 
-from jobspec.kubernetes.pod import INSTANCE_LABEL, SHUTDOWN_TIMEOUT, grace_s
+from jobspec.kubernetes.pod import DISK, HOME, INSTANCE_LABEL, SHUTDOWN_TIMEOUT, grace_s
 from jobspec.problems import Finding, Path
-from jobspec.rules import Rule, missing_image, rules_in
-from jobspec.spec import Job
+from jobspec.spec.job import Job
+from jobspec.spec.rules import Rule, missing_image, rules_in
 
 _LONGEST_NAME = 63  # of a pod's host name and of a Service: one label of a DNS name
 _MOST_ANNOTATIONS = 256 << 10  # bytes of all keys and values together
@@ -55,6 +55,9 @@ def restricted_is_kept(job: Job) -> Iterator[Finding]:
     if job.resources.rdma:
         message = "resources.rdma is true: it needs IPC_LOCK, which kubernetes.security restricted forbids"
         yield Finding(("resources", "rdma"), message, hint)
+    if job.kubernetes.run_as_user == 0:
+        message = "kubernetes.run_as_user is 0, root, which kubernetes.security restricted forbids"
+        yield Finding(("kubernetes", "run_as_user"), message, hint)
 
 
 @Rule
@@ -68,10 +71,50 @@ def devices_have_full_names(job: Job) -> Iterator[Finding]:
         keys.append("rdma_resource")
     for key in keys:
         name = getattr(job.kubernetes, key)
-        domain, slash, _ = name.partition("/")
-        if not slash or f".{domain}".endswith(".kubernetes.io"):
+        if not _is_device(name):
             message = f"kubernetes.{key}: {name} is not the full name of a device"
             yield Finding(("kubernetes", key), message, "as in `kubectl describe node`, such as nvidia.com/gpu")
+
+
+@Rule
+def further_resources_are_known_to_a_cluster(job: Job) -> Iterator[Finding]:
+    own = {"cpu": "resources.cpus", "memory": "resources.memory"}
+    if job.device == "cuda":
+        own[job.kubernetes.gpu_resource] = "procs_per_node"
+    if job.resources.rdma and job.kubernetes.rdma_resource:
+        own[job.kubernetes.rdma_resource] = "resources.rdma"
+    for name, amount in job.resources.devices.items():
+        path: Path = ("resources", "devices", name)
+        pages = name.startswith("hugepages-")
+        if name in own:
+            yield Finding(path, f"resources.devices: {name} is asked for by {own[name]}", "leave it out", on_key=True)
+        elif not pages and name != DISK and not _is_device(name):
+            message = f"resources.devices: {name} is not the full name of a device"
+            yield Finding(path, message, "as in `kubectl describe node`, such as vpc.amazonaws.com/efa", on_key=True)
+        elif (pages or name == DISK) and isinstance(amount, int):
+            yield Finding(path, f"resources.devices.{name} must be a size", f"{name}: {amount}GiB")
+        elif not (pages or name == DISK) and isinstance(amount, str):
+            yield Finding(path, f"resources.devices.{name} must be a whole number of devices")
+        elif pages and job.resources.cpus is None and job.resources.memory is None:
+            message = f"resources.devices: {name} needs resources.cpus or resources.memory beside it"
+            yield Finding(path, message, "memory: 200GiB", on_key=True)
+
+
+def _is_device(name: str) -> bool:
+    """Whether a resource's name is one that a device plugin gives, not one of Kubernetes itself."""
+    domain, slash, _ = name.partition("/")
+    return bool(slash) and not f".{domain}".endswith(".kubernetes.io")
+
+
+@Rule
+def queues_have_their_scheduler(job: Job) -> Iterator[Finding]:
+    if job.kubernetes.workload_priority_class is not None and job.kubernetes.queue is None:
+        message = "kubernetes.workload_priority_class is given, but kubernetes.queue is not: only Kueue reads it"
+        hint = "kubernetes: {queue: NAME}; priority_class is the one of the pods"
+        yield Finding(("kubernetes", "workload_priority_class"), message, hint, on_key=True)
+    if job.kubernetes.volcano_queue is not None and job.kubernetes.scheduler != "volcano":
+        message = "kubernetes.volcano_queue is given, but kubernetes.scheduler is not volcano"
+        yield Finding(("kubernetes", "volcano_queue"), message, "kubernetes: {scheduler: volcano}", on_key=True)
 
 
 @Rule
@@ -88,6 +131,9 @@ def mounts_are_possible(job: Job) -> Iterator[Finding]:
         if posixpath.normpath(mount.path) == "/dev/shm":
             message = f"mounts[{number}].path is /dev/shm, which is shared memory"
             yield Finding(("mounts", number, "path"), message, "resources.shm is its size")
+        if posixpath.normpath(mount.path) == HOME:
+            message = f"mounts[{number}].path is {HOME}, which is a folder of the pod and the HOME of its processes"
+            yield Finding(("mounts", number, "path"), message, "another path; env: {HOME: …} names it as the home")
         if mount.source is not None and ".." in mount.source.split("/"):
             yield Finding(("mounts", number, "source"), f'mounts[{number}].source must not hold ".."')
 

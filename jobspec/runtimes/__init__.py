@@ -1,7 +1,7 @@
 """What runs the image on a Slurm node: one file each here; the file's name is the value of `slurm.runtime`.
 
-A task of Slurm is a shell that sets the variables of its process and then ends in the runtime's command.  The
-plan's own words reach that command as "$@", so that no shell reads them twice.
+A task of Slurm is a shell that sets the variables of its process and then ends in the runtime's command.  The program
+and its variables reach the container as text in the variable JOB_PROGRAM, which the runtime lets in.
 """
 
 from __future__ import annotations
@@ -13,24 +13,34 @@ from typing import Protocol, cast
 
 from jobspec.plan import Plan
 from jobspec.problems import Finding
-from jobspec.rules import missing_image
-from jobspec.spec import Job
+from jobspec.spec.job import Job
+from jobspec.spec.rules import missing_image
+
+_PREFIXES = ("MASTER_", "PET_", "SLURM_")
 
 
 class Runtime(Protocol):
-    """What a file in this folder defines."""
+    """What a file in this folder defines.
+
+    Below, `passed` are names of variables that the processes must see as the task's shell has them.
+    """
+
+    @property
+    def PROGRAM(self) -> str | None:
+        """The runtime's own program, which each node must have, if there is one."""
+
+    @property
+    def RUN(self) -> str | None:
+        """The command that starts a container; None where the task's shell is already where the processes run."""
 
     def srun_flags(self, plan: Plan, passed: Sequence[str]) -> list[str]:
-        """Flags of the srun that starts the tasks.
+        """Flags of the srun that starts the tasks."""
 
-        Here and below `passed` are names of variables that the processes must see as the task's shell has them.
-        """
+    def before(self, plan: Plan, passed: Sequence[str]) -> list[str]:
+        """Lines of a task's shell before the command, with no value of the spec; they may fill "$@"."""
 
     def words(self, plan: Plan, passed: Sequence[str]) -> list[str]:
-        """What comes before the program in the "$@" of a task's shell."""
-
-    def start(self, plan: Plan, passed: Sequence[str]) -> list[str]:
-        """The last lines of a task's shell, which run "$@"; POSIX, with no single quote and no value of the spec."""
+        """What stands between RUN with "$@" and the command in the container."""
 
     def image_problem(self, image: str) -> str | None:
         """Why this runtime cannot run an image of this name, or None."""
@@ -59,6 +69,13 @@ def problems(job: Job) -> Iterable[Finding]:
         if mount.claim is not None:
             message = f"mounts[{number}].claim: Slurm has no claims; its nodes have folders"
             yield Finding(("mounts", number, "claim"), message, "source: the folder on every node")
+
+
+def in_shell(passed: Sequence[str]) -> str:
+    """The same names as words of bash, all those with the launchers' prefixes among them that are set."""
+    prefixes = {name[: name.index("_") + 1] for name in passed if name.startswith(_PREFIXES)}
+    plain = [name for name in passed if not name.startswith(_PREFIXES)]
+    return " ".join([*plain, *(f'"${{!{prefix}@}}"' for prefix in sorted(prefixes))])
 
 
 def is_file(image: str) -> bool:

@@ -5,20 +5,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jobspec.plan import Plan
-from jobspec.runtimes import is_file
-from jobspec.spec import Mount
+from jobspec.runtimes import in_shell, is_file
+from jobspec.spec.job import Job, Mount
 
 
-def flags(plan: Plan, passed: Sequence[str]) -> list[str]:
-    """Flags of `run`; variables are passed by name, so that no value is seen in a list of processes."""
+def flags(plan: Plan) -> list[str]:
+    """Flags of `run` that are the same on every node."""
     # The host's network: the nodes know each other by the names of their hosts.  The host's /dev/shm: NCCL
-    # connects the processes of a node through it, also those in containers of their own.  An init: it passes
-    # signals on and clears away ended processes.
-    result = ["--rm", "--init", "--network=host", "--ipc=host"]
+    # connects the processes of a node through it, also those in containers of their own.
+    result = ["--rm", "--network=host", "--ipc=host"]
     if plan.job.resources.rdma:
         result += ["--device=/dev/infiniband", "--cap-add=IPC_LOCK", "--ulimit=memlock=-1:-1"]
-    result += [_mount(mount) for mount in plan.job.mounts]
-    return result + [f"--env={name}" for name in passed]
+    return [*result, *(_mount(mount) for mount in plan.job.mounts)]
+
+
+def let_in(names: Sequence[str]) -> str:
+    """A line of bash that puts flags for these variables into "$@", by name: values must not be arguments."""
+    return f'for name in JOB_PROGRAM {in_shell(names)}; do set -- "$@" "--env=$name"; done'
+
+
+def containers_per_node(job: Job) -> int:
+    """Number of containers on each node: one per task of Slurm."""
+    return job.procs_per_node if job.slurm.launcher == "srun" else 1
+
+
+def find_gpus(use: str) -> list[str]:
+    """Lines of bash that do `use` for each GPU of the task, whose UUID is in $gpu.
+
+    Slurm's numbers count from 0 among the GPUs that the task may use, or among all GPUs of the node; it depends on
+    ConstrainDevices in cgroup.conf.  nvidia-smi counts in the same way, but docker and CDI do not: they are outside
+    the job.  UUIDs mean the same everywhere.  MIG slices are given by UUID already.
+    """
+    return [
+        ': "${CUDA_VISIBLE_DEVICES:?is not set: Slurm gave this task no GPU}"',
+        "for gpu in ${CUDA_VISIBLE_DEVICES//,/ }; do",
+        '  [[ $gpu == *-* ]] || gpu=$(nvidia-smi --id="$gpu" --query-gpu=uuid --format=csv,noheader)',
+        f"  {use}",
+        "done",
+    ]
 
 
 def image(plan: Plan) -> list[str]:

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jobspec.plan import Plan
-from jobspec.runtimes import is_file
+from jobspec.runtimes import in_shell, is_file
+
+PROGRAM = "apptainer"
+RUN = "apptainer exec --no-eval"  # since 1.1; without it $(id) in an APPTAINERENV_ value is run
 
 
 def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
@@ -21,16 +24,12 @@ def words(plan: Plan, passed: Sequence[str]) -> list[str]:
     return [*binds, _image(plan.job.image or "")]
 
 
-def start(plan: Plan, passed: Sequence[str]) -> list[str]:
+def before(plan: Plan, passed: Sequence[str]) -> list[str]:
     # Of a variable that the image sets too, the image's value wins over all but this prefix.
-    forced = [f'export APPTAINERENV_{name}="${{{name}-}}"' for name in passed]
+    forced = [f'for name in {in_shell(passed)}; do export "APPTAINERENV_$name=${{!name}}"; done']
     if plan.job.device == "cpu":
-        return [*forced, 'exec apptainer exec "$@"']
-    return [
-        *forced,
-        "if [ -e /dev/nvidiactl ]; then gpu=--nv; else gpu=--rocm; fi",
-        'exec apptainer exec "$gpu" "$@"',
-    ]
+        return forced
+    return [*forced, "if [ -e /dev/nvidiactl ]; then set -- --nv; else set -- --rocm; fi"]
 
 
 def image_problem(image: str) -> str | None:

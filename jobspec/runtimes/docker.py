@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from jobspec.plan import Plan
 from jobspec.runtimes import _oci
 
+PROGRAM = "docker"
+RUN = "docker run"
+
 
 def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
     return []
@@ -18,23 +21,33 @@ def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
 
 def words(plan: Plan, passed: Sequence[str]) -> list[str]:
     job = plan.job
-    flags = _oci.flags(plan, passed)
-    tasks = job.procs_per_node if job.slurm.launcher == "srun" else 1
+    flags = _oci.flags(plan)
+    tasks = _oci.containers_per_node(job)
+    # Ranks of a node share memory through /proc/PID/fd, so their containers must see each other's processes.  The
+    # program is then not process 1, which alone needs an init: it gets no signal that it does not handle.
+    flags.append("--pid=host" if tasks > 1 else "--init")
     if job.resources.cpus is not None:
         flags.append(f"--cpus={max(1, job.resources.cpus // tasks)}")
     if job.resources.memory is not None:
         flags.append(f"--memory={job.resources.memory // tasks}b")
-    # torch asks for the user's name, and the container has no user of this number.
-    return [*flags, "--env=USER", *_oci.image(plan)]
+    return [*flags, *_oci.image(plan)]
 
 
-def start(plan: Plan, passed: Sequence[str]) -> list[str]:
-    # Files on the mounts belong to who submitted the job, not to root.
-    lines = ['set -- --user="$(id -u):$(id -g)" "$@"']
+def before(plan: Plan, passed: Sequence[str]) -> list[str]:
+    # Files on the mounts belong to who submitted the job, not to root.  torch asks for the user's name, and the
+    # container has no user of this number.
+    # Slurm's SIGKILL ends docker's client and not the container: by its name people find it, and so does the next start
+    # of a requeued job.
+    lines = [
+        "name=slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID",
+        'docker rm --force "$name" >/dev/null 2>&1 || true',
+        'set -- --name="$name" --user="$(id -u):$(id -g)"',
+        _oci.let_in(["USER", *passed]),
+    ]
     if plan.job.device == "cuda":
-        # Slurm's own numbers of the GPUs: in CUDA_VISIBLE_DEVICES they count from 0 in each job.
-        lines.append('set -- --gpus="\\"device=${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:?}}\\"" "$@"')
-    return [*lines, 'exec docker run "$@"']
+        gpus = ["uuids=", *_oci.find_gpus("uuids+=${uuids:+,}$gpu")]
+        lines += [*gpus, 'set -- "$@" --gpus="\\"device=$uuids\\""']
+    return lines
 
 
 def image_problem(image: str) -> str | None:

@@ -6,17 +6,20 @@ from collections.abc import Sequence
 
 from jobspec.plan import Plan
 
+PROGRAM = None
+RUN = None
+
 
 def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
     return []
 
 
-def words(plan: Plan, passed: Sequence[str]) -> list[str]:
+def before(plan: Plan, passed: Sequence[str]) -> list[str]:
     return []
 
 
-def start(plan: Plan, passed: Sequence[str]) -> list[str]:
-    return ['exec "$@"']
+def words(plan: Plan, passed: Sequence[str]) -> list[str]:
+    return []
 
 
 def image_problem(image: str) -> str | None:

@@ -1,6 +1,6 @@
 """podman: each task runs its container without a daemon, as the user who submitted the job.
 
-GPUs are named as the NVIDIA Container Toolkit describes them (CDI).
+GPUs are named by UUID, as the NVIDIA Container Toolkit describes them (CDI; `nvidia-ctk cdi list` shows the names).
 Source: docs.podman.io/en/latest/markdown/podman-run.1.html.
 """
 
@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from jobspec.plan import Plan
 from jobspec.runtimes import _oci
 
+PROGRAM = "podman"
+RUN = "podman run"
+
 
 def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
     return []
@@ -18,20 +21,17 @@ def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
 
 def words(plan: Plan, passed: Sequence[str]) -> list[str]:
     # SELinux would refuse the mounts, and giving them new labels would lock out other jobs.
-    return [*_oci.flags(plan, passed), "--security-opt=label=disable", *_oci.image(plan)]
+    # The init passes on signals.  No --pid=host, as with docker: each container of a user has its own user namespace,
+    # so the kernel may refuse /proc/PID/fd all the same, and podman without cgroups refuses the flag.
+    return [*_oci.flags(plan), "--init", "--security-opt=label=disable", *_oci.image(plan)]
 
 
-def start(plan: Plan, passed: Sequence[str]) -> list[str]:
+def before(plan: Plan, passed: Sequence[str]) -> list[str]:
     # Files on the mounts belong to who submitted the job; for root they do so anyway, and podman refuses the flag.
-    keep_id = 'if [ "$(id -u)" != 0 ]; then set -- --userns=keep-id "$@"; fi'
-    if plan.job.device == "cpu":
-        return [keep_id, 'exec podman run "$@"']
-    return [
-        keep_id,
-        "gpus=${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:?}}",
-        'for gpu in $(echo "$gpus" | tr , " "); do set -- "--device=nvidia.com/gpu=$gpu" "$@"; done',
-        'exec podman run "$@"',
-    ]
+    lines = ['if [ "$(id -u)" != 0 ]; then set -- --userns=keep-id; fi', _oci.let_in(passed)]
+    if plan.job.device == "cuda":
+        lines += _oci.find_gpus('set -- "$@" "--device=nvidia.com/gpu=$gpu"')
+    return lines
 
 
 def image_problem(image: str) -> str | None:

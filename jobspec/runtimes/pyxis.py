@@ -9,7 +9,10 @@ from collections.abc import Sequence
 
 from jobspec.plan import Plan
 from jobspec.runtimes import is_file
-from jobspec.spec import Mount
+from jobspec.spec.job import Mount
+
+PROGRAM = None  # it is srun's own plugin
+RUN = None
 
 
 def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
@@ -20,12 +23,12 @@ def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
     return [*flags, f"--container-env={','.join(passed)}"]
 
 
-def words(plan: Plan, passed: Sequence[str]) -> list[str]:
+def before(plan: Plan, passed: Sequence[str]) -> list[str]:
     return []
 
 
-def start(plan: Plan, passed: Sequence[str]) -> list[str]:
-    return ['exec "$@"']
+def words(plan: Plan, passed: Sequence[str]) -> list[str]:
+    return []
 
 
 def image_problem(image: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jobspec.plan import Plan
-from jobspec.spec import Job
+from jobspec.spec.job import Job
 
 
 def directives(plan: Plan) -> list[tuple[str, str]]:
@@ -13,7 +13,7 @@ def directives(plan: Plan) -> list[tuple[str, str]]:
     given = {
         "job-name": job.name,
         "nodes": f"{job.nodes.min}-{job.nodes.max}" if job.nodes.elastic else job.nodes.max,
-        "ntasks-per-node": _tasks_per_node(job),
+        "ntasks-per-node": tasks_per_node(job),
         "cpus-per-task": _cpus_per_task(job),
         "gpus-per-node": job.procs_per_node if job.device == "cuda" else None,
         "mem": f"{job.resources.memory >> 20}M" if job.resources.memory else None,
@@ -35,33 +35,53 @@ def directives(plan: Plan) -> list[tuple[str, str]]:
 
 
 def srun_flags(plan: Plan) -> list[str]:
-    """Flags of the srun that starts the tasks; srun takes over from sbatch neither the CPUs of a task nor, after
-    `sbatch --export=NONE`, the environment of the script."""
+    """Flags of the srun that starts the tasks, beside their number; srun takes over from sbatch neither the CPUs of a
+    task nor, after `sbatch --export=NONE`, the environment of the script."""
     job = plan.job
-    tasks = _tasks_per_node(job)
-    flags = ["--export=ALL", f"--ntasks-per-node={tasks}", f"--cpus-per-task={_cpus_per_task(job)}"]
-    if not job.nodes.elastic:
-        flags = [f"--nodes={job.nodes.max}", f"--ntasks={job.nodes.max * tasks}", *flags]
+    flags = ["--export=ALL"]
+    if cpus := _cpus_per_task(job):
+        flags.append(f"--cpus-per-task={cpus}")
     if job.slurm.launcher == "srun":
         # Ranks fill one node after the other.  Without --gpu-bind each process sees all GPUs of its node, and NCCL
         # connects them directly; --gpu-bind=none would leave CUDA_VISIBLE_DEVICES unset and show those of other jobs.
         flags.append("--distribution=block")
     if job.nodes.elastic:
-        return [*flags, "--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
+        flags += ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
+    elif job.preemption:
+        flags += ["--kill-on-bad-exit=0", f"--wait={job.preemption.grace}"]
+    else:
+        flags += ["--kill-on-bad-exit=1", "--wait=60"]
+    for name, value in job.slurm.srun_options.items():
+        if name != "label" or job.slurm.launcher == "srun":  # torchrun marks the lines of its ranks itself
+            flags.append(f"--{name}" if value is True else f"--{name}={value}")
+    return flags
+
+
+def tasks_per_node(job: Job) -> int:
+    return job.procs_per_node if job.slurm.launcher == "srun" else 1
+
+
+def ntasks(job: Job) -> str:
+    """The number of tasks as a word of the script: it follows the number of nodes that Slurm gave."""
+    per_node = tasks_per_node(job)
+    return '"$SLURM_JOB_NUM_NODES"' if per_node == 1 else f"$(( SLURM_JOB_NUM_NODES * {per_node} ))"
+
+
+def what_ends_what(job: Job) -> str:
+    """In words, what srun_flags say of a task that ends or fails."""
+    if job.nodes.elastic:
+        return "The other nodes go on when one is lost."
     if job.preemption:
-        return [*flags, "--kill-on-bad-exit=0", f"--wait={job.preemption.grace}"]
-    return [*flags, "--kill-on-bad-exit=1", "--wait=60"]
+        return "A node that has saved and ended must not end those that still save."
+    return "A node that fails ends the others, which would wait for it."
 
 
-def _cpus_per_task(job: Job) -> int:
-    # Slurm's own default is one CPU a task, which all processes of the node would share.
-    return max(1, (job.resources.cpus or job.procs_per_node) // _tasks_per_node(job))
-
-
-def has_checks(job: Job) -> bool:
-    """Whether the preflight has anything to look at: a job on the CPU of one node has not."""
-    meets = job.nodes.max > 1 or job.slurm.launcher == "srun"
-    return meets or job.device == "cuda" or job.resources.shm is not None or job.resources.rdma
+def _cpus_per_task(job: Job) -> int | None:
+    """None leaves the number to Slurm: sites have defaults such as DefCpuPerGPU, and each task of a step that asks for
+    none may use all that the job got on its node."""
+    if job.resources.cpus is None:
+        return None
+    return max(1, job.resources.cpus // tasks_per_node(job))
 
 
 def _time(seconds: int) -> str:
@@ -70,7 +90,3 @@ def _time(seconds: int) -> str:
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
     return f"{days}-{hour:02}:{minute:02}:{second:02}"
-
-
-def _tasks_per_node(job: Job) -> int:
-    return job.procs_per_node if job.slurm.launcher == "srun" else 1

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from jobspec import agent
+from collections.abc import Mapping
+
+from jobspec import torchrun
+from jobspec.environment import Setting
 from jobspec.plan import Plan
-from jobspec.plumbing import Setting
+
+
+def agent(plan: Plan) -> list[str]:
+    """What the batch script sets for torchrun on all nodes: torchrun reads a flag from each PET_ variable."""
+    nodes = plan.job.nodes
+    if plan.job.slurm.launcher == "srun" or nodes.max == 1:
+        return []
+    least = f"{nodes.min}:" if nodes.elastic else ""
+    if plan.backend == "static":
+        address = "PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT"
+    else:
+        address = "PET_RDZV_ENDPOINT=$MASTER_ADDR:$MASTER_PORT"
+    return [f"export PET_NNODES={least}$SLURM_JOB_NUM_NODES PET_RDZV_ID=$SLURM_JOB_ID.$restart {address}"]
 
 
 def lines(plan: Plan) -> list[str]:
@@ -13,22 +28,34 @@ def lines(plan: Plan) -> list[str]:
     if job.slurm.launcher == "srun":
         return [
             "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID",
-            f"export WORLD_SIZE={plan.world_size} LOCAL_WORLD_SIZE={job.procs_per_node}",
+            f"export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={job.procs_per_node}",
         ]
     if job.nodes.max == 1:
         return []
     if plan.backend == "static":
         return ["export PET_NODE_RANK=$SLURM_NODEID"]
     return [
-        "export PET_LOCAL_ADDR=$SLURMD_NODENAME PET_RDZV_CONF=is_host=0",
-        'if [ "$SLURM_NODEID" = 0 ]; then PET_RDZV_CONF=is_host=1; fi',
+        "is_host=0",
+        'if [ "$SLURM_NODEID" = 0 ]; then is_host=1; fi',
+        f"export PET_LOCAL_ADDR=$SLURMD_NODENAME PET_RDZV_CONF={torchrun.c10d_conf(plan, '$is_host')}",
     ]
 
 
+def for_runtime(plan: Plan) -> dict[str, str]:
+    """Variables of the spec that the container runtime and its hooks read before the program starts.
+
+    Sources: enroot, doc/configuration.md and doc/standard-hooks.md; NVIDIA Container Toolkit, "Specialized
+    Configurations with Docker".
+    """
+    if plan.job.slurm.runtime == "none":
+        return {}
+    return {name: value for name, value in plan.env.items() if name.startswith(("ENROOT_", "MELLANOX_", "NVIDIA_"))}
+
+
 def passed(plan: Plan) -> list[str]:
-    """Variables of a task's shell that a container must let in, secrets first."""
+    """Variables of a task's shell that the processes must see also where a container has its own."""
     job = plan.job
-    names = [*job.secrets]
+    names: list[str] = [*job.secrets]
     if job.slurm.launcher == "srun":
         names += ["MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
     elif job.nodes.max > 1:
@@ -36,29 +63,50 @@ def passed(plan: Plan) -> list[str]:
         static = ["PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NODE_RANK"]
         names += static if plan.backend == "static" else ["PET_RDZV_ENDPOINT", "PET_RDZV_CONF", "PET_LOCAL_ADDR"]
     names += ["SLURM_JOB_ID", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"]
-    return names + (["SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"] if job.slurm.array else [])
+    return [*names, "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", *for_runtime(plan)]
 
 
-def environment(plan: Plan) -> list[str]:
-    """`env` sets the variables of the processes, so that none of them (PATH, LD_LIBRARY_PATH …) reaches srun or the
-    container runtime, and none of the image's wins."""
-    env = {setting.name: setting.value for setting in shutdown_setting(plan)} | dict(plan.env)
-    return ["env", *(f"{name}={value}" for name, value in env.items())]
+def environment(plan: Plan) -> Mapping[str, str]:
+    """Variables of the processes; none of the image's may win.  srun and the container runtime may see only those of
+    `for_runtime`, and not PATH or LD_LIBRARY_PATH."""
+    return {setting.name: setting.value for setting in torchrun_settings(plan)} | dict(plan.env)
+
+
+def launcher(plan: Plan) -> list[str]:
+    """What starts the program in a task."""
+    if plan.job.slurm.launcher == "srun":
+        return ["python3"]
+    return ["torchrun", *torchrun.flags(plan), *(["--tee=3"] if labels(plan) else [])]
 
 
 def program(plan: Plan) -> list[str]:
     if plan.job.slurm.launcher == "srun":
-        return ["python3", *plan.program]
-    return ["torchrun", *agent.flags(plan), *plan.torchrun_program]
+        return [*plan.program, *train_timeout(plan)]
+    return list(plan.torchrun_program)
 
 
-def shutdown_setting(plan: Plan) -> list[Setting]:
-    """How torchrun takes a signal: by itself it dies of SIGUSR1, and after a SIGTERM it leaves its processes 30 s, too
-    few for a large checkpoint."""
-    if plan.job.preemption is None or plan.job.slurm.launcher == "srun":
+def train_timeout(plan: Plan) -> list[str]:
+    """The flag by which train itself waits for the other nodes, without torchrun; none where its own default holds."""
+    job = plan.job
+    if job.train is None or job.rendezvous.timeout is None or "rendezvous_timeout_s" in job.train.model_fields_set:
         return []
-    values = {
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(agent.shutdown_timeout(plan.job.preemption.grace)),
-        "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
-    }
+    return [f"--rendezvous-timeout-s={plan.rendezvous_timeout_s}"]
+
+
+def labels(plan: Plan) -> bool:
+    """Whether each line is to begin with its rank, where torchrun has to say so: Slurm knows only the nodes then."""
+    return plan.job.slurm.launcher == "torchrun" and "label" in plan.job.slurm.srun_options
+
+
+def torchrun_settings(plan: Plan) -> list[Setting]:
+    """How torchrun takes a signal and marks lines.
+
+    By default it dies of SIGUSR1, and after a SIGTERM it leaves its processes 30 s, too few for a large checkpoint.
+    """
+    values: dict[str, str] = {}
+    if plan.job.preemption is not None and plan.job.slurm.launcher == "torchrun":
+        values["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(torchrun.shutdown_timeout(plan.job.preemption.grace))
+        values["PET_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+    if labels(plan):
+        values["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "${rank}: "
     return [Setting(name, value, "script") for name, value in values.items() if name not in plan.env]

@@ -1,6 +1,6 @@
 """The targets: one file each here, and one template with the same stem; the file's name is the target's name.
 
-A target's module is a `Target`.  Its rules are `Rule`s at its top level, as in jobspec/rules.py.
+A target's module is a `Target`.  Its rules are `Rule`s at its top level, as in jobspec/spec/rules.py.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 # The command line asks for the names before it knows what is to be done; nothing heavy is imported for that.
 if TYPE_CHECKING:
+    from jobspec.environment import Setting
     from jobspec.plan import Plan, Rank
-    from jobspec.plumbing import Setting
 
 _TEMPLATES = Path(__file__).parents[2] / "templates"
 
@@ -49,6 +49,16 @@ def node_name(target: Target, plan: Plan, node: int) -> str | None:
 def remarks(target: Target) -> Mapping[str, str]:
     """What the value of a variable does not say, by its name; a target that has something to say has a `REMARKS`."""
     return cast("Mapping[str, str]", getattr(target, "REMARKS", {}))
+
+
+def rendezvous_timeout_s(target: Target) -> int:
+    """How long nodes wait for the last of them, where the spec says nothing.
+
+    A target on which nodes come long after each other has a `RENDEZVOUS_TIMEOUT_S`.
+    """
+    from jobspec.plan import RENDEZVOUS_TIMEOUT_S
+
+    return cast(int, getattr(target, "RENDEZVOUS_TIMEOUT_S", RENDEZVOUS_TIMEOUT_S))
 
 
 def names() -> list[str]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator
 from typing import Any
 
-from jobspec import agent
+from jobspec import torchrun
+from jobspec.environment import Setting, common_settings, torchrun_settings
 from jobspec.plan import Plan, Rank, container_shm
-from jobspec.plumbing import Setting, common_settings, torchrun_settings
 from jobspec.problems import Finding
-from jobspec.rules import Rule, missing_image
-from jobspec.spec import Job
+from jobspec.spec.job import Job
+from jobspec.spec.rules import Rule, missing_image
 
-NOT_USED = {"time_limit": "nothing ends the job"}
+NOT_USED = {
+    "time_limit": "nothing ends the job",
+    "resources.devices": "its names are those of Kubernetes",
+    "slurm.array": "this is one job, not several",
+}
 
 # Seconds that compose leaves a stopped node; torchrun leaves its processes 30, and compose by itself only 10.
 _STOP_GRACE = 40
@@ -65,12 +70,24 @@ def there_is_an_image(job: Job) -> Iterator[Finding]:
         yield Finding(("image",), message)
 
 
+@Rule
+def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
+    for number, mount in enumerate(job.mounts):
+        path = posixpath.normpath("/" + mount.path.lstrip("/"))
+        if path == "/dev/shm":
+            message = f"mounts[{number}].path is /dev/shm, which is shared memory"
+            yield Finding(("mounts", number, "path"), message, "resources.shm is its size")
+        elif path in ("/", "/dev", "/proc", "/sys") or path.startswith(("/proc/", "/sys/")):
+            message = f"mounts[{number}].path is {mount.path}, which the container has itself"
+            yield Finding(("mounts", number, "path"), message, "another path, such as /data")
+
+
 def _flags(plan: Plan) -> list[str]:
     """torchrun's flags, the same for all services."""
-    common = agent.flags(plan, _torchrun_restarts(plan))
+    common = torchrun.flags(plan, _torchrun_restarts(plan))
     if plan.job.nodes.max == 1:
         return common
-    flags = [f"--nnodes={agent.nnodes(plan)}", *common, f"--rdzv-id={plan.job.name}"]
+    flags = [f"--nnodes={torchrun.nnodes(plan)}", *common, f"--rdzv-id={plan.job.name}"]
     if plan.backend == "static":
         return [*flags, f"--master-addr={node_name(plan, 0)}", f"--master-port={plan.port}"]
     return [*flags, f"--rdzv-endpoint={node_name(plan, 0)}:{plan.port}"]
@@ -97,12 +114,11 @@ def _node_environment(plan: Plan, node: int) -> dict[str, str]:
         return {}
     if plan.backend == "static":
         return {"PET_NODE_RANK": str(node)}
-    # torchrun is told who hosts the rendezvous: its own guess compares host names and is often wrong.
-    return {"PET_RDZV_CONF": f"is_host={int(node == 0)}", "PET_LOCAL_ADDR": node_name(plan, node)}
+    return {"PET_RDZV_CONF": torchrun.c10d_conf(plan, str(int(node == 0))), "PET_LOCAL_ADDR": node_name(plan, node)}
 
 
 def _own_settings(plan: Plan) -> list[Setting]:
     """How long torchrun waits for its processes after SIGTERM, if the spec says how long it has."""
     if plan.job.preemption is None or _SHUTDOWN_TIMEOUT in plan.env:
         return []
-    return [Setting(_SHUTDOWN_TIMEOUT, str(agent.shutdown_timeout(plan.job.preemption.grace)), "script")]
+    return [Setting(_SHUTDOWN_TIMEOUT, str(torchrun.shutdown_timeout(plan.job.preemption.grace)), "script")]

@@ -7,16 +7,16 @@ Source: kubernetes.io/docs/concepts/workloads/controllers/job, "Indexed".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from jobspec.environment import Setting
 from jobspec.kubernetes import pod, rules
-from jobspec.kubernetes.settings import node_settings, pod_settings, worker_settings
-from jobspec.kubernetes.torchrun import static_flags
+from jobspec.kubernetes.environment import indexed_settings, node_settings, pod_settings, worker_settings
 from jobspec.plan import Plan, Rank
-from jobspec.plumbing import Setting
+from jobspec.torchrun import static_pod_flags
 
-NOT_USED: Mapping[str, str] = {}
+NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
+RENDEZVOUS_TIMEOUT_S = pod.RENDEZVOUS_TIMEOUT_S
 
 POD_RULES = rules.POD
 name_fits = rules.name_fits(lambda job: f"-{job.nodes.max - 1}")
@@ -30,7 +30,7 @@ def variables(plan: Plan) -> dict[str, Any]:
     shared = pod.variables(
         plan,
         container="node",
-        torchrun=["torchrun", *static_flags(plan)],
+        torchrun=["torchrun", *static_pod_flags(plan)],
         env={
             "PET_NNODES": str(plan.job.nodes.max),
             "PET_MASTER_ADDR": _master(plan),
@@ -45,7 +45,7 @@ def variables(plan: Plan) -> dict[str, Any]:
 
 def settings(plan: Plan, rank: Rank) -> list[Setting]:
     ours = node_settings(plan, rank, _master(plan), plan.port, setter="script", node_rank="scheduler")
-    return [*pod_settings(plan), *ours, *worker_settings(plan, rank, _master(plan))]
+    return [*pod_settings(plan), *ours, *indexed_settings(plan, rank), *worker_settings(plan, rank, _master(plan))]
 
 
 def node_name(plan: Plan, node: int) -> str:

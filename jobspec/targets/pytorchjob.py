@@ -7,26 +7,27 @@ Source: pkg/controller.v1/pytorch of kubeflow/training-operator 1.9 (envvar.go, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from jobspec.environment import NODE_OF_RANK_0, THIS_NODE, Setting, torchrun_settings
 from jobspec.kubernetes import pod, rules
-from jobspec.kubernetes.settings import node_settings, pod_settings, worker_settings
-from jobspec.kubernetes.torchrun import c10d_flags, static_flags
+from jobspec.kubernetes.environment import node_settings, pod_settings, worker_settings
 from jobspec.plan import Plan, Rank
-from jobspec.plumbing import NODE_OF_RANK_0, THIS_NODE, Setting, torchrun_settings
-from jobspec.spec import Job
+from jobspec.problems import Finding
+from jobspec.spec.job import Job
+from jobspec.spec.rules import Rule
+from jobspec.torchrun import c10d_conf, c10d_pod_flags, static_pod_flags
 
-NOT_USED: Mapping[str, str] = {}
+NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
+RENDEZVOUS_TIMEOUT_S = pod.RENDEZVOUS_TIMEOUT_S
 
 POD_RULES = rules.POD
 preemption_needs_restarts = rules.preemption_needs_restarts(
     "a pod that is taken back counts as failed", of_one_node=True
 )
 
-# Node 0 hosts the rendezvous.  torchrun is told so: its own guess compares host names and is often wrong.
-# The operator gives all pods the same variables, so the pod's number is read here; exec keeps torchrun first.
-_C10D_START = 'exec torchrun --rdzv-conf="is_host=$((PET_REPLICA_INDEX == 0))" "$@"'
+_UNBUFFERED = "PYTHONUNBUFFERED"  # the operator adds it to every container
 
 # The kubelet starts a container again at once, when its peers have not noticed yet that it is gone.  torchrun would
 # meet what is left of the failed attempt, take its ranks and then wait for ever, as node 0 of the next one does.
@@ -47,14 +48,21 @@ def name_fits(job: Job) -> str:
     return f"-worker-{max(0, workers - 1)}"
 
 
+@Rule
+def output_is_unbuffered(job: Job) -> Iterator[Finding]:
+    if job.env.get(_UNBUFFERED, "1") != "1":
+        message = f"env.{_UNBUFFERED} has no effect: the operator of PyTorchJob sets it to 1"
+        yield Finding(("env", _UNBUFFERED), message, "leave it out", on_key=True)
+
+
 def variables(plan: Plan) -> dict[str, Any]:
     job = plan.job
     workers_only = plan.backend == "c10d"
     waits = job.max_restarts > 0 and job.nodes.max > 1 and not workers_only
-    torchrun = [*(["sh", "-c", _STATIC_START] if waits else []), "torchrun", *static_flags(plan)]
+    torchrun = [*(["sh", "-c", _STATIC_START] if waits else []), "torchrun", *static_pod_flags(plan)]
     fields: dict[str, str] = {}
     if workers_only:
-        torchrun = ["sh", "-c", _C10D_START, "torchrun", *c10d_flags(plan)]
+        torchrun = ["sh", "-c", _c10d_start(plan), "torchrun", *c10d_pod_flags(plan)]
         fields = {
             "PET_REPLICA_INDEX": "metadata.labels['training.kubeflow.org/replica-index']",
             # Its address, because not every cluster can look the name of a node up.
@@ -72,6 +80,7 @@ def variables(plan: Plan) -> dict[str, Any]:
     )
     return {
         **shared,
+        "env": {name: value for name, value in shared["env"].items() if name != _UNBUFFERED},
         "notes": [*shared["notes"], *_notes(job)],
         "workers_only": workers_only,
         "workers": job.nodes.max if workers_only else job.nodes.max - 1,
@@ -82,8 +91,8 @@ def variables(plan: Plan) -> dict[str, Any]:
 
 def settings(plan: Plan, rank: Rank) -> list[Setting]:
     common = [
-        *pod_settings(plan),
-        Setting("PYTHONUNBUFFERED", "1", "operator"),
+        *(setting for setting in pod_settings(plan) if setting.name != _UNBUFFERED),
+        Setting(_UNBUFFERED, "1", "operator"),
         Setting("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator"),
     ]
     if plan.backend == "c10d":
@@ -110,6 +119,11 @@ def _master(plan: Plan) -> str:
     return f"{plan.job.name}-master-0"
 
 
+def _c10d_start(plan: Plan) -> str:
+    """The operator gives all pods the same variables, so the pod's number is read here; exec keeps torchrun first."""
+    return f'exec torchrun --rdzv-conf="{c10d_conf(plan, "$((PET_REPLICA_INDEX == 0))")}" "$@"'
+
+
 def _c10d_settings(plan: Plan, rank: Rank) -> list[Setting]:
     nodes = plan.job.nodes
     return [
@@ -133,7 +147,7 @@ def _notes(job: Job) -> Iterator[str]:
         yield "The operator adds an init container (alpine:3.10) to Workers that does not meet restricted:"
         yield "a namespace that enforces the standard refuses them."
     if job.kubernetes.queue is not None:
-        yield "Kueue knows PyTorchJobs only where kubeflow.org/pytorchjob is among its integrations; by default not."
+        yield "Kueue 0.19 and later manages PyTorchJobs only if its configuration names kubeflow.org/pytorchjob."
 
 
 def _backoff_limit(job: Job) -> int:

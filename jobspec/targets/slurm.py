@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from jobspec import runtimes
+from jobspec.filters import sh
 from jobspec.plan import PORTS, Plan
-from jobspec.rules import rules_in
-from jobspec.slurm import options, rules, task
-from jobspec.slurm.settings import settings
+from jobspec.slurm import notes, options, rules, task
+from jobspec.slurm.environment import REMARKS, settings
+from jobspec.spec.rules import rules_in
 
-__all__ = ["NOT_USED", "RULES", "settings", "variables"]
+__all__ = ["NOT_USED", "REMARKS", "RULES", "settings", "variables"]
 
-NOT_USED: dict[str, str] = {}
+NOT_USED = {"resources.devices": "its names are those of Kubernetes; slurm.options asks for more, as {gres: nic:1}"}
 RULES = tuple(rules_in(rules))
 
 
@@ -20,16 +21,31 @@ def variables(plan: Plan) -> dict[str, Any]:
     job = plan.job
     runtime = runtimes.load(job.slurm.runtime)
     passed = task.passed(plan)
-    words = runtime.words(plan, passed), task.environment(plan), task.program(plan)
+    own_log = "output" not in job.slurm.options
+    in_shell = job.slurm.runtime == "none"
     return {
+        "notes": notes.notes(job),
         "directives": options.directives(plan),
-        "srun_flags": [*options.srun_flags(plan), *runtime.srun_flags(plan, passed)],
-        "preflight": job.slurm.preflight and options.has_checks(job),
-        "task": [*task.lines(plan), *runtime.start(plan, passed)],
-        "words": [part for part in words if part],
-        "own_log": "output" not in job.slurm.options,
+        "own_log": own_log,
+        "marks": own_log and job.train is not None,  # lines of python -m train in that log
+        "meets": job.nodes.max > 1 or job.slurm.launcher == "srun",
         "ports": PORTS,
+        "agent": task.agent(plan),
+        "needs": task.launcher(plan)[0] if in_shell else runtime.PROGRAM,
+        "path_of_program": f"PATH={sh(plan.env['PATH'])} " if in_shell and "PATH" in plan.env else "",
+        "remedy": "activate its environment before sbatch" if in_shell else "install it on the node",
         "shm_mib": (job.resources.shm or 0) >> 20,
+        "for_runtime": task.for_runtime(plan),
+        "env": task.environment(plan),
+        "launcher": task.launcher(plan),
+        "program": task.program(plan),
+        "run": runtime.RUN,
+        "words": runtime.words(plan, passed),
+        "task": [*task.lines(plan), *runtime.before(plan, passed)],
+        "tasks_per_node": options.tasks_per_node(job),
+        "ntasks": options.ntasks(job),
+        "ends": options.what_ends_what(job),
+        "srun_flags": [*options.srun_flags(plan), *runtime.srun_flags(plan, passed)],
         # Later than torchrun, which kills its processes itself, and before Slurm's own end.
         "give_up": max(1, job.preemption.grace * 7 // 8) if job.preemption else 0,
     }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobspec import agent
+from jobspec import torchrun
+from jobspec.environment import NODE_0, NODE_OF_RANK_0, Setting, common_settings, torchrun_settings
 from jobspec.plan import Plan, Rank
-from jobspec.plumbing import NODE_0, NODE_OF_RANK_0, Setting, common_settings, torchrun_settings
 
 NOT_USED = {
     "image": "this script runs in the shell's own environment, not in a container",
@@ -14,13 +14,15 @@ NOT_USED = {
     "resources.memory": "nothing limits the processes",
     "resources.shm": "/dev/shm is the machine's own",
     "resources.rdma": "devices are those of the machine",
+    "resources.devices": "devices are those of the machine",
     "time_limit": "nothing ends the job",
+    "slurm.array": "this is one job, not several",
     "preemption": "no scheduler takes the nodes back",
 }
 
 
 def variables(plan: Plan) -> dict[str, Any]:
-    return {"flags": _flags(plan)}
+    return {"flags": _flags(plan), "c10d_conf": torchrun.c10d_conf(plan, "$(( NODE_RANK == 0 ))")}
 
 
 def settings(plan: Plan, rank: Rank) -> list[Setting]:
@@ -44,5 +46,5 @@ def settings(plan: Plan, rank: Rank) -> list[Setting]:
 def _flags(plan: Plan) -> list[str]:
     """torchrun's flags that are the same on every node; the template adds those that differ."""
     if plan.job.nodes.max == 1:
-        return agent.flags(plan)
-    return [f"--nnodes={agent.nnodes(plan)}", *agent.flags(plan), f"--rdzv-id={plan.job.name}"]
+        return torchrun.flags(plan)
+    return [f"--nnodes={torchrun.nnodes(plan)}", *torchrun.flags(plan), f"--rdzv-id={plan.job.name}"]

@@ -1,4 +1,7 @@
-"""A TrainJob of Kubeflow Trainer, and before it the TrainingRuntime of its own that it refers to.
+"""A TrainJob of Kubeflow Trainer, and before it the TrainingRuntime that it refers to, unless the cluster has one.
+
+With `kubernetes.runtime` the TrainJob says itself what runs (`trainer`), and patches the runtime's pods where the
+operator lets it (`runtimePatches`); the rest, restarts above all, is the runtime's.
 
 The operator makes a JobSet of both.  It gives torchrun its settings as PET_ variables, in the container `node`
 only, and only because the TrainJob has a `trainer`.
@@ -7,22 +10,57 @@ Source: pkg/runtime/framework/plugins/torch/torch.go of kubeflow/trainer 2.3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from jobspec.environment import Setting
 from jobspec.kubernetes import pod, rules
-from jobspec.kubernetes.settings import node_settings, pod_settings, worker_settings
-from jobspec.kubernetes.torchrun import static_flags
+from jobspec.kubernetes.environment import indexed_settings, node_settings, pod_settings, worker_settings
 from jobspec.plan import Plan, Rank
-from jobspec.plumbing import Setting
-from jobspec.spec import Job
+from jobspec.problems import Finding
+from jobspec.spec.job import Job
+from jobspec.spec.rules import Rule
+from jobspec.torchrun import static_pod_flags
 
-NOT_USED: Mapping[str, str] = {}
+NOT_USED = {
+    **pod.NOT_USED,
+    # trainer#3779, mended by #3891: it forgets that the job has failed and makes the JobSet again, without end.
+    "kubernetes.ttl": "Trainer 2.3 runs a failed job again and again once its JobSet is deleted (trainer#3779)",
+}
+RENDEZVOUS_TIMEOUT_S = pod.RENDEZVOUS_TIMEOUT_S
 
-POD_RULES = rules.POD
+POD_RULES = tuple(rule for rule in rules.POD if rule is not rules.image_is_given)
 name_fits = rules.name_fits(lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")
 fixed_size = rules.fixed_size("the operator of TrainJob tells torchrun one number of nodes, not a range")
 preemption_needs_restarts = rules.preemption_needs_restarts("the peers of a pod that is taken back may fail first")
+
+# What a TrainJob cannot change in a runtime of the cluster.
+_RUNTIMES = (
+    "max_restarts",
+    "preemption",
+    "kubernetes.host_network",
+    "kubernetes.image_pull_policy",
+    "kubernetes.priority_class",
+    "kubernetes.scheduler",
+    "kubernetes.topology_spread",
+)
+
+
+@Rule
+def image_is_given_or_the_runtimes(job: Job) -> Iterator[Finding]:
+    if job.kubernetes.runtime is None:
+        yield from rules.image_is_given.check(job)
+
+
+@Rule
+def runtime_of_the_cluster_decides(job: Job) -> Iterator[Finding]:
+    for key in _RUNTIMES if job.kubernetes.runtime is not None else ():
+        section, _, last = key.rpartition(".")
+        if getattr(job.kubernetes if section else job, last):
+            message = f"{key} is given, but kubernetes.runtime is too: a TrainJob cannot change that in a runtime"
+            hint = "leave one of them out; without kubernetes.runtime the manifest brings a runtime along"
+            yield Finding(tuple(key.split(".")), message, hint, on_key=True)
+
 
 _OPERATORS_PORT = 29500
 REMARKS = {"PET_MASTER_PORT": "the operator's for all jobs; torchrun's flag --master-port wins"}
@@ -31,16 +69,26 @@ REMARKS = {"PET_MASTER_PORT": "the operator's for all jobs; torchrun's flag --ma
 def variables(plan: Plan) -> dict[str, Any]:
     # The operator's port is the same for all jobs; a flag wins over its PET_MASTER_PORT.
     port = f"--master-port={plan.port}"
+    patch = plan.job.kubernetes.runtime is not None
     shared = pod.variables(
-        plan, container="node", torchrun=["torchrun", *static_flags(plan), port], restart_policy="Never"
+        plan,
+        container="node",
+        torchrun=["torchrun", *static_pod_flags(plan), port],
+        restart_policy=None if patch else "Never",
+        patch=patch,
     )
-    return {**shared, "notes": [*shared["notes"], *_notes(plan.job)]}
+    return {
+        **shared,
+        "notes": [*shared["notes"], *_notes(plan.job)],
+        "jobset_annotations": _jobset_annotations(plan.job),
+    }
 
 
 def settings(plan: Plan, rank: Rank) -> list[Setting]:
     theirs = node_settings(plan, rank, _master(plan), _OPERATORS_PORT, setter="operator", node_rank="operator")
     per_node = Setting("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator")
-    return [*pod_settings(plan), per_node, *theirs, *worker_settings(plan, rank, _master(plan))]
+    theirs = [per_node, *theirs, *indexed_settings(plan, rank)]
+    return [*pod_settings(plan), *theirs, *worker_settings(plan, rank, _master(plan))]
 
 
 def node_name(plan: Plan, node: int) -> str:
@@ -49,9 +97,18 @@ def node_name(plan: Plan, node: int) -> str:
 
 
 def _notes(job: Job) -> Iterator[str]:
+    if job.kubernetes.runtime is not None:
+        yield f"Needed beforehand: ClusterTrainingRuntime {job.kubernetes.runtime} for torch, with a job and container"
+        yield "called node.  Whether and how the job restarts after a failure is the runtime's."
     if job.kubernetes.scheduler == "volcano" and job.kubernetes.priority_class is not None:
         yield "Trainer 2.3 reads the priority class, but its own role does not let it: without the permission to"
         yield "get, list and watch priorityclasses its webhook refuses the TrainJob after 10 s."
+
+
+def _jobset_annotations(job: Job) -> dict[str, str]:
+    """The operator takes the queue of Volcano from there, and gives the TrainJob's own annotations to nobody."""
+    queue = {"scheduling.volcano.sh/queue-name": job.kubernetes.volcano_queue} if job.kubernetes.volcano_queue else {}
+    return {**job.kubernetes.annotations, **queue}
 
 
 def _master(plan: Plan) -> str:

@@ -13,7 +13,7 @@ from benchmarks.network import missing_for_nodes
 from benchmarks.sides import NATIVE, PLAIN
 from benchmarks.steps import Training
 from tests.ranks import run_ranks
-from train.world import World
+from train.world.environment import World
 
 needs_nodes = pytest.mark.skipif(missing_for_nodes() is not None, reason=str(missing_for_nodes()))
 
@@ -32,6 +32,7 @@ def test_ddp_benchmark_trains_all_sides_to_the_same_losses_and_weighs_them(tmp_p
     assert str(tmp_path) not in json.dumps(result)
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.timeout(300)
 def test_ddp_benchmark_compares_with_the_bare_module_on_cuda(tmp_path: Path) -> None:

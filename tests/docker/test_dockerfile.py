@@ -59,6 +59,13 @@ def test_base_is_pinned_and_can_be_chosen() -> None:
     )
 
 
+def test_torch_is_pinned_to_a_minor_release_that_the_project_supports() -> None:
+    (version,) = re.findall(r"^ARG TORCH_VERSION=(\d+\.\d+)$", DOCKERFILE, re.M)
+    (torch,) = (Requirement(line) for line in requirements() if Requirement(line).name == "torch")
+    assert f"{version}.0" in torch.specifier
+    assert 'pin="torch==${TORCH_VERSION}.*"' in DOCKERFILE
+
+
 def test_only_what_the_dockerfile_copies_reaches_the_engine() -> None:
     """The list names what is let in; a file that is added to the repository tomorrow is not among it."""
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]

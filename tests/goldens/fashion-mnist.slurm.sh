@@ -2,59 +2,61 @@
 # Rendered by `render.py slurm fashion-mnist.yaml`; edit the spec, not this file.
 # Submit it with sbatch from the folder that is to hold the logs.
 # Not used here: image; slurm.runtime is none, so the processes run in the environment of the shell that calls sbatch.
-#
 # One task a node: torchrun, which starts the 2 processes of its node.
 #SBATCH --job-name=fashion-mnist
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=2
 #SBATCH --gpus-per-node=2
 #SBATCH --no-requeue
 #SBATCH --output=fashion-mnist-%j.log
 #SBATCH --open-mode=append
 set -euo pipefail
+: "${SLURM_JOB_ID:?is not set, so this is no job of Slurm: submit this script with sbatch}"
+(( SLURM_JOB_NUM_NODES == 1 )) || { echo "rendered for one node, not $SLURM_JOB_NUM_NODES: set nodes in the spec" >&2; exit 1; }
 
-# A script that is submitted from inside another job must not take over how that one was bound, nor the GPUs and the
-# memory that it asked for, nor the flags that its torchrun reads from PET_ variables.
-unset "${!SLURM_CPU_BIND@}" "${!SLURM_GPU_BIND@}" "${!SLURM_MEM_@}" "${!SLURM_NTASKS_PER_GPU@}" "${!PET_@}"
-unset SLURM_NTASKS_PER_TRES SLURM_TRES_PER_TASK SLURM_EXCLUSIVE SLURM_NO_KILL
-unset SLURM_GPUS SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK
+# What is left of the job in which sbatch was called: srun and torchrun would take it for their options.
+for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
+  [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES) ]] || unset "$name"
+done
+record=$'\n'$(scontrol show job --oneliner "$SLURM_JOB_ID")  # of all tasks, where this is the last one of an array
+record=${record##*$'\n'"JobId=$SLURM_JOB_ID "}
+[[ $record != JobName=* ]] || unset "${!SLURM_ARRAY_@}"
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+job=${job:-$SLURM_JOB_ID} restart=0
+[[ $record =~ Restarts=([0-9]+) ]] && restart=${BASH_REMATCH[1]}
+log=fashion-mnist-$job-r$restart.log
 
-restart=${SLURM_RESTART_COUNT:-0}
-
-# Run on each node before the start: what would otherwise show as a hang or as an error far from its cause.
-preflight='
-failed=0
-problem() {
-  echo "preflight: $SLURMD_NODENAME: $1" >&2
-  failed=1
+preflight() {  # on each node: what would otherwise show as a hang, or as an error far from its cause
+  local failed=0
+  problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
+  command -v torchrun >/dev/null || problem "torchrun is not found; activate its environment before sbatch"
+  if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
+  gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
+  (( gpus >= 2 )) || problem "$gpus GPUs for 2 processes; look at the driver, or lower procs_per_node"
+  return "$failed"
 }
-if command -v nvidia-smi >/dev/null; then
-  gpus=$(nvidia-smi --list-gpus | grep -c "^GPU" || true)
-else  # not of NVIDIA
-  gpus=$(find /dev/dri -name "renderD*" 2>/dev/null | wc -l)
-fi
-if [ "$gpus" -lt 2 ]; then
-  problem "$gpus GPUs for 2 processes; look at the driver, or lower procs_per_node"
-fi
-exit "$failed"
-'
-srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 bash -euc "$preflight"
+preflight || exit
 
-# What differs from task to task stays in quotes here, until the shell of the task itself reads it.
-task='
-exec "$@"
-'
+# The values below travel as variables: all users of a node can read the arguments of its processes.
+task() {  # on the node, once for its 2 processes
+  export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
+    TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/fashion-mnist-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
+    TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+  exec torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 -m train \
+    --device=cuda \
+    --model=resnet18 \
+    --dataset=fashion_mnist \
+    '--data-root=~/data' \
+    --sync-batchnorm \
+    --epochs=3 \
+    --batch-size=32 \
+    --optimizer=sgd \
+    --lr=0.001
+}
+export -f task
 
-log=fashion-mnist-$SLURM_JOB_ID-r$restart.log
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # A node that fails ends the others, which would wait for it.
-srun \
-  --nodes=1 --ntasks=1 --export=ALL --ntasks-per-node=1 --cpus-per-task=2 --kill-on-bad-exit=1 \
-  --wait=60 \
-  --output="$log" --open-mode=append \
-  sh -euc "$task" task \
-  env OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
-  torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 -m train \
-  --device=cuda --model=resnet18 --dataset=fashion_mnist --data-root=data --sync-batchnorm \
-  --epochs=3 --batch-size=32 --optimizer=sgd --lr=0.001
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+  --export=ALL --kill-on-bad-exit=1 --wait=60 --output="$log" --open-mode=append \
+  bash -euc "export -fn task; task"

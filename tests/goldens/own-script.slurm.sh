@@ -2,7 +2,6 @@
 # Rendered by `render.py slurm own-script.yaml`; edit the spec, not this file.
 # Submit it with sbatch from the folder that is to hold the logs.
 # Not used here: image; slurm.runtime is none, so the processes run in the environment of the shell that calls sbatch.
-#
 # One task a node: torchrun, which starts the 2 processes of its node.
 #SBATCH --job-name=own-script
 #SBATCH --nodes=2
@@ -14,64 +13,54 @@
 #SBATCH --output=own-script-%j.log
 #SBATCH --open-mode=append
 set -euo pipefail
+: "${SLURM_JOB_ID:?is not set, so this is no job of Slurm: submit this script with sbatch}"
 
-# A script that is submitted from inside another job must not take over how that one was bound, nor the GPUs and the
-# memory that it asked for, nor the flags that its torchrun reads from PET_ variables.
-unset "${!SLURM_CPU_BIND@}" "${!SLURM_GPU_BIND@}" "${!SLURM_MEM_@}" "${!SLURM_NTASKS_PER_GPU@}" "${!PET_@}"
-unset SLURM_NTASKS_PER_TRES SLURM_TRES_PER_TASK SLURM_EXCLUSIVE SLURM_NO_KILL
-unset "${!SLURM_GPUS@}"
+# What is left of the job in which sbatch was called: srun and torchrun would take it for their options.
+for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
+  [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES) ]] || unset "$name"
+done
+record=$'\n'$(scontrol show job --oneliner "$SLURM_JOB_ID")  # of all tasks, where this is the last one of an array
+record=${record##*$'\n'"JobId=$SLURM_JOB_ID "}
+[[ $record != JobName=* ]] || unset "${!SLURM_ARRAY_@}"
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+job=${job:-$SLURM_JOB_ID} restart=0
+[[ $record =~ Restarts=([0-9]+) ]] && restart=${BASH_REMATCH[1]}
+log=own-script-$job-r$restart.log
 
-restart=${SLURM_RESTART_COUNT:-0}
-
-# The processes meet on the first node.  Where scontrol fails the job does, too: a guess would split it.
-hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")  # where this fails the job does, too: a guess would split it
 export MASTER_ADDR=${hosts%%$'\n'*}
-# Jobs that share a node get different ports, below those that Linux hands out to clients.
-export MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
+export MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that share a node get different ones
+export PET_NNODES=$SLURM_JOB_NUM_NODES PET_RDZV_ID=$SLURM_JOB_ID.$restart PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
 
-# torchrun reads a flag from each PET_ variable.
-export PET_NNODES=2
-export PET_RDZV_ID=$SLURM_JOB_ID.$restart
-export PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
-
-# Run on each node before the start: what would otherwise show as a hang or as an error far from its cause.
-preflight='
-failed=0
-problem() {
-  echo "preflight: $SLURMD_NODENAME: $1" >&2
-  failed=1
-}
-address=$(getent ahosts "$MASTER_ADDR" | head -n 1 | cut -d " " -f 1)
-case $address in
-  "") problem "the name of the first node, $MASTER_ADDR, does not resolve; look at DNS or /etc/hosts" ;;
-  127.* | ::1) problem "$MASTER_ADDR resolves to $address, which no other node can reach; look at /etc/hosts" ;;
-esac
-if [ "$SLURM_NODEID" = 0 ]; then
-  # In these tables of the kernel: the port in hexadecimal, and 0A for a socket that listens.
-  port=$(printf ":%04X" "$MASTER_PORT")
-  if cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep -q "$port [0-9A-F]*:[0-9A-F]* 0A "; then
+preflight() {  # on each node: what would otherwise show as a hang, or as an error far from its cause
+  local failed=0
+  problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
+  address=$(getent ahosts "$MASTER_ADDR" | head -n 1 | cut -d " " -f 1)
+  [[ $address ]] || problem "the name of the first node, $MASTER_ADDR, does not resolve; look at DNS or /etc/hosts"
+  [[ $address != 127.* && $address != ::1 ]] ||
+    problem "$MASTER_ADDR resolves to $address, which no other node can reach; look at /etc/hosts"
+  listens=":$(printf %04X "$MASTER_PORT") [0-9A-F]*:[0-9A-F]* 0A "  # as the kernel writes it
+  [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs "$listens" /proc/net/tcp /proc/net/tcp6 ||
     problem "port $MASTER_PORT is in use; set another one in rendezvous.port"
-  fi
-fi
-exit "$failed"
-'
-srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 bash -euc "$preflight"
+  command -v torchrun >/dev/null || problem "torchrun is not found; activate its environment before sbatch"
+  return "$failed"
+}
+srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
+  bash -c "$(declare -f preflight); preflight"
 
-# What differs from task to task stays in quotes here, until the shell of the task itself reads it.
-task='
-export PET_NODE_RANK=$SLURM_NODEID
-exec "$@"
-'
+# The values below travel as variables: all users of a node can read the arguments of its processes.
+task() {  # on the node, once for its 2 processes
+  export PET_NODE_RANK=$SLURM_NODEID
+  export OMP_NUM_THREADS=2 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
+    TORCH_DISTRIBUTED_DEBUG=INFO
+  exec torchrun --nproc-per-node=2 --max-restarts=0 --rdzv-backend=static --rdzv-conf=timeout=900 -- jobs/scripts/own.py \
+    --steps 50 \
+    --lr 0.1
+}
+export -f task
 
-log=own-script-$SLURM_JOB_ID-r$restart.log
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # A node that fails ends the others, which would wait for it.
-srun \
-  --nodes=2 --ntasks=2 --export=ALL --ntasks-per-node=1 --cpus-per-task=4 --kill-on-bad-exit=1 \
-  --wait=60 \
-  --output="$log" --open-mode=append \
-  sh -euc "$task" task \
-  env OMP_NUM_THREADS=2 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
-  TORCH_DISTRIBUTED_DEBUG=INFO \
-  torchrun --nproc-per-node=2 --max-restarts=0 --rdzv-backend=static -- jobs/scripts/own.py --steps \
-  50 --lr 0.1
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+  --export=ALL --cpus-per-task=4 --kill-on-bad-exit=1 --wait=60 --output="$log" --open-mode=append \
+  bash -euc "export -fn task; task"

@@ -1,7 +1,6 @@
 #!/bin/bash
 # Rendered by `render.py slurm podman.yaml`; edit the spec, not this file.
 # Submit it with sbatch from the folder that is to hold the logs.
-#
 # One task a process, 4 on each node; Slurm starts them all.
 #SBATCH --job-name=podman
 #SBATCH --nodes=2
@@ -16,123 +15,118 @@
 #SBATCH --output=podman-%j.log
 #SBATCH --open-mode=append
 set -euo pipefail
+: "${SLURM_JOB_ID:?is not set, so this is no job of Slurm: submit this script with sbatch}"
 
-# A script that is submitted from inside another job must not take over how that one was bound, nor the GPUs and the
-# memory that it asked for, nor the flags that its torchrun reads from PET_ variables.
-unset "${!SLURM_CPU_BIND@}" "${!SLURM_GPU_BIND@}" "${!SLURM_MEM_@}" "${!SLURM_NTASKS_PER_GPU@}" "${!PET_@}"
-unset SLURM_NTASKS_PER_TRES SLURM_TRES_PER_TASK SLURM_EXCLUSIVE SLURM_NO_KILL
-unset SLURM_GPUS SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK
+# What is left of the job in which sbatch was called: srun and torchrun would take it for their options.
+for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
+  [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES) ]] || unset "$name"
+done
+record=$'\n'$(scontrol show job --oneliner "$SLURM_JOB_ID")  # of all tasks, where this is the last one of an array
+record=${record##*$'\n'"JobId=$SLURM_JOB_ID "}
+[[ $record != JobName=* ]] || unset "${!SLURM_ARRAY_@}"
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+job=${job:-$SLURM_JOB_ID} restart=0
+[[ $record =~ Restarts=([0-9]+) ]] && restart=${BASH_REMATCH[1]}
+log=podman-$job-r$restart.log
 
-restart=${SLURM_RESTART_COUNT:-0}
-
-job=$SLURM_JOB_ID
-# Slurm sends USR1 to this script 120 s before it takes the nodes.
+refuse() { echo "not back into the queue: $1" >&2; exit 1; }
+mark() { grep -ohsE "resume: .*|stopped by a signal at [^;]*" "$1" | tail -n 1; }  # where a start began or stopped
 requeue() {
+  (( restart < 20 )) || refuse "preemption.max_requeues is 20"
+  local before=${log%"$restart.log"}$(( restart - 1 )).log
+  [[ ! -f $before || $(mark "$before") != "$(mark "$log")" ]] || refuse "no progress since the last signal"
   echo "back into the queue" >&2
   exec scontrol requeue "$job"
 }
-trap requeue USR1  # before the start there is nothing to save
+trap requeue USR1  # from Slurm, 120 s before it takes the nodes; nothing is to be saved yet
 
-# The processes meet on the first node.  Where scontrol fails the job does, too: a guess would split it.
-hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")  # where this fails the job does, too: a guess would split it
 export MASTER_ADDR=${hosts%%$'\n'*}
-# Jobs that share a node get different ports, below those that Linux hands out to clients.
-export MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
+export MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that share a node get different ones
 
-# Run on each node before the start: what would otherwise show as a hang or as an error far from its cause.
-preflight='
-failed=0
-problem() {
-  echo "preflight: $SLURMD_NODENAME: $1" >&2
-  failed=1
-}
-address=$(getent ahosts "$MASTER_ADDR" | head -n 1 | cut -d " " -f 1)
-case $address in
-  "") problem "the name of the first node, $MASTER_ADDR, does not resolve; look at DNS or /etc/hosts" ;;
-  127.* | ::1) problem "$MASTER_ADDR resolves to $address, which no other node can reach; look at /etc/hosts" ;;
-esac
-if [ "$SLURM_NODEID" = 0 ]; then
-  # In these tables of the kernel: the port in hexadecimal, and 0A for a socket that listens.
-  port=$(printf ":%04X" "$MASTER_PORT")
-  if cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep -q "$port [0-9A-F]*:[0-9A-F]* 0A "; then
+preflight() {  # on each node: what would otherwise show as a hang, or as an error far from its cause
+  local failed=0
+  problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
+  address=$(getent ahosts "$MASTER_ADDR" | head -n 1 | cut -d " " -f 1)
+  [[ $address ]] || problem "the name of the first node, $MASTER_ADDR, does not resolve; look at DNS or /etc/hosts"
+  [[ $address != 127.* && $address != ::1 ]] ||
+    problem "$MASTER_ADDR resolves to $address, which no other node can reach; look at /etc/hosts"
+  listens=":$(printf %04X "$MASTER_PORT") [0-9A-F]*:[0-9A-F]* 0A "  # as the kernel writes it
+  [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs "$listens" /proc/net/tcp /proc/net/tcp6 ||
     problem "port $MASTER_PORT is in use; set another one in rendezvous.port"
-  fi
-fi
-if command -v nvidia-smi >/dev/null; then
-  gpus=$(nvidia-smi --list-gpus | grep -c "^GPU" || true)
-else  # not of NVIDIA
-  gpus=$(find /dev/dri -name "renderD*" 2>/dev/null | wc -l)
-fi
-if [ "$gpus" -lt 4 ]; then
-  problem "$gpus GPUs for 4 processes; look at the driver, or lower procs_per_node"
-fi
-exit "$failed"
-'
-srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 bash -euc "$preflight"
+  command -v podman >/dev/null || problem "podman is not found; install it on the node"
+  if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
+  gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
+  (( gpus >= 4 )) || problem "$gpus GPUs for 4 processes; look at the driver, or lower procs_per_node"
+  return "$failed"
+}
+srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
+  bash -c "$(declare -f preflight); preflight"
 
-# What differs from task to task stays in quotes here, until the shell of the task itself reads it.
-task='
-export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID
-export WORLD_SIZE=8 LOCAL_WORLD_SIZE=4
-if [ "$(id -u)" != 0 ]; then set -- --userns=keep-id "$@"; fi
-gpus=${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:?}}
-for gpu in $(echo "$gpus" | tr , " "); do set -- "--device=nvidia.com/gpu=$gpu" "$@"; done
-exec podman run "$@"
-'
+# The values below travel as variables: all users of a node can read the arguments of its processes.
+program() {  # in the container
+  export OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
+    TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/podman-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
+    TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+  exec python3 -m train \
+    --device=cuda \
+    --model=resnet18 \
+    --dataset=fashion_mnist \
+    --data-root=/data \
+    --epochs=10 \
+    --batch-size=256 \
+    --optimizer=sgd \
+    --lr=0.05 \
+    --momentum=0.9 \
+    --checkpoint-dir=/checkpoints \
+    --checkpoint-every=100 \
+    --resume=auto
+}
+JOB_PROGRAM="$(declare -f program); program"
+task() {  # on the node, once a process
+  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID
+  export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=4
+  if [ "$(id -u)" != 0 ]; then set -- --userns=keep-id; fi
+  for name in JOB_PROGRAM RANK LOCAL_RANK NODE_RANK WORLD_SIZE LOCAL_WORLD_SIZE "${!MASTER_@}" "${!SLURM_@}"; do set -- "$@" "--env=$name"; done
+  : "${CUDA_VISIBLE_DEVICES:?is not set: Slurm gave this task no GPU}"
+  for gpu in ${CUDA_VISIBLE_DEVICES//,/ }; do
+    [[ $gpu == *-* ]] || gpu=$(nvidia-smi --id="$gpu" --query-gpu=uuid --format=csv,noheader)
+    set -- "$@" "--device=nvidia.com/gpu=$gpu"
+  done
+  exec podman run "$@" \
+    --rm --network=host --ipc=host --mount=type=bind,source=/shared/data,target=/data,readonly \
+    --mount=type=bind,source=/shared/checkpoints/podman,target=/checkpoints --init \
+    --security-opt=label=disable --entrypoint= registry.example/team/train:1.0 \
+    sh -c 'eval "$JOB_PROGRAM"'
+}
+export JOB_PROGRAM; export -f task
 
-log=podman-$SLURM_JOB_ID-r$restart.log
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # A node that has saved and ended must not end those that still save.
-srun \
-  --nodes=2 --ntasks=8 --export=ALL --ntasks-per-node=4 --cpus-per-task=8 --distribution=block \
-  --kill-on-bad-exit=0 --wait=120 \
-  --output="$log" --open-mode=append \
-  sh -euc "$task" task \
-  --rm --init --network=host --ipc=host --mount=type=bind,source=/shared/data,target=/data,readonly \
-  --mount=type=bind,source=/shared/checkpoints/podman,target=/checkpoints --env=MASTER_ADDR \
-  --env=MASTER_PORT --env=RANK --env=LOCAL_RANK --env=NODE_RANK --env=WORLD_SIZE \
-  --env=LOCAL_WORLD_SIZE --env=SLURM_JOB_ID --env=SLURM_NODEID --env=SLURM_PROCID \
-  --env=SLURM_LOCALID --security-opt=label=disable --entrypoint= registry.example/team/train:1.0 \
-  env OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
-  python3 -m train --device=cuda --model=resnet18 --dataset=fashion_mnist --data-root=/data \
-  --epochs=10 --batch-size=256 --optimizer=sgd --lr=0.05 --momentum=0.9 \
-  --checkpoint-dir=/checkpoints --checkpoint-every=100 --resume=auto &
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks=$(( SLURM_JOB_NUM_NODES * 4 )) --ntasks-per-node=4 \
+  --export=ALL --cpus-per-task=8 --distribution=block --kill-on-bad-exit=0 --wait=120 --output="$log" --open-mode=append \
+  bash -euc "export -fn task; task" &
 step=$!
 
-# Now the processes get a SIGTERM, as torchrun passes on no USR1; through scancel, as srun kills with SIGKILL if it
-# gets a SIGTERM itself.
-stopping=false
 stop() {
   trap "" USR1  # another one changes nothing
-  stopping=true
   echo "Slurm takes the nodes; the processes are asked to save and end" >&2
-  scancel --signal=TERM "$job" || true
-  # A process that hangs must not cost the requeue.
-  { sleep 105; kill "$step"; } >/dev/null 2>&1 &
+  scancel --signal=TERM "$job" || true  # torchrun passes on no USR1, and srun answers a SIGTERM with SIGKILL
+  { sleep 105; kill "$step"; } >/dev/null 2>&1 &  # a process that hangs must not cost the requeue
+  wait "$step" && exit 0  # the processes had made their last step
+  requeue
 }
 trap stop USR1
+wait "$step" && exit 0 || status=$?
 
-status=0
-wait "$step" || status=$?
-if "$stopping"; then
-  # It was the signal that ended the first wait.  Processes that end with 0 had made their last step.
-  status=0
-  wait "$step" || status=$?
-  (( status == 0 )) || requeue
-elif (( status )); then
-  state=$(scontrol show job "$job" || true)
-  if [[ $state == *PreemptTime=[0-9]* ]]; then
-    requeue  # Slurm sent its own SIGTERM to the processes and no signal here
-  elif [[ $state == *JobState=RUNNING*Restarts="$restart "* ]] && grep -q "^stopped by a signal .*; saved" "$log"; then
-    requeue  # somebody signalled the processes and not this script; torchrun's own exit code would not tell
-  fi
-  # To Slurm the step is over when each node has said so.  A node that is lost says nothing: Slurm notices it after its
-  # SlurmdTimeout, ends this script and sends the job back into the queue itself.
-  trap requeue USR1
-  for (( waited = 0; waited < 900; waited += 5 )); do
-    squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null || break
-    (( waited != 30 )) || echo "a node does not answer; waiting for what Slurm makes of it" >&2
-    sleep 5
-  done
-fi
+# Slurm's SIGTERM may have reached the processes alone, or somebody's signal that did not reach this script.
+state=$(scontrol show job "$job" || true)
+[[ $state != *PreemptTime=[0-9]* ]] || requeue
+[[ $state != *JobState=RUNNING*Restarts="$restart "* ]] || ! grep -q "stopped by a signal .*; saved" "$log" || requeue
+# A lost node says nothing.  After SlurmdTimeout Slurm ends this script, and sends the job back into the queue itself.
+trap requeue USR1
+wait_s=$(scontrol show config | sed -n "s/^SlurmdTimeout *= \([0-9]*\).*/\1/p") || wait_s=300
+while (( (wait_s -= 5) > -60 )) && squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null; do
+  sleep 5
+done
 exit "$status"

@@ -82,6 +82,7 @@ def test_nodes_differ_only_in_their_number_their_name_and_whom_they_wait_for(fol
             "--nproc-per-node=2",
             "--max-restarts=0",
             "--rdzv-backend=static",
+            "--rdzv-conf=timeout=900",
             "--rdzv-id=job",
             "--master-addr=job-0",
             "--master-port=23456",
@@ -112,9 +113,9 @@ def test_one_node_needs_no_address(folder: Path) -> None:
 def test_only_the_first_node_of_an_elastic_job_hosts_the_rendezvous(folder: Path) -> None:
     found = services(folder, BASE + "nodes: {min: 1, max: 3}\nrendezvous: {port: 23456}\n")
     assert [service["environment"]["PET_RDZV_CONF"] for service in found.values()] == [
-        "is_host=1",
-        "is_host=0",
-        "is_host=0",
+        "is_host=1,join_timeout=900,read_timeout=900",
+        "is_host=0,join_timeout=900,read_timeout=900",
+        "is_host=0,join_timeout=900,read_timeout=900",
     ]
     assert {"--nnodes=1:3", "--rdzv-endpoint=job-0:23456"} < set(found["job-1"]["command"])
 

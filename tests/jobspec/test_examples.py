@@ -87,6 +87,17 @@ def test_example_under_another_name_is_known_by_its_header(root: Path) -> None:
     assert "slurm/submit.sh" in check(root)
 
 
+def test_example_of_a_job_and_a_site_is_rendered_from_both(root: Path) -> None:
+    (root / "sites").mkdir()
+    site = root / "sites" / "ours.yaml"
+    site.write_text("nodes: 3\n")
+    files = ("jobs/quickstart.yaml", "sites/ours.yaml")
+    assert command_line(root, "torchrun", *files, "-o", str(root / EXAMPLE), "--set", "train.lr=1").returncode == 0
+    assert check(root) == ""
+    site.write_text("nodes: 4\n")
+    assert "+exec torchrun --nnodes=4 " in check(root)
+
+
 def test_header_that_would_reach_out_of_jobs_is_no_command(root: Path) -> None:
     example = root / EXAMPLE
     example.write_text("# Rendered by `render.py torchrun ../secret.yaml`; edit the spec, not this file.\n")

@@ -39,6 +39,12 @@ def explained(target: str, spec: Path, *settings: str, hosts: str = "") -> tuple
     return json.loads(as_json(explanation)), as_table(explanation)
 
 
+def seen_by(told: dict[str, Any], rank: int) -> dict[str, str]:
+    """The variables of one process; a later setting of a name replaces an earlier one."""
+    settings = [*told["variables"], *told["ranks"][rank]["variables"]]
+    return {setting["name"]: setting["value"] for setting in settings}
+
+
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
     file = tmp_path / "job.yaml"
@@ -52,7 +58,7 @@ def test_every_process_of_every_job_knows_its_rank_its_world_and_its_master(targ
     assert [rank["rank"] for rank in told["ranks"]] == list(range(told["world_size"]))
     for rank in told["ranks"]:
         assert rank["rank"] == rank["node_rank"] * told["procs_per_node"] + rank["local_rank"]
-        seen = {variable["name"]: variable["value"] for variable in rank["variables"]}
+        seen = seen_by(told, rank["rank"])
         assert seen["RANK"] == str(rank["rank"])
         assert seen["LOCAL_RANK"] == str(rank["local_rank"])
         assert seen["WORLD_SIZE"] == str(told["world_size"])
@@ -67,7 +73,7 @@ def test_values_of_several_lines_stay_on_one_and_secrets_are_only_names(
 ) -> None:
     monkeypatch.setenv("TOKEN", "hush-hush")
     told, table = explained(target, spec)
-    seen = {variable["name"]: variable["value"] for variable in told["ranks"][5]["variables"]}
+    seen = seen_by(told, 5)
     assert seen["NOTE"] == "two\nlines "
     assert '"two\\nlines "' in table
     assert seen["TOKEN"] == "<secret>"
@@ -101,9 +107,34 @@ def test_order_of_c10d_is_told_for_a_static_job_only_where_it_is_another(target:
 @each_target
 def test_table_has_one_row_a_variable_and_says_what_was_set_before(target: str, spec: Path) -> None:
     told, table = explained(target, spec)
-    names = {variable["name"] for rank in told["ranks"] for variable in rank["variables"]}
+    names = set().union(*(seen_by(told, rank) for rank in range(told["world_size"])))
     rows = [line.split()[0] for line in table[table.index("\nvariable ") :].splitlines()[2:] if line]
     assert sorted(rows) == sorted(names)
+
+
+@each_target
+def test_json_has_each_rank_in_full_and_what_is_common_once(target: str, spec: Path) -> None:
+    module = targets.load(target)
+    plan = load(module, str(spec))
+    told, _ = explained(target, spec)
+    common = {variable["name"] for variable in told["variables"]}
+    for rank in plan.ranks():
+        own = {variable["name"] for variable in told["ranks"][rank.rank]["variables"]}
+        assert not common & own
+        wanted = {setting.name: setting.value for setting in module.settings(plan, rank) if "<" not in setting.value}
+        seen = seen_by(told, rank.rank)
+        assert wanted == {name: seen[name] for name in wanted}
+    assert {"NOTE", "TOKEN", "WORLD_SIZE"} <= common
+    assert {"RANK", "LOCAL_RANK"} <= own
+    assert told["rendezvous_timeout_s"] == plan.rendezvous_timeout_s
+
+
+@each_target
+def test_json_of_8000_processes_stays_small(target: str, spec: Path) -> None:
+    module = targets.load(target)
+    text = as_json(explain(load(module, str(spec), ["nodes=1000", "procs_per_node=8"]), module))
+    assert len(text) < 5_500_000  # 28 MB with everything at every rank
+    assert max(len(line) for line in text.splitlines()) < 2000  # a rank is a line
 
 
 def test_table_says_what_a_later_setter_replaced(spec: Path) -> None:
@@ -123,6 +154,22 @@ def test_both_ports_of_a_trainjob_are_explained(spec: Path) -> None:
     _, table = explained("trainjob", spec)
     (row,) = [line for line in table.splitlines() if line.startswith("PET_MASTER_PORT")]
     assert row.endswith("29500  (the operator's for all jobs; torchrun's flag --master-port wins)")
+
+
+@pytest.mark.parametrize(
+    ("keys", "waits"),
+    [
+        ("command: [mine.py]\nslurm: {launcher: torchrun}", True),
+        ("command: [mine.py]\nslurm: {launcher: srun}", False),
+        ("train: {model: mlp}\nslurm: {launcher: srun}", False),
+        ("train: {model: mlp}\nslurm: {launcher: srun}\nrendezvous: {timeout: 15m}", True),
+    ],
+)
+def test_a_wait_is_told_only_where_something_waits_so_long(keys: str, waits: bool, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(f"name: job\nnodes: 2\nprocs_per_node: 2\ndevice: cpu\n{keys}\n")
+    _, table = explained("slurm", job)
+    assert table.splitlines()[0].endswith("static rendezvous within 900 s" if waits else "static rendezvous")
 
 
 def test_ranks_of_a_c10d_job_follow_the_text_of_the_names(spec: Path) -> None:

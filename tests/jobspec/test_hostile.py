@@ -1,7 +1,7 @@
 """Hostile text in every field: it arrives byte for byte or is refused at its place, and nothing of it is run.
 
 On every target, as its platform reads the artifact: scripts are run by bash, manifests and compose files are read as
-the kubelet and compose do.  `make test` tries 2,000 jobs, `make fuzz` 10,000.
+the kubelet and compose do.  `make test` tries 500 jobs, `make fuzz` 10,000.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jobspec.problems import SpecError
 from tests.clusters import KINDS, Manifest, documents, pod_templates, processes
 from tests.compose import read
 from tests.hostile import CANARY, JOBS, Hostile, Spec, jobs, some_lines
-from tests.slurm import RECORDER, Call, Cluster, directives
+from tests.slurm import NVIDIA_SMI, RECORDER, Call, Cluster, directives
 
 # Whether what the spec says has arrived: by artifact, job, and the value of its secrets.
 Check = Callable[[str, Hostile, str], None]
@@ -41,6 +41,7 @@ def checks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
     cluster = Cluster(tmp_path_factory.mktemp("slurm"))
     cluster.install_recorder("torchrun")
     cluster.install_recorder("python3")
+    cluster.install("nvidia-smi", NVIDIA_SMI)
     return {
         "torchrun": lambda *arguments: check_script(folder, *arguments),
         "slurm": lambda *arguments: check_batch_script(cluster, *arguments),
@@ -101,7 +102,8 @@ def check_compose_file(artifact: str, job: Hostile, secret: str) -> None:
     found = read(artifact, {"A": "of the shell", "HOME": "/of/the/shell", **job.secrets(secret)})
     assert found["name"] == job.spec["compose"]["project"]
     for service in found["services"].values():
-        assert job.arrives(service["command"], service["environment"], secret)
+        words = [*service["entrypoint"], *service["command"]]
+        assert job.arrives(words, service["environment"], secret)
         (volume,), (mount,) = service["volumes"], job.spec["mounts"]
         assert (volume["source"], volume["target"]) == (mount["source"], mount["path"])
         assert service["image"] == job.spec["image"]

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from jobspec.problems import SpecError
-from tests.clusters import manifests_of, of_kind, pod_templates
+from tests.clusters import KINDS, manifests_of, of_kind, pod_templates
 
 
 def test_admission_of_a_pytorchjob() -> None:
@@ -64,7 +64,8 @@ def test_jobset_starts_all_pods_again(target: str) -> None:
     spec = manifests[-1]["spec"] if target == "jobset" else manifests[0]["spec"]["template"]["spec"]
     assert spec["failurePolicy"]["maxRestarts"] == 3
     assert spec["replicatedJobs"][0]["template"]["spec"]["backoffLimit"] == 0
-    assert spec["ttlSecondsAfterFinished"] == 86400
+    # Trainer 2.3 makes the JobSet of a failed TrainJob again when that is deleted.
+    assert spec.get("ttlSecondsAfterFinished") == (86400 if target == "jobset" else None)
 
 
 def test_time_limit_ends_a_jobset_and_is_no_reason_to_restart_it() -> None:
@@ -103,6 +104,59 @@ def test_gang_scheduler_gets_a_group_of_all_pods(target: str, scheduler: str, ke
     (pod,) = pod_templates(manifests)
     assert pod["metadata"][section][key] == group["metadata"]["name"]
     assert pod["spec"]["schedulerName"] == scheduler
+
+
+def test_volcano_and_kueue_are_told_queue_and_priority() -> None:
+    queue = "kubernetes.volcano_queue=research"
+    for target in ("indexedjob", "jobset"):
+        group = of_kind(manifests_of(target, "baseline", queue), "PodGroup")
+        assert group["spec"]["queue"] == "research"
+    job = of_kind(manifests_of("pytorchjob", "baseline", queue), "PyTorchJob")
+    assert job["spec"]["runPolicy"]["schedulingPolicy"]["queue"] == "research"
+    runtime = of_kind(manifests_of("trainjob", "baseline", queue), "TrainingRuntime")
+    told = {"scheduling.volcano.sh/queue-name": "research"}
+    assert runtime["spec"]["template"]["metadata"] == {"annotations": told}
+    for target in KINDS:
+        manifests = manifests_of(target, "restricted", "kubernetes.workload_priority_class=urgent")
+        labels = [manifest["metadata"]["labels"] for manifest in manifests]
+        given = [label.get("kueue.x-k8s.io/priority-class") for label in labels]
+        assert given == [None] * (len(manifests) - 1) + ["urgent"]
+
+
+@pytest.mark.parametrize("target", KINDS)
+def test_objects_say_what_they_are_and_the_top_one_has_the_annotations(target: str) -> None:
+    manifests = manifests_of(target, "restricted", "kubernetes.annotations={example.com/note: a}")
+    common = {
+        "app.kubernetes.io/instance": "kubernetes-restricted",
+        "app.kubernetes.io/managed-by": "render.py",
+        "app.kubernetes.io/name": "torchrun",
+        "team": "no",
+    }
+    for manifest in [*manifests, *pod_templates(manifests)]:
+        assert common.items() <= manifest["metadata"]["labels"].items()
+    note = {"example.com/note": "a"}
+    assert [one["metadata"].get("annotations") for one in manifests] == [None] * (len(manifests) - 1) + [note]
+    assert note.items() <= pod_templates(manifests)[0]["metadata"]["annotations"].items()
+    if target == "trainjob":  # whose JobSet gets those of the runtime
+        assert manifests[0]["spec"]["template"]["metadata"]["annotations"] == note
+
+
+@pytest.mark.parametrize("target", KINDS)
+def test_further_resources_are_limits_and_the_disk_is_requested_too(target: str) -> None:
+    devices = "{vpc.amazonaws.com/efa: 32, hugepages-2Mi: 4GiB, ephemeral-storage: 512MiB}"
+    (template, *_) = pod_templates(manifests_of(target, "restricted", f"resources.devices={devices}"))
+    resources = template["spec"]["containers"][0]["resources"]
+    disk = {"ephemeral-storage": "512Mi"}
+    assert resources["requests"] == {"cpu": "32", "memory": "200Gi", **disk}
+    further = {"vpc.amazonaws.com/efa": "32", "hugepages-2Mi": "4Gi", "nvidia.com/gpu": "8"}
+    assert resources["limits"] == {**resources["requests"], **further}
+
+
+@pytest.mark.parametrize("target", KINDS)
+def test_root_runs_under_baseline(target: str) -> None:
+    (template, *_) = pod_templates(manifests_of(target, "baseline", "kubernetes.run_as_user=0"))
+    assert template["spec"]["securityContext"]["runAsUser"] == 0
+    assert "runAsNonRoot" not in template["spec"]["securityContext"]
 
 
 def test_longest_names_are_those_of_the_kinds() -> None:

@@ -39,14 +39,14 @@ def test_only_worker_0_of_an_elastic_pytorchjob_hosts_the_rendezvous(tmp_path: P
         assert (pod.env["PET_NNODES"], pod.env["PET_LOCAL_ADDR"]) == ("1:3", f"10.0.0.{index + 1}")
     for index in range(3):
         assert (tmp_path / f"argv.{index}").read_text().splitlines() == [
-            f"--rdzv-conf=is_host={int(index == 0)}",
+            f"--rdzv-conf=is_host={int(index == 0)},join_timeout=3600,read_timeout=3600",
             "--nproc-per-node=2",
             "--rdzv-id=my-job",
             "--max-restarts=5",
             "--",
             "mine.py",
             "a  b",
-            '$(HOME) "',
+            '$$(HOME) "',  # torchrun takes one of them away
         ]
 
 

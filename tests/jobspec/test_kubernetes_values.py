@@ -26,7 +26,7 @@ def test_words_that_yaml_reads_as_something_else_stay_text(target: str, tmp_path
     container = template["spec"]["containers"][0]
     assert container["image"] == "012"
     assert template["metadata"]["labels"]["on"] == "off"
-    assert template["spec"]["volumes"][1]["persistentVolumeClaim"]["claimName"] == "1"
+    assert {"name": "mount-0", "persistentVolumeClaim": {"claimName": "1"}} in template["spec"]["volumes"]
     (pod, *_) = processes(target, manifests, {})
     assert (pod.env["y"], pod.env["ON"], pod.argv[-2:]) == ("null", "1e3", ["on", "12:30:00"])
 
@@ -77,3 +77,24 @@ def test_secrets_are_named_and_never_valued(tmp_path: Path, monkeypatch: pytest.
     container = of_kind(documents(render("indexedjob", str(spec))), "Job")["spec"]["template"]["spec"]["containers"][0]
     reference = {"secretKeyRef": {"name": "job", "key": "TOKEN"}}
     assert {"name": "TOKEN", "valueFrom": reference} in container["env"]
+
+
+@pytest.mark.parametrize("target", KINDS)
+def test_secret_of_another_name_and_key_arrives_under_the_name_of_its_variable(target: str, tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text(
+        "name: job\nnodes: 1\nprocs_per_node: 1\nimage: a\ncommand: [mine.py]\nkubernetes: {secret: ours}\n"
+        "secrets: [A, {HF_TOKEN: {secret: hf, key: token.txt}}, {B: {key: b}}, {C: {secret: hf}}]\n"
+    )
+    text = render(target, str(spec))
+    (template, *_) = pod_templates(documents(text))
+    env = template["spec"]["containers"][0]["env"]
+    found = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in env if "secretKeyRef" in one.get("valueFrom", {})}
+    assert found == {
+        "A": {"name": "ours", "key": "A"},
+        "HF_TOKEN": {"name": "hf", "key": "token.txt"},
+        "B": {"name": "ours", "key": "b"},
+        "C": {"name": "hf", "key": "C"},
+    }
+    assert '# Needed beforehand: Secret "hf" with the keys token.txt, C.\n' in text
+    assert '# Needed beforehand: Secret "ours" with the keys A, b.\n' in text

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobspec.plan import Plan, make_plan
-from jobspec.spec import Job
+from jobspec.spec.job import Job
 
 
 def plan_of(**keys: Any) -> Plan:
@@ -76,3 +76,15 @@ def test_environment_of_the_spec_wins_and_is_sorted() -> None:
     env = plan_of(env={"Z": "1", "PYTHONUNBUFFERED": "0", "A": "2"}).env
     assert env["PYTHONUNBUFFERED"] == "0"
     assert list(env) == sorted(env)
+
+
+def test_gpu_job_records_its_last_collectives_and_a_cpu_job_does_not() -> None:
+    recorder = {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/job-nccl-rank-",
+    }
+    assert recorder.items() <= plan_of(device="cuda").env.items()
+    assert not any(name.startswith("TORCH_NCCL") for name in plan_of().env)
+    off = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}
+    assert plan_of(device="cuda", env=off).env["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "0"

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import render
-from jobspec import targets
+from jobspec import filters, targets
 from jobspec.artifact import load
 from tests import warm
+from tests.hostile import ARGUMENTS
 from tests.platforms import NODES, Seen, free_port, resolved, run
 
 # How each target runs the job of two nodes; Slurm can do without torchrun, too.
@@ -40,7 +41,8 @@ def programs() -> Iterator[Path]:
 def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("spec") / "job.yaml"
     file.write_text(
-        "name: my-job\nnodes: 2\nprocs_per_node: 2\nimage: train:1\ncommand: [mine.py]\nsecrets: [TOKEN]\n"
+        "name: my-job\nnodes: 2\nprocs_per_node: 2\nimage: train:1\nsecrets: [TOKEN]\n"
+        f"command: {filters.yaml(['mine.py', *ARGUMENTS])}\n"
         f"env: {{GLOO_SOCKET_IFNAME: lo, NOTE: '$(OUT) $HOME $$ $é'}}\nrendezvous: {{port: {free_port()}}}\n"
     )
     return file
@@ -70,6 +72,7 @@ def test_every_process_sees_what_settings_say_and_reaches_the_others(
     for rank in plan.ranks():
         seen = found[rank.rank]
         assert (seen.world_size, seen.total) == (plan.world_size, 2**plan.world_size - 1)
+        assert seen.arguments == ARGUMENTS
         assert (seen.env["NOTE"], seen.env["TOKEN"]) == ("$(OUT) $HOME $$ $é", "s3cret $(NOTE)")
         # A later setting of a name replaces an earlier one.
         told = {setting.name: resolved(setting.value, names) for setting in module.settings(plan, rank)}
@@ -97,7 +100,7 @@ def where(seen: Seen) -> tuple[int, int, str, int]:
 
 def explained(target: str, settings: tuple[str, ...], spec: Path, output: Path) -> dict[int, tuple[int, int, str, int]]:
     """The same from `explain --json`, with the names of the nodes where the target does not know them."""
-    words = ["explain", str(spec), "--target", target, "--json", "-o", str(output)]
+    words = ["explain", str(spec), "--target", target, "--json", "-o", str(output), "--force"]
     words += [word for setting in settings for word in ("--set", setting)]
     if target in ("slurm", "torchrun"):
         words += ["--hosts", ",".join(NODES)]
@@ -105,7 +108,7 @@ def explained(target: str, settings: tuple[str, ...], spec: Path, output: Path) 
     told = json.loads(output.read_text())
     found = {}
     for rank in told["ranks"]:
-        seen = {variable["name"]: variable["value"] for variable in rank["variables"]}
+        seen = {variable["name"]: variable["value"] for variable in [*told["variables"], *rank["variables"]]}
         assert (seen["RANK"], seen["LOCAL_RANK"]) == (str(rank["rank"]), str(rank["local_rank"]))
         node = told["node_names"].index(rank["node"])
         found[rank["rank"]] = node, rank["local_rank"], rank["device"], told["node_names"].index(seen["MASTER_ADDR"])

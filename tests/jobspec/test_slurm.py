@@ -11,7 +11,7 @@ import pytest
 
 from jobspec import runtimes, targets
 from jobspec.artifact import load
-from tests.slurm import BASE, TWO_NODES, Cluster, directives, rendered, run
+from tests.slurm import BASE, NVIDIA_SMI, TWO_NODES, Cluster, directives, rendered, run
 
 IMAGE = "image: registry.example/team/train:1.0\n"
 
@@ -26,6 +26,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 
 
 # What the processes see
+
+SECRET = "s3cret $HOME $(echo ran) `echo ran`"
 
 
 @pytest.mark.parametrize("runtime", runtimes.names())
@@ -44,7 +46,7 @@ def test_every_program_sees_what_settings_say(cluster: Cluster, runtime: str, la
     )
     cluster.nodes = ("n1",) if nodes == "1" else ("n1", "n2")
     array = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_JOB_ID": "70120"}
-    run(cluster, spec, TOKEN="s3cret", SLURM_CPU_BIND="x", PET_NNODES="9", **array)
+    run(cluster, spec, TOKEN=SECRET, SLURM_CPU_BIND="x", PET_NNODES="9", **array)
     plan = load(targets.load("slurm"), str(cluster.folder / "job.yaml"))
     calls = cluster.calls()
     assert len(calls) == len(cluster.nodes) * (2 if launcher == "srun" else 1)
@@ -54,7 +56,7 @@ def test_every_program_sees_what_settings_say(cluster: Cluster, runtime: str, la
         assert {one.name for one in told} <= set(seen)
         known = {one.name: one.value for one in told if not one.value.startswith("<")}
         assert known == {name: seen[name] for name in known}
-        assert (seen["TOKEN"], seen["SLURM_ARRAY_TASK_ID"]) == ("s3cret", "3")
+        assert (seen["TOKEN"], seen["SLURM_ARRAY_TASK_ID"]) == (SECRET, "3")
         if "MASTER_PORT" in seen:
             assert seen["MASTER_PORT"] == str(20000 + 70123 % 10000)
             assert seen["MASTER_ADDR"] == cluster.nodes[0] or len(cluster.nodes) == 1
@@ -72,6 +74,7 @@ def test_torchrun_is_called_alike_on_all_nodes_and_their_numbers_differ(cluster:
         "--nproc-per-node=2",
         "--max-restarts=3",
         "--rdzv-backend=static",
+        "--rdzv-conf=timeout=900",
         "--",
         "mine.py",
     ]
@@ -86,7 +89,8 @@ def test_only_the_first_node_of_an_elastic_job_hosts_and_the_range_ends_at_what_
     script = rendered(cluster, BASE + "nodes: {min: 1, max: 5}\ncommand: [mine.py]\n")
     assert cluster.run(script)[0] == 0
     first, second = (cluster.calls()[node, 0].env for node in range(2))
-    assert (first["PET_RDZV_CONF"], second["PET_RDZV_CONF"]) == ("is_host=1", "is_host=0")
+    timeouts = "join_timeout=900,read_timeout=900"
+    assert (first["PET_RDZV_CONF"], second["PET_RDZV_CONF"]) == (f"is_host=1,{timeouts}", f"is_host=0,{timeouts}")
     assert (first["PET_LOCAL_ADDR"], second["PET_LOCAL_ADDR"]) == ("n1", "n2")
     assert first["PET_NNODES"] == second["PET_NNODES"] == "1:2"
     assert first["PET_RDZV_ENDPOINT"] == second["PET_RDZV_ENDPOINT"] == "n1:20123"
@@ -110,7 +114,28 @@ def test_variables_of_the_processes_do_not_reach_the_commands_of_slurm(cluster: 
     path = f"{cluster.folder / 'bin'}:/usr/bin:/bin:/of/the/image"
     run(cluster, BASE + f"nodes: 1\ncommand: [mine.py]\nenv: {{PATH: '{path}', LD_PRELOAD: ''}}\n")
     assert cluster.calls()[0, 0].env["PATH"] == path
-    assert path not in cluster.folder.joinpath("job.sh").read_text().split("\nsrun")[0]
+    seen_by_srun = (cluster.folder / "environment-of-srun").read_text().splitlines()
+    assert f"PATH={path}" not in seen_by_srun
+    assert not [line for line in seen_by_srun if line.startswith("LD_PRELOAD=")]
+
+
+@pytest.mark.parametrize("runtime", runtimes.names())
+def test_the_runtimes_own_variables_are_set_before_the_container_starts(cluster: Cluster, runtime: str) -> None:
+    cluster.nodes = ("n1",)
+    own = {"MELLANOX_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "a 'b", "ENROOT_MOUNT_HOME": "y"}
+    env = "".join(f"  {name}: {value}\n" for name, value in own.items())
+    run(cluster, BASE + IMAGE + f"nodes: 1\ncommand: [mine.py]\nslurm: {{runtime: {runtime}}}\nenv:\n  A: b\n{env}")
+    seen_by_srun = (cluster.folder / "environment-of-srun").read_text().splitlines()
+    assert "A=b" not in seen_by_srun
+    assert set(seen_by_srun) >= {f"{name}={value}" for name, value in own.items()} or runtime == "none"
+    if runtime == "pyxis":
+        (names,) = [word.partition("=")[2] for word in cluster.sruns()[-1] if word.startswith("--container-env=")]
+        assert own.keys() <= set(names.split(","))
+    elif runtime in ("docker", "podman"):
+        assert {f"--env={name}" for name in own} <= set(cluster.container())
+    env_of_process = cluster.calls()[0, 0].env
+    assert own.items() <= env_of_process.items()
+    assert "a 'b" not in str([*cluster.sruns(), cluster.calls()[0, 0].argv])
 
 
 # What Slurm and the container runtimes are asked for
@@ -168,8 +193,10 @@ def test_failing_task_ends_the_others_and_the_job_fails(own_cluster: Cluster) ->
 
 def test_log_is_named_after_the_start_and_the_task_of_the_array(cluster: Cluster) -> None:
     cluster.nodes = ("n1",)
-    run(cluster, BASE + "nodes: 1\ncommand: [mine.py]\n", SLURM_RESTART_COUNT="2")
-    assert [log.name for log in cluster.folder.glob("*.log")] == ["job-70123-r2.log"]
+    (cluster.folder / "job").write_text("JobName=job Restarts=2 PreemptTime=None")
+    run(cluster, BASE + "nodes: 1\ncommand: [mine.py]\n", SLURM_RESTART_COUNT="7")
+    assert [log.name for log in cluster.folder.glob("*.log")] == ["job-70123-r2.log"], "another job's count"
+    (cluster.folder / "job").write_text("JobName=job Restarts=0 PreemptTime=None")
     array = {"SLURM_ARRAY_JOB_ID": "70120", "SLURM_ARRAY_TASK_ID": "3"}
     run(cluster, BASE + "nodes: 1\ncommand: [mine.py]\nslurm: {array: 0-3}\n", **array)
     assert [log.name for log in cluster.folder.glob("*.log")] == ["job-70120_3-r0.log"]
@@ -226,11 +253,55 @@ def test_image_is_written_as_each_runtime_reads_it(cluster: Cluster, image: str,
 
 def test_gpus_of_a_container_are_those_that_slurm_gave(cluster: Cluster) -> None:
     cluster.nodes = ("n1",)
+    cluster.install("nvidia-smi", NVIDIA_SMI)
     spec = IMAGE + "name: job\nnodes: 1\nprocs_per_node: 2\ncommand: [mine.py]\n"
     for runtime, words in {
-        "docker": {'--gpus="device=2,3"', f"--user={os.getuid()}:{os.getgid()}"},
-        "podman": {"--device=nvidia.com/gpu=2", "--device=nvidia.com/gpu=3"},
+        "docker": {'--gpus="device=GPU-a,GPU-b"', f"--user={os.getuid()}:{os.getgid()}"},
+        "podman": {"--device=nvidia.com/gpu=GPU-a", "--device=nvidia.com/gpu=GPU-b"},
         "apptainer": {"--nv" if Path("/dev/nvidiactl").exists() else "--rocm"},
     }.items():
         run(cluster, spec + f"slurm: {{runtime: {runtime}, preflight: false}}\n")
         assert words <= set(cluster.container())
+
+
+def test_mig_slices_reach_a_container_under_the_uuids_that_slurm_gives(cluster: Cluster) -> None:
+    cluster.nodes = ("n1",)
+    cluster.install("nvidia-smi", "raise SystemExit('MIG slices have no number')")
+    spec = IMAGE + "name: job\nnodes: 1\nprocs_per_node: 2\ncommand: [mine.py]\n"
+    slices = "MIG-11-22,MIG-33-44"
+    for runtime, words in {
+        "docker": {f'--gpus="device={slices}"'},
+        "podman": {f"--device=nvidia.com/gpu={name}" for name in slices.split(",")},
+    }.items():
+        run(cluster, spec + f"slurm: {{runtime: {runtime}, preflight: false}}\n", STEP_GPUS=slices)
+        assert words <= set(cluster.container())
+
+
+def test_containers_of_docker_are_named_after_their_task_and_replace_what_a_kill_left(own_cluster: Cluster) -> None:
+    own_cluster.install_recorder("python3")
+    docker = own_cluster.folder / "bin" / "docker"
+    record = '#!/bin/bash\n[[ $1 == rm ]] && { echo "$*" >> "$STAND_IN/removed"; exit 1; }\n'
+    docker.write_text(docker.read_text().replace("#!/bin/bash\n", record))
+    run(own_cluster, TWO_NODES + IMAGE + "slurm: {runtime: docker, launcher: srun}\n")
+    names = [f"slurm-70123.0.{task}" for task in range(4)]
+    assert [f"--name={name}" in own_cluster.container(task) for task, name in enumerate(names)] == [True] * 4
+    removed = (own_cluster.folder / "removed").read_text().splitlines()
+    assert sorted(removed) == [f"rm --force {name}" for name in names]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "launcher", "flag"),
+    [
+        ("docker", "srun", "--pid=host"),
+        ("docker", "torchrun", "--init"),
+        ("podman", "srun", "--init"),
+        ("podman", "torchrun", "--init"),
+    ],
+)
+def test_containers_have_an_init_or_see_the_processes_of_their_node(
+    cluster: Cluster, runtime: str, launcher: str, flag: str
+) -> None:
+    cluster.nodes = ("n1",)
+    spec = IMAGE + "name: job\ndevice: cpu\nnodes: 1\nprocs_per_node: 2\ncommand: [mine.py]\n"
+    run(cluster, spec + f"slurm: {{runtime: {runtime}, launcher: {launcher}}}\n")
+    assert {"--pid=host", "--init"} & set(cluster.container()) == {flag}

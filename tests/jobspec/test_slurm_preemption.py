@@ -135,9 +135,9 @@ def test_processes_that_saved_by_themselves_requeue_their_own_start_and_no_later
     own_cluster: Cluster, running: int
 ) -> None:
     """A node that Slurm has given up may run on: its script must not end the start on other nodes."""
-    own_cluster.install("torchrun", "print('stopped by a signal at epoch 1, step 2; saved')\nraise SystemExit(1)")
     state = f"JobState=RUNNING Reason=None\n   Requeue=1 Restarts={running} BatchFlag=1\n   PreemptTime=None"
-    (own_cluster.folder / "job").write_text(state)
+    agent = f"open('job', 'w').write({state!r})\nprint('stopped by a signal at epoch 1, step 2; saved')"
+    own_cluster.install("torchrun", f"{agent}\nraise SystemExit(1)")
     saving = "nodes: 2\ntrain: {checkpoint_dir: /c, resume: auto}\npreemption: {grace: 20s}\n"
     status, out = own_cluster.run(rendered(own_cluster, BASE + saving))
     assert (own_cluster.folder / "requeued").exists() == (running == 0), out
@@ -170,3 +170,54 @@ def test_torchrun_waits_for_a_checkpoint_as_long_as_slurm_allows(own_cluster: Cl
     assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=150" in script
     assert own_cluster.run(script)[0] == 0
     assert {"--kill-on-bad-exit=0", "--wait=200"} <= set(own_cluster.sruns()[-1])
+
+
+@pytest.mark.parametrize(("done", "requeued"), [(2, True), (3, False)])
+def test_requeues_end_at_max_requeues(own_cluster: Cluster, done: int, requeued: bool) -> None:
+    (own_cluster.folder / "job").write_text(f"JobName=job Restarts={done} PreemptTime=None")
+    own_cluster.install("torchrun", SAVING)
+    spec = TWO_NODES + "preemption: {grace: 20s, max_requeues: 3}\n"
+    status, out = signalled(own_cluster, spec)
+    assert (own_cluster.folder / "requeued").exists() == requeued, out
+    assert (own_cluster.folder / "saved-1").exists()
+    if not requeued:
+        assert status == 1
+        assert "not back into the queue: preemption.max_requeues is 3" in out
+
+
+@pytest.mark.parametrize(("step", "requeued"), [(8, True), (4, False)])
+def test_two_starts_that_end_at_the_same_step_are_the_last(own_cluster: Cluster, step: int, requeued: bool) -> None:
+    (own_cluster.folder / "job").write_text("JobName=job Restarts=1 PreemptTime=None")
+    told = f"    print('stopped by a signal at epoch 1, step {step}; saved', flush=True)\n    sys.exit(1)"
+    own_cluster.install("torchrun", SAVING.replace("    sys.exit(1)", told))
+    spec = BASE + "nodes: 2\ntrain: {checkpoint_dir: /c, resume: auto}\npreemption: {grace: 20s}\n"
+    before = "stopped by a signal at epoch 1, step 4; saved\n"
+    status, out = signalled(own_cluster, spec, before)
+    assert (own_cluster.folder / "requeued").exists() == requeued, out
+    if not requeued:
+        assert status == 1
+        assert "no progress since the last signal" in out
+
+
+def signalled(cluster: Cluster, spec: str, log_before: str = "") -> tuple[int, str]:
+    """Run a job that gets USR1 once its agents run; `log_before` is the log of its first start."""
+    job = cluster.start(rendered(cluster, spec))
+    if log_before:
+        (cluster.folder / "job-70123-r0.log").write_text(log_before)
+    deadline = time.monotonic() + 60
+    while len(list(cluster.folder.glob("running-*"))) < 2:
+        assert time.monotonic() < deadline, "the agents did not start"
+        time.sleep(0.02)
+    job.send_signal(signal.SIGUSR1)
+    return ended(job)
+
+
+def test_a_lost_node_is_waited_for_as_long_as_the_site_does(own_cluster: Cluster) -> None:
+    """SlurmdTimeout and a minute; here sleeping takes no time."""
+    (own_cluster.folder / "steps").write_text("70123.batch\n70123.0\n")
+    slept = own_cluster.folder / "slept"
+    own_cluster.install("sleep", f"#!/bin/sh\necho $1 >> {slept}\n")
+    own_cluster.install("torchrun", "raise SystemExit(7)")
+    status, out = own_cluster.run(rendered(own_cluster, TWO_NODES + "preemption: {grace: 20s}\n"))
+    assert status == 7, out
+    assert 300 <= sum(map(int, slept.read_text().split())) <= 360

@@ -78,6 +78,12 @@ def test_preflight_can_be_switched_off(own_cluster: Cluster) -> None:
     assert len(own_cluster.sruns()) == 1
 
 
+def test_preflight_trusts_no_variable_of_the_shell_that_called_sbatch(own_cluster: Cluster) -> None:
+    own_cluster.install_recorder("torchrun")
+    run(own_cluster, TWO_NODES, failed="1")
+    assert len(own_cluster.calls()) == 2
+
+
 def test_scontrol_that_fails_ends_the_job(own_cluster: Cluster) -> None:
     own_cluster.install("scontrol", "raise SystemExit(1)")
     status, _ = own_cluster.run(rendered(own_cluster, TWO_NODES))

@@ -67,6 +67,7 @@ def test_several_nodes_meet_by_static_rendezvous(folder: Path) -> None:
             "--nproc-per-node=2",
             "--max-restarts=0",
             "--rdzv-backend=static",
+            "--rdzv-conf=timeout=900",
             "--rdzv-id=job",
             f"--node-rank={node}",
             "--master-addr=head",
@@ -80,8 +81,9 @@ def test_only_node_0_of_an_elastic_job_hosts_the_rendezvous(folder: Path) -> Non
     script = render_text(folder, BASE + "nodes: {min: 1, max: 3}\ncommand: [mine.py]\n")
     first = call(folder, script, NODE_RANK="0", MASTER_ADDR="head")
     other = call(folder, script, NODE_RANK="2", MASTER_ADDR="head")
-    assert {"--nnodes=1:3", "--rdzv-backend=c10d", "--rdzv-conf=is_host=1"} < set(first.argv)
-    assert "--rdzv-conf=is_host=0" in other.argv
+    timeouts = "join_timeout=900,read_timeout=900"
+    assert {"--nnodes=1:3", "--rdzv-backend=c10d", f"--rdzv-conf=is_host=1,{timeouts}"} < set(first.argv)
+    assert f"--rdzv-conf=is_host=0,{timeouts}" in other.argv
     assert "--local-addr=head" in first.argv
     assert not [word for word in other.argv if word.startswith("--local-addr")]
 

@@ -1,27 +1,32 @@
-"""torchrun's own parser of arguments takes every program of a job as it is meant."""
+"""torchrun's own parser and its own templates leave every program of a job as it is meant."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.run import parse_args
 
 from jobspec.plan import make_plan
-from jobspec.spec import Job
+from jobspec.spec.job import Job
+from tests import workers
+from tests.hostile import some_lines
 from train.config import TrainConfig, to_argv
 
 
 def parsed_by_torchrun(**keys: object) -> list[str]:
-    """A job's program as torchrun reads it from its command line."""
+    """A job's program as torchrun starts it, less Python's own `-u`."""
     job = {"name": "job", "nodes": 1, "procs_per_node": 2, "device": "cpu", **keys}
     plan = make_plan(Job.model_validate(job, strict=True))
-    read = parse_args(["--standalone", "--nproc-per-node=2", *plan.torchrun_program])
-    return [*(["-m"] if read.module else []), read.training_script, *read.training_script_args]
+    unbuffered, *words = workers.words(["torchrun", "--standalone", "--nproc-per-node=2", *plan.torchrun_program])
+    assert unbuffered == "-u"
+    return words
 
 
-@pytest.mark.parametrize("program", [["mine.py"], ["-m", "mine"]])
-@given(arguments=st.lists(st.text(alphabet="-almnogx= '\n") | st.sampled_from(["--", "--log", "-h"]), max_size=4))
+_OPTIONS = st.text(alphabet="-almnogx= '\n$") | st.sampled_from(["--", "--log", "-h"])
+
+
+@pytest.mark.parametrize("program", [["mine.py"], ["-m", "mine"], ["$local_rank/$$mine.py"], ["-m", "${local_rank}"]])
+@given(arguments=st.lists(_OPTIONS | some_lines, max_size=4))
 def test_torchrun_passes_on_every_argument(program: list[str], arguments: list[str]) -> None:
     assert parsed_by_torchrun(command=[*program, *arguments]) == [*program, *arguments]
 
@@ -29,7 +34,7 @@ def test_torchrun_passes_on_every_argument(program: list[str], arguments: list[s
 def test_no_flag_of_train_is_read_by_torchrun() -> None:
     settings = {name: field.default for name, field in TrainConfig.model_fields.items()} | {
         "checkpoint_dir": "--",
-        "data_root": "--log -h\n",
+        "data_root": "--log -h\n$local_rank $$ ${local_rank}$",
         "sync_batchnorm": False,
     }
     program = parsed_by_torchrun(train=settings)

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobspec import text
+from jobspec import filters
 from jobspec.artifact import render
-from tests import warm
+from tests import warm, workers
 from tests.platforms import NODES, SCRIPT, free_port
 from tests.slurm import RECORDER, Call
 
@@ -132,15 +132,15 @@ def test_hostile_values_and_secrets_arrive_on_every_node_and_run_nothing(new_nod
     @given(value=accepted, argument=accepted, secret=accepted.filter(bool))
     def check(value: str, argument: str, secret: str) -> None:
         spec = BASE + (
-            f"env: {{A: {text.yaml(value)}, B: {text.yaml(value + canary)}}}\nsecrets: [TOKEN]\n"
-            f"command: {text.yaml(['mine.py', argument, canary])}\n"
+            f"env: {{A: {filters.yaml(value)}, B: {filters.yaml(value + canary)}}}\nsecrets: [TOKEN]\n"
+            f"command: {filters.yaml(['mine.py', argument, canary])}\n"
         )
         status, out = nodes.run(spec, "node0", "node1", TOKEN=secret)
         assert status == 0, out
         for number in range(2):
             call = Call.read(folder / f"call-{number}")
             assert (call.env["A"], call.env["B"], call.env["TOKEN"]) == (value, value + canary, secret)
-            assert call.argv[-3:] == ["mine.py", argument, canary]
+            assert workers.words(call.argv)[-3:] == ["mine.py", argument, canary]
             assert {f"--node-rank={number}", "--master-addr=node0"} < set(call.argv)
             assert (call.env["PWD"], call.env["PATH"].split(":")[0]) == (str(folder), str(folder / "bin"))
         assert not list(folder.rglob("pwned"))

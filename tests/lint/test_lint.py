@@ -6,6 +6,7 @@ the .out files anew.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobspec.lint import lint, rule_names
 from jobspec.problems import report
+from lint import lint, rule_names
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -52,6 +53,18 @@ def test_value_of_a_secret_is_not_shown(tmp_path: Path) -> None:
     file.write_text("A_TOKEN=1; export HF_TOKEN=hush1 WANDB_API_KEY='hush2' && python x.py --api-key hush3\n")
     text = report(lint([str(file)]))
     assert text.count("secret-in") == 3
+    assert "hush" not in text
+
+
+def test_no_other_finding_shows_the_line_of_a_secret(tmp_path: Path) -> None:
+    file = tmp_path / "job.sh"
+    file.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2\nexport MASTER_PORT=29500 WANDB_API_KEY=hush1 RANK=$SLURM_PROCID\n"
+        "srun --export=ALL,HF_TOKEN=hush2,N=$SLURM_NODEID torchrun --nnodes=2 x.py --api-key hush3\n"
+    )
+    text = report(lint([str(file)]))
+    assert text.count("secret-in") == 3
+    assert {"[port-is-fixed]", "[expanded-by-the-batch-shell]"} <= set(text.split())
     assert "hush" not in text
 
 
@@ -113,6 +126,55 @@ def test_file_is_known_by_its_first_line_its_name_or_what_it_holds(tmp_path: Pat
     file.write_text(content)
     (problem,) = lint([str(file)])
     assert problem.link
+
+
+FAULT = "export WANDB_API_KEY=hush\n"
+
+
+def test_folder_is_linted_sorted_without_what_is_hidden(tmp_path: Path) -> None:
+    for name in ("b/c.slurm", "a.sbatch", "z.sh", "b/.hidden/d.sh", ".e.sh", "f.py", "g.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(FAULT)
+    (tmp_path / "k.yml").write_bytes((HERE / "faulty" / "secret-in-manifest.yaml").read_bytes())
+    found = list(dict.fromkeys(problem.place.name for problem in lint([str(tmp_path)])))
+    assert found == [str(tmp_path / name) for name in ("a.sbatch", "b/c.slurm", "k.yml", "z.sh")]
+
+
+def test_file_that_lint_does_not_know_is_skipped_only_in_a_folder(tmp_path: Path) -> None:
+    unknown, fault = tmp_path / "mkdocs.yml", tmp_path / "job.sh"
+    unknown.write_text("site_name: x\n")
+    fault.write_text(FAULT)
+    skipped: list[str] = []
+    assert [problem.place.name for problem in lint([str(tmp_path)], skipped)] == [str(fault)]
+    assert skipped == [str(unknown)]
+    assert [problem.place.name for problem in lint([str(tmp_path), str(unknown)])] == [str(fault), str(unknown)]
+
+
+def test_links_to_nowhere_and_pipes_of_a_folder_are_passed_over(tmp_path: Path) -> None:
+    fault = tmp_path / "job.sh"
+    fault.write_text(FAULT)
+    (tmp_path / "a.sh").symlink_to("gone.sh")
+    (tmp_path / "loop.sh").symlink_to("loop.sh")
+    os.mkfifo(tmp_path / "b.sh")
+    assert [problem.place.name for problem in lint([str(tmp_path)])] == [str(fault)]
+
+
+def test_each_file_is_linted_once(tmp_path: Path) -> None:
+    fault, unknown = tmp_path / "a" / "job.sh", tmp_path / "a" / "mkdocs.yml"
+    fault.parent.mkdir()
+    fault.write_text(FAULT)
+    unknown.write_text("site_name: x\n")
+    (tmp_path / "link.sh").symlink_to(fault)
+    paths = [str(tmp_path), str(fault.parent), str(fault), f"{fault.parent}/../a/job.sh", str(unknown)]
+    skipped: list[str] = []
+    found = [problem.place.name for problem in lint(paths, skipped)]
+    assert (found, skipped) == ([str(fault), str(unknown)], [])
+    assert len(lint([str(tmp_path)])) == 1
+
+
+def test_folder_without_anything_to_lint_is_a_problem(tmp_path: Path) -> None:
+    (problem,) = lint([str(tmp_path)])
+    assert problem.message == "no .sh and no .sbatch and no .slurm and no .yaml and no .yml in this folder"
 
 
 def test_alias_that_leads_back_up_ends(tmp_path: Path) -> None:

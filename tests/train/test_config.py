@@ -114,7 +114,7 @@ def test_every_key_has_a_description_and_a_flag_in_the_help(key: str, capsys: py
 
 def test_help_lists_the_values_of_a_setting_that_has_few() -> None:
     assert choices("sync") == available("sync")
-    assert choices("precision") == ["fp32", "bf16", "fp16"]
+    assert choices("precision") == ["fp32", "tf32", "bf16", "fp16"]
     assert choices("epochs") == choices("device_") == []
 
 
@@ -171,7 +171,7 @@ def test_value_out_of_range_is_refused_with_its_flag_and_value(argument: str) ->
         ("--lr=inf", "it must be a finite number"),
         ("--data-root=", "it must be text of at least 1 character"),
         ("--optimizer=sgdd", 'it must be "sgd", "adam", "adamw" or "adadelta"; did you mean "sgd"?'),
-        ("--precision=half", 'it must be "fp32", "bf16" or "fp16"'),
+        ("--precision=half", 'it must be "fp32", "tf32", "bf16" or "fp16"'),
     ],
 )
 def test_what_a_value_must_be_is_said_in_plain_words(argument: str, said: str) -> None:
@@ -229,12 +229,14 @@ def test_checkpoint_settings_without_a_folder_are_refused(arguments: list[str]) 
 
 def test_every_file_in_a_folder_is_a_name_that_is_accepted() -> None:
     for kind, folder in FOLDERS.items():
-        files = {file.stem for file in (ROOT / "train" / folder).iterdir() if file.suffix == ".py"} - {"__init__"}
+        files = {file.stem for file in (ROOT / "train" / folder).glob("[!_]*.py")}
         assert set(available(folder)) == files
         assert all(getattr(from_argv([f"--{kind}={name}"]), kind) == name for name in files)
 
 
-@pytest.mark.parametrize("module", ["train", "train.config", "train.world", "train.shard", "train.buckets"])
+@pytest.mark.parametrize(
+    "module", ["train", "train.config", "train.world.environment", "train.data.shard", "train.ddp.packing"]
+)
 def test_module_is_imported_without_torch(module: str) -> None:
     code = f"import sys, {module}; assert not {{'torch', 'torchvision', 'numpy'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -88,8 +88,11 @@ def test_all_problems_are_told_at_once_each_with_its_place(tmp_path: Path) -> No
     [
         ("- lr\n- epochs\n", "must be a mapping"),
         ("lr", "must be a mapping"),
-        ("lr: [1, 2]", "run.yaml:1: the value must be a single word or number"),
-        ("epochs: 1\noptimizer: {name: sgd}", "run.yaml:2: the value must be a single word or number"),
+        ("lr: [1, 2]", "run.yaml:1: lr: the value must be a single word or number"),
+        ("epochs: 1\noptimizer: {name: sgd}", "run.yaml:2: optimizer: the value must be a single word or number"),
+        ("? [a]\n: 1", "run.yaml:1: a key must be a single word"),
+        ("name: job\ntrain: {model: mlp}", "run.yaml:2: train: this is a job spec, for `render.py TARGET "),
+        ("train:", "run.yaml:1: train: this is a job spec, for `render.py TARGET "),
         ("lr: 'open", "is not YAML"),
         ("a: 1\n---\nb: 2", "is not YAML"),
         ("lr: *nobody", "is not YAML"),

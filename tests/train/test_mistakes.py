@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 from collections.abc import Callable, Mapping
@@ -49,7 +50,7 @@ MISTAKES = {
     ),
     "truncated data file": Mistake(
         ["--dataset=mnist", "--data-root={tmp}"],
-        ["train-images-idx3-ubyte is truncated", "20×28×28", "Replace it"],
+        ["cannot read", "train-images-idx3-ubyte", "[20, 28, 28]", "Replace it"],
         prepare=_truncate_a_file,
     ),
     "batch smaller than the world": Mistake([*_QUICK, "--batch-size=1"], ["--batch-size is 1", "2 processes"]),
@@ -57,6 +58,7 @@ MISTAKES = {
         [*_QUICK, "--device=cuda"], ["LOCAL_RANK is 0 but torch sees 0 CUDA devices"], {"CUDA_VISIBLE_DEVICES": ""}
     ),
     "fp16 on a CPU": Mistake([*_QUICK, "--precision=fp16", "--device=cpu"], ["--precision=fp16 needs a CUDA device"]),
+    "tf32 on a CPU": Mistake([*_QUICK, "--precision=tf32", "--device=cpu"], ["tf32 needs a GPU since Ampere"]),
     "single strategy on two processes": Mistake(
         [*_QUICK, "--strategy=single"], ["--strategy=single trains one process, but 2 were started"]
     ),
@@ -71,6 +73,11 @@ MISTAKES = {
     "checkpoint of another model": Mistake(
         ["--model=mnist_bn", "--checkpoint-dir={tmp}", "--resume=auto"],
         ['model was "mlp" and is "mnist_bn"', "--checkpoint-dir"],
+        prepare=_save_a_checkpoint_of_an_mlp,
+    ),
+    "deterministic from a checkpoint that is not": Mistake(
+        ["--model=mlp", "--deterministic", "--checkpoint-dir={tmp}", "--resume=auto"],
+        ['deterministic was "False" and is "True"'],
         prepare=_save_a_checkpoint_of_an_mlp,
     ),
     "checkpoints of an earlier run": Mistake(
@@ -100,8 +107,9 @@ def test_mistake_ends_in_one_paragraph_and_exit_code_1_on_every_rank(name: str, 
     assert all("Traceback" not in stderr for _, stderr in ends)
     for phrase in mistake.says:
         assert phrase in ends[0][1]
-    paragraphs = [text for text in ends[0][1].split("error: ") if text.strip()]
+    before, *paragraphs = ends[0][1].split("error: ")
     assert len(paragraphs) == 1
+    assert not before or re.fullmatch(r"note: could not download .*\n", before)
 
 
 def test_port_in_use_is_named_on_every_rank() -> None:
@@ -139,4 +147,6 @@ def test_under_torchrun_the_paragraph_is_there_too() -> None:
     outcome = train(2, "--model=resnet81")
     assert outcome.returncode == 1
     # Once a rank at most: torchrun may end the second before it has read its settings.
-    assert outcome.stderr.count('did you mean "resnet18"?') in (1, 2)
+    said, _, table = outcome.stderr.partition("Failures:")
+    assert said.count('did you mean "resnet18"?') in (1, 2)
+    assert 'did you mean "resnet18"?' in table

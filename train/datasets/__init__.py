@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from train.world import World
+from train.world.environment import World
 
 Split = Literal["train", "validation"]
 
@@ -47,11 +47,11 @@ class Samples(Protocol):
 
 
 def load(name: str, data_root: str, split: Split, seed: int) -> Samples:
-    """The split of the dataset in the file `name`.py.
+    """The split of the dataset in the file `name`.py; a `~` that begins `data_root` is the home of the processes.
 
     Raises UserError if files are missing or damaged; it says which, and where they belong.
     """
-    samples: Samples = import_module(f"train.datasets.{name}").load(Path(data_root), split, seed)
+    samples: Samples = import_module(f"train.datasets.{name}").load(Path(data_root).expanduser(), split, seed)
     return samples
 
 
@@ -63,5 +63,5 @@ def download(name: str, data_root: str, world: World) -> None:
     fetch = getattr(import_module(f"train.datasets.{name}"), "download", None)
     for turn in (world.rank == 0, world.rank != 0 and world.local_rank == 0):
         if turn and fetch is not None:
-            fetch(Path(data_root))
+            fetch(Path(data_root).expanduser())
         dist.barrier()

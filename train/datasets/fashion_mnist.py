@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from train.datasets import Samples, Split
-from train.idx import download_idx, load_idx_samples
+from train.datasets import Samples, Split, _torchvision
 
 
 def load(data_root: Path, split: Split, seed: int) -> Samples:
     """Read DATA_ROOT/FashionMNIST/raw."""
-    return load_idx_samples(data_root / "FashionMNIST" / "raw", split, mean=0.2860, std=0.3530)
+    return _torchvision.load_split("FashionMNIST", data_root, split, mean=0.2860, std=0.3530)
 
 
 def download(data_root: Path) -> None:
-    """Fetch what is absent from torchvision's mirrors into DATA_ROOT/FashionMNIST/raw."""
-    download_idx("FashionMNIST", data_root)
+    """Fetch what is missing from torchvision's mirrors into DATA_ROOT/FashionMNIST/raw."""
+    _torchvision.download("FashionMNIST", data_root)

@@ -6,8 +6,6 @@ import math
 
 from torch import nn
 
-from train.dropout import Dropout
-
 
 def build(shape: tuple[int, int, int], num_classes: int, dropout: float | None) -> nn.Module:
     """Flattened input, two hidden layers of 512 with ReLU; no dropout unless a rate is given."""
@@ -16,9 +14,9 @@ def build(shape: tuple[int, int, int], num_classes: int, dropout: float | None) 
         nn.Flatten(),
         nn.Linear(math.prod(shape), 512),
         nn.ReLU(),
-        Dropout(rate),
+        nn.Dropout(rate),
         nn.Linear(512, 512),
         nn.ReLU(),
-        Dropout(rate),
+        nn.Dropout(rate),
         nn.Linear(512, num_classes),
     )

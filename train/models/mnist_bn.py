@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from train.dropout import Dropout
-
 
 def build(shape: tuple[int, int, int], num_classes: int, dropout: float | None) -> nn.Module:
     """Two blocks of 3×3 convolution, BatchNorm, ReLU, 2×2 max pool; two linear layers with BatchNorm between.
@@ -24,10 +22,10 @@ def build(shape: tuple[int, int, int], num_classes: int, dropout: float | None) 
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        Dropout(dropout or 0.0),
+        nn.Dropout(dropout or 0.0),
         nn.Linear(64 * (((height - 2) // 2 - 2) // 2) * (((width - 2) // 2 - 2) // 2), 128),
         nn.BatchNorm1d(128),
         nn.ReLU(),
-        Dropout(dropout or 0.0),
+        nn.Dropout(dropout or 0.0),
         nn.Linear(128, num_classes),
     )

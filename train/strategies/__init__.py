@@ -1,21 +1,24 @@
-"""How the processes share a model, one strategy a file: `wrap` returns what is called in training."""
+"""How the processes share a model, one strategy a file: `wrap` returns what one training step calls."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a strategy may need to know.
+class Context:
+    """Where a strategy works: the device, the ranks that share the model, and the options that it may have.
 
     group: the ranks that share the model (None is the default group); world_size: how many they are.
-    buffers_differ: ranks compute buffers of their own (BatchNorm that is not synchronised), so send rank 0's.
+    ranks_have_own_buffers: BatchNorm is not synchronised, so rank 0's buffers have to be sent.
     sync: how gradients travel; a file in train/sync/.
     """
 
@@ -23,15 +26,51 @@ class Setting:
     group: dist.ProcessGroup | None
     world_size: int
     bucket_mib: float
-    buffers_differ: bool
+    ranks_have_own_buffers: bool
     sync: str = "all_reduce"
 
 
-def wrap(name: str, model: nn.Module, setting: Setting) -> nn.Module:
-    """`model` wrapped by the strategy in the file `name`.py; the same parameters, so the optimizer is not affected.
+def _nothing() -> None:
+    pass
 
-    The result averages gradients over the ranks during backward, except inside its `no_sync()` if it has one.
-    Raises UserError if the strategy does not fit the setting or the ranks' models differ.
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A model as a strategy runs it.  The optimizer's parameters are still those of the bare model.
+
+    call: the forward of one micro-batch.  Its backward averages the gradients over the ranks.
+    no_sync: a context whose backwards only add to p.grad, for all micro-batches of a step but the last.
+    state_dict: the state of the whole model, with the bare model's names.  All ranks call it together.
+    clip: scale the gradients down to a total norm of at most its argument, after the last backward of a step.  It
+        returns the norm before that, one number on the device, the same on all ranks.
+    after_backward: called between the last backward of a step and `clip`.  Only average_after_backward needs it.
     """
-    wrapped: nn.Module = import_module(f"train.strategies.{name}").wrap(model, setting)
+
+    call: Callable[[Tensor], Tensor]
+    no_sync: Callable[[], AbstractContextManager[None]]
+    state_dict: Callable[[], dict[str, Any]]
+    clip: Callable[[float], Tensor]
+    after_backward: Callable[[], None] = _nothing
+
+
+def replicated(
+    model: nn.Module,
+    call: Callable[[Tensor], Tensor],
+    no_sync: Callable[[], AbstractContextManager[None]] = nullcontext,
+    after_backward: Callable[[], None] = _nothing,
+) -> Wrapped:
+    """Return `call` as a strategy in which every rank holds all parameters and all gradients of `model`."""
+
+    def clip(max_norm: float) -> Tensor:
+        return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+
+    return Wrapped(call, no_sync, model.state_dict, clip, after_backward)
+
+
+def wrap(name: str, model: nn.Module, context: Context) -> Wrapped:
+    """Return `model` wrapped by the strategy in the file `name`.py; the same parameters, so optimizers still fit.
+
+    Raises UserError if the strategy does not fit the context or if the ranks' models differ.
+    """
+    wrapped: Wrapped = import_module(f"train.strategies.{name}").wrap(model, context)
     return wrapped

@@ -1,22 +1,23 @@
-"""Our CustomDDP: see train/ddp.py."""
+"""Our CustomDDP: see train/ddp/wrapper.py."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from train import sync
-from train.ddp import CustomDDP
-from train.strategies import Setting
+from train.ddp.wrapper import CustomDDP
+from train.strategies import Context, Wrapped, replicated
 
 
-def wrap(model: nn.Module, setting: Setting) -> nn.Module:
-    """CustomDDP around the model; alone there is nobody to average with, and the model stays bare."""
-    if setting.world_size == 1:
-        return model
-    return CustomDDP(
+def wrap(model: nn.Module, context: Context) -> Wrapped:
+    """Return CustomDDP around the model; the bare model for one process, which has nobody to average with."""
+    if context.world_size == 1:
+        return replicated(model, model)
+    wrapped = CustomDDP(
         model,
-        sync=sync.named(setting.sync),
-        bucket_mib=setting.bucket_mib,
-        broadcast_buffers=setting.buffers_differ,
-        process_group=setting.group,
+        sync=sync.named(context.sync),
+        bucket_mib=context.bucket_mib,
+        broadcast_buffers=context.ranks_have_own_buffers,
+        process_group=context.group,
     )
+    return replicated(model, wrapped, wrapped.no_sync)

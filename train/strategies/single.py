@@ -5,14 +5,14 @@ from __future__ import annotations
 from torch import nn
 
 from train.errors import SharedError
-from train.strategies import Setting
+from train.strategies import Context, Wrapped, replicated
 
 
-def wrap(model: nn.Module, setting: Setting) -> nn.Module:
-    """The model as it is; SharedError if there are several processes."""
-    if setting.world_size > 1:
+def wrap(model: nn.Module, context: Context) -> Wrapped:
+    """Return the model as it is; raise SharedError if there are several processes."""
+    if context.world_size > 1:
         raise SharedError(
-            f"--strategy=single trains one process, but {setting.world_size} were started: "
-            "each would train a model of its own. Use --strategy=custom_ddp"
+            f"--strategy=single trains one process, but {context.world_size} were started: "
+            "each would train its own model. Use --strategy=custom_ddp"
         )
-    return model
+    return replicated(model, model)

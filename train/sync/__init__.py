@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from train.bucket import Bucket
+from train.collectives.broadcast import broadcast_from_rank_0
 
 
 class Waitable(Protocol):
@@ -22,28 +22,52 @@ class Waitable(Protocol):
         """Return when it is done (on CUDA: when the current stream is made to wait for it)."""
         ...
 
+    def is_completed(self) -> bool:
+        """True if it is done.  Returns at once."""
+        ...
+
+
+@dataclass(eq=False)
+class Payload:
+    """The gradients that travel together; the same object in each backward, so a sync may keep things beside it.
+
+    flat: all of it, (numbers of all gradients + one for each gradient,).
+    views: each gradient, in its parameter's shape.  used: the numbers behind them, whose mean is 0 if no rank used
+    the parameter.  Both are parts of `flat`.
+    """
+
+    flat: Tensor
+    views: Sequence[Tensor]
+    used: Tensor
+
 
 class Sync(ABC):
-    """Replaces the gradients in each bucket by their mean over the ranks of `group`, the same bits on all of them."""
+    """Replaces the gradients of each payload by their mean over the ranks of `group`, the same bits on all of them."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.world_size = dist.get_world_size(group)
 
-    def prescale(self, device: torch.device) -> float:
-        """What each gradient on `device` is multiplied by while it moves into its bucket, where that is free."""
+    def prescale(self, dtype: torch.dtype, device: torch.device) -> float:
+        """What each gradient is multiplied by while it moves into its bucket, where that is free."""
         return 1.0
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for a bucket, zeroed.  Called on all ranks in the same order with the same values."""
         return torch.zeros(numel, dtype=dtype, device=device)
 
+    def of_rank_0(self, numbers: Sequence[int], device: torch.device) -> list[int]:
+        """The numbers that rank 0 gives, equally many on all ranks.  A collective, through memory of `device`."""
+        shared = torch.tensor(numbers, device=device)
+        broadcast_from_rank_0([shared], self.group)
+        return [int(number) for number in shared.tolist()]
+
     @abstractmethod
-    def reduce(self, bucket: Bucket) -> Iterator[Waitable]:
-        """Replace `bucket.flat` by its mean over the ranks, given that it was prescaled.
+    def reduce(self, payload: Payload) -> Iterator[Waitable]:
+        """Replace `payload.flat` by its mean over the ranks, given that it was prescaled.
 
         A generator.  It starts a collective and yields it; it is resumed when that one is done, and may start another.
-        All ranks run the generators of the same buckets and resume them in the same order.
+        All ranks run the generators of the same buckets and resume them in the same order.  Autocast is off.
         """
 
 

@@ -5,28 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 
-from train.bucket import Bucket
-from train.sync import Sync, Waitable
-from train.sync.all_reduce import all_reduce_mean, prescale_of_backend
+from train.sync import Payload, Sync, Waitable
+from train.sync.all_reduce import all_reduce_mean, prescale_of_backend, start_all_reduce
 
 
 class Bf16(Sync):
     """Mean over the ranks of gradients rounded to bfloat16; other types than float32 travel as they are.
 
-    Relative error of a mean: up to 2**-8 for the rounding before the sum and for each addition in it.
+    Gradients are divided by the number of ranks in float32, on their way into the bucket; so the sum is the mean,
+    whatever 1/N is in bfloat16.  Relative error: up to 2**-8 for the rounding and for each addition.
     """
 
-    def prescale(self, device: torch.device) -> float:
-        return prescale_of_backend(self.group, device)
+    def prescale(self, dtype: torch.dtype, device: torch.device) -> float:
+        if dtype == torch.float32:
+            return 1.0 / self.world_size
+        return prescale_of_backend(self.group, dtype, device)
 
-    def reduce(self, bucket: Bucket) -> Iterator[Waitable]:
-        if bucket.flat.dtype != torch.float32:
-            yield all_reduce_mean(bucket.flat, self.group)
+    def reduce(self, payload: Payload) -> Iterator[Waitable]:
+        if payload.flat.dtype != torch.float32:
+            yield all_reduce_mean(payload.flat, self.group)
             return
-        narrow = bucket.flat.bfloat16()
-        yield all_reduce_mean(narrow, self.group)
-        bucket.flat.copy_(narrow)
+        narrow = payload.flat.bfloat16()
+        yield start_all_reduce(narrow, dist.ReduceOp.SUM, self.group)
+        payload.flat.copy_(narrow)
 
 
 make = Bf16

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from train.bucket import Bucket
-from train.sync import Sync, Waitable
+from train.errors import SharedError
+from train.sync import Payload, Sync, Waitable
 from train.sync.all_reduce import all_reduce_mean, prescale_of_backend
 
 
@@ -22,6 +22,7 @@ class PowerSGD(Sync):
     than half of its elements; the others travel in full, with the first factors.  One step of subspace iteration from
     the last step's factor (warm start).  The difference is this rank's own, takes as much memory as the gradient, and
     starts at zero after a resume.  A step in which no rank uses a parameter leaves both for the next one that does.
+    Raises SharedError if ranks compute on unlike devices: each multiplies the factors, and last bits would differ.
 
     Args:
         matrix_rank: columns of the factors.
@@ -32,23 +33,30 @@ class PowerSGD(Sync):
     def __init__(self, group: dist.ProcessGroup, *, matrix_rank: int = 4, full_steps: int = 10) -> None:
         super().__init__(group)
         self.matrix_rank, self.full_steps = matrix_rank, full_steps
-        self._states: weakref.WeakKeyDictionary[Bucket, _State] = weakref.WeakKeyDictionary()
+        self._compared: set[torch.device] = set()
+        self._states: weakref.WeakKeyDictionary[Payload, _State] = weakref.WeakKeyDictionary()
 
-    def prescale(self, device: torch.device) -> float:
-        return prescale_of_backend(self.group, device)
+    def prescale(self, dtype: torch.dtype, device: torch.device) -> float:
+        return prescale_of_backend(self.group, dtype, device)
 
-    def reduce(self, bucket: Bucket) -> Iterator[Waitable]:
-        state = self._states.setdefault(bucket, _State())
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if device not in self._compared:
+            self._compared.add(device)
+            _refuse_unlike_devices(device, self.group)
+        return super().allocate(numel, dtype, device)
+
+    def reduce(self, payload: Payload) -> Iterator[Waitable]:
+        state = self._states.setdefault(payload, _State())
         state.steps += 1
         # Narrower types are too coarse to make columns orthogonal in.
-        if state.steps <= self.full_steps or bucket.flat.dtype not in (torch.float32, torch.float64):
-            yield all_reduce_mean(bucket.flat, self.group)
+        if state.steps <= self.full_steps or payload.flat.dtype not in (torch.float32, torch.float64):
+            yield all_reduce_mean(payload.flat, self.group)
             return
         if not state.in_full:
-            state.in_full = [bucket.used]
-            for slot, view in enumerate(bucket.views):
+            state.in_full = [payload.used]
+            for slot, view in enumerate(payload.views):
                 if _pays(view, self.matrix_rank):
-                    state.matrices.append(_Matrix(view, bucket.used[slot], self.matrix_rank, seed=slot))
+                    state.matrices.append(_Matrix(view, payload.used[slot], self.matrix_rank, seed=slot))
                 else:
                     state.in_full.append(view)
         matrices, in_full = state.matrices, state.in_full
@@ -61,14 +69,14 @@ class PowerSGD(Sync):
         if not matrices:
             return
         rights = []
+        lefts = _orthonormal(lefts)
         for matrix, left in zip(matrices, lefts, strict=True):
-            _orthonormalize(left)
             rights.append(matrix.error.t() @ left)
         message = _packed(rights)
         yield all_reduce_mean(message, self.group)
         _unpack(message, rights)
         for matrix, left, right in zip(matrices, lefts, rights, strict=True):
-            matrix.approximate(left, right, self.prescale(bucket.flat.device))
+            matrix.approximate(left, right, self.prescale(payload.flat.dtype, payload.flat.device))
 
 
 @dataclass
@@ -125,16 +133,36 @@ def _pays(view: Tensor, rank: int) -> bool:
     return 2 * (rows + columns) * _rank(view, rank) < rows * columns
 
 
-def _orthonormalize(columns: Tensor) -> None:
-    """Gram-Schmidt, twice for each column, in place; a column that is nothing but a sum of others becomes zero."""
-    for index, column in enumerate(columns.unbind(1)):
-        before = columns[:, :index]
-        length = column.norm()
-        for _ in range(2):
-            column -= before @ (before.t() @ column)
-        # What is left of a dependent column is rounding noise, and noise scaled up is no direction.
-        left_over = column.norm()
-        column.mul_(torch.where(left_over > 1e-5 * length, 1.0 / left_over, 0.0))
+def _orthonormal(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """Orthonormal columns that span those of each matrix, and more where they are dependent; equal shapes in one call.
+
+    More is right, too: the second factor of a direction that the gradient does not have is zero.
+    """
+    same_shape: dict[torch.Size, list[int]] = {}
+    for index, matrix in enumerate(matrices):
+        same_shape.setdefault(matrix.shape, []).append(index)
+    results = list(matrices)
+    for indices in same_shape.values():
+        orthonormal = torch.linalg.qr(torch.stack([matrices[index] for index in indices])).Q
+        for index, result in zip(indices, orthonormal, strict=True):
+            results[index] = result
+    return results
+
+
+def _refuse_unlike_devices(device: torch.device, group: dist.ProcessGroup) -> None:
+    """Raise SharedError, naming them, unless all ranks compute on the same kind of device.  A collective."""
+    cuda = device.type == "cuda"
+    mine = torch.cuda.get_device_name(device) if cuda else f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
+    of_ranks = [mine] * dist.get_world_size(group)
+    dist.all_gather_object(of_ranks, mine, group)
+    ranks = dist.get_process_group_ranks(group)
+    for rank, theirs in zip(ranks, of_ranks, strict=True):
+        if theirs != of_ranks[0]:
+            raise SharedError(
+                f"PowerSGD needs the same kind of device on all ranks, but rank {ranks[0]} computes on {of_ranks[0]} "
+                f"and rank {rank} on {theirs}: their products differ in the last bits, and the ranks' weights would "
+                "drift apart. Use --sync=bf16 or --sync=all_reduce"
+            )
 
 
 def _packed(tensors: Sequence[Tensor]) -> Tensor:

@@ -152,7 +152,7 @@ def test_every_process_sees_what_explain_says(project: Project, tmp_path: Path, 
     target = targets.load("compose")
     plan = load(target, str(project.spec))
     with project.compose() as compose:
-        compose.up()
+        compose.up_as_told()
         found = [json.loads(project.docker.read(compose.volume("runs"), project.image, str(rank))) for rank in range(4)]
     for rank, seen in zip(plan.ranks(), found, strict=True):
         assert (seen["total"], seen["host"]) == (15, f"job-{rank.node}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import train
-from jobspec.lint.secrets import names_secret
+from lint.secrets import names_secret
 from tests.e2e.docker.client import ROOT, Docker
 
 OTHER = "e2e-docker-other"
@@ -112,6 +112,18 @@ def test_nothing_in_the_image_is_a_compiler(docker: Docker, image: str) -> None:
     programs = docker("run", "--rm", *find).splitlines()
     assert any(program.endswith("/bin/python3") for program in programs)
     assert [program for program in programs if COMPILERS.fullmatch(Path(program).name)] == []
+
+
+@pytest.mark.slow
+def test_with_a_compiler_the_image_runs_torch_compile(docker: Docker, base: str, other: str) -> None:
+    docker.build(other, base, REVISION="e2e", COMPILER="1")
+    code = "import torch; f = torch.compile(lambda x: (x.sin() + 1).sum()); x = torch.ones(64); "
+    code += "torch.testing.assert_close(f(x), (x.sin() + 1).sum()); print('compiled')"
+    assert docker("run", "--rm", other, "python3", "-c", code).endswith("compiled\n")
+    # What Triton compiles for a kernel on a GPU: C with Python's headers.
+    code = "import os, subprocess, sysconfig; print(subprocess.run(['gcc', '-fsyntax-only', '-include', 'Python.h', "
+    code += "'-I' + sysconfig.get_paths()['include'], '-xc', os.devnull]).returncode)"
+    assert docker("run", "--rm", other, "python3", "-c", code) == "0\n"
 
 
 def test_no_cache_and_no_leftover_is_in_the_image(added_files: set[str]) -> None:

@@ -25,7 +25,7 @@ FLAGS = [
 SAVE = """
 import time, sys, torch
 from pathlib import Path
-from train.checkpoint import Checkpoints
+from train.checkpoints.folder import Checkpoints
 *_, saved = sorted(Path("/checkpoints").glob("step-*/state.pt"))
 state = torch.load(saved, weights_only=True)
 again = Checkpoints(Path("/checkpoints/again"), keep=1)

@@ -25,7 +25,7 @@ _WAIT_S = 400.0  # several jobs, each with several processes that import torch, 
 
 # The webhook of TrainJob looks into what the operator has heard of so far, not at the API server; and an operator that
 # could not renew its lease on a busy machine starts again.
-_TOO_SOON = ("specified trainingRuntime must be created before the TrainJob is created", "no endpoints available")
+_TOO_SOON = ("trainingruntime must be created before the trainjob is created", "no endpoints available")
 
 
 class Cluster:
@@ -52,7 +52,7 @@ class Cluster:
             nonlocal said
             done = self.try_kubectl(*command, text=manifests)
             said += done.stdout
-            return not any(reason in done.stderr for reason in _TOO_SOON) and bool(_checked(done))
+            return not any(reason in done.stderr.lower() for reason in _TOO_SOON) and bool(_checked(done))
 
         self.until(applied, "the operators take the manifests")
         return said

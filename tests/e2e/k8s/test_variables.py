@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,22 +24,45 @@ dist.init_process_group("gloo")
 total = torch.tensor(2 ** dist.get_rank())
 dist.all_reduce(total)
 first = dict(line.split("=", 1) for line in pathlib.Path("/proc/1/environ").read_text().split("\\0") if line)
-seen = {"total": total.item(), "pod": first, "process": dict(os.environ), "node": os.uname().nodename}
+seen = {"total": total.item(), "pod": first, "process": dict(os.environ), "user": os.getuid()}
+pathlib.Path("~/mine").expanduser().write_text("the home can be written")
 pathlib.Path("/work-of-job", str(dist.get_rank())).write_text(json.dumps(seen))
 dist.destroy_process_group()
 """
 
 
+@pytest.fixture
+def cluster_runtime(cluster: Cluster, namespace: str) -> Iterator[str]:
+    """A runtime as the cluster's administrator makes it: of torch, with an image and a variable of its own."""
+    container = {"name": "node", "image": "pytorch/pytorch", "env": [{"name": "OF_THE_RUNTIME", "value": "1"}]}
+    pod = {"spec": {"containers": [container]}}
+    labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    replicated = {"name": "node", "template": {"metadata": {"labels": labels}, "spec": {"template": pod}}}
+    spec = {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": {"replicatedJobs": [replicated]}}}
+    metadata = {"name": namespace, "labels": {"trainer.kubeflow.org/framework": "torch"}}
+    kind = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "ClusterTrainingRuntime"}
+    cluster.apply(json.dumps({**kind, "metadata": metadata, "spec": spec}))
+    yield namespace
+    cluster.kubectl("delete", "clustertrainingruntimes.trainer.kubeflow.org", namespace, "--wait=false")
+
+
 @pytest.mark.parametrize(
-    ("target", "nodes"), [*((target, 2) for target in KINDS), ("pytorchjob", {"min": 1, "max": 2}), ("jobset", 1)]
+    ("target", "nodes", "runtime"),
+    [
+        *((target, 2, False) for target in KINDS),
+        ("pytorchjob", {"min": 1, "max": 2}, False),
+        ("jobset", 1, False),
+        ("trainjob", 2, True),
+    ],
 )
 def test_processes_have_the_variables_that_explain_foretells(
-    target: str, nodes: object, cluster: Cluster, namespace: str, tmp_path: Path
+    target: str, nodes: object, runtime: bool, cluster: Cluster, namespace: str, tmp_path: Path, request: Any
 ) -> None:
     cluster.needs_controllers(target)
+    kubernetes = {"runtime": request.getfixturevalue("cluster_runtime")} if runtime else {}
     work = cluster.claim(namespace, "work")
     (work / "mine.py").write_text(SCRIPT)
-    secret = {"data": {"TOKEN": base64.b64encode(SECRET.encode()).decode()}, "metadata": {"name": "job"}}
+    secret = {"data": {"of-hf": base64.b64encode(SECRET.encode()).decode()}, "metadata": {"name": "hf"}}
     cluster.apply(json.dumps({"apiVersion": "v1", "kind": "Secret", **secret}), "--namespace", namespace)
     spec = job(
         cluster.image,
@@ -45,7 +70,8 @@ def test_processes_have_the_variables_that_explain_foretells(
         procs_per_node=2,
         command=["/work-of-job/mine.py"],
         env={"NOTE": "$(OUT) $HOME $$ $é \"'"},
-        secrets=["TOKEN"],
+        secrets=[{"TOKEN": {"secret": "hf", "key": "of-hf"}}],
+        kubernetes=kubernetes,
         mounts=[{"claim": "work", "path": "/work-of-job"}],
     )
     cluster.apply(rendered(target, spec, namespace, tmp_path))
@@ -60,16 +86,18 @@ def test_processes_have_the_variables_that_explain_foretells(
     for rank in told["ranks"]:
         found = seen[rank["rank"]]
         assert found["total"] == 2 ** told["world_size"] - 1
-        by_pod = [one for one in rank["variables"] if one["setter"] != "torchrun"]
-        for place, variables in (("pod", by_pod), ("process", rank["variables"])):
+        all_of_it = [*told["variables"], *rank["variables"]]
+        by_pod = [one for one in all_of_it if one["setter"] != "torchrun"]
+        for place, variables in (("pod", by_pod), ("process", all_of_it)):
             final = {variable["name"]: variable["value"] for variable in variables}  # the last one holds
             known = {name: value for name, value in final.items() if not value.startswith("<")}
             assert {name: found[place].get(name) for name in known} == known
             assert set(final) <= set(found[place])
             assert found[place]["TOKEN"] == SECRET
+        assert found["user"] == 1000
         # No rank follows from a variable that nobody foretold.
         assert {name for name in found["pod"] if name.startswith(("PET_", "MASTER_"))} <= {
-            variable["name"] for variable in rank["variables"]
+            variable["name"] for variable in all_of_it
         }
 
 

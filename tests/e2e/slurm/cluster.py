@@ -3,7 +3,8 @@
     with Cluster(folder, ["n2", "n10"]) as cluster:
         job = cluster.submit(script)
 
-All files lie in `folder`; all processes, networks and mounts end with the machines (machine.py).
+An ordinary user (user.py) submits the jobs from `folder`; the daemons, which run as root, keep their files in a folder
+within it.  All processes, networks and mounts end with the machines (machine.py).
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from tests.cli import ROOT
+from tests.e2e.slurm import user
 from tests.e2e.slurm.machine import Machine, connect
 
 _NETWORK = "10.231.7"
 _BRIDGE = "switch"
 _ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY")
+_NOT_THE_USERS = ("SLURM", "SBATCH", "SRUN", "PET_", "XDG_", "SUDO_", "MAIL", "TMPDIR")
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch")
 
 # Times: a node that is silent for SlurmdTimeout is down; SIGKILL comes KillWait after SIGTERM; a job that was requeued
@@ -69,11 +72,11 @@ PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMo
 """
 _NODE = "NodeName={name} NodeHostname={name} NodeAddr={address} CPUs=8 RealMemory=4000 Gres=gpu:2 State=UNKNOWN\n"
 
-# Stands in for the GPUs' own tool: the preflight of a script counts them with it.
+# Stands in for the GPUs' own tool, with which the preflight of a script counts those that the job was given.
 _NVIDIA_SMI = """\
 #!/bin/sh
-echo 'GPU 0: stand-in'
-echo 'GPU 1: stand-in'
+IFS=,
+for gpu in $CUDA_VISIBLE_DEVICES; do echo "GPU $gpu: stand-in"; done
 """
 
 
@@ -105,32 +108,35 @@ class Cluster:
     """Starts on `with`, and is ready then.
 
     Args:
-        folder: for all its files, and the folder of the jobs that are submitted.
+        folder: for all its files, and the folder of the jobs that are submitted; it becomes the user's.
         nodes: the nodes' names; each has 8 CPUs and two stand-ins for GPUs.
+        opened: folders that jobs need beside `folder`, this checkout and this Python.
         silent_s: after how long without an answer a node counts as down.
     """
 
-    def __init__(self, folder: Path, nodes: Sequence[str], silent_s: int = 60) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, nodes: Sequence[str], silent_s: int = 60, opened: Sequence[Path] = ()) -> None:
+        self.folder = user.give(folder)
+        self.system = folder / "system"
         self.names = list(nodes)
         self.silent_s = silent_s
         self.machines: dict[str, Machine] = {}
+        self._opened = [folder, ROOT, Path(sys.prefix), Path(sys.base_prefix), *opened]
         self._ends = ExitStack()
 
     def __enter__(self) -> Cluster:
         with ExitStack() as ends:  # whatever of it has come up goes down again if the rest fails
             self._write_files()
-            self.control = ends.enter_context(Machine("control", self.folder / "hosts"))
+            self.control = ends.enter_context(self._machine("control"))
             self.control.run("ip", "link", "add", _BRIDGE, "type", "bridge")
             self.control.run("ip", "address", "add", f"{_NETWORK}.1/24", "dev", _BRIDGE)
             self.control.run("ip", "link", "set", _BRIDGE, "up")
             self._daemon(self.control, "munged", *self._munged_flags())
-            self._wait_for("munged", lambda: (self.folder / "munge.socket").exists())
+            self.wait_for("munged", lambda: (self.system / "munge.socket").exists())
             self._daemon(self.control, "slurmctld", "-D", "-f", str(self._conf))
             for name in self.names:
                 ends.callback(self.power_off, name)
                 self.power_on(name)
-            self._wait_for("nodes", lambda: {*self.states().values()} == {"idle"})
+            self.wait_for("nodes", lambda: {*self.states().values()} == {"idle"})
             self._ends = ends.pop_all()
         return self
 
@@ -139,7 +145,7 @@ class Cluster:
 
     def power_on(self, name: str) -> None:
         """Start a node."""
-        machine = Machine(name, self.folder / "hosts")
+        machine = self._machine(name)
         self.machines[name] = machine
         connect(self.control, _BRIDGE, machine, f"{self._address(name)}/24")
         self.start_slurmd(name)
@@ -158,30 +164,37 @@ class Cluster:
 
     def repair(self) -> None:
         """Bring all nodes back to work, and end the jobs."""
-        self.command("scancel", "--user=root")
+        self.administer("scancel", f"--user={user.NAME}")
         for name in self.names:
             if name not in self.machines:
                 self.power_on(name)
             elif subprocess.run(self.machines[name].inside(["pgrep", "-x", "slurmd"]), capture_output=True).returncode:
                 self.start_slurmd(name)
-        self._wait_for("nodes", self._all_idle)
+        self.wait_for("nodes", self._all_idle)
 
     def _all_idle(self) -> bool:
         """Whether all nodes are; those that Slurm has given up are told to resume, which some do by themselves."""
         states = self.states()
         down = [name for name, state in states.items() if state.rstrip("*") in ("down", "drained", "draining")]
         if down:
-            self.command("scontrol", "update", f"NodeName={','.join(down)}", "State=RESUME")
+            self.administer("scontrol", "update", f"NodeName={','.join(down)}", "State=RESUME")
         return {*states.values()} == {"idle"}
 
-    def command(self, *words: str, environ: Mapping[str, str] | None = None) -> str:
-        """Run one of Slurm's commands as a user on the control machine would; what it wrote."""
+    def command(self, *words: str, environ: Mapping[str, str] | None = None, timeout_s: float = 120.0) -> str:
+        """Run one of Slurm's commands as the user on the control machine; what it wrote."""
+        return self._run(user.as_user(words), self.environment() | dict(environ or {}), timeout_s)
+
+    def administer(self, *words: str) -> str:
+        """Run one of Slurm's commands as root, who may do what users may not; what it wrote."""
+        return self._run(words, self.environment())
+
+    def _run(self, words: Sequence[str], environ: Mapping[str, str], timeout_s: float = 120.0) -> str:
         done = subprocess.run(
             self.control.inside(words, self.folder),
-            env=self.environment() | dict(environ or {}),
+            env=environ,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=timeout_s,
         )
         if done.returncode:
             raise RuntimeError(f"{' '.join(words)}: {done.stdout}{done.stderr}")
@@ -189,9 +202,10 @@ class Cluster:
 
     def environment(self) -> dict[str, str]:
         """The environment of the user's shell: this Python and this checkout, and no other job's variables."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PET_"))}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_THE_USERS)}
+        own = {"HOME": str(self.folder), "USER": user.NAME, "LOGNAME": user.NAME}
         path = f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return kept | {"PATH": path, "PYTHONPATH": str(ROOT), "SLURM_CONF": str(self._conf)}
+        return kept | own | {"PATH": path, "PYTHONPATH": str(ROOT), "SLURM_CONF": str(self._conf)}
 
     def submit(self, script: str, *flags: str, environ: Mapping[str, str] | None = None) -> str:
         """The number of the job that sbatch makes of a script."""
@@ -234,45 +248,49 @@ class Cluster:
 
     def logs(self) -> str:
         """What the jobs and the daemons have written, for the message of a failed test."""
-        files = [*sorted(self.folder.glob("*-*.log")), *sorted(self.folder.glob("slurm*.log"))]
+        files = [*sorted(self.folder.glob("*-*.log")), *sorted(self.system.glob("slurm*.log"))]
         return "\n".join(f"--- {file.name}\n{file.read_text()[-6000:]}" for file in dict.fromkeys(files))
 
     @property
     def _conf(self) -> Path:
-        return self.folder / "slurm.conf"
+        return self.system / "slurm.conf"
 
     def _address(self, name: str) -> str:
         return f"{_NETWORK}.{10 + self.names.index(name)}"
 
     def _write_files(self) -> None:
-        (self.folder / "state").mkdir()
+        (self.system / "state").mkdir(parents=True)
         (self.folder / "bin").mkdir()
         hosts = {"localhost": "127.0.0.1", "control": f"{_NETWORK}.1"}
         hosts |= {name: self._address(name) for name in self.names}
-        (self.folder / "hosts").write_text("".join(f"{address} {name}\n" for name, address in hosts.items()))
+        (self.system / "hosts").write_text("".join(f"{address} {name}\n" for name, address in hosts.items()))
+        self._accounts = user.account_files(self.system, self.folder)
         nodes = "".join(_NODE.format(name=name, address=self._address(name)) for name in self.names)
-        values = {"address": f"{_NETWORK}.1", "folder": self.folder, "nodes": nodes, "silent_s": self.silent_s}
+        values = {"address": f"{_NETWORK}.1", "folder": self.system, "nodes": nodes, "silent_s": self.silent_s}
         self._conf.write_text(_SLURM_CONF.format(**values))
         for number in range(2):
-            os.mknod(self.folder / f"gpu{number}", 0o666 | 0o020000, os.makedev(1, 3))  # like /dev/null
-        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-1]\n")
-        (self.folder / "cgroup.conf").write_text("")
+            os.mknod(self.system / f"gpu{number}", 0o666 | 0o020000, os.makedev(1, 3))  # like /dev/null
+        (self.system / "gres.conf").write_text(f"Name=gpu File={self.system}/gpu[0-1]\n")
+        (self.system / "cgroup.conf").write_text("")
         smi = self.folder / "bin" / "nvidia-smi"
         smi.write_text(_NVIDIA_SMI)
         smi.chmod(0o755)
-        key = self.folder / "munge.key"
+        key = self.system / "munge.key"
         subprocess.run(["mungekey", "--create", f"--keyfile={key}"], check=True, capture_output=True, timeout=60)
 
     def _munged_flags(self) -> list[str]:
         files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
-        return ["--foreground", "--force", *(f"--{flag}={self.folder}/munge.{end}" for flag, end in files.items())]
+        return ["--foreground", "--force", *(f"--{flag}={self.system}/munge.{end}" for flag, end in files.items())]
+
+    def _machine(self, name: str) -> Machine:
+        return Machine(name, self.system / "hosts", self._accounts, self._opened)
 
     def _daemon(self, machine: Machine, *command: str) -> None:
-        with (self.folder / "daemons.log").open("a") as output:
+        with (self.system / "daemons.log").open("a") as output:
             machine.start(command, output)
 
-    def _wait_for(self, what: str, ready: object, timeout_s: float = 120.0) -> None:
-        assert callable(ready)
+    def wait_for(self, what: str, ready: Callable[[], bool], timeout_s: float = 120.0) -> None:
+        """Wait until `ready` says so; Slurm may refuse to answer until then.  RuntimeError with all logs if not."""
         deadline = time.monotonic() + timeout_s
         problem = "not ready"
         while time.monotonic() < deadline:
@@ -282,4 +300,4 @@ class Cluster:
             except RuntimeError as error:
                 problem = str(error)
             time.sleep(0.2)
-        raise RuntimeError(f"{what}: {problem}\n{(self.folder / 'daemons.log').read_text()}\n{self.logs()}")
+        raise RuntimeError(f"{what}: {problem}\n{(self.system / 'daemons.log').read_text()}\n{self.logs()}")

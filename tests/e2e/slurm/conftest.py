@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cli import ROOT
 from tests.e2e.slurm import long_job
 from tests.e2e.slurm.cluster import Cluster, missing
 from tests.e2e.slurm.specs import run_on_ranks
+from tests.e2e.slurm.user import give
 
 # n10 is behind n2 in the order of numbers, which is Slurm's, and before it in the order of text, which is c10d's.
 NODES = ["n2", "n10", "n11"]
@@ -26,8 +29,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if reason := missing():
         pytest.skip(f"no Slurm: {reason}")
-    with Cluster(tmp_path_factory.mktemp("slurm"), NODES) as running:
+    base = tmp_path_factory.getbasetemp()
+    base.chmod(0o711)  # pytest closes it to all but its own user
+    data = [Path(os.environ.get("DATA_ROOT") or ROOT.parent / "shared" / "data")]
+    with Cluster(tmp_path_factory.mktemp("slurm"), NODES, opened=[base, *filter(Path.is_dir, data)]) as running:
         yield running
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Path:
+    """A folder of the user who submits the jobs, which write there."""
+    return give(tmp_path)
 
 
 @pytest.fixture

@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import stat
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 # Ends when the pipe to its starter closes; as process 1 bash also clears away the processes that lost their parent.
-_FIRST_PROCESS = "set -e; hostname {name}; mount --bind {hosts} /etc/hosts; ip link set lo up; echo ready; read -r _"
+_FIRST_PROCESS = "set -e; hostname {name}; {mounts} ip link set lo up; echo ready; read -r _"
 
 
 class Machine:
@@ -25,13 +26,19 @@ class Machine:
     Args:
         name: its host name.
         hosts: the file that is its /etc/hosts.
+        files: further files in place of those of this machine.
+        opened: folders that every user reaches there, also where they lie within a closed one, such as /root.
     Raises RuntimeError if the kernel or the user's rights do not allow it.
     """
 
-    def __init__(self, name: str, hosts: Path) -> None:
+    def __init__(
+        self, name: str, hosts: Path, files: Mapping[str, Path] | None = None, opened: Sequence[Path] = ()
+    ) -> None:
         self.name = name
         self._started: list[subprocess.Popen[str]] = []
-        first = _FIRST_PROCESS.format(name=shlex.quote(name), hosts=shlex.quote(str(hosts)))
+        replaced = {"/etc/hosts": hosts, **(files or {})}
+        mounts = [f"mount --bind {shlex.quote(str(file))} {path};" for path, file in replaced.items()]
+        first = _FIRST_PROCESS.format(name=shlex.quote(name), mounts=" ".join([*mounts, *_reopened(opened)]))
         unshare = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         # A session of its own: Ctrl-C on the terminal is for the tests, which then close the machine.
         self._holder = subprocess.Popen(
@@ -51,7 +58,7 @@ class Machine:
 
     def inside(self, command: Sequence[str], folder: Path = Path("/")) -> list[str]:
         """The command that runs `command` in this machine, in `folder`."""
-        return ["nsenter", f"--target={self.pid}", "--all", f"--wd={folder}", *command]
+        return ["nsenter", f"--target={self.pid}", "--all", "env", f"--chdir={folder}", *command]
 
     def run(self, *command: str) -> str:
         """Run a command there to its end; what it wrote.  RuntimeError if it fails."""
@@ -94,3 +101,23 @@ def connect(network: Machine, bridge: str, machine: Machine, address: str) -> No
     network.run("ip", "link", "set", cable, "master", bridge, "up")
     machine.run("ip", "address", "add", address, "dev", "eth0")
     machine.run("ip", "link", "set", "eth0", "up")
+
+
+def _reopened(folders: Sequence[Path]) -> Iterator[str]:
+    """Shell commands after which every user reaches the folders, also those within a closed one.
+
+    An empty folder covers the closed one, and there the needed ones are mounted from descriptors that were opened
+    before.
+    """
+    needed: dict[Path, list[Path]] = {}
+    for folder in sorted({folder.resolve() for folder in folders}):
+        closed = [parent for parent in reversed(folder.parents) if not parent.stat().st_mode & stat.S_IXOTH]
+        if closed and not set(folder.parents) & {*needed.get(closed[0], [])}:
+            needed.setdefault(closed[0], []).append(folder)
+    for closed_one, inside in needed.items():
+        words = [shlex.quote(str(folder)) for folder in inside]
+        yield from (f"exec {{folder{number}}}<{word};" for number, word in enumerate(words))
+        yield f"mount -t tmpfs -o mode=755 none {shlex.quote(str(closed_one))};"
+        for number, word in enumerate(words):
+            yield f"mkdir -p {word}; mount --no-canonicalize --bind /proc/$$/fd/$folder{number} {word};"
+            yield f"exec {{folder{number}}}<&-;"

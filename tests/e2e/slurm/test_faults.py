@@ -56,7 +56,7 @@ def test_at_the_time_limit_the_job_saves_and_comes_back_for_the_rest(
     long_job.lower_limit(nodes, number)
     nodes.wait_for_line(number, f"fault-{number}.log", "back into the queue")
     nodes.wait_for_state(number, "PENDING")
-    nodes.command("scontrol", "update", f"JobId={number}", "TimeLimit=20")
+    nodes.administer("scontrol", "update", f"JobId={number}", "TimeLimit=20")
     nodes.wait_for_line(number, f"fault-{number}-r1.log", f"resume: {tmp_path}/checkpoints/")
     nodes.wait_for_line(number, f"fault-{number}-r1.log", "epoch ")
     nodes.command("scancel", number)
@@ -94,7 +94,7 @@ def test_a_node_that_is_set_down_sends_the_job_back_into_the_queue_and_it_goes_o
     start: Start, nodes: Cluster, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
     number = start()
-    nodes.command("scontrol", "update", "NodeName=n10", "State=DOWN", "Reason=test")
+    nodes.administer("scontrol", "update", "NodeName=n10", "State=DOWN", "Reason=test")
     assert long_job.ended_as(undisturbed, nodes, number, tmp_path).restarts == 1
     assert "Node failure on n10" in log(nodes, number)
     assert f"resume: {tmp_path}/checkpoints/" in log(nodes, number, 1)

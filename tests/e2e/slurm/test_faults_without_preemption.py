@@ -66,7 +66,7 @@ def test_a_job_of_higher_priority_or_a_requeue_does_not_bring_it_back(start: Sta
 @pytest.mark.slow
 def test_a_node_that_is_set_down_ends_the_job_and_the_log_says_why(start: Start, nodes: Cluster) -> None:
     number = start("", settings=FOR_EVER)
-    nodes.command("scontrol", "update", "NodeName=n10", "State=DOWN", "Reason=test")
+    nodes.administer("scontrol", "update", "NodeName=n10", "State=DOWN", "Reason=test")
     job = nodes.wait_for_end(number)
     assert (job.state, job.restarts) == ("NODE_FAIL", 0)
     assert "DUE TO NODE FAILURE" in log(nodes, number) + log(nodes, number, 0)

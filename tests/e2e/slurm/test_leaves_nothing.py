@@ -23,7 +23,7 @@ from pathlib import Path
 from tests.e2e.slurm.cluster import Cluster
 folder, how = Path(sys.argv[1]), sys.argv[2]
 if how == "fails-to-start":
-    (folder / "state").write_text("no folder")
+    (folder / "system").write_text("no folder")
 with Cluster(folder, ["n2", "n10"]) as cluster:
     job = cluster.submit("#!/bin/bash\\n#SBATCH --nodes=2\\nsrun sleep 1000\\n")
     cluster.wait_for_state(job, "RUNNING")

@@ -12,6 +12,7 @@ from jobspec import targets
 from jobspec.artifact import load
 from jobspec.explain import as_json, explain
 from jobspec.plan import PORTS
+from tests.e2e.slurm import user
 from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.specs import script
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.timeout(2400)
 
 _WRITE_ENVIRONMENT = """
 import json, os, pathlib, socket
-seen = dict(os.environ, host=socket.gethostname())
+seen = dict(os.environ, host=socket.gethostname(), uid=os.getuid())
 pathlib.Path(os.environ["OUT"], os.environ["RANK"]).write_text(json.dumps(seen))
 """
 _SPEC = """
@@ -59,11 +60,13 @@ def test_each_process_sees_what_explain_says_of_this_allocation(launch: str, clu
     seen = {int(file.name): json.loads(file.read_text()) for file in tmp_path.glob("[0-9]*")}
     assert sorted(seen) == [process["rank"] for process in told["ranks"]]
     for process in told["ranks"]:
+        process["variables"] += told["variables"]
         _compare(process, seen[process["rank"]], job.fields["JobId"])
 
 
-def _compare(process: dict[str, Any], env: dict[str, str], job_id: str) -> None:
+def _compare(process: dict[str, Any], env: dict[str, Any], job_id: str) -> None:
     assert env["host"] == process["node"]
+    assert env["uid"] == user.UID, "not the user who submitted it"
     # Each process sees all GPUs of its node and takes its own.
     assert process["device"] == f"cuda:{env['LOCAL_RANK']}"
     # Of a name that is set twice the later value holds.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -15,10 +14,12 @@ import pytest
 from tests.cli import ROOT
 from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.specs import losses, run_on_ranks, script
+from tests.e2e.slurm.user import UID, give
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 
-_PROGRAMS = ("podman", "crun", "catatonit", "debootstrap")
+_PROGRAMS = ("podman", "crun", "catatonit", "debootstrap", "newuidmap")
+_PACKAGES = "podman crun catatonit debootstrap uidmap"
 _IMAGE = "localhost/e2e:1"
 # What Python's own modules are linked with, beside libc.
 _LIBRARIES = "zlib1g,libffi8,libssl3,libbz2-1.0,liblzma5,libsqlite3-0,libreadline8,libuuid1,libexpat1"
@@ -26,10 +27,11 @@ _STORAGE = """\
 [storage]
 driver = "overlay"
 graphroot = "{folder}/images"
-runroot = "{folder}/run"
+rootless_storage_path = "{folder}/images"
+runroot = "{folder}/node/run"
 """
 # Nothing of podman outside of the folder and the nodes: no groups of processes (systemd, which would make them, does
-# not run on a node of the tests), and locks in files, not in /dev/shm.  Root in a container of CI may not raise limits.
+# not run on a node of the tests), and locks in files, not in /dev/shm.  Nobody in a container of CI may raise limits.
 _CONTAINERS = """\
 [containers]
 cgroups = "disabled"
@@ -39,7 +41,7 @@ runtime = "crun"
 cgroup_manager = "cgroupfs"
 events_logger = "file"
 lock_type = "file"
-tmp_dir = "{folder}/tmp"
+tmp_dir = "{folder}/node/tmp"
 """
 _TRAIN = {"model": "mlp", "max_steps": 30, "lr": 0.1}
 _SPEC = """
@@ -58,16 +60,19 @@ slurm: {{runtime: podman}}
 
 
 @pytest.fixture(scope="module")
-def podman(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> Iterator[dict[str, str]]:
+def podman(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cluster: Cluster
+) -> Iterator[dict[str, str]]:
     """Variables with which podman finds its image; all its files lie in a folder of the test's own."""
     if absent := [program for program in _PROGRAMS if shutil.which(program) is None]:
-        pytest.skip(f"{', '.join(absent)} not installed: apt-get install {' '.join(_PROGRAMS)}")
+        pytest.skip(f"{', '.join(absent)} not installed: apt-get install {_PACKAGES}")
     folder = tmp_path_factory.mktemp("podman")
     base = folder / "base"
     # What debootstrap mounts ends with the namespace.
     namespace = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     debootstrap = ["debootstrap", "--variant=minbase", f"--include={_LIBRARIES}", "bookworm", str(base)]
     subprocess.run([*namespace, *debootstrap], check=True, capture_output=True, timeout=900)
+    (base / "root").chmod(0o755)  # where this Python may be
     with tarfile.open(folder / "base.tar", "w") as archive:
         archive.add(base, ".")
     shutil.rmtree(base)
@@ -77,15 +82,25 @@ def podman(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> Iterat
         "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
         "CONTAINERS_CONF": str(folder / "containers.conf"),
     }
-    command = ["unshare", "--mount", "podman", "import", "--quiet", str(folder / "base.tar"), _IMAGE]
-    subprocess.run(command, env={**os.environ, **own}, check=True, capture_output=True, timeout=600)
-    for machine in cluster.machines.values():
+    (folder / "node").mkdir()
+    give(folder)
+    queues = Path("/dev/mqueue")  # that of the host is mounted in containers, but a container of CI may have none
+    if not queues.exists():
+        queues.mkdir()
+        request.addfinalizer(queues.rmdir)
+    machines = [cluster.control, *cluster.machines.values()]
+    for machine in machines:
         # crun refuses to look at a mixture of the two generations of control groups, even to make none.
         machine.run("mount", "-t", "tmpfs", "none", "/sys/fs/cgroup")
+        # As /run is: what podman keeps there names processes of this node.
+        machine.run("mount", "-t", "tmpfs", "-o", f"uid={UID},gid={UID},mode=700", "none", str(folder / "node"))
+    command = ["podman", "import", "--quiet", str(folder / "base.tar"), _IMAGE]
+    cluster.command(*command, environ=own, timeout_s=600.0)
     yield own
-    for machine in cluster.machines.values():
+    for machine in machines:
         assert machine.run("ls", "/sys/fs/cgroup") == "", "podman made groups"
         machine.run("umount", "/sys/fs/cgroup")
+        machine.run("umount", "--lazy", str(folder / "node"))  # a process of podman stays, which holds its namespace
     assert str(folder) not in Path("/proc/self/mountinfo").read_text(), "podman left a mount"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.cli import ROOT, records
 from tests.e2e import foreign
 from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.specs import losses, run_with_torchrun, script
+from tests.e2e.slurm.user import give
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -120,7 +122,11 @@ def test_a_script_that_nobody_here_wrote_runs_unchanged(
 ) -> None:
     foreign.unpack(data_root / "FashionMNIST" / "raw", tmp_path / "data" / "FashionMNIST" / "raw")
     (tmp_path / "work").mkdir()
-    spec = _FOREIGN.format(script=foreign_script.script, packages=foreign_script.packages, folder=tmp_path)
+    give(tmp_path / "work")
+    copy = tmp_path / "foreign"  # the original lies in the home folder of who runs the tests
+    shutil.copytree(foreign_script.script.parent, copy)
+    names = {"script": foreign_script.script.name, "packages": foreign_script.packages.name}
+    spec = _FOREIGN.format(folder=tmp_path, **{key: copy / name for key, name in names.items()})
     job = cluster.wait_for_end(cluster.submit(script(cluster, spec)))
     said = (tmp_path / "work" / f"foreign-{job.number}-r0.log").read_text()
     assert job.state == "COMPLETED", said

@@ -9,3 +9,11 @@ srun --kill-on-bad-exit=1 bash -c "torchrun --nnodes=4 --node_rank=\$SLURM_PROCI
 cat > task.sh <<'END'
 exec torchrun --node_rank="$SLURM_NODEID" train.py
 END
+task() {
+  export PET_NODE_RANK=$SLURM_NODEID
+  exec torchrun --nproc-per-node=4 train.py
+}
+export -f task
+srun --kill-on-bad-exit=1 bash -c 'export -fn task; task'
+look() { echo "$SLURM_PROCID"; }
+srun --kill-on-bad-exit=1 bash -c "$(declare -f look); look"

@@ -1,0 +1,43 @@
+"""The checks in their order: letter, title, function and time limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check.
+
+    function: "module:name"; a module without a dot is one of this package.  It is called with the device, "cuda" or
+    "cpu", and returns a record of plain numbers and words, or raises Skipped, Failed or any other error.
+    """
+
+    title: str
+    function: str
+    limit_s: float
+
+    def load(self) -> Callable[[str], dict[str, Any]]:
+        module, _, name = self.function.partition(":")
+        module = module if "." in module else f"{__package__}.{module}"
+        function: Callable[[str], dict[str, Any]] = getattr(import_module(module), name)
+        return function
+
+
+# A device session ends a command after ten minutes, so no limit is longer.
+CHECKS = {
+    "a": Check("the whole test suite with CUDA visible", "suite:whole", 580),
+    "b": Check("losses of three models in three precisions against the CPU's", "losses:run", 300),
+    "c": Check("two ranks on one GPU over gloo: every sync, with a delayed backward", "two_ranks:over_gloo", 400),
+    "d": Check("the tests marked for CUDA, and BatchNorm with an empty rank", "two_ranks:marked_tests", 500),
+    "e": Check("two NCCL ranks on one GPU: what (c) and (d) check", "two_ranks:over_nccl", 400),
+    "f": Check("kill -9 and out of memory of one rank: message and seconds", "deaths:run", 300),
+    "g": Check("reserved memory over 40 epochs of input", "memory:run", 200),
+    "h": Check("20 steps without a synchronisation of the host", "synchronisations:run", 200),
+    "i": Check("time of a step: CustomDDP, native DDP, bare module", "step_time:run", 580),
+    "j": Check("the same weights after a resume, with and without --deterministic", "resume:run", 300),
+    "k": Check("SIGTERM: saved, exit code 143, and the next start continues", "sigterm:run", 200),
+}

@@ -1,0 +1,117 @@
+"""Start `python -m train` on one device, alone or as two ranks, and read what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.outcome import Failed
+from benchmarks.ranks import ROOT
+
+# What a launcher sets; the checks themselves may run under one.
+_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "PET_", "SLURM_", "TORCHELASTIC_", "GROUP_", "NODE_RANK")
+BASE_FLAGS = ("--dataset=synthetic", "--dropout=0", "--log-every=1")
+# Without processes of a loader, and without making the samples that are not read: short runs start at once.
+_INPUT = ("--input=loader", "--workers=0")
+
+
+def nccl_variables(rank: int) -> dict[str, str]:
+    """Variables with which NCCL may accept two ranks on one GPU: from 2.30 on by its own switch, before that because it
+    takes them for two hosts, which it connects through sockets."""
+    return {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+
+
+@dataclass
+class Job:
+    """The processes of one run, by rank; what each prints is in its file."""
+
+    processes: list[subprocess.Popen[bytes]]
+    logs: list[Path]
+    run_dir: Path
+
+    def text(self, rank: int) -> str:
+        return self.logs[rank].read_text(errors="replace")
+
+    def records(self, event: str) -> list[dict[str, Any]]:
+        """The records of one kind so far."""
+        file = self.run_dir / "metrics.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [record for record in map(json.loads, lines) if record["event"] == event]
+
+    def wait_for(self, what: str, reached: Callable[[], bool], timeout_s: float) -> None:
+        """Return once `reached()`; Failed if a process ends before, or time does."""
+        deadline = time.monotonic() + timeout_s
+        while not reached():
+            for rank, process in enumerate(self.processes):
+                if process.poll() is not None:
+                    raise Failed(f"rank {rank} ended before {what}: {self.text(rank)[-500:]}")
+            if time.monotonic() > deadline:
+                raise Failed(f"no {what} within {timeout_s:g} s: {self.text(0)[-500:]}")
+            time.sleep(0.05)
+
+    def wait(self, rank: int, timeout_s: float) -> tuple[int, float]:
+        """Exit code of a rank, and the seconds until it ended; Failed if it does not end."""
+        started = time.monotonic()
+        try:
+            code = self.processes[rank].wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"rank {rank} did not end within {timeout_s:g} s: {self.text(rank)[-500:]}") from None
+        return code, time.monotonic() - started
+
+    def finish(self, timeout_s: float) -> str:
+        """Wait for a good end; the hash of the weights."""
+        for rank in range(len(self.processes)):
+            code, _ = self.wait(rank, timeout_s)
+            if code != 0:
+                raise Failed(f"rank {rank} ended with {code}: {self.text(rank)[-800:]}")
+        [end] = self.records("end")[-1:]
+        return str(end["weights_sha256"])
+
+
+@contextmanager
+def started(
+    device: str, folder: Path, flags: Sequence[str], ranks: int = 1, modules: Sequence[str] = ("train", "train")
+) -> Iterator[Job]:
+    """A run of `ranks` processes that all compute on the same device; they are killed at the end.
+
+    modules: what each rank runs, `train` or something that ends in it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    own = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)}
+    own |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1" if ranks > 1 else own.get("OMP_NUM_THREADS", "4")}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    job = Job([], [folder / f"rank-{rank}.log" for rank in range(ranks)], folder / "run")
+    try:
+        for rank in range(ranks):
+            where = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+            where |= {"GROUP_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            if ranks > 1 and device == "cuda":
+                where |= nccl_variables(rank)
+            command = [sys.executable, "-m", modules[rank], f"--device={device}", f"--run-dir={job.run_dir}"]
+            with job.logs[rank].open("wb") as log:
+                job.processes.append(
+                    subprocess.Popen(
+                        [*command, *BASE_FLAGS, *_INPUT, *flags],
+                        env=own | (where if ranks > 1 else {}),
+                        cwd=ROOT,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+        yield job
+    finally:
+        for process in job.processes:
+            process.send_signal(signal.SIGKILL)
+            process.wait()

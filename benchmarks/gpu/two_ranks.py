@@ -1,0 +1,171 @@
+"""Two ranks on one device train as two ranks on the CPU do: every sync, streams, BatchNorm with an empty rank."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.gpu import suite
+from benchmarks.gpu.jobs import nccl_variables
+from benchmarks.gpu.outcome import Failed, Skipped
+from benchmarks.ranks import HERE, Place, run_ranks
+from train.collectives.sync_batchnorm import convert_sync_batchnorm
+from train.config import available
+from train.ddp.wrapper import CustomDDP
+from train.sync import named
+
+STEPS = 10
+# The largest difference of a step's loss, as a share of the CPU's: 24, 8 and 11 bits on the wire.  PowerSGD rounds
+# its factors once more.
+TOLERANCES = {"all_reduce": 1e-4, "bf16": 2e-2, "fp16": 2e-3, "powersgd": 2e-2}
+BATCHNORM_TOLERANCES = {"fp32": 1e-3, "bf16": 5e-2}
+# Samples of the ranks, step by step; rank 1 has none in the second.
+SHARES = ((8, 8), (16, 0), (5, 11))
+_TIMEOUT_S = 180.0
+_DELAY_S = 0.02
+_DELAY_CYCLES = 30_000_000  # as long at 1.5 GHz; long against a kernel
+
+
+def over_gloo(device: str) -> dict[str, Any]:
+    return _compared(device, "gloo", ["syncs"])
+
+
+def marked_tests(device: str) -> dict[str, Any]:
+    """The tests marked for CUDA, then BatchNorm over gloo."""
+    record = {} if device == "cpu" else suite.pytest(["-m", "cuda", "--timeout=300", "-n", "4", "tests/train"], 400)
+    return record | _compared(device, "gloo", ["batchnorm"])
+
+
+def over_nccl(device: str) -> dict[str, Any]:
+    if device == "cpu":
+        return _compared(device, "gloo", ["batchnorm"])
+    try:
+        sums = run_ranks(sum_of_ranks, _places(device, "nccl"), 90.0, backend="nccl")
+    except RuntimeError as error:
+        version = ".".join(map(str, torch.cuda.nccl.version()))
+        raise Skipped(f"NCCL {version} does not connect two ranks on one GPU: {error}") from error
+    if sums != [3.0, 3.0]:
+        raise Failed(f"NCCL's sum of 1 and 2 is {sums}")
+    return _compared(device, "nccl", ["syncs", "batchnorm"])
+
+
+def sum_of_ranks() -> float:
+    number = torch.full((), dist.get_rank() + 1.0, device="cuda")
+    dist.all_reduce(number)
+    return float(number)
+
+
+def _places(device: str, backend: str) -> list[Place]:
+    if device == "cpu" or backend == "gloo":
+        return [HERE, HERE]
+    words = [[f"{name}={value}" for name, value in nccl_variables(rank).items()] for rank in (0, 1)]
+    return [Place(enter=("env", *of_rank)) for of_rank in words]
+
+
+def _compared(device: str, backend: str, kinds: Sequence[str], steps: int = STEPS) -> dict[str, Any]:
+    """Differences of losses between the device and the CPU, and whether both ranks hold the same weights."""
+    differences, wrong = {}, []
+    for kind in kinds:
+        expected = run_ranks(all_cases, [HERE, HERE], _TIMEOUT_S, kind=kind, device="cpu", steps=steps)
+        places = _places(device, backend)
+        found = run_ranks(all_cases, places, _TIMEOUT_S, backend=backend, kind=kind, device=device, steps=steps)
+        for name, ours in found[0].items():
+            tolerance = (TOLERANCES if kind == "syncs" else BATCHNORM_TOLERANCES).get(name.split(",")[0], 2e-2)
+            losses, theirs = _sum_of_ranks(found, name), _sum_of_ranks(expected, name)
+            largest = max(abs(mine / their - 1) for mine, their in zip(losses, theirs, strict=True))
+            differences[f"{kind}: {name}"] = largest
+            if not largest <= tolerance:
+                wrong.append(f"{kind}: {name}: losses differ by {largest:.2g}, more than {tolerance:g}")
+            if ours["weights_sha256"] != found[1][name]["weights_sha256"]:
+                wrong.append(f"{kind}: {name}: the ranks hold different weights")
+            if not losses[-1] < losses[0]:
+                wrong.append(f"{kind}: {name}: nothing was learned, so equal losses would mean little")
+    record = {"backend": backend, "largest_difference": differences, "steps": steps}
+    if wrong:
+        raise Failed("; ".join(wrong), record)
+    return record
+
+
+def _sum_of_ranks(results: Sequence[dict[str, Any]], name: str) -> list[float]:
+    return [sum(of_step) for of_step in zip(*(of_rank[name]["losses"] for of_rank in results), strict=True)]
+
+
+def all_cases(kind: str, device: str, steps: int) -> dict[str, Any]:
+    """What this rank saw in each case of a kind: its part of each step's loss, and the hash of the weights."""
+    if device == "cuda":
+        torch.cuda.set_device(0)
+    train = partial(_train, torch.device(device), steps)
+    if kind == "batchnorm":
+        return {precision: train("all_reduce", False, True, precision) for precision in BATCHNORM_TOLERANCES}
+    return {
+        f"{sync}, {'own' if own_stream else 'default'} stream": train(sync, own_stream, False, "fp32")
+        for sync in available("sync")
+        for own_stream in (False, True)
+    }
+
+
+def _train(
+    device: torch.device, steps: int, sync: str, own_stream: bool, batchnorm: bool, precision: str
+) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = (_with_batchnorm if batchnorm else _plain)().to(device)
+    if batchnorm:
+        model = convert_sync_batchnorm(model, dist.group.WORLD)
+    stream = torch.cuda.Stream() if own_stream and device.type == "cuda" else None
+    if stream is not None:
+        stream.wait_stream(torch.cuda.current_stream())
+    losses = []
+    with nullcontext() if stream is None else torch.cuda.stream(stream):
+        wrapped = CustomDDP(model, sync=named(sync), bucket_mib=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        for step in range(steps):
+            inputs, labels = _share(step, batchnorm)
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                outputs = wrapped(inputs.to(device))
+            outputs.register_hook(_delay_on_rank_1)
+            loss = F.cross_entropy(outputs.float(), labels.to(device), reduction="sum") / sum(SHARES[0])
+            (loss * dist.get_world_size()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        weights = b"".join(param.detach().cpu().numpy().tobytes() for param in model.parameters())
+        return {"losses": [float(loss) for loss in losses], "weights_sha256": hashlib.sha256(weights).hexdigest()}
+
+
+def _share(step: int, uneven: bool) -> tuple[Tensor, Tensor]:
+    """This rank's samples of a step: points around ten centres."""
+    generator = torch.Generator().manual_seed(step)
+    centres = torch.randn(10, 64, generator=torch.Generator().manual_seed(0))
+    labels = torch.randint(10, (sum(SHARES[0]),), generator=generator)
+    points = centres[labels] + 0.3 * torch.randn(len(labels), 64, generator=generator)
+    counts = SHARES[step % len(SHARES) if uneven else 0]
+    start = 0 if dist.get_rank() == 0 else counts[0]
+    mine = slice(start, start + counts[dist.get_rank()])
+    return points[mine], labels[mine]
+
+
+def _delay_on_rank_1(grad: Tensor) -> None:
+    """Let the gradients of one rank come late: on CUDA for the device only, as long kernels do."""
+    if dist.get_rank() == 1:
+        if grad.is_cuda:
+            torch.cuda._sleep(_DELAY_CYCLES)
+        else:
+            time.sleep(_DELAY_S)
+
+
+def _plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+def _with_batchnorm() -> nn.Module:
+    hidden = [nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 128), nn.BatchNorm1d(128), nn.ReLU()]
+    return nn.Sequential(*hidden, nn.Linear(128, 10))

@@ -1,0 +1,124 @@
+"""Template → text: the one Jinja environment, and the filters that make any value safe where it is put.
+
+A template inserts every value of a spec through one of these filters: `sh`, `argv`, `by_flag` and `assignments` in
+shell text, `directive` in an #SBATCH line, `yaml` in YAML, `kubelet` and `compose` in YAML whose reader expands
+variables, `comment` in a comment line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+TEMPLATES = Path(__file__).parent.parent / "templates"
+
+_WIDTH = 100  # columns of a command before it continues on the next line
+# YAML reads these as line breaks or refuses them outside an escape; JSON leaves them as they are.
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+
+
+def render_template(name: str, values: Mapping[str, Any]) -> str:
+    """Return the text of templates/<name> with these values."""
+    return _environment().get_template(name).render(values)
+
+
+def sh(value: str | int) -> str:
+    """Quote one word of a shell command."""
+    return shlex.quote(str(value))
+
+
+def argv(words: Sequence[str], indent: int = 2) -> str:
+    """Quote the words of a shell command.  A long command continues on further lines, indented by `indent`."""
+    return _folded([sh(word) for word in words], indent)
+
+
+def by_flag(words: Sequence[str], indent: int = 2) -> str:
+    """Quote the words of a shell command, each flag with its value on a line: people edit and compare them."""
+    lines: list[list[str]] = []
+    for word in words:
+        if word.startswith("-") or not lines:
+            lines.append([])
+        lines[-1].append(word)
+    return f" \\\n{' ' * indent}".join(argv(line, indent) for line in lines)
+
+
+def assignments(variables: Mapping[str, str], indent: int = 2) -> str:
+    """Quote variables as NAME=VALUE, words of a shell command."""
+    return _folded([f"{name}={sh(value)}" for name, value in variables.items()], indent)
+
+
+def _folded(words: Sequence[str], indent: int) -> str:
+    lines = [""]
+    for word in words:
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > _WIDTH - indent:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return f" \\\n{' ' * indent}".join(lines)
+
+
+def directive(value: str) -> str:
+    """Quote the value of an option in a line `#SBATCH --option=value`.
+
+    sbatch does not read these lines as a shell does: a backslash also counts inside quotes, and `#` begins a comment.
+    Source: Slurm, src/sbatch/opt.c, `get_argument`.
+    """
+    if re.fullmatch(r"[A-Za-z0-9_.,:@%+/=-]+", value):
+        return value
+    return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+
+
+def yaml(value: Any) -> str:
+    """Write a value as JSON, which every YAML reader reads with the same type."""
+    text = json.dumps(value, ensure_ascii=False)
+    return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def kubelet(value: str) -> str:
+    """Write a word of a pod's command, args or env in YAML.
+
+    The kubelet replaces `$(NAME)` by a variable and reads `$$` as `$`.  It also breaks a non-ASCII character behind a
+    lone `$`, because it copies a single byte.  So every `$` is doubled.
+    Source: third_party/forked/golang/expansion/expand.go in kubernetes/kubernetes.
+    """
+    return yaml(value.replace("$", "$$"))
+
+
+def compose(value: Any) -> str:
+    """Write a value in YAML for compose, which reads `$` as the start of a variable in any text, and `$$` as `$`."""
+    return yaml(value).replace("$", "$$")
+
+
+def comment(text: str) -> str:
+    """Write text inside a comment line: nothing in it ends the line."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,  # a misspelt variable is an error, not empty text
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # the artifacts are not HTML; the filters below quote
+    )
+    environment.filters.update(
+        sh=sh,
+        argv=argv,
+        by_flag=by_flag,
+        assignments=assignments,
+        directive=directive,
+        yaml=yaml,
+        kubelet=kubelet,
+        compose=compose,
+        comment=comment,
+    )
+    return environment

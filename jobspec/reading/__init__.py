@@ -1,0 +1,1 @@
+"""YAML → Job, or every mistake with its place in the file."""

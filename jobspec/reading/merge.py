@@ -1,0 +1,164 @@
+"""Several spec files → one: what runs stands in one file, where it runs in another.
+
+Mappings are merged key by key.  Any other value replaces the one before it, and nothing (`key:` or `key: null`) takes
+the key away.  A list under `+key` follows the list that is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jobspec.problems import Path, Place, Problem, SpecError
+from jobspec.reading import yaml_source
+from jobspec.reading.wording import dotted, shown
+from jobspec.reading.yaml_source import Source
+
+
+def read_all(files: Sequence[str], notes: list[str] | None = None) -> Source:
+    """Return the spec in some files, merged from left to right; "-" is stdin.  What looks odd is added to `notes`.
+
+    Raises SpecError with the mistakes of all files, OSError if one cannot be read.
+    """
+    sources: list[Source] = []
+    problems: list[Problem] = []
+    for file in files:
+        try:
+            text, name = yaml_source.read(file), yaml_source.name_of(file)
+            sources.append(yaml_source.parse(text, name, may_be_empty=len(files) > 1))
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    if notes is not None:
+        notes += _several_jobs(sources)
+    return merge(sources)
+
+
+def _several_jobs(sources: Sequence[Source]) -> Iterator[str]:
+    """Say that the files give different names, as those of jobs/*.yaml do."""
+    named = [source for source in sources if source.values.get("name") is not None]
+    if len({shown(source.values["name"]) for source in named}) > 1:
+        places = [(source.values["name"], source.items["name",]) for source in named]
+        listed = ", ".join(f"{shown(name)} in {place.name}:{place.line}" for name, place in places)
+        yield f"these files are merged into one job, but give different names, of which the last counts: {listed}"
+
+
+def merge(sources: Sequence[Source]) -> Source:
+    """Return one source with the values of all; each key and value keeps its place.
+
+    Raises SpecError with every pair of values that cannot be merged.
+    """
+    first, *others = sources
+    if not others and not any(_appends(path[-1]) for path in first.keys):
+        return first
+    merged = _Merged(first.items[()])
+    for source in sources:
+        merged.add(source)
+    if merged.problems:
+        raise SpecError(merged.problems)
+    return Source(merged.values, merged.keys, merged.items, merged.removed)
+
+
+class _Merged:
+    """The values and places of the sources so far, and what is wrong with them."""
+
+    def __init__(self, start: Place) -> None:
+        self.values: dict[str, Any] = {}
+        self.keys: dict[Path, Place] = {}
+        self.items: dict[Path, Place] = {(): start}
+        self.removed: dict[Path, Place] = {}
+        self.problems: list[Problem] = []
+
+    def add(self, source: Source) -> None:
+        self._add(source, source.values, self.values, ())
+
+    def _add(self, source: Source, new: dict[str, Any], there: dict[str, Any], at: Path) -> None:
+        """Merge the mapping `new` of the source into `there`; both stand at the same path."""
+        for written, value in new.items():
+            read_at = (*at, written)
+            if _appends(written):
+                self._append(source, read_at, value, new, there)
+                continue
+            old = there.get(written)
+            if value is None and (old is not None or (read_at in self.removed and written not in there)):
+                there.pop(written, None)
+                self._forget(old, read_at)
+                self.removed[read_at] = source.keys[read_at]
+            elif old is not None and isinstance(old, dict) != isinstance(value, dict):
+                message = f"{dotted(read_at)} is {shown(value)} here, but {self._said(read_at, old)}"
+                self._refuse(source, read_at, message, _instead(str(written), old, value))
+            elif isinstance(value, dict):
+                if old is None:
+                    there[written] = {}
+                    self.keys[read_at], self.items[read_at] = source.keys[read_at], source.items[read_at]
+                self._add(source, value, there[written], read_at)
+            else:
+                there[written] = value
+                self._forget(old, read_at)
+                self._take_places(source, read_at, read_at, value)
+
+    def _append(self, source: Source, read_at: Path, value: Any, new: dict[str, Any], there: dict[str, Any]) -> None:
+        """Put the list under `+key` behind the list that is there."""
+        *above, written = read_at
+        key = str(written)[1:]
+        path = (*above, key)
+        old = there.get(key)
+        if key in new:
+            self._refuse(source, read_at, f'"{key}" and "+{key}" in one file', f"write all in one list under {key}")
+        elif not isinstance(value, list):
+            hint = f"write {key}: without the +, which is for lists"
+            if isinstance(old, list):
+                hint = f"write +{key}: […]"
+            elif old is None and not isinstance(value, dict):
+                hint = f"+{key}: […] adds to a list, {key}: without the + sets any other value"
+            self._refuse(source, read_at, f"{dotted(read_at)} must be a list, not {shown(value)}", hint)
+        elif old is not None and not isinstance(old, list):
+            message = f"{dotted(read_at)} appends to a list, but {dotted(path)} {self._said(path, old)}"
+            self._refuse(source, read_at, message, f"{key}: without the + replaces it")
+        else:
+            if old is None:
+                self.keys[path], self.items[path] = source.keys[read_at], source.items[read_at]
+            for number, element in enumerate(value):
+                self._take_places(source, (*read_at, number), (*path, len(old or []) + number), element)
+            there[key] = [*(old or []), *value]
+
+    def _said(self, path: Path, old: Any) -> str:
+        place = self.items[path]
+        return f"is {shown(old)} in {place.name}:{place.line}:{place.column}"
+
+    def _refuse(self, source: Source, read_at: Path, message: str, hint: str) -> None:
+        self.problems.append(Problem(source.keys[read_at], message, hint))
+
+    def _take_places(self, source: Source, read_at: Path, path: Path, value: Any) -> None:
+        """Note where a value of the source, and all that is in it, was written."""
+        for below in _paths(value):
+            for places, new in ((self.keys, source.keys), (self.items, source.items)):
+                if read_at + below in new:
+                    places[path + below] = new[read_at + below]
+
+    def _forget(self, old: Any, path: Path) -> None:
+        for below in _paths(old):
+            self.keys.pop(path + below, None)
+            self.items.pop(path + below, None)
+
+
+def _instead(key: str, old: Any, new: Any) -> str:
+    """What to write where a mapping meets something else."""
+    if isinstance(old, list):
+        return f"write {key}: […] to replace the list, +{key}: […] to add to it"
+    if isinstance(new, list):
+        return f"write a mapping here too: {key}: {{…}}"
+    return "write a mapping in both files or in neither"
+
+
+def _appends(key: str | int) -> bool:
+    return isinstance(key, str) and len(key) > 1 and key.startswith("+")
+
+
+def _paths(value: Any) -> Iterator[Path]:
+    """The path of a value, which is empty, and the paths of all that is in it."""
+    yield ()
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, element in inside:
+        yield from ((key, *below) for below in _paths(element))

@@ -1,0 +1,57 @@
+"""Where each value of a spec comes from: a line of a file, a `--set` option, or the default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from jobspec.problems import Path
+from jobspec.reading.yaml_source import Source
+from jobspec.spec.job import Job
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A value as it was written, or its default; `key` is a path as in `--set`: `mounts.0.path`."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+def origins_of(source: Source, job: Job) -> Iterator[Origin]:
+    """Yield every value of a job in the order of the job's keys; `source` is what the job was read from."""
+    return _below((), source.values, job, source)
+
+
+def _below(path: Path, written: Any, read: Any, source: Source) -> Iterator[Origin]:
+    """Yield the values of one that was written; `read` is what it became."""
+    if isinstance(written, dict) and (written or isinstance(read, BaseModel)):
+        fields = type(read).model_fields if isinstance(read, BaseModel) else {}
+        for key in [*fields, *(key for key in written if key not in fields)]:
+            if key in written:
+                yield from _below((*path, key), written[key], getattr(read, key, None), source)
+            else:
+                yield from _default((*path, key), getattr(read, key))
+    elif isinstance(written, list) and written:
+        for number, element in enumerate(written):
+            became = read[number] if isinstance(read, list) else None
+            yield from _below((*path, number), element, became, source)
+    else:
+        place = source.items[path]
+        yield Origin(_dotted(path), written, "--set" if place.option else f"{place.name}:{place.line}")
+
+
+def _default(path: Path, value: Any) -> Iterator[Origin]:
+    if isinstance(value, BaseModel):
+        for key in type(value).model_fields:
+            yield from _default((*path, key), getattr(value, key))
+    else:
+        yield Origin(_dotted(path), value, "default")
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))

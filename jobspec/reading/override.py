@@ -1,0 +1,84 @@
+"""Apply `--set KEY=VALUE` options to a spec."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from jobspec.problems import Path, Place, Problem, SpecError, option_place
+from jobspec.reading.yaml_source import Reader, Source
+
+
+def override(source: Source, settings: Sequence[str]) -> Source:
+    """Return the source with each `KEY=VALUE` applied: KEY is a path with dots, VALUE is YAML.
+
+    Without VALUE a key that is there is taken away.  The place of a value is in the option as typed.  Raises SpecError
+    with every wrong option.
+    """
+    result = copy.deepcopy(source)
+    problems: list[Problem] = []
+    for number, setting in enumerate(settings, start=1):
+        try:
+            _apply(result, setting, number)
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    return result
+
+
+def _apply(source: Source, setting: str, number: int) -> None:
+    key, equals, value = setting.partition("=")
+    place = option_place("--set", setting, number)
+    place = replace(place, length=max(1, len(key)))
+    if not equals or not key:
+        raise SpecError([Problem(place, "not KEY=VALUE", "for example --set train.epochs=3")])
+    reader = Reader(value, place.name, replace(place, column=len(key) + 2))
+    new = reader.document()
+    if reader.problems:
+        raise SpecError(reader.problems)
+
+    *parents, last = key.split(".")
+    parent: Any = source.values
+    path: Path = ()
+    for part in parents:
+        step = _step(parent, part, path, place)
+        path = (*path, step)
+        if isinstance(parent, dict) and step not in parent:
+            parent[step] = {}
+            source.keys[path] = place
+        parent = parent[step]
+    step = _step(parent, last, path, place)
+    path = (*path, step)
+    takes_away = new is None and isinstance(parent, dict) and (parent.get(step) is not None or path in source.removed)
+    if takes_away:
+        parent.pop(step, None)
+        source.removed[path] = place
+    else:
+        parent[step] = new
+    for places in (source.keys, source.items):
+        for old in [old for old in places if old[: len(path)] == path]:
+            del places[old]
+    if takes_away:
+        return
+    source.keys[path] = place
+    source.keys.update({path + below: found for below, found in reader.keys.items()})
+    source.items.update({path + below: found for below, found in reader.items.items()})
+
+
+def _step(parent: Any, part: str, path: Path, place: Place) -> str | int:
+    """Return `part` as a key of `parent`, which is a mapping or a list."""
+    if isinstance(parent, dict):
+        return part
+    if isinstance(parent, list) and re.fullmatch(r"[0-9]{1,5}", part) and int(part) < len(parent):
+        return int(part)
+    above = ".".join(map(str, path))
+    kind, whole = "no mapping", f"{{{part}: …}}"
+    if isinstance(parent, list):
+        kind, whole = f"a list of {len(parent)}", "[…]"
+    hint = f"its last element is {above}.{len(parent) - 1}; " if isinstance(parent, list) and parent else ""
+    hint += f"set it as a whole: --set '{above}={whole}'"
+    raise SpecError([Problem(place, f'"{above}" is {kind}; there is no "{part}" in it', hint)])

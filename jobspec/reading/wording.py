@@ -1,0 +1,184 @@
+"""pydantic's errors → findings in the words of the spec's author."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Set
+from contextlib import suppress
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from jobspec.problems import Finding, Path
+from jobspec.reading.yaml_source import Source, typed
+from jobspec.spec.command import from_script
+from jobspec.spec.job import Job
+from train.config import expected, nearest
+
+_UNKNOWN = "extra_forbidden"
+_DISAGREE = "keys_disagree"
+_PLAIN = re.compile(r"[\w./][\w./=+-]*|--?[a-zA-Z][\w./=+-]*")  # texts that YAML reads as they are
+KEY = "[key]"
+"""The last part of pydantic's path to a wrong key in a mapping with user-chosen names."""
+
+
+def findings(error: ValidationError, source: Source, wrong: Set[Path] = frozenset()) -> list[Finding]:
+    """Return one finding for each pydantic error.  A misspelt key is not also reported as missing.
+
+    wrong: keys reported already, which hold placeholders now.
+    """
+    reported = wrong | suggested_paths(error, source)
+    details = error.errors(include_url=False)
+    return [_finding(detail, source) for detail in details if reported.isdisjoint(_at_fault(detail))]
+
+
+def wrong_paths(error: ValidationError) -> Iterator[Path]:
+    """Yield the path of each key, value and element that an error is about."""
+    for detail in error.errors(include_url=False):
+        yield from _at_fault(detail)
+
+
+def _at_fault(detail: ErrorDetails) -> list[Path]:
+    path = detail["loc"]
+    if detail["type"] == _DISAGREE:
+        return [(*path, detail["ctx"]["key"]), (*path, detail["ctx"]["other"])]
+    return [path]
+
+
+def suggested_paths(error: ValidationError, source: Source) -> set[Path]:
+    """Return the keys that the unknown keys were probably meant to be, except those that are also given."""
+    unknown = [detail["loc"] for detail in error.errors(include_url=False) if detail["type"] == _UNKNOWN]
+    meant = {(*path[:-1], key) for path in unknown if (key := _meant(path)) is not None}
+    return meant - source.keys.keys()
+
+
+def dotted(path: Path) -> str:
+    """A path as people write it: ("mounts", 0, "path") is `mounts[0].path`."""
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in path]
+    return "".join(parts).removeprefix(".")
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message: short, in YAML's notation."""
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    text = json.dumps(value, ensure_ascii=False) if value is not None else "nothing"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _finding(detail: ErrorDetails, source: Source) -> Finding:
+    path, kind, value = detail["loc"], detail["type"], detail["input"]
+    context = detail.get("ctx", {})
+    if path and path[-1] == KEY:
+        return Finding(path[:-1], f"{dotted(path[:-2])}: a key must be {context['expected']}", on_key=True)
+    if kind == "missing":
+        return _missing(path, path in source.removed)
+    if kind == _UNKNOWN:
+        return _unknown_key(path)
+    if kind == "too_short":
+        return Finding(path, f"{dotted(path)} must not be empty")
+    if kind == "unknown_name":
+        guess = context["nearest"]
+        hint = f'did you mean "{guess}"?' if guess else ""
+        return Finding(path, f'{dotted(path)}: "{value}" is none of {context["allowed"]}', hint)
+    if kind == _DISAGREE:
+        return Finding((*path, context["key"]), f"{dotted(path)}.{detail['msg']}", on_key=True)
+    wanted = expected(detail)
+    if wanted is None:
+        return Finding(path, f"{dotted(path)}: {detail['msg']}", on_key=True)
+    hint = context.get("hint", "") or _hint(kind, value, wanted, path, source)
+    # The carets stand under the key if the value has several lines or none.
+    on_key = value is None or isinstance(value, dict | list)
+    return Finding(path, f"{dotted(path)} must be {wanted}, not {shown(value)}", hint, on_key)
+
+
+def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str:
+    written = source.items[path].written if path in source.items else ""
+    if kind == "string_type" and (value is None or isinstance(value, bool | int | float)):
+        text = f'"{written if value is not None else ""}"'
+        place = source.items.get(path, source.keys.get(path))
+        key = ".".join(map(str, path))
+        if place and place.option and key.count(".") < len(path):  # the shell takes quotes away that stand alone
+            text = f"--set {shlex.quote(f'{key}={text}')}"
+        return f"put it in quotes: {text}" if value is not None else f"for an empty text write {text}"
+    if kind == "model_type" and (model := model_at(path)):
+        return f"its keys: {', '.join(model.model_fields)}"
+    if kind == "list_type" and isinstance(value, str):
+        return f"write {path[-1]}: [{', '.join(_as_list(path, value))}]"
+    if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str) and written[:1] in ('"', "'"):
+        return "without the quotes it is one" if value in ("true", "false") or value.isdigit() else ""
+    if kind == "literal_error" and isinstance(value, str):
+        allowed = wanted.split('"')[1::2]
+        # By its letters "gpu" would be "cpu".
+        guess = "cuda" if value.lower() == "gpu" and "cuda" in allowed else nearest(value, allowed)
+        return f'did you mean "{guess}"?' if guess else ""
+    return ""
+
+
+def _as_list(path: Path, value: str) -> list[str]:
+    """Return the elements of the list that a text was probably meant to be, in YAML's notation."""
+    words = [value]
+    if path == ("command",):
+        with suppress(ValueError):  # a quote that is not closed
+            words = shlex.split(value)
+        words = from_script(words)  # torchrun starts Python itself
+    return [word if _PLAIN.fullmatch(word) and typed(word) == word else shown(word) for word in words]
+
+
+def _missing(path: Path, removed: bool) -> Finding:
+    model = model_at(path[:-1])
+    where = f" in {dotted(path[:-1])}" if path[:-1] else ""
+    meaning = model.model_fields[str(path[-1])].description if model else ""
+    hint = f"{path[-1]}: {meaning}"
+    if removed:
+        return Finding(path, f'"{path[-1]}" is taken away here, but must be there{where}', hint, on_key=True)
+    return Finding(path[:-1], f'"{path[-1]}" is missing{where}', hint, on_key=True)
+
+
+def _unknown_key(path: Path) -> Finding:
+    key, above = str(path[-1]), path[:-1]
+    message = f'unknown key "{key}"' + (f' in "{dotted(above)}"' if above else "")
+    homes = [dotted(home) or "the top level" for home, fields in _sections() if key in fields]
+    guess = _meant(path)
+    model = model_at(above)
+    hint = f"allowed: {', '.join(model.model_fields)}" if model else ""
+    if homes:
+        hint = f'"{key}" belongs to {" or ".join(homes)}'
+    elif guess:
+        hint = f'did you mean "{guess}"?'
+    return Finding(path, message, hint, on_key=True)
+
+
+def _meant(path: Path) -> str | None:
+    """Return the key that an unknown key was probably meant to be."""
+    model = model_at(path[:-1])
+    return nearest(str(path[-1]), model.model_fields) if model else None
+
+
+def _sections() -> Iterator[tuple[Path, set[str]]]:
+    """The top level and each section directly below it, with their keys."""
+    yield (), set(Job.model_fields)
+    for name in Job.model_fields:
+        model = model_at((name,))
+        if model:
+            yield (name,), set(model.model_fields)
+
+
+def model_at(path: Path) -> type[BaseModel] | None:
+    """Return the model of the mapping at a path; None if its keys are user-chosen names."""
+    model: type[BaseModel] | None = Job
+    for part in path:
+        if isinstance(part, str):
+            field = model.model_fields.get(part) if model else None
+            model = _model_in(field.annotation) if field else None
+    return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model in `Model`, `Model | None` or `list[Model]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for model in map(_model_in, get_args(annotation)) if model), None)

@@ -1,0 +1,289 @@
+"""YAML text → plain values, and the place of every key and value.
+
+Scalars are typed by the core schema of YAML 1.2 (yaml.org/spec/1.2.2, section 10.3.2): `no` and `12:30:00`
+are text, `1e-3` is a number.  Whatever could make a spec mean something else than it shows is a mistake: duplicate
+keys, anchors, aliases, tags, a second document.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import re
+import sys
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import yaml
+from yaml.reader import Reader as YamlReader
+
+from jobspec.problems import Finding, Path, Place, Problem, SpecError
+
+MAX_BYTES = 1 << 20  # a job spec is a page; this stops /dev/zero and a data set given by mistake
+_MAX_DEPTH = 20  # the deepest key of the spec is at 5; this keeps hostile nesting off Python's stack
+
+_LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # what PyYAML counts as a line break
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_WORDS = {
+    **dict.fromkeys(["", "~", "null", "Null", "NULL"], None),
+    **dict.fromkeys(["true", "True", "TRUE"], True),
+    **dict.fromkeys(["false", "False", "FALSE"], False),
+    **dict.fromkeys([".nan", ".NaN", ".NAN"], float("nan")),
+    **{sign + word: float(sign + "inf") for sign in ("", "+", "-") for word in (".inf", ".Inf", ".INF")},
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """The values of a spec; `keys` and `items` hold the place of each key and of each value by path.
+
+    `removed` holds the places that took a key away: nothing in a later file or in an option.
+    """
+
+    values: dict[str, Any]
+    keys: dict[Path, Place]
+    items: dict[Path, Place]
+    removed: dict[Path, Place] = field(default_factory=dict)
+
+    def locate(self, finding: Finding) -> Problem:
+        """Return the problem at the finding's key or value, or at the nearest parent that is in the file."""
+        path = finding.path
+        if path in self.removed and path not in self.keys:
+            return Problem(self.removed[path], finding.message, finding.hint)
+        places = [self.keys, self.items] if finding.on_key else [self.items, self.keys]
+        while path and not any(path in found for found in places):
+            path, places = path[:-1], [self.keys, self.items]
+        place = next((found[path] for found in places if path in found), self.items[()])
+        return Problem(place, finding.message, finding.hint)
+
+
+def name_of(file: str) -> str:
+    """Return what messages call a spec file; "-" is stdin."""
+    return "<stdin>" if file == "-" else file
+
+
+def read(file: str) -> str:
+    """Return the text of a spec file; "-" is stdin.
+
+    Raises SpecError if it is not UTF-8 text or larger than MAX_BYTES, OSError if it cannot be read.
+    """
+    name = name_of(file)
+    if file == "-":
+        if sys.stdin is None:  # closed by the caller
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), name)
+        data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    else:
+        with pathlib.Path(file).open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise SpecError([Problem(_start(name), f"larger than {MAX_BYTES >> 20} MiB; this is no job spec")])
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8", errors="replace")
+        lines = _LINE_BREAK.split(before)
+        text = lines[-1] + "\N{REPLACEMENT CHARACTER}"
+        place = Place(name, len(lines), len(text), 1, text)
+        message = f"not UTF-8 text: byte 0x{data[error.start]:02x}"
+        raise SpecError([Problem(place, message, "save the file as UTF-8")]) from None
+
+
+def parse(text: str, name: str, may_be_empty: bool = False) -> Source:
+    """Return the mapping in a YAML text; `may_be_empty`: comments alone are an empty one.
+
+    Raises SpecError with all mistakes.
+    """
+    reader = Reader(text, name)
+    root = reader.document()
+    start = reader.items.get((), _start(name, text))
+    if may_be_empty and () not in reader.items and not reader.problems:
+        root = {}
+    if not isinstance(root, dict) and not reader.problems:
+        reader.add(start, "a job spec is a mapping of keys to values", "begin with `name: my-job`")
+    if reader.problems or not isinstance(root, dict):
+        raise SpecError(reader.problems)
+    return Source(root, reader.keys, {**reader.items, (): start})
+
+
+def _start(name: str, text: str = "") -> Place:
+    return Place(name, 1, 1, 1, _LINE_BREAK.split(text, maxsplit=1)[0])
+
+
+class _Stop(Exception):
+    """Raised where the parser cannot continue; the reason is among the problems."""
+
+
+class Reader:
+    """Builds values from PyYAML's parser events and keeps the place of each.
+
+    If the text is part of an option, such as what follows KEY= in `--set`, `option` is the place of that part.
+    """
+
+    def __init__(self, text: str, name: str, option: Place | None = None) -> None:
+        self.problems: list[Problem] = []
+        self.keys: dict[Path, Place] = {}
+        self.items: dict[Path, Place] = {}
+        self._text, self._name, self._option = text, name, option
+        self._lines = _LINE_BREAK.split(text)
+
+    def add(self, place: Place, message: str, hint: str = "") -> None:
+        self.problems.append(Problem(place, message, hint))
+
+    def document(self) -> Any:
+        """Return the one document of the text; None after a mistake that stops the parser."""
+        try:
+            self._refuse_control_characters()
+            self._loader = yaml.SafeLoader(self._text)
+            self._event()  # start of the stream
+            event = self._event()
+            if isinstance(event, yaml.StreamEndEvent):
+                return None
+            root = self._node(())
+            self._event()  # end of the document
+            event = self._event()
+            if not isinstance(event, yaml.StreamEndEvent):
+                self.add(self._place(event), "a second document begins here; a job spec is one document")
+            return root
+        except _Stop:
+            return None
+
+    def _refuse_control_characters(self) -> None:
+        found = YamlReader.NON_PRINTABLE.search(self._text)
+        if found:
+            lines = _LINE_BREAK.split(self._text[: found.start()])
+            place = self._at(len(lines) - 1, len(lines[-1]), 1)
+            message = f"character U+{ord(found.group()):04X} is not allowed in YAML"
+            self.add(place, message, "no text file holds it: was another file meant?")
+            raise _Stop
+
+    def _event(self, take: bool = True) -> Any:
+        """Return the next parser event; `take=False` only looks at it."""
+        try:
+            # types-PyYAML leaves these two without types.
+            return self._loader.get_event() if take else self._loader.peek_event()  # type: ignore[no-untyped-call]
+        except yaml.MarkedYAMLError as error:
+            mark = _mark(error) or self._loader.get_mark()
+            context = f" ({error.context})" if error.context else ""
+            place = self._at(mark.line, mark.column, 1)
+            self.add(place, f"not YAML: {error.problem}{context}", _hint(error, place.text[: place.column - 1]))
+        except (ValueError, OverflowError):  # chr() of an escape like "\U99999999"
+            mark = self._loader.get_mark()
+            self.add(self._at(mark.line, mark.column, 1), "not YAML: this escape names no character")
+        raise _Stop
+
+    def _node(self, path: Path) -> Any:
+        event = self._event()
+        place = self._place(event)
+        self.items[path] = place
+        if isinstance(event, yaml.AliasEvent):
+            self.add(place, f'alias "*{event.anchor}": a job spec has no aliases', "write the value out")
+            return None
+        if event.anchor is not None:
+            self.add(place, f'anchor "&{event.anchor}": a job spec has no anchors', "write the value out")
+        if event.tag is not None:
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            self.add(place, f'tag "{tag}": a job spec has no tags', "quotes make a value text")
+        if len(path) > _MAX_DEPTH:
+            self.add(place, f"nested deeper than {_MAX_DEPTH} levels; no job spec is")
+            raise _Stop
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(path)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self._sequence(path)
+        return self._scalar(event, place)
+
+    def _mapping(self, path: Path) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        while not isinstance(self._event(take=False), yaml.MappingEndEvent):
+            event = self._event()
+            place = self._place(event)
+            if not isinstance(event, yaml.ScalarEvent) or event.anchor is not None or event.tag is not None:
+                self.add(place, "a key must be a plain word")
+                raise _Stop
+            key = self._text_of(event, place)
+            below = (*path, key)
+            if key in values:
+                self.add(place, f'"{key}" is given twice', f"it is first given on line {self.keys[below].line}")
+                first = self.keys[below], self.items[below]
+                self._node(below)
+                self.keys[below], self.items[below] = first
+            else:
+                self.keys[below] = place
+                values[key] = self._node(below)
+        self._event()
+        return values
+
+    def _sequence(self, path: Path) -> list[Any]:
+        values: list[Any] = []
+        while not isinstance(self._event(take=False), yaml.SequenceEndEvent):
+            values.append(self._node((*path, len(values))))
+        self._event()
+        return values
+
+    def _scalar(self, event: Any, place: Place) -> Any:
+        text = self._text_of(event, place)
+        return text if event.style else typed(text)
+
+    def _text_of(self, event: Any, place: Place) -> str:
+        """Return the text of a scalar; two escapes such as "\\ud83d\\ude00" are one character, as in JSON."""
+        try:
+            return str(event.value).encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            self.add(place, "half of a surrogate pair, which no text can carry", "write the character itself")
+            return ""
+
+    def _place(self, event: Any) -> Place:
+        start, end = event.start_mark, event.end_mark
+        one_line = isinstance(event, yaml.ScalarEvent | yaml.AliasEvent) and start.line == end.line
+        return self._at(start.line, start.column, end.column - start.column if one_line else 1)
+
+    def _at(self, line: int, column: int, length: int) -> Place:
+        """Return a place from PyYAML's line and column, which count from 0."""
+        if self._option is not None:
+            before = column if line == 0 else 0
+            return replace(self._option, column=self._option.column + before, length=max(1, length))
+        text = self._lines[min(line, len(self._lines) - 1)]
+        return Place(self._name, line + 1, column + 1, max(1, length), text)
+
+
+def typed(text: str) -> Any:
+    """Return a plain scalar as YAML 1.2's core schema reads it."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) < 400:  # Python refuses to read integers of thousands of digits; no setting has them
+        if _INT.fullmatch(text):
+            return int(text, 0 if text[:2] in ("0o", "0x") else 10)
+        if _FLOAT.fullmatch(text):
+            return float(text)
+    return text
+
+
+def _mark(error: yaml.MarkedYAMLError) -> Any:
+    """Return where people look for the mistake: where PyYAML stopped, or where it began something without an end."""
+    begun = error.problem in ("could not find expected ':'", "found unexpected end of stream")
+    marks = [error.context_mark, error.problem_mark]
+    return next((mark for mark in (marks if begun else reversed(marks)) if mark is not None), None)
+
+
+def _hint(error: yaml.MarkedYAMLError, before: str) -> str:
+    """Return what to do; `before` is the text of the line in front of the mistake."""
+    problem = error.problem or ""
+    if r"'\t'" in problem:
+        return "YAML is indented with spaces, never with tabs"
+    if re.match("expected (<block end>|'<document start>')", problem) or (
+        "mapping values" in problem and re.fullmatch(r"[ -]*[\w.-]+", before)
+    ):
+        return "wrong indentation: the keys of one section begin in the same column"
+    if "mapping values" in problem:
+        return 'one key a line; a value that holds ": " goes in quotes'
+    if "cannot start any token" in problem:
+        return "put a value with special characters in quotes"
+    if problem == "could not find expected ':'":
+        return "a line is `key: value`"
+    if problem == "found unexpected end of stream":
+        return "the quote that begins here is not closed"
+    if problem.startswith("expected ',' or ") and error.context_mark:
+        return f"the bracket of line {error.context_mark.line + 1} is not closed before this, or a comma is missing"
+    return ""

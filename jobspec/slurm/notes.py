@@ -1,0 +1,43 @@
+"""What the head of a batch script says of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jobspec.spec.job import Job
+
+
+def notes(job: Job) -> list[str]:
+    """Lines of a comment, without the "#"."""
+    return [*_not_used(job), *_to_know(job)]
+
+
+def _not_used(job: Job) -> Iterator[str]:
+    slurm = job.slurm
+    if slurm.runtime == "none" and job.image:
+        yield (
+            "Not used here: image; slurm.runtime is none, so the processes run in the environment of the shell that "
+            "calls sbatch."
+        )
+    if slurm.runtime == "none" and job.mounts:
+        yield "Not used here: mounts; slurm.runtime is none, so the processes see the paths of the nodes."
+    if job.resources.shm and not slurm.preflight:
+        yield (
+            "Not used here: resources.shm; /dev/shm is that of the nodes, and the preflight, which would measure it, "
+            "is off."
+        )
+    if slurm.launcher == "srun" and job.rendezvous.timeout and job.train is None:
+        yield (
+            "Not used here: rendezvous.timeout; slurm.launcher is srun, so the command itself decides how long it "
+            "waits for the other nodes."
+        )
+
+
+def _to_know(job: Job) -> Iterator[str]:
+    output = str(job.slurm.options.get("output", ""))
+    if "/" in output:
+        yield f"Make the folder of {output} first: where it is missing, Slurm ends the job without a word."
+    if job.slurm.launcher == "torchrun":
+        yield f"One task a node: torchrun, which starts the {job.procs_per_node} processes of its node."
+    else:
+        yield f"One task a process, {job.procs_per_node} on each node; Slurm starts them all."

@@ -1,0 +1,1 @@
+"""What a job is: the models with every key, and the rules between keys."""

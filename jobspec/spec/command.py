@@ -1,0 +1,47 @@
+"""Command lines as people have them in a shell: what in them starts Python, and where the script begins."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+_PYTHON = r"python[0-9.]*"
+_LAUNCHERS = "torchrun|accelerate|deepspeed|mpirun|mpiexec|srun"
+_SHELLS = "(?:ba|da|z|k)?sh"
+
+
+def starts_python(word: str) -> bool:
+    """Whether a word is Python or a launcher of it, in any folder."""
+    return re.fullmatch(f"{_PYTHON}|{_LAUNCHERS}", _base(word)) is not None
+
+
+def is_for_a_shell(word: str) -> bool:
+    """Whether a word is a shell or a script of one."""
+    return re.fullmatch(rf"{_SHELLS}|.*\.(?:ba)?sh", _base(word)) is not None
+
+
+def from_script(words: Sequence[str]) -> list[str]:
+    """The words from the script or `-m` on, without what starts Python; all of them where that cannot be told."""
+    if not words or not starts_python(words[0]):
+        return list(words)
+    for at, word in enumerate(words[1:], 1):
+        plain = at == 1 and not word.startswith("-") and re.fullmatch(_PYTHON, _base(words[0]))
+        if plain or word == "-m" or word.endswith(".py"):
+            return list(words[at:])
+    return list(words)
+
+
+def as_line(word: str) -> list[str]:
+    """The words of a whole command line in one word; none where it is the name of a script, perhaps with spaces."""
+    try:
+        words = shlex.split(word)
+    except ValueError:  # a quote that is not closed
+        return []
+    if len(words) > 1 and (starts_python(words[0]) or is_for_a_shell(words[0]) or words[0].endswith(".py")):
+        return words
+    return []
+
+
+def _base(word: str) -> str:
+    return word.rpartition("/")[2]

@@ -1,0 +1,280 @@
+"""The job spec as pydantic models: every key, its type, its default and one line on what it does.
+
+Defaults and descriptions live here only; the JSON Schema (`render.py schema`) comes from these models.
+What one key demands of another is in rules.py, what a target demands in its own file under targets/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.config import JsonDict
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import PydanticCustomError, core_schema
+
+from jobspec.spec.fields import (
+    Amount,
+    DnsLabel,
+    DnsName,
+    Duration,
+    EnvName,
+    Image,
+    JobName,
+    LabelKey,
+    LabelValue,
+    Lines,
+    MountPath,
+    OptionValue,
+    Port,
+    SecretRef,
+    Size,
+    SlurmArray,
+    SlurmConstraint,
+    SlurmOption,
+    SlurmWord,
+)
+from train.config import TrainConfig
+
+# Far above any machine; a slip of the finger does not become a million lines of commands.
+MAX_NODES = 16384
+MAX_PROCS_PER_NODE = 256
+
+_Count = Annotated[int, Field(ge=1, le=MAX_NODES)]
+
+
+def _given(key: str) -> JsonDict:
+    """The JSON Schema of a mapping in which a key is written and not empty."""
+    return {"required": [key], "properties": {key: {"not": {"type": "null"}}}}
+
+
+class Section(BaseModel):
+    """A mapping of the spec: exactly the keys below, each of exactly its type."""
+
+    # The validator is built at the first use: once for the whole job, not again for each section.
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
+
+
+class Nodes(Section):
+    """How many nodes: one number, or a range for an elastic job that goes on when nodes come and go."""
+
+    min: _Count = Field(description="the job runs while at least this many nodes are there")
+    max: _Count = Field(description="the job uses at most this many nodes")
+
+    @property
+    def elastic(self) -> bool:
+        return self.min != self.max
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_number(cls, value: Any) -> Any:
+        if type(value) is int and 1 <= value <= MAX_NODES:
+            return {"min": value, "max": value}
+        if isinstance(value, Mapping):
+            return value
+        expected = f"a whole number from 1 to {MAX_NODES}, or {{min: 1, max: 4}} for an elastic job"
+        raise PydanticCustomError("unexpected", "must be {expected}", {"expected": expected, "hint": ""})
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        mapping = handler.resolve_ref_schema(handler(schema))
+        return {
+            "description": mapping.pop("description"),
+            "anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_NODES}, mapping],
+        }
+
+
+class Mount(Section):
+    """A folder of the machine or a claim of the cluster, seen inside the container under `path`."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_given("source"), _given("claim")]})
+
+    source: MountPath | None = Field(None, description="folder on every node; either this or claim")
+    claim: DnsName | None = Field(None, description="PersistentVolumeClaim (Kubernetes) or volume (compose)")
+    path: MountPath = Field(description="where the processes see it")
+    read_only: bool = Field(False, description="no process can write to it")
+
+
+class Resources(Section):
+    """What each node gives to the job; one GPU a process is added when device is cuda."""
+
+    cpus: int | None = Field(
+        None,
+        ge=1,
+        le=65536,
+        description="CPU cores of a node; each process gets its share as OMP_NUM_THREADS",
+    )
+    memory: Size | None = Field(None, description="memory of a node, such as 200GiB")
+    shm: Size | None = Field(
+        None,
+        description="size of /dev/shm, for DataLoader workers and NCCL; left out, some containers have only 64 MiB",
+    )
+    rdma: bool = Field(False, description="RDMA devices, and the right to lock memory for them")
+    devices: dict[LabelKey, Amount] = Field(
+        {}, description="further resources of a node by their name in Kubernetes, such as {vpc.amazonaws.com/efa: 32}"
+    )
+
+
+class Rendezvous(Section):
+    """How the nodes find each other."""
+
+    backend: Literal["static", "c10d"] | None = Field(
+        None,
+        description="static (the default): ranks follow node numbers; c10d (the default of a range): elastic",
+    )
+    port: Port = Field(
+        "auto",
+        description="port of the rendezvous on node 0; auto: from the name, below the ephemeral range",
+    )
+    timeout: Duration | None = Field(
+        None,
+        description="how long the nodes wait for the last of them; default: 1h on Kubernetes, where images are "
+        "pulled and nodes added, 15m elsewhere",
+    )
+
+
+class Preemption(Section):
+    """The scheduler may take the nodes back: signal, checkpoint, requeue, resume."""
+
+    grace: Duration = Field(120, description="time between the signal and the end, enough to save a checkpoint")
+    max_requeues: int = Field(
+        20, ge=0, le=10000, description="how often the job goes back into the queue after a signal (Slurm)"
+    )
+
+
+class Slurm(Section):
+    """Keys that only Slurm has."""
+
+    partition: SlurmWord | None = Field(None, description="partition, or several with commas")
+    account: SlurmWord | None = Field(None, description="account that is charged")
+    qos: SlurmWord | None = Field(None, description="quality of service")
+    constraint: SlurmConstraint | None = Field(None, description="features that the nodes must have")
+    reservation: SlurmWord | None = Field(None, description="reservation to run in")
+    runtime: Literal["none", "pyxis", "apptainer", "docker", "podman"] = Field(
+        "none", description="what runs the image on a node; none runs without a container"
+    )
+    launcher: Literal["torchrun", "srun"] = Field(
+        "torchrun", description="torchrun: one task a node starts the processes; srun: one task a process"
+    )
+    array: SlurmArray | None = Field(None, description="an array of such jobs, such as 0-3 or 0-99%8")
+    preflight: bool = Field(
+        True, description="check names, port, programs, GPUs, shm and memlock on every node before the start"
+    )
+    options: dict[SlurmOption, OptionValue] = Field(
+        {}, description="further sbatch options by long name, such as {exclusive: true, nice: 100}"
+    )
+    srun_options: dict[SlurmOption, OptionValue] = Field(
+        {}, description="further srun options, such as {mpi: pmix}; {label: true} begins each line with its rank"
+    )
+
+
+class Toleration(Section):
+    """A taint that the pods tolerate."""
+
+    key: LabelKey | None = Field(None, description="key of the taint; none tolerates all keys")
+    operator: Literal["Equal", "Exists"] = Field("Equal", description="Equal compares the value, Exists does not")
+    value: LabelValue | None = Field(None, description="value of the taint, with operator Equal")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="effect of the taint; none tolerates all effects"
+    )
+    seconds: int | None = Field(None, ge=0, lt=2**31, description="how long NoExecute is tolerated")
+
+
+class TopologySpread(Section):
+    """Spread the pods evenly over the values of a node label."""
+
+    key: LabelKey = Field(description="node label, such as topology.kubernetes.io/zone")
+    max_skew: int = Field(1, ge=1, lt=2**31, description="how many more pods one value may have than another")
+    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
+        "ScheduleAnyway", description="what happens when pods cannot be spread so"
+    )
+
+
+class Kubernetes(Section):
+    """Keys that only the Kubernetes targets have."""
+
+    namespace: DnsLabel | None = Field(None, description="namespace; none leaves it to kubectl")
+    queue: DnsName | None = Field(None, description="Kueue LocalQueue")
+    workload_priority_class: DnsLabel | None = Field(
+        None, description="Kueue WorkloadPriorityClass: the job's place in the queue"
+    )
+    priority_class: DnsName | None = Field(None, description="PriorityClass of the pods")
+    runtime: DnsName | None = Field(
+        None, description="ClusterTrainingRuntime of the cluster that a TrainJob takes; none makes one for the job"
+    )
+    volcano_queue: DnsName | None = Field(None, description="queue of Volcano, with scheduler: volcano")
+    scheduler: DnsName | None = Field(None, description="schedulerName of the pods, such as a gang scheduler")
+    service_account: DnsName | None = Field(None, description="ServiceAccount of the pods")
+    image_pull_secrets: list[DnsName] = Field([], description="Secrets with registry passwords")
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        None, description="when the image is pulled; none leaves it to Kubernetes"
+    )
+    secret: DnsName | None = Field(
+        None, description="Secret that holds the keys named in `secrets`; default: the job's name"
+    )
+    security: Literal["restricted", "baseline"] = Field(
+        "restricted", description="Pod Security Standard that the pods meet"
+    )
+    run_as_user: int = Field(
+        1000, ge=0, lt=2**31, description="user number of the processes; 0, root, only with security: baseline"
+    )
+    fs_group: int | None = Field(None, ge=1, lt=2**31, description="group number that owns the mounted volumes")
+    gpu_resource: LabelKey = Field("nvidia.com/gpu", description="name of a GPU among the resources")
+    rdma_resource: LabelKey | None = Field(None, description="name of an RDMA device among the resources")
+    host_network: bool = Field(False, description="pods use the network of their node")
+    node_selector: dict[LabelKey, LabelValue] = Field({}, description="labels that the nodes must have")
+    tolerations: list[Toleration] = Field([], description="taints that the pods tolerate")
+    topology_spread: list[TopologySpread] = Field([], description="how pods are spread over the cluster")
+    labels: dict[LabelKey, LabelValue] = Field({}, description="labels on the objects and pods")
+    annotations: dict[LabelKey, Lines] = Field({}, description="annotations on the top object and the pods")
+    ttl: Duration | None = Field(None, description="how long the finished job is kept, such as 1d")
+
+
+class Compose(Section):
+    """Keys that only compose has."""
+
+    project: DnsLabel | None = Field(
+        None, description="name of the project, for Compose 2; default: that of the folder"
+    )
+
+
+class Job(Section):
+    """One training job: what runs, on how much hardware, and what single targets need to know besides."""
+
+    model_config = ConfigDict(title="job spec", json_schema_extra={"oneOf": [_given("train"), _given("command")]})
+
+    name: JobName = Field(description="name of the job")
+    nodes: Nodes = Field(description="number of nodes, or {min: 1, max: 4} for an elastic job")
+    procs_per_node: int = Field(
+        ge=1,
+        le=MAX_PROCS_PER_NODE,
+        description="processes on each node: one a GPU, or one a share of the CPU",
+    )
+    device: Literal["cuda", "cpu"] = Field("cuda", description="what the processes compute on")
+    image: Image | None = Field(None, description="container image; targets that run no container do without")
+    train: TrainConfig | None = Field(None, description="settings of python -m train; either this or command")
+    command: list[Lines] | None = Field(
+        None,
+        min_length=1,
+        description="your own script and its arguments, as after torchrun; either this or train",
+    )
+    env: dict[EnvName, Lines] = Field({}, description="environment of the processes; values are text")
+    secrets: list[SecretRef] = Field(
+        [],
+        description="names of environment variables whose values stay out of the spec; "
+        "{HF_TOKEN: {secret: hf, key: token}} where a Secret of Kubernetes holds one under another name",
+    )
+    mounts: list[Mount] = Field([], description="folders and claims inside the container")
+    resources: Resources = Field(Resources(), description="what each node gives to the job")
+    time_limit: Duration | None = Field(None, description="the job is ended after this time, such as 2h")
+    rendezvous: Rendezvous = Field(Rendezvous(), description="how the nodes find each other")
+    max_restarts: int = Field(
+        0, ge=0, le=10000, description="how often the processes are started again after a failure"
+    )
+    preemption: Preemption | None = Field(None, description="the scheduler may take the nodes back")
+    slurm: Slurm = Field(Slurm(), description="keys that only Slurm has")
+    kubernetes: Kubernetes = Field(Kubernetes(), description="keys that only the Kubernetes targets have")
+    compose: Compose = Field(Compose(), description="keys that only compose has")

@@ -1,0 +1,198 @@
+"""What the keys of a job spec demand of each other, one rule a function.
+
+Targets have rules of their own in their files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from jobspec.plan import OURS, is_launchers, world_size
+from jobspec.problems import Finding, Path
+from jobspec.spec.command import as_line, from_script, is_for_a_shell, starts_python
+from jobspec.spec.fields import LINES, LINES_EXPECTED
+from jobspec.spec.job import Job
+from train.config import to_argv
+
+# Bash keeps these for itself: an assignment fails or is lost.
+_BASHS = re.compile(
+    "BASH.*|_|COMP_WORDBREAKS|DIRSTACK|EPOCHREALTIME|EPOCHSECONDS|E?UID|FUNCNAME|GROUPS|HISTCMD|LINENO|OPTIND"
+    "|PIPESTATUS|PPID|S?RANDOM|SECONDS|SHELLOPTS|SHLVL"
+)
+
+
+# Bytes of one argument or variable, less the zero byte at its end.  Source: MAX_ARG_STRLEN in linux/binfmts.h.
+_LONGEST_ARGUMENT = 128 * 1024 - 1
+
+_AN_IMAGE = "image: registry.example/team/train:1.0"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check over several keys; stands above its function as a decorator."""
+
+    check: Callable[[Job], Iterable[Finding]]
+
+
+def rules_in(module: object) -> list[Rule]:
+    """Every rule at the top level of a module, alone or in a tuple, in its order."""
+    found: list[Rule] = []
+    for value in vars(module).values():
+        several = value if isinstance(value, tuple) else (value,)
+        found += [one for one in several if isinstance(one, Rule)]
+    return found
+
+
+def missing_image(runner: str, path: Path = ()) -> Finding:
+    """There must be an image because of `runner`, which is asked for at `path`."""
+    return Finding(path, f"image is missing: {runner} runs one", _AN_IMAGE, on_key=not path)
+
+
+@Rule
+def one_program(job: Job) -> Iterator[Finding]:
+    if job.train is None and job.command is None:
+        empty: list[Path] = [(key,) for key in ("train", "command") if key in job.model_fields_set]
+        problem = f"{empty[0][0]} is empty" if empty else "neither train nor command"
+        hint = "train: {model: mnist_cnn}"
+        yield Finding(empty[0] if empty else (), f"{problem}: what should run?", hint, on_key=True)
+    if job.train is not None and job.command is not None:
+        yield Finding(("command",), "both train and command: only one can run", on_key=True)
+
+
+@Rule
+def command_begins_with_a_script(job: Job) -> Iterator[Finding]:
+    if job.command is None:
+        return
+    first = job.command[0]
+    if first == "-m":
+        if len(job.command) == 1 or job.command[1].startswith("-"):
+            yield Finding(("command", 0), "command: -m wants the name of a module after it")
+    elif words := as_line(first):
+        hint = f"write command: {json.dumps([*from_script(words), *job.command[1:]], ensure_ascii=False)}"
+        yield Finding(("command", 0), "command: a whole command line in one element would be a script's name", hint)
+    elif starts_python(first):
+        yield Finding(("command", 0), f"command begins with {first}", "begin with the script; torchrun starts Python")
+    elif is_for_a_shell(first):
+        message = f"command begins with {first}, which is not for Python"
+        yield Finding(("command", 0), message, "begin with a Python script; torchrun starts Python, not a shell")
+    elif first.startswith("-") or not first:
+        message = "command must begin with a script or with -m and a module, not with an option"
+        yield Finding(("command", 0), message, "Python would read the option as its own")
+
+
+@Rule
+def range_is_a_range(job: Job) -> Iterator[Finding]:
+    if job.nodes.min > job.nodes.max:
+        yield Finding(("nodes", "max"), f"nodes.max is {job.nodes.max}, below nodes.min ({job.nodes.min})")
+
+
+@Rule
+def elastic_needs_c10d(job: Job) -> Iterator[Finding]:
+    if job.nodes.elastic and job.rendezvous.backend == "static":
+        message = "rendezvous.backend is static, but only c10d can change the number of nodes"
+        yield Finding(("rendezvous", "backend"), message, "leave rendezvous.backend out")
+
+
+@Rule
+def every_process_gets_samples(job: Job) -> Iterator[Finding]:
+    """A batch that does not divide is fine: the train package weighs uneven shares exactly."""
+    if job.train is None or job.train.batch_size >= world_size(job):
+        return
+    nodes = f"nodes {job.nodes.max} x procs_per_node {job.procs_per_node}"
+    message = f"train.batch_size is {job.train.batch_size}, less than the {world_size(job)} processes ({nodes})"
+    hint = "batch_size is the global batch of one step, shared by all processes"
+    yield Finding(("train", "batch_size"), message, hint)
+
+
+@Rule
+def one_device(job: Job) -> Iterator[Finding]:
+    if job.train is not None and job.train.device not in ("auto", job.device):
+        message = f"train.device is {job.train.device}, but device is {job.device}"
+        yield Finding(("train", "device"), message, "leave train.device out; device is passed on")
+
+
+@Rule
+def settings_are_text(job: Job) -> Iterator[Finding]:
+    """What becomes an argument can hold no zero byte, and a terminal must not obey what a log shows."""
+    for key, value in job.train or ():
+        if isinstance(value, str) and not re.fullmatch(LINES, value):
+            yield Finding(("train", key), f"train.{key} must be {LINES_EXPECTED}, not {json.dumps(value)}")
+
+
+@Rule
+def values_fit_into_one_argument(job: Job) -> Iterator[Finding]:
+    """An argument or `NAME=value` that is longer starts no process: "Argument list too long"."""
+    values: list[tuple[Path, str]] = [(("command", number), word) for number, word in enumerate(job.command or ())]
+    for key in job.train.model_fields_set if job.train is not None else ():
+        values += [(("train", key), word) for word in to_argv({key: getattr(job.train, key)})]
+    # torchrun gets each `$` of these twice.
+    sizes = [(path, len(word.encode()) + word.count("$")) for path, word in values]
+    sizes += [(("env", name), len(f"{name}={value}".encode())) for name, value in job.env.items()]
+    for path, size in sizes:
+        if size > _LONGEST_ARGUMENT:
+            message = (
+                f"{'.'.join(map(str, path))} takes {size} bytes; Linux hands a process at most {_LONGEST_ARGUMENT}"
+            )
+            yield Finding(path, message, "put it in a file that the processes read")
+
+
+@Rule
+def preempted_training_resumes(job: Job) -> Iterator[Finding]:
+    if job.train is None or job.preemption is None:
+        return
+    if job.train.checkpoint_dir is None:
+        message = "preemption is given, but train.checkpoint_dir is not: there would be nothing to resume from"
+        yield Finding(("preemption",), message, "train: {checkpoint_dir: /checkpoints, resume: auto}", on_key=True)
+    elif job.train.resume == "never":
+        message = "preemption is given, but train.resume is never: a requeued job would begin again"
+        yield Finding(("preemption",), message, "train: {resume: auto}", on_key=True)
+
+
+def variables(job: Job) -> Iterator[tuple[Path, str]]:
+    """The place and name of each variable that the spec sets or asks for."""
+    for name in job.env:
+        yield ("env", name), name
+    for number, name in enumerate(job.secrets):
+        yield ("secrets", number), name
+
+
+@Rule
+def variables_may_be_set(job: Job) -> Iterator[Finding]:
+    for path, name in variables(job):
+        if is_launchers(name):
+            message = f"{path[0]}: {name} is set by the launcher for each process"
+            hint = "leave it out; nodes, procs_per_node and rendezvous decide its value"
+            yield Finding(path, message, hint, on_key=True)
+        elif _BASHS.fullmatch(name):
+            message = f"{path[0]}: {name} is a variable that bash keeps for itself"
+            yield Finding(path, message, "choose another name", on_key=True)
+
+
+@Rule
+def secrets_are_only_names(job: Job) -> Iterator[Finding]:
+    for number, name in enumerate(job.secrets):
+        if is_launchers(name) or _BASHS.fullmatch(name):
+            continue  # variables_may_be_set
+        path = ("secrets", number)
+        if name in OURS:
+            message = f"secrets: {name} is set for each process and cannot be a secret"
+            yield Finding(path, message, "it is no secret: env may set it")
+        if name in job.secrets[:number]:
+            yield Finding(path, f"secrets: {name} is given twice", "leave this one out")
+        elif name in job.env:
+            message = f"env: {name} is a secret; its value must not be in the spec"
+            hint = "leave it out; the value comes from the environment or a Secret of the cluster"
+            yield Finding(("env", name), message, hint, on_key=True)
+
+
+@Rule
+def mounts_have_one_source_and_one_place(job: Job) -> Iterator[Finding]:
+    for number, mount in enumerate(job.mounts):
+        if (mount.source is None) == (mount.claim is None):
+            message = f"mounts[{number}] needs either source (a folder of the node) or claim (a volume)"
+            yield Finding(("mounts", number), message, "source: /data, or claim: NAME")
+        if mount.path in [earlier.path for earlier in job.mounts[:number]]:
+            yield Finding(("mounts", number, "path"), f"mounts[{number}].path: {mount.path} is mounted twice")

@@ -1,0 +1,74 @@
+"""torchrun as the agent of a node: the flags of its command that are the same on every node.
+
+What differs from node to node, or is known only when the job runs, each target adds in its own way.
+"""
+
+from __future__ import annotations
+
+from jobspec.plan import Plan
+
+
+def flags(plan: Plan, max_restarts: int | None = None) -> list[str]:
+    """Flags before the program, less --nnodes, the address and the number of the node.
+
+    max_restarts: torchrun's own, where it is not the job's because something else restarts it.
+    """
+    job = plan.job
+    restarts = job.max_restarts if max_restarts is None else max_restarts
+    processes = [f"--nproc-per-node={job.procs_per_node}", f"--max-restarts={restarts}"]
+    if job.nodes.max == 1:
+        # Without an address torchrun publishes the host's full name, which a laptop often cannot resolve.
+        return ["--standalone", "--local-addr=127.0.0.1", *processes]
+    backend = f"--rdzv-backend={plan.backend}"
+    return [*processes, backend, *([static_conf(plan)] if plan.backend == "static" else [])]
+
+
+def static_pod_flags(plan: Plan) -> list[str]:
+    """Flags in a pod of a fixed number of nodes; what differs between the nodes comes from the environment.
+
+    After a failure the pods start again, together, so torchrun does not.
+    """
+    flags = [*_pod_flags(plan), "--max-restarts=0", "--rdzv-backend=static"]
+    return [*flags, static_conf(plan)] if plan.job.nodes.max > 1 else flags
+
+
+def c10d_pod_flags(plan: Plan) -> list[str]:
+    """Flags in a pod whose peers come and go: torchrun starts the processes again with those that are left."""
+    return [*_pod_flags(plan), f"--max-restarts={plan.job.max_restarts}"]
+
+
+def _pod_flags(plan: Plan) -> list[str]:
+    return [f"--nproc-per-node={plan.job.procs_per_node}", f"--rdzv-id={plan.job.name}"]
+
+
+def static_conf(plan: Plan) -> str:
+    """The flag by which the nodes of a static rendezvous wait for each other.
+
+    Source: torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py.
+    """
+    return f"--rdzv-conf=timeout={plan.rendezvous_timeout_s}"
+
+
+def c10d_conf(plan: Plan, is_host: str) -> str:
+    """The value of --rdzv-conf under c10d; `is_host` is 1 on the node that hosts the rendezvous, 0 elsewhere.
+
+    torchrun's own guess of the host compares names and is often wrong.  read_timeout is how long a node waits for
+    the host, join_timeout how long all wait for the last of them.
+    Source: c10d_rendezvous_backend.py and dynamic_rendezvous.py in torch/distributed/elastic/rendezvous.
+    """
+    timeout_s = plan.rendezvous_timeout_s
+    return f"is_host={is_host},join_timeout={timeout_s},read_timeout={timeout_s}"
+
+
+def nnodes(plan: Plan) -> str:
+    """The value of --nnodes: a number, or min:max of an elastic job."""
+    nodes = plan.job.nodes
+    return f"{nodes.min}:{nodes.max}" if nodes.elastic else str(nodes.max)
+
+
+def shutdown_timeout(grace: int) -> int:
+    """Seconds between a SIGTERM to torchrun and its SIGKILL to the processes, of the `grace` before its own.
+
+    A quarter stays for the end of torchrun and for what the artifact does after it.
+    """
+    return max(1, grace * 3 // 4)

@@ -1,0 +1,36 @@
+"""Rules for the form of `#SBATCH` lines; rules for what they request are in scripts.py."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from lint.rules import Fault, rule
+from lint.sbatch import OPTIONS
+from lint.shell import Script
+
+# Names of older versions, of srun's siblings and of torchrun.
+_ELSEWHERE = {"workdir": "chdir", "name": "job-name", "nnodes": "nodes", "nproc-per-node": "ntasks-per-node"}
+
+
+@rule("https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/3068")
+def option_after_a_command(script: Script) -> Iterator[Fault]:
+    ignored = [found for found in script.directives if found.ignored]
+    for found in ignored[:1]:
+        after = f", and {len(ignored) - 1} more after it" if len(ignored) > 1 else ""
+        reason = f"sbatch reads no further than the first command: this option is ignored{after}"
+        yield Fault(found.place, reason, "all #SBATCH lines directly below the first line of the script")
+
+
+@rule("https://github.com/LBANN/lbann/pull/1425")
+def option_is_unknown(script: Script) -> Iterator[Fault]:
+    """Report only names that resemble an option of sbatch: a plugin of the cluster may add others."""
+    for found in script.directives:
+        meant = None if found.known or found.ignored else _meant(found.name)
+        if meant:
+            yield Fault(found.place, f"sbatch has no option --{found.name}, and refuses the script", f"--{meant}")
+
+
+def _meant(name: str) -> str | None:
+    near = difflib.get_close_matches(name, sorted(OPTIONS), n=1, cutoff=0.75)
+    return _ELSEWHERE.get(name) or next(iter(near), None)

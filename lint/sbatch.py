@@ -1,0 +1,90 @@
+"""Read `#SBATCH` lines as sbatch reads them.
+
+Source: `_opt_batch_script` in Slurm's src/sbatch/opt.c; `sbatch --help` of Slurm 22.05, and what 25.05 adds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from jobspec.problems import Place
+from lint.lexer import Lexer
+
+_NAMES_WITH_VALUE = """
+    account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container
+    container-id core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency
+    distribution error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node
+    gpus-per-socket gpus-per-task gres gres-flags hint input job-name kill-on-invalid-dep licenses mail-type mail-user
+    mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile nodelist nodes ntasks ntasks-per-core
+    ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output partition power prefer priority profile qos
+    reservation segment signal sockets-per-node switches thread-spec threads-per-core time time-min tmp tres-bind
+    tres-per-task uid wckey wrap
+"""
+# If these have a value, it follows an equals sign.
+_NAMES_OF_SWITCHES = """
+    consolidate-segments contiguous exclusive external get-user-env help hold ignore-pbs nice no-kill no-requeue
+    oom-kill-step overcommit oversubscribe parsable propagate quiet reboot requeue resv-ports share spread-job
+    spread-segments stepmgr test-only usage use-min-nodes verbose version wait
+"""
+_WITH_VALUE = frozenset(_NAMES_WITH_VALUE.split())
+OPTIONS = _WITH_VALUE | frozenset(_NAMES_OF_SWITCHES.split())
+"""Long names of sbatch's own options; plugins of a cluster may add others."""
+
+_PYXIS = "container-"  # the prefix of all options of that plugin
+_SHORT = """
+    a=array A=account b=begin B=extra-node-info c=cpus-per-task C=constraint d=dependency D=chdir e=error F=nodefile
+    G=gpus h=help H=hold i=input J=job-name k=no-kill L=licenses m=distribution M=clusters n=ntasks N=nodes o=output
+    O=overcommit p=partition q=qos Q=quiet s=oversubscribe S=core-spec t=time v=verbose V=version w=nodelist W=wait
+    x=exclude
+"""
+_LONG = dict(pair.split("=") for pair in _SHORT.split())
+
+_LINE = re.compile(r"^#SBATCH(?=[ \t])(.*)$", re.M)
+_WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"[^"]*"|'[^']*')+""")
+_QUOTES = re.compile(r"""["'\\]""")
+
+
+@dataclass(frozen=True)
+class Directive:
+    """One option of an `#SBATCH` line by its long name.
+
+    known: True if sbatch has such an option; `name` is then its full name, even if the script shortens it.
+    ignored: True if a command stands above it, because sbatch stops reading there.
+    """
+
+    name: str
+    value: str
+    place: Place
+    known: bool
+    ignored: bool
+
+
+def directives(text: str, locate: Callable[[int, int], Place], lexer: Lexer) -> Iterator[Directive]:
+    """Return the options of all `#SBATCH` lines, in order, including those of scripts in here-documents."""
+    first = next((command.words[0].start for command in lexer.commands if command.words), len(text))
+    for line in _LINE.finditer(text):
+        ignored = line.start() > first and not any(line.start() in part for part in lexer.here_documents)
+        words = list(_WORD.finditer(text, line.start(1), line.end()))
+        while words and not words[0][0].startswith("#"):
+            word = words.pop(0)
+            name, value = _split(_QUOTES.sub("", word[0]))
+            if not name:
+                continue
+            end = word.end()
+            if not value and name in _WITH_VALUE and words:
+                end, value = words[0].end(), _QUOTES.sub("", words.pop(0)[0])
+            known = name in OPTIONS or name.startswith(_PYXIS)
+            yield Directive(name, value, locate(word.start(), end - word.start()), known, ignored)
+
+
+def _split(word: str) -> tuple[str, str]:
+    """Return the long name and the value in a word like `--name=value` or `-Xvalue`; no name for other words."""
+    if word.startswith("--"):
+        name, _, value = word[2:].partition("=")
+        meant = [option for option in OPTIONS if name and option.startswith(name)]
+        return (meant[0] if name not in OPTIONS and len(meant) == 1 else name), value
+    if word.startswith("-") and word[1:2] in _LONG:
+        return _LONG[word[1]], word[2:]
+    return "", ""

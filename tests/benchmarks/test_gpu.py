@@ -1,0 +1,152 @@
+"""The GPU checks, run on the CPU for a few steps, so that the first GPU hour is not spent on typos."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import deaths, losses, memory, resume, sigterm, step_time, suite, synchronisations, two_ranks
+from benchmarks.gpu.checks import CHECKS, Check
+from benchmarks.gpu.outcome import Failed
+from train.config import available
+
+_HERE = "tests.benchmarks.test_gpu"
+
+pytestmark = pytest.mark.timeout(580)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU here")
+def test_without_a_gpu_each_check_says_so_in_one_line_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gpu.main([f"--results={tmp_path}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:3] for line in lines] == [f"({letter})" for letter in "abcdefghijk"]
+    assert all(line.endswith("torch sees no GPU here") for line in lines)
+    assert list(tmp_path.iterdir()) == []
+
+
+def passing(device: str) -> dict[str, Any]:
+    return {"device": device}
+
+
+def failing(device: str) -> dict[str, Any]:
+    raise Failed("it is wrong", {"figure": 0.5})
+
+
+def endless(device: str) -> dict[str, Any]:
+    import time
+
+    time.sleep(1000)
+    return {}
+
+
+def test_a_failure_or_a_check_without_end_stops_no_other_and_all_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks = {name: Check(name, f"{_HERE}:{name}", 20) for name in ("failing", "passing")}
+    checks["endless"] = Check("endless", f"{_HERE}:endless", 8)
+    monkeypatch.setattr(gpu, "CHECKS", checks)
+    assert gpu.main(["--device=cpu", f"--results={tmp_path}"]) == 1
+    record = json.loads((tmp_path / "gpu_on_cpu.json").read_text())
+    outcomes = {name: check["outcome"] for name, check in record["checks"].items()}
+    assert outcomes == {"failing": "failed", "passing": "passed", "endless": "failed"}
+    assert record["checks"]["failing"]["figure"] == 0.5
+    assert "not done within 8 s" in record["checks"]["endless"]["why"]
+    assert str(tmp_path) not in json.dumps(record)
+
+    # Another run adds to the record.
+    monkeypatch.setattr(gpu, "CHECKS", {**checks, "more": Check("more", f"{_HERE}:passing", 20)})
+    assert gpu.main(["more", "--device=cpu", f"--results={tmp_path}"]) == 0
+    assert set(json.loads((tmp_path / "gpu_on_cpu.json").read_text())["checks"]) == {*checks, "more"}
+
+
+def test_every_function_of_a_check_is_there() -> None:
+    assert all(callable(check.load()) for check in CHECKS.values())
+    assert max(check.limit_s for check in CHECKS.values()) < 600, "a device session has ten minutes a command"
+
+
+def test_pytest_is_counted_by_outcome(tmp_path: Path) -> None:
+    file = tmp_path / "test_some.py"
+    file.write_text(
+        "import pytest\ndef test_good(): pass\ndef test_bad(): assert 0\n"
+        "@pytest.mark.skip(reason='dark')\ndef test_no(): pass\n"
+    )
+    missing = tmp_path / "test_missing.py"
+    missing.write_text("import no_such_package\n")
+    options = ["-n0", "-c", "/dev/null", f"--rootdir={tmp_path}"]
+    with pytest.raises(Failed, match="1 tests failed, 1 passed") as failed:
+        suite.pytest([*options, str(file), str(missing)])
+    assert len(failed.value.record["not_importable"]) == 1
+    assert failed.value.record["skipped"] == {"dark": 1}
+    file.write_text("def test_good(): pass\n")
+    assert suite.pytest([*options, str(file)])["passed"] == 1
+    file.write_text("import time\ndef test_good(): time.sleep(1.5)\ndef test_late(): pass\n")
+    with pytest.raises(Failed, match="only 1 tests passed within 1 s"):
+        suite.pytest([*options, str(file)], limit_s=1)
+
+
+def test_losses_on_the_cpu_equal_those_on_the_cpu_and_bf16_is_near() -> None:
+    found = losses.run("cpu", models=("mlp",), steps=4)["largest_difference"]
+    assert found["mlp fp32"] == 0
+    assert 0 < found["mlp bf16"] < losses.TOLERANCES["bf16"]
+
+
+def test_a_larger_difference_of_losses_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(losses.TOLERANCES, "bf16", 1e-9)
+    with pytest.raises(Failed, match="mlp in bf16 differs"):
+        losses.run("cpu", models=("mlp",), steps=2)
+
+
+def test_two_ranks_train_alike_with_every_sync_and_with_an_empty_rank() -> None:
+    found = two_ranks.over_gloo("cpu")["largest_difference"]
+    assert len(found) == 2 * len(available("sync"))
+    assert set(found.values()) == {0.0}
+    assert two_ranks.marked_tests("cpu")["largest_difference"] == {"batchnorm: fp32": 0.0, "batchnorm: bf16": 0.0}
+
+
+def test_death_of_a_rank_is_named_and_timed(tmp_path: Path) -> None:
+    killed = deaths.killed("cpu", tmp_path / "killed")
+    assert killed["seconds"] < deaths.LIMIT_S
+    assert "rank 1" in killed["message"]
+    exhausted = deaths.out_of_memory("cpu", tmp_path / "memory")
+    assert exhausted["seconds"] < deaths.LIMIT_S
+    assert "rank 1" in exhausted["message"]
+
+
+def test_input_is_read_for_some_epochs() -> None:
+    found = memory.run("cpu", epochs=6)["reserved_mib"]
+    assert {input: len(values) for input, values in found.items()} == {"memory": 6, "loader": 6, "auto": 6}
+
+
+def test_memory_that_grows_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "reserved_mib", lambda device, input, epochs: [1.0] * 5 + [3.0])
+    with pytest.raises(Failed, match="grew after epoch 5"):
+        memory.run("cpu")
+
+
+def test_steps_are_watched() -> None:
+    found = synchronisations.run("cpu", [("loader", "bf16")], steps=3)
+    assert found == {"steps": 3, "waits_in_profile": {"loader, bf16": {}}}
+
+
+def test_step_times_are_measured() -> None:
+    found = step_time.run("cpu", "--workload=mlp", "--rounds=1", "--steps=1")
+    assert found["losses_agree"] == {"mlp": True}
+
+
+def test_a_resume_is_compared_with_a_run_without_interruption() -> None:
+    # A small model: each of the six runs ends with a whole evaluation.
+    found = resume.run("cpu", steps=4, model="mlp")
+    assert (found["same_without_deterministic"], found["same_with_deterministic"]) == (True, True)
+
+
+def test_sigterm_saves_and_the_next_start_continues() -> None:
+    found = sigterm.run("cpu")
+    assert found["exit_code"] == 143
+    assert found["continued_at_step"] == found["stopped_at_step"] + 1

@@ -1,0 +1,94 @@
+"""A script that is submitted with flags that its spec does not have, or from inside a job that was requeued."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.slurm import observer
+from tests.e2e.slurm.cluster import Cluster
+from tests.e2e.slurm.specs import script
+
+pytestmark = pytest.mark.timeout(1200)
+
+_SLEEPER = """
+import os, signal, sys, time
+def stop(signum, frame):
+    print(f"rank {os.environ['RANK']} saved", flush=True)
+    sys.exit(1)
+signal.signal(signal.SIGTERM, stop)
+open(f"{sys.argv[2]}/{os.environ['SLURM_JOB_ID']}.{os.environ['RANK']}", "w").close()
+print("up", flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+_SLEEPS = """
+name: sleeps
+nodes: 1
+procs_per_node: 2
+device: cpu
+command: [{folder}/sleeper.py, "20", {folder}]
+time_limit: 20m
+preemption: {{grace: 60s}}
+slurm: {{launcher: srun}}
+"""
+_OUTER = """\
+#!/bin/bash
+#SBATCH --nodes=1 --requeue --output=outer-%j.log --open-mode=append
+if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then scontrol requeue "$SLURM_JOB_ID"; sleep 60; fi
+echo "restart $SLURM_RESTART_COUNT"
+sbatch --parsable inner.sh
+"""
+
+
+def _sleeps(cluster: Cluster, folder: Path) -> str:
+    (folder / "sleeper.py").write_text(_SLEEPER)
+    return script(cluster, _SLEEPS.format(folder=folder))
+
+
+def test_more_nodes_on_the_command_line_are_more_nodes_in_the_job(cluster: Cluster, tmp_path: Path) -> None:
+    number = cluster.submit(observer.rendered(cluster, tmp_path), "--nodes=3")
+    assert cluster.wait_for_end(number).state == "COMPLETED", cluster.logs()
+    ranks = observer.seen(tmp_path, number)
+    assert [(rank, ranks[rank]["host"], ranks[rank]["WORLD_SIZE"]) for rank in sorted(ranks)] == [
+        (rank, node, "6") for rank, node in enumerate(["n2", "n2", "n10", "n10", "n11", "n11"])
+    ]
+
+
+@pytest.mark.slow
+def test_more_nodes_on_the_command_line_are_more_nodes_for_torchrun(cluster: Cluster, tmp_path: Path) -> None:
+    text = observer.rendered(cluster, tmp_path, "slurm.launcher=torchrun")
+    number = cluster.submit(text, "--nodes=3")
+    assert cluster.wait_for_end(number).state == "COMPLETED", cluster.logs()
+    ranks = observer.seen(tmp_path, number)
+    assert {rank: (process["host"], process["WORLD_SIZE"]) for rank, process in ranks.items()} == {
+        rank: (node, "6") for rank, node in enumerate(["n2", "n2", "n10", "n10", "n11", "n11"])
+    }
+
+
+def test_of_an_array_from_the_command_line_a_signal_requeues_one_task(cluster: Cluster, tmp_path: Path) -> None:
+    array = cluster.submit(_sleeps(cluster, tmp_path), "--array=0-1")
+    tasks = [f"{array}_{task}" for task in range(2)]
+    cluster.wait_for("two processes a task", lambda: len([*tmp_path.glob("*.[01]")]) == 4)
+    assert cluster.job(tasks[1]).fields["JobId"] == array, "the number of the array means all tasks"
+    cluster.command("scancel", "--batch", "--signal=USR1", tasks[1])
+    ends = [cluster.wait_for_end(task) for task in tasks]
+    assert [(job.state, job.restarts) for job in ends] == [("COMPLETED", 0), ("COMPLETED", 1)], cluster.logs()
+    logs = {file.name: file.read_text().count("saved") for file in cluster.folder.glob(f"sleeps-{array}_*-r*.log")}
+    assert logs == {f"sleeps-{tasks[0]}-r0.log": 0, f"sleeps-{tasks[1]}-r0.log": 2, f"sleeps-{tasks[1]}-r1.log": 0}
+
+
+def test_the_first_start_of_a_job_from_inside_a_requeued_one_is_its_first(cluster: Cluster, tmp_path: Path) -> None:
+    (cluster.folder / "inner.sh").write_text(_sleeps(cluster, tmp_path))
+    outer = cluster.wait_for_end(cluster.submit(_OUTER))
+    assert (outer.state, outer.restarts) == ("COMPLETED", 1), cluster.logs()
+    first, number = (cluster.folder / f"outer-{outer.number}.log").read_text().splitlines()[-2:]
+    assert first == "restart 1"
+    cluster.wait_for_line(number, f"sleeps-{number}-r0.log", "up")
+    cluster.command("scancel", "--batch", "--signal=USR1", number)
+    inner = cluster.wait_for_end(number)
+    assert (inner.state, inner.restarts) == ("COMPLETED", 1), cluster.logs()
+    assert sorted(file.name for file in cluster.folder.glob(f"sleeps-{number}-r*.log")) == [
+        f"sleeps-{number}-r0.log",
+        f"sleeps-{number}-r1.log",
+    ]

@@ -1,0 +1,224 @@
+"""Several files become one spec: the values of plain merging, each with its own place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobspec.problems import SpecError
+from jobspec.reading.merge import merge, read_all
+from jobspec.reading.override import override
+from jobspec.reading.validate import validate
+from jobspec.reading.yaml_source import Source, parse
+
+JOB = """\
+name: job
+nodes: 2
+mounts:
+  - {source: /data, path: /data}
+slurm:
+  options: {nice: 100}
+preemption: {grace: 60s}
+"""
+SITE = """\
+slurm:
+  partition: gpu
+  options:
+    nice: 200
++mounts:
+  - {source: /scratch, path: /scratch}
++secrets: [TOKEN]
+preemption:
+"""
+
+
+@pytest.fixture
+def merged() -> Source:
+    return merge([parse(JOB, "job.yaml"), parse(SITE, "site.yaml")])
+
+
+def test_mappings_are_merged_lists_appended_and_nothing_takes_away(merged: Source) -> None:
+    assert merged.values == {
+        "name": "job",
+        "nodes": 2,
+        "mounts": [{"source": "/data", "path": "/data"}, {"source": "/scratch", "path": "/scratch"}],
+        "slurm": {"options": {"nice": 200}, "partition": "gpu"},
+        "secrets": ["TOKEN"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "line", "written"),
+    [
+        (("nodes",), "job.yaml", 2, "2"),
+        (("mounts", 0, "path"), "job.yaml", 4, "/data"),
+        (("mounts", 1, "path"), "site.yaml", 6, "/scratch"),
+        (("slurm", "partition"), "site.yaml", 2, "gpu"),
+        (("slurm", "options", "nice"), "site.yaml", 4, "200"),
+        (("secrets", 0), "site.yaml", 7, "TOKEN"),
+    ],
+)
+def test_each_value_keeps_its_place(
+    merged: Source, path: tuple[str | int, ...], name: str, line: int, written: str
+) -> None:
+    place = merged.items[path]
+    assert (place.name, place.line, place.written) == (name, line, written)
+
+
+def test_each_key_keeps_its_place(merged: Source) -> None:
+    assert merged.keys["slurm", "options", "nice"].name == "site.yaml"
+    assert merged.keys["mounts", 1, "path"].line == 6
+    assert merged.keys["secrets",].written == "+secrets"
+    assert merged.keys["slurm",].name == "job.yaml"
+
+
+def test_no_place_is_left_of_what_was_replaced(merged: Source) -> None:
+    assert ("preemption", "grace") not in merged.keys.keys() | merged.items.keys()
+
+
+@pytest.mark.parametrize(
+    ("nothing", "path"),
+    [("preemption:", ("preemption",)), ("mounts: null", ("mounts",)), ("slurm: {options: ~}", ("slurm", "options"))],
+)
+def test_nothing_takes_a_key_away_with_all_its_places_in_a_file_and_in_an_option(
+    nothing: str, path: tuple[str, ...]
+) -> None:
+    job, site = parse(JOB, "job.yaml"), parse(nothing, "site.yaml")
+    wanted = parse(JOB, "job.yaml").values
+    del (wanted["slurm"] if len(path) > 1 else wanted)[path[-1]]
+    twice = ".".join(path) + "="
+    for merged in (merge([job, site]), merge([job, site, site]), override(job, [twice]), override(job, [twice, twice])):
+        assert merged.values == wanted
+        assert not [below for below in merged.keys.keys() | merged.items.keys() if below[: len(path)] == path]
+        again = override(merged, [f"{'.'.join(path)}=7"])
+        assert again.keys[path].option == 1
+
+
+def test_nothing_where_nothing_was_stays() -> None:
+    assert merge([parse("a:", "job.yaml"), parse("b:\na:", "site.yaml")]).values == {"a": None, "b": None}
+    assert override(parse("a:", "job.yaml"), ["a=", "b="]).values == {"a": None, "b": None}
+
+
+def test_required_key_that_was_taken_away_is_told_where() -> None:
+    job, site = parse("name: job\nnodes: 1\nprocs_per_node: 1\ncommand: [a]", "job.yaml"), parse("nodes:", "site.yaml")
+    for merged, place in ((merge([job, site]), "site.yaml:1:1"), (override(job, ["nodes="]), "--set nodes=:1:1")):
+        with pytest.raises(SpecError) as refusal:
+            validate(merged)
+        assert str(refusal.value).startswith(f'{place}: "nodes" is taken away here, but must be there\n')
+
+
+def test_file_of_comments_is_empty_only_beside_others(tmp_path: Path) -> None:
+    job, site = tmp_path / "job.yaml", tmp_path / "site.yaml"
+    job.write_text("name: job")
+    for text in ("# nothing yet\n", ""):
+        site.write_text(text)
+        assert read_all([str(job), str(site)]).values == read_all([str(site), str(job)]).values == {"name": "job"}
+        with pytest.raises(SpecError, match="a job spec is a mapping"):
+            read_all([str(site)])
+    site.write_text("null")
+    with pytest.raises(SpecError, match="a job spec is a mapping"):
+        read_all([str(job), str(site)])
+
+
+@pytest.mark.parametrize(
+    ("job", "site", "hint"),
+    [
+        ("nodes: 1", "+nodes: 2", "write nodes: without the +, which is for lists"),
+        ("env: {A: a}", "+env: {B: b}", "write env: without the +, which is for lists"),
+        ("{}", "+env: {B: b}", "write env: without the +, which is for lists"),
+        ("secrets: [A]", "+secrets: B", "write +secrets: […]"),
+        ("{}", "+a: B", "+a: […] adds to a list, a: without the + sets any other value"),
+        ("mounts: [a]", "mounts: {a: b}", "write mounts: […] to replace the list, +mounts: […] to add to it"),
+        ("env: {A: a}", "env: [a]", "write a mapping here too: env: {…}"),
+        ("nodes: 1", "nodes: {min: 1}", "write a mapping in both files or in neither"),
+    ],
+)
+def test_hint_says_what_to_write_instead(job: str, site: str, hint: str) -> None:
+    with pytest.raises(SpecError) as refusal:
+        merge([parse(job, "job.yaml"), parse(site, "site.yaml")])
+    assert [problem.hint for problem in refusal.value.problems] == [hint]
+
+
+def test_a_list_replaces_a_list_and_its_places() -> None:
+    merged = merge([parse("mounts: [a, b, c]", "job.yaml"), parse("mounts: [d]", "site.yaml")])
+    assert merged.values == {"mounts": ["d"]}
+    assert {path: place.name for path, place in merged.items.items() if path} == {
+        ("mounts",): "site.yaml",
+        ("mounts", 0): "site.yaml",
+    }
+
+
+def test_list_to_append_is_the_list_itself_in_one_file_too() -> None:
+    assert merge([parse("slurm: {+list: [a]}", "job.yaml")]).values == {"slurm": {"list": ["a"]}}
+
+
+def test_sources_stay_as_they_were() -> None:
+    job, site = parse(JOB, "job.yaml"), parse(SITE, "site.yaml")
+    override(merge([job, site, site]), ["slurm.options.nice=1", "mounts.0.path=/x"])
+    assert (job.values, site.values) == (parse(JOB, "").values, parse(SITE, "").values)
+
+
+# Few keys and values, so that two mappings often meet in one; none begins with "+".
+mappings = st.recursive(
+    st.dictionaries(st.sampled_from("abc"), st.none() | st.integers(0, 3) | st.lists(st.integers(0, 3), max_size=2)),
+    lambda inside: st.dictionaries(st.sampled_from("abc"), inside | st.integers(0, 3), max_size=3),
+    max_leaves=8,
+)
+
+
+def source_of(values: dict[str, Any], name: str) -> Source:
+    return parse(json.dumps(values, indent=1), name)
+
+
+def plain_merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """What merging means, without places; KeyError where a mapping meets something else."""
+    merged = dict(first)
+    for key, value in second.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            merged[key] = plain_merge(old, value)
+        elif value is None and old is not None:
+            del merged[key]
+        elif None not in (old, value) and isinstance(old, dict) != isinstance(value, dict):
+            raise KeyError(key)
+        else:
+            merged[key] = value
+    return merged
+
+
+@given(mappings)
+def test_merging_with_itself_or_with_nothing_changes_nothing(values: dict[str, Any]) -> None:
+    source = source_of(values, "job.yaml")
+    nothing = parse("{}", "job.yaml")
+    assert merge([source]) == source
+    assert merge([source, source]) == source
+    assert merge([source, nothing]) == source
+    assert merge([nothing, source]).values == source.values
+
+
+@given(mappings, mappings)
+def test_values_are_those_of_plain_merging_and_their_places_hold_them(
+    first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    sources = [source_of(first, "first"), source_of(second, "second")]
+    try:
+        wanted = plain_merge(first, second)
+    except KeyError:
+        with pytest.raises(SpecError, match="first:"):
+            merge(sources)
+        return
+    merged = merge(sources)
+    assert merged.values == wanted
+    for path, place in merged.items.items():
+        value: Any = merged.values
+        for part in path:
+            value = value[part]
+        if isinstance(value, int):
+            assert json.loads(place.written) == value
+    assert merged.items.keys() == source_of(wanted, "").items.keys()
+    assert merged.keys.keys() == source_of(wanted, "").keys.keys()

@@ -1,0 +1,112 @@
+"""All mistakes in one run: wrong values beside broken rules, each told once, whatever is wrong around them."""
+
+from __future__ import annotations
+
+import copy
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from jobspec import targets
+from jobspec.problems import SpecError
+from jobspec.reading.override import override
+from jobspec.reading.validate import validate
+from jobspec.reading.yaml_source import Source, parse
+from jobspec.spec.job import Job
+from jobspec.spec.rules import rules_in
+
+EVERY_KEY = parse((Path(__file__).parents[2] / "specs" / "ok" / "every-key.yaml").read_text(), "every-key.yaml")
+
+
+def told(spec: Source, target: str) -> list[str]:
+    """The messages, without their places."""
+    with pytest.raises(SpecError) as error:
+        validate(spec, rules_in(targets.load(target)))
+    return [problem.message for problem in error.value.problems]
+
+
+def paths(values: Any, above: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every key and element."""
+    below = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    for part, value in below:
+        yield (*above, part)
+        yield from paths(value, (*above, part))
+
+
+@given(
+    wrong=st.dictionaries(
+        st.sampled_from(list(paths(EVERY_KEY.values))),
+        st.sampled_from([None, True, 0, -1, 1.5, "", "A B", "x\ny", {}, [], {"zebra": 1}, ["x"], [None]]),
+        min_size=1,
+        max_size=5,
+    ),
+    target=st.sampled_from(targets.names()),
+)
+def test_each_wrong_value_is_told_once_whatever_else_is_wrong(wrong: dict[Any, Any], target: str) -> None:
+    values = copy.deepcopy(EVERY_KEY.values)
+    for path in sorted(wrong, key=len, reverse=True):
+        parent: Any = values
+        for part in path[:-1]:
+            parent = parent[part]
+        parent[path[-1]] = copy.deepcopy(wrong[path])
+    spec = Source(values, EVERY_KEY.keys, EVERY_KEY.items)
+    try:
+        Job.model_validate(values, strict=True)
+        refused = set()
+    except ValidationError as error:
+        refused = {detail["loc"] for detail in error.errors() if detail["type"] != "missing"} & set(wrong)
+    try:
+        validate(spec, rules_in(targets.load(target)))
+        found: Counter[Any] = Counter()
+    except SpecError as error:
+        found = Counter(problem.place for problem in error.problems)
+    for path in refused:
+        assert found[EVERY_KEY.items[path]] + found[EVERY_KEY.keys.get(path)] == 1, path
+
+
+def test_rule_over_a_section_is_told_beside_a_wrong_value_in_it() -> None:
+    spec = parse("name: job\nnodes: 8\nprocs_per_node: 2\ntrain: {batch_size: 4, lr: fast}\n", "a.yaml")
+    assert told(spec, "torchrun") == [
+        "train.batch_size is 4, less than the 16 processes (nodes 8 x procs_per_node 2)",
+        'train.lr must be a number, not "fast"',
+    ]
+
+
+def test_rule_does_not_judge_what_stands_for_a_wrong_value() -> None:
+    spec = parse("name: job\nnodes: many\nprocs_per_node: 2\ntrain: {batch_size: 1}\nimgae: train:1\n", "a.yaml")
+    messages = told(spec, "compose")
+    assert len(messages) == 2
+    assert messages[0].startswith("nodes must be a whole number from 1 to ")
+    assert messages[1] == 'unknown key "imgae"'
+
+
+def test_name_that_must_not_be_set_is_the_only_thing_told_about_its_entry() -> None:
+    spec = parse("name: job\nnodes: 1\nprocs_per_node: 1\ncommand: [a.py]\nenv: {RANK: 0, UID: [1]}\n", "a.yaml")
+    assert told(spec, "slurm") == [
+        "env: RANK is set by the launcher for each process",
+        "env: UID is a variable that bash keeps for itself",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ("env.A=1", """put it in quotes: --set 'env.A="1"'"""),
+        ("env={A: 1e3}", """put it in quotes: --set 'env.A="1e3"'"""),
+        ("env.A=", """for an empty text write --set 'env.A=""'"""),
+    ],
+)
+def test_hint_for_a_text_of_an_option_survives_the_shell(setting: str, hint: str) -> None:
+    job = parse("name: job\nnodes: 1\nprocs_per_node: 1\ncommand: [mine.py]\n", "job.yaml")
+    with pytest.raises(SpecError) as error:
+        validate(override(job, [setting]))
+    assert [problem.hint for problem in error.value.problems] == [hint]
+    (word,) = shlex.split(hint.partition("--set ")[2])
+    validate(override(job, [word]))

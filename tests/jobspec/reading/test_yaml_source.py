@@ -1,0 +1,173 @@
+"""YAML 1.2 values, places of keys and values, `--set`, and no traceback for any input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobspec.problems import SpecError
+from jobspec.reading.override import override
+from jobspec.reading.validate import validate
+from jobspec.reading.yaml_source import Source, parse, read
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("no", "no"),
+        ("on", "on"),
+        ("Yes", "Yes"),
+        ("true", True),
+        ("FALSE", False),
+        ("", None),
+        ("~", None),
+        ("1e-3", 0.001),
+        ("1.", 1.0),
+        (".5", 0.5),
+        ("-.inf", float("-inf")),
+        ("012", 12),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("0b1", "0b1"),
+        ("1_000", "1_000"),
+        ("12:30:00", "12:30:00"),
+        ("2026-01-01", "2026-01-01"),
+        ("1.2.3", "1.2.3"),
+        ("=", "="),
+        ("<<", "<<"),
+        ("'12'", "12"),
+        ("9" * 5000, "9" * 5000),
+    ],
+)
+def test_scalar_is_typed_by_yaml_1_2(written: str, value: Any) -> None:
+    found = parse(f"key: {written}", "x.yaml").values["key"]
+    assert (type(found), found) == (type(value), value)
+
+
+def test_places_are_of_the_key_and_of_the_value() -> None:
+    source = parse('train: {lr: "0.1"}\nlist:\n  - a\n  - bb # c\n', "x.yaml")
+    assert source.keys["train", "lr"].written == "lr"
+    assert source.items["train", "lr"].written == '"0.1"'
+    item = source.items["list", 1]
+    assert (item.line, item.column, item.written) == (4, 5, "bb")
+
+
+def test_column_counts_characters_after_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_bytes(b"\xef\xbb\xbfname: \xc3\xa4\xc3\xa4\r\nnodes: 1\r\n")
+    source = parse(read(str(file)), "x.yaml")
+    assert source.items["name",].column == 7
+    assert source.keys["nodes",].line == 2
+
+
+plain_keys = st.text(max_size=80)  # YAML has no keys above 1024 characters, which are fewer when escaped
+plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(plain_keys, values, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(plain_keys, plain_values))
+def test_json_is_read_as_what_it_means(values: dict[str, Any]) -> None:
+    written = json.dumps(values).replace("\x7f", "\\u007f")  # JSON lets DEL stand, YAML does not
+    assert parse(written, "x.yaml").values == values
+
+
+@given(st.text() | st.text(alphabet="ab:-&*!|>{}[],'\"\\%@` \n\t#?0\N{NEXT LINE}\ufeffU8"))
+def test_any_text_is_read_or_refused_with_a_place(text: str) -> None:
+    try:
+        parse(text, "x.yaml")
+    except SpecError as error:
+        assert str(error).startswith("x.yaml:")
+
+
+@given(st.binary())
+def test_any_bytes_are_read_or_refused_with_a_place(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.yaml"
+    file.write_bytes(data)
+    try:
+        parse(read(str(file)), "any.yaml")
+    except SpecError as error:
+        assert "any.yaml:" in str(error)
+
+
+def test_message_shows_no_control_character_to_the_terminal() -> None:
+    with pytest.raises(SpecError) as error:
+        parse("name: a\x1b[31mred\n", "x\x1b.yaml")
+    assert "\x1b" not in str(error.value)
+
+
+def test_deep_nesting_is_refused_and_does_not_exhaust_the_stack() -> None:
+    with pytest.raises(SpecError, match="nested deeper"):
+        parse("a: " + "[" * 10_000, "x.yaml")
+
+
+@pytest.fixture
+def source() -> Source:
+    return parse("train: {lr: 0.1}\nmounts: [{path: /a}]\nnodes: 2\n", "x.yaml")
+
+
+def test_set_replaces_adds_and_reaches_into_lists(source: Source) -> None:
+    settings = [
+        "train.lr=1e-2",
+        "train.model=mlp",
+        "mounts.0.path=/b",
+        "slurm.partition=gpu",
+        "nodes={min: 1, max: 2}",
+    ]
+    values = override(source, settings).values
+    assert values == {
+        "train": {"lr": 0.01, "model": "mlp"},
+        "mounts": [{"path": "/b"}],
+        "nodes": {"min": 1, "max": 2},
+        "slurm": {"partition": "gpu"},
+    }
+    assert source.values["nodes"] == 2
+
+
+NAME = 'a DNS label (a lower-case letter, then at most 62 lower-case letters, digits and "-")'
+
+
+def test_mistakes_of_options_are_told_as_typed_in_the_order_of_the_options(source: Source) -> None:
+    spec = override(source, ["procs_per_node=many", "trian=1", "name=A", "zebra=1"])
+    with pytest.raises(SpecError) as error:
+        validate(spec)
+    lines = str(error.value).splitlines()
+    assert [line for line in lines if line.startswith("--set ")] == [
+        '--set procs_per_node=many:1:16: procs_per_node must be a whole number, not "many"',
+        '--set trian=1:1:1: unknown key "trian"',
+        f'--set name=A:1:6: name must be {NAME}, not "A"',
+        '--set zebra=1:1:1: unknown key "zebra"',
+    ]
+    assert '  hint: did you mean "train"?' in lines
+    assert any(line.startswith("  hint: allowed: name, nodes, ") for line in lines)
+
+
+def test_set_places_are_in_the_option(source: Source) -> None:
+    place = override(source, ["nodes=3", "train.lr= big"]).items["train", "lr"]
+    assert (place.name, place.line, place.column, place.written) == ("--set train.lr= big", 1, 11, "big")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("nodes", "--set nodes:1:1: not KEY=VALUE"),
+        ("=3", "--set =3:1:1: not KEY=VALUE"),
+        ("nodes.min=3", '"nodes" is no mapping; there is no "min" in it'),
+        ("nodes.min=3", "hint: set it as a whole: --set 'nodes={min: …}'"),
+        ("mounts.1.path=/b", '"mounts" is a list of 1; there is no "1" in it'),
+        ("mounts.1.path=/b", "hint: its last element is mounts.0; set it as a whole: --set 'mounts=[…]'"),
+        ("train.lr={a: [}", "--set train.lr={a: [}:1:15: not YAML"),
+        ("train.lr=&a 3", '--set train.lr=&a 3:1:10: anchor "&a"'),
+    ],
+)
+def test_wrong_set_says_what_is_wrong(source: Source, setting: str, message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        override(source, [setting])
+    assert message in str(error.value)

@@ -1,0 +1,79 @@
+"""The JSON Schema, which editors check a spec against, agrees with what render.py accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from pydantic import ValidationError
+
+from jobspec.problems import SpecError
+from jobspec.reading.yaml_source import parse, read
+from jobspec.spec.job import Job
+from jobspec.spec.schema import json_schema
+
+TESTS = Path(__file__).parents[2]
+SCHEMA = json_schema()
+RIGHT = [*sorted((TESTS.parent / "jobs").glob("*.yaml")), *sorted((TESTS / "specs" / "ok").glob("*.yaml"))]
+
+
+def errors(values: Any) -> list[str]:
+    return [error.message for error in jsonschema.Draft202012Validator(SCHEMA).iter_errors(values)]
+
+
+def test_schema_is_a_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("spec", RIGHT, ids=lambda spec: spec.stem)
+def test_schema_accepts_every_right_spec(spec: Path) -> None:
+    assert errors(parse(read(str(spec)), spec.name).values) == []
+
+
+def refused() -> Iterator[Any]:
+    """The wrong specs that are YAML and need no rule over several keys to be refused, with the places at fault."""
+    for spec in sorted((TESTS / "specs" / "err").glob("*.yaml")):
+        with suppress(SpecError):
+            values = parse(read(str(spec)), spec.name).values
+            try:
+                Job.model_validate(values, strict=True)
+            except ValidationError as error:
+                at_fault = [detail["loc"] for detail in error.errors() if detail["type"] != "keys_disagree"]
+                if at_fault:
+                    yield pytest.param(values, at_fault, id=spec.stem)
+
+
+def places(errors: Iterable[jsonschema.ValidationError]) -> Iterator[tuple[Any, ...]]:
+    """Where a schema's errors are, those of alternatives included."""
+    for error in errors:
+        yield tuple(error.absolute_path)
+        yield from places(error.context)
+
+
+@pytest.mark.parametrize(("values", "at_fault"), list(refused()))
+def test_schema_rejects_each_wrong_key_and_value_at_its_place(values: Any, at_fault: list[tuple[Any, ...]]) -> None:
+    found = set(places(jsonschema.Draft202012Validator(SCHEMA).iter_errors(values)))
+    for path in at_fault:
+        # A key that is wrong itself, unknown or missing is a fault of the mapping that it is in.
+        assert path in found or path[:-1] in found or (path[-1] == "[key]" and path[:-2] in found), path
+
+
+@pytest.mark.parametrize("spec", ["train-and-command", "neither-train-nor-command", "mount-source-and-claim"])
+def test_schema_rejects_what_must_be_one_of_two(spec: str) -> None:
+    assert errors(parse(read(str(TESTS / "specs" / "err" / f"{spec}.yaml")), spec).values) != []
+
+
+def test_schema_takes_an_empty_key_for_one_that_is_not_there() -> None:
+    base = {"name": "job", "nodes": 1, "procs_per_node": 1, "command": ["a.py"], "train": None}
+    assert errors({**base, "mounts": [{"source": "/a", "claim": None, "path": "/b"}]}) == []
+    assert errors({**base, "mounts": [{"source": None, "claim": None, "path": "/b"}]}) != []
+
+
+def test_every_key_has_a_description() -> None:
+    models = [SCHEMA, *SCHEMA["$defs"].values()]
+    keys = [(model["title"], key, value) for model in models for key, value in model.get("properties", {}).items()]
+    assert [(title, key) for title, key, value in keys if not value.get("description")] == []

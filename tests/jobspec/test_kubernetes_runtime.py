@@ -1,0 +1,48 @@
+"""A TrainJob against a runtime of the cluster: all that the pod of our own runtime says and a TrainJob may say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from tests.clusters import manifests_of, pod_templates
+
+# What `restricted` asks for and a TrainJob cannot change, or does without.
+SETTINGS = (
+    "max_restarts=0",
+    "preemption=null",
+    "kubernetes.priority_class=null",
+    "kubernetes.scheduler=null",
+    "kubernetes.image_pull_policy=null",
+    "kubernetes.topology_spread=[]",
+)
+RUNTIMES = {"restartPolicy", "enableServiceLinks", "automountServiceAccountToken"}
+
+
+def test_trainjob_says_itself_what_the_pod_of_our_own_runtime_says(schemas: Path) -> None:
+    (own,) = pod_templates(manifests_of("trainjob", "restricted", *SETTINGS))
+    (job,) = manifests_of("trainjob", "restricted", *SETTINGS, "kubernetes.runtime=torch-distributed")
+    jsonschema.Draft202012Validator(json.loads((schemas / "trainjob-v1alpha1.json").read_text())).validate(job)
+
+    reference = {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime", "name": "torch-distributed"}
+    assert job["spec"]["runtimeRef"] == reference
+    (patch,) = job["spec"]["runtimePatches"]
+    (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert replicated["name"] == "node"
+    pod: dict[str, Any] = replicated["template"]["spec"]["template"]
+    assert pod["metadata"] == own["metadata"]
+    (container,), (whole,) = pod["spec"].pop("containers"), own["spec"].pop("containers")
+    assert {**pod["spec"], **{key: own["spec"][key] for key in RUNTIMES}} == own["spec"]
+
+    trainer = job["spec"]["trainer"]
+    assert (trainer.pop("numNodes"), trainer.pop("numProcPerNode")) == (3, 8)
+    resources = {"resources": trainer.pop("resourcesPerNode")}
+    assert {**container, **trainer, **resources, "ports": whole["ports"]} == whole
+
+
+def test_image_may_be_the_runtimes(tmp_path: Path) -> None:
+    (job,) = manifests_of("trainjob", "least", "image=null", "kubernetes.runtime=torch-distributed")
+    assert "image" not in job["spec"]["trainer"]

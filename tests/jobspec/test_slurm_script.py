@@ -1,0 +1,222 @@
+"""What a batch script takes from Slurm and from the shell that called sbatch, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jobspec import runtimes
+from jobspec.artifact import render
+from jobspec.problems import SpecError
+from jobspec.slurm import rules
+from tests.slurm import BASE, TWO_NODES, Cluster, directives, rendered, run
+
+# Input variables of srun (man srun, "INPUT ENVIRONMENT VARIABLES", 22.05 and 26.05) that change a job.
+_LEFT_OVER = [
+    "SLURM_CPUS_PER_GPU",
+    "SLURM_CPU_BIND",
+    "SLURM_DISTRIBUTION",
+    "SLURM_EXCLUSIVE",
+    "SLURM_EXPORT_ENV",
+    "SLURM_GPUS",
+    "SLURM_GPU_BIND",
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_GPUS_PER_TASK",
+    "SLURM_GRES",
+    "SLURM_HET_SIZE",
+    "SLURM_HINT",
+    "SLURM_LABELIO",
+    "SLURM_MEM_PER_CPU",
+    "SLURM_NTASKS",
+    "SLURM_NTASKS_PER_GPU",
+    "SLURM_OVERCOMMIT",
+    "SLURM_REMOTE_CWD",
+    "SLURM_STEP_GRES",
+    "SLURM_THREADS_PER_CORE",
+    "SLURM_TRES_PER_TASK",
+    "SLURM_WORKING_DIR",
+    "SLURMD_DEBUG",
+    "SRUN_CONTAINER",
+    "SRUN_CPUS_PER_TASK",
+    "PET_NNODES",
+]
+
+
+@pytest.fixture
+def cluster(own_cluster: Cluster) -> Cluster:
+    own_cluster.install_recorder("torchrun")
+    return own_cluster
+
+
+def test_srun_sees_no_variable_of_another_job(cluster: Cluster) -> None:
+    run(cluster, TWO_NODES, **dict.fromkeys(_LEFT_OVER, "9"), SLURM_CONF="/of/the/site")
+    seen = (cluster.folder / "environment-of-srun").read_text().splitlines()
+    assert [line for line in seen if line.partition("=")[0] in _LEFT_OVER] == ["PET_NNODES=2"]
+    assert "SLURM_CONF=/of/the/site" in seen
+
+
+def test_the_preflight_overlaps_the_step_that_follows(cluster: Cluster) -> None:
+    run(cluster, TWO_NODES)
+    assert "--overlap" in cluster.sruns()[0]
+    assert "--overlap" not in cluster.sruns()[1]
+
+
+def test_the_number_of_nodes_is_what_slurm_gave(cluster: Cluster) -> None:
+    cluster.nodes = ("n1", "n2", "n3", "n4")
+    run(cluster, TWO_NODES)
+    assert len(cluster.calls()) == 4
+    assert {call.env["PET_NNODES"] for call in cluster.calls().values()} == {"4"}
+    cluster.install_recorder("python3")
+    run(cluster, TWO_NODES + "slurm: {launcher: srun}\n")
+    assert {call.env["WORLD_SIZE"] for call in cluster.calls().values()} == {"8"}
+
+
+def test_a_script_for_one_node_refuses_two(cluster: Cluster) -> None:
+    status, out = cluster.run(rendered(cluster, BASE + "nodes: 1\ncommand: [mine.py]\n"))
+    assert status == 1
+    assert "rendered for one node, not 2" in out
+
+
+def test_without_cpus_slurm_decides(cluster: Cluster) -> None:
+    script = rendered(cluster, TWO_NODES)
+    assert "cpus-per-task" not in directives(script)
+    assert cluster.run(script)[0] == 0
+    assert not [word for word in cluster.sruns()[1] if word.startswith("--cpus-per-task")]
+
+
+def test_outside_slurm_the_script_says_so(tmp_path: Path, cluster: Cluster) -> None:
+    (tmp_path / "job.sh").write_text(rendered(cluster, TWO_NODES))
+    done = subprocess.run(["bash", "job.sh"], cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, capture_output=True)
+    assert done.returncode != 0
+    assert done.stderr.decode().count("\n") == 1
+    assert b"submit this script with sbatch" in done.stderr
+
+
+def test_a_job_from_within_an_array_is_not_that_array(cluster: Cluster) -> None:
+    """Slurm says so: the variables are those of the shell that called sbatch."""
+    cluster.install("scontrol", (cluster.folder / "bin/scontrol").read_text().replace("SLURM_ARRAY_JOB_ID:+", "NONE:+"))
+    run(cluster, TWO_NODES, SLURM_ARRAY_JOB_ID="99", SLURM_ARRAY_TASK_ID="1")
+    assert [log.name for log in cluster.folder.glob("*.log")] == ["job-70123-r0.log"]
+    assert "SLURM_ARRAY_TASK_ID" not in cluster.calls()[0, 0].env
+
+
+def test_sbatch_array_on_a_script_without_one_is_an_array(cluster: Cluster) -> None:
+    run(cluster, TWO_NODES, SLURM_ARRAY_JOB_ID="70120", SLURM_ARRAY_TASK_ID="1")
+    assert [log.name for log in cluster.folder.glob("*.log")] == ["job-70120_1-r0.log"]
+
+
+def test_values_are_in_no_argument_of_srun_or_a_container(cluster: Cluster) -> None:
+    spec = TWO_NODES + "image: x/y:1\nenv: {PLAIN: 'in plain sight', LD_PRELOAD: ''}\nslurm: {runtime: docker}\n"
+    run(cluster, spec)
+    assert cluster.calls()[1, 0].env["PLAIN"] == "in plain sight"
+    assert "in plain sight" not in str([*cluster.sruns(), cluster.container()])
+
+
+def test_slices_of_mig_are_gpus(cluster: Cluster) -> None:
+    listed = "GPU 0: A (UUID: GPU-1)\n  MIG 1g.5gb Device 0: (UUID: MIG-2)\n  MIG 1g.5gb Device 1: (UUID: MIG-3)"
+    cluster.install("nvidia-smi", f"print({listed!r})\nprint('GPU 1: B (UUID: GPU-4)')")
+    spec = "name: job\nnodes: 2\ncommand: [mine.py]\nprocs_per_node: "
+    run(cluster, spec + "3\n")
+    assert "3 GPUs for 4 processes" in cluster.run(rendered(cluster, spec + "4\n"))[1]
+
+
+def test_a_node_without_the_program_is_named(own_cluster: Cluster) -> None:
+    (own_cluster.folder / "bin" / "torchrun").unlink()
+    env = {"PATH": f"{own_cluster.folder / 'bin'}:/usr/bin:/bin"}
+    status, out = own_cluster.run(rendered(own_cluster, TWO_NODES), **env)
+    assert status == 1
+    assert "preflight: n2: torchrun is not found" in out
+
+
+def test_lines_begin_with_the_rank_if_asked(cluster: Cluster) -> None:
+    run(cluster, TWO_NODES + "slurm: {srun_options: {label: true, mpi: pmix}}\n")
+    assert "--mpi=pmix" in cluster.sruns()[-1] and "--label" not in cluster.sruns()[-1]
+    call = cluster.calls()[0, 0]
+    assert "--tee=3" in call.argv
+    assert call.env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] == "${rank}: "
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ('slurm: {options: {exclusive: "no"}}', "exclusive is no, which sbatch does not know"),
+        ("slurm: {options: {comment: true}}", "comment is true, but sbatch wants a value for it"),
+        ("slurm: {options: {hold: 'yes'}}", "hold takes no value"),
+        ("resources: {memory: 1GiB}\nslurm: {options: {mem-per-gpu: 1G}}", "Slurm takes only one of them"),
+        ("resources: {memory: 1GiB}\nslurm: {options: {mem: 0}}", "Slurm takes only one of them"),
+        ("slurm: {options: {mem: 4G}}", "mem is set from resources.memory"),
+        ("resources: {cpus: 8}\nslurm: {options: {cpus-per-gpu: 3}}", "Slurm takes only one of them"),
+        ("slurm: {options: {tasks-per-node: 8}}", "tasks-per-node is set from procs_per_node"),
+        ("slurm: {options: {tres-per-task: 'gres/gpu:1'}}", "tres-per-task is set from procs_per_node"),
+        ("slurm: {options: {overcommit: true}}", "overcommit does not reach the tasks"),
+        ("slurm: {srun_options: {ntasks: 3}}", "ntasks is set from"),
+        ("slurm: {srun_options: {tasks-per-node: 3}}", "tasks-per-node is set from"),
+        (
+            "image: a/b:1\nslurm: {runtime: pyxis, srun_options: {container-image: c/d:2}}",
+            "container-image is set from image",
+        ),
+        ("image: a/b:1\nslurm: {runtime: pyxis, srun_options: {container-env: A}}", "container-env is set from env"),
+        ("image: a/b:1\nslurm: {runtime: pyxis, srun_options: {container-mounts: '/a:/b'}}", "is set from mounts"),
+        ("slurm: {srun_options: {label: 'no'}}", "label takes no value"),
+    ],
+)
+def test_options_that_slurm_would_refuse_are_refused(keys: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(f"{TWO_NODES}{keys}\n")
+    with pytest.raises(SpecError, match=message):
+        render("slurm", str(tmp_path / "job.yaml"))
+
+
+@pytest.mark.parametrize("value", ["0", "'0'"])
+def test_all_memory_of_a_node_may_be_asked_for(value: str, cluster: Cluster) -> None:
+    script = rendered(cluster, f"{TWO_NODES}slurm: {{options: {{mem: {value}}}, srun_options: {{overcommit: true}}}}\n")
+    assert directives(script)["mem"] == "0"
+    assert cluster.run(script)[0] == 0
+    assert "--overcommit" in cluster.sruns()[-1]
+
+
+def test_a_secret_is_no_variable_of_the_script(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    scripts = []
+    for runtime, launcher, size in itertools.product(
+        runtimes.names(), ("torchrun", "srun"), ("nodes: 2", "nodes: {min: 1, max: 2}")
+    ):
+        if launcher == "srun" and "min" in size:
+            continue
+        job.write_text(
+            f"name: job\nimage: a/b:1\nprocs_per_node: 2\n{size}\nresources: {{shm: 1GiB, rdma: true}}\n"
+            "train: {model: mlp, checkpoint_dir: /c, resume: auto}\npreemption: {grace: 60s}\n"
+            f"slurm: {{runtime: {runtime}, launcher: {launcher}}}\n"
+        )
+        scripts.append(render("slurm", str(job)))
+    code = [line for text in scripts for line in text.splitlines() if not line.startswith("#")]
+    found = {name for line in code for name in re.findall(r"(?:^|[ ;({])([a-z]\w*)\+?=|\bfor (\w+) in", line)}
+    names = {one or other for one, other in found} | {"JOB_PROGRAM"}
+    assert names == rules.VARIABLES_OF_SCRIPT
+    job.write_text(f"{TWO_NODES}secrets: [TOKEN, {', '.join(sorted(names))}]\n")
+    with pytest.raises(SpecError) as error:
+        render("slurm", str(job))
+    assert len(error.value.problems) == len(names)
+
+
+def test_values_that_together_fit_into_no_variable_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(f"{TWO_NODES}env: {{A: {'a' * 70000}, B: {'b' * 70000}}}\n")
+    with pytest.raises(SpecError, match="command and env take 14"):
+        render("slurm", str(tmp_path / "job.yaml"))
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_sees_the_preflight(cluster: Cluster) -> None:
+    script = rendered(cluster, TWO_NODES)
+    broken = script.replace('getent ahosts "$MASTER_ADDR"', "getent ahosts $MASTER_ADDR")
+    found = [_shellcheck(text) for text in (script, broken)]
+    assert "SC2086" not in found[0]
+    assert "SC2086" in found[1]
+
+
+def _shellcheck(script: str) -> str:
+    return subprocess.run(["shellcheck", "-"], input=script, capture_output=True, text=True).stdout

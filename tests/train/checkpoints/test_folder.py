@@ -1,0 +1,349 @@
+"""Checkpoints are whole or not there: damaged ones are skipped and named, and no way to die loses the one before."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from train.checkpoints.folder import Checkpoints, find_checkpoint, read_checkpoint
+from train.errors import UserError
+
+ROOT = Path(__file__).parents[3]
+
+
+def save(folder: Path, *steps: int, keep: int = 10) -> None:
+    """One checkpoint for each step, holding that step and a few weights."""
+    checkpoints = Checkpoints(folder, keep)
+    for step in steps:
+        checkpoints.save(step, {"step": step, "model": {"w": torch.full((9,), float(step))}})
+    checkpoints.wait()
+
+
+def step_in(content: bytes | None) -> int | None:
+    if content is None:
+        return None
+    state: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
+    assert torch.equal(state["model"]["w"], torch.full((9,), float(state["step"])))
+    return int(state["step"])
+
+
+def resumed(folder: Path) -> tuple[int | None, list[str]]:
+    """The step that --resume=auto finds, and what is told about it."""
+    told: list[str] = []
+    return step_in(find_checkpoint("auto", folder, told.append)), told
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_saved_state_comes_back(tmp_path: Path) -> None:
+    save(tmp_path / "new" / "folder", 7)
+    assert resumed(tmp_path / "new" / "folder") == (7, [f"resume: {tmp_path}/new/folder/step-00000007"])
+
+
+def test_the_manifest_holds_size_and_sha256_of_the_state(tmp_path: Path) -> None:
+    import hashlib
+
+    save(tmp_path, 938)
+    content = (tmp_path / "step-00000938" / "state.pt").read_bytes()
+    manifest = json.loads((tmp_path / "step-00000938" / "manifest.json").read_text())
+    assert manifest["step"] == 938
+    assert manifest["files"]["state.pt"] == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def test_a_state_may_change_as_soon_as_save_returns(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    weights = torch.full((9,), 1.0)
+    checkpoints.save(1, {"step": 1, "model": {"w": weights}})
+    weights.fill_(99.0)
+    checkpoints.wait()
+    assert resumed(tmp_path)[0] == 1
+
+
+def test_the_newest_is_taken_also_when_steps_outgrow_their_digits(tmp_path: Path) -> None:
+    save(tmp_path, 9, 10, 99_999_999, 100_000_000)
+    assert resumed(tmp_path)[0] == 100_000_000
+
+
+def test_without_checkpoints_a_new_run_starts(tmp_path: Path) -> None:
+    assert resumed(tmp_path) == (None, [])
+    assert find_checkpoint("auto", tmp_path / "absent", pytest.fail) is None
+    assert find_checkpoint("never", tmp_path, pytest.fail) is None
+    assert find_checkpoint("never", None, pytest.fail) is None
+
+
+def test_a_named_checkpoint_is_taken_although_there_is_a_newer_one(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    told: list[str] = []
+    assert step_in(find_checkpoint(str(tmp_path / "step-00000001"), tmp_path, told.append)) == 1
+    assert told == [f"resume: {tmp_path}/step-00000001"]
+
+
+def test_a_named_checkpoint_that_is_damaged_is_an_error_although_there_are_others(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    truncate_state(tmp_path / "step-00000002")
+    with pytest.raises(UserError, match="step-00000002 is damaged"):
+        find_checkpoint(str(tmp_path / "step-00000002"), tmp_path, pytest.fail)
+
+
+def test_a_named_checkpoint_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"step-5 is no whole checkpoint: manifest\.json is missing"):
+        find_checkpoint(str(tmp_path / "step-5"), None, pytest.fail)
+
+
+def test_a_new_run_does_not_start_over_the_checkpoints_of_an_earlier_one(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    with pytest.raises(UserError, match="holds step-00000003 of an earlier run: --resume=auto continues it"):
+        find_checkpoint("never", tmp_path, pytest.fail)
+
+
+def flip_bit(file: Path, position: int, bit: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[position] ^= 1 << bit
+    file.write_bytes(content)
+
+
+def truncate_state(checkpoint: Path) -> None:
+    content = (checkpoint / "state.pt").read_bytes()
+    (checkpoint / "state.pt").write_bytes(content[:-1])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "state truncated": (truncate_state, "damaged: state.pt is not what manifest.json says"),
+    "state empty": (lambda path: (path / "state.pt").write_bytes(b""), "damaged: state.pt"),
+    "state longer": (lambda path: (path / "state.pt").open("ab").write(b"\0"), "damaged: state.pt"),
+    "state zeroed": (
+        lambda path: (path / "state.pt").write_bytes(bytes((path / "state.pt").stat().st_size)),
+        "damaged: state.pt",
+    ),
+    "state missing": (lambda path: (path / "state.pt").unlink(), "no whole checkpoint: state.pt is missing"),
+    "manifest missing": (
+        lambda path: (path / "manifest.json").unlink(),
+        "no whole checkpoint: manifest.json is missing",
+    ),
+    "manifest empty": (lambda path: (path / "manifest.json").write_bytes(b""), "manifest.json cannot be understood"),
+    "manifest binary": (
+        lambda path: (path / "manifest.json").write_bytes(b"\xff\x00\x80"),
+        "manifest.json cannot be understood",
+    ),
+    "manifest a list": (lambda path: (path / "manifest.json").write_text("[]"), "manifest.json cannot be understood"),
+    "manifest without files": (
+        lambda path: (path / "manifest.json").write_text("{}"),
+        "manifest.json cannot be understood",
+    ),
+    "a file instead of a folder": (
+        lambda path: path.rename(path.with_name(f"moved-{path.name}")) and path.write_text(""),
+        "cannot read the checkpoint",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_skipped_and_the_reason_is_told(tmp_path: Path, damage: str) -> None:
+    save(tmp_path, 1, 2)
+    harm, reason = DAMAGE[damage]
+    harm(tmp_path / "step-00000002")
+    step, told = resumed(tmp_path)
+    assert step == 1
+    assert len(told) == 2
+    assert told[0].startswith("resume: skipped ")
+    assert "step-00000002" in told[0]
+    assert reason in told[0]
+    assert told[1] == f"resume: {tmp_path}/step-00000001"
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_when_all_are_damaged_the_run_does_not_silently_start_anew(tmp_path: Path, damage: str) -> None:
+    save(tmp_path, 1, 2)
+    for step in (1, 2):
+        DAMAGE[damage][0](tmp_path / f"step-{step:08d}")
+    with pytest.raises(UserError, match=r"none of the 2 checkpoints in .* is whole"):
+        resumed(tmp_path)
+
+
+def test_one_flipped_bit_anywhere_in_the_state_is_noticed(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    file = tmp_path / "step-00000001" / "state.pt"
+    content = file.read_bytes()
+    for position in {*range(0, len(content), 23), len(content) - 1}:
+        flip_bit(file, position, position % 8)
+        with pytest.raises(UserError, match=r"damaged: state.pt is not what manifest.json says"):
+            read_checkpoint(tmp_path / "step-00000001")
+        file.write_bytes(content)
+    assert read_checkpoint(tmp_path / "step-00000001") == content
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_only_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
+    save(tmp_path, 1, 2, 3, 4, 5, keep=keep)
+    assert names(tmp_path) == [f"step-{step:08d}" for step in range(6 - keep, 6)]
+
+
+def test_what_an_interrupted_save_left_is_removed(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    for leftover in (".unfinished-step-00000002", ".unfinished-old-step-00000000"):
+        (tmp_path / leftover).mkdir()
+        (tmp_path / leftover / "state.pt").write_bytes(b"half")
+    assert resumed(tmp_path)[0] == 1, "and is never taken for a checkpoint"
+    Checkpoints(tmp_path, keep=1)
+    assert names(tmp_path) == ["step-00000001"]
+
+
+def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("keep me")
+    save(tmp_path, 1, 2, keep=1)
+    assert names(tmp_path) == ["notes.txt", "step-00000002"]
+
+
+def test_a_step_saved_again_replaces_the_damaged_one(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    truncate_state(tmp_path / "step-00000002")
+    save(tmp_path, 2)
+    assert resumed(tmp_path) == (2, [f"resume: {tmp_path}/step-00000002"])
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UserError, match=rf"^--checkpoint-dir: cannot write {folder}: "):
+            Checkpoints(folder, keep=1)
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_a_full_disk_is_told_at_wait_and_leaves_older_ones_intact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    save(tmp_path, 1)
+    real, calls = os.fsync, 0
+
+    def full_disk(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(2, {"step": 2, "model": {"w": torch.full((9,), 2.0)}})
+    with pytest.raises(UserError, match=rf"cannot save a checkpoint in {tmp_path}: No space left .* older ones are"):
+        checkpoints.wait()
+    assert calls == call
+    assert step_in(read_checkpoint(tmp_path / "step-00000001")) == 1
+    # Started again when the disk has room, what failed leaves no trace.
+    save(tmp_path, 3, keep=1)
+    assert names(tmp_path) == ["step-00000003"]
+    assert resumed(tmp_path)[0] == 3
+
+
+def test_a_failed_save_is_told_by_the_next_one_too(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "folder", keep=1)
+    shutil.rmtree(tmp_path / "folder")
+    (tmp_path / "folder").write_text("now a file")
+    checkpoints.save(1, {})
+    with pytest.raises(UserError, match=r"cannot save a checkpoint in .*folder: "):
+        checkpoints.save(2, {})
+    checkpoints.wait()  # told once
+
+
+def test_bytes_and_names_are_synced_before_the_new_name_appears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def noted_fsync(descriptor: int) -> None:
+        events.append(f"sync {Path(f'/proc/self/fd/{descriptor}').readlink().relative_to(tmp_path)}")
+        fsync(descriptor)
+
+    def noted_rename(source: Path, target: Path) -> None:
+        events.append(f"rename {Path(target).name}")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "rename", noted_rename)
+    save(tmp_path, 1)
+    assert events == [
+        "sync .unfinished-step-00000001/state.pt",
+        "sync .unfinished-step-00000001/manifest.json",
+        "sync .unfinished-step-00000001",
+        "rename step-00000001",
+        "sync .",
+    ]
+
+
+# For n = 0, 1, 2 … a process saves step 1, then step 2 with keep=1, and is gone before the n-th file event of that.
+# It ends when a process lives to the end.  Forked, because importing torch takes longer than all the rest.
+KILLED_BEFORE_EVENT_N = """
+import os, sys
+from pathlib import Path
+import torch
+from train.checkpoints.folder import Checkpoints
+
+EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree", "shutil.move"}
+
+
+def state(step):
+    return {"step": step, "model": {"w": torch.full((9,), float(step))}}
+
+
+def child(folder, n):
+    checkpoints = Checkpoints(folder, keep=1)
+    checkpoints.save(1, state(1))
+    checkpoints.wait()
+    left = n
+
+    def hook(event, arguments):
+        nonlocal left
+        if event in EVENTS:
+            left -= 1
+            if left < 0:
+                os._exit(9)
+
+    sys.addaudithook(hook)
+    checkpoints.save(2, state(2))
+    checkpoints.wait()
+    os._exit(0)
+
+
+for n in range(1000):
+    folder = Path(sys.argv[1]) / f"killed-{n:03d}"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            child(folder, n)
+        finally:
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == 0:
+        break
+    assert code == 9, code
+"""
+
+
+def test_a_process_killed_before_any_file_event_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED_BEFORE_EVENT_N, str(tmp_path)], cwd=ROOT, check=True)
+    folders = sorted(tmp_path.iterdir())
+    assert len(folders) > 8, "state, manifest, two folders, renames and removals are at least as many events"
+    for checkpoint in tmp_path.glob("killed-*/step-*"):
+        read_checkpoint(checkpoint)  # never half a one under a whole one's name
+    steps = [resumed(folder)[0] for folder in folders]
+    assert steps[0] == 1
+    assert steps[-1] == 2
+    assert steps == sorted(step for step in steps if step is not None), "the new one appears once and for all"
+    for folder in folders:
+        save(folder, 3, keep=1)
+        assert resumed(folder)[0] == 3
+        assert names(folder) == ["step-00000003"], "nothing is left of what was interrupted"

@@ -1,0 +1,134 @@
+"""A rank that is killed: the others end within seconds, and say in a line or two what they know of it."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import subprocess
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.cli import start_ranks
+from tests.ranks import run_ranks
+from train.collectives import missing_ranks
+from train.ddp.wrapper import CustomDDP
+from train.errors import UserError
+from train.sync.all_reduce import AllReduce
+from train.world.environment import World
+
+pytestmark = pytest.mark.timeout(300)
+
+# Where a failure shows: in CustomDDP's own wait, or in a collective that is not ours.
+WAYS = {
+    "CustomDDP over the network": ["--sync=bf16"],
+    "native DDP": ["--strategy=ddp"],
+}
+
+
+def _start(tmp_path: Path, way: str) -> list[subprocess.Popen[str]]:
+    """Three ranks that train; rank 0 serves the store."""
+    flags = ["--model=mnist_cnn", "--device=cpu", "--batch-size=96", "--epochs=1000", "--log-every=2", *WAYS[way]]
+    ranks = start_ranks(3, *flags, f"--run-dir={tmp_path}")
+    assert ranks[0].stdout is not None
+    said = []
+    for line in ranks[0].stdout:
+        said.append(line)
+        if line.startswith("epoch 1/"):
+            return ranks
+    pytest.fail(f"it ended before: {''.join(said)}")
+
+
+def _message(rank: subprocess.Popen[str]) -> list[str]:
+    """The lines of the one paragraph with which a rank ended."""
+    _, stderr = rank.communicate(timeout=120)
+    assert rank.returncode == 1
+    before, paragraph = stderr.split("error: ")
+    assert "Traceback" not in before and "frame #" not in stderr
+    return paragraph.splitlines()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_survivors_of_rank_0_say_that_the_store_is_gone_and_accuse_nobody(way: str, tmp_path: Path) -> None:
+    killed, *others = _start(tmp_path, way)
+    killed.kill()
+    assert killed.wait() == -signal.SIGKILL
+    for rank in others:
+        what, who = _message(rank)
+        assert "were not averaged: " in what or what.startswith("a message between the processes failed: ")
+        assert who.startswith("which ranks are missing is not known: the store at 127.0.0.1:")
+        assert "Rank 0, or the torchrun of its node" in who
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_survivors_of_another_rank_name_it(way: str, tmp_path: Path) -> None:
+    first, killed, last = _start(tmp_path, way)
+    killed.kill()
+    what, *who = _message(first)
+    assert "were not averaged: " in what or what.startswith("a message between the processes failed: ")
+    # The last rank may have noticed nothing until the first one ended.
+    assert who[-1].startswith("no word within 5 s from rank 1")
+    assert len(_message(last)) <= 3
+    assert killed.wait() == -signal.SIGKILL
+
+
+def _told(function: Callable[[], object]) -> str:
+    with pytest.raises(UserError) as told:
+        function()
+    return str(told.value)
+
+
+def _wrapped(module: nn.Module, timeout_s: float) -> CustomDDP:
+    """Over the network, in a group of its own, so that what is left of one failure does not disturb the next."""
+    group = dist.new_group(timeout=timedelta(seconds=timeout_s))
+    assert isinstance(group, dist.ProcessGroup)
+    return CustomDDP(module, sync=partial(AllReduce, shared_memory=False), process_group=group)
+
+
+def _apart(world: World) -> list[str]:
+    """Rank 0 is alone in a first backward, rank 1 in a forward; then they go on, and rank 0 is alone again."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(missing_ranks, "_REPORTS_S", 2.0)
+    x = torch.ones(2, 4)
+    messages = []
+    first, second = _wrapped(nn.Linear(4, 4), timeout_s=1), _wrapped(nn.BatchNorm1d(4), timeout_s=1)
+    outputs = first(x).sum()
+    if world.rank == 0:
+        messages.append(_told(outputs.backward))
+    else:
+        messages.append(_told(lambda: second(x)))
+    dist.barrier()
+    third = _wrapped(nn.Linear(4, 4), timeout_s=1)
+    third(x).sum().backward()
+    outputs = third(x).sum()
+    if world.rank == 0:
+        messages.append(_told(outputs.backward))
+    # Rank 1 stays alive until then.
+    dist.barrier()
+    return messages
+
+
+@functools.cache
+def apart() -> list[list[str]]:
+    return run_ranks(2, _apart)
+
+
+def test_a_rank_that_misses_the_first_backward_is_named() -> None:
+    assert apart()[0][0].startswith("agreeing on the buckets failed: ")
+    assert apart()[0][0].endswith("rank 1 gave up elsewhere: forward after backward 0")
+
+
+def test_a_rank_that_misses_the_buffers_of_a_forward_is_named() -> None:
+    assert apart()[1][0].startswith("sending rank 0's buffers failed: ")
+    assert apart()[1][0].endswith("rank 0 gave up elsewhere: end of backward 1")
+
+
+def test_a_later_failure_says_nothing_of_an_earlier_one_after_which_the_ranks_went_on() -> None:
+    assert apart()[0][1].startswith("the gradients of bias, weight (backward 2, bucket 1) were not averaged: ")
+    assert apart()[0][1].splitlines()[1:] == ["no word within 2 s from rank 1: ended, or still waiting"]

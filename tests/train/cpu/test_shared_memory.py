@@ -1,0 +1,122 @@
+"""Means through shared memory: exact, the same bits everywhere, nothing left behind, and only where it is possible."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.ranks import run_ranks
+from train.collectives.missing_ranks import MissingRanks
+from train.cpu import shared_memory
+from train.cpu.shared_memory import SharedMemory
+from train.world.environment import World
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64]
+# Less than one page, pieces that are not equal, several blocks, and some ranks without a piece.
+NUMELS = [1, 5, 1000, 70_001, 300_000]
+
+
+def _group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def _values(rank: int, numel: int, dtype: torch.dtype, step: int) -> Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(10 * step + rank)).to(dtype)
+
+
+def _means(world: World) -> list[list[Tensor]]:
+    shared = SharedMemory.of_one_host(_group())
+    assert shared is not None
+    flats = [shared.allocate(numel, dtype) for dtype in DTYPES for numel in NUMELS]
+    assert all(not flat.any() for flat in flats)
+    results = []
+    for step in range(3):
+        for flat in flats:
+            flat.copy_(_values(world.rank, flat.numel(), flat.dtype, step))
+        for work in [shared.average(flat) for flat in flats]:
+            work.wait()
+        results.append([flat.clone() for flat in flats])
+        for flat in flats:
+            flat.zero_()  # what one rank does with its own does not reach the others
+    return results
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_each_rank_holds_the_same_bits_of_the_mean(world_size: int) -> None:
+    results = run_ranks(world_size, _means)
+    for step, tensors in enumerate(results[0]):
+        for number, tensor in enumerate(tensors):
+            assert all(torch.equal(tensor, other[step][number]) for other in results)
+            values = [_values(rank, tensor.numel(), tensor.dtype, step) for rank in range(world_size)]
+            precise = torch.complex128 if tensor.is_complex() else torch.float64
+            expected = torch.stack([value.to(precise) for value in values]).mean(0)
+            epsilon = torch.finfo(tensor.dtype).eps
+            torch.testing.assert_close(tensor.to(precise), expected, rtol=4 * epsilon, atol=8 * epsilon)
+
+
+def _traces(world: World) -> list[bool]:
+    shared = SharedMemory.of_one_host(_group())
+    assert shared is not None
+    shared.allocate(1000, torch.float32)
+    descriptors = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return ["gradients" in " ".join(descriptors), any("gradients" in str(file) for file in Path("/dev/shm").iterdir())]
+
+
+def test_no_descriptor_and_no_name_outlives_the_allocation() -> None:
+    assert run_ranks(2, _traces) == [[False, False]] * 2
+
+
+def _where_one_cannot(world: World, how: str) -> bool:
+    patch = pytest.MonkeyPatch()
+    if world.rank == 1 and how == "processor":
+        patch.setattr(platform, "machine", lambda: "aarch64")
+    if world.rank == 1 and how == "memory":
+        patch.setattr(shared_memory, "_new_memory", lambda num_bytes: None)
+    if world.rank == 1 and how == "host":
+        # What is at the place that it names is not what it has written.
+        write = os.pwrite
+        patch.setattr(os, "pwrite", lambda fd, data, offset: write(fd, b"another host's!!", offset))
+    return SharedMemory.of_one_host(_group()) is None
+
+
+@pytest.mark.parametrize("how", ["processor", "memory", "host"])
+def test_all_ranks_do_without_if_one_cannot(how: str) -> None:
+    assert run_ranks(3, _where_one_cannot, how) == [True] * 3
+
+
+def _late_in_a_group(world: World) -> str:
+    group = dist.new_group([1, 2], timeout=timedelta(seconds=1))
+    message = ""
+    if world.rank > 0:
+        assert isinstance(group, dist.ProcessGroup)
+        shared = SharedMemory.of_one_host(group)
+        assert shared is not None
+        flat = shared.allocate(10, torch.float32)
+        if world.rank == 1:
+            with pytest.raises(MissingRanks) as missing:
+                shared.average(flat).wait()
+            message = str(missing.value)
+    # Rank 2 stays alive until then.
+    dist.barrier()
+    return message
+
+
+def test_a_missing_rank_of_a_group_has_its_number_in_the_job() -> None:
+    assert run_ranks(3, _late_in_a_group)[1] == "rank 2 did not come within 1 s"
+
+
+def _alone(world: World) -> bool:
+    return SharedMemory.of_one_host(_group()) is None
+
+
+def test_one_process_does_without() -> None:
+    assert run_ranks(1, _alone) == [True]

@@ -1,0 +1,207 @@
+"""Every dataset in train/datasets/ keeps the promises of Samples; files that are absent or damaged are named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.idx import write_split
+from train import datasets
+from train.config import available
+from train.datasets import Samples, Split, _torchvision
+from train.errors import UserError
+
+DATASETS = available("datasets")
+SPLITS: tuple[Split, ...] = ("train", "validation")
+FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
+FILES = [f"{prefix}-{kind}-ubyte" for prefix in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+
+Load = Callable[[str, Split], Samples]
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """DATA_ROOT/MNIST/raw with five training and three validation images of 28×28."""
+    folder = tmp_path / "MNIST" / "raw"
+    generator = torch.Generator().manual_seed(0)
+    for prefix, count in (("train", 5), ("t10k", 3)):
+        images = torch.randint(0, 256, (count, 28, 28), generator=generator, dtype=torch.uint8)
+        write_split(folder, images, torch.arange(count, dtype=torch.uint8), prefix)
+    return folder
+
+
+@pytest.fixture
+def load(request: pytest.FixtureRequest) -> Load:
+    """Loads a dataset: without files if it needs none, otherwise the real one."""
+
+    def loader(name: str, split: Split) -> Samples:
+        try:
+            return datasets.load(name, "no folder", split, seed=0)
+        except UserError:
+            return datasets.load(name, str(request.getfixturevalue("data_root")), split, seed=0)
+
+    return loader
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_dataset_keeps_the_promises_of_samples(name: str, load: Load) -> None:
+    sizes = {}
+    for split in SPLITS:
+        samples = load(name, split)
+        images, labels = samples.tensors()
+        sizes[split] = len(samples)
+        assert (images.dtype, labels.dtype) == (torch.uint8, torch.int64)
+        assert images.shape == (len(samples), *samples.shape)
+        assert labels.shape == (len(samples),)
+        assert set(labels.tolist()) == set(range(samples.num_classes))
+        for index in (0, 1, len(samples) // 2, len(samples) - 1):
+            image, label = samples[index]
+            assert torch.equal(image, images[index])
+            assert (type(label), label) == (int, labels[index].item())
+        assert len(samples.mean) == len(samples.std) == samples.shape[0]
+    assert sizes["train"] > sizes["validation"] > 0
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_mean_and_std_are_those_of_the_training_images(name: str, load: Load) -> None:
+    samples = load(name, "train")
+    pixels = samples.tensors()[0][:10_000].double().div(255).transpose(0, 1).flatten(1)
+    assert samples.mean == pytest.approx(pixels.mean(dim=1).tolist(), abs=0.03)
+    assert samples.std == pytest.approx(pixels.std(dim=1).tolist(), abs=0.03)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_splits_share_no_image(name: str, load: Load) -> None:
+    train, validation = (
+        {bytes(image.numpy().tobytes()) for image in load(name, split).tensors()[0]} for split in SPLITS
+    )
+    # Real data repeat a handful of images themselves.
+    assert len(train & validation) <= len(validation) // 1000
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_real_sizes_are_the_published_ones(name: str, data_root: Path) -> None:
+    assert [len(datasets.load(name, str(data_root), split, 0)) for split in SPLITS] == [60_000, 10_000]
+
+
+def test_synthetic_sample_is_a_function_of_seed_split_and_index() -> None:
+    def sample(seed: int, split: Split, index: int) -> bytes:
+        image, label = datasets.load("synthetic", "", split, seed)[index]
+        assert label == index % 10
+        return bytes(image.numpy().tobytes())
+
+    keys = [(seed, split, index) for seed in (0, 1, 2**32 - 1) for split in SPLITS for index in (0, 10, 1999)]
+    images = {key: sample(*key) for key in keys}
+    assert len(set(images.values())) == len(keys), "another seed, split or index is another image"
+    assert all(sample(*key) == images[key] for key in reversed(keys)), "whatever was made before"
+
+
+def test_synthetic_images_do_not_touch_torchs_generator() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    _ = datasets.load("synthetic", "", "train", 0)[5]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_synthetic_images_are_the_same_tomorrow() -> None:
+    # Written down once: numpy promises that PCG64 keeps its stream.
+    image, _ = datasets.load("synthetic", "", "train", 0)[0]
+    assert image.flatten()[:8].tolist() == [41, 118, 56, 59, 47, 122, 64, 108]
+
+
+@pytest.mark.parametrize(("name", "folder"), FOLDERS.items())
+def test_idx_files_are_found_where_torchvision_keeps_them(name: str, folder: str, raw: Path, tmp_path: Path) -> None:
+    raw.parent.rename(tmp_path / folder)
+    samples = datasets.load(name, str(tmp_path), "train", seed=0)
+    assert (len(samples), samples.shape, samples.num_classes) == (5, (1, 28, 28), 10)
+    assert len(datasets.load(name, str(tmp_path), "validation", seed=0)) == 3
+    content = (tmp_path / folder / "raw" / FILES[0]).read_bytes()
+    assert bytes(samples.tensors()[0].flatten().tolist()) == content[16:]
+
+
+def test_a_file_that_is_there_only_packed_is_named_with_the_command_that_unpacks_it(raw: Path, tmp_path: Path) -> None:
+    (raw / FILES[0]).rename(raw / f"{FILES[0]}.gz")
+    with pytest.raises(UserError, match=f"{FILES[0]} is missing: run gunzip {raw / FILES[0]}.gz"):
+        datasets.load("mnist", str(tmp_path), "train", 0)
+
+
+def test_data_in_the_home_are_found(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert len(datasets.load("mnist", f"~/{tmp_path.name}", "train", 0)) == 5
+
+
+def test_a_download_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # A file where the folder belongs: also root cannot write there.
+    (tmp_path / "MNIST").write_text("")
+    _torchvision.download("MNIST", tmp_path)
+    assert re.search(r"note: could not download MNIST to .*MNIST/raw: .*(exists|directory)", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_missing_files_are_all_named_with_the_place_where_they_belong(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refusal:
+        datasets.load(name, str(tmp_path), "train", 0)
+    for line, file in zip(str(refusal.value).splitlines(), FILES[:2], strict=True):
+        assert line.startswith(f"{tmp_path}/{FOLDERS[name]}/raw/{file} is missing: put it there")
+        assert f"--data-root the folder that holds {FOLDERS[name]}/raw/{file}" in line
+
+
+def test_one_missing_file_alone_is_named(raw: Path, tmp_path: Path) -> None:
+    (raw / FILES[1]).unlink()
+    with pytest.raises(UserError) as refusal:
+        datasets.load("mnist", str(tmp_path), "train", 0)
+    assert str(refusal.value).count("is missing") == 1
+    assert FILES[1] in str(refusal.value)
+    datasets.load("mnist", str(tmp_path), "validation", 0)
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "a byte is missing": lambda content: content[:-1],
+    "nothing after the first size": lambda content: content[:8],
+    "half a header": lambda content: content[:5],
+    "a byte too many": lambda content: content + b"\0",
+    "empty": lambda content: b"",
+    "a web page": lambda content: b"<!DOCTYPE html>",
+    "floats": lambda content: b"\0\0\x0d\x01\0\0\0\x01\0\0\0\0",
+    "no dimensions": lambda content: b"\0\0\x08\0",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("file", FILES[:2])
+def test_damaged_file_is_named_with_what_to_do(
+    raw: Path, tmp_path: Path, file: str, damage: Callable[[bytes], bytes]
+) -> None:
+    (raw / file).write_bytes(damage((raw / file).read_bytes()))
+    with pytest.raises(UserError) as refusal:
+        datasets.load("mnist", str(tmp_path), "train", 0)
+    assert f"{raw}" in str(refusal.value)
+    assert "Replace" in str(refusal.value)
+
+
+def test_both_damaged_files_are_told_at_once(raw: Path, tmp_path: Path) -> None:
+    for name in FILES[:2]:
+        (raw / name).write_bytes(b"?")
+    with pytest.raises(UserError) as refusal:
+        datasets.load("mnist", str(tmp_path), "train", 0)
+    assert [str(raw / name) in str(refusal.value) for name in FILES[:2]] == [True, True]
+
+
+@pytest.mark.parametrize(("images", "labels"), [(5, 4), (4, 5)])
+def test_images_and_labels_that_do_not_fit_are_named_with_their_numbers(
+    tmp_path: Path, images: int, labels: int
+) -> None:
+    folder = tmp_path / "MNIST" / "raw"
+    write_split(folder, torch.zeros((images, 28, 28), dtype=torch.uint8), torch.zeros(labels, dtype=torch.uint8))
+    with pytest.raises(UserError, match=f"{folder}: the train files hold {images} images, {labels} labels"):
+        datasets.load("mnist", str(tmp_path), "train", 0)
+
+
+def test_a_label_beyond_the_classes_is_named(tmp_path: Path) -> None:
+    write_split(tmp_path / "MNIST" / "raw", torch.zeros((1, 28, 28), dtype=torch.uint8), torch.tensor([10]).byte())
+    with pytest.raises(UserError, match=r"classes up to 10; expected .* classes from 0 to 9"):
+        datasets.load("mnist", str(tmp_path), "train", 0)

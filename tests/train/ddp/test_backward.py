@@ -1,0 +1,250 @@
+"""What a backward through CustomDDP does with gradients, on real processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.ranks import run_ranks
+from tests.train.ddp.cases import SYNCS, Branches, large, plain, syncs
+from train.ddp.wrapper import CustomDDP
+from train.sync import Payload, Waitable
+from train.world.environment import World
+
+
+def _grads_of_different_branches(world: World, sync: str) -> dict[str, Tensor | None]:
+    torch.manual_seed(0)
+    model = Branches()
+    wrapped = CustomDDP(model, sync=SYNCS[sync], bucket_mib=0.0005)
+    for _ in range(3):  # the first before the buckets are laid out, the others after
+        model.zero_grad()
+        model.used = (0,) if world.rank == 0 else (1,)
+        wrapped(torch.ones(1, 8)).sum().backward()
+    return {name: param.grad for name, param in model.named_parameters()}
+
+
+@syncs
+def test_a_parameter_used_on_one_rank_gets_the_mean_and_one_used_on_none_gets_no_gradient(sync: str) -> None:
+    torch.manual_seed(0)
+    model = Branches()
+    for used in (0, 1):
+        model.used = (used,)
+        (model(torch.ones(1, 8)).sum() / 2).backward()
+    expected = {name: param.grad for name, param in model.named_parameters()}
+    assert expected["branches.2.weight"] is None
+    for grads in run_ranks(2, _grads_of_different_branches, sync):
+        torch.testing.assert_close(grads, expected)
+
+
+def _two_backwards(world: World) -> list[Tensor]:
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(model.weight)
+    wrapped = CustomDDP(model)
+    results = []
+    for _ in range(2):
+        for _ in range(2):
+            wrapped(torch.full((1, 2), 1.0 + world.rank)).sum().backward()
+        assert model.weight.grad is not None
+        results.append(model.weight.grad.clone())
+        model.zero_grad()
+    return results
+
+
+def test_a_second_backward_adds_its_mean_to_that_of_the_first() -> None:
+    for results in run_ranks(2, _two_backwards):
+        for result in results:
+            assert torch.equal(result, torch.full((1, 2), 3.0))
+
+
+def _batchnorm_twice(called: nn.Module, rank: int) -> Tensor:
+    real, fake = (torch.randn(4, 8, generator=torch.Generator().manual_seed(2 * rank + n)) for n in range(2))
+    return cast(Tensor, called(real).square().mean() - called(fake).mean())
+
+
+def _with_batchnorm() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+
+def _two_forwards_with_batchnorm(world: World) -> list[Tensor]:
+    wrapped = CustomDDP(_with_batchnorm())
+    for _ in range(2):
+        wrapped.zero_grad()
+        _batchnorm_twice(wrapped, world.rank).backward()
+    return [param.grad for param in wrapped.parameters() if param.grad is not None]
+
+
+def test_two_forwards_before_a_backward_work_with_batchnorm_too() -> None:
+    model = _with_batchnorm()
+    for rank in range(2):
+        (_batchnorm_twice(model, rank) / 2).backward()
+    for grads in run_ranks(2, _two_forwards_with_batchnorm):
+        torch.testing.assert_close(grads, [param.grad for param in model.parameters()])
+
+
+class _NoGradient(torch.autograd.Function):
+    """Its first argument; has no gradient for the second."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+class _Table(nn.Module):
+    """A small and a large parameter, of which an operator can hide the second from autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.large = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(300, 300))
+
+    def forward(self, x: Tensor, hide: bool) -> Tensor:
+        x = x * self.small
+        return cast(Tensor, _NoGradient.apply(x, self.large)) if hide else x + self.large.sum()
+
+
+def _hidden(world: World, sync: str) -> list[list[float | None]]:
+    model = _Table()
+    wrapped = CustomDDP(model, sync=SYNCS[sync])
+    results = []
+    for hides in [(False, False), (False, True), (True, True)]:
+        model.zero_grad()
+        wrapped(torch.ones(4), hides[world.rank]).sum().backward()
+        results.append([None if p.grad is None else float(p.grad.flatten()[0]) for p in (model.small, model.large)])
+    return results
+
+
+@syncs
+def test_a_parameter_for_which_an_operator_has_no_gradient_counts_as_unused(sync: str) -> None:
+    assert run_ranks(2, _hidden, sync) == [[[1.0, 4.0], [1.0, 2.0], [1.0, None]]] * 2
+
+
+def _frozen_before_backward(world: World, sync: str) -> list[list[Tensor | None]]:
+    results = []
+    for build in (plain, large):
+        torch.manual_seed(0)
+        model = build()
+        wrapped = CustomDDP(model, sync=SYNCS[sync])
+        head = list(model.children())[-1]
+        for frozen_on in [(), (1,), (0, 1)]:
+            model.zero_grad()
+            loss = wrapped(torch.full((2, 8), 1.0 + world.rank)).sum()
+            head.requires_grad_(world.rank not in frozen_on)
+            loss.backward()
+            head.requires_grad_(True)
+            results.append([None if param.grad is None else param.grad.clone() for param in model.parameters()])
+    return results
+
+
+@syncs
+def test_parameters_frozen_between_forward_and_backward_count_as_unused_and_all_others_are_averaged(sync: str) -> None:
+    expected = []
+    for build in (plain, large):
+        torch.manual_seed(0)
+        model = build()
+        head = list(model.children())[-1]
+        for frozen_on in [(), (1,), (0, 1)]:
+            model.zero_grad()
+            for rank in range(2):
+                loss = model(torch.full((2, 8), 1.0 + rank)).sum() / 2
+                head.requires_grad_(rank not in frozen_on)
+                loss.backward()
+                head.requires_grad_(True)
+            expected.append([None if param.grad is None else param.grad.clone() for param in model.parameters()])
+    for results in run_ranks(2, _frozen_before_backward, sync):
+        torch.testing.assert_close(results, expected)
+
+
+def _checkpointed_wrapper(world: World) -> list[Tensor]:
+    results = []
+    for reentrant in (False, True):
+        torch.manual_seed(0)
+        wrapped = CustomDDP(plain(), bucket_mib=0.001)
+        for _ in range(2):  # the second one adds to the first
+            x = torch.full((2, 8), 1.0 + world.rank, requires_grad=True)
+            one = checkpoint(wrapped, x, use_reentrant=reentrant)
+            two = checkpoint(wrapped, one, use_reentrant=reentrant)
+            two.sum().backward()
+        results += [param.grad for param in wrapped.parameters() if param.grad is not None]
+    return results
+
+
+def test_a_wrapper_inside_of_checkpointing_averages_as_without() -> None:
+    torch.manual_seed(0)
+    model = plain()
+    for rank in range(2):
+        model(model(torch.full((2, 8), 1.0 + rank))).sum().backward()
+    expected = [param.grad for param in model.parameters()]
+    for results in run_ranks(2, _checkpointed_wrapper):
+        torch.testing.assert_close(results, [*expected, *expected])
+
+
+def _from_two_threads(world: World) -> int:
+    """Gradients arrive from two threads, as from two devices; how often collectives began out of order."""
+    # As large as may move when a bucket is started: meanwhile the other thread runs.
+    model = nn.ParameterList(torch.ones(60_000) for _ in range(16))
+    wrapped = CustomDDP(nn.ModuleList([model]), bucket_mib=0.1)
+    cast(Tensor, sum(param.sum() for param in model)).backward()
+    order: list[int] = []
+    reduce = wrapped.reducer.sync.reduce
+
+    def reduce_and_note(payload: Payload) -> Iterator[Waitable]:
+        order.append([bucket.payload for bucket in wrapped.reducer.buckets].index(payload))
+        return reduce(payload)
+
+    pytest.MonkeyPatch().setattr(wrapped.reducer.sync, "reduce", reduce_and_note)
+    wrong = 0
+    for _ in range(50):
+        order.clear()
+        losses = [cast(Tensor, sum(param.sum() for param in list(model)[part::2])) for part in (0, 1)]
+        wrapped.reducer._share()
+        wrapped.reducer._backward = 0
+        threads = [threading.Thread(target=loss.backward) for loss in losses]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        wrapped.reducer.finish()
+        wrong += order != list(range(len(wrapped.reducer.buckets)))
+    return wrong
+
+
+def test_gradients_may_arrive_from_the_threads_of_several_devices() -> None:
+    assert run_ranks(2, _from_two_threads) == [0, 0]
+
+
+def _gradient_of_inputs(world: World) -> Tensor:
+    torch.manual_seed(0)
+    wrapped = CustomDDP(plain())
+    for _ in range(2):
+        x = torch.full((2, 8), 1.0 + world.rank, requires_grad=True)
+        if world.rank == 0:
+            # No parameter gets a gradient here, so no other rank has to take part.
+            torch.autograd.grad(wrapped(x).sum(), x)
+        wrapped.module.zero_grad()
+        [slope] = torch.autograd.grad(wrapped(x).sum(), x, create_graph=True)
+        (wrapped(x).sum() + slope.square().sum()).backward()
+    grad = next(wrapped.parameters()).grad
+    assert grad is not None
+    return grad
+
+
+def test_autograd_grad_on_one_rank_waits_for_nobody_and_a_gradient_penalty_is_averaged() -> None:
+    first, second = run_ranks(2, _gradient_of_inputs)
+    assert torch.equal(first, second)
+    torch.manual_seed(0)
+    model = plain()
+    for rank in range(2):
+        x = torch.full((2, 8), 1.0 + rank, requires_grad=True)
+        [slope] = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        ((model(x).sum() + slope.square().sum()) / 2).backward()
+    torch.testing.assert_close(first, next(model.parameters()).grad)

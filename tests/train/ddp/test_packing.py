@@ -1,0 +1,83 @@
+"""Buckets: every parameter in one, in order, of one kind, and closed as soon as its capacity is reached."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from train.ddp.packing import assign_buckets
+
+
+@st.composite
+def parameters(draw: st.DrawFn) -> tuple[list[int], list[str], list[int]]:
+    """Sizes in bytes, kinds, and an order of arrival."""
+    count = draw(st.integers(0, 40))
+    sizes = draw(st.lists(st.integers(0, 100), min_size=count, max_size=count))
+    kinds = draw(st.lists(st.sampled_from(["float32", "bfloat16", "float64"]), min_size=count, max_size=count))
+    return sizes, kinds, draw(st.permutations(range(count)))
+
+
+capacities = st.floats(0.5, 300) | st.just(float("inf"))
+
+
+@given(params=parameters(), first=capacities, others=capacities)
+def test_each_parameter_is_in_exactly_one_bucket(
+    params: tuple[list[int], list[str], list[int]], first: float, others: float
+) -> None:
+    buckets = assign_buckets(*params, first, others)
+    assert sorted(index for bucket in buckets for index in bucket) == list(range(len(params[0])))
+    assert all(buckets), "no bucket is empty"
+
+
+@given(params=parameters(), first=capacities, others=capacities)
+def test_each_kind_keeps_its_order_and_never_shares_a_bucket(
+    params: tuple[list[int], list[str], list[int]], first: float, others: float
+) -> None:
+    _, kinds, order = params
+    buckets = assign_buckets(*params, first, others)
+    assert all(len({kinds[index] for index in bucket}) == 1 for bucket in buckets)
+    for kind in set(kinds):
+        in_buckets = [index for bucket in buckets for index in bucket if kinds[index] == kind]
+        assert in_buckets == [index for index in order if kinds[index] == kind]
+
+
+@given(params=parameters(), first=capacities, others=capacities)
+def test_only_its_last_parameter_fills_a_bucket(
+    params: tuple[list[int], list[str], list[int]], first: float, others: float
+) -> None:
+    sizes, kinds, _ = params
+    seen: set[str] = set()
+    buckets = assign_buckets(*params, first, others)
+    last_of_kind = {kinds[bucket[0]]: number for number, bucket in enumerate(buckets)}
+    for number, bucket in enumerate(buckets):
+        kind = kinds[bucket[0]]
+        capacity = others if kind in seen else first
+        seen.add(kind)
+        assert sum(sizes[index] for index in bucket[:-1]) < capacity
+        if number != last_of_kind[kind]:
+            assert sum(sizes[index] for index in bucket) >= capacity, "only the last of a kind may stay open"
+
+
+@given(params=parameters(), first=capacities, others=capacities)
+def test_the_bucket_that_fills_first_comes_first(
+    params: tuple[list[int], list[str], list[int]], first: float, others: float
+) -> None:
+    _, kinds, order = params
+    buckets = assign_buckets(*params, first, others)
+    last_of_kind = {kinds[bucket[0]]: number for number, bucket in enumerate(buckets)}
+    full = [bucket for number, bucket in enumerate(buckets) if number != last_of_kind[kinds[bucket[0]]]]
+    filled_at = [order.index(bucket[-1]) for bucket in full]
+    assert filled_at == sorted(filled_at)
+
+
+def test_a_parameter_larger_than_the_capacity_closes_its_bucket() -> None:
+    assert assign_buckets([5, 100, 5, 5], "aaaa", [0, 1, 2, 3], 10, 50) == [[0, 1], [2, 3]]
+
+
+def test_the_first_bucket_of_each_kind_is_small() -> None:
+    sizes, kinds = [10] * 8, ["a", "b"] * 4
+    assert assign_buckets(sizes, kinds, range(8), 10, 30) == [[0], [1], [2, 4, 6], [3, 5, 7]]
+
+
+def test_a_capacity_reached_exactly_is_full() -> None:
+    assert assign_buckets([4, 4, 4, 4], "aaaa", [3, 2, 1, 0], 8, 4) == [[3, 2], [1], [0]]

@@ -1,0 +1,132 @@
+"""The reducer in one process, with a stand-in for the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from train.ddp.reducer import Reducer, State
+from train.sync import Payload, Sync, Waitable
+
+
+class _Done:
+    def wait(self) -> None:
+        pass
+
+    def is_completed(self) -> bool:
+        return True
+
+
+class _Doubling(Sync):
+    """Every mean is twice what this rank has; notes what it is asked for."""
+
+    def __init__(self, params: Sequence[nn.Parameter]) -> None:
+        self.group = None  # type: ignore[assignment]
+        self.events: list[str] = []
+        # Elements of gradients that lie outside of buckets whenever memory for a bucket is asked for.
+        self.outside: list[int] = []
+        self._params, self._buckets = params, list[Tensor]()
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        inside = {flat.untyped_storage().data_ptr() for flat in self._buckets}
+        grads = [param.grad for param in self._params if param.grad is not None]
+        self.outside.append(sum(g.numel() for g in grads if g.untyped_storage().data_ptr() not in inside))
+        self.events.append("allocate")
+        self._buckets.append(super().allocate(numel, dtype, device))
+        return self._buckets[-1]
+
+    def of_rank_0(self, numbers: Sequence[int], device: torch.device) -> list[int]:
+        return list(numbers)
+
+    def reduce(self, payload: Payload) -> Iterator[Waitable]:
+        self.events.append("reduce")
+        payload.flat.mul_(2)
+        yield _Done()
+
+
+def _reducer(model: nn.Module, bucket_bytes: float = 1.0) -> tuple[Reducer, _Doubling]:
+    names, params = zip(*model.named_parameters(), strict=True)
+    sync = _Doubling(params)
+    return Reducer(names, params, sync, bucket_bytes, bucket_bytes), sync
+
+
+def _backward(reducer: Reducer, output: Tensor) -> None:
+    output.register_hook(reducer.backward_begins)
+    output.sum().backward()
+
+
+def _grads(model: nn.Module) -> list[Tensor]:
+    return [param.grad.clone() for param in model.parameters() if param.grad is not None]
+
+
+def test_each_backward_goes_from_none_through_shared_to_none_and_replaces_gradients() -> None:
+    first = nn.Linear(4, 4)
+    model = nn.Sequential(first, nn.Linear(4, 2))
+    model(torch.ones(1, 4)).sum().backward()
+    expected = [2 * grad for grad in _grads(model)]
+    reducer, sync = _reducer(model)
+    seen = []
+    first.weight.register_hook(lambda _: seen.append(reducer._state))
+    for number in range(3):
+        model.zero_grad()
+        assert reducer._state is State.NONE and reducer.num_backwards == number
+        _backward(reducer, model(torch.ones(1, 4)))
+        torch.testing.assert_close(_grads(model), expected)
+    assert seen == [State.SHARED] * 3
+    assert sync.events == ["allocate", "reduce"] * 4 + ["reduce"] * 8
+
+
+def test_autograd_grad_is_no_backward_that_others_take_part_in() -> None:
+    model = nn.Linear(4, 4)
+    reducer, sync = _reducer(model)
+    x = torch.ones(1, 4, requires_grad=True)
+    output = model(x)
+    output.register_hook(reducer.backward_begins)
+    torch.autograd.grad(output.sum(), x)
+    assert reducer._state is State.NONE and sync.events == []
+
+
+def test_without_averages_gradients_only_add_up() -> None:
+    model = nn.Linear(4, 1)
+    reducer, sync = _reducer(model)
+    reducer.averages = False
+    for _ in range(2):
+        _backward(reducer, model(torch.ones(1, 4)))
+    assert sync.events == [] and torch.equal(_grads(model)[0], torch.full((1, 4), 2.0))
+
+
+def test_at_the_end_of_the_first_backward_no_more_than_one_bucket_is_held_twice() -> None:
+    model = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(4)))
+    reducer, sync = _reducer(model)
+    _backward(reducer, model(torch.ones(1, 16)))
+    # What is still outside gets less with each bucket: 4, 3, 2 and 1 gradients.
+    assert sync.outside == [4 * 256, 3 * 256, 2 * 256, 256]
+
+
+def test_a_backward_that_raised_is_completed_with_nan_at_the_next_forward() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    reducer, sync = _reducer(model)
+    _backward(reducer, model(torch.ones(1, 4)))
+    sent: list[Tensor] = []
+    reduce = sync.reduce
+
+    def note(payload: Payload) -> Iterator[Waitable]:
+        sent.append(payload.flat.clone())
+        return reduce(payload)
+
+    sync.reduce = note  # type: ignore[method-assign]
+
+    def fail(_: Tensor) -> None:
+        raise ArithmeticError
+
+    hidden = model[0](torch.ones(1, 4))
+    hidden.register_hook(fail)
+    try:
+        _backward(reducer, model[1](hidden))
+    except ArithmeticError:
+        assert reducer._state is State.SHARED
+    reducer.forward_begins()
+    assert reducer._state is State.NONE and len(sent) == 4
+    assert [bool(flat.isnan().all()) for flat in sent] == [False, False, True, True]

@@ -1,0 +1,216 @@
+"""What CustomDDP refuses: in words, on all ranks, and within its timeout, on real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.ranks import run_ranks
+from tests.train.ddp.cases import SYNCS, plain, syncs
+from train.ddp.wrapper import CustomDDP
+from train.sync.all_reduce import AllReduce
+from train.world.environment import World
+
+
+def _message(function: Callable[[], object]) -> str:
+    try:
+        function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
+def _linears(*sizes: int, **options: object) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(8, size, **options) for size in sizes))  # type: ignore[arg-type]
+
+
+# What rank 1 builds in place of three layers of 8×8, and what every rank is told.
+DIFFERENT: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "shapes": (lambda: _linears(8, 8, 9), "rank 0 has 2.weight (8, 8) torch.float32, rank 1 has 2.weight (9, 8)"),
+    "types": (lambda: _linears(8, 8, 8).bfloat16(), "rank 1 has 0.weight (8, 8) torch.bfloat16"),
+    "fewer parameters": (lambda: _linears(8, 8), "rank 0 has 2.weight (8, 8) torch.float32, rank 1 has nothing"),
+    "more parameters": (lambda: _linears(8, 8, 8, 8), "rank 0 has nothing, rank 1 has 3.weight (8, 8)"),
+    "numbers": (lambda: _linears(8, 8), "numbers of parameters and buffers, by rank: 6, 4, 6"),
+    "frozen ones": (lambda: _linears(8, 8, 8).requires_grad_(False), "no parameter requires a gradient"),
+    "one frozen": (lambda: _one_frozen(), "rank 1 has 0.weight (8, 8) torch.float32 frozen"),
+    "memory formats": (lambda: _transposed(), "rank 1 has 0.weight (8, 8) torch.float32 strides (1, 8)"),
+    "settings": (lambda: _linears(8, 8, 8), "rank 0 has bucket_mib=25.0, rank 1 has bucket_mib=1.0"),
+}
+
+
+def _one_frozen() -> nn.Module:
+    model = _linears(8, 8, 8)
+    next(model.parameters()).requires_grad_(False)
+    return model
+
+
+def _transposed() -> nn.Module:
+    model = _linears(8, 8, 8)
+    first = next(model.parameters())
+    first.data = first.data.t()
+    return model
+
+
+def _different_models(world: World) -> dict[str, str]:
+    messages = {}
+    for what, (build, _) in DIFFERENT.items():
+        if what == "frozen ones":
+            messages[what] = _message(lambda build=build: CustomDDP(build()))  # type: ignore[misc]
+            continue
+        model = build() if world.rank == 1 else _linears(8, 8, 8)
+        bucket_mib = 1.0 if what == "settings" and world.rank == 1 else 25.0
+        messages[what] = _message(lambda: CustomDDP(model, bucket_mib=bucket_mib))  # noqa: B023
+    return messages
+
+
+def test_models_that_differ_are_refused_on_all_ranks_naming_what_differs() -> None:
+    for messages in run_ranks(3, _different_models):
+        for what, (_, expected) in DIFFERENT.items():
+            assert expected in messages[what]
+            assert messages[what].startswith("UserError: " if what == "frozen ones" else "SharedError: ")
+
+
+def _options(world: World) -> str:
+    # So that the functions of the ranks have different addresses.
+    before = [lambda: None for _ in range(1000 * world.rank)]
+
+    def make(group: dist.ProcessGroup, numbers: object) -> AllReduce:
+        return AllReduce(group)
+
+    message = _message(lambda: CustomDDP(plain(), sync=partial(make, numbers=object())))
+    del before
+    return message
+
+
+def test_a_function_with_options_can_make_the_sync() -> None:
+    assert run_ranks(2, _options) == ["accepted"] * 2
+
+
+def _missing_rank(world: World, sync: str) -> str:
+    model = plain()
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    assert isinstance(group, dist.ProcessGroup)
+    wrapped = CustomDDP(model, sync=SYNCS[sync], process_group=group, bucket_mib=0.001)
+    wrapped(torch.ones(2, 8)).sum().backward()
+    message = ""
+    if world.rank != 1:
+        message = _message(lambda: wrapped(torch.ones(2, 8)).sum().backward())
+    # Rank 1 stays alive and does something else until the others have given up.
+    dist.barrier()
+    return message
+
+
+@syncs
+def test_a_collective_that_never_completes_names_bucket_parameters_and_missing_rank(sync: str) -> None:
+    first, absent, last = run_ranks(3, _missing_rank, sync, timeout_s=100)
+    assert absent == ""
+    for message in (first, last):
+        assert message.startswith("UserError: the gradients of 4.")
+        assert "(backward 2, bucket 1) were not averaged" in message
+        assert "rank 1" in message and "rank 0" not in message and "rank 2" not in message
+
+
+def _dying_rank(world: World, folder: str) -> None:
+    """Rank 1 ends without a word; rank 0 writes down what it is told then."""
+    wrapped = CustomDDP(plain())
+    wrapped(torch.ones(2, 8)).sum().backward()
+    done = Path(folder, "done")
+    if world.rank == 1:
+        if os.fork() == 0:
+            # Holds the pipe to the test open until rank 0 is through: the test ends all ranks when one has ended.
+            done.read_text()
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    message = _message(lambda: wrapped(torch.ones(2, 8)).sum().backward())
+    Path(folder, "told").write_text(message)
+    done.write_text("")
+
+
+def test_a_rank_that_died_is_named_long_before_the_timeout(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "done")
+    with pytest.raises(RuntimeError, match="rank 1 died without a result"):
+        run_ranks(2, _dying_rank, str(tmp_path), timeout_s=100)
+    told = (tmp_path / "told").read_text()
+    assert told.startswith("UserError: the gradients of ") and told.endswith("rank 1 ended")
+
+
+def _frozen_then_not(world: World) -> str:
+    model = plain()
+    next(model.parameters()).requires_grad_(False)
+    wrapped = CustomDDP(model)
+    next(model.parameters()).requires_grad_(True)
+    return _message(lambda: wrapped(torch.ones(2, 8)))
+
+
+def test_a_parameter_that_was_frozen_and_is_not_any_more_is_refused() -> None:
+    for message in run_ranks(2, _frozen_then_not):
+        assert message == "UserError: 0.weight was frozen when CustomDDP was made and is not now: wrap the module again"
+
+
+def _converted_later(world: World) -> list[str]:
+    wrapped = CustomDDP(plain())
+    wrapped.double()
+    with torch.no_grad():
+        wrapped(torch.ones(2, 8, dtype=torch.float64))
+    return [_message(lambda: wrapped(torch.ones(2, 8, dtype=torch.float64)))]
+
+
+def test_a_module_that_is_converted_after_it_was_wrapped_is_refused_before_it_trains_alone() -> None:
+    for [message] in run_ranks(2, _converted_later):
+        assert message.startswith(
+            "UserError: 0.weight was torch.float32 on cpu when CustomDDP was made and is torch.flo"
+        )
+
+
+def test_without_a_process_group_the_remedy_is_named() -> None:
+    message = _message(lambda: CustomDDP(plain()))
+    assert message.startswith("UserError: CustomDDP needs a process group") and "init_process_group()" in message
+
+
+class _SparseByFunction(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.embedding(x, self.table, sparse=True)
+
+
+def _sparse(world: World) -> list[str]:
+    function = CustomDDP(_SparseByFunction())
+    return [
+        _message(lambda: CustomDDP(nn.Sequential(nn.Embedding(4, 4, sparse=True)))),
+        _message(lambda: CustomDDP(nn.EmbeddingBag(4, 4, sparse=True))),
+        _message(lambda: function(torch.tensor([1])).sum().backward()),
+    ]
+
+
+def test_sparse_gradients_are_refused_with_the_remedy() -> None:
+    for messages in run_ranks(2, _sparse):
+        assert messages[0].startswith("UserError: 0 has sparse gradients")
+        assert messages[2].startswith("UserError: table has sparse gradients")
+        assert all("use sparse=False" in message for message in messages)
+
+
+def _compiled_backward(world: World) -> str:
+    from torch._dynamo import compiled_autograd  # here, as it takes a second
+
+    wrapped = CustomDDP(_linears(8, 8))
+    loss = wrapped(torch.full((2, 8), 1.0 + world.rank)).square().sum()
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        return _message(loss.backward)
+
+
+def test_backward_under_compiled_autograd_is_refused_on_all_ranks() -> None:
+    for message in run_ranks(2, _compiled_backward):
+        assert message.startswith("UserError: CustomDDP cannot average in a backward under compiled autograd")

@@ -1,0 +1,62 @@
+"""--precision and --deterministic reach torch's own switches, without a warning, before CUDA starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.cli import ROOT, environment
+
+pytestmark = pytest.mark.timeout(240)
+
+# Asked for by the names of torch 2.6 and, where there are any, by those of 2.9.
+_LOOK = """
+import json, os, sys
+import torch
+from train.flags import from_argv
+from train.loop.numerics import set_numerics
+set_numerics(from_argv(sys.argv[1:]))
+assert not torch.cuda.is_initialized()
+with torch.backends.cudnn.flags(enabled=True):
+    pass
+newer = [torch.backends.cuda.matmul, *(getattr(torch.backends.cudnn, name, None) for name in ("conv", "rnn"))]
+print(json.dumps({
+    "tf32": [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32],
+    "newer": [flags.fp32_precision == "tf32" for flags in newer if hasattr(flags, "fp32_precision")],
+    "deterministic": [
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.deterministic,
+        os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+    ],
+    "benchmark": torch.backends.cudnn.benchmark,
+}))
+"""
+
+
+def _look(*flags: str, **extra: str) -> dict[str, Any]:
+    command = [sys.executable, "-W", "error", "-c", _LOOK, *flags]
+    looked: dict[str, Any] = json.loads(subprocess.check_output(command, env=environment(**extra), cwd=ROOT))
+    return looked
+
+
+def test_fp32_is_full_and_nothing_is_deterministic_unless_asked_for() -> None:
+    seen = _look("--precision=fp32")
+    assert seen["tf32"] == [False, False]
+    assert not any(seen["newer"])
+    assert seen["deterministic"] == [False, False, None]
+
+
+def test_tf32_and_deterministic_are_set_and_the_users_workspace_stays() -> None:
+    seen = _look("--precision=tf32", "--deterministic", CUBLAS_WORKSPACE_CONFIG=":16:8")
+    assert seen["tf32"] == [True, True]
+    assert all(seen["newer"])
+    assert seen["deterministic"] == [True, True, ":16:8"]
+    assert seen["benchmark"] is False
+
+
+def test_deterministic_gives_cublas_a_workspace() -> None:
+    assert _look("--deterministic")["deterministic"] == [True, True, ":4096:8"]

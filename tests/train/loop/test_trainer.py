@@ -1,0 +1,210 @@
+"""The same losses on any number of processes; evaluation that counts each sample once; what a run writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from tests.cli import records, train
+from tests.idx import write_small_mnist
+from tests.ranks import run_ranks, train_on_ranks
+from train import models
+from train.collectives.agreement import StopAgreement, Stopped
+from train.data.batches import Batches
+from train.data.sampler import evaluation_steps
+from train.datasets._torchvision import TensorSamples
+from train.loop.evaluation import evaluate
+from train.loop.losses import Means
+from train.strategies import Context
+from train.world.environment import World
+from train.world.signals import StopSignal
+
+_CPU = torch.device("cpu")
+
+
+class Case(NamedTuple):
+    """A run whose losses must not depend on the number of processes."""
+
+    model: str
+    batch_size: int
+    steps: int
+    tolerance: float
+
+
+NUM_SAMPLES = 1_003
+CASES = {
+    # The last batch of an epoch has one sample: all ranks but one have none.
+    "mlp": Case("mlp", 167, 50, 1e-4),
+    # 35 samples in the last batch: 9, 9, 9 and 8.
+    "mnist_bn": Case("mnist_bn", 88, 50, 1e-3),
+    # Three samples in the last batch.  Their variance is so small that rounding grows fast: no steps after it.
+    "mnist_bn with a rank without samples": Case("mnist_bn", 250, 5, 1e-3),
+}
+
+
+@pytest.fixture(scope="session")
+def losses(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """`losses(case, world_size, flags…)`: the loss of each step; each run is made once."""
+    made: dict[tuple[Any, ...], list[float]] = {}
+    data_root = tmp_path_factory.mktemp("data")
+    write_small_mnist(data_root, NUM_SAMPLES, 50)
+
+    def run(name: str, world_size: int, *flags: str) -> list[float]:
+        key = (name, world_size, *flags)
+        if key not in made:
+            run_dir, case = tmp_path_factory.mktemp("run"), CASES[name]
+            data = [f"--model={case.model}", "--dataset=mnist", f"--data-root={data_root}", "--dropout=0", "--lr=0.01"]
+            length = [f"--batch-size={case.batch_size}", "--epochs=9", f"--max-steps={case.steps}"]
+            train_on_ranks(world_size, *data, *length, f"--run-dir={run_dir}", *flags)
+            made[key] = [record["loss"] for record in records(run_dir, "step")]
+        return made[key]
+
+    return run
+
+
+def test_more_micro_batches_than_samples_leave_batchnorm_its_statistics(tmp_path: Path) -> None:
+    flags = ["--model=mnist_bn", "--dataset=synthetic", "--batch-size=8", "--accumulate=8", "--max-steps=3"]
+    train_on_ranks(2, *flags, f"--run-dir={tmp_path}")
+    [epoch] = records(tmp_path, "epoch")
+    assert epoch["val_loss"] < 10
+
+
+@pytest.mark.parametrize(("world_size", "strategy"), [(2, "custom_ddp"), (4, "custom_ddp"), (2, "ddp")])
+@pytest.mark.parametrize("name", CASES)
+def test_the_loss_of_each_step_equals_one_process(losses: Any, name: str, world_size: int, strategy: str) -> None:
+    expected = losses(name, 1)
+    assert len(expected) == CASES[name].steps
+    assert min(expected) < 0.9 * expected[0], "nothing was learned, so equal losses would mean little"
+    assert losses(name, world_size, f"--strategy={strategy}") == pytest.approx(expected, rel=CASES[name].tolerance)
+
+
+@pytest.mark.parametrize("flags", [("--accumulate=3",), ("--input=loader", "--workers=1")], ids=" ".join)
+def test_micro_batches_and_the_loader_do_not_change_the_losses(losses: Any, flags: tuple[str, ...]) -> None:
+    assert losses("mlp", 2, *flags) == pytest.approx(losses("mlp", 1), rel=1e-4)
+
+
+def test_clipping_and_bf16_run_on_several_processes(losses: Any) -> None:
+    clipped = losses("mlp", 2, "--clip-norm=0.1")
+    assert clipped == pytest.approx(losses("mlp", 1, "--clip-norm=0.1"), rel=1e-4)
+    assert clipped != pytest.approx(losses("mlp", 1), rel=1e-2)
+    assert losses("mlp", 2, "--precision=bf16") == pytest.approx(losses("mlp", 1), rel=0.1)
+
+
+def _random_samples(length: int) -> TensorSamples:
+    generator = torch.Generator().manual_seed(length)
+    images = torch.randint(0, 256, (length, 1, 28, 28), generator=generator, dtype=torch.uint8)
+    return TensorSamples(images, torch.randint(0, 10, (length,), generator=generator), (0.5,), (0.3,))
+
+
+# Sizes of the validation set and batch sizes; some ranks have no samples at all.
+_EVALUATIONS = [(1, 3), (7, 3), (7, 64), (9_999, 640), (9_999, 20_000)]
+
+
+def _evaluate_steps(world: World, steps: Iterable[list[int]], size: int, stop: StopSignal) -> Means:
+    """What `steps` of `size` random samples give."""
+    torch.manual_seed(0)
+    model = models.build("mlp", (1, 28, 28), 10, None)
+    context = Context(_CPU, None, world.world_size, 25.0, ranks_have_own_buffers=False)
+    return evaluate(model, Batches(_random_samples(size), steps, _CPU), context, "fp32", StopAgreement(stop))
+
+
+def _evaluate(world: World) -> list[Means]:
+    results = []
+    for size, batch_size in _EVALUATIONS:
+        steps = evaluation_steps(size, batch_size, world.rank, world.world_size)
+        results.append(_evaluate_steps(world, steps, size, StopSignal()))
+    return results
+
+
+def _evaluate_plainly() -> list[Means]:
+    torch.manual_seed(0)
+    model = models.build("mlp", (1, 28, 28), 10, None).eval()
+    results = []
+    for size, _ in _EVALUATIONS:
+        samples = _random_samples(size)
+        with torch.no_grad():
+            logits = model((samples.images.float() / 255 - 0.5) / 0.3)
+        losses = nn.functional.cross_entropy(logits, samples.labels, reduction="none").double()
+        correct = (logits.argmax(1) == samples.labels).sum()
+        results.append(Means(float(losses.sum()), float(correct), size))
+    return results
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5], ids=lambda n: f"world={n}")
+def test_evaluation_equals_one_process_on_the_whole_set(world_size: int) -> None:
+    expected = _evaluate_plainly()
+    for of_rank in run_ranks(world_size, _evaluate):
+        for means, plain in zip(of_rank, expected, strict=True):
+            assert means.samples == plain.samples
+            assert means.correct == plain.correct
+            assert means.loss == pytest.approx(plain.loss, rel=1e-5)
+
+
+_BATCHES, _SIGNAL_AT = 500, 3
+
+
+def _evaluate_until_rank_is_signalled(world: World, signalled: int) -> int:
+    """Batches that this rank evaluates; rank `signalled` sends itself a SIGTERM at one of the first."""
+    stop = StopSignal()
+    stop.listen()
+    read = []
+
+    def steps() -> Iterator[list[int]]:
+        for batch in range(_BATCHES):
+            if batch == _SIGNAL_AT and world.rank == signalled:
+                os.kill(os.getpid(), signal.SIGTERM)
+            read.append(batch)
+            yield [batch]
+
+    with pytest.raises(Stopped):
+        _evaluate_steps(world, steps(), _BATCHES, stop)
+    return len(read)
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_a_signal_to_one_rank_cuts_the_evaluation_of_all_short_after_the_same_batch(signalled: int) -> None:
+    of_ranks = run_ranks(3, _evaluate_until_rank_is_signalled, signalled)
+    assert len(set(of_ranks)) == 1
+    assert _SIGNAL_AT < of_ranks[0] < _BATCHES / 10
+
+
+def test_records_hold_world_arithmetic_steps_epochs_and_hash(tmp_path: Path) -> None:
+    flags = ["--model=mlp", "--lr=0.1", "--batch-size=300", "--epochs=2", f"--run-dir={tmp_path}"]
+    began = time.time()
+    outcome = train(2, *flags)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "rank 1: node 0" in outcome.stdout
+    assert "global batch 300 = 2 processes x 150 samples" in outcome.stdout
+    (start,) = records(tmp_path, "start")
+    assert start["world"]["world_size"] == 2
+    assert start["config"]["batch_size"] == 300
+    assert start["arithmetic"]["steps_per_epoch"] == 34
+    assert start["versions"]["torch"] == torch.__version__
+    assert len(bytes.fromhex(start["run_id"])) == 16
+    assert shlex.split(start["command_line"])[-7:-1] == ["-m", "train", *flags[:-1]]
+    assert [record["step"] for record in records(tmp_path, "step")] == [*range(1, 69)]
+    epochs = records(tmp_path, "epoch")
+    assert [record["epoch"] for record in epochs] == [1, 2]
+    assert [record["samples"] for record in epochs] == [10_000, 10_000]
+    first_epoch = [record for record in records(tmp_path, "step") if record["epoch"] == 1]
+    weighted = sum(record["loss"] * record["samples"] for record in first_epoch) / 10_000
+    assert epochs[0]["train_loss"] == pytest.approx(weighted)
+    assert epochs[1]["val_accuracy"] > 0.95
+    (end,) = records(tmp_path, "end")
+    assert len(bytes.fromhex(end["weights_sha256"])) == 32
+    everything = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    times = [began, *(record["time"] for record in everything), time.time()]
+    assert times == sorted(times)
+    train_seconds = sum(record["seconds_per_step"] for record in first_epoch)
+    assert train_seconds == pytest.approx(epochs[0]["train_seconds"], rel=0.2, abs=0.5)
+    assert sum(record["samples"] / record["samples_per_second"] for record in first_epoch) <= train_seconds * 1.01

@@ -1,0 +1,127 @@
+"""Observers in the Trainer's list hear of each step at once, of its loss when it is known, and of the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.ranks import run_ranks
+from train.errors import SharedError
+from train.flags import from_argv
+from train.loop import setup
+from train.records.observer import EpochRecord, RunEnd, StepRecord
+from train.world.environment import World
+from train.world.signals import StopSignal
+
+pytestmark = pytest.mark.timeout(120)
+
+_FLAGS = ["--model=mlp", "--dataset=synthetic", "--device=cpu", "--batch-size=1000", "--lr=0.1"]
+_STEPS_PER_EPOCH = 10
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self.records: list[StepRecord] = []
+
+    def run_started(self, start: dict[str, Any]) -> None:
+        self.heard.append(("start", start["arithmetic"]["steps_per_epoch"]))
+
+    def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
+        self.heard.append((step, [record.step for record in known]))
+        self.records += known
+
+    def epoch_ended(self, record: EpochRecord) -> None:
+        self.heard.append(("epoch", record.epoch, record.step, record.samples))
+
+    def run_ended(self, end: RunEnd) -> None:
+        self.heard.append(("end", end.epoch, end.step, end.weights_sha256 is None))
+
+
+def _observed(world: World, *flags: str) -> _Recorder:
+    """What an observer of this rank hears of a run with these flags."""
+    config, recorder = from_argv([*_FLAGS, *flags]), _Recorder()
+    parts = setup.load_parts(config, world)
+    parts.observers.append(recorder)
+    setup.report_start(config, world, parts)
+    setup.make_trainer(config, world, StopSignal(), parts).fit()
+    return recorder
+
+
+def test_each_rank_hears_of_each_step_at_once_and_of_its_loss_when_it_is_read() -> None:
+    for recorder in run_ranks(2, _observed, "--epochs=2", "--max-steps=13", "--log-every=4"):
+        assert recorder.heard == [
+            ("start", _STEPS_PER_EPOCH),
+            *[(1, []), (2, []), (3, []), (4, [1, 2, 3, 4])],
+            *[(5, []), (6, []), (7, []), (8, [5, 6, 7, 8])],
+            *[(9, []), (10, [9, 10])],
+            ("epoch", 1, 10, 10_000),
+            *[(11, []), (12, []), (13, [11, 12, 13])],
+            ("epoch", 2, 13, 3_000),
+            ("end", 2, 13, False),
+        ]
+
+
+def _diverged(world: World) -> _Recorder:
+    config, recorder = from_argv([*_FLAGS, "--lr=1e30"]), _Recorder()
+    parts = setup.load_parts(config, world)
+    parts.observers.append(recorder)
+    setup.report_start(config, world, parts)
+    with pytest.raises(SharedError, match=r"^the loss of step \d+ is (nan|inf): .*--lr"):
+        setup.make_trainer(config, world, StopSignal(), parts).fit()
+    return recorder
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_after_the_losses_before_it_are_known() -> None:
+    (recorder,) = run_ranks(1, _diverged)
+    finite = [record.step for record in recorder.records]
+    assert finite == [*range(1, len(finite) + 1)]
+    assert 1 <= len(finite) < _STEPS_PER_EPOCH
+    assert recorder.heard[-1] == (_STEPS_PER_EPOCH, finite)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_norm_of_the_gradient_is_known_if_it_is_clipped(world_size: int) -> None:
+    recorder, *_ = run_ranks(world_size, _observed, "--max-steps=3", "--clip-norm=100")
+    (plain, *_) = run_ranks(world_size, _observed, "--max-steps=3")
+    # 100 clips nothing.
+    assert [record.loss for record in recorder.records] == [record.loss for record in plain.records]
+    norms = [record.grad_norm for record in recorder.records]
+    assert norms == pytest.approx(_norms_of_one_process(), rel=1e-4)
+    assert [record.grad_norm for record in plain.records] == [None] * 3
+
+
+def _norms_of_one_process() -> list[float]:
+    """The norm of each of three gradients of the mean loss over 1000 samples, computed by torch alone."""
+    import torch
+    from torch import nn
+
+    from train import datasets, models
+    from train.data.batches import Batches
+    from train.data.sampler import ShardSampler
+
+    samples = datasets.load("synthetic", "data", "train", 0)
+    torch.manual_seed(0)
+    model = models.build("mlp", samples.shape, samples.num_classes, None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    norms = []
+    batches = Batches(samples, ShardSampler(len(samples), 1000, 0, 1, 0), torch.device("cpu"), "memory")
+    for _, (images, labels) in zip(range(3), batches, strict=False):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        gradient = torch.cat([param.grad.flatten() for param in model.parameters() if param.grad is not None])
+        norms.append(float(gradient.norm()))
+        optimizer.step()
+    return norms
+
+
+def test_rates_are_those_of_the_steps_that_are_read_together() -> None:
+    (recorder,) = run_ranks(1, _observed, "--max-steps=4", "--log-every=2")
+    first, second, third, fourth = recorder.records
+    assert first.seconds_per_step == second.seconds_per_step != third.seconds_per_step == fourth.seconds_per_step
+    for record in recorder.records:
+        assert record.samples_per_second == pytest.approx(1000 / record.seconds_per_step, rel=1e-3)
+    # Two steps ended within the time in which they were read.
+    assert 0 < fourth.time - third.time < 2 * third.seconds_per_step

@@ -1,0 +1,54 @@
+"""Every strategy hands the step the same few functions: a forward, no_sync, the bare model's state, clipping."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.ranks import run_ranks
+from train import strategies
+from train.config import available
+from train.world.environment import World
+
+pytestmark = pytest.mark.timeout(120)
+_CPU = torch.device("cpu")
+
+
+def _micro_batch(rank: int, part: int) -> Tensor:
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * rank + part))
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def _one_step(world: World, name: str) -> tuple[list[str], float, list[Tensor]]:
+    """The names of the state, the norm before clipping, and the clipped gradients of a step of two micro-batches."""
+    model = _model()
+    context = strategies.Context(_CPU, None, world.world_size, 25.0, ranks_have_own_buffers=False)
+    wrapped = strategies.wrap(name, model, context)
+    with wrapped.no_sync():
+        wrapped.call(_micro_batch(world.rank, 0)).square().sum().backward()
+    wrapped.call(_micro_batch(world.rank, 1)).square().sum().backward()
+    wrapped.after_backward()
+    norm = float(wrapped.clip(0.5))
+    gradients = [param.grad.clone() for param in model.parameters() if param.grad is not None]
+    return list(wrapped.state_dict()), norm, gradients
+
+
+@pytest.mark.parametrize("name", available("strategies"))
+def test_a_step_clips_the_mean_gradient_of_all_ranks(name: str) -> None:
+    world_size = 1 if name == "single" else 2
+    model = _model()
+    for rank in range(world_size):
+        for part in range(2):
+            (model(_micro_batch(rank, part)).square().sum() / world_size).backward()
+    expected_norm = float(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+    assert expected_norm > 0.5, "or nothing is clipped"
+    for names, norm, gradients in run_ranks(world_size, _one_step, name):
+        assert names == list(model.state_dict())
+        assert norm == pytest.approx(expected_norm, rel=1e-5)
+        for gradient, param in zip(gradients, model.parameters(), strict=True):
+            torch.testing.assert_close(gradient, param.grad)

@@ -1,0 +1,274 @@
+"""World.detect: who this process is, for each launcher's environment; what is said about half an environment."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cli import start_ranks
+from train.errors import UserError
+from train.world.environment import World, interface_towards
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "head",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+# srun with 7 tasks on 4 nodes, two GPUs a node but for the last.
+SLURM = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_NTASKS": "7",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_NNODES": "4",
+    "SLURM_STEP_NUM_NODES": "4",
+    "SLURM_TASKS_PER_NODE": "2(x3),1",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+    "SLURM_JOB_NODELIST": "n[1-4]",
+    "SLURM_STEP_NODELIST": "n[1-4]",
+    "MASTER_ADDR": "n1",
+    "MASTER_PORT": "29501",
+}
+# What the PyTorchJob controller gives the third pod of four; it means nodes.
+PYTORCHJOB = {
+    "RANK": "2",
+    "WORLD_SIZE": "4",
+    "MASTER_ADDR": "job-master-0",
+    "MASTER_PORT": "23456",
+    "PET_NPROC_PER_NODE": "1",
+    "PET_NNODES": "4",
+    "PET_NODE_RANK": "2",
+}
+# A Slurm batch script: task 0 of the batch step, which is no step of srun.
+BATCH_SCRIPT = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "8",
+    "SLURM_NNODES": "2",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+}
+
+
+def without(environ: dict[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in names}
+
+
+@pytest.mark.parametrize(
+    ("environ", "world"),
+    [
+        pytest.param(
+            TORCHRUN, World(5, 8, 1, 4, 1, "head", 29500, "torchrun", store_is_served=True, attempt=2), id="torchrun"
+        ),
+        pytest.param(
+            SLURM | TORCHRUN,
+            World(5, 8, 1, 4, 1, "head", 29500, "torchrun", store_is_served=True, attempt=2),
+            id="torchrun inside a Slurm step",
+        ),
+        pytest.param(
+            PYTORCHJOB | TORCHRUN,
+            World(5, 8, 1, 4, 1, "head", 29500, "torchrun", store_is_served=True, attempt=2),
+            id="torchrun inside a PyTorchJob pod",
+        ),
+        pytest.param(
+            TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"},
+            World(5, 8, 1, 4, 1, "head", 29500, "torchrun", store_is_served=False, attempt=2),
+            id="torchrun that serves no store",
+        ),
+        pytest.param(
+            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+            World(1, 2, 1, 2, 0, "127.0.0.1", 29500, "environment"),
+            id="set by hand",
+        ),
+        pytest.param(PYTORCHJOB, World(2, 4, 0, 1, 2, "job-master-0", 23456, "pytorchjob"), id="PyTorchJob pod"),
+        pytest.param(
+            PYTORCHJOB | {"PET_NPROC_PER_NODE": "auto"},
+            World(2, 4, 0, 1, 2, "job-master-0", 23456, "pytorchjob"),
+            id="PyTorchJob pod with nprocPerNode auto",
+        ),
+        pytest.param(
+            without(PYTORCHJOB, "PET_NPROC_PER_NODE"),
+            World(2, 4, 0, 1, 2, "job-master-0", 23456, "pytorchjob"),
+            id="PyTorchJob pod of an old controller",
+        ),
+        pytest.param(SLURM, World(5, 7, 1, 2, 2, "n1", 29501, "slurm"), id="Slurm task per GPU"),
+        pytest.param(
+            SLURM | {"SLURM_PROCID": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "3"},
+            World(6, 7, 0, 1, 3, "n1", 29501, "slurm"),
+            id="Slurm task on the smaller last node",
+        ),
+        pytest.param(
+            SLURM | {"SLURM_NTASKS": "64", "SLURM_TASKS_PER_NODE": "16(x4)"},
+            World(5, 7, 1, 2, 2, "n1", 29501, "slurm"),
+            id="Slurm step that is smaller than its allocation",
+        ),
+        pytest.param(
+            without(SLURM, "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
+            World(5, 7, 1, 2, 2, "n1", 29501, "slurm"),
+            id="Slurm step that has only the allocation's numbers",
+        ),
+        pytest.param(BATCH_SCRIPT, World(), id="Slurm batch script"),
+        pytest.param({}, World(), id="nothing"),
+        pytest.param({"PATH": "/bin", "HOME": "/", "SLURM_JOB_ID": "1"}, World(), id="nothing of ours"),
+    ],
+)
+def test_world_is_read_from_the_environment_of(environ: dict[str, str], world: World) -> None:
+    assert World.detect(environ) == world
+
+
+@pytest.mark.parametrize("per_node", ["4", "2", "gpu", "cpu", "0"])
+def test_pytorchjob_pod_for_several_processes_without_torchrun_is_refused(per_node: str) -> None:
+    with pytest.raises(UserError, match=rf"PET_NPROC_PER_NODE is {per_node}: .* torchrun") as refusal:
+        World.detect(PYTORCHJOB | {"PET_NPROC_PER_NODE": per_node})
+    assert "nprocPerNode" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "required"),
+    [
+        pytest.param(TORCHRUN, ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"], id="torchrun"),
+        pytest.param(PYTORCHJOB, ["WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"], id="pytorchjob"),
+        pytest.param(SLURM, ["SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID"], id="slurm"),
+    ],
+)
+def test_partial_environment_names_what_is_missing(environ: dict[str, str], required: list[str]) -> None:
+    for name in required:
+        for partial in (without(environ, name), environ | {name: ""}):
+            with pytest.raises(UserError) as refusal:
+                World.detect(partial)
+            given_names, _, missing = str(refusal.value).partition(" set but not ")
+            assert missing.startswith(f"{name}: ")
+            assert name not in given_names.split(", ")
+    with pytest.raises(UserError) as refusal:
+        World.detect(without(environ, *required))
+    all_missing = str(refusal.value).partition(" set but not ")[2].partition(": ")[0]
+    assert sorted(all_missing.split(", ")) == sorted(required), "all at once"
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"])
+@pytest.mark.parametrize("value", ["-1", "two", "1.0", "0x1", " ", "1 2"])
+def test_variable_that_is_no_number_is_named_with_its_value(name: str, value: str) -> None:
+    with pytest.raises(UserError, match=rf'^{name}="{value}": must be a whole number'):
+        World.detect(TORCHRUN | {name: value})
+
+
+def test_all_variables_that_are_no_numbers_are_named_at_once() -> None:
+    with pytest.raises(UserError, match=r'RANK="a", WORLD_SIZE="b": '):
+        World.detect(TORCHRUN | {"RANK": "a", "WORLD_SIZE": "b"})
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        pytest.param(TORCHRUN | {"RANK": "8"}, id="torchrun"),
+        pytest.param(PYTORCHJOB | {"RANK": "4"}, id="pytorchjob"),
+        pytest.param(SLURM | {"SLURM_PROCID": "7"}, id="slurm"),
+    ],
+)
+def test_rank_beyond_the_world_is_refused_with_both_numbers(environ: dict[str, str]) -> None:
+    size = int(environ.get("WORLD_SIZE", environ.get("SLURM_STEP_NUM_TASKS", "")))
+    with pytest.raises(UserError, match=rf"RANK is {size} and WORLD_SIZE is {size} .* 0 to {size - 1}"):
+        World.detect(environ)
+
+
+def test_a_world_of_no_processes_is_refused() -> None:
+    with pytest.raises(UserError, match="WORLD_SIZE is 0"):
+        World.detect(TORCHRUN | {"RANK": "0", "WORLD_SIZE": "0"})
+
+
+@given(counts=st.lists(st.integers(1, 16), min_size=1, max_size=40), data=st.data())
+def test_slurm_tasks_per_node_are_read_as_slurm_writes_them(counts: list[int], data: st.DataObject) -> None:
+    groups: list[tuple[int, int]] = []
+    for count in counts:
+        if groups and groups[-1][0] == count:
+            groups[-1] = (count, groups[-1][1] + 1)
+        else:
+            groups.append((count, 1))
+    written = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in groups)
+    node = data.draw(st.integers(0, len(counts) - 1), label="node")
+    world = World.detect(
+        SLURM
+        | {
+            "SLURM_PROCID": str(sum(counts[:node])),
+            "SLURM_LOCALID": "0",
+            "SLURM_NODEID": str(node),
+            "SLURM_STEP_NUM_TASKS": str(sum(counts)),
+            "SLURM_STEP_TASKS_PER_NODE": written,
+        }
+    )
+    assert (world.local_world_size, world.node_rank) == (counts[node], node)
+
+
+def test_slurm_step_on_one_node_meets_on_the_loopback() -> None:
+    one_node = without(SLURM, "MASTER_ADDR") | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "n3"}
+    one_node |= {"SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "7"}
+    assert World.detect(one_node).master_addr == "127.0.0.1"
+
+
+def test_slurm_nodes_meet_on_the_first_that_scontrol_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Stands in for Slurm's own tool: answers the one question that is asked.
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-4]" ] && printf "n1\\nn2\\nn3\\nn4\\n"\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert World.detect(without(SLURM, "MASTER_ADDR")).master_addr == "n1"
+
+
+def test_slurm_nodes_without_scontrol_are_told_to_export_the_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"MASTER_ADDR is not set and scontrol .* n\[1-4\].* export MASTER_ADDR"):
+        World.detect(without(SLURM, "MASTER_ADDR"))
+
+
+def test_slurm_port_is_the_same_for_all_tasks_and_differs_between_jobs_and_steps() -> None:
+    def port(job: int, step: int, task: int) -> int:
+        environ = without(SLURM, "MASTER_PORT") | {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
+        return World.detect(environ | {"SLURM_PROCID": str(task)}).master_port
+
+    assert {port(4711, 0, task) for task in range(7)} == {port(4711, 0, 0)}
+    ports = [port(job, step, 0) for job in range(4700, 4720) for step in range(3)]
+    assert len(set(ports)) == len(ports)
+    assert all(1024 <= number < 32768 for number in ports), "below Linux's ephemeral ports"
+
+
+def test_interface_towards_the_loopback_is_lo() -> None:
+    assert interface_towards("127.0.0.1") == "lo"
+
+
+@pytest.fixture
+def ipv6() -> str:
+    """This machine's own IPv6 address."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6: {error.strerror}")
+    return "::1"
+
+
+def test_interface_towards_the_loopback_of_ipv6_is_lo(ipv6: str) -> None:
+    assert interface_towards(ipv6) == "lo"
+
+
+@pytest.mark.timeout(300)
+def test_ranks_meet_and_train_where_the_master_has_only_an_ipv6_address(ipv6: str) -> None:
+    for rank in start_ranks(2, "--model=mlp", "--max-steps=2", "--device=cpu", MASTER_ADDR=ipv6):
+        stdout, stderr = rank.communicate(timeout=120)
+        assert rank.returncode == 0, stdout + stderr

@@ -1,0 +1,84 @@
+"""Each process gets a device, and two that got the same one are named before NCCL meets them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.ranks import run_ranks
+from train.errors import SharedError, UserError
+from train.world import placement
+from train.world.environment import World
+
+
+def _world(local_rank: int, launcher: str = "torchrun") -> World:
+    return World(rank=local_rank, world_size=4, local_rank=local_rank, local_world_size=4, launcher=launcher)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm", "environment"])
+def test_one_visible_gpu_is_the_one_that_the_site_has_bound_whatever_the_launcher(
+    launcher: str, gpus: pytest.MonkeyPatch
+) -> None:
+    gpus.setattr(torch.cuda, "device_count", lambda: 1)
+    assert placement.pick_device(_world(1, launcher), "auto") == torch.device("cuda", 0)
+
+
+def test_of_several_visible_gpus_each_rank_takes_its_own_and_too_few_are_refused(gpus: pytest.MonkeyPatch) -> None:
+    gpus.setattr(torch.cuda, "device_count", lambda: 3)
+    assert placement.pick_device(_world(2), "cuda") == torch.device("cuda", 2)
+    with pytest.raises(UserError, match="LOCAL_RANK is 3 but torch sees 3 CUDA devices"):
+        placement.pick_device(_world(3), "cuda")
+
+
+def test_ranks_that_share_a_gpu_are_named_with_it() -> None:
+    with pytest.raises(SharedError) as refused:
+        placement.refuse_shared_devices([("a", "GPU-1"), ("b", "GPU-2"), ("a", "GPU-1"), ("b", "GPU-2")])
+    assert "ranks 0, 2 all use GPU GPU-1 of a; ranks 1, 3 all use GPU GPU-2 of b" in str(refused.value)
+
+
+def test_other_gpus_other_slices_and_cpus_are_not_shared() -> None:
+    placement.refuse_shared_devices([("a", "GPU-1"), ("a", "GPU-2"), ("b", "GPU-3")])
+    placement.refuse_shared_devices([("a", "MIG-1"), ("a", "MIG-2")])
+    placement.refuse_shared_devices([("a", None), ("a", None), ("b", None)])
+
+
+class _Properties:
+    uuid = "4f1b"
+
+
+@pytest.mark.parametrize(
+    ("name", "visible", "identity"),
+    [
+        ("NVIDIA H100", "0", "4f1b"),
+        ("NVIDIA H100 MIG 1g.10gb", "MIG-77", "MIG-77"),
+        ("NVIDIA H100 MIG 1g.10gb", "0", None),
+    ],
+)
+def test_a_mig_slice_is_known_by_its_own_uuid(
+    name: str, visible: str, identity: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: _Properties)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("NCCL_HOSTID", "node-7")
+    assert placement.device_identity(torch.device("cuda", 0)) == ("node-7", identity)
+
+
+def _where(world: World, uuids: list[str]) -> str:
+    placement.device_identity = lambda device: ("host", uuids[world.rank])
+    try:
+        return placement.where_ranks_are(world, torch.device("cpu"))[1]
+    except SharedError as error:
+        return str(error)
+
+
+@pytest.mark.timeout(240)
+def test_all_ranks_refuse_together() -> None:
+    assert all("ranks 0, 1 all use GPU GPU-1" in said for said in run_ranks(2, _where, ["GPU-1", "GPU-1"]))
+    assert all(said.startswith("rank 1: node 0") for said in run_ranks(2, _where, ["GPU-1", "GPU-2"]))

@@ -1,0 +1,192 @@
+"""Checkpoints that are whole or not there: written beside, synced, renamed, and verified before they are read.
+
+CHECKPOINT_DIR/step-00000938/ holds state.pt and, written last, manifest.json with the size and SHA-256 of state.pt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from train.checkpoints.host_copy import on_host
+from train.errors import UserError
+
+_STATE, _MANIFEST = "state.pt", "manifest.json"
+_NAME = re.compile(r"step-\d{8,}")
+
+
+class Checkpoints:
+    """The checkpoints of one run, saved by rank 0 off the training thread.
+
+    Args:
+        folder: CHECKPOINT_DIR; made if absent.
+        keep: how many of the newest to keep.
+    Raises UserError if the folder cannot be written, or (later) if a save failed.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder = folder
+        self.keep = keep
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._pending: Future[None] | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+            for leftover in folder.glob(".unfinished-*"):
+                shutil.rmtree(leftover)
+        except OSError as error:
+            raise UserError(f"--checkpoint-dir: cannot write {folder}: {error.strerror}") from None
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Save `state` as the checkpoint of `step`; returns as soon as `state` may change again."""
+        self.wait()
+        buffer = io.BytesIO()
+        torch.save(on_host(state), buffer)
+        self._pending = self._thread.submit(self._write, step, buffer.getvalue())
+
+    def wait(self) -> None:
+        """Return when the last save is on the disk; UserError if it could not be written."""
+        if self._pending is None:
+            return
+        try:
+            self._pending.result()
+        except OSError as error:
+            raise UserError(
+                f"cannot save a checkpoint in {self.folder}: {error.strerror}; older ones are intact"
+            ) from None
+        finally:
+            self._pending = None
+
+    def ended(self, within_s: float) -> bool:
+        """Wait up to `within_s` for the last save; return True if it has ended, well or not."""
+        return self._pending is None or not wait([self._pending], within_s).not_done
+
+    def _write(self, step: int, content: bytes) -> None:
+        target = self.folder / f"step-{step:08d}"
+        beside = self.folder / f".unfinished-{target.name}"
+        manifest = {"step": step, "files": {_STATE: {"bytes": len(content), "sha256": _sha256(content)}}}
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        _write_synced(beside / _STATE, content)
+        _write_synced(beside / _MANIFEST, json.dumps(manifest, indent=1).encode())
+        _sync_folder(beside)
+        # Of the same step, saved before its evaluation was done.
+        former = self._set_aside(target) if target.exists() else None
+        beside.rename(target)
+        _sync_folder(self.folder)
+        if former is not None:
+            shutil.rmtree(former)
+        for old in _newest_first(self.folder)[self.keep :]:
+            # Never half a checkpoint under a whole one's name, even if the removal is cut short.
+            doomed = old.rename(self.folder / f".unfinished-old-{old.name}")
+            shutil.rmtree(doomed)
+
+    def set_aside_after(self, step: int, say: Callable[[str], None]) -> None:
+        """Rename what is newer than `step`, where the run continues: damaged, or of a branch that was given up.
+
+        Nothing is deleted, but it is neither found nor counted again.
+        """
+        for path in _newest_first(self.folder):
+            if _step_of(path) > step:
+                say(f"resume: {path.name} is newer than step {step} and now called {self._set_aside(path).name}")
+
+    def _set_aside(self, path: Path) -> Path:
+        return path.rename(self.folder / f"set-aside-{path.name}-{time.time_ns()}")
+
+
+def read_checkpoint(path: Path) -> bytes:
+    """The verified bytes of one checkpoint folder.
+
+    The hash is checked before anything is parsed, since weights_only is no proof against a crafted file.
+    Raises UserError if a file is missing or its bytes are not those that were saved.
+    """
+    try:
+        expected = json.loads((path / _MANIFEST).read_bytes())["files"][_STATE]
+        size_bytes, sha256 = int(expected["bytes"]), str(expected["sha256"])
+        content = (path / _STATE).read_bytes()
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is no whole checkpoint: {Path(error.filename).name} is missing") from None
+    except OSError as error:
+        raise UserError(f"cannot read the checkpoint {path}: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise UserError(f"{path} is damaged: {_MANIFEST} cannot be understood") from None
+    if len(content) != size_bytes or _sha256(content) != sha256:
+        raise UserError(f"{path} is damaged: {_STATE} is not what {_MANIFEST} says (size or SHA-256)")
+    return content
+
+
+def find_checkpoint(resume: str, folder: Path | None, say: Callable[[str], None]) -> bytes | None:
+    """The verified bytes of the checkpoint that `--resume` asks for, or None for a new run.
+
+    Args:
+        resume: never, auto (the newest in `folder` that verifies) or the path of one checkpoint.
+        say: reports what was found, and which were skipped and why.
+    Raises UserError if the named one does not verify, if none of several does, or if a new run would push out the
+    checkpoints of an earlier one.
+    """
+    found = _newest_first(folder) if folder is not None and folder.is_dir() else []
+    inside = folder is not None and Path(resume).resolve().parent == folder.resolve()
+    if resume not in ("never", "auto") and (inside or not found):
+        content = read_checkpoint(Path(resume))
+        say(f"resume: {resume}")
+        return content
+    if resume != "auto" and found:
+        raise UserError(
+            f"--checkpoint-dir {folder} holds {found[0].name} of an earlier run: --resume=auto continues it; "
+            "for a new run give another folder or move that one away"
+        )
+    for path in found:
+        try:
+            content = read_checkpoint(path)
+        except UserError as error:
+            say(f"resume: skipped {error}")
+        else:
+            say(f"resume: {path}")
+            return content
+    if found:
+        raise UserError(
+            f"--resume=auto: none of the {len(found)} checkpoints in {folder} is whole; "
+            "move them away to start a new run"
+        )
+    return None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_step_of, reverse=True)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _write_synced(file: Path, content: bytes) -> None:
+    with file.open("wb") as opened:
+        opened.write(content)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power cut, not just the bytes of its files."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

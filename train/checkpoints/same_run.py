@@ -1,0 +1,37 @@
+"""Whether a checkpoint can be continued with the settings given now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from train.config import TrainConfig
+from train.errors import UserError
+
+# With another value of one of these, what follows is no continuation of what was saved.
+_SAME_RUN = (
+    "model",
+    "dataset",
+    "optimizer",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "scheduler",
+    "lr_gamma",
+    "dropout",
+    "precision",
+    "deterministic",
+)
+
+
+def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
+    """Raise UserError, naming every setting that the checkpoint was made with and that is different now."""
+    now = config.model_dump()
+    keys = _SAME_RUN + (("epochs",) if config.scheduler == "cosine" else ())
+    # A checkpoint from before a setting existed was made with its default.
+    saved = TrainConfig().model_dump() | saved
+    changed = [f'{key} was "{saved[key]}" and is "{now[key]}"' for key in keys if saved[key] != now[key]]
+    if changed:
+        raise UserError(
+            f"the checkpoint belongs to another run: {', '.join(changed)}. "
+            "Give the old settings, or another --checkpoint-dir for a new run"
+        )

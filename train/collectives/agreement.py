@@ -1,0 +1,78 @@
+"""What all ranks agree on before they continue: that none of them has found a mistake, and whether to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from train.errors import SharedError, UserError
+from train.world.environment import World
+from train.world.signals import StopSignal
+
+# Seconds between a signal and the next agreement of the ranks, unless one step takes longer; and the most steps.
+_REACTION_S, _MOST_STEPS = 1.0, 32
+
+
+@contextmanager
+def mistakes_shared_by_all_ranks(world: World) -> Iterator[None]:
+    """Turn a UserError on some ranks into a SharedError on every rank, so that all end together and none hangs.
+
+    The block must not run collectives: a rank that failed would leave the others waiting in them.
+    """
+    mistake = None
+    try:
+        yield
+    except UserError as error:
+        mistake = str(error)
+    mistakes: list[str | None] = [None] * world.world_size
+    dist.all_gather_object(mistakes, mistake)
+    ranks_of: dict[str, list[int]] = {}
+    for rank, text in enumerate(mistakes):
+        if text is not None:
+            ranks_of.setdefault(text, []).append(rank)
+    if ranks_of:
+        everywhere = len(ranks_of) == 1 and all(mistakes)
+        raise SharedError(
+            "\n".join(
+                text if everywhere else f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in ranks_of.items()
+            )
+        )
+
+
+class Stopped(Exception):
+    """All ranks have raised this after the same step, because at least one of them was asked to stop."""
+
+
+class StopAgreement:
+    """Lets all ranks of a job learn after the same step that one of them has heard the signal.
+
+    The ranks ask each other about once in `_REACTION_S`, not after each step.  The answer holds the step time of the
+    slowest rank, from which all count the same number of steps until they ask again.  They count at most `_MOST_STEPS`,
+    because steps may suddenly take longer.  It costs one all-reduce of two numbers.
+    """
+
+    def __init__(self, signal: StopSignal) -> None:
+        self._signal = signal
+        self.begin()
+
+    def begin(self) -> None:
+        """Expect steps of another length: ask after the first one, then after two, four and so on."""
+        self._interval = self._steps_left = 1
+        self._since = time.monotonic()
+
+    def reached(self) -> bool:
+        """Return True if all ranks stop here.  Call it on all of them, after each step."""
+        self._steps_left -= 1
+        if self._steps_left:
+            return False
+        step_s = (time.monotonic() - self._since) / self._interval
+        largest = torch.tensor([float(self._signal.heard), step_s], dtype=torch.float64)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        stop, slowest_s = largest.tolist()
+        self._interval = max(1, min(2 * self._interval, _MOST_STEPS, int(_REACTION_S / slowest_s)))
+        self._steps_left, self._since = self._interval, time.monotonic()
+        return bool(stop)

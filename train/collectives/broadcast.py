@@ -1,0 +1,102 @@
+"""Copies of one rank's tensors on all ranks, many tensors in one message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+_MESSAGE_BYTES = 256 * 2**20
+# No element type needs more, so a slice of a message can be seen as any type.
+_ALIGNMENT_BYTES = 16
+
+
+class Message:
+    """Room for the bytes of some tensors of one device, whatever their types, to be sent as often as needed."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = list(tensors)
+        self._slots: dict[torch.dtype, list[int]] = {}
+        starts, end = [], 0
+        for slot, tensor in enumerate(tensors):
+            self._slots.setdefault(tensor.dtype, []).append(slot)
+            starts.append(end)
+            end += -(-_num_bytes(tensor) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        self.bytes = torch.empty(end, dtype=torch.uint8, device=tensors[0].device)
+        self.parts = [
+            self.bytes[start : start + _num_bytes(tensor)].view(tensor.dtype).view(tensor.shape)
+            for start, tensor in zip(starts, tensors, strict=True)
+        ]
+
+    @torch.no_grad()
+    def send(self, group: dist.ProcessGroup | None, source: int) -> None:
+        """Overwrite the tensors with those of the group's rank `source`.  A collective."""
+        sends = dist.get_rank(group) == source
+        if sends:
+            self._copy(self.parts, self.tensors)
+        dist.broadcast(self.bytes, group=group, group_src=source)
+        if not sends:
+            self._copy(self.tensors, self.parts)
+
+    def _copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+        # Only tensors of one type are copied in one kernel.
+        for same_type in self._slots.values():
+            torch._foreach_copy_([targets[slot] for slot in same_type], [sources[slot] for slot in same_type])
+
+
+def messages(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """`tensors` cut into lists that each fit in one message: of one device, and of 256 MiB unless one is larger."""
+    cut: list[list[Tensor]] = []
+    open_messages: dict[torch.device, tuple[list[Tensor], int]] = {}
+    for tensor in tensors:
+        if not tensor.numel():
+            continue
+        same, num_bytes = open_messages.get(tensor.device, ([], 0))
+        if not same or num_bytes + _num_bytes(tensor) > _MESSAGE_BYTES:
+            same, num_bytes = [], 0
+            cut.append(same)
+        # Not detach(): autograd would take a buffer that is sent between two forwards for one that they have changed.
+        same.append(tensor.data)
+        open_messages[tensor.device] = (same, num_bytes + _num_bytes(tensor))
+    return cut
+
+
+def broadcast_from(source: int, tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Overwrite `tensors` of all ranks with those of the group's rank `source`.  A collective."""
+    for same in messages(tensors):
+        Message(same).send(group, source)
+
+
+def broadcast_from_rank_0(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Overwrite `tensors` of all ranks with those of the group's rank 0.  A collective."""
+    broadcast_from(0, tensors, group)
+
+
+class BufferBroadcast:
+    """Sends the buffers that `module` has now, or what has replaced them since, through memory that it keeps."""
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup | None) -> None:
+        self.group = group
+        self._places = [
+            (part, name) for part in module.modules() for name, buffer in part._buffers.items() if buffer is not None
+        ]
+        self._tensors: list[Tensor] = []
+        self._addresses: list[int] = []
+        self._messages: list[Message] = []
+
+    def send(self, source: int) -> None:
+        """Overwrite the buffers with those of the group's rank `source`.  A collective, unless there are none."""
+        tensors = [tensor for part, name in self._places if (tensor := part._buffers[name]) is not None]
+        # A new buffer has replaced one, or new memory that of one (buffer.data = …).
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if addresses != self._addresses or any(a is not b for a, b in zip(tensors, self._tensors, strict=True)):
+            self._tensors, self._addresses = tensors, addresses
+            self._messages = [Message(same) for same in messages(tensors)]
+        for message in self._messages:
+            message.send(self.group, source)
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

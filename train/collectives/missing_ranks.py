@@ -1,0 +1,142 @@
+"""What is told when a collective fails: which ranks are missing, as far as the others can know."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import torch.distributed as dist
+
+from train.errors import UserError
+
+# How long a rank that gave up waits for the others to say where they gave up, and looks for them how often.
+_REPORTS_S, _POLL_S = 5.0, 0.2
+# A killed process closes its sockets one by one: its store may seem to listen when a message has failed already.
+_CLOSING_S = 0.5
+_CONNECT_TIMEOUT_S = 2.0
+
+
+class MissingRanks(RuntimeError):
+    """Ranks of `group`, by their numbers in it, without which a collective cannot complete, and why.
+
+    The message numbers them as the whole job does.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, ranks: list[int], why: str) -> None:
+        of_job = dist.get_process_group_ranks(group)
+        super().__init__(f"rank {', '.join(str(of_job[rank]) for rank in ranks)} {why}")
+
+
+@contextmanager
+def naming_missing_ranks(
+    what: str = "a message between the processes",
+    position: str = "outside of CustomDDP",
+    group: dist.ProcessGroup | None = None,
+) -> Iterator[None]:
+    """Turn the failure of a collective in the block into a UserError that names the missing ranks.
+
+    Args:
+        what: what the collective does; position: when, for the other ranks; group: its group, None for all ranks.
+    """
+    _Reports.withdraw()
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "/gloo/" not in str(error):
+            raise
+        lines = [f"{what} failed: {reason(error)}", *reports(position, group)]
+        raise UserError("\n".join(lines)) from error
+
+
+def reason(error: RuntimeError) -> str:
+    """What gloo or NCCL says of a failure, without its own file names and advice."""
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    return re.sub(r"^\[\S+:\d+\] ", "", line).partition(" This is typically caused")[0]
+
+
+def reports(position: str, group: dist.ProcessGroup | None = None) -> list[str]:
+    """Which ranks of the group gave up elsewhere than at `position`, and which say nothing: a line or two.
+
+    All ranks that gave up ask each other, through the store; it costs nothing until something has failed.
+    """
+    gathered = _Reports(position, group)
+    # A store that hangs does not keep its timeouts.
+    thread = threading.Thread(target=gathered.collect, daemon=True)
+    thread.start()
+    thread.join(2 * _REPORTS_S)
+    elsewhere = [f"rank {_listed(ranks)} gave up elsewhere: {where}" for where, ranks in gathered.elsewhere.items()]
+    if not gathered.complete:
+        return [
+            *elsewhere,
+            f"which ranks are missing is not known: the store{gathered.place} is gone, too. Rank 0, or the torchrun of "
+            "its node, serves it; look first at what that one wrote last, and whether its node is still up",
+        ]
+    if gathered.silent:
+        elsewhere.append(
+            f"no word within {_REPORTS_S:g} s from rank {_listed(gathered.silent)}: ended, or still waiting"
+        )
+    return elsewhere
+
+
+class _Reports:
+    """What the ranks of a group have written into the store since one of them gave up.
+
+    A report holds until its rank goes on all the same: a program may catch the error and train in another group.
+    """
+
+    _is_written = False
+
+    def __init__(self, position: str, group: dist.ProcessGroup | None) -> None:
+        self.position = position
+        self.elsewhere: dict[str, list[int]] = {}
+        self.silent = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
+        self.complete = False
+        store = dist.distributed_c10d._get_default_store()
+        self._store = dist.PrefixStore("gave-up", store)
+        while isinstance(store, dist.PrefixStore):
+            store = store.underlying_store
+        self._server = (store.host, store.port) if isinstance(store, dist.TCPStore) else None
+        self.place = f" at {store.host}:{store.port}" if isinstance(store, dist.TCPStore) else ""
+
+    def collect(self) -> None:
+        """Return when all ranks have reported, or time is up; `complete` stays false if the store is gone."""
+        time.sleep(_CLOSING_S)
+        deadline = time.monotonic() + _REPORTS_S
+        try:
+            self._refuse_lost_store()
+            self._store.set(str(dist.get_rank()), self.position)
+            _Reports._is_written = True
+            while self.silent and time.monotonic() < deadline:
+                self._refuse_lost_store()
+                for rank in [rank for rank in sorted(self.silent) if self._store.check([str(rank)])]:
+                    self.silent.remove(rank)
+                    where = self._store.get(str(rank)).decode()
+                    if where != self.position:
+                        self.elsewhere.setdefault(where, []).append(rank)
+                time.sleep(_POLL_S)
+            self.complete = True
+        except (OSError, RuntimeError):
+            pass  # which `complete` tells
+
+    @staticmethod
+    def withdraw() -> None:
+        """What this rank has reported is over; free of charge if that is nothing."""
+        if _Reports._is_written:
+            _Reports._is_written = False
+            reports = _Reports("", None)
+            with suppress(OSError, RuntimeError):
+                reports._refuse_lost_store()
+                reports._store.delete_key(str(dist.get_rank()))
+
+    def _refuse_lost_store(self) -> None:
+        # By hand: a TCPStore that has lost its server writes a page of its own stack for each question.
+        if self._server is not None:
+            socket.create_connection(self._server, _CONNECT_TIMEOUT_S).close()
+
+
+def _listed(ranks: set[int] | list[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))

@@ -1,0 +1,178 @@
+"""BatchNorm over the global batch, the same on CPU and CUDA, right also for a rank without samples.
+
+torch.nn.SyncBatchNorm refuses to run on the CPU.  On CUDA an empty rank of it sends statistics of another type than
+the others under autocast, gives no gradients for weight and bias, and each layer waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from train.errors import UserError
+
+
+def convert_sync_batchnorm(module: nn.Module, group: dist.ProcessGroup | None) -> nn.Module:
+    """Replace each BatchNorm of `module` by one that uses the statistics of all ranks' samples together.
+
+    Also torch.nn.SyncBatchNorm.  Names in the state dict stay the same.
+    """
+    if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
+        return SyncBatchNorm.like(module, group)
+    for name, child in module.named_children():
+        module.add_module(name, convert_sync_batchnorm(child, group))
+    return module
+
+
+def has_batchnorm(module: nn.Module) -> bool:
+    """True if `module` has BatchNorm of any kind."""
+    return any(isinstance(part, _BatchNorm) for part in module.modules())
+
+
+def has_sync_batchnorm(module: nn.Module) -> bool:
+    """True if `module` has BatchNorm over the global batch: every rank must then run each forward, samples or not."""
+    return any(isinstance(part, SyncBatchNorm | nn.SyncBatchNorm) for part in module.modules())
+
+
+class SyncBatchNorm(_BatchNorm):
+    """BatchNorm whose mean and variance in training are those of the samples of all ranks of `group`.
+
+    Input (N, C, …), any N including 0: a rank without samples takes part with weight zero.  Inputs, weight and bias
+    may be of any floating type; it computes and sends float32, or float64 for such inputs.  One all-gather of 2C + 1
+    numbers of each rank in forward and one all-reduce of 2C numbers in backward; none in evaluation, where a module
+    without running statistics takes those of this rank's samples.  Gradients of weight and bias are this rank's own,
+    zeros on a rank without samples.  The host never waits for the device.
+    Running statistics keep their values if all ranks together have fewer than two numbers for a channel.
+    Raises UserError in a backward with create_graph=True: it has no second derivatives.
+    Source: Ioffe and Szegedy (arXiv:1502.03167); backward as in torch.nn.SyncBatchNorm.
+    """
+
+    group: dist.ProcessGroup | None
+
+    @classmethod
+    def like(cls, norm: _BatchNorm, group: dist.ProcessGroup | None) -> SyncBatchNorm:
+        """A synchronised twin that holds the very parameters and buffers of `norm`."""
+        twin = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats, device="meta")
+        twin._parameters, twin._buffers = norm._parameters, norm._buffers
+        twin.training = norm.training
+        twin.group = group
+        return twin
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected an input of at least 2 dimensions (N, C, …), got {input.dim()}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        if not self.training:
+            mean, variance = self.running_mean, self.running_var
+            return F.batch_norm(input, mean, variance, self.weight, self.bias, training=mean is None, eps=self.eps)
+        output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self.group)
+        if self.running_mean is not None:
+            self._track(mean, variance, count)
+        return output  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.num_batches_tracked is not None
+        # One number has no variance, and none has no mean either.  On the device: the host need not know.
+        counts = count > 1
+        self.num_batches_tracked.add_(counts)
+        share = 1 / self.num_batches_tracked.clamp(min=1) if self.momentum is None else self.momentum
+        share = counts.to(count.dtype) * share
+        unbiased = variance * (count / (count - 1).clamp(min=1))
+        for running, latest in ((self.running_mean, mean), (self.running_var, unbiased)):
+            running.copy_(running.to(latest.dtype).lerp(latest, share))
+
+
+class _Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        # Of a type that all ranks know: also that of an empty rank follows the input's alone.
+        precise = torch.promote_types(input.dtype, torch.float32)
+        mean, variance, count = _global_statistics(_local_statistics(input, precise), group)
+        given = mean, variance, _to(precise, weight), _to(precise, bias)
+        # With given statistics the native kernel only normalises; it divides by zero if there are no samples.
+        output = F.batch_norm(input, *given, eps=eps) if input.numel() else input.clone()
+        ctx.save_for_backward(input, weight, mean, variance, count)
+        ctx.eps, ctx.group = eps, group
+        ctx.mark_non_differentiable(mean, variance, count)
+        return output, mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise UserError(
+                "SyncBatchNorm has no second derivatives, which backward(create_graph=True) and "
+                "autograd.grad(create_graph=True) ask for: leave that out, or keep BatchNorm (--no-sync-batchnorm)"
+            )
+        input, weight, mean, variance, count = ctx.saved_tensors
+        channels, precise = input.size(1), mean.dtype
+        if input.numel():
+            # With given statistics the native kernel yields dy·γ/σ, Σ dy·x̂ and Σ dy: all that is local.
+            grad_input, sum_grad_normed, sum_grad = torch.ops.aten.native_batch_norm_backward(
+                grads[0], input, _to(precise, weight), mean, variance, None, None, False, ctx.eps, [True, True, True]
+            )
+        else:
+            grad_input = torch.empty_like(input)
+            sum_grad_normed, sum_grad = mean.new_zeros(channels), mean.new_zeros(channels)
+        sums = torch.cat([sum_grad, sum_grad_normed])
+        dist.all_reduce(sums, group=ctx.group)
+        mean_grad, mean_grad_normed = (sums / count.clamp(min=1)).double().view(2, channels)
+        # The statistics depend on x too: dx = γ/σ·(dy − mean(dy) − x̂·mean(dy·x̂)), the rest as one line a·x + b.
+        inverse_std = (variance.double() + ctx.eps).rsqrt()
+        gain = inverse_std if weight is None else inverse_std * weight.double()
+        slope = gain * inverse_std * mean_grad_normed
+        offset = gain * mean_grad - slope * mean.double()
+        shape = (1, channels, *[1] * (input.dim() - 2))
+        slope, offset = slope.to(precise).view(shape), offset.to(precise).view(shape)
+        # In a narrow type the two would not cancel where the mean is far from zero.
+        grad_input = grad_input.to(precise).addcmul_(input.to(precise), slope, value=-1).sub_(offset).to(input.dtype)
+        if weight is None:
+            return grad_input, None, None, None, None
+        return grad_input, sum_grad_normed.to(weight.dtype), sum_grad.to(weight.dtype), None, None
+
+
+def _local_statistics(input: Tensor, dtype: torch.dtype) -> Tensor:
+    """Mean and variance of each channel of this rank's samples, and how many numbers a channel has; (2C + 1,)."""
+    channels = input.size(1)
+    local = torch.zeros(2 * channels + 1, dtype=dtype, device=input.device)
+    if input.numel():
+        # The native kernel's own first half; torch.var_mean gives the same in four times the time.
+        # It computes in the type of running statistics, and without any in that of the input, which may be narrow.
+        unused = torch.zeros(channels, dtype=dtype, device=input.device)
+        mean, variance = torch.ops.aten.batch_norm_update_stats(input, unused, unused, 0.0)
+        local[:channels], local[channels:-1] = mean, variance
+        local[-1:].fill_(input.numel() // channels)
+    return local
+
+
+def _global_statistics(local: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance (C,) of all ranks' samples, and their count (), from those of each rank.  A collective.
+
+    Gathered, not summed: a sum of squares less the square of a sum loses all digits where the mean is large.
+    Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979.
+    """
+    gathered = local.new_empty(dist.get_world_size(group) * local.numel())
+    dist.all_gather_into_tensor(gathered, local, group)
+    # A handful of numbers for each channel, so that double costs nothing.
+    of_ranks = gathered.view(-1, local.numel()).double()
+    counts = of_ranks[:, -1:]
+    means, variances = of_ranks[:, :-1].unflatten(1, (2, -1)).unbind(1)
+    count = counts.sum()
+    shares = counts / count.clamp(min=1)
+    mean = (means * shares).sum(0)
+    variance = ((variances + (means - mean).square()) * shares).sum(0)
+    return mean.to(local.dtype), variance.to(local.dtype), count.to(local.dtype)
+
+
+def _to(dtype: torch.dtype, parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else parameter.to(dtype)

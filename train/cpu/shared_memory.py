@@ -1,0 +1,226 @@
+"""Means of CPU tensors through memory that the ranks of one host share: no copy into a socket and out again.
+
+Each rank writes its gradients into memory of its own that all others have mapped.  A tensor is cut into as many pieces
+as there are ranks; each rank computes the mean of its piece, in the order of the ranks, and writes it to all.  So all
+hold the same bits, and each byte is read once and written once.  There is no thread: a rank works on its pieces when it
+hands in a tensor and while it waits for one.  The memory has no name, so nothing is left behind however a process ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import secrets
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from train.collectives.missing_ranks import MissingRanks
+from train.cpu.malloc import give_back_freed_memory
+from train.errors import UserError
+
+# What stays in the cache of a core between the sum and its copies.
+_BLOCK_BYTES = 2**18
+# A rank's two counters in its page, as indices of int64; each has a cache line of its own.
+_HANDED_IN, _REDUCED = 0, 8
+# Giving freed memory back takes milliseconds: not before each small tensor.
+_GIVEN_BACK_BYTES = 2**22
+_libc = ctypes.CDLL(None)
+_SPINS, _NAP_S, _PEERS_ALIVE_S = 200, 50e-6, 0.5
+
+
+class SharedMemory:
+    """Averages tensors that it allocated, on the ranks of `group`; `of_one_host` makes one.
+
+    All ranks allocate the same tensors in the same order, and hand them in in the same order.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, pages: list[Tensor], pids: list[int]) -> None:
+        self.group, self.rank, self.pids = group, dist.get_rank(group), pids
+        self.timeout_s = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        self._pages = pages
+        self._counters = [(ctypes.c_int64 * 16).from_address(page.data_ptr()) for page in pages]
+        self._pieces: dict[int, list[list[Tensor]]] = {}
+        self._sums: dict[torch.dtype, Tensor] = {}
+        self._queue: deque[list[list[Tensor]]] = deque()
+
+    @staticmethod
+    def of_one_host(group: dist.ProcessGroup) -> SharedMemory | None:
+        """None, on all ranks, unless there are several and all of them can share memory.  A collective."""
+        mapped = _map_for_all(mmap.PAGESIZE, group) if dist.get_world_size(group) > 1 else None
+        return None if mapped is None else SharedMemory(group, *mapped)
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """A tensor of zeros that the other ranks see.  A collective.  Raises UserError if there is no memory for it."""
+        num_bytes = numel * dtype.itemsize
+        if num_bytes > _GIVEN_BACK_BYTES:
+            # This memory is not the heap's, which would hold on to what the gradients of the last bucket have left.
+            give_back_freed_memory()
+        mapped = _map_for_all(num_bytes, self.group)
+        if mapped is None:
+            raise UserError(f"not every rank could share {num_bytes / 2**20:.1f} MiB for a bucket: is memory short?")
+        of_ranks = [memory.view(dtype) for memory in mapped[0]]
+        flat = of_ranks[self.rank]
+        self._sums.setdefault(dtype, torch.empty(_BLOCK_BYTES // dtype.itemsize, dtype=dtype))
+        # Pieces and blocks begin at pages, so that no two ranks write to the same one.
+        piece_bytes = -(-num_bytes // (len(of_ranks) * mmap.PAGESIZE)) * mmap.PAGESIZE
+        start, end = self.rank * piece_bytes, min((self.rank + 1) * piece_bytes, num_bytes)
+        blocks = []
+        for offset in range(start, end, _BLOCK_BYTES):
+            num = min(_BLOCK_BYTES, end - offset)
+            elements = slice(offset // dtype.itemsize, (offset + num) // dtype.itemsize)
+            blocks.append([tensor[elements] for tensor in of_ranks])
+        self._pieces[flat.data_ptr()] = blocks
+        return flat
+
+    def average(self, flat: Tensor) -> PendingMean:
+        """Begin to replace `flat`, which `allocate` made, by its mean over the ranks."""
+        self._queue.append(self._pieces[flat.data_ptr()])
+        mine = self._counters[self.rank]
+        # x86 makes stores visible in their order: whoever sees the counter sees the gradients.
+        mine[_HANDED_IN] += 1
+        self._reduce_what_all_handed_in()
+        return PendingMean(self, mine[_HANDED_IN])
+
+    def wait_until_reduced(self, number: int) -> None:
+        """Return when the first `number` tensors that were handed in have been replaced.
+
+        Raises MissingRanks if some have ended, or stay away for longer than the group's timeout.
+        """
+        spins, deadline, look_at = 0, time.monotonic() + self.timeout_s, time.monotonic() + _PEERS_ALIVE_S
+        while True:
+            self._reduce_what_all_handed_in()
+            if self.is_reduced(number):
+                return
+            spins += 1
+            if spins <= _SPINS:
+                os.sched_yield()
+                continue
+            time.sleep(_NAP_S)
+            now = time.monotonic()
+            if now >= look_at:
+                look_at = now + _PEERS_ALIVE_S
+                self._raise_if_peers_are_gone(number, now >= deadline)
+
+    def is_reduced(self, number: int) -> bool:
+        """True if all ranks have replaced the first `number` tensors that were handed in."""
+        return self._least(_REDUCED) >= number
+
+    def _least(self, counter: int) -> int:
+        return min([counters[counter] for counters in self._counters])
+
+    def _reduce_what_all_handed_in(self) -> None:
+        mine = self._counters[self.rank]
+        while self._queue and self._least(_HANDED_IN) > mine[_REDUCED]:
+            for parts in self._queue.popleft():
+                total = self._sums[parts[0].dtype][: parts[0].numel()]
+                torch.add(parts[0], parts[1], out=total)
+                for part in parts[2:]:
+                    total.add_(part)
+                total.mul_(1.0 / len(parts))
+                for rank, part in enumerate(parts):
+                    part.copy_(total)
+                    if rank != self.rank:
+                        _unmap(part)
+            mine[_REDUCED] += 1
+
+    def _raise_if_peers_are_gone(self, number: int, timed_out: bool) -> None:
+        behind = [rank for rank, counters in enumerate(self._counters) if counters[_REDUCED] < number]
+        ended = [rank for rank in behind if not _is_alive(self.pids[rank])]
+        if ended:
+            raise MissingRanks(self.group, ended, "ended")
+        if timed_out:
+            late = [rank for rank, counters in enumerate(self._counters) if counters[_HANDED_IN] < number]
+            raise MissingRanks(self.group, late or behind, f"did not come within {self.timeout_s:g} s")
+
+
+@dataclass
+class PendingMean:
+    """A tensor that was handed in, by its number."""
+
+    memory: SharedMemory
+    number: int
+
+    def wait(self) -> None:
+        self.memory.wait_until_reduced(self.number)
+
+    def is_completed(self) -> bool:
+        return self.memory.is_reduced(self.number)
+
+
+def _map_for_all(num_bytes: int, group: dist.ProcessGroup) -> tuple[list[Tensor], list[int]] | None:
+    """Zeroed memory of each rank, mapped by all, and the process ids; None, on all ranks, if that is impossible.
+
+    A collective.  Whether a rank is on this host shows by trying: the token is found in its memory, or it is not.
+    """
+    fd = _new_memory(num_bytes)
+    try:
+        token = secrets.token_bytes(min(16, num_bytes))
+        offer = None
+        if fd is not None:
+            os.pwrite(fd, token, 0)
+            # Processes in different network namespaces count as different hosts: such are simulated nodes.
+            offer = (os.getpid(), fd, token, str(Path("/proc/self/ns/net").readlink()))
+        offers = [offer] * dist.get_world_size(group)
+        dist.all_gather_object(offers, offer, group)
+        mapped = _map_all([other for other in offers if other], num_bytes) if None not in offers else []
+        results = [False] * len(offers)
+        dist.all_gather_object(results, len(mapped) == len(offers), group)
+    finally:
+        # Mappings stay valid without it.
+        if fd is not None:
+            os.close(fd)
+    if not all(results):
+        return None
+    mapped[dist.get_rank(group)][: len(token)] = 0
+    return mapped, [offer[0] for offer in offers if offer]
+
+
+def _new_memory(num_bytes: int) -> int | None:
+    # Other processors may show stores in another order than that of the program.
+    if not hasattr(os, "memfd_create") or platform.machine() not in ("x86_64", "AMD64"):
+        return None
+    fd = os.memfd_create("gradients")
+    try:
+        # All of it now: a page that is missing later would kill the process.
+        os.posix_fallocate(fd, 0, num_bytes)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _map_all(offers: list[tuple[int, int, bytes, str]], num_bytes: int) -> list[Tensor]:
+    """The memory of each rank as bytes; fewer if one cannot be had."""
+    mapped = []
+    for pid, fd, token, network in offers:
+        memory = Path(f"/proc/{pid}/fd/{fd}")
+        try:
+            with memory.open("rb") as file:
+                if network != offers[0][3] or file.read(len(token)) != token:
+                    break
+            mapped.append(torch.from_file(str(memory), shared=True, size=num_bytes, dtype=torch.uint8))
+        except (OSError, RuntimeError):
+            break
+    return mapped
+
+
+def _unmap(part: Tensor) -> None:
+    """Unmap pages of another rank until they are needed again; without that they count as memory of this process."""
+    start = part.data_ptr()
+    _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(part.numel() * part.element_size()), mmap.MADV_DONTNEED)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"

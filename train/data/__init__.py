@@ -1,0 +1,1 @@
+"""Which rank reads which sample at which step, and how batches reach the device."""

@@ -1,0 +1,126 @@
+"""Batches of images on this rank's device: kept and moved as uint8, cast and normalised a whole batch at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from train.data.host_memory import host_memory_bytes
+from train.data.workers import init_worker, worker_context
+from train.datasets import Samples
+
+# Of the memory that a process could have, the part that its copy of a dataset may take.
+_MEMORY_SHARE = 0.25
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Batches:
+    """Iterates over (images, labels): float32 (n, C, H, W), normalised, and int64 (n), both on `device`.
+
+    Args:
+        samples: what to read.
+        steps: for each step the indices of its samples; n may differ between steps and may be 0.
+        input: `memory` keeps all samples as uint8 on the device (in pinned host memory if they do not fit there)
+            and picks each batch by index; `loader` reads them one by one in the processes of a DataLoader; `auto`
+            takes memory if they fit.
+        workers: processes of the DataLoader.
+        local_world_size: processes that share the host's memory, each with its own copy.
+    On CUDA a batch is prepared on a stream of its own while the one before it is computed on.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        steps: Iterable[list[int]],
+        device: torch.device,
+        input: str = "auto",
+        workers: int = 0,
+        local_world_size: int = 1,
+    ) -> None:
+        self.device = device
+        size_bytes = len(samples) * math.prod(samples.shape)
+        fits_host = size_bytes <= _MEMORY_SHARE * host_memory_bytes() / local_world_size
+        if input == "memory" or (input == "auto" and fits_host):
+            self._raw_batches: Iterable[Batch] = _InMemory(samples, steps, device, size_bytes)
+        else:
+            self._raw_batches = DataLoader(
+                samples,  # type: ignore[arg-type]  # a map-style dataset need not inherit from Dataset
+                batch_sampler=steps,
+                num_workers=workers,
+                collate_fn=partial(_collate, samples.shape),
+                pin_memory=device.type == "cuda",
+                persistent_workers=workers > 0,
+                worker_init_fn=init_worker,
+                multiprocessing_context=worker_context() if workers > 0 else None,
+            )
+        per_channel = (1, -1, 1, 1)
+        std = torch.tensor(samples.std, dtype=torch.float32, device=device).view(per_channel)
+        mean = torch.tensor(samples.mean, dtype=torch.float32, device=device).view(per_channel)
+        self._scale, self._shift = 1 / (255 * std), mean / std
+        # One for all epochs: the allocator keeps freed memory per stream, so each new one would strand a batch or two.
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._side is not None:
+            return self._prepared_ahead(self._side)
+        return (self._prepare(images, labels) for images, labels in self._raw_batches)
+
+    def _prepare(self, images: Tensor, labels: Tensor) -> Batch:
+        images = images.to(self.device, non_blocking=True)
+        # One pass casts and scales; (x/255 − mean)/std is x·scale − shift.
+        return torch.mul(images, self._scale).sub_(self._shift), labels.to(self.device, non_blocking=True)
+
+    def _prepared_ahead(self, side: torch.cuda.Stream) -> Iterator[Batch]:
+        current = torch.cuda.current_stream(self.device)
+        side.wait_stream(current)  # for the samples, if they were moved here just now
+        raw = iter(self._raw_batches)
+        batch = self._prepare_on(side, raw)
+        while batch is not None:
+            current.wait_stream(side)
+            for tensor in batch:
+                # The allocator must not hand the memory to the side stream again while this one still reads it.
+                tensor.record_stream(current)
+            following = self._prepare_on(side, raw)
+            yield batch
+            batch = following
+
+    def _prepare_on(self, stream: torch.cuda.Stream, raw: Iterator[Batch]) -> Batch | None:
+        with torch.cuda.stream(stream):
+            batch = next(raw, None)
+            return None if batch is None else self._prepare(*batch)
+
+
+class _InMemory:
+    def __init__(self, samples: Samples, steps: Iterable[list[int]], device: torch.device, size_bytes: int) -> None:
+        self.images, self.labels = samples.tensors()
+        self.steps = steps
+        if device.type == "cuda":
+            if size_bytes <= _MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
+                self.images, self.labels = self.images.to(device), self.labels.to(device)
+            else:
+                # Pinned, so that each batch is too.
+                self.images, self.labels = self.images.pin_memory(), self.labels.pin_memory()
+
+    def __iter__(self) -> Iterator[Batch]:
+        # On CUDA only pinned memory is copied without a stop of the host.
+        pinned = torch.cuda.is_available() and (self.images.is_cuda or self.images.is_pinned())
+        for indices in self.steps:
+            chosen = torch.tensor(indices, dtype=torch.int64, pin_memory=pinned)
+            chosen = chosen.to(self.images.device, non_blocking=True)
+            images, labels = self.images.index_select(0, chosen), self.labels.index_select(0, chosen)
+            if pinned and not images.is_cuda:
+                images, labels = images.pin_memory(), labels.pin_memory()
+            yield images, labels
+
+
+def _collate(shape: tuple[int, int, int], items: list[tuple[Tensor, int]]) -> Batch:
+    if not items:
+        return torch.empty((0, *shape), dtype=torch.uint8), torch.empty(0, dtype=torch.int64)
+    images, labels = zip(*items, strict=True)
+    return torch.stack(images), torch.tensor(labels)

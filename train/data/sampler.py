@@ -1,0 +1,88 @@
+"""The torch Sampler over shard.py: for each step, the indices that one rank reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.utils.data import Sampler
+
+from train.data.shard import epoch_order, num_steps, share, step_range
+from train.errors import UserError
+
+
+def evaluation_steps(num_samples: int, batch_size: int, rank: int, world_size: int) -> list[list[int]]:
+    """For each batch of an evaluation, the indices that `rank` reads: a contiguous share, in order, no sample twice.
+
+    batch_size counts samples over all ranks together, as in training.  All ranks have as many batches, so that they
+    can meet after any; the last one may be empty.
+    """
+    mine, longest = share(range(num_samples), rank, world_size), share(range(num_samples), 0, world_size)
+    step = max(1, batch_size // world_size)
+    return [list(mine[start : start + step]) for start in range(0, len(longest), step)]
+
+
+class ShardSampler(Sampler[list[int]]):
+    """Yields, for each step of the current epoch, this rank's list of sample indices (empty if none are left for it).
+
+    Give it to a DataLoader as `batch_sampler`.  Unlike torch's DistributedSampler it neither pads nor drops: an
+    epoch reads each sample exactly once over all ranks, and `len()` is the same on every rank.
+
+    Args:
+        num_samples: size of the dataset.
+        batch_size: samples of one step over all ranks together.
+        rank, world_size: whose share.
+        seed: of the order; with `set_epoch` it decides the order completely.
+    """
+
+    def __init__(self, num_samples: int, batch_size: int, rank: int, world_size: int, seed: int) -> None:
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world_size = world_size
+        self.seed = seed
+        self.epoch = 1
+        self.step = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start epoch `epoch` (from 1) at its first step."""
+        self.epoch, self.step = epoch, 0
+
+    def advance(self) -> None:
+        """Count one step as used.  Iterating does not count, because a DataLoader reads ahead of the training."""
+        self.step += 1
+
+    def __len__(self) -> int:
+        """Steps that are left in this epoch."""
+        return num_steps(self.num_samples, self.batch_size) - self.step
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = epoch_order(self.num_samples, self.seed, self.epoch)
+        for step in range(self.step, num_steps(self.num_samples, self.batch_size)):
+            mine = share(step_range(self.num_samples, self.batch_size, step), self.rank, self.world_size)
+            yield order[mine.start : mine.stop]
+
+    def state_dict(self) -> dict[str, int]:
+        """The position, and what it is a position in; the world size is not part of it."""
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "seed": self.seed,
+            "num_samples": self.num_samples,
+            "batch_size": self.batch_size,
+        }
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue at a saved position, on any world size.
+
+        Raises UserError if the position was counted with another seed, batch size or dataset size: the samples
+        that were not read yet would then not be the ones that follow.
+        """
+        now = self.state_dict()
+        changed = [key for key in ("seed", "num_samples", "batch_size") if state[key] != now[key]]
+        if changed:
+            was_now = ", ".join(f"{key} was {state[key]} and is {now[key]}" for key in changed)
+            raise UserError(
+                f"the checkpoint cannot be continued: {was_now}, so samples would be read twice or never; "
+                "start with the old values, or afresh in another checkpoint_dir"
+            )
+        self.epoch, self.step = state["epoch"], state["step"]

@@ -1,0 +1,50 @@
+"""Which sample each rank reads at each step: ints in, ints out, no torch.
+
+One epoch is one permutation of the samples, a function of (seed, epoch) alone.  Step s takes the s-th stretch
+of `batch_size` samples of it (the last may be shorter) and every rank reads a contiguous share of that stretch.
+So the samples of a step do not depend on the world size, and a run that starts at (epoch, step) reads exactly
+what is left.
+
+The flaw: shares of a stretch that does not divide differ by one sample, and a short last stretch may leave
+ranks without any.  The trainer weights gradients by samples, so the mean over the global batch stays exact.
+"""
+
+from __future__ import annotations
+
+import random
+
+
+def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
+    """The order in which an epoch reads the samples 0 … num_samples-1.
+
+    The same on every machine and Python version: `random()` of a seeded generator is the one stream that Python
+    promises to keep, so the Fisher-Yates shuffle over it is written out here.
+    """
+    draw = random.Random((seed << 64) | epoch).random
+    order = list(range(num_samples))
+    for last in range(num_samples - 1, 0, -1):
+        other = int(draw() * (last + 1))
+        order[last], order[other] = order[other], order[last]
+    return order
+
+
+def num_steps(num_samples: int, batch_size: int) -> int:
+    """Optimizer steps of one epoch; the last one may be short."""
+    return -(-num_samples // batch_size)
+
+
+def step_range(num_samples: int, batch_size: int, step: int) -> range:
+    """Positions in the epoch's order that step `step` (from 0) reads, over all ranks together."""
+    return range(step * batch_size, min((step + 1) * batch_size, num_samples))
+
+
+def share(whole: range, rank: int, world_size: int) -> range:
+    """The contiguous part of `whole` that belongs to `rank`; sizes differ by at most one, low ranks get more."""
+    size, extra = divmod(len(whole), world_size)
+    start = rank * size + min(rank, extra)
+    return whole[start : start + size + (rank < extra)]
+
+
+def num_micro_batches(whole: range, world_size: int, most: int) -> int:
+    """How many micro-batches each rank cuts its share of `whole` into: `most`, but none that is empty on all ranks."""
+    return min(most, len(share(whole, 0, world_size)))

@@ -1,0 +1,55 @@
+"""The processes of a DataLoader: forked from a small server, so that they share nothing with NCCL's or gloo's threads.
+
+A process that was forked while other threads ran may wait forever for a lock that one of them held; torch's note on
+DistributedDataParallel asks for forkserver or spawn with NCCL.  The server imports torch once, then each worker starts
+in milliseconds.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import ForkServerContext
+
+from train.world.signals import SIGNALS
+
+# What a worker needs: it unpickles the dataset, and Python imports the main module in each new process.
+_PRELOADED = ["train.__main__", "train.data.batches"]
+
+
+def worker_context() -> ForkServerContext:
+    """Return the context that starts workers, with its server running.
+
+    A scheduler signals all processes of a job; a rank needs its workers to finish the step it is in.  So the server,
+    and every worker that it forks, has the signals blocked from its first instruction on.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        resource_tracker.ensure_running()  # which lets SIGTERM through again
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+    return context
+
+
+def init_worker(worker: int) -> None:
+    """Ignore the scheduler's signals, and end when the rank ends.
+
+    torch's own watch looks at the parent's process ID, which is the server's.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_rank, daemon=True).start()
+
+
+def _end_with_rank() -> None:
+    rank = multiprocessing.parent_process()
+    if rank is not None:
+        rank.join()
+        os._exit(0)

@@ -1,0 +1,1 @@
+"""CustomDDP: gradients in flat buckets that are averaged while backward runs."""

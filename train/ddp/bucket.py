@@ -1,0 +1,168 @@
+"""A bucket: the gradients of some parameters back to back in one flat tensor, with p.grad as views of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+
+from train.errors import UserError
+from train.sync import Payload, Sync, Waitable
+
+# A larger gradient moves into its bucket as soon as it is there, so that two copies of it never live for long.
+# Smaller ones wait for each other: one call for many costs a fraction of many calls.
+_MOVED_AT_ONCE_BYTES = 2**18
+
+
+class Bucket:
+    """Gradients of `params`, and one number for each of them: the share of the ranks that used it.
+
+    The numbers travel with the gradients, so no further collective is needed to recognise a parameter that no rank
+    used.
+
+    Args:
+        names: of the parameters, for messages.
+        times: how often the gradient of each parameter is completed in one backward (more than once only under
+            reentrant checkpointing).
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], names: Sequence[str], times: Sequence[int], sync: Sync) -> None:
+        self.params, self.names, self.times, self.sync = list(params), list(names), list(times), sync
+        size = sum(param.numel() for param in params)
+        flat = sync.allocate(size + len(params), params[0].dtype, params[0].device)
+        self._prescale = sync.prescale(flat.dtype, flat.device)
+        self._is_large = [param.numel() * param.element_size() > _MOVED_AT_ONCE_BYTES for param in params]
+        self._small = [slot for slot, large in enumerate(self._is_large) if not large]
+        ends = list(accumulate(param.numel() for param in params))
+        self.views = [
+            _view_like(flat[end - param.numel() : end], param) for end, param in zip(ends, params, strict=True)
+        ]
+        self.payload = Payload(flat, self.views, used=flat[size:])
+        self.begin()
+
+    def begin(self) -> None:
+        """Expect the gradients of one backward, except those of parameters that were frozen meanwhile."""
+        self._awaited = {slot for slot, param in enumerate(self.params) if param.requires_grad}
+        self._times_left = list(self.times)
+        self._absent: list[int] = []
+        self._steps: Iterator[Waitable] = iter(())
+        self._work: Waitable | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return not self._awaited
+
+    def arrive(self, slot: int) -> bool:
+        """Count the arrival of a gradient; return True if the bucket is full now.
+
+        p.grad may be None: autograd reached the parameter, but an operator had no gradient for it.  Under reentrant
+        checkpointing a gradient arrives in several parts.
+        Raises RuntimeError if more parts arrive than in the first backward: the bucket may have been sent already.
+        """
+        left = self._times_left[slot] = self._times_left[slot] - 1
+        if left > 0:
+            return False
+        if left < 0:
+            raise RuntimeError(
+                f"the gradient of {self.names[slot]} was completed more than {self.times[slot]} times in one backward, "
+                "unlike in the first one. Reentrant checkpointing does this if it runs a layer more often than then: "
+                "use checkpoint(..., use_reentrant=False)"
+            )
+        if self._is_large[slot]:
+            self._absent += self._gather([slot])
+        self._awaited.discard(slot)
+        return self.is_full
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Begin to average.  Where no gradient has arrived, the sum that no_sync() left in p.grad counts, else zero."""
+        late = [slot for slot, left in enumerate(self._times_left) if left]
+        self._absent += self._gather(sorted({*self._small, *late}) if late else self._small)
+        self.payload.used.fill_(self._prescale)
+        for slot in self._absent:
+            self.payload.used[slot] = 0
+        self._launch()
+
+    @torch.no_grad()
+    def void(self) -> None:
+        """Begin to average NaN: the backward failed on this rank, and others must not take the rest for a mean."""
+        self.payload.flat.fill_(torch.nan)
+        self._launch()
+
+    def wait(self) -> None:
+        """Wait for the running collective.  Raises RuntimeError if it fails or does not end in time."""
+        if self._work is not None:
+            self._work.wait()
+
+    def proceed(self) -> bool:
+        """After `wait`, start the next collective; return False if there is none: then the averages are there."""
+        following = self._next_collective()
+        self._work = self._work if following is None else following
+        return following is not None
+
+    def forget_work(self) -> Waitable | None:
+        """Return the last collective, which may still be running on NCCL, where wait() returns at once."""
+        work, self._work = self._work, None
+        return work
+
+    def hand_out(self) -> None:
+        """Let averages become p.grad also where only other ranks used the parameter."""
+        # Only a rank that misses gradients looks at the numbers: reading them would stall a GPU.
+        if self._absent:
+            shares = self.payload.used.tolist()
+            for slot in self._absent:
+                if shares[slot]:
+                    self.params[slot].grad = self.views[slot]
+
+    def _launch(self) -> None:
+        self._steps = self.sync.reduce(self.payload)
+        self._work = self._next_collective()
+
+    @torch.no_grad()
+    def _next_collective(self) -> Waitable | None:
+        # The backward may run inside of the user's autocast, which would narrow what a sync computes.
+        with torch.autocast(self.payload.flat.device.type, enabled=False):
+            return next(self._steps, None)
+
+    @torch.no_grad()
+    def _gather(self, slots: Sequence[int]) -> list[int]:
+        """Move gradients to their places, which become p.grad; return the slots without a gradient, filled with 0."""
+        absent: list[int] = []
+        there: list[Tensor] = []
+        sources: list[Tensor] = []
+        targets: list[Tensor] = []
+        for slot in slots:
+            param, view = self.params[slot], self.views[slot]
+            grad = param.grad
+            if grad is view:
+                there.append(view)
+            elif grad is None:
+                absent.append(slot)
+            elif grad.is_sparse:
+                raise UserError(
+                    f"{self.names[slot]} has sparse gradients, which do not fit in a bucket; use sparse=False"
+                )
+            else:
+                sources.append(grad)
+                targets.append(view)
+                param.grad = view
+        if absent:
+            torch._foreach_zero_([self.views[slot] for slot in absent])
+        if len(sources) == 1:
+            # In one pass over memory.
+            torch.mul(sources[0], self._prescale, out=targets[0])
+        elif sources:
+            torch._foreach_copy_(targets, sources)
+            there += targets
+        if there and self._prescale != 1.0:
+            torch._foreach_mul_(there, self._prescale)
+        return absent
+
+
+def _view_like(flat: Tensor, param: nn.Parameter) -> Tensor:
+    """`flat` seen with the shape of `param`, and with its memory layout (channels last, say) if that is dense."""
+    if torch.ops.aten.is_non_overlapping_and_dense(param):
+        return flat.as_strided(param.size(), param.stride())
+    return flat.view(param.shape)

@@ -1,0 +1,78 @@
+"""What CustomDDP asks of autograd's engine: the only file that calls its private functions.
+
+torch itself relies on each of them elsewhere; tests/train/ddp/test_gradient_hooks.py calls them all.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node, get_gradient_edge
+
+
+def current_backward() -> int:
+    """The number of the backward that runs on this thread; -1 outside of one.  As in torch/autograd/graph.py."""
+    return torch._C._current_graph_task_id()
+
+
+def will_run(node: Node) -> bool:
+    """True if the running backward will reach the node.  A backward nested inside it does not count.
+
+    As in torch/autograd/graph.py (register_multi_grad_hook).
+    """
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:
+        # No backward runs, or it is autograd.grad() for this very parameter, which leaves p.grad alone.
+        return False
+
+
+def call_at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Have the running backward call `callback` before it returns.  As in torch/distributed/fsdp/_runtime_utils.py."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def is_compiled_backward() -> bool:
+    """True under compiled autograd, which runs hooks but skips end-of-backward callbacks.
+
+    As in torch/_dynamo/utils.py.
+    """
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return compiled is not None and bool(compiled.in_compiled_autograd_region)
+
+
+class GradientNode:
+    """The autograd node that adds to `param.grad`; calls `ready(index)` each time the node has run.
+
+    A hook of the node runs after all hooks of the parameter, whenever those were registered: what they do to p.grad is
+    done before it is averaged.  The node is kept, because autograd would make another one, without the hook; it makes
+    another one also if the parameter gets another type or device.
+
+    Args:
+        ready: a bound method.  It is not kept alive: a module may be wrapped again after its wrapper is gone.
+    """
+
+    def __init__(self, param: nn.Parameter, ready: Callable[[int], None], index: int) -> None:
+        self.node = get_gradient_edge(param).node
+        self._hook = self.node.register_hook(_call_while_alive(weakref.WeakMethod(ready), index, param))
+
+    def remove_hook(self) -> None:
+        self._hook.remove()
+
+
+def _call_while_alive(
+    ready: weakref.WeakMethod[Callable[[int], None]], index: int, param: nn.Parameter
+) -> Callable[..., None]:
+    def hook(*_: Any) -> None:
+        call = ready()
+        # Autograd comes here also if an operator has no gradient for the parameter.  That is an arrival, too: otherwise
+        # this rank would start the bucket later than the others, and meet them in the wrong collective.
+        if call is not None and param.requires_grad:
+            call(index)
+
+    return hook

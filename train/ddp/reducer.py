@@ -1,0 +1,200 @@
+"""One backward of CustomDDP: gradients arrive, full buckets are averaged, and at the end all averages are there."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from torch import nn
+
+from train.collectives import missing_ranks
+from train.ddp.bucket import Bucket
+from train.ddp.gradient_hooks import GradientNode, call_at_end_of_backward, current_backward, will_run
+from train.ddp.packing import assign_buckets
+from train.ddp.refusals import naming_the_bucket, refuse_compiled_autograd
+from train.ddp.unfinished import UnfinishedBuckets
+from train.sync import Sync
+
+
+class State(Enum):
+    """How far a backward has come."""
+
+    NONE = "no backward runs"
+    BEGUN = "one runs; it may leave out all parameters, as torch.autograd.grad() does, and then no other rank knows"
+    SHARED = "one runs that reaches a parameter: the other ranks take part"
+
+
+class Reducer:
+    """Replaces gradients by their mean over the ranks while backward runs.
+
+    The first backward only records the order in which gradients arrive.  At its end rank 0's order decides the
+    buckets.  From then on a gradient moves into its bucket, and a full bucket is averaged at once.
+
+    Args:
+        names, params: of the parameters that are trained, the same on all ranks.
+        bucket_bytes, first_bucket_bytes: capacity of the buckets.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        params: Sequence[nn.Parameter],
+        sync: Sync,
+        bucket_bytes: float,
+        first_bucket_bytes: float,
+    ) -> None:
+        self.sync, self.buckets, self.num_backwards = sync, list[Bucket](), 0
+        # False: a backward only adds to p.grad.  factor: what averages are multiplied by (uneven_inputs.py).
+        self.averages, self.factor = True, 1.0
+        self._names, self._params = names, params
+        self._bucket_bytes, self._first_bucket_bytes = bucket_bytes, min(first_bucket_bytes, bucket_bytes)
+        # Indices of parameters as their gradients arrive in the first backward; None once there are buckets.
+        self._arrivals: list[int] | None = []
+        self._places: dict[int, tuple[Bucket, int]] = {}
+        self._num_started = 0
+        self._state = State.NONE
+        # The backward (the outermost, if one runs inside another) at whose end finish() will be called.
+        self._backward: int | None = None
+        self._unfinished = UnfinishedBuckets(sync.group)
+        # Autograd has a thread for each device.
+        self._lock = threading.RLock()
+        self._nodes = [GradientNode(param, self.gradient_ready, index) for index, param in enumerate(params)]
+
+    def __del__(self) -> None:
+        for node in self.__dict__.get("_nodes", []):
+            node.remove_hook()
+
+    def forward_begins(self) -> None:
+        """Complete a backward that raised before its end: other ranks may wait for its averages."""
+        # Within a backward it is checkpointing that runs the forward once more.
+        if self._state is State.SHARED and current_backward() == -1:
+            self._void()
+
+    def backward_begins(self, *_: object) -> None:
+        """Hook of each output of forward: runs first in a backward, and in the outermost one if they are nested."""
+        with self._lock:
+            backward = current_backward()
+            if self.averages and self._backward != backward:
+                refuse_compiled_autograd()
+                self._backward = backward
+                call_at_end_of_backward(self.finish)
+                if self._state is State.NONE:
+                    self._state = State.BEGUN
+                # Now, not at the first gradient: the backward may raise before it, and the others wait all the same.
+                if any(will_run(node.node) for node in self._nodes):
+                    self._share()
+
+    def gradient_ready(self, index: int) -> None:
+        """Hook: autograd has reached a parameter and, if there was a gradient, added it to p.grad."""
+        with self._lock:
+            if not self.averages:
+                return
+            if self._state is not State.SHARED:
+                if self._backward is None:
+                    # The loss was not made from a tensor that forward returned.
+                    self.backward_begins()
+                self._share()
+            if self._arrivals is not None:
+                self._arrivals.append(index)
+            else:
+                self._take(index)
+
+    def finish(self) -> None:
+        """Autograd calls this at the end of backward."""
+        if self._state is State.SHARED:  # else torch.autograd.grad() has passed through
+            self._average()
+        self._state, self._backward = State.NONE, None
+
+    def shadow(self) -> None:
+        """Take part in a backward of the other ranks, without gradients."""
+        for param in self._params:
+            param.grad = None
+        self._share()
+        self._average()
+
+    def _share(self) -> None:
+        if self._state is not State.SHARED:
+            self._state = State.SHARED
+            for bucket in self.buckets:
+                bucket.begin()
+
+    def _take(self, index: int) -> None:
+        bucket, slot = self._places[index]
+        if bucket.arrive(slot):
+            # Only ever in the order of the list, so that all ranks begin the same collectives in the same order.
+            while self._num_started < len(self.buckets) and self.buckets[self._num_started].is_full:
+                self._start_next(Bucket.start)
+
+    def _start_next(self, start: Callable[[Bucket], None]) -> None:
+        self._num_started += 1
+        start(self.buckets[self._num_started - 1])
+
+    def _average(self) -> None:
+        """Start what is left, wait for all."""
+        self._start_all(Bucket.start)
+        self._complete()
+        for bucket in self.buckets:
+            if self.factor != 1.0:
+                bucket.payload.flat.mul_(self.factor)
+            bucket.hand_out()
+        self.num_backwards += 1
+
+    def _void(self) -> None:
+        """Average NaN in every bucket that has not been started, and forget the backward."""
+        if self._arrivals is not None:
+            self._arrivals.clear()
+        self._start_all(Bucket.void)
+        self._complete()
+        for bucket in self.buckets:
+            bucket.payload.flat.zero_()
+
+    def _start_all(self, start: Callable[[Bucket], None]) -> None:
+        if self._arrivals is not None:
+            self._lay_out(start)
+        while self._num_started < len(self.buckets):
+            self._start_next(start)
+
+    def _complete(self) -> None:
+        """Wait for all buckets, in turns where a sync runs several collectives: while one is awaited, others run."""
+        running = list(enumerate(self.buckets, start=1))
+        while running:
+            for number, bucket in tuple(running):
+                position = f"backward {self.num_backwards + 1}, bucket {number}"
+                with naming_the_bucket(bucket.names, position, self.sync.group):
+                    bucket.wait()
+                if not bucket.proceed():
+                    running.remove((number, bucket))
+                    self._unfinished.watch(bucket.names, position, bucket.forget_work())
+        self._state, self._backward, self._num_started = State.NONE, None, 0
+
+    def _lay_out(self, start: Callable[[Bucket], None]) -> None:
+        """Make the buckets and start each at once, so that only one bucket's gradients are ever held twice."""
+        arrivals, self._arrivals = self._arrivals or [], None
+        position = f"end of backward {self.num_backwards + 1}"
+        with missing_ranks.naming_missing_ranks("agreeing on the buckets", position, self.sync.group):
+            times = Counter(arrivals)
+            for indices in self._packed(arrivals):
+                names, params = [self._names[index] for index in indices], [self._params[index] for index in indices]
+                bucket = Bucket(params, names, [times[index] or 1 for index in indices], self.sync)
+                self.buckets.append(bucket)
+                for slot, index in enumerate(indices):
+                    self._places[index] = (bucket, slot)
+                    for _ in range(times[index]):
+                        bucket.arrive(slot)
+                self._start_next(start)
+
+    def _packed(self, arrivals: Sequence[int]) -> list[list[int]]:
+        """Which parameters share a bucket, by index, in the order in which gradients arrived on rank 0."""
+        last = {index: time for time, index in enumerate(arrivals)}
+        # Parameters without a gradient come last: a bucket that one of them keeps open holds up no other.  They are in
+        # the order in which a backward that uses them will most likely reach them.
+        order = sorted(reversed(range(len(self._params))), key=lambda index: last.get(index, len(arrivals)))
+        return assign_buckets(
+            [param.numel() * param.element_size() for param in self._params],
+            [(param.dtype, param.device) for param in self._params],
+            self.sync.of_rank_0(order, self._params[0].device),
+            self._first_bucket_bytes,
+            self._bucket_bytes,
+        )

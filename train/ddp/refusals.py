@@ -1,0 +1,112 @@
+"""What CustomDDP refuses, in words for the person who has to mend it: on all ranks, and never by waiting forever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from train.collectives.missing_ranks import MissingRanks, reason, reports
+from train.ddp.gradient_hooks import is_compiled_backward
+from train.errors import SharedError, UserError
+
+_NAMES_SHOWN = 5
+
+
+def refuse_what_has_no_mean(module: nn.Module) -> None:
+    """Raise UserError, naming the layer, if there is nothing to average, or a gradient will not fit in a bucket."""
+    if not any(param.requires_grad for param in module.parameters()):
+        raise UserError("no parameter requires a gradient, so there is nothing to average: leave the module unwrapped")
+    for name, part in module.named_modules():
+        if getattr(part, "sparse", False) and isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            raise UserError(
+                f"{name or 'the module'} has sparse gradients, which do not fit in a bucket: use sparse=False"
+            )
+
+
+def refuse_compiled_autograd() -> None:
+    """Raise UserError under compiled autograd, which runs hooks but skips end-of-backward callbacks."""
+    if is_compiled_backward():
+        raise UserError(
+            "CustomDDP cannot average in a backward under compiled autograd: turn it off"
+            " (torch._dynamo.config.compiled_autograd = False). torch.compile compiles backward without it, too"
+        )
+
+
+def refuse_different_modules(module: nn.Module, options: Mapping[str, Any], group: dist.ProcessGroup) -> None:
+    """Raise SharedError, naming what differs first, unless all ranks have equal options and tensors."""
+    mine = [f"{name}={_described(value)}" for name, value in options.items()]
+    for name, param in module.named_parameters():
+        # Buckets have the memory layout of their parameters, and are averaged element by element.
+        layout = "" if param.is_contiguous() else f" strides {param.stride()}"
+        mine.append(f"{name} {tuple(param.shape)} {param.dtype}{'' if param.requires_grad else ' frozen'}{layout}")
+    mine += [f"{name} {tuple(buffer.shape)} {buffer.dtype} buffer" for name, buffer in module.named_buffers()]
+    of_ranks: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(of_ranks, mine, group)
+    differences = []
+    numbers = dist.get_process_group_ranks(group)
+    for rank, theirs in zip(numbers, of_ranks, strict=True):
+        for ours, other in zip([*of_ranks[0], "nothing"], [*theirs, "nothing"], strict=False):
+            if ours != other:
+                differences.append(f"rank {numbers[0]} has {ours}, rank {rank} has {other}")
+                break
+    if differences:
+        counts = ", ".join(str(len(tensors) - len(options)) for tensors in of_ranks)
+        raise SharedError(
+            f"the models of the ranks differ: {'; '.join(differences)} "
+            f"(numbers of parameters and buffers, by rank: {counts}). All ranks must build the same model"
+        )
+
+
+class ParametersAsWrapped:
+    """Which parameters were trained when a module was wrapped, and of what type and on which device they were."""
+
+    def __init__(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
+        self._frozen = [(name, param) for name, param in named if not param.requires_grad]
+        self._trained = [(name, param) for name, param in named if param.requires_grad]
+        self._kinds = [(param.dtype, param.device) for _, param in self._trained]
+
+    def refuse_changes(self) -> None:
+        """Raise UserError, naming the parameter, if one is not what it was."""
+        for name, param in self._frozen:
+            if param.requires_grad:
+                raise UserError(f"{name} was frozen when CustomDDP was made and is not now: wrap the module again")
+        if [(param.dtype, param.device) for _, param in self._trained] != self._kinds:
+            for (name, param), (dtype, device) in zip(self._trained, self._kinds, strict=True):
+                if (param.dtype, param.device) != (dtype, device):
+                    raise UserError(
+                        f"{name} was {dtype} on {device} when CustomDDP was made and is {param.dtype} on "
+                        f"{param.device} now: convert and move the module first, then wrap it"
+                    )
+
+
+@contextmanager
+def naming_the_bucket(names: Sequence[str], position: str, group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Turn the failure of a collective into a UserError: which parameters, where, which ranks are missing."""
+    try:
+        yield
+    except RuntimeError as error:
+        what = f"{bucket_in_words(names, position)} were not averaged: {reason(error)}"
+        if not isinstance(error, MissingRanks):
+            what = "\n".join([what, *reports(position, group)])
+        raise UserError(what) from error
+
+
+def bucket_in_words(names: Sequence[str], position: str) -> str:
+    """The gradients of a bucket, by the first few names of its parameters."""
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return f"the gradients of {', '.join(names[:_NAMES_SHOWN])}{more} ({position})"
+
+
+def _described(value: object) -> str:
+    """The same on all ranks for the same setting: without addresses, which the repr of a function or an object has."""
+    if isinstance(value, partial):
+        options = [*map(_described, value.args), *(f"{key}={_described(v)}" for key, v in value.keywords.items())]
+        return f"{_described(value.func)}({', '.join(options)})"
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return _described(type(value)) if type(value).__repr__ is object.__repr__ else repr(value)

@@ -1,0 +1,108 @@
+"""Uneven inputs: ranks that have run out of them shadow the collectives of the others.
+
+    with ddp.join():
+        for batch in batches_of_this_rank:
+            loss(ddp(batch)).backward()
+            ...
+
+A step is one forward and one backward.  At the end all ranks take the parameters of one that was there to the last.
+Built on torch.distributed.algorithms.join, so optimizers that can join (ZeroRedundancyOptimizer) may take part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join, JoinHook, _JoinConfig
+
+from train.collectives.broadcast import broadcast_from
+from train.ddp.reducer import Reducer
+
+# What a rank says of its step.
+_HAS_RUN_OUT, _ADDS_ONLY, _AVERAGES = 0, 1, 2
+
+
+class Joining(Protocol):
+    """What of a wrapper takes part: a Joinable of torch's, and these."""
+
+    module: nn.Module
+    group: dist.ProcessGroup
+    reducer: Reducer
+    mean_over_active_ranks: bool
+    _join_config: Any
+
+    @property
+    def join_device(self) -> torch.device: ...
+
+    def shadow(self, source: int) -> None:
+        """Take part in a step of other ranks, with the buffers of the rank `source`."""
+
+
+class Shadow(JoinHook):
+    """What a rank without inputs does.  Its own p.grad stays as it is: no_sync() may have left a sum there.
+
+    Args:
+        divide_by_initial_world_size: a rank without inputs counts as one with gradients of zero; otherwise the mean
+            is one over the ranks that still have inputs.
+        _: what is meant for others that join together with it.
+    """
+
+    def __init__(self, ddp: Joining, divide_by_initial_world_size: bool = True, **_: object) -> None:
+        self.ddp = ddp
+        ddp.mean_over_active_ranks = not divide_by_initial_world_size
+
+    def main_hook(self) -> None:
+        steps = _exchange(self.ddp, _HAS_RUN_OUT)
+        if _AVERAGES in steps:
+            with _gradients_kept(self.ddp):
+                self.ddp.shadow(_last_active(steps))
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        ddp = self.ddp
+        lasted = _exchange(ddp, _AVERAGES if is_last_joiner else _HAS_RUN_OUT)
+        broadcast_from(_last_active(lasted), [*ddp.module.parameters(), *ddp.module.buffers()], ddp.group)
+        ddp.mean_over_active_ranks, ddp.reducer.factor = False, 1.0
+        # torch leaves it enabled: each later forward would wait for a message that nobody reads.
+        ddp._join_config = _JoinConfig.construct_disabled_join_config()
+
+
+@contextmanager
+def _gradients_kept(ddp: Joining) -> Iterator[None]:
+    """Whatever happens to p.grad and in the buckets, afterwards p.grad is what it was."""
+    places = {id(view) for bucket in ddp.reducer.buckets for view in bucket.views}
+    # Once cloned it is out of the bucket, so that further steps cost nothing.
+    kept = [
+        (param, param.grad.clone() if param.grad is not None and id(param.grad) in places else param.grad)
+        for param in ddp.module.parameters()
+    ]
+    yield
+    for param, grad in kept:
+        param.grad = grad
+
+
+def announce(ddp: Joining) -> int:
+    """Tell the other ranks that this one runs a step; returns the rank whose buffers count in it."""
+    work = Join.notify_join_context(cast(Any, ddp))
+    if work is not None:
+        work.wait()
+    return _last_active(_exchange(ddp, _AVERAGES if ddp.reducer.averages else _ADDS_ONLY))
+
+
+def _exchange(ddp: Joining, step: int) -> list[int]:
+    """What each rank does next; sets the factor that makes the mean one over the active ranks, if it shall be."""
+    message = torch.zeros(dist.get_world_size(ddp.group), dtype=torch.int64, device=ddp.join_device)
+    message[dist.get_rank(ddp.group)] = step
+    dist.all_reduce(message, group=ddp.group)
+    steps = [int(step) for step in message.tolist()]
+    if ddp.mean_over_active_ranks:
+        ddp.reducer.factor = len(steps) / sum(step != _HAS_RUN_OUT for step in steps)
+    return steps
+
+
+def _last_active(steps: list[int]) -> int:
+    return max(rank for rank, step in enumerate(steps) if step != _HAS_RUN_OUT)

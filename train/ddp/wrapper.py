@@ -1,0 +1,151 @@
+"""CustomDDP: data-parallel training with gradients that live in buckets and are averaged during backward.
+
+What happens in a backward, with a picture: docs/ddp.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join, Joinable
+from torch.utils._pytree import tree_leaves
+
+from train.collectives import missing_ranks
+from train.collectives.broadcast import BufferBroadcast, broadcast_from_rank_0
+from train.ddp.reducer import Reducer
+from train.ddp.refusals import ParametersAsWrapped, refuse_different_modules, refuse_what_has_no_mean
+from train.ddp.state_dicts import BareState
+from train.ddp.uneven_inputs import Shadow, announce
+from train.errors import UserError
+from train.sync import MakeSync
+from train.sync.all_reduce import AllReduce
+
+_MIB = 2**20
+
+
+class CustomDDP(BareState, Joinable):
+    """Keep one copy of `module` per rank equal by averaging gradients, bucket by bucket.
+
+    At construction rank 0's parameters and buffers are sent to all ranks.  In backward each gradient moves into its
+    place in a flat bucket, which from then on is `p.grad`; a bucket whose last gradient has arrived is averaged over
+    the ranks while backward goes on.  When backward returns all averages are there, so
+    `loss.backward(); optimizer.step()` needs no extra call.
+
+    Args:
+        module: already on its device; all ranks have the same parameters in the same order.
+        sync: what to do with a full bucket: a class of train/sync/, or a partial() of it with its options.
+        bucket_mib: bucket capacity in MiB (2**20 bytes); first_bucket_mib: that of the first one.
+        broadcast_buffers: send rank 0's buffers at every forward in training mode.  Not needed if they are kept
+            equal otherwise (SyncBatchNorm).
+        process_group: the ranks to average over; None is the default group.
+    After backward, p.grad has p.shape and p.dtype and is the mean over the ranks.  A parameter that only some
+    ranks used counts as zero on the others; one that no rank used keeps its p.grad (usually None).
+    Backward passes inside `no_sync()` leave in p.grad this rank's own running sum, not yet averaged.
+    State dicts are those of `module`: a checkpoint does not tell how it was trained.
+    To read first: train/strategies/hook_per_parameter.py and average_after_backward.py do the same in 30 lines each.
+    Making, copying and unpickling one are collectives; a copy is on the default group.
+    Raises SharedError if parameters or buffers differ between ranks, and names them; UserError if a collective does
+    not complete: which bucket, which parameters, which ranks are missing.
+    Source: Li et al., PyTorch Distributed, VLDB 2020 (arXiv:2006.15704); PyTorch note "DDP".
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        sync: MakeSync = AllReduce,
+        bucket_mib: float = 25.0,
+        first_bucket_mib: float = 1.0,
+        broadcast_buffers: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        BareState.__init__(self)
+        Joinable.__init__(self)
+        group = process_group or dist.group.WORLD
+        if group is None:
+            raise UserError("CustomDDP needs a process group: call torch.distributed.init_process_group() first")
+        self.module, self.group, self.training = module, group, module.training
+        self._options: dict[str, Any] = {
+            "sync": sync,
+            "bucket_mib": bucket_mib,
+            "first_bucket_mib": first_bucket_mib,
+            "broadcast_buffers": broadcast_buffers,
+        }
+        named = list(module.named_parameters())
+        names = [name for name, param in named if param.requires_grad]
+        params = [param for _, param in named if param.requires_grad]
+        self._wrapped = ParametersAsWrapped(named)
+        refuse_what_has_no_mean(module)
+        refuse_different_modules(module, self._options, group)
+        broadcast_from_rank_0([*module.parameters(), *module.buffers()], group)
+        self._sent_buffers = BufferBroadcast(module, group) if broadcast_buffers else None
+        self.reducer = Reducer(names, params, sync(group), bucket_mib * _MIB, first_bucket_mib * _MIB)
+        # Ranks that have run out of inputs add zeros to each sum: see train/ddp/uneven_inputs.py.
+        self.mean_over_active_ranks = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.reducer.forward_begins()
+        if torch.is_grad_enabled():
+            self._wrapped.refuse_changes()
+        source = announce(self) if self._join_config.enable else 0
+        averages = self.reducer.averages
+        if averages:
+            self._send_buffers(source)
+        output = self.module(*args, **kwargs)
+        if torch.is_grad_enabled() and averages and not torch.compiler.is_compiling():
+            for tensor in [output] if isinstance(output, Tensor) else tree_leaves(output):
+                if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
+                    tensor.register_hook(self.reducer.backward_begins)
+        return output
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside only add to p.grad; the first one outside averages the sum."""
+        before, self.reducer.averages = self.reducer.averages, False
+        try:
+            yield
+        finally:
+            self.reducer.averages = before
+
+    def _send_buffers(self, source: int) -> None:
+        position = f"forward after backward {self.reducer.num_backwards}"
+        with missing_ranks.naming_missing_ranks("sending rank 0's buffers", position, self.group):
+            # The module's own mode: it may have changed without the wrapper's.
+            if self._sent_buffers is not None and self.module.training:
+                self._sent_buffers.send(source)
+
+    def shadow(self, source: int) -> None:
+        """Take part in the collectives of a step of other ranks, without gradients; buffers are those of `source`."""
+        self._send_buffers(source)
+        self.reducer.shadow()
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """Let ranks have different numbers of inputs, as native DDP does; see train/ddp/uneven_inputs.py."""
+        return Join(
+            [self], enable, throw_on_early_termination, divide_by_initial_world_size=divide_by_initial_world_size
+        )
+
+    def join_hook(self, **kwargs: Any) -> Shadow:
+        return Shadow(self, **kwargs)
+
+    @property
+    def join_device(self) -> torch.device:
+        return next(param.device for param in self.module.parameters())
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        return self.group
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(CustomDDP, **self._options), (self.module,)

@@ -1,0 +1,53 @@
+"""Loss and accuracy over the validation set, each sample once, on all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from train.collectives.agreement import StopAgreement, Stopped
+from train.collectives.broadcast import broadcast_from_rank_0
+from train.loop.losses import Means
+from train.loop.numerics import autocast
+from train.strategies import Context
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    context: Context,
+    precision: str,
+    stop_agreement: StopAgreement,
+) -> Means:
+    """Return the mean loss and the accuracy over the validation set, the same on every rank.  A collective.
+
+    Args:
+        batches: this rank's share; as many batches on all ranks, of which some may be empty.
+        precision: as in the config.
+    Raises Stopped if a signal asks for it.
+    """
+    model.eval()
+    if context.ranks_have_own_buffers:
+        broadcast_from_rank_0(list(model.buffers()), context.group)
+    sums = torch.zeros(2, dtype=torch.float64, device=context.device)
+    samples = 0
+    stop_agreement.begin()
+    for images, labels in batches:
+        if len(labels):
+            with autocast(precision, context.device):
+                logits = model(images).float()
+            loss = F.cross_entropy(logits, labels, reduction="sum").double()
+            correct = (logits.argmax(dim=1) == labels).sum()
+            sums += torch.stack([loss, correct])
+            samples += len(labels)  # on the host: a number sent to a GPU would wait for the batch
+        if stop_agreement.reached():
+            raise Stopped
+    totals = torch.tensor([*sums.tolist(), samples], dtype=torch.float64)
+    dist.all_reduce(totals)
+    loss_sum, correct_sum, all_samples = totals.tolist()
+    return Means(loss_sum, correct_sum, int(all_samples))

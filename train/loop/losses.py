@@ -1,0 +1,110 @@
+"""Losses as sums over samples: kept on the device, and made means over all ranks many steps at a time."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from train.errors import SharedError
+from train.loop.step import StepOutcome
+from train.records.observer import StepRecord
+
+
+@dataclass
+class Means:
+    """Sums over samples that become means; a mean over ranks needs the sums, not the ranks' means."""
+
+    loss_sum: float = 0.0
+    correct: float = 0.0
+    samples: int = 0
+
+    @property
+    def loss(self) -> float:
+        return self.loss_sum / self.samples
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.samples
+
+
+@dataclass(frozen=True)
+class _Pending:
+    outcome: StepOutcome
+    epoch: int
+    step: int
+    lr: float
+    samples: int
+    time: float
+
+
+class PendingLosses:
+    """Steps whose losses are still on the device, so that no step waits for the one before it."""
+
+    def __init__(self) -> None:
+        self._steps: list[_Pending] = []
+        self.begin()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def begin(self) -> None:
+        """Start the clock of the next steps here, behind an evaluation or a save."""
+        self._since = time.monotonic()
+
+    def add(self, outcome: StepOutcome, *, epoch: int, step: int, lr: float, samples: int) -> None:
+        """Keep what this rank's share of a step gave; samples: those of the step on all ranks together."""
+        self._steps.append(_Pending(outcome, epoch, step, lr, samples, time.time()))
+
+    def reduce(self, epoch_means: Means) -> list[StepRecord]:
+        """Read and forget the pending steps, add them to `epoch_means` and return their records.  A collective.
+
+        One message sums the losses of all of them over the ranks.
+        """
+        losses = torch.stack([pending.outcome.loss_sum for pending in self._steps]).cpu()
+        dist.all_reduce(losses)
+        norms = self._grad_norms()
+        now = time.monotonic()
+        seconds_per_step = (now - self._since) / len(self._steps)
+        samples_per_second = sum(pending.samples for pending in self._steps) / (now - self._since)
+        records = []
+        for pending, loss_sum, grad_norm in zip(self._steps, losses.tolist(), norms, strict=True):
+            epoch_means.loss_sum += loss_sum
+            epoch_means.samples += pending.samples
+            records.append(
+                StepRecord(
+                    epoch=pending.epoch,
+                    step=pending.step,
+                    loss=loss_sum / pending.samples,
+                    lr=pending.lr,
+                    samples=pending.samples,
+                    time=pending.time,
+                    seconds_per_step=round(seconds_per_step, 6),
+                    samples_per_second=round(samples_per_second, 3),
+                    grad_norm=grad_norm,
+                )
+            )
+        self._steps, self._since = [], now
+        return records
+
+    def _grad_norms(self) -> list[float | None]:
+        """Return the norm of each pending step; None where it is unknown, or not finite (as an overflow of fp16 is)."""
+        norms = [pending.outcome.grad_norm for pending in self._steps]
+        known = [norm for norm in norms if norm is not None]
+        values = iter(torch.stack(known).tolist() if known else [])
+        read = [None if norm is None else next(values) for norm in norms]
+        return [value if value is not None and math.isfinite(value) else None for value in read]
+
+
+def refuse_if_not_finite(loss: float, what: str) -> None:
+    """Raise SharedError for a loss that is not finite, before anything worthless is saved.
+
+    All ranks have the same sums, so all of them end here.
+    """
+    if not math.isfinite(loss):
+        raise SharedError(
+            f"the {what} is {loss}: training cannot continue; a lower --lr, --clip-norm or --precision=fp32 may help"
+        )

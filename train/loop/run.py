@@ -1,0 +1,27 @@
+"""What the parts of the training loop know about the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from train.checkpoints.folder import Checkpoints
+from train.config import TrainConfig
+from train.strategies import Context
+from train.world.environment import World
+from train.world.signals import StopSignal
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as a rank sees it.
+
+    context: the device, and the ranks that share the model.
+    checkpoints: rank 0's; None on other ranks and without --checkpoint-dir.
+    stop: notes whether this rank was asked to stop.
+    """
+
+    config: TrainConfig
+    world: World
+    context: Context
+    checkpoints: Checkpoints | None
+    stop: StopSignal

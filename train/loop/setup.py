@@ -1,0 +1,129 @@
+"""From the config to a Trainer: data, model, strategy, observers.  `python -m train` calls these in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from train import datasets, models, strategies
+from train.checkpoints.folder import Checkpoints, find_checkpoint
+from train.checkpoints.transfer import load_on_all_ranks
+from train.collectives.agreement import mistakes_shared_by_all_ranks
+from train.collectives.sync_batchnorm import convert_sync_batchnorm, has_batchnorm
+from train.config import TrainConfig
+from train.cpu.malloc import keep_freed_memory
+from train.data.batches import Batches
+from train.data.sampler import ShardSampler, evaluation_steps
+from train.datasets import Samples
+from train.loop.numerics import set_numerics
+from train.loop.optimizers import make_optimizer
+from train.loop.run import Run
+from train.loop.step import Step, refuse_impossible
+from train.loop.trainer import Trainer
+from train.records import progress, start
+from train.records.metrics import MetricsFile
+from train.records.observer import Observer
+from train.world import placement
+from train.world.environment import World
+from train.world.signals import StopSignal
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a rank has loaded before training, each part checked on all ranks.
+
+    model: on `device`, not yet wrapped.
+    saved: the bytes of the checkpoint to continue, on rank 0; checkpoints: where rank 0 saves.
+    observers: of this rank; `metrics` is among them on rank 0, and writes nothing on other ranks.
+    """
+
+    device: torch.device
+    samples: Samples
+    validation: Samples
+    model: nn.Module
+    saved: bytes | None
+    checkpoints: Checkpoints | None
+    metrics: MetricsFile
+    observers: list[Observer]
+
+
+def configure_torch(config: TrainConfig) -> None:
+    """Set what holds for the whole process, before CUDA starts."""
+    keep_freed_memory()
+    set_numerics(config)
+
+
+def load_parts(config: TrainConfig, world: World) -> Parts:
+    """Return data, model, checkpoint and record files.  A collective.
+
+    Raises SharedError if any of them is missing, damaged or impossible on any rank.
+    """
+    is_rank_0 = world.rank == 0
+    say: Callable[[str], None] = progress.say if is_rank_0 else lambda text: None
+    datasets.download(config.dataset, config.data_root, world)
+    with mistakes_shared_by_all_ranks(world):
+        device = placement.pick_device(world, config.device)
+        refuse_impossible(config, world, device)
+        samples = datasets.load(config.dataset, config.data_root, "train", config.seed)
+        validation = datasets.load(config.dataset, config.data_root, "validation", config.seed)
+        torch.manual_seed(config.seed)
+        model = models.build(config.model, samples.shape, samples.num_classes, config.dropout).to(device)
+        folder = Path(config.checkpoint_dir) if config.checkpoint_dir else None
+        saved = find_checkpoint(config.resume, folder, say) if is_rank_0 else None
+        checkpoints = Checkpoints(folder, config.keep_checkpoints) if is_rank_0 and folder else None
+        metrics = MetricsFile(config.run_dir if is_rank_0 else None)
+    # The progress first: batch scripts look for its last line, and the disk of the metrics may be full.
+    observers: list[Observer] = [progress.Progress(), metrics] if is_rank_0 else []
+    return Parts(device, samples, validation, model, saved, checkpoints, metrics, observers)
+
+
+def report_start(config: TrainConfig, world: World, parts: Parts) -> None:
+    """Report to the observers where the ranks are and what the global batch means.  A collective."""
+    where = placement.where_ranks_are(world, parts.device)
+    numbers = start.arithmetic(config, world, len(parts.samples))
+    record = start.start_record(config, world, parts.device, where, numbers)
+    for observer in parts.observers:
+        observer.run_started(record)
+
+
+def make_trainer(config: TrainConfig, world: World, stop: StopSignal, parts: Parts) -> Trainer:
+    """Return the trainer, at its first step or where the checkpoint was saved.  A collective.
+
+    Raises SharedError if the checkpoint belongs to another run or the strategy does not fit.
+    """
+    device, model = parts.device, parts.model
+    group = placement.gradient_group(device, config.collective_timeout_s)
+    global_batchnorm = config.sync_batchnorm and world.world_size > 1 and has_batchnorm(model)
+    if global_batchnorm:
+        model = convert_sync_batchnorm(model, group)
+    context = strategies.Context(
+        device,
+        group,
+        world.world_size,
+        config.bucket_mib,
+        ranks_have_own_buffers=world.world_size > 1 and not global_batchnorm,
+        sync=config.sync,
+    )
+    wrapped = strategies.wrap(config.strategy, model, context)
+    run = Run(config, world, context, parts.checkpoints, stop)
+
+    sampler = ShardSampler(len(parts.samples), config.batch_size, world.rank, world.world_size, config.seed)
+    evaluated = evaluation_steps(len(parts.validation), config.batch_size, world.rank, world.world_size)
+    input_options = (config.input, config.workers, world.local_world_size)
+    trainer = Trainer(
+        run,
+        Step(run, model, wrapped, make_optimizer(config, model.parameters())),
+        sampler,
+        Batches(parts.samples, sampler, device, *input_options),
+        Batches(parts.validation, evaluated, device, *input_options),
+        parts.observers,
+    )
+    state = load_on_all_ranks(parts.saved)
+    if state is not None:
+        with mistakes_shared_by_all_ranks(world):
+            trainer.load_state_dict(state)
+    return trainer

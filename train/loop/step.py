@@ -1,0 +1,138 @@
+"""One optimizer step: micro-batches, autocast, loss scaling, clipping."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+
+from train.collectives.sync_batchnorm import has_sync_batchnorm
+from train.config import TrainConfig
+from train.data.sampler import ShardSampler
+from train.data.shard import num_micro_batches, num_steps, step_range
+from train.errors import UserError
+from train.loop.numerics import autocast
+from train.loop.run import Run
+from train.strategies import Wrapped
+from train.world.environment import World
+
+
+def refuse_impossible(config: TrainConfig, world: World, device: torch.device) -> None:
+    """Raise UserError if the config cannot run on this many processes or on this device."""
+    if config.batch_size < world.world_size:
+        raise UserError(
+            f"--batch-size is {config.batch_size}, the samples of a step over all processes together, but there are "
+            f"{world.world_size} processes, so some would never have any: give at least {world.world_size}"
+        )
+    if config.precision == "fp16" and device.type != "cuda":
+        raise UserError(f"--precision=fp16 needs a CUDA device, and this is {device}; bf16 and fp32 work here")
+    if config.precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
+        raise UserError(f"--precision=tf32 needs a GPU since Ampere, and this is {device}; fp32 works here")
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one step leaves on the device, so that the host need not wait for it.
+
+    loss_sum: sum of this rank's losses, float64; grad_norm: of the global gradient, None unless it is clipped.
+    """
+
+    loss_sum: Tensor
+    grad_norm: Tensor | None
+
+
+class Step:
+    """Trains `model` one step at a time; the gradient is the mean over the global batch on any number of processes.
+
+    Args:
+        model: the bare module, on its device; evaluation uses it, too.
+        wrapped: what a strategy made of the model.
+        optimizer: of the model's parameters.
+    """
+
+    def __init__(self, run: Run, model: nn.Module, wrapped: Wrapped, optimizer: optim.Optimizer) -> None:
+        self.config, self.world, self.device = run.config, run.world, run.context.device
+        self.model, self.wrapped, self.optimizer = model, wrapped, optimizer
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.config.precision == "fp16")
+        self._runs_on_empty_batches = has_sync_batchnorm(model)
+
+    def set_lr(self, lr: float) -> None:
+        """Use this learning rate from the next step on."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def run(self, images: Tensor, labels: Tensor, position: ShardSampler) -> StepOutcome:
+        """Train one step on this rank's share (maybe empty) of the global batch.
+
+        Args:
+            images, labels: float32 (n, C, H, W) and int64 (n), on the device.
+            position: the sampler that chose them, not yet advanced.
+        Raises UserError if BatchNorm has a single sample.
+        """
+        self._seed(position)
+        stretch = step_range(position.num_samples, position.batch_size, position.step)
+        # The wrapper takes the mean over ranks, so a sum over this rank's samples times this is the global mean.
+        per_sample = self.world.world_size / len(stretch)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        # As many micro-batches on each rank, because synchronised layers meet in each of them.
+        parts = num_micro_batches(stretch, self.world.world_size, self.config.accumulate)
+        for index, (x, y) in enumerate(zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True)):
+            with self.wrapped.no_sync() if index < parts - 1 else nullcontext():
+                loss = self._loss_sum(x, y, position)
+                self.scaler.scale(loss * per_sample).backward()
+            loss_sum += loss.detach()
+        self.wrapped.after_backward()
+        grad_norm = None
+        if self.config.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            grad_norm = self.wrapped.clip(self.config.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepOutcome(loss_sum, grad_norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the model, the optimizer and the scaler.  All ranks call it together."""
+        return {
+            "model": self.wrapped.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what state_dict() returned; other keys are ignored."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+
+    def _loss_sum(self, images: Tensor, labels: Tensor, position: ShardSampler) -> Tensor:
+        counts = 1.0
+        if len(labels) == 0 and not self._runs_on_empty_batches:
+            # Blank images that do not count: gradients of zero, in the same order as on the other ranks.
+            images, labels, counts = images.new_zeros((2, *images.shape[1:])), labels.new_zeros(2), 0.0
+        with autocast(self.config.precision, self.device):
+            try:
+                logits = self.wrapped.call(images)
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                steps_before = (position.epoch - 1) * num_steps(position.num_samples, position.batch_size)
+                raise UserError(
+                    f"epoch {position.epoch}, step {steps_before + position.step + 1}: BatchNorm cannot be trained on "
+                    "the single sample that this rank has left; choose another --batch-size"
+                ) from None
+        return counts * F.cross_entropy(logits.float(), labels, reduction="sum")
+
+    def _seed(self, position: ShardSampler) -> None:
+        """Make dropout's random numbers a function of the position, so that a resumed run draws the same ones."""
+        text = f"{self.config.seed} {position.epoch} {position.step} {self.world.rank}"
+        seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
+        # Not torch.manual_seed, which formats a stack trace for each kind of device that is not in use.
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)

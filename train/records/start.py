@@ -1,0 +1,71 @@
+"""What a run reports at its start, in words and as a record."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import sys
+import uuid
+from typing import Any
+
+import torch
+
+from train import __version__
+from train.config import TrainConfig
+from train.data.shard import num_steps, share, step_range
+from train.world.environment import World
+
+
+def arithmetic(config: TrainConfig, world: World, num_samples: int) -> dict[str, int]:
+    """Return what the global batch means for this number of processes and samples."""
+    steps = num_steps(num_samples, config.batch_size)
+    whole = range(config.batch_size)
+    return {
+        "batch_size": config.batch_size,
+        "world_size": world.world_size,
+        "largest_share": len(share(whole, 0, world.world_size)),
+        "smallest_share": len(share(whole, world.world_size - 1, world.world_size)),
+        "accumulate": config.accumulate,
+        "num_samples": num_samples,
+        "steps_per_epoch": steps,
+        "last_batch": len(step_range(num_samples, config.batch_size, steps - 1)),
+    }
+
+
+def in_words(numbers: dict[str, int]) -> str:
+    """Return the arithmetic as two lines for a person."""
+    n = numbers
+    shares = f"{n['smallest_share']}"
+    if n["largest_share"] != n["smallest_share"]:
+        shares += f" or {n['largest_share']}"
+    pieces = f", in {n['accumulate']} micro-batches" if n["accumulate"] > 1 else ""
+    last = f", the last of {n['last_batch']}" if n["last_batch"] != n["batch_size"] else ""
+    return (
+        f"global batch {n['batch_size']} = {n['world_size']} process{'es' * (n['world_size'] > 1)} "
+        f"x {shares} samples{pieces}\n"
+        f"{n['num_samples']} samples = {n['steps_per_epoch']} steps an epoch{last}"
+    )
+
+
+def start_record(
+    config: TrainConfig, world: World, device: torch.device, where: list[str], numbers: dict[str, int]
+) -> dict[str, Any]:
+    """Return the values of the `start` record of metrics.jsonl.
+
+    where: what train.world.placement.where_ranks_are() returns; numbers: what arithmetic() returns.
+    run_id is random, another one for each start.  command_line is that of this process, as a shell reads it.
+    """
+    return {
+        "run_id": uuid.uuid4().hex,
+        "command_line": shlex.join(sys.orig_argv),
+        "world": {
+            "world_size": world.world_size,
+            "launcher": world.launcher,
+            "attempt": world.attempt,
+            "ranks": where,
+        },
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "versions": {"train": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "config": config.model_dump(),
+        "arithmetic": numbers,
+    }

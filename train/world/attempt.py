@@ -1,0 +1,71 @@
+"""Whether the attempt for which torchrun started this process still goes on when the process is ready to take part.
+
+A node that was killed and is started again at once meets what is left of the attempt it was killed in: the other nodes
+need some seconds to notice.  Its torchrun finds all keys of a rendezvous there, and its processes would wait for the
+others, and those for its torchrun, until timeouts of many minutes end it.  So each process asks for the end instead.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from train.errors import UserError
+from train.world.environment import World
+
+if TYPE_CHECKING:  # torch takes seconds to import, in which a store can end and another one begin
+    import torch.distributed as dist
+
+_TIMEOUT_S = 5.0
+
+
+class Attempt:
+    """One start of all processes; make it before torch is imported.
+
+    Raises UserError if the store that the launcher serves is gone already.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._connection: socket.socket | None = None
+        if world.store_is_served:
+            # torchrun was connected to it a moment ago.  Nothing is sent: the connection shows when the store closes.
+            try:
+                self._connection = socket.create_connection((world.master_addr, world.master_port), _TIMEOUT_S)
+            except ConnectionError:
+                raise self._over("is gone") from None
+            except OSError:
+                pass  # a name that does not resolve yet, which is waited for later
+
+    def join(self, store: dist.Store, timeout: timedelta) -> None:
+        """Enter this rank into the store of the attempt.
+
+        Raises UserError if it is the store of another attempt than the one the process was started for.
+        """
+        if self._connection is not None and _closed(self._connection):
+            raise self._over("was closed")
+        if store.add(f"starts-of-{self._world.rank}", 1) > 1:
+            rank = self._world.rank
+            print(f"rank {rank} is back while the attempt that it was part of has not ended: waiting", flush=True)
+            with suppress(RuntimeError):  # that the store was closed
+                store.wait(["nothing"], timeout)
+            raise self._over("knows this rank from before")
+
+    def _over(self, why: str) -> UserError:
+        return UserError(
+            f"rank {self._world.rank} came too late: the store at {self._world.master_addr}:{self._world.master_port} "
+            f"(MASTER_ADDR:MASTER_PORT) {why}, so the attempt that this process was started for has ended. It ends, "
+            "too, so that whatever starts the nodes can start it together with the others"
+        )
+
+
+def _closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

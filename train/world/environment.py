@@ -1,0 +1,235 @@
+"""World: who this process is among all processes, read from the environment and from nowhere else.
+
+`World.detect` is the only reader of RANK and its relatives.  It imports no torch, so a wrong environment is
+reported at once; `train/world/rendezvous.py` opens the connections.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import struct
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from train.errors import UserError
+
+
+@dataclass(frozen=True)
+class World:
+    """One process among `world_size`; `rank` is global and `local_rank` counts within the node.
+
+    `launcher` says who set the environment: torchrun, slurm (one task a process), pytorchjob (a pod without
+    torchrun), environment (set by hand) or none (one process).
+    `store_is_served` is true if the launcher already listens on master_port; otherwise rank 0 has to.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    launcher: str = "none"
+    store_is_served: bool = False
+    attempt: int = 0
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str]) -> World:
+        """Read the environment of torchrun, of a PyTorchJob pod, of a Slurm task, or of a single process.
+
+        Raises UserError if variables are missing, are no numbers or contradict each other.
+        Sources: torchrun's "Environment Variables"; the PyTorchJob controller's `setPodEnv`; srun(1) "OUTPUT
+        ENVIRONMENT VARIABLES".
+        """
+        if "LOCAL_RANK" in environ:
+            return cls._from_torchrun(environ)
+        if "RANK" in environ:
+            return cls._from_pytorchjob(environ)
+        # A batch script has SLURM_PROCID=0 too; only a process that srun started has a step.
+        if "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
+            return cls._from_slurm(environ)
+        if "WORLD_SIZE" in environ:
+            return cls._from_torchrun(environ)  # which says what is missing
+        return cls()
+
+    @classmethod
+    def _from_torchrun(cls, environ: Mapping[str, str]) -> World:
+        rank, world_size, local_rank, master_port = _numbers(
+            environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", also=("MASTER_ADDR",)
+        )
+        return cls(
+            rank=rank,
+            world_size=world_size,
+            local_rank=local_rank,
+            local_world_size=_number(environ, "LOCAL_WORLD_SIZE", world_size),
+            node_rank=_number(environ, "GROUP_RANK", _number(environ, "NODE_RANK", 0)),
+            master_addr=environ["MASTER_ADDR"],
+            master_port=master_port,
+            launcher="torchrun" if "TORCHELASTIC_RUN_ID" in environ else "environment",
+            store_is_served=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+        )._checked()
+
+    @classmethod
+    def _from_pytorchjob(cls, environ: Mapping[str, str]) -> World:
+        rank, world_size, master_port = _numbers(environ, "RANK", "WORLD_SIZE", "MASTER_PORT", also=("MASTER_ADDR",))
+        per_node = environ.get("PET_NPROC_PER_NODE", "1")
+        if per_node not in ("1", "auto"):
+            raise UserError(
+                f"RANK is {rank} but LOCAL_RANK is not set, and PET_NPROC_PER_NODE is {per_node}: a PyTorchJob sets "
+                "RANK to the number of the node, not of the process. Start the program with torchrun, which reads "
+                "the PET_ variables, or set nprocPerNode to 1"
+            )
+        return cls(
+            rank=rank,
+            world_size=world_size,
+            node_rank=rank,
+            master_addr=environ["MASTER_ADDR"],
+            master_port=master_port,
+            launcher="pytorchjob",
+        )._checked()
+
+    @classmethod
+    def _from_slurm(cls, environ: Mapping[str, str]) -> World:
+        rank, local_rank, node_rank, job, step = _numbers(
+            environ, "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID", "SLURM_STEP_ID"
+        )
+        # The step's own numbers; SLURM_NTASKS may be the allocation's.
+        world_size = _number(environ, "SLURM_STEP_NUM_TASKS", _number(environ, "SLURM_NTASKS", 1))
+        tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", str(world_size)))
+        return cls(
+            rank=rank,
+            world_size=world_size,
+            local_rank=local_rank,
+            local_world_size=_tasks_of_node(tasks, node_rank),
+            node_rank=node_rank,
+            master_addr=environ.get("MASTER_ADDR") or _first_slurm_node(environ),
+            # Below the ephemeral range (32768-60999), and different for jobs and steps that share a node.
+            master_port=_number(environ, "MASTER_PORT", 10000 + (job * 31 + step) % 20000),
+            launcher="slurm",
+        )._checked()
+
+    def _checked(self) -> World:
+        if not 0 <= self.rank < self.world_size:
+            raise UserError(
+                f"RANK is {self.rank} and WORLD_SIZE is {self.world_size} ({self.launcher}): "
+                f"ranks count from 0 to {self.world_size - 1}"
+            )
+        if not 0 <= self.local_rank < self.local_world_size <= self.world_size:
+            raise UserError(
+                f"LOCAL_RANK is {self.local_rank}, LOCAL_WORLD_SIZE {self.local_world_size} and WORLD_SIZE "
+                f"{self.world_size} ({self.launcher}): local ranks count from 0 to LOCAL_WORLD_SIZE - 1"
+            )
+        if not 0 < self.master_port < 65536:
+            raise UserError(f"MASTER_PORT is {self.master_port}: a port is a number from 1 to 65535")
+        return self
+
+
+def _numbers(environ: Mapping[str, str], *names: str, also: tuple[str, ...] = ()) -> list[int]:
+    """The values of `names` as ints; UserError names every variable that is missing or not a number."""
+    missing = [name for name in (*names, *also) if not environ.get(name)]
+    given = [name for name in (*names, *also) if environ.get(name)]
+    if missing:
+        raise UserError(
+            f"{', '.join(given)} set but not {', '.join(missing)}: set all of them (torchrun does), "
+            "or none for a single process"
+        )
+    wrong = [f'{name}="{environ[name]}"' for name in names if not _is_number(environ[name])]
+    if wrong:
+        raise UserError(f"{', '.join(wrong)}: must be a whole number, 0 or more")
+    return [int(environ[name]) for name in names]
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    """The value of `name` as an int, `default` if it is not set."""
+    text = environ.get(name)
+    if text is None:
+        return default
+    if not _is_number(text):
+        raise UserError(f'{name}="{text}": must be a whole number, 0 or more')
+    return int(text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
+def _tasks_of_node(text: str, node: int) -> int:
+    """Entry `node` of Slurm's list of tasks per node: `2(x3),1` means 2, 2, 2, 1."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise UserError(f'SLURM_STEP_TASKS_PER_NODE="{text}": must look like 2(x3),1')
+        counts += [int(match[1])] * int(match[2] or 1)
+    if node >= len(counts):
+        raise UserError(f'SLURM_NODEID is {node}, but SLURM_STEP_TASKS_PER_NODE="{text}" lists {len(counts)} nodes')
+    return counts[node]
+
+
+def _first_slurm_node(environ: Mapping[str, str]) -> str:
+    """Name of the step's first node; only Slurm's own tool can expand a list like `rack[0-1]n[2,10]`."""
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    if environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES")) == "1":
+        return "127.0.0.1"
+    if "[" not in nodes and "," not in nodes and nodes:
+        return nodes
+    scontrol = shutil.which("scontrol")
+    if scontrol is None:
+        raise UserError(
+            f"MASTER_ADDR is not set and scontrol is not here to expand the node list {nodes} (in a container it "
+            "usually is not): export MASTER_ADDR in the batch script, outside the container"
+        )
+    command = [scontrol, "show", "hostnames", nodes]
+    listed = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    if listed.returncode or not listed.stdout.split():
+        raise UserError(f"MASTER_ADDR is not set and `{' '.join(command)}` failed: {listed.stderr.strip()}")
+    return listed.stdout.split()[0]
+
+
+def interface_towards(address: str) -> str | None:
+    """Name of the network interface that this machine uses to reach `address`, or None if it cannot be told.
+
+    Gloo wants one exact name, and the name that a host resolves itself to is often the loopback.  Where an address has
+    both families, IPv4 decides, as it does in gloo.  Linux only.
+    """
+    found = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)
+    for family, kind, protocol, _, target in sorted(found, key=lambda entry: entry[0] != socket.AF_INET):
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                # Connecting a datagram socket sends nothing; it only looks the route up.
+                probe.connect(target)
+                own = probe.getsockname()[0]
+                name = _interface_with_ipv4(own, probe) if family == socket.AF_INET else _interface_with_ipv6(own)
+        except OSError:
+            continue  # this machine has no address or no route of that family
+        if name is not None:
+            return name
+    return None
+
+
+def _interface_with_ipv4(own: str, probe: socket.socket) -> str | None:
+    import fcntl
+
+    siocgifaddr = 0x8915
+    for _, name in socket.if_nameindex():
+        request = struct.pack("256s", name.encode()[:15])
+        try:
+            answer = fcntl.ioctl(probe.fileno(), siocgifaddr, request)
+        except OSError:
+            continue
+        if answer[20:24] == socket.inet_aton(own):
+            return name
+    return None
+
+
+def _interface_with_ipv6(own: str) -> str | None:
+    digits = socket.inet_pton(socket.AF_INET6, own.partition("%")[0]).hex()
+    # A line holds the address without colons, four numbers, and the name.
+    lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    return next((line.split()[-1] for line in lines if line.startswith(digits)), None)

@@ -1,0 +1,91 @@
+"""Which device each rank computes on, and the group in which gradients travel between these devices."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from train.errors import SharedError, UserError
+from train.world.environment import World
+
+
+def pick_device(world: World, wanted: str) -> torch.device:
+    """Return this rank's device: CUDA device number local_rank, or the CPU.
+
+    A task that its site has bound to one GPU sees only that one, as number 0, whatever its local_rank.
+    Raises UserError if there are fewer CUDA devices than local ranks.
+    """
+    count = torch.cuda.device_count()
+    if wanted == "cpu" or (wanted == "auto" and count == 0):
+        return torch.device("cpu")
+    index = 0 if count == 1 else world.local_rank
+    if index >= count:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise UserError(
+            f"LOCAL_RANK is {world.local_rank} but torch sees {count} CUDA devices on "
+            f"{socket.gethostname()} (CUDA_VISIBLE_DEVICES is {'not set' if visible is None else repr(visible)}): "
+            f"start at most one process a device, or use --device=cpu"
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def gradient_group(device: torch.device, timeout_s: float) -> dist.ProcessGroup | None:
+    """Return the group for gradients: NCCL for CUDA devices, otherwise the default group (None)."""
+    if device.type != "cuda":
+        return None
+    group = dist.new_group(backend="nccl", timeout=timedelta(seconds=timeout_s))
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def where_ranks_are(world: World, device: torch.device) -> list[str]:
+    """Return one line for each rank: `rank 3: node 1 (host), local rank 1, cuda:1`.
+
+    A collective: call it on all ranks.  Raises SharedError if two ranks use one GPU, which NCCL cannot.
+    """
+    line = (
+        f"rank {world.rank}: node {world.node_rank} ({socket.gethostname()}), "
+        f"local rank {world.local_rank}, {device}, {torch.get_num_threads()} thread"
+        f"{'s' * (torch.get_num_threads() != 1)}"
+    )
+    gathered: list[tuple[str, str, str | None]] = [("", "", None)] * world.world_size
+    dist.all_gather_object(gathered, (line, *device_identity(device)))
+    if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+        refuse_shared_devices([(host, uuid) for _, host, uuid in gathered])
+    return [line for line, _, _ in gathered]
+
+
+def device_identity(device: torch.device) -> tuple[str, str | None]:
+    """Return the host as NCCL knows it, and the UUID of the GPU or MIG slice; None for a CPU or if it is unknown."""
+    host = os.environ.get("NCCL_HOSTID") or socket.gethostname()
+    if device.type != "cuda":
+        return host, None
+    # CUDA shows one MIG slice to a process, and not every driver gives the slice a UUID apart from its GPU's.
+    if "MIG" in torch.cuda.get_device_name(device):
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return host, visible if visible.startswith("MIG-") else None
+    return host, str(torch.cuda.get_device_properties(device).uuid)
+
+
+def refuse_shared_devices(devices: Sequence[tuple[str, str | None]]) -> None:
+    """Raise SharedError, with the ranks, if the same (host, UUID) stands at two ranks; None is shared by all CPUs."""
+    ranks_of: dict[tuple[str, str], list[int]] = {}
+    for rank, (host, uuid) in enumerate(devices):
+        if uuid is not None:
+            ranks_of.setdefault((host, uuid), []).append(rank)
+    shared = [
+        f"ranks {', '.join(map(str, ranks))} all use GPU {uuid} of {host}"
+        for (host, uuid), ranks in ranks_of.items()
+        if len(ranks) > 1
+    ]
+    if shared:
+        raise SharedError(
+            f"{'; '.join(shared)}, and NCCL needs one GPU a process: start one process for each GPU, and check "
+            "that CUDA_VISIBLE_DEVICES or the scheduler's GPU binding gives each process another one"
+        )

@@ -1,0 +1,168 @@
+"""Connections between the ranks, with bounded waits and a clear message.
+
+Two planes.  The default group is gloo on the CPU: it exists before any device is chosen, so that a rank whose
+device is missing can still say so to the others.  Gradients travel in a group of their own (NCCL on CUDA).
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from train.errors import UserError
+from train.world.attempt import Attempt
+from train.world.environment import World, interface_towards
+
+# A rank 0 that listens also answers; whatever stays silent for longer is another program.
+_ANSWER_TIMEOUT_S = 30.0
+
+# Never freed: to do so torch 2.6 waits for gloo's threads and holds the GIL meanwhile, for which they may be waiting to
+# free the tensors of the last collective.  The end of the process ends them.
+_groups: list[dist.ProcessGroup] = []
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds to wait: for all processes to meet, for one collective, for the name in MASTER_ADDR to resolve."""
+
+    rendezvous_s: float
+    collective_s: float
+    resolve_s: float
+
+
+@contextmanager
+def open_process_group(world: World, attempt: Attempt, timeouts: Timeouts) -> Iterator[None]:
+    """Make the default group, of all ranks over gloo; free all groups at the end, unless the block raised an error.
+
+    Raises UserError if the name does not resolve, the port is taken, ranks do not arrive (it says which), or the
+    attempt is over.
+    """
+    timeout, of_collectives = timedelta(seconds=timeouts.rendezvous_s), timedelta(seconds=timeouts.collective_s)
+    if world.world_size == 1 and not world.store_is_served:
+        # Alone: nothing to listen on, so nothing that could collide.
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=of_collectives)
+    else:
+        _wait_until_resolvable(world.master_addr, timeouts.resolve_s)
+        _choose_interfaces(world)
+        store = dist.PrefixStore(f"attempt-{world.attempt}", _connect(world, timeout))
+        attempt.join(store, timeout)
+        _wait_for_all_ranks(world, store, timeout)
+        dist.init_process_group(
+            "gloo", store=store, rank=world.rank, world_size=world.world_size, timeout=of_collectives
+        )
+    assert dist.group.WORLD is not None
+    _groups.append(dist.group.WORLD)
+    yield
+    # Only after success.  After an error NCCL would wait here for work that never ends, and the reason would not be
+    # printed; the end of the process frees the groups then.
+    dist.destroy_process_group()
+
+
+def _choose_interfaces(world: World) -> None:
+    """Let gloo, and NCCL if the job spans hosts, use the interface towards rank 0, unless the user has chosen one."""
+    if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_towards(world.master_addr)):
+        os.environ["GLOO_SOCKET_IFNAME"] = name
+    interfaces = os.environ.get("GLOO_SOCKET_IFNAME")
+    if interfaces and world.local_world_size < world.world_size:
+        # NCCL takes a name as a prefix unless "=" stands before it.
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interfaces}")
+
+
+def _wait_until_resolvable(name: str, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.getaddrinfo(name, None)
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise UserError(
+                    f'MASTER_ADDR is "{name}", which does not resolve on {socket.gethostname()}: {error.strerror} '
+                    f"(tried for {timeout_s:g} s). Check the name and the DNS of this node; "
+                    "--resolve-timeout-s waits longer"
+                ) from None
+        time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
+
+
+def _connect(world: World, timeout: timedelta) -> dist.Store:
+    """A client of the store at master_addr:master_port; on rank 0 also its server unless the launcher serves it."""
+    place = f"{world.master_addr}:{world.master_port} (MASTER_ADDR:MASTER_PORT)"
+    serve = world.rank == 0 and not world.store_is_served
+    if not serve:
+        _wait_until_something_listens(world, place, timeout)
+    # The timeout of TCPStore does not hold against a foreign server that accepts and stays silent, hence the thread.
+    outcome: queue.SimpleQueue[dist.Store | Exception] = queue.SimpleQueue()
+
+    def connect() -> None:
+        try:
+            store = dist.TCPStore(
+                world.master_addr,
+                world.master_port,
+                world.world_size,
+                is_master=serve,
+                timeout=timeout,
+                wait_for_workers=False,
+            )
+            outcome.put(store)
+        except (dist.DistError, RuntimeError) as error:
+            outcome.put(error)
+
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        result = outcome.get(timeout=min(timeout.total_seconds(), _ANSWER_TIMEOUT_S))
+    except queue.Empty:
+        result = TimeoutError("no answer")
+    if isinstance(result, dist.Store):
+        return result
+    if serve:
+        raise UserError(
+            f"port in use: rank 0 has to listen on MASTER_PORT {world.master_port} of {socket.gethostname()}, but "
+            f"cannot ({_first_line(result)}); set another MASTER_PORT, the same on all nodes"
+        )
+    raise UserError(
+        f"port in use: something listens at {place}, but it does not answer as rank 0 of this job does "
+        f"({_first_line(result)}); set another MASTER_PORT, the same on all nodes"
+    )
+
+
+def _wait_until_something_listens(world: World, place: str, timeout: timedelta) -> None:
+    deadline = time.monotonic() + timeout.total_seconds()
+    while True:
+        try:
+            socket.create_connection((world.master_addr, world.master_port), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise UserError(
+                    f"rank {world.rank} found no rank 0 at {place} within {timeout.total_seconds():g} s: "
+                    f"{error.strerror or error}. Is rank 0 running, and does a firewall let the port through? "
+                    "--rendezvous-timeout-s waits longer"
+                ) from None
+        time.sleep(0.1)
+
+
+def _wait_for_all_ranks(world: World, store: dist.Store, timeout: timedelta) -> None:
+    store.set(f"arrived-{world.rank}", socket.gethostname())
+    keys = [f"arrived-{rank}" for rank in range(world.world_size)]
+    try:
+        store.wait(keys, timeout)
+    except (dist.DistError, RuntimeError):
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        raise UserError(
+            f"{len(missing)} of {world.world_size} processes did not arrive at {world.master_addr}:"
+            f"{world.master_port} within {timeout.total_seconds():g} s: rank {', '.join(map(str, missing))}. "
+            "Look at their logs; --rendezvous-timeout-s waits longer"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
