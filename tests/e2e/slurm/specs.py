@@ -25,9 +25,9 @@ def script(cluster: Cluster, spec: str, *settings: str) -> str:
 
 
 def end_record(run_dir: Path) -> dict[str, Any]:
-    """The last record of a run, which has the hash of its weights."""
+    """The last record of a run, which has the hash of its weights, without the time of day."""
     (end,) = records(run_dir, "end")
-    return end
+    return {key: value for key, value in end.items() if key != "time"}
 
 
 def losses(run_dir: Path) -> list[float]:
