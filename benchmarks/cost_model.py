@@ -55,7 +55,7 @@ class Step:
     """A predicted step: its seconds, and the share of communication that runs while backward computes."""
 
     seconds: float
-    hidden_share: float
+    overlap_share: float
 
 
 def bytes_sent(num_bytes: float, ranks: int) -> float:
@@ -70,7 +70,7 @@ def all_reduce_seconds(num_bytes: float, ranks: int, link: Link) -> float:
 
 def predict_step(schedule: Schedule, ranks: int, link: Link, cores: float = float("inf")) -> Step:
     """The step on `ranks` ranks that share `cores` cores; infinitely many: moving bytes costs no computing."""
-    now = computed = hidden = total = 0.0
+    now = computed = overlapped = total = 0.0
     for size, full_s in zip(schedule.bucket_bytes, schedule.bucket_full_s, strict=True):
         # No bucket is under way: computing goes on undisturbed until this one is full.
         if computed < full_s:
@@ -83,9 +83,9 @@ def predict_step(schedule: Schedule, ranks: int, link: Link, cores: float = floa
         if wire_s > 0:
             now += wire_s + taken_s * beside_s / wire_s
             computed += beside_s
-            hidden += beside_s
+            overlapped += beside_s
     now += schedule.backward_end_s - computed
-    return Step(now + schedule.step_s - schedule.backward_end_s, hidden / total if total else 1.0)
+    return Step(now + schedule.step_s - schedule.backward_end_s, overlapped / total if total else 1.0)
 
 
 def fit_link(num_bytes: Sequence[int], ranks: Sequence[int], rates: Sequence[float], seconds: Sequence[float]) -> Fit:

@@ -10,13 +10,14 @@
     hook_per_parameter     an all-reduce in a hook of each parameter, as tutorials have it
     average_after_backward an all-reduce of each parameter after backward
 
-All sides live in the same processes, each with its own copy of the model, the same initial weights and batches.  They
-take turns: a round is one step that is not counted and some that are, of each side.  The ratio that counts is that to
-the native side whose median step is the shortest.  One thread a process, gloo over loopback; with --device=cuda one
-process on NCCL, where the module without any wrapper (`bare`) is a side, too.
+All variants live in the same processes.  Each has its own copy of the model, the same initial weights and the same
+batches.  They take turns: in a round each variant runs one step that is not counted and some that are.  The result is
+the ratio to the native variant whose median step is the shortest.  One thread a process, gloo over loopback.  With
+--device=cuda one process on NCCL, and the module without any wrapper (`bare`) is a variant, too.
 
-The sides must do the same work: their losses after equal numbers of steps in float64 are compared, mean over the ranks.
-Peak memory (VmHWM) is that of processes which hold nothing but one side; the largest rank's, the median of the rounds.
+The variants must do the same work: the benchmark compares their losses in float64, averaged over the ranks, after equal
+numbers of steps.  Peak memory (VmHWM) is measured in processes that hold only one variant: the largest rank's, the
+median of the rounds.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ import torch
 
 from benchmarks.measure import RESULTS, in_turns, machine, median_ratio, quartiles, ratios, write_result
 from benchmarks.ranks import HERE, run_ranks
-from benchmarks.sides import NATIVE, PLAIN
-from benchmarks.steps import WARM_UP_STEPS, losses_in_double, peak_memory_mib, time_sides
+from benchmarks.steps import WARM_UP_STEPS, losses_in_double, peak_memory_mib, time_variants
+from benchmarks.variants import NATIVE, PLAIN
 from benchmarks.workloads import WORKLOADS
 
 # Median step / best native's, by the number of processes; on CUDA one process has nothing to reduce.
@@ -41,10 +42,10 @@ RATIO_AT_MOST = {1: 1.0, 2: 0.90, 4: 0.95}
 BARE_RATIO_AT_MOST = 1.01
 # Step of a hook per parameter / ours.
 TIMES_FASTER_AT_LEAST = {"resnet18": 1.5, "small_layers": 6.0}
-# Counted steps of a side in a round: half a second of them, or more.
+# Counted steps of a variant in a round: half a second of them, or more.
 STEPS = {"resnet18": 4, "mlp": 60, "small_layers": 10, "gpt": 2}
 CUDA_STEPS = 50
-MEMORY_SIDES = ("ours", "native_bucket_view")
+MEMORY_VARIANTS = ("ours", "native_bucket_view")
 # In float64, where sums over ranks in another order differ by 1e-16 at first.
 LOSS_TOLERANCE = 1e-9
 # Buckets are laid out anew after the first; two rounds of the batches.
@@ -53,14 +54,14 @@ _TIMEOUT_S = 900.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, write results/ddp_PROCESSES.json (ddp_cuda.json); 1 if the losses of the sides do not agree."""
+    """Measure, write results/ddp_PROCESSES.json (ddp_cuda.json); 1 if the losses of the variants do not agree."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp", description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=2, help="ranks on this machine (CUDA: always one)")
     parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each side")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each variant")
     parser.add_argument("--steps", type=int, help="counted steps of a turn; default: by workload")
-    parser.add_argument("--memory-rounds", type=int, default=3, help="processes that are weighed of each side")
+    parser.add_argument("--memory-rounds", type=int, default=3, help="processes that are weighed of each variant")
     parser.add_argument("--no-plain", action="store_true", help="leave out the plain ways, which are slow")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the result")
     options = parser.parse_args(argv)
@@ -69,13 +70,13 @@ def main(argv: list[str] | None = None) -> int:
 
     on_cuda = options.device == "cuda"
     processes = 1 if on_cuda else options.processes
-    sides = ["bare", "ours", *NATIVE] if on_cuda else ["ours", "ours_gloo", *NATIVE]
-    sides += [] if options.no_plain or on_cuda else PLAIN
+    variants = ["bare", "ours", *NATIVE] if on_cuda else ["ours", "ours_gloo", *NATIVE]
+    variants += [] if options.no_plain or on_cuda else PLAIN
     names = list(WORKLOADS) if options.workload == "all" else [options.workload]
     measured, memory = {}, {}
     for name in names:
         steps = options.steps or (CUDA_STEPS if on_cuda else STEPS[name])
-        measured[name] = time_workload(name, sides, processes, options.rounds, steps, options.device)
+        measured[name] = time_workload(name, variants, processes, options.rounds, steps, options.device)
         if options.memory_rounds and not on_cuda:
             memory[name] = measure_memory(name, processes, options.memory_rounds)
         print(f"{name}, {processes} processes: {in_words(compare(measured[name]))}", flush=True)
@@ -111,28 +112,28 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def time_workload(
-    workload: str, sides: Sequence[str], processes: int, rounds: int, steps: int, device: str
+    workload: str, variants: Sequence[str], processes: int, rounds: int, steps: int, device: str
 ) -> dict[str, Any]:
-    """What rank 0 measured of all sides: seconds a step, and losses in float64."""
-    places, backend = [HERE] * processes, "nccl" if device == "cuda" else "gloo"
-    arguments = {"workload": workload, "sides": list(sides), "device": device}
-    [timed, *_] = run_ranks(time_sides, places, _TIMEOUT_S, backend=backend, rounds=rounds, steps=steps, **arguments)
-    [losses, *_] = run_ranks(losses_in_double, places, _TIMEOUT_S, backend=backend, steps=LOSS_STEPS, **arguments)
+    """What rank 0 measured of all variants: seconds a step, and losses in float64."""
+    nodes, backend = [HERE] * processes, "nccl" if device == "cuda" else "gloo"
+    arguments = {"workload": workload, "variants": list(variants), "device": device}
+    [timed, *_] = run_ranks(time_variants, nodes, _TIMEOUT_S, backend=backend, rounds=rounds, steps=steps, **arguments)
+    [losses, *_] = run_ranks(losses_in_double, nodes, _TIMEOUT_S, backend=backend, steps=LOSS_STEPS, **arguments)
     return {"step_seconds": timed["step_seconds"], "losses": losses}
 
 
 def measure_memory(workload: str, processes: int, rounds: int) -> dict[str, list[float]]:
-    """MiB of the largest rank by side and round; one step more than buckets need to settle."""
+    """MiB of the largest rank by variant and round; one step more than buckets need to settle."""
 
-    def largest(side: str, number: int) -> float:
-        places = [HERE] * processes
+    def largest(variant: str, number: int) -> float:
+        nodes = [HERE] * processes
         peaks: list[float] = run_ranks(
-            peak_memory_mib, places, _TIMEOUT_S, workload=workload, side=side, steps=WARM_UP_STEPS + 1
+            peak_memory_mib, nodes, _TIMEOUT_S, workload=workload, variant=variant, steps=WARM_UP_STEPS + 1
         )
         return max(peaks)
 
-    sides: dict[str, Callable[[int], float]] = {side: partial(largest, side) for side in MEMORY_SIDES}
-    return in_turns(sides, rounds)
+    variants: dict[str, Callable[[int], float]] = {variant: partial(largest, variant) for variant in MEMORY_VARIANTS}
+    return in_turns(variants, rounds)
 
 
 def memory_ratio(peaks: Mapping[str, Sequence[float]]) -> float:
@@ -141,9 +142,9 @@ def memory_ratio(peaks: Mapping[str, Sequence[float]]) -> float:
 
 
 def compare(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Ratios of one workload, from the seconds a step and the losses of its sides."""
+    """Ratios of one workload, from the seconds a step and the losses of its variants."""
     seconds, losses = outcome["step_seconds"], outcome["losses"]
-    best = min(NATIVE, key=lambda side: statistics.median(seconds[side]))
+    best = min(NATIVE, key=lambda variant: statistics.median(seconds[variant]))
     difference = loss_difference(losses)
     by_round = ratios(seconds["ours"], seconds[best])
     return {
@@ -151,26 +152,28 @@ def compare(outcome: Mapping[str, Any]) -> dict[str, Any]:
         "ratio_quartiles": quartiles(by_round),
         "ratios": by_round,
         "best_native": best,
-        "ratio_to_side": {side: median_ratio(seconds["ours"], seconds[side]) for side in seconds if side != "ours"},
-        "median_step_seconds": {side: statistics.median(values) for side, values in seconds.items()},
+        "ratio_to_variant": {
+            variant: median_ratio(seconds["ours"], seconds[variant]) for variant in seconds if variant != "ours"
+        },
+        "median_step_seconds": {variant: statistics.median(values) for variant, values in seconds.items()},
         "loss_difference": difference,
         "losses_agree": difference <= LOSS_TOLERANCE,
     }
 
 
 def loss_difference(losses: Mapping[str, Sequence[float]]) -> float:
-    """The largest difference between ours and another side after equally many steps, as a share of the first loss.
+    """The largest difference between ours and another variant after equally many steps, as a share of the first loss.
 
     Not of the loss then: on batches that come round again it falls to nothing, and a rounding is a large part of that.
     """
-    pairs = [pair for side in losses for pair in zip(losses["ours"], losses[side], strict=True)]
+    pairs = [pair for variant in losses for pair in zip(losses["ours"], losses[variant], strict=True)]
     return max(abs(ours - theirs) for ours, theirs in pairs) / losses["ours"][0]
 
 
 def in_words(part: Mapping[str, Any]) -> str:
     """One line for a person."""
     low, high = part["ratio_quartiles"]
-    others = ", ".join(f"{side} {1 / ratio:.2f}" for side, ratio in part["ratio_to_side"].items())
+    others = ", ".join(f"{variant} {1 / ratio:.2f}" for variant, ratio in part["ratio_to_variant"].items())
     verdict = f"losses agree to {part['loss_difference']:.1e}" if part["losses_agree"] else "LOSSES DIFFER"
     return (
         f"ours / best native ({part['best_native']}) {part['ratio']:.3f} [{low:.3f}, {high:.3f}]; "

@@ -8,9 +8,9 @@ Two ranks, each in a network namespace of its own, joined by a link on which tc 
     bf16        ours against that native fp32, and against native's bf16_compress_hook
     powersgd    ours against native's powerSGD_hook, both of matrix rank 4 and compressing from the third step on
 
-Sides take turns as in benchmarks/ddp.py.  Losses of the fp32 sides must agree.  The compressing sides round, so theirs
-are reported, not compared.  The share of communication that is hidden behind backward comes from torch.profiler: of
-the time with an all-reduce under way, what lies before the end of backward's last operator.
+Variants take turns as in benchmarks/ddp.py.  Losses of the fp32 variants must agree.  The compressing variants round,
+so theirs are reported, not compared.  The overlap is the share of communication that runs during backward.  It comes
+from torch.profiler: of the time with an all-reduce under way, what lies before the end of backward's last operator.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import RESULTS, machine, median_ratio, quartiles, ratios, write_result
-from benchmarks.network import missing_for_nodes, nodes
+from benchmarks.network import missing_for_nodes, start_nodes
 from benchmarks.ranks import run_ranks
-from benchmarks.sides import NATIVE, POWERSGD_FULL_STEPS, POWERSGD_RANK
-from benchmarks.steps import time_sides
+from benchmarks.steps import time_variants
+from benchmarks.variants import NATIVE, POWERSGD_FULL_STEPS, POWERSGD_RANK
 from benchmarks.workloads import WORKLOADS
 
-SIDES = ("ours", "ours_bf16", "ours_powersgd", *NATIVE, "native_bf16", "native_powersgd")
-# Our side, its peer ("native": the fastest fp32 variant), the median ratio to be reached.
+VARIANTS = ("ours", "ours_bf16", "ours_powersgd", *NATIVE, "native_bf16", "native_powersgd")
+# Our variant, its peer ("native": the fastest fp32 variant), the median ratio to be reached.
 COMPARISONS = {
     "fp32": ("ours", "native", 0.97),
     "bf16 / native fp32": ("ours_bf16", "native", 0.60),
@@ -43,11 +43,11 @@ _TIMEOUT_S = 800.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, write results/ddp_network_RATE.json; 1 if the losses of the fp32 sides do not agree."""
+    """Measure, write results/ddp_network_RATE.json; 1 if the losses of the fp32 variants do not agree."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp_network", description=__doc__.splitlines()[0])
     parser.add_argument("--mbit-per-s", type=int, nargs="+", default=[1000, 200])
     parser.add_argument("--workload", choices=list(WORKLOADS), default="resnet18")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each variant")
     parser.add_argument("--steps", type=int, default=2, help="counted steps of a turn")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the results")
     options = parser.parse_args(argv)
@@ -56,13 +56,13 @@ def main(argv: list[str] | None = None) -> int:
 
     agree = True
     for rate in options.mbit_per_s:
-        with nodes(RANKS) as places:
+        with start_nodes(RANKS) as nodes:
             outcome = run_ranks(
-                time_sides,
-                places,
+                time_variants,
+                nodes,
                 _TIMEOUT_S,
                 workload=options.workload,
-                sides=SIDES,
+                variants=VARIANTS,
                 rounds=options.rounds,
                 steps=options.steps,
                 mbit_per_s=rate,
@@ -91,11 +91,13 @@ def main(argv: list[str] | None = None) -> int:
 def compare(outcome: Mapping[str, Any]) -> dict[str, Any]:
     """The result at one rate."""
     seconds, losses = outcome["step_seconds"], outcome["losses"]
-    best = min(NATIVE, key=lambda side: statistics.median(seconds[side]))
+    best = min(NATIVE, key=lambda variant: statistics.median(seconds[variant]))
     pairs = {name: (ours, best if peer == "native" else peer) for name, (ours, peer, _) in COMPARISONS.items()}
     by_round = {name: ratios(seconds[ours], seconds[peer]) for name, (ours, peer) in pairs.items()}
     difference = max(
-        abs(theirs / mine - 1) for side in NATIVE for mine, theirs in zip(losses["ours"], losses[side], strict=True)
+        abs(theirs / mine - 1)
+        for variant in NATIVE
+        for mine, theirs in zip(losses["ours"], losses[variant], strict=True)
     )
     return {
         "benchmark": "ddp_network",
@@ -106,9 +108,9 @@ def compare(outcome: Mapping[str, Any]) -> dict[str, Any]:
         "ratio_quartiles": {name: quartiles(values) for name, values in by_round.items()},
         "ratios": by_round,
         "best_native": best,
-        "hidden_share": {side: statistics.median(shares) for side, shares in outcome["hidden_share"].items()},
-        "median_step_seconds": {side: statistics.median(values) for side, values in seconds.items()},
-        "last_loss": {side: values[-1] for side, values in losses.items()},
+        "overlap_share": {variant: statistics.median(shares) for variant, shares in outcome["overlap_share"].items()},
+        "median_step_seconds": {variant: statistics.median(values) for variant, values in seconds.items()},
+        "last_loss": {variant: values[-1] for variant, values in losses.items()},
         "loss_difference": difference,
         "loss_tolerance": LOSS_TOLERANCE,
         "losses_agree": difference <= LOSS_TOLERANCE,
@@ -122,9 +124,9 @@ def in_words(result: Mapping[str, Any]) -> str:
     for name, ratio in result["ratio"].items():
         low, high = result["ratio_quartiles"][name]
         lines.append(f"  {name}: {ratio:.3f} [{low:.3f}, {high:.3f}] (to be at most {result['ratio_at_most'][name]:g})")
-    for side, seconds in result["median_step_seconds"].items():
-        share = result["hidden_share"][side]
-        lines.append(f"  {side}: {seconds:.3f} s a step, {share:.0%} of communication hidden behind backward")
+    for variant, seconds in result["median_step_seconds"].items():
+        share = result["overlap_share"][variant]
+        lines.append(f"  {variant}: {seconds:.3f} s a step, {share:.0%} of communication during backward")
     verdict = "losses agree" if result["losses_agree"] else "LOSSES DIFFER: the ratios mean nothing"
     return "\n".join([*lines, f"  {verdict}"])
 

@@ -14,10 +14,10 @@ optimizer step is done.  Reading data is in it, for the peer also the start of i
 not.  `command_seconds` is the whole command: imports, reading of files and one evaluation are in it.
 
 A ratio means something only if both learn the same: the training loss of the epoch, mean over the rounds, must agree.
-The sides draw different orders of samples, so it agrees up to noise; fewer steps have more of it.  (Ours is a mean
+The variants draw different orders of samples, so it agrees up to noise; fewer steps have more of it.  (Ours is a mean
 over samples, the peer's over batches as published: a short last batch counts more in it.)
-BatchNorm is that of each rank's own samples on both sides, since torch has none over all ranks for the CPU.  Where
-the model has BatchNorm a third side, `ours_sync_batchnorm`, has ours do that additional work as well; it can be left
+BatchNorm is that of each rank's own samples in both variants, since torch has none over all ranks for the CPU.  Where
+the model has BatchNorm a third variant, `ours_sync_batchnorm`, has ours do that additional work as well; it can be left
 out with --no-sync-batchnorm.
 """
 
@@ -47,8 +47,8 @@ TARGET = 0.6
 SETTINGS = {"processes": PROCESSES, "threads": 1, "backend": "gloo", "device": "cpu"}
 DATASETS = {"fashion_mnist": torchvision.datasets.FashionMNIST, "mnist": torchvision.datasets.MNIST}
 
-# Side: the module that torchrun starts, and the flags that only this side is given.
-SIDES = {
+# Variant: the module that torchrun starts, and the flags that only this variant is given.
+VARIANTS = {
     "ours": ("train", ["--no-sync-batchnorm"]),
     "peer": ("benchmarks.peers.plain", []),
     "ours_sync_batchnorm": ("train", ["--sync-batchnorm"]),
@@ -75,7 +75,7 @@ HAVE_BATCHNORM = ("resnet18",)
 
 @dataclass(frozen=True)
 class Run:
-    """One epoch of one side."""
+    """One epoch of one variant."""
 
     train_seconds: float
     command_seconds: float
@@ -87,11 +87,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.epoch", description=__doc__.splitlines()[0])
     parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all")
     parser.add_argument("--data-root", default="data", help="folder in torchvision's layout; downloaded if absent")
-    parser.add_argument("--rounds", type=int, default=3, help="epochs that each side trains, each from the start")
+    parser.add_argument("--rounds", type=int, default=3, help="epochs that each variant trains, each from the start")
     parser.add_argument("--max-steps", type=int, help="end each epoch after so many steps, for a quick look")
-    parser.add_argument("--dropout", type=float, help="0 makes the losses of both sides comparable to rounding")
+    parser.add_argument("--dropout", type=float, help="0 makes the losses of both variants comparable to rounding")
     parser.add_argument(
-        "--sync-batchnorm", action=argparse.BooleanOptionalAction, default=True, help="measure that side, too"
+        "--sync-batchnorm", action=argparse.BooleanOptionalAction, default=True, help="measure that variant, too"
     )
     parser.add_argument("--tolerance", type=float, default=0.03, help="relative difference of losses that is noise")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for epoch_WORKLOAD.json")
@@ -102,10 +102,10 @@ def main(argv: list[str] | None = None) -> int:
         workload = WORKLOADS[name]
         DATASETS[workload.dataset](options.data_root, download=True)
         synchronised = options.sync_batchnorm and name in HAVE_BATCHNORM
-        sides = [side for side in SIDES if synchronised or side != "ours_sync_batchnorm"]
+        variants = [variant for variant in VARIANTS if synchronised or variant != "ours_sync_batchnorm"]
         limits = {"max_steps": options.max_steps, "dropout": options.dropout}
         flags = to_argv(asdict(workload) | limits | {"data_root": options.data_root})
-        runs = in_turns({side: partial(run_epoch, side, flags) for side in sides}, options.rounds)
+        runs = in_turns({variant: partial(run_epoch, variant, flags) for variant in variants}, options.rounds)
         result = compare(runs, options.tolerance)
         settings = asdict(workload) | SETTINGS | limits | {"rounds": options.rounds}
         write_result(options.results, f"epoch_{name}", result | {"settings": settings, "machine": machine()})
@@ -114,12 +114,12 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if agree else 1
 
 
-def run_epoch(side: str, flags: Sequence[str], number: int) -> Run:
-    """Start the two processes of `side` for round `number` and wait for their end.
+def run_epoch(variant: str, flags: Sequence[str], number: int) -> Run:
+    """Start the two processes of `variant` for round `number` and wait for their end.
 
     Raises CalledProcessError if they fail; what they have to say about it is on stderr by then.
     """
-    module, own_flags = SIDES[side]
+    module, own_flags = VARIANTS[variant]
     with tempfile.TemporaryDirectory() as folder:
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}", "-m", module]
         command = [sys.executable, *torchrun, *flags, *own_flags, f"--seed={number}", f"--run-dir={folder}"]
@@ -130,25 +130,25 @@ def run_epoch(side: str, flags: Sequence[str], number: int) -> Run:
         records = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
         [timed] = [record for record in records if record["event"] == "epoch"]
     run = Run(timed["train_seconds"], command_seconds, timed["train_loss"])
-    print(f"round {number}, {side}: {run.train_seconds:.1f} s, loss {run.train_loss:.4f}", flush=True)
+    print(f"round {number}, {variant}: {run.train_seconds:.1f} s, loss {run.train_loss:.4f}", flush=True)
     return run
 
 
 def compare(runs: dict[str, list[Run]], tolerance: float) -> dict[str, Any]:
-    """The result of one workload: ratios of each of our sides to the peer, and the figures that they come from."""
-    train_seconds = {side: [run.train_seconds for run in of_side] for side, of_side in runs.items()}
-    command_seconds = {side: [run.command_seconds for run in of_side] for side, of_side in runs.items()}
-    train_loss = {side: [run.train_loss for run in of_side] for side, of_side in runs.items()}
-    ours = [side for side in runs if side != "peer"]
-    difference = {side: mean(train_loss[side]) / mean(train_loss["peer"]) - 1 for side in ours}
+    """The result of one workload: ratios of each of our variants to the peer, and the figures that they come from."""
+    train_seconds = {variant: [run.train_seconds for run in of_variant] for variant, of_variant in runs.items()}
+    command_seconds = {variant: [run.command_seconds for run in of_variant] for variant, of_variant in runs.items()}
+    train_loss = {variant: [run.train_loss for run in of_variant] for variant, of_variant in runs.items()}
+    ours = [variant for variant in runs if variant != "peer"]
+    difference = {variant: mean(train_loss[variant]) / mean(train_loss["peer"]) - 1 for variant in ours}
     return {
         "benchmark": "epoch",
-        "what": "seconds of the training part of one epoch, side / peer; the median over the rounds",
+        "what": "seconds of the training part of one epoch, variant / peer; the median over the rounds",
         "unit": "time / peer's time",
-        "ratio": {side: median_ratio(train_seconds[side], train_seconds["peer"]) for side in ours},
+        "ratio": {variant: median_ratio(train_seconds[variant], train_seconds["peer"]) for variant in ours},
         "ratio_at_most": TARGET,
-        "ratios": {side: ratios(train_seconds[side], train_seconds["peer"]) for side in ours},
-        "command_ratio": {side: median_ratio(command_seconds[side], command_seconds["peer"]) for side in ours},
+        "ratios": {variant: ratios(train_seconds[variant], train_seconds["peer"]) for variant in ours},
+        "command_ratio": {variant: median_ratio(command_seconds[variant], command_seconds["peer"]) for variant in ours},
         "loss_difference": difference,
         "loss_tolerance": tolerance,
         "losses_agree": all(abs(part) <= tolerance for part in difference.values()),
@@ -161,9 +161,9 @@ def compare(runs: dict[str, list[Run]], tolerance: float) -> dict[str, Any]:
 def in_words(result: dict[str, Any]) -> str:
     """One line for a person."""
     parts = [
-        f"{side} / peer {ratio:.3f} (command {result['command_ratio'][side]:.3f}, "
-        f"loss {result['loss_difference'][side]:+.1%})"
-        for side, ratio in result["ratio"].items()
+        f"{variant} / peer {ratio:.3f} (command {result['command_ratio'][variant]:.3f}, "
+        f"loss {result['loss_difference'][variant]:+.1%})"
+        for variant, ratio in result["ratio"].items()
     ]
     verdict = "losses agree" if result["losses_agree"] else "LOSSES DIFFER: the ratios mean nothing"
     return f"{'; '.join(parts)}; ours to be at most {TARGET:g}; {verdict}"

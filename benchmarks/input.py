@@ -2,14 +2,14 @@
 
     python -m benchmarks.input --data-root DIR
 
-Each side reads one shuffled epoch of MNIST on the CPU, from the request of the first batch to the receipt of the
+Each variant reads one shuffled epoch of MNIST on the CPU, from the request of the first batch to the receipt of the
 last, as float32 batches of 64 that are normalised and ready for a model:
 
     ours      train.data.batches.Batches over ShardSampler
     peers     torchvision.datasets.MNIST with ToTensor and Normalize through a DataLoader with 0 and with 2 workers
 
-Workers are persistent and each side has read one epoch before: neither the start of workers nor the reading of the
-files is timed.  Drawing the order of the epoch is.  All sides live in one process and take turns.
+Workers are persistent and each variant has read one epoch before: neither the start of workers nor the reading of the
+files is timed.  Drawing the order of the epoch is.  All variants live in one process and take turns.
 The results are compared first: for the same indices both must give the same images and labels.
 """
 
@@ -41,10 +41,10 @@ _NUM_COMPARED = 1000
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compare, measure, write results/input.json; 1 if the sides do not give the same values."""
+    """Compare, measure, write results/input.json; 1 if the variants do not give the same values."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.input", description=__doc__.splitlines()[0])
     parser.add_argument("--data-root", default="data", help="folder that holds MNIST/raw; downloaded if absent")
-    parser.add_argument("--rounds", type=int, default=5, help="epochs that each side reads")
+    parser.add_argument("--rounds", type=int, default=5, help="epochs that each variant reads")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for input.json")
     options = parser.parse_args(argv)
 
@@ -56,15 +56,15 @@ def main(argv: list[str] | None = None) -> int:
     difference = largest_difference(samples, peer_dataset)
     print(f"largest difference of a value: {difference:.1e}")
     if difference > _TOLERANCE:
-        print(f"more than {_TOLERANCE:.0e}: the sides do not do the same work, nothing was measured")
+        print(f"more than {_TOLERANCE:.0e}: the variants do not do the same work, nothing was measured")
         return 1
 
-    sides = {"ours": our_side(samples)} | {
-        f"loader_{workers}_workers": peer_side(peer_dataset, workers) for workers in PEER_WORKERS
+    variants = {"ours": our_variant(samples)} | {
+        f"loader_{workers}_workers": peer_variant(peer_dataset, workers) for workers in PEER_WORKERS
     }
-    for side in sides.values():
-        side(0)
-    speeds = in_turns(sides, options.rounds)
+    for variant in variants.values():
+        variant(0)
+    speeds = in_turns(variants, options.rounds)
 
     peers = {name: values for name, values in speeds.items() if name != "ours"}
     write_result(
@@ -104,7 +104,7 @@ def largest_difference(samples: Samples, peer_dataset: Any) -> float:
     return (images - torch.stack(peer_images)).abs().max().item()
 
 
-def our_side(samples: Samples) -> Callable[[int], float]:
+def our_variant(samples: Samples) -> Callable[[int], float]:
     """Images per second of one epoch of our input path, in the order of epoch `number` + 1."""
     sampler = ShardSampler(len(samples), BATCH_SIZE, rank=0, world_size=1, seed=0)
     batches = Batches(samples, sampler, torch.device("cpu"))
@@ -116,7 +116,7 @@ def our_side(samples: Samples) -> Callable[[int], float]:
     return read_epoch
 
 
-def peer_side(dataset: Any, workers: int) -> Callable[[int], float]:
+def peer_variant(dataset: Any, workers: int) -> Callable[[int], float]:
     """Images per second of one epoch of `dataset` through a DataLoader."""
     loader: DataLoader[Any] = DataLoader(
         dataset, batch_size=BATCH_SIZE, shuffle=True, num_workers=workers, persistent_workers=workers > 0

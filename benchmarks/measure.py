@@ -1,7 +1,7 @@
 """What all benchmarks share: interleaved rounds, ratios, and a record that says on what kind of machine they hold.
 
 Times on one machine say little about another, and two runs on a busy machine little about each other.  So both
-sides of a comparison take turns, each round gives one ratio, and the median of the ratios is the result.
+variants of a comparison take turns, each round gives one ratio, and the median of the ratios is the result.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ RESULTS = Path(__file__).parent / "results"
 T = TypeVar("T")
 
 
-def in_turns(sides: Mapping[str, Callable[[int], T]], rounds: int) -> dict[str, list[T]]:
-    """Call all sides in round 1, then all in round 2, …; what each returned, by round.
+def in_turns(variants: Mapping[str, Callable[[int], T]], rounds: int) -> dict[str, list[T]]:
+    """Call all variants in round 1, then all in round 2, …; what each returned, by round.
 
-    A side is given the number of the round, from 1.
+    A variant is given the number of the round, from 1.
     """
-    outcomes: dict[str, list[T]] = {name: [] for name in sides}
+    outcomes: dict[str, list[T]] = {name: [] for name in variants}
     for number in range(1, rounds + 1):
-        for name, side in sides.items():
-            outcomes[name].append(side(number))
+        for name, variant in variants.items():
+            outcomes[name].append(variant(number))
     return outcomes
 
 

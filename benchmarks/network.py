@@ -12,14 +12,14 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from benchmarks.ranks import Place
+from benchmarks.ranks import Node
 
 INTERFACE = "eth0"
 _TOOLS = ("ip", "tc", "unshare", "nsenter")
 
 
 def missing_for_nodes() -> str | None:
-    """What has to be there before `nodes` can work, in words; None if nothing is missing."""
+    """What `start_nodes` needs and does not find, in words; None if nothing is missing."""
     if os.geteuid() != 0:
         return "network namespaces need root: run it with sudo"
     absent = [tool for tool in _TOOLS if shutil.which(tool) is None]
@@ -29,7 +29,7 @@ def missing_for_nodes() -> str | None:
 
 
 @contextmanager
-def nodes(number: int) -> Iterator[list[Place]]:
+def start_nodes(number: int) -> Iterator[list[Node]]:
     """`number` nodes on one switch, each with a network of its own; links are as fast as the machine.
 
     Raises RuntimeError with the words of the tool that failed.
@@ -38,7 +38,7 @@ def nodes(number: int) -> Iterator[list[Place]]:
         switch = stack.enter_context(_namespace())
         _run([*_enter(switch), "ip", "link", "add", "switch", "type", "bridge"])
         _run([*_enter(switch), "ip", "link", "set", "switch", "up"])
-        places = []
+        nodes = []
         for index in range(number):
             node = stack.enter_context(_namespace())
             port = ["ip", "link", "add", f"port{index}", "type", "veth", "peer", "name", INTERFACE, "netns", str(node)]
@@ -46,8 +46,8 @@ def nodes(number: int) -> Iterator[list[Place]]:
             _run([*_enter(switch), "ip", "link", "set", f"port{index}", "master", "switch", "up"])
             _run([*_enter(node), "ip", "address", "add", f"10.0.0.{index + 1}/24", "dev", INTERFACE])
             _run([*_enter(node), "ip", "link", "set", INTERFACE, "up"])
-            places.append(Place(enter=_enter(node), interface=INTERFACE))
-        yield places
+            nodes.append(Node(enter=_enter(node), interface=INTERFACE))
+        yield nodes
 
 
 def limit_rate(mbit_per_s: float) -> None:

@@ -72,8 +72,8 @@ def draw_scaling(result: Mapping[str, Any], file: Path) -> None:
     checked, *predicted = panels
     rows = result["rows"]
     for offset, key, color in ((-0.2, "measured_s", "lightsteelblue"), (0.2, "predicted_s", "steelblue")):
-        places = [index + offset for index in range(len(rows))]
-        checked.barh(places, [row[key] for row in rows], height=0.4, color=color, label=key)
+        positions = [index + offset for index in range(len(rows))]
+        checked.barh(positions, [row[key] for row in rows], height=0.4, color=color, label=key)
     for index, row in enumerate(rows):
         checked.annotate(f" {row['error']:+.1%}", (max(row["measured_s"], row["predicted_s"]), index), va="center")
     fitted = result["settings"]["fit"]["ranks"]

@@ -46,7 +46,7 @@ def predictions(resnet18: Schedule, fit: Fit) -> list[dict[str, Any]]:
                         "step_without_network_s": schedule.step_s,
                         "nodes": list(NODES),
                         "step_s": [step.seconds for step in steps],
-                        "hidden_share": [step.hidden_share for step in steps],
+                        "overlap_share": [step.overlap_share for step in steps],
                     }
                 )
     return rows

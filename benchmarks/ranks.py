@@ -26,20 +26,20 @@ _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank runs: the command that starts others there, and the network interface that it talks over."""
+class Node:
+    """Where a rank runs: the command that starts processes there, and the network interface that they use."""
 
     enter: tuple[str, ...] = ()
     interface: str = "lo"
 
 
-HERE = Place()
+HERE = Node()
 
 
 def run_ranks(
-    function: Callable[..., Any], places: Sequence[Place], timeout_s: float, *, backend: str = "gloo", **arguments: Any
+    function: Callable[..., Any], nodes: Sequence[Node], timeout_s: float, *, backend: str = "gloo", **arguments: Any
 ) -> list[Any]:
-    """`function(**arguments)` on one process for each of `places`; what they return, by rank.
+    """`function(**arguments)` on one process for each of `nodes`; what they return, by rank.
 
     Args:
         function: of a module that can be imported; arguments and result go through JSON.
@@ -50,7 +50,7 @@ def run_ranks(
         "module": function.__module__,
         "function": function.__name__,
         "arguments": arguments,
-        "world_size": len(places),
+        "world_size": len(nodes),
         "backend": backend,
         "timeout_s": timeout_s,
     }
@@ -59,10 +59,10 @@ def run_ranks(
         (Path(folder) / "task.json").write_text(json.dumps(task))
         deadline = time.monotonic() + timeout_s
         try:
-            for rank, place in enumerate(places):
-                command = [*place.enter, sys.executable, "-m", __name__, folder, str(rank)]
+            for rank, node in enumerate(nodes):
+                command = [*node.enter, sys.executable, "-m", __name__, folder, str(rank)]
                 environment = os.environ | {
-                    "GLOO_SOCKET_IFNAME": place.interface,
+                    "GLOO_SOCKET_IFNAME": node.interface,
                     "OMP_NUM_THREADS": "1",
                     "PYTHONPATH": str(ROOT),
                 }
@@ -70,14 +70,14 @@ def run_ranks(
                 processes.append(subprocess.Popen(command, env=environment, start_new_session=True))
             for rank, process in enumerate(processes):
                 if process.wait(max(0.0, deadline - time.monotonic())):
-                    raise RuntimeError(f"rank {rank} of {len(places)} failed with exit code {process.returncode}")
+                    raise RuntimeError(f"rank {rank} of {len(nodes)} failed with exit code {process.returncode}")
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{len(places)} ranks were not done within {timeout_s:g} s") from None
+            raise RuntimeError(f"{len(nodes)} ranks were not done within {timeout_s:g} s") from None
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
-        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(len(places))]
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(len(nodes))]
 
 
 def end_with_parent() -> None:

@@ -45,19 +45,19 @@ def main(argv: list[str] | None = None) -> int:
 
     with tempfile.TemporaryDirectory() as folder:
         commands = {
-            f"{side}_{target}_{nodes}x{PROCS_PER_NODE}": command
+            f"{variant}_{target}_{nodes}x{PROCS_PER_NODE}": command
             for target, scheduler in TARGETS.items()
             for nodes in NODES
-            for side, command in (
+            for variant, command in (
                 ("ours", our_command(Path(folder), target, nodes)),
                 ("torchx", torchx_command(torchx, scheduler, nodes)),
             )
         }
         sizes = {name: len(run(command, folder)) for name, command in commands.items()}
-        sides: dict[str, Callable[[int], float]] = {
+        variants: dict[str, Callable[[int], float]] = {
             name: partial(seconds, command, folder) for name, command in commands.items()
         }
-        times = in_turns(sides, options.rounds)
+        times = in_turns(variants, options.rounds)
 
         version = run([str(torchx), "--version"], folder).decode().strip()
 
@@ -119,7 +119,7 @@ def compare(times: dict[str, list[float]]) -> dict[str, Any]:
     """Ratios of ours to torchx by target and size, and of 64 nodes to 2 within ours."""
     pairs = {
         f"{target}_{nodes}x{PROCS_PER_NODE}": tuple(
-            times[f"{side}_{target}_{nodes}x{PROCS_PER_NODE}"] for side in ("ours", "torchx")
+            times[f"{variant}_{target}_{nodes}x{PROCS_PER_NODE}"] for variant in ("ours", "torchx")
         )
         for target in TARGETS
         for nodes in NODES

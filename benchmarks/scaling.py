@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.cost_model import Fit, Schedule, fit_link, predict_step
 from benchmarks.measure import RESULTS, machine, write_result
-from benchmarks.network import missing_for_nodes, nodes
+from benchmarks.network import missing_for_nodes, start_nodes
 from benchmarks.predictions import predictions
 from benchmarks.ranks import run_ranks
 from benchmarks.scaling_ranks import measure_link, measure_steps
@@ -46,17 +46,17 @@ def main(argv: list[str] | None = None) -> int:
     if missing := missing_for_nodes():
         parser.error(missing)
 
-    with nodes(FIT_RANKS) as places:
+    with start_nodes(FIT_RANKS) as nodes:
         link_figures = run_ranks(
             measure_link,
-            places,
+            nodes,
             _TIMEOUT_S,
             rates=FIT_MBIT_PER_S,
             sizes_bytes=SIZES_BYTES,
             repeats=options.repeats,
         )[0]
         own_schedule = run_ranks(
-            measure_steps, places, _TIMEOUT_S, workload=options.workload, rates=FIT_MBIT_PER_S, steps=options.repeats
+            measure_steps, nodes, _TIMEOUT_S, workload=options.workload, rates=FIT_MBIT_PER_S, steps=options.repeats
         )[0]
     fit = fit_to(link_figures["all_reduces"])
     cores = machine()["cores"]
@@ -70,10 +70,10 @@ def main(argv: list[str] | None = None) -> int:
     rows = compare(own_schedule, FIT_RANKS, fit, core_s_per_byte, cores)
     schedules = {str(FIT_RANKS): own_schedule["schedule"]}
     for ranks in options.check_ranks:
-        with nodes(ranks) as places:
+        with start_nodes(ranks) as nodes:
             figures = run_ranks(
                 measure_steps,
-                places,
+                nodes,
                 _TIMEOUT_S,
                 workload=options.workload,
                 rates=CHECK_MBIT_PER_S,
@@ -154,7 +154,7 @@ def compare(
                 "measured_s": row["seconds"],
                 "predicted_s": step.seconds,
                 "error": step.seconds / row["seconds"] - 1,
-                "hidden_share": step.hidden_share,
+                "overlap_share": step.overlap_share,
             }
         )
     return rows

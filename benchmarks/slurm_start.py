@@ -60,12 +60,12 @@ def main(argv: list[str] | None = None) -> int:
         folder = Path(name)
         with Cluster(folder, NODES) as cluster:
             ours = observer.rendered(cluster, folder, processes=1, what="time")
-            sides: dict[str, Callable[[int], float]] = {
+            variants: dict[str, Callable[[int], float]] = {
                 "ours": partial(start, cluster, with_first_line(ours, folder)),
                 "peer": partial(start, cluster, with_first_line(BY_HAND.format(folder=folder), folder)),
             }
             start(cluster, with_first_line(ours, folder), 0)  # writes the byte code
-            seconds = in_turns(sides, options.rounds)
+            seconds = in_turns(variants, options.rounds)
 
     result = compare(seconds)
     settings = {"slurm": slurm_version(), "rounds": options.rounds, "nodes": len(NODES), "processes": len(NODES)}
@@ -105,8 +105,8 @@ def compare(seconds: dict[str, list[float]]) -> dict[str, Any]:
         "more_quartiles_s": quartiles(more),
         "more_at_most_s": MORE_AT_MOST_S,
         "outliers_s": [value for value in seconds["ours"] if value > usual + OUTLIER_S],
-        "median_s": {side: statistics.median(values) for side, values in seconds.items()},
-        "longest_s": {side: max(values) for side, values in seconds.items()},
+        "median_s": {variant: statistics.median(values) for variant, values in seconds.items()},
+        "longest_s": {variant: max(values) for variant, values in seconds.items()},
         "seconds": seconds,
     }
 

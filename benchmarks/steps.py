@@ -1,4 +1,4 @@
-"""What each rank does in the comparisons of wrappers: training steps of each side in turns, timed or weighed."""
+"""What each rank does in the comparisons of wrappers: training steps of each variant in turns, timed or weighed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.hidden import hidden_share_of
 from benchmarks.measure import in_turns
 from benchmarks.network import limit_rate
-from benchmarks.sides import SIDES
+from benchmarks.overlap import overlap_share_of
+from benchmarks.variants import VARIANTS
 from benchmarks.workloads import WORKLOADS, loss_of
 from train.strategies.average_after_backward import AverageAfterBackward
 
@@ -25,11 +25,11 @@ WARM_UP_STEPS = 4
 
 
 class Training:
-    """One side: its own copy of the model, the same weights and batches as all others."""
+    """One variant: its own copy of the model, the same weights and batches as all others."""
 
-    def __init__(self, workload: str, side: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, workload: str, variant: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self.device = device
-        self.model = SIDES[side](WORKLOADS[workload].model().to(device, dtype))
+        self.model = VARIANTS[variant](WORKLOADS[workload].model().to(device, dtype))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=WORKLOADS[workload].lr)
         batches = WORKLOADS[workload].batches(dist.get_rank())
         batches = [(inputs.to(dtype) if inputs.is_floating_point() else inputs, targets) for inputs, targets in batches]
@@ -48,7 +48,7 @@ class Training:
     def seconds_per_step(self, steps: int) -> float:
         """Mean over `steps` steps, from where all ranks begin to where the last is done.
 
-        A step before them is not counted: in it this side's data comes back into the caches.
+        A step before them is not counted: in it this variant's data comes back into the caches.
         """
         self.step()
         self._meet()
@@ -70,53 +70,53 @@ class Training:
         dist.barrier()
 
 
-def time_sides(
+def time_variants(
     workload: str,
-    sides: Sequence[str],
+    variants: Sequence[str],
     rounds: int,
     steps: int,
     device: str = "cpu",
     mbit_per_s: float | None = None,
     profiled_steps: int = 0,
 ) -> dict[str, Any]:
-    """Seconds a step of each side by round, and the mean loss of each step.
+    """Seconds a step of each variant by round, and the mean loss of each step.
 
     With `mbit_per_s` the nodes send no faster; with `profiled_steps` the share of communication behind backward in as
     many steps at the end comes along.
     """
     if mbit_per_s is not None:
         limit_rate(mbit_per_s)
-    runs = {side: Training(workload, side, device) for side in sides}
+    runs = {variant: Training(workload, variant, device) for variant in variants}
     for run in runs.values():
         for _ in range(WARM_UP_STEPS):
             run.step()
-    seconds = in_turns({side: partial(_turn, run, steps) for side, run in runs.items()}, rounds)
-    result = {"step_seconds": seconds, "losses": {side: run.mean_losses() for side, run in runs.items()}}
+    seconds = in_turns({variant: partial(_turn, run, steps) for variant, run in runs.items()}, rounds)
+    result = {"step_seconds": seconds, "losses": {variant: run.mean_losses() for variant, run in runs.items()}}
     if profiled_steps:
-        result["hidden_share"] = {
-            side: [hidden_share_of(run.step) for _ in range(profiled_steps)] for side, run in runs.items()
+        result["overlap_share"] = {
+            variant: [overlap_share_of(run.step) for _ in range(profiled_steps)] for variant, run in runs.items()
         }
     return result
 
 
-def losses_in_double(workload: str, sides: Sequence[str], steps: int, device: str = "cpu") -> dict[str, list[float]]:
-    """Loss of each step by side, mean over the ranks, in float64.
+def losses_in_double(workload: str, variants: Sequence[str], steps: int, device: str = "cpu") -> dict[str, list[float]]:
+    """Loss of each step by variant, mean over the ranks, in float64.
 
     In float32 sums in another order come apart by per cents within 30 steps of a BatchNorm network, native DDP's with
     two sizes of buckets, too.  What differs in float64 is another computation.
     """
     losses = {}
-    for side in sides:
-        run = Training(workload, side, device, torch.float64)
+    for variant in variants:
+        run = Training(workload, variant, device, torch.float64)
         for _ in range(steps):
             run.step()
-        losses[side] = run.mean_losses()
+        losses[variant] = run.mean_losses()
     return losses
 
 
-def peak_memory_mib(workload: str, side: str, steps: int) -> float:
-    """The most memory that this process ever held, in MiB (VmHWM), after `steps` steps of one side."""
-    run = Training(workload, side)
+def peak_memory_mib(workload: str, variant: str, steps: int) -> float:
+    """The most memory that this process ever held, in MiB (VmHWM), after `steps` steps of one variant."""
+    run = Training(workload, variant)
     for _ in range(steps):
         run.step()
     [kib] = re.findall(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)

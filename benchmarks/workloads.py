@@ -1,4 +1,4 @@
-"""What is trained where wrappers are compared: a model and random batches, the same on each side."""
+"""What is trained where wrappers are compared: a model and random batches, the same for each variant."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from benchmarks.gpu.outcome import Failed
 
 
 def run(device: str, *more: str) -> dict[str, Any]:
-    """The medians of all sides; the whole record goes to results/ddp_cuda.json.
+    """The medians of all variants; the whole record goes to results/ddp_cuda.json.
 
     Only losses that differ fail: a slower step is a figure to be kept, not an error.
     """
@@ -21,8 +21,15 @@ def run(device: str, *more: str) -> dict[str, Any]:
         code = ddp.main([f"--device={device}", f"--results={results}", "--no-plain", "--memory-rounds=0", *more])
         name = "ddp_cuda" if device == "cuda" else "ddp_2"
         whole = json.loads((results / f"{name}.json").read_text())
-    kept = ("ratio", "ratio_at_most", "ratio_to_bare_at_most", "ratio_to_side", "median_step_seconds", "losses_agree")
+    kept = (
+        "ratio",
+        "ratio_at_most",
+        "ratio_to_bare_at_most",
+        "ratio_to_variant",
+        "median_step_seconds",
+        "losses_agree",
+    )
     record = {key: whole[key] for key in kept if key in whole}
     if code != 0:
-        raise Failed("the losses of the sides differ", record)
+        raise Failed("the losses of the variants differ", record)
     return record

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from benchmarks.gpu import suite
 from benchmarks.gpu.jobs import nccl_variables
 from benchmarks.gpu.outcome import Failed, Skipped
-from benchmarks.ranks import HERE, Place, run_ranks
+from benchmarks.ranks import HERE, Node, run_ranks
 from train.collectives.sync_batchnorm import convert_sync_batchnorm
 from train.config import available
 from train.ddp.wrapper import CustomDDP
@@ -49,7 +49,7 @@ def over_nccl(device: str) -> dict[str, Any]:
     if device == "cpu":
         return _compared(device, "gloo", ["batchnorm"])
     try:
-        sums = run_ranks(sum_of_ranks, _places(device, "nccl"), 90.0, backend="nccl")
+        sums = run_ranks(sum_of_ranks, _nodes(device, "nccl"), 90.0, backend="nccl")
     except RuntimeError as error:
         version = ".".join(map(str, torch.cuda.nccl.version()))
         raise Skipped(f"NCCL {version} does not connect two ranks on one GPU: {error}") from error
@@ -64,11 +64,11 @@ def sum_of_ranks() -> float:
     return float(number)
 
 
-def _places(device: str, backend: str) -> list[Place]:
+def _nodes(device: str, backend: str) -> list[Node]:
     if device == "cpu" or backend == "gloo":
         return [HERE, HERE]
     words = [[f"{name}={value}" for name, value in nccl_variables(rank).items()] for rank in (0, 1)]
-    return [Place(enter=("env", *of_rank)) for of_rank in words]
+    return [Node(enter=("env", *of_rank)) for of_rank in words]
 
 
 def _compared(device: str, backend: str, kinds: Sequence[str], steps: int = STEPS) -> dict[str, Any]:
@@ -76,8 +76,8 @@ def _compared(device: str, backend: str, kinds: Sequence[str], steps: int = STEP
     differences, wrong = {}, []
     for kind in kinds:
         expected = run_ranks(all_cases, [HERE, HERE], _TIMEOUT_S, kind=kind, device="cpu", steps=steps)
-        places = _places(device, backend)
-        found = run_ranks(all_cases, places, _TIMEOUT_S, backend=backend, kind=kind, device=device, steps=steps)
+        nodes = _nodes(device, backend)
+        found = run_ranks(all_cases, nodes, _TIMEOUT_S, backend=backend, kind=kind, device=device, steps=steps)
         for name, ours in found[0].items():
             tolerance = (TOLERANCES if kind == "syncs" else BATCHNORM_TOLERANCES).get(name.split(",")[0], 2e-2)
             losses, theirs = _sum_of_ranks(found, name), _sum_of_ranks(expected, name)

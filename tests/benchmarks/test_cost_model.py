@@ -29,20 +29,20 @@ def test_one_rank_has_nothing_to_send() -> None:
 def test_bucket_that_travels_during_backward_costs_nothing() -> None:
     step = predict_step(schedule(1.0, backward_end_s=5.0, step_s=6.0), 2, LINK)
     assert step.seconds == pytest.approx(6.0)
-    assert step.hidden_share == pytest.approx(1.0)
+    assert step.overlap_share == pytest.approx(1.0)
 
 
 def test_last_bucket_is_always_exposed() -> None:
     step = predict_step(schedule(1.0, 5.0, backward_end_s=5.0, step_s=6.0), 2, LINK)
     assert step.seconds == pytest.approx(7.0)
-    assert step.hidden_share == pytest.approx(0.5)
+    assert step.overlap_share == pytest.approx(0.5)
 
 
 def test_bucket_waits_for_the_one_before() -> None:
     # The first is under way from 1.0 to 2.0, the second from 2.0 to 3.0; backward ends at 1.5, the optimizer takes 1.
     step = predict_step(schedule(1.0, 1.5, backward_end_s=1.5, step_s=2.5), 2, LINK)
     assert step.seconds == pytest.approx(4.0)
-    assert step.hidden_share == pytest.approx(0.25)
+    assert step.overlap_share == pytest.approx(0.25)
 
 
 def test_cores_that_move_bytes_compute_later() -> None:
@@ -92,6 +92,6 @@ def test_step_lies_between_perfect_overlap_and_none(
 
     step = predict_step(step_schedule, ranks, link, cores=2)
 
-    assert 0.0 <= step.hidden_share <= 1.0
+    assert 0.0 <= step.overlap_share <= 1.0
     least = max(step_schedule.step_s, full_s[0] + wire_s + 1.0)
     assert least * (1 - 1e-9) <= step.seconds <= (step_schedule.step_s + wire_s + cores_s) * (1 + 1e-9)

@@ -10,8 +10,8 @@ import torch
 
 from benchmarks import ddp, ddp_network, scaling
 from benchmarks.network import missing_for_nodes
-from benchmarks.sides import NATIVE, PLAIN
 from benchmarks.steps import Training
+from benchmarks.variants import NATIVE, PLAIN
 from tests.ranks import run_ranks
 from train.world.environment import World
 
@@ -19,14 +19,14 @@ needs_nodes = pytest.mark.skipif(missing_for_nodes() is not None, reason=str(mis
 
 
 @pytest.mark.timeout(300)
-def test_ddp_benchmark_trains_all_sides_to_the_same_losses_and_weighs_them(tmp_path: Path) -> None:
+def test_ddp_benchmark_trains_all_variants_to_the_same_losses_and_weighs_them(tmp_path: Path) -> None:
     arguments = ["--workload=mlp", "--rounds=2", "--steps=2", "--memory-rounds=1", f"--results={tmp_path}"]
     assert ddp.main(arguments) == 0
 
     result = json.loads((tmp_path / "ddp_2.json").read_text())
     assert result["losses_agree"] == {"mlp": True}
     assert result["best_native"]["mlp"] in NATIVE
-    assert set(result["ratio_to_side"]["mlp"]) == {"ours_gloo", *NATIVE, *PLAIN}
+    assert set(result["ratio_to_variant"]["mlp"]) == {"ours_gloo", *NATIVE, *PLAIN}
     assert len(result["ratios"]["mlp"]) == 2
     assert set(result["peak_memory_mib"]["mlp"]) == {"ours", "native_bucket_view"}
     assert str(tmp_path) not in json.dumps(result)
@@ -40,20 +40,20 @@ def test_ddp_benchmark_compares_with_the_bare_module_on_cuda(tmp_path: Path) -> 
     assert ddp.main(arguments) == 0
 
     result = json.loads((tmp_path / "ddp_cuda.json").read_text())
-    assert set(result["ratio_to_side"]["mlp"]) == {"bare", *NATIVE}
+    assert set(result["ratio_to_variant"]["mlp"]) == {"bare", *NATIVE}
     assert result["settings"]["device"] == torch.cuda.get_device_name()
 
 
 @needs_nodes
 @pytest.mark.timeout(300)
-def test_network_benchmark_compares_each_wire_format_and_tells_what_is_hidden(tmp_path: Path) -> None:
+def test_network_benchmark_compares_each_wire_format_and_reports_the_overlap(tmp_path: Path) -> None:
     arguments = ["--mbit-per-s=1000", "--workload=mlp", "--rounds=1", "--steps=1", f"--results={tmp_path}"]
     assert ddp_network.main(arguments) == 0
 
     result = json.loads((tmp_path / "ddp_network_1000.json").read_text())
     assert set(result["ratio"]) == set(ddp_network.COMPARISONS)
-    assert set(result["hidden_share"]) == set(ddp_network.SIDES)
-    assert all(0 <= share <= 1 for share in result["hidden_share"].values())
+    assert set(result["overlap_share"]) == set(ddp_network.VARIANTS)
+    assert all(0 <= share <= 1 for share in result["overlap_share"].values())
     assert str(tmp_path) not in json.dumps(result)
 
 
@@ -83,8 +83,8 @@ def test_benchmark_on_nodes_says_what_it_needs(
     assert "network namespaces need root" in capsys.readouterr().err
 
 
-def losses_of(world: World, side: str, steps: int) -> list[float]:
-    training = Training("gpt", side)
+def losses_of(world: World, variant: str, steps: int) -> list[float]:
+    training = Training("gpt", variant)
     for _ in range(steps):
         training.step()
     return training.mean_losses()
@@ -100,10 +100,10 @@ def test_small_gpt_has_about_ten_million_parameters_and_learns() -> None:
     assert losses[4] < losses[0] and losses[5] < losses[1]
 
 
-def test_ratio_is_that_to_the_fastest_native_side() -> None:
+def test_ratio_is_that_to_the_fastest_native_variant() -> None:
     seconds = {"ours": [1.0, 1.0, 1.2], "native": [2.0] * 3, "native_bucket_view": [1.25] * 3}
     seconds["native_static_graph"] = [1.5] * 3
-    compared = ddp.compare({"step_seconds": seconds, "losses": {side: [2.0, 1.0] for side in seconds}})
+    compared = ddp.compare({"step_seconds": seconds, "losses": {variant: [2.0, 1.0] for variant in seconds}})
 
     assert compared["best_native"] == "native_bucket_view"
     assert compared["ratio"] == pytest.approx(0.8)
@@ -111,6 +111,6 @@ def test_ratio_is_that_to_the_fastest_native_side() -> None:
 
 
 def test_losses_that_differ_are_noticed() -> None:
-    seconds = {side: [1.0] for side in ("ours", *NATIVE)}
-    losses = {side: [2.0, 1.000001 if side == "native" else 1.0] for side in seconds}
+    seconds = {variant: [1.0] for variant in ("ours", *NATIVE)}
+    losses = {variant: [2.0, 1.000001 if variant == "native" else 1.0] for variant in seconds}
     assert not ddp.compare({"step_seconds": seconds, "losses": losses})["losses_agree"]

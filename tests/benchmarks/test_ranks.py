@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.network import missing_for_nodes, nodes
+from benchmarks.network import missing_for_nodes, start_nodes
 from benchmarks.ranks import HERE, ROOT, run_ranks
 
 needs_nodes = pytest.mark.skipif(missing_for_nodes() is not None, reason=str(missing_for_nodes()))
@@ -20,9 +20,9 @@ needs_nodes = pytest.mark.skipif(missing_for_nodes() is not None, reason=str(mis
 # Makes two nodes, says which namespaces they are and which processes hold them, and ends as it is told to.
 MAKE_NODES = """
 import os, sys
-from benchmarks.network import nodes
-with nodes(2) as places:
-    holders = [place.enter[1].split("/")[2] for place in places]
+from benchmarks.network import start_nodes
+with start_nodes(2) as nodes:
+    holders = [node.enter[1].split("/")[2] for node in nodes]
     print(*[os.readlink(f"/proc/{holder}/ns/net") for holder in holders], flush=True)
     if sys.argv[1] == "crash":
         raise ValueError("as asked")
@@ -91,8 +91,8 @@ def test_failed_rank_ends_the_run() -> None:
 def test_nodes_are_connected_by_links_no_faster_than_asked() -> None:
     num_bytes, mbit_per_s = 2**20, 50.0
 
-    with nodes(2) as places:
-        seconds = run_ranks(seconds_to_send, places, 100.0, mbit_per_s=mbit_per_s, num_bytes=num_bytes)
+    with start_nodes(2) as nodes:
+        seconds = run_ranks(seconds_to_send, nodes, 100.0, mbit_per_s=mbit_per_s, num_bytes=num_bytes)
 
     # The burst of tbf goes through at once; on two ranks each sends as many bytes as the tensor has.
     assert min(seconds) > (num_bytes - 2 * 256 * 1024) * 8 / (mbit_per_s * 1e6)

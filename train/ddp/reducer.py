@@ -99,7 +99,7 @@ class Reducer:
             if self._arrivals is not None:
                 self._arrivals.append(index)
             else:
-                self._take(index)
+                self._gradient_arrived(index)
 
     def finish(self) -> None:
         """Autograd calls this at the end of backward."""
@@ -120,7 +120,7 @@ class Reducer:
             for bucket in self.buckets:
                 bucket.begin()
 
-    def _take(self, index: int) -> None:
+    def _gradient_arrived(self, index: int) -> None:
         bucket, slot = self._places[index]
         if bucket.arrive(slot):
             # Only ever in the order of the list, so that all ranks begin the same collectives in the same order.

@@ -1,4 +1,4 @@
-"""The share of communication that runs behind backward, from a profile."""
+"""The share of communication that runs during backward, from a profile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ALL_REDUCE = "gloo:all_reduce"
 _LAST_OF_BACKWARD = "torch::autograd::AccumulateGrad"
 
 
-def hidden_share_of(step: Callable[[], None]) -> float:
+def overlap_share_of(step: Callable[[], None]) -> float:
     """The part of the time with an all-reduce under way that lies before the end of backward's last operator.
 
     Of one step, on this rank.  An all-reduce is under way from where it was handed to gloo to where it is done.
@@ -20,24 +20,24 @@ def hidden_share_of(step: Callable[[], None]) -> float:
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         step()
     events = [(event.name, (event.time_range.start, event.time_range.end)) for event in recorded.events()]
-    return hidden_share(
+    return overlap_share(
         [interval for name, interval in events if name == _ALL_REDUCE],
         max(end for name, (_, end) in events if name == _LAST_OF_BACKWARD),
     )
 
 
-def hidden_share(all_reduces: Sequence[Interval], backward_end: float) -> float:
+def overlap_share(all_reduces: Sequence[Interval], backward_end: float) -> float:
     """The share of the union of `all_reduces` (start, end) that lies before `backward_end`.
 
     Raises ValueError if there are none: then there is no share.
     """
-    total = hidden = 0.0
+    total = overlapped = 0.0
     covered = float("-inf")
     for start, end in sorted(all_reduces):
         start = max(start, covered)
         total += max(0.0, end - start)
-        hidden += max(0.0, min(end, backward_end) - start)
+        overlapped += max(0.0, min(end, backward_end) - start)
         covered = max(covered, end)
     if not total:
         raise ValueError("no all-reduce was recorded")
-    return hidden / total
+    return overlapped / total

@@ -41,7 +41,7 @@ def _native_powersgd(model: nn.Module) -> nn.Module:
     return wrapped
 
 
-SIDES: dict[str, Callable[[nn.Module], nn.Module]] = {
+VARIANTS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "bare": lambda model: model,
     "ours": CustomDDP,
     "ours_gloo": partial(CustomDDP, sync=partial(AllReduce, shared_memory=False)),
