@@ -79,7 +79,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         args.files, args.artifact = [*args.files, args.artifact, *unknown[:-1]], unknown[-1]
     elif unknown:
         args.files += unknown
-    if "settings" in args and args.files.count("-") > 1:
+    if "overrides" in args and args.files.count("-") > 1:
         args.parser.error("stdin (-) can be given once")
     return args
 
@@ -154,7 +154,7 @@ def _takes_spec(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--set",
         metavar="KEY=VALUE",
-        dest="settings",
+        dest="overrides",
         action="append",
         default=[],
         help="replace a key of the spec, such as train.epochs=3; VALUE is YAML; may be repeated",
@@ -172,7 +172,7 @@ def _render(args: argparse.Namespace) -> Result:
     from jobspec.artifact import render
 
     notes: list[str] = []
-    text = render(args.target, args.files, args.settings, notes)
+    text = render(args.target, args.files, args.overrides, notes)
     head = takewhile(lambda line: line.startswith("#"), text.splitlines())
     notes += [line.removeprefix("# ") for line in head if line.startswith("# Not used here: ")]
     return Result(text, notes=notes)
@@ -184,7 +184,7 @@ def _explain(args: argparse.Namespace) -> Result:
 
     target = targets.load(args.target)
     notes: list[str] = []
-    source = read(args.files, args.settings, notes)
+    source = read(args.files, args.overrides, notes)
     explanation = explain(plan_of(source, target), target, args.hosts, source if args.origin else None)
     return Result(as_json(explanation) if args.json else as_table(explanation), notes=notes)
 
@@ -194,7 +194,7 @@ def _diff(args: argparse.Namespace) -> Result:
     from jobspec.difference import difference
 
     notes: list[str] = []
-    new = render(args.target, args.files, args.settings, notes)
+    new = render(args.target, args.files, args.overrides, notes)
     name = f"render.py {args.target} {printable(' '.join(args.files))}"
     text = difference(Path(args.artifact).read_bytes(), new, printable(args.artifact), name)
     return Result(text, 1 if text else 0, notes)

@@ -20,20 +20,20 @@ from jobspec.spec.job import Job
 from jobspec.spec.rules import rules_in
 
 
-def load(target: targets.Target, files: str | Sequence[str], settings: Sequence[str] = ()) -> Plan:
+def load(target: targets.Target, files: str | Sequence[str], overrides: Sequence[str] = ()) -> Plan:
     """The plan of a spec for a target.  Raises like `read`."""
-    return plan_of(read(files, settings), target)
+    return plan_of(read(files, overrides), target)
 
 
 def read(
-    files: str | Sequence[str], settings: Sequence[str] = (), notes: list[str] | None = None
+    files: str | Sequence[str], overrides: Sequence[str] = (), notes: list[str] | None = None
 ) -> yaml_source.Source:
     """The spec in one file, or in several that are merged from left to right, after `--set` options; "-" is stdin.
 
     What looks odd, but is no mistake, is added to `notes`.
     Raises SpecError with all mistakes, OSError if a file cannot be read.
     """
-    return override(read_all(_listed(files), notes), settings)
+    return override(read_all(_listed(files), notes), overrides)
 
 
 def plan_of(spec: yaml_source.Source, target: targets.Target) -> Plan:
@@ -41,19 +41,19 @@ def plan_of(spec: yaml_source.Source, target: targets.Target) -> Plan:
     return make_plan(validate(spec, rules_in(target)), targets.rendezvous_timeout_s(target))
 
 
-def render(name: str, files: str | Sequence[str], settings: Sequence[str] = (), notes: list[str] | None = None) -> str:
+def render(name: str, files: str | Sequence[str], overrides: Sequence[str] = (), notes: list[str] | None = None) -> str:
     """The artifact of a spec for the target `name`.  `notes`, and what it raises, are as in `read`.
 
-    It depends on the spec, the names of its files (without the folders), the settings and the templates: the same
+    It depends on the spec, the names of its files (without the folders), the overrides and the templates: the same
     bytes on any host at any time.
     """
     words = [
         "render.py",
         name,
         *(Path(file).name for file in _listed(files)),
-        *(word for setting in settings for word in ("--set", setting)),
+        *(word for assignment in overrides for word in ("--set", assignment)),
     ]
-    plan = plan_of(read(files, settings, notes), targets.load(name))
+    plan = plan_of(read(files, overrides, notes), targets.load(name))
     return text_of(plan, name, shlex.join(words))
 
 
@@ -70,7 +70,7 @@ def text_of(plan: Plan, name: str, command: str) -> str:
         "command": command,
         "not_used": {key: why for key, why in target.NOT_USED.items() if is_given(plan.job, key)},
     }
-    return render_template(targets.template(name), {**values, **target.variables(plan)})
+    return render_template(targets.template(name), {**values, **target.template_values(plan)})
 
 
 def is_given(job: Job, key: str) -> bool:

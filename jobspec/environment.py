@@ -16,11 +16,11 @@ NODE_0 = "<name or address of node 0>"
 NODE_OF_RANK_0 = "<name or address of the node with rank 0>"
 THIS_NODE = "<name or address of this node>"
 
-Setter = Literal["spec", "script", "person", "scheduler", "operator", "torchrun"]
+SetBy = Literal["spec", "script", "person", "scheduler", "operator", "torchrun"]
 
 
 @dataclass(frozen=True)
-class Setting:
+class Variable:
     """One variable of one process.  A value known only when the job runs is in words, between < and >.
 
     Of the setters, "script" is the artifact itself, and "person" whoever submits it.
@@ -28,20 +28,20 @@ class Setting:
 
     name: str
     value: str
-    setter: Setter
+    set_by: SetBy
 
 
-def common_settings(plan: Plan) -> list[Setting]:
+def common_variables(plan: Plan) -> list[Variable]:
     """The variables of the plan, the same for every process: from the spec, or ours."""
-    env: list[Setting] = [
-        Setting(name, value, "spec" if name in plan.job.env else "script") for name, value in plan.env.items()
+    env: list[Variable] = [
+        Variable(name, value, "spec" if name in plan.job.env else "script") for name, value in plan.env.items()
     ]
-    return [*env, *(Setting(name, "<secret>", "person") for name in plan.job.secrets)]
+    return [*env, *(Variable(name, "<secret>", "person") for name in plan.job.secrets)]
 
 
-def torchrun_settings(
+def torchrun_variables(
     plan: Plan, rank: Rank, *, master_addr: str, master_port: str, run_id: str, max_restarts: int | None = None
-) -> list[Setting]:
+) -> list[Variable]:
     """What torchrun sets for one worker, once the rendezvous has ended with these values.
 
     max_restarts: torchrun's own, where it is not the job's because something else restarts it.
@@ -63,4 +63,4 @@ def torchrun_settings(
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_RUN_ID": run_id,
     }
-    return [Setting(name, str(value), "torchrun") for name, value in values.items()]
+    return [Variable(name, str(value), "torchrun") for name, value in values.items()]

@@ -48,8 +48,8 @@ def _check(file: Path, root: Path, write: bool) -> str:
     if command is None:
         return f"{name}: its first lines do not say what rendered it\n"
     try:
-        target, specs, settings = _parse(command)
-        new = render(target, [_found(root, spec) for spec in specs], settings)
+        target, specs, overrides = _parse(command)
+        new = render(target, [_found(root, spec) for spec in specs], overrides)
     except (ValueError, SpecError, OSError) as error:
         return f"{name}: cannot be rendered by `render.py {printable(command)}`\n{error}\n"
     old = file.read_bytes()

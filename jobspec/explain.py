@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 
-from jobspec.environment import NODE_0, NODE_OF_RANK_0, THIS_NODE, Setting
+from jobspec.environment import NODE_0, NODE_OF_RANK_0, THIS_NODE, Variable
 from jobspec.plan import Plan, Rank
 from jobspec.problems import Problem, SpecError, option_place, printable
 from jobspec.reading.origin import Origin, origins_of
@@ -31,7 +31,7 @@ class Process:
 
     rank: Rank
     node_name: str
-    settings: list[Setting]
+    variables: list[Variable]
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None =
     numbered = order if plan.backend == "c10d" else names
     processes = []
     for rank in plan.ranks():
-        settings = target.settings(plan, rank)
+        variables = target.environment(plan, rank)
         if numbered:
             known = {NODE_0: names[0], NODE_OF_RANK_0: numbered[0], THIS_NODE: numbered[rank.node]}
-            settings = [_named(setting, known) for setting in settings]
-        processes.append(Process(rank, numbered[rank.node] if numbered else _unnamed(plan, rank.node), settings))
+            variables = [_named(variable, known) for variable in variables]
+        processes.append(Process(rank, numbered[rank.node] if numbered else _unnamed(plan, rank.node), variables))
     origins = None if source is None else list(origins_of(source, plan.job))
     return Explanation(plan, target.__name__.rpartition(".")[2], names, order, processes, remarks(target), origins)
 
@@ -77,7 +77,7 @@ def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None =
 def as_json(explanation: Explanation) -> str:
     """For programs: one object; variables that all ranks have alike stand in it once, the others at each rank.
 
-    All settings of one name are in one of the two places, in their order.
+    All variables of one name are in one of the two places, in their order.
     """
     plan = explanation.plan
     alike = _alike(explanation.processes)
@@ -91,7 +91,9 @@ def as_json(explanation: Explanation) -> str:
         "node_names": explanation.node_names,
         "c10d_order": explanation.c10d_order,
         "rendezvous_timeout_s": plan.rendezvous_timeout_s,
-        "variables": [_content(setting) for setting in explanation.processes[0].settings if setting.name in alike],
+        "environment": [
+            _content(variable) for variable in explanation.processes[0].variables if variable.name in alike
+        ],
     }
     if explanation.origins is not None:
         head["spec"] = [asdict(origin) for origin in explanation.origins]
@@ -102,7 +104,7 @@ def as_json(explanation: Explanation) -> str:
             "node_rank": process.rank.node,
             "local_rank": process.rank.local_rank,
             "device": process.rank.device,
-            "variables": [_content(setting) for setting in process.settings if setting.name not in alike],
+            "environment": [_content(variable) for variable in process.variables if variable.name not in alike],
         }
         for process in explanation.processes
     )
@@ -125,21 +127,21 @@ def as_table(explanation: Explanation) -> str:
 
 
 def _alike(processes: Sequence[Process]) -> set[str]:
-    """Names of the variables whose settings are the same in all processes."""
+    """Names of the variables that all processes have alike."""
     by_name = [_by_name(process) for process in processes]
     first = by_name[0]
-    return {name for name, settings in first.items() if all(one.get(name) == settings for one in by_name)}
+    return {name for name, variables in first.items() if all(one.get(name) == variables for one in by_name)}
 
 
-def _by_name(process: Process) -> dict[str, list[Setting]]:
-    found: dict[str, list[Setting]] = {}
-    for setting in process.settings:
-        found.setdefault(setting.name, []).append(setting)
+def _by_name(process: Process) -> dict[str, list[Variable]]:
+    found: dict[str, list[Variable]] = {}
+    for variable in process.variables:
+        found.setdefault(variable.name, []).append(variable)
     return found
 
 
-def _content(setting: Setting) -> dict[str, str]:
-    return {"name": setting.name, "value": setting.value, "setter": setting.setter}
+def _content(variable: Variable) -> dict[str, str]:
+    return {"name": variable.name, "value": variable.value, "set_by": variable.set_by}
 
 
 def _hosts(plan: Plan, hosts: str, given: list[str]) -> list[str]:
@@ -161,12 +163,12 @@ def _named_by_target(plan: Plan, target: Target) -> list[str]:
     return [name for name in names if name is not None]
 
 
-def _named(setting: Setting, known: Mapping[str, str]) -> Setting:
-    """A setting whose value names nodes by their part in the job, with their own names."""
-    value = setting.value
+def _named(variable: Variable, known: Mapping[str, str]) -> Variable:
+    """A variable whose value names nodes by their part in the job, with their own names."""
+    value = variable.value
     for part, name in known.items():
         value = value.replace(part, name)
-    return replace(setting, value=value)
+    return replace(variable, value=value)
 
 
 def _unnamed(plan: Plan, node: int) -> str:
@@ -199,9 +201,9 @@ def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
     """One row a variable, in the order in which they are first set; the value is the one that holds."""
     values: dict[str, dict[str, dict[int, str]]] = {}
     for process in explanation.processes:
-        for setting in process.settings:
-            setters = values.setdefault(setting.name, {})
-            setters.setdefault(_setter(setting, explanation), {})[process.rank.rank] = setting.value
+        for variable in process.variables:
+            by_setter = values.setdefault(variable.name, {})
+            by_setter.setdefault(_set_by(variable, explanation), {})[process.rank.rank] = variable.value
     for name, by_setter in values.items():
         texts = {setter: _by_rank(name, by_rank, explanation) for setter, by_rank in by_setter.items()}
         *_, last = texts
@@ -210,9 +212,9 @@ def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
         yield [name, ", then ".join(texts), texts[last] + (f"  ({'; '.join(words)})" if words else "")]
 
 
-def _setter(setting: Setting, explanation: Explanation) -> str:
+def _set_by(variable: Variable, explanation: Explanation) -> str:
     """Who sets a variable; "script" stands for the artifact, which not everywhere is one."""
-    return artifact(explanation.target) if setting.setter == "script" else setting.setter
+    return artifact(explanation.target) if variable.set_by == "script" else variable.set_by
 
 
 def _by_rank(name: str, values: dict[int, str], explanation: Explanation) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from jobspec.spec.job import Job
+from jobspec.spec.job import Job, world_size
 from train.config import to_argv
 
 # Below 32768, where Linux begins to hand out ports to clients, and below 30000, where Kubernetes begins to
@@ -20,32 +20,6 @@ RENDEZVOUS_TIMEOUT_S = 900
 # Of /dev/shm in a container, where the spec says nothing: its own 64 MiB are too few for the workers of a DataLoader
 # and for NCCL.  A limit, not a reservation.
 _SHM_PER_PROCESS = 1 << 30
-
-_LAUNCHERS = {
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "NODE_RANK",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_NAME",
-    "ROLE_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-}
-OURS = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
-
-
-def is_launchers(name: str) -> bool:
-    """Whether a variable is the launcher's: a value in the spec would be lost or break the job."""
-    return name in _LAUNCHERS or name.startswith(("PET_", "TORCHELASTIC_"))
-
-
-def world_size(job: Job) -> int:
-    """Processes of a job; of an elastic one, at its largest."""
-    return job.nodes.max * job.procs_per_node
 
 
 def container_shm(job: Job) -> int:

@@ -66,9 +66,10 @@ def nnodes(plan: Plan) -> str:
     return f"{nodes.min}:{nodes.max}" if nodes.elastic else str(nodes.max)
 
 
-def shutdown_timeout(grace: int) -> int:
-    """Seconds between a SIGTERM to torchrun and its SIGKILL to the processes, of the `grace` before its own.
+def shutdown_timeout_s(grace_s: int) -> int:
+    """Seconds between a SIGTERM to torchrun and its SIGKILL to the processes, on all targets.
 
-    A quarter stays for the end of torchrun and for what the artifact does after it.
+    grace_s: seconds between that SIGTERM and the SIGKILL to torchrun itself.
+    A quarter of it, at most 30 s, stays for the end of torchrun and for what the artifact does after it.
     """
-    return max(1, grace * 3 // 4)
+    return max(1, grace_s * 3 // 4, grace_s - 30)

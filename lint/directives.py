@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 
+from jobspec.reading.sbatch_options import meant
 from lint.rules import Fault, rule
-from lint.sbatch import OPTIONS
 from lint.shell import Script
-
-# Names of older versions, of srun's siblings and of torchrun.
-_ELSEWHERE = {"workdir": "chdir", "name": "job-name", "nnodes": "nodes", "nproc-per-node": "ntasks-per-node"}
 
 
 @rule("https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/3068")
@@ -26,11 +22,6 @@ def option_after_a_command(script: Script) -> Iterator[Fault]:
 def option_is_unknown(script: Script) -> Iterator[Fault]:
     """Report only names that resemble an option of sbatch: a plugin of the cluster may add others."""
     for found in script.directives:
-        meant = None if found.known or found.ignored else _meant(found.name)
-        if meant:
-            yield Fault(found.place, f"sbatch has no option --{found.name}, and refuses the script", f"--{meant}")
-
-
-def _meant(name: str) -> str | None:
-    near = difflib.get_close_matches(name, sorted(OPTIONS), n=1, cutoff=0.75)
-    return _ELSEWHERE.get(name) or next(iter(near), None)
+        instead = None if found.known or found.ignored else meant(found.name)
+        if instead:
+            yield Fault(found.place, f"sbatch has no option --{found.name}, and refuses the script", f"--{instead}")

@@ -11,7 +11,7 @@ from lint.rules import Fault, rule
 from train.config import nearest
 
 # What the operator sets in every container; pkg/controller.v1/pytorch/envvar.go.
-_OPERATORS = (
+_SET_BY_OPERATOR = (
     "MASTER_ADDR",
     "MASTER_PORT",
     "RANK",
@@ -114,7 +114,7 @@ def variable_is_the_operators(document: Node) -> Iterator[Fault]:
     for container in containers(document) if document.text("kind") == "PyTorchJob" else ():
         for entry in container.elements("env"):
             name = entry.get("name")
-            if name and name.text() in _OPERATORS:
+            if name and name.text() in _SET_BY_OPERATOR:
                 reason = f"the operator gives each pod its own {name.text()}, after this one: this value is lost"
                 fix = "leave it out; replicas and nprocPerNode decide it, and the Master's port named pytorchjob-port"
                 yield Fault(name.place, reason, fix)

@@ -1,6 +1,6 @@
 """Read `#SBATCH` lines as sbatch reads them.
 
-Source: `_opt_batch_script` in Slurm's src/sbatch/opt.c; `sbatch --help` of Slurm 22.05, and what 25.05 adds.
+Source: `_opt_batch_script` in Slurm's src/sbatch/opt.c.
 """
 
 from __future__ import annotations
@@ -10,29 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from jobspec.problems import Place
+from jobspec.reading.sbatch_options import OPTIONS, PYXIS, WITH_VALUE
 from lint.lexer import Lexer
 
-_NAMES_WITH_VALUE = """
-    account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container
-    container-id core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency
-    distribution error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node
-    gpus-per-socket gpus-per-task gres gres-flags hint input job-name kill-on-invalid-dep licenses mail-type mail-user
-    mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile nodelist nodes ntasks ntasks-per-core
-    ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output partition power prefer priority profile qos
-    reservation segment signal sockets-per-node switches thread-spec threads-per-core time time-min tmp tres-bind
-    tres-per-task uid wckey wrap
-"""
-# If these have a value, it follows an equals sign.
-_NAMES_OF_SWITCHES = """
-    consolidate-segments contiguous exclusive external get-user-env help hold ignore-pbs nice no-kill no-requeue
-    oom-kill-step overcommit oversubscribe parsable propagate quiet reboot requeue resv-ports share spread-job
-    spread-segments stepmgr test-only usage use-min-nodes verbose version wait
-"""
-_WITH_VALUE = frozenset(_NAMES_WITH_VALUE.split())
-OPTIONS = _WITH_VALUE | frozenset(_NAMES_OF_SWITCHES.split())
-"""Long names of sbatch's own options; plugins of a cluster may add others."""
-
-_PYXIS = "container-"  # the prefix of all options of that plugin
 _SHORT = """
     a=array A=account b=begin B=extra-node-info c=cpus-per-task C=constraint d=dependency D=chdir e=error F=nodefile
     G=gpus h=help H=hold i=input J=job-name k=no-kill L=licenses m=distribution M=clusters n=ntasks N=nodes o=output
@@ -73,9 +53,9 @@ def directives(text: str, locate: Callable[[int, int], Place], lexer: Lexer) -> 
             if not name:
                 continue
             end = word.end()
-            if not value and name in _WITH_VALUE and words:
+            if not value and name in WITH_VALUE and words:
                 end, value = words[0].end(), _QUOTES.sub("", words.pop(0)[0])
-            known = name in OPTIONS or name.startswith(_PYXIS)
+            known = name in OPTIONS or name.startswith(PYXIS)
             yield Directive(name, value, locate(word.start(), end - word.start()), known, ignored)
 
 

@@ -12,6 +12,7 @@ from jobspec import kubernetes
 from jobspec.plan import Plan, container_shm
 from jobspec.spec.fields import SecretName, quantity
 from jobspec.spec.job import Job
+from jobspec.torchrun import shutdown_timeout_s
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 """On every pod, with the job's name: what anti-affinity, spreading and people select by."""
@@ -34,10 +35,9 @@ RENDEZVOUS_TIMEOUT_S = 3600
 """How long pods wait for the last of them: its image may have to be pulled, and its node to be added, first."""
 
 _LEAST_GRACE = 120  # seconds; a checkpoint of a large model takes most of that
-_LEAVE = 15  # seconds of the grace period that torchrun keeps for itself, to report and exit
 
 
-def variables(
+def template_values(
     plan: Plan,
     *,
     container: str,
@@ -93,7 +93,7 @@ def variables(
 
 def pod_env(plan: Plan) -> dict[str, str]:
     """The variables of the plan, a home, and how long torchrun waits for its processes when the pod is taken back."""
-    ours = {"HOME": HOME, SHUTDOWN_TIMEOUT: str(grace_s(plan.job) - _LEAVE)}
+    ours = {"HOME": HOME, SHUTDOWN_TIMEOUT: str(shutdown_timeout_s(grace_s(plan.job)))}
     return dict(sorted({**ours, **plan.env}.items()))
 
 

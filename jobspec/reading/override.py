@@ -12,7 +12,7 @@ from jobspec.problems import Path, Place, Problem, SpecError, option_place
 from jobspec.reading.yaml_source import Reader, Source
 
 
-def override(source: Source, settings: Sequence[str]) -> Source:
+def override(source: Source, overrides: Sequence[str]) -> Source:
     """Return the source with each `KEY=VALUE` applied: KEY is a path with dots, VALUE is YAML.
 
     Without VALUE a key that is there is taken away.  The place of a value is in the option as typed.  Raises SpecError
@@ -20,9 +20,9 @@ def override(source: Source, settings: Sequence[str]) -> Source:
     """
     result = copy.deepcopy(source)
     problems: list[Problem] = []
-    for number, setting in enumerate(settings, start=1):
+    for number, assignment in enumerate(overrides, start=1):
         try:
-            _apply(result, setting, number)
+            _apply(result, assignment, number)
         except SpecError as error:
             problems += error.problems
     if problems:
@@ -30,9 +30,9 @@ def override(source: Source, settings: Sequence[str]) -> Source:
     return result
 
 
-def _apply(source: Source, setting: str, number: int) -> None:
-    key, equals, value = setting.partition("=")
-    place = option_place("--set", setting, number)
+def _apply(source: Source, assignment: str, number: int) -> None:
+    key, equals, value = assignment.partition("=")
+    place = option_place("--set", assignment, number)
     place = replace(place, length=max(1, len(key)))
     if not equals or not key:
         raise SpecError([Problem(place, "not KEY=VALUE", "for example --set train.epochs=3")])

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from jobspec import torchrun
-from jobspec.environment import NODE_0, NODE_OF_RANK_0, THIS_NODE, Setting, common_settings, torchrun_settings
+from jobspec.environment import NODE_0, NODE_OF_RANK_0, THIS_NODE, Variable, common_variables, torchrun_variables
 from jobspec.plan import Plan, Rank
-from jobspec.slurm.task import torchrun_settings as settings_of_torchrun
+from jobspec.slurm.task import agent_variables
 
 _SCALES = "with sbatch --nodes=N it follows N"
 REMARKS = {"WORLD_SIZE": _SCALES, "PET_NNODES": _SCALES, "GROUP_WORLD_SIZE": _SCALES, "ROLE_WORLD_SIZE": _SCALES}
 
 
-def settings(plan: Plan, rank: Rank) -> list[Setting]:
-    """Every variable of the process at `rank`, in the order of setting."""
-    start = [*_by_slurm(plan, rank), *common_settings(plan), *settings_of_torchrun(plan)]
+def environment(plan: Plan, rank: Rank) -> list[Variable]:
+    """Every variable of the process at `rank`, in the order in which they are set."""
+    start = [*_by_slurm(plan, rank), *common_variables(plan), *agent_variables(plan)]
     if plan.job.slurm.launcher == "srun":
         return [*start, *_meeting_point(plan), *_numbers(plan, rank)]
     if plan.job.nodes.max == 1:
         address, port, run_id = "127.0.0.1", "<free port that torchrun picks>", "<random id>"
-        return [*start, *torchrun_settings(plan, rank, master_addr=address, master_port=port, run_id=run_id)]
+        return [*start, *torchrun_variables(plan, rank, master_addr=address, master_port=port, run_id=run_id)]
     address, port = NODE_0, _port(plan)
     if plan.backend == "c10d":
         address, port = NODE_OF_RANK_0, "<free port that torchrun picks>"
     run_id = "<number of the job>.<number of its restarts>"
-    workers = torchrun_settings(plan, rank, master_addr=address, master_port=port, run_id=run_id)
+    workers = torchrun_variables(plan, rank, master_addr=address, master_port=port, run_id=run_id)
     return [*start, *_meeting_point(plan), *_flags_of_torchrun(plan, rank, run_id), *workers]
 
 
-def _by_slurm(plan: Plan, rank: Rank) -> list[Setting]:
+def _by_slurm(plan: Plan, rank: Rank) -> list[Variable]:
     """A task is a process with the launcher srun, a node with torchrun."""
     node, task, number_on_node = str(rank.node), str(rank.node), "0"
     if plan.job.slurm.launcher == "srun":
@@ -45,12 +45,12 @@ def _by_slurm(plan: Plan, rank: Rank) -> list[Setting]:
     # docker and podman number the GPUs that they are given anew, and set nothing.
     if plan.job.device == "cuda" and plan.job.slurm.runtime not in ("docker", "podman"):
         values["CUDA_VISIBLE_DEVICES"] = f"<numbers of the job's {plan.job.procs_per_node} GPUs on the node>"
-    return [Setting(name, value, "scheduler") for name, value in values.items()]
+    return [Variable(name, value, "scheduler") for name, value in values.items()]
 
 
-def _meeting_point(plan: Plan) -> list[Setting]:
+def _meeting_point(plan: Plan) -> list[Variable]:
     address = NODE_0 if plan.job.nodes.max > 1 else "127.0.0.1"
-    return [Setting("MASTER_ADDR", address, "script"), Setting("MASTER_PORT", _port(plan), "script")]
+    return [Variable("MASTER_ADDR", address, "script"), Variable("MASTER_PORT", _port(plan), "script")]
 
 
 def _port(plan: Plan) -> str:
@@ -58,7 +58,7 @@ def _port(plan: Plan) -> str:
     return "<port from the number of the job>" if port == "auto" else str(port)
 
 
-def _numbers(plan: Plan, rank: Rank) -> list[Setting]:
+def _numbers(plan: Plan, rank: Rank) -> list[Variable]:
     values = {
         "RANK": rank.rank,
         "LOCAL_RANK": rank.local_rank,
@@ -66,10 +66,10 @@ def _numbers(plan: Plan, rank: Rank) -> list[Setting]:
         "WORLD_SIZE": plan.world_size,
         "LOCAL_WORLD_SIZE": plan.job.procs_per_node,
     }
-    return [Setting(name, str(value), "script") for name, value in values.items()]
+    return [Variable(name, str(value), "script") for name, value in values.items()]
 
 
-def _flags_of_torchrun(plan: Plan, rank: Rank, run_id: str) -> list[Setting]:
+def _flags_of_torchrun(plan: Plan, rank: Rank, run_id: str) -> list[Variable]:
     nodes = plan.job.nodes
     values = {"PET_NNODES": "<number of nodes>" if nodes.elastic else str(nodes.max), "PET_RDZV_ID": run_id}
     if plan.backend == "static":
@@ -80,4 +80,4 @@ def _flags_of_torchrun(plan: Plan, rank: Rank, run_id: str) -> list[Setting]:
         values["PET_RDZV_ENDPOINT"] = f"{NODE_0}:<MASTER_PORT>"
         values["PET_RDZV_CONF"] = f"<{torchrun.c10d_conf(plan, '1')} on Slurm's first node, is_host=0 elsewhere>"
         values["PET_LOCAL_ADDR"] = THIS_NODE
-    return [Setting(name, value, "script") for name, value in values.items()]
+    return [Variable(name, value, "script") for name, value in values.items()]

@@ -10,165 +10,17 @@ from jobspec.filters import sh
 from jobspec.problems import Finding
 from jobspec.slurm.options import tasks_per_node
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule, variables
+from jobspec.spec.rules import Rule, names_in_env
 
 _MAX_GRACE = 65535  # seconds; sbatch takes no more in --signal
 
 _LONGEST_TASK = 120 * 1024  # bytes; Linux takes 128 KiB in one variable, and some is for the rest of the function
 
-# Options of sbatch that follow from keys of the spec: given a second time, one of the two would be lost.
-_OPTIONS_OF_KEYS = {
-    "job-name": "name",
-    "nodes": "nodes",
-    "ntasks": "nodes, procs_per_node and slurm.launcher",
-    "ntasks-per-node": "procs_per_node and slurm.launcher",
-    "ntasks-per-gpu": "procs_per_node and slurm.launcher",
-    "cpus-per-task": "resources.cpus",
-    "gpus": "nodes and procs_per_node",
-    "gpus-per-node": "procs_per_node",
-    "gpus-per-task": "procs_per_node; it would hide the other GPUs from each process",
-    "tasks-per-node": "procs_per_node and slurm.launcher",
-    "tres-per-task": "procs_per_node and resources.cpus; it would hide the other GPUs from each process",
-    "time": "time_limit",
-    "signal": "preemption",
-    "requeue": "preemption",
-    "no-requeue": "preemption",
-    "no-kill": "nodes, as a range",
-    "open-mode": "preemption",
-    **{key: f"slurm.{key}" for key in ("partition", "account", "qos", "constraint", "reservation", "array")},
-}
-# Options of sbatch that may stand for a key which is left out, and the key beside which they are refused.
-_OPTIONS_INSTEAD_OF_KEYS = {
-    "cpus-per-gpu": "cpus",
-    "mem": "memory",
-    "mem-per-cpu": "memory",
-    "mem-per-gpu": "memory",
-}
-# Options with which sbatch does not run the script at all.
-_NO_JOB = {"help", "usage", "version", "test-only", "wrap"}
-
-
-# Options of sbatch that take no value, and those that take one; of others, which plugins define, nothing is known.
-_FLAGS = {
-    "contiguous",
-    "hold",
-    "ignore-pbs",
-    "overcommit",
-    "oversubscribe",
-    "parsable",
-    "quiet",
-    "reboot",
-    "spread-job",
-}
-_FLAGS |= {"use-min-nodes", "verbose", "wait"}
-_WITH_VALUE = set(
-    [
-        "acctg-freq",
-        "batch",
-        "bb",
-        "bbf",
-        "begin",
-        "chdir",
-        "cluster-constraint",
-        "clusters",
-        "comment",
-        "container",
-        "core-spec",
-        "cores-per-socket",
-        "cpu-freq",
-        "cpus-per-gpu",
-        "deadline",
-        "delay-boot",
-        "dependency",
-        "error",
-        "exclude",
-        "export",
-        "export-file",
-        "extra-node-info",
-        "gid",
-        "gpu-bind",
-        "gpu-freq",
-        "gpus-per-socket",
-        "gres",
-        "gres-flags",
-        "hint",
-        "input",
-        "kill-on-invalid-dep",
-        "licenses",
-        "mail-type",
-        "mail-user",
-        "mcs-label",
-        "mem-bind",
-        "mem-per-cpu",
-        "mem-per-gpu",
-        "mincpus",
-        "network",
-        "nodefile",
-        "nodelist",
-        "ntasks-per-core",
-        "ntasks-per-socket",
-        "output",
-        "power",
-        "prefer",
-        "priority",
-        "profile",
-        "sockets-per-node",
-        "switches",
-        "thread-spec",
-        "threads-per-core",
-        "time-min",
-        "tmp",
-        "uid",
-        "wait-all-nodes",
-        "wckey",
-    ]
-)
-_EXCLUSIVE = (True, "user", "mcs", "topo")
-
-# Options of srun that the script sets itself.
-_SRUN_OPTIONS_OF_SCRIPT = {
-    "cpus-per-task": "resources.cpus",
-    "distribution": "slurm.launcher",
-    "export": "env and secrets",
-    "jobid": "Slurm",
-    "kill-on-bad-exit": "nodes and preemption",
-    "nodes": "nodes",
-    "no-kill": "nodes, as a range",
-    "ntasks": "nodes, procs_per_node and slurm.launcher",
-    "ntasks-per-node": "procs_per_node and slurm.launcher",
-    "open-mode": "preemption",
-    "tasks-per-node": "procs_per_node and slurm.launcher",
-    "output": "name; slurm.options.output names one log for all",
-    "wait": "preemption",
-}
-_SRUN_OPTIONS_FOR_PYXIS = {"container-image": "image", "container-mounts": "mounts", "container-env": "env and secrets"}
-
-
 # Variables that the script itself sets.
-VARIABLES_OF_SCRIPT = set(
-    [
-        "JOB_PROGRAM",
-        "address",
-        "before",
-        "failed",
-        "gpu",
-        "gpus",
-        "hosts",
-        "is_host",
-        "job",
-        "listens",
-        "log",
-        "name",
-        "record",
-        "restart",
-        "shm",
-        "state",
-        "status",
-        "step",
-        "uuids",
-        "wait_s",
-    ]
-)
+VARIABLES_OF_SCRIPT = {
+    *("JOB_PROGRAM", "address", "before", "failed", "gpu", "gpus", "hosts", "is_host", "job", "listens", "log"),
+    *("name", "record", "restart", "shm", "state", "status", "step", "uuids", "wait_s"),
+}
 
 
 @Rule
@@ -192,44 +44,6 @@ def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
 
 
 @Rule
-def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
-    for name, value in job.slurm.options.items():
-        path = ("slurm", "options", name)
-        if name in _OPTIONS_OF_KEYS:
-            message = f"slurm.options: {name} is set from {_OPTIONS_OF_KEYS[name]}"
-            yield Finding(path, message, "leave it out", on_key=True)
-        if name in _NO_JOB:
-            message = f"slurm.options: with {name} sbatch does not run this script"
-            yield Finding(path, message, "give it to sbatch by hand", on_key=True)
-        if name == "mem" and job.resources.memory is None and str(value) != "0":
-            message = "slurm.options: mem is set from resources.memory"
-            yield Finding(path, message, "mem: 0 asks for all memory of a node", on_key=True)
-        if name == "overcommit":
-            message = "slurm.options: overcommit does not reach the tasks: the script drops SLURM_OVERCOMMIT"
-            yield Finding(path, message, "slurm: {srun_options: {overcommit: true}}", on_key=True)
-        if name == "gres" and re.match(r"(.*,)?(gres:|gres/)?gpu\b", str(value)):
-            message = "slurm.options: GPUs follow from procs_per_node"
-            yield Finding(path, message, "for GPUs of one kind use slurm.constraint", on_key=True)
-
-
-@Rule
-def options_have_the_values_that_sbatch_reads(job: Job) -> Iterator[Finding]:
-    for name, value in job.slurm.options.items():
-        path = ("slurm", "options", name)
-        if name == "exclusive" and value not in _EXCLUSIVE:
-            message = f"slurm.options: exclusive is {value}, which sbatch does not know"
-            yield Finding(path, message, "true, user, mcs or topo; leave it out to share nodes")
-        elif name in _FLAGS and value is not True:
-            yield Finding(path, f"slurm.options: {name} takes no value, not even {value}", "true, or leave it out")
-        elif name in _WITH_VALUE and value is True:
-            yield Finding(path, f"slurm.options: {name} is true, but sbatch wants a value for it")
-        key = _OPTIONS_INSTEAD_OF_KEYS.get(name)
-        if key is not None and getattr(job.resources, key) is not None:
-            message = f"slurm.options: {name} is given, and resources.{key} too; Slurm takes only one of them"
-            yield Finding(path, message, "leave one of them out", on_key=True)
-
-
-@Rule
 def values_fit_into_one_variable(job: Job) -> Iterator[Finding]:
     """The program and its variables reach the tasks as one variable, so that no value is an argument of srun."""
     words = [*(job.command or ()), *(f"{name}={value}" for name, value in job.env.items())]
@@ -237,20 +51,6 @@ def values_fit_into_one_variable(job: Job) -> Iterator[Finding]:
     if size > _LONGEST_TASK:
         message = f"command and env take {size} bytes as shell text; on Slurm they have {_LONGEST_TASK}"
         yield Finding(("env",) if job.env else ("command",), message, "put long values in a file", on_key=True)
-
-
-@Rule
-def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
-    for name, value in job.slurm.srun_options.items():
-        path = ("slurm", "srun_options", name)
-        if name in _SRUN_OPTIONS_OF_SCRIPT:
-            message = f"slurm.srun_options: {name} is set from {_SRUN_OPTIONS_OF_SCRIPT[name]}"
-            yield Finding(path, message, "leave it out", on_key=True)
-        elif name in _SRUN_OPTIONS_FOR_PYXIS and job.slurm.runtime == "pyxis":
-            message = f"slurm.srun_options: {name} is set from {_SRUN_OPTIONS_FOR_PYXIS[name]}"
-            yield Finding(path, message, "leave it out", on_key=True)
-        elif name == "label" and value is not True:
-            yield Finding(path, f"slurm.srun_options: label takes no value, not even {value}", "true, or leave it out")
 
 
 @Rule
@@ -307,7 +107,7 @@ def secrets_are_not_the_scripts_variables(job: Job) -> Iterator[Finding]:
 
 @Rule
 def slurms_variables_are_not_set(job: Job) -> Iterator[Finding]:
-    for path, name in variables(job):
+    for path, name in names_in_env(job):
         if name.startswith(("SLURM_", "SLURMD_", "SRUN_", "SBATCH_")):
             message = f"{path[0]}: {name} is Slurm's own variable"
             yield Finding(path, message, "options of sbatch belong in slurm.options", on_key=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jobspec import torchrun
-from jobspec.environment import Setting
+from jobspec.environment import Variable
 from jobspec.plan import Plan
 
 
@@ -69,7 +69,7 @@ def passed(plan: Plan) -> list[str]:
 def environment(plan: Plan) -> Mapping[str, str]:
     """Variables of the processes; none of the image's may win.  srun and the container runtime may see only those of
     `for_runtime`, and not PATH or LD_LIBRARY_PATH."""
-    return {setting.name: setting.value for setting in torchrun_settings(plan)} | dict(plan.env)
+    return {variable.name: variable.value for variable in agent_variables(plan)} | dict(plan.env)
 
 
 def launcher(plan: Plan) -> list[str]:
@@ -98,15 +98,15 @@ def labels(plan: Plan) -> bool:
     return plan.job.slurm.launcher == "torchrun" and "label" in plan.job.slurm.srun_options
 
 
-def torchrun_settings(plan: Plan) -> list[Setting]:
+def agent_variables(plan: Plan) -> list[Variable]:
     """How torchrun takes a signal and marks lines.
 
     By default it dies of SIGUSR1, and after a SIGTERM it leaves its processes 30 s, too few for a large checkpoint.
     """
     values: dict[str, str] = {}
     if plan.job.preemption is not None and plan.job.slurm.launcher == "torchrun":
-        values["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(torchrun.shutdown_timeout(plan.job.preemption.grace))
+        values["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(torchrun.shutdown_timeout_s(plan.job.preemption.grace))
         values["PET_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
     if labels(plan):
         values["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "${rank}: "
-    return [Setting(name, value, "script") for name, value in values.items() if name not in plan.env]
+    return [Variable(name, value, "script") for name, value in values.items() if name not in plan.env]

@@ -278,3 +278,8 @@ class Job(Section):
     slurm: Slurm = Field(Slurm(), description="keys that only Slurm has")
     kubernetes: Kubernetes = Field(Kubernetes(), description="keys that only the Kubernetes targets have")
     compose: Compose = Field(Compose(), description="keys that only compose has")
+
+
+def world_size(job: Job) -> int:
+    """Processes of a job; of an elastic one, at its largest."""
+    return job.nodes.max * job.procs_per_node

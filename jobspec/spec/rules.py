@@ -10,19 +10,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from jobspec.plan import OURS, is_launchers, world_size
 from jobspec.problems import Finding, Path
 from jobspec.spec.command import as_line, from_script, is_for_a_shell, starts_python
 from jobspec.spec.fields import LINES, LINES_EXPECTED
-from jobspec.spec.job import Job
+from jobspec.spec.job import Job, world_size
+from jobspec.spec.variables import SET_BY_US, is_bash_variable, is_set_by_launcher
 from train.config import to_argv
-
-# Bash keeps these for itself: an assignment fails or is lost.
-_BASHS = re.compile(
-    "BASH.*|_|COMP_WORDBREAKS|DIRSTACK|EPOCHREALTIME|EPOCHSECONDS|E?UID|FUNCNAME|GROUPS|HISTCMD|LINENO|OPTIND"
-    "|PIPESTATUS|PPID|S?RANDOM|SECONDS|SHELLOPTS|SHLVL"
-)
-
 
 # Bytes of one argument or variable, less the zero byte at its end.  Source: MAX_ARG_STRLEN in linux/binfmts.h.
 _LONGEST_ARGUMENT = 128 * 1024 - 1
@@ -151,7 +144,7 @@ def preempted_training_resumes(job: Job) -> Iterator[Finding]:
         yield Finding(("preemption",), message, "train: {resume: auto}", on_key=True)
 
 
-def variables(job: Job) -> Iterator[tuple[Path, str]]:
+def names_in_env(job: Job) -> Iterator[tuple[Path, str]]:
     """The place and name of each variable that the spec sets or asks for."""
     for name in job.env:
         yield ("env", name), name
@@ -161,12 +154,12 @@ def variables(job: Job) -> Iterator[tuple[Path, str]]:
 
 @Rule
 def variables_may_be_set(job: Job) -> Iterator[Finding]:
-    for path, name in variables(job):
-        if is_launchers(name):
+    for path, name in names_in_env(job):
+        if is_set_by_launcher(name):
             message = f"{path[0]}: {name} is set by the launcher for each process"
             hint = "leave it out; nodes, procs_per_node and rendezvous decide its value"
             yield Finding(path, message, hint, on_key=True)
-        elif _BASHS.fullmatch(name):
+        elif is_bash_variable(name):
             message = f"{path[0]}: {name} is a variable that bash keeps for itself"
             yield Finding(path, message, "choose another name", on_key=True)
 
@@ -174,10 +167,10 @@ def variables_may_be_set(job: Job) -> Iterator[Finding]:
 @Rule
 def secrets_are_only_names(job: Job) -> Iterator[Finding]:
     for number, name in enumerate(job.secrets):
-        if is_launchers(name) or _BASHS.fullmatch(name):
+        if is_set_by_launcher(name) or is_bash_variable(name):
             continue  # variables_may_be_set
         path = ("secrets", number)
-        if name in OURS:
+        if name in SET_BY_US:
             message = f"secrets: {name} is set for each process and cannot be a secret"
             yield Finding(path, message, "it is no secret: env may set it")
         if name in job.secrets[:number]:

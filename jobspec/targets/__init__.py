@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 # The command line asks for the names before it knows what is to be done; nothing heavy is imported for that.
 if TYPE_CHECKING:
-    from jobspec.environment import Setting
+    from jobspec.environment import Variable
     from jobspec.plan import Plan, Rank
 
 _TEMPLATES = Path(__file__).parents[2] / "templates"
@@ -30,11 +30,11 @@ class Target(Protocol):
     Only keys whose absence leaves the job's result as it is.  What would change it is a rule that refuses.
     """
 
-    def variables(self, plan: Plan) -> dict[str, Any]:
+    def template_values(self, plan: Plan) -> dict[str, Any]:
         """What the template needs besides `plan`, `job`, `command` and `not_used`."""
 
-    def settings(self, plan: Plan, rank: Rank) -> list[Setting]:
-        """Every variable that the process at `rank` sees, and who sets it, in the order of setting."""
+    def environment(self, plan: Plan, rank: Rank) -> list[Variable]:
+        """Every variable that the process at `rank` sees, and who sets it, in the order in which they are set."""
 
 
 def node_name(target: Target, plan: Plan, node: int) -> str | None:

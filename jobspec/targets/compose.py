@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jobspec import torchrun
-from jobspec.environment import Setting, common_settings, torchrun_settings
+from jobspec.environment import Variable, common_variables, torchrun_variables
 from jobspec.plan import Plan, Rank, container_shm
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
@@ -24,11 +24,11 @@ _STOP_GRACE = 40
 _SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
-def variables(plan: Plan) -> dict[str, Any]:
+def template_values(plan: Plan) -> dict[str, Any]:
     job = plan.job
     return {
         "words": [*_flags(plan), *plan.torchrun_program],
-        "environment": {setting.name: setting.value for setting in _own_settings(plan)} | dict(plan.env),
+        "environment": {variable.name: variable.value for variable in _own_variables(plan)} | dict(plan.env),
         "nodes": [_node(plan, node) for node in range(job.nodes.max)],
         "shm": container_shm(job),
         "restarts": job.max_restarts - _torchrun_restarts(plan),
@@ -37,17 +37,17 @@ def variables(plan: Plan) -> dict[str, Any]:
     }
 
 
-def settings(plan: Plan, rank: Rank) -> list[Setting]:
-    common = [*_own_settings(plan), *common_settings(plan)]
+def environment(plan: Plan, rank: Rank) -> list[Variable]:
+    common = [*_own_variables(plan), *common_variables(plan)]
     node, address, port, run_id = rank.node, node_name(plan, 0), str(plan.port), plan.job.name
     if plan.job.nodes.max == 1:
         address, port, run_id = "127.0.0.1", "<free port that torchrun picks>", "<random id>"
     elif plan.backend == "c10d":  # numbers the nodes anew, in the text order of their names
         order = sorted(range(plan.job.nodes.max), key=lambda number: node_name(plan, number))
         node, address, port = order[rank.node], node_name(plan, order[0]), "<free port that torchrun picks>"
-    ours = [Setting(name, value, "script") for name, value in _node_environment(plan, node).items()]
+    ours = [Variable(name, value, "script") for name, value in _node_environment(plan, node).items()]
     restarts = _torchrun_restarts(plan)
-    by_torchrun = torchrun_settings(
+    by_torchrun = torchrun_variables(
         plan, rank, master_addr=address, master_port=port, run_id=run_id, max_restarts=restarts
     )
     return [*common, *ours, *by_torchrun]
@@ -117,8 +117,8 @@ def _node_environment(plan: Plan, node: int) -> dict[str, str]:
     return {"PET_RDZV_CONF": torchrun.c10d_conf(plan, str(int(node == 0))), "PET_LOCAL_ADDR": node_name(plan, node)}
 
 
-def _own_settings(plan: Plan) -> list[Setting]:
+def _own_variables(plan: Plan) -> list[Variable]:
     """How long torchrun waits for its processes after SIGTERM, if the spec says how long it has."""
     if plan.job.preemption is None or _SHUTDOWN_TIMEOUT in plan.env:
         return []
-    return [Setting(_SHUTDOWN_TIMEOUT, str(torchrun.shutdown_timeout(plan.job.preemption.grace)), "script")]
+    return [Variable(_SHUTDOWN_TIMEOUT, str(torchrun.shutdown_timeout_s(plan.job.preemption.grace)), "script")]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobspec.environment import Setting
+from jobspec.environment import Variable
 from jobspec.kubernetes import pod, rules
-from jobspec.kubernetes.environment import indexed_settings, node_settings, pod_settings, worker_settings
+from jobspec.kubernetes.environment import indexed_variables, node_variables, pod_variables, worker_variables
 from jobspec.plan import Plan, Rank
 from jobspec.torchrun import static_pod_flags
 
@@ -26,8 +26,8 @@ preemption_needs_restarts = rules.preemption_needs_restarts("the peers of a pod 
 NODE_RANK_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
-def variables(plan: Plan) -> dict[str, Any]:
-    shared = pod.variables(
+def template_values(plan: Plan) -> dict[str, Any]:
+    shared = pod.template_values(
         plan,
         container="node",
         torchrun=["torchrun", *static_pod_flags(plan)],
@@ -43,9 +43,9 @@ def variables(plan: Plan) -> dict[str, Any]:
     return {**shared, "backoff_limit": plan.job.max_restarts * plan.job.nodes.max}
 
 
-def settings(plan: Plan, rank: Rank) -> list[Setting]:
-    ours = node_settings(plan, rank, _master(plan), plan.port, setter="script", node_rank="scheduler")
-    return [*pod_settings(plan), *ours, *indexed_settings(plan, rank), *worker_settings(plan, rank, _master(plan))]
+def environment(plan: Plan, rank: Rank) -> list[Variable]:
+    ours = node_variables(plan, rank, _master(plan), plan.port, set_by="script", node_rank="scheduler")
+    return [*pod_variables(plan), *ours, *indexed_variables(plan, rank), *worker_variables(plan, rank, _master(plan))]
 
 
 def node_name(plan: Plan, node: int) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobspec.environment import Setting
+from jobspec.environment import Variable
 from jobspec.kubernetes import pod, rules
-from jobspec.kubernetes.environment import indexed_settings, node_settings, pod_settings, worker_settings
+from jobspec.kubernetes.environment import indexed_variables, node_variables, pod_variables, worker_variables
 from jobspec.plan import Plan, Rank
 from jobspec.targets.indexedjob import NODE_RANK_FIELD
 from jobspec.torchrun import static_pod_flags
@@ -24,8 +24,8 @@ fixed_size = rules.fixed_size("a JobSet starts all pods again when one fails")
 preemption_needs_restarts = rules.preemption_needs_restarts("the peers of a pod that is taken back may fail first")
 
 
-def variables(plan: Plan) -> dict[str, Any]:
-    return pod.variables(
+def template_values(plan: Plan) -> dict[str, Any]:
+    return pod.template_values(
         plan,
         container="node",
         torchrun=["torchrun", *static_pod_flags(plan)],
@@ -39,9 +39,9 @@ def variables(plan: Plan) -> dict[str, Any]:
     )
 
 
-def settings(plan: Plan, rank: Rank) -> list[Setting]:
-    ours = node_settings(plan, rank, _master(plan), plan.port, setter="script", node_rank="scheduler")
-    return [*pod_settings(plan), *ours, *indexed_settings(plan, rank), *worker_settings(plan, rank, _master(plan))]
+def environment(plan: Plan, rank: Rank) -> list[Variable]:
+    ours = node_variables(plan, rank, _master(plan), plan.port, set_by="script", node_rank="scheduler")
+    return [*pod_variables(plan), *ours, *indexed_variables(plan, rank), *worker_variables(plan, rank, _master(plan))]
 
 
 def node_name(plan: Plan, node: int) -> str:

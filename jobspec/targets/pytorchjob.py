@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from jobspec.environment import NODE_OF_RANK_0, THIS_NODE, Setting, torchrun_settings
+from jobspec.environment import NODE_OF_RANK_0, THIS_NODE, Variable, torchrun_variables
 from jobspec.kubernetes import pod, rules
-from jobspec.kubernetes.environment import node_settings, pod_settings, worker_settings
+from jobspec.kubernetes.environment import node_variables, pod_variables, worker_variables
 from jobspec.plan import Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
@@ -55,7 +55,7 @@ def output_is_unbuffered(job: Job) -> Iterator[Finding]:
         yield Finding(("env", _UNBUFFERED), message, "leave it out", on_key=True)
 
 
-def variables(plan: Plan) -> dict[str, Any]:
+def template_values(plan: Plan) -> dict[str, Any]:
     job = plan.job
     workers_only = plan.backend == "c10d"
     waits = job.max_restarts > 0 and job.nodes.max > 1 and not workers_only
@@ -68,7 +68,7 @@ def variables(plan: Plan) -> dict[str, Any]:
             # Its address, because not every cluster can look the name of a node up.
             "PET_LOCAL_ADDR": "status.podIP",
         }
-    shared = pod.variables(
+    shared = pod.template_values(
         plan,
         container="pytorch",
         torchrun=torchrun,
@@ -89,23 +89,23 @@ def variables(plan: Plan) -> dict[str, Any]:
     }
 
 
-def settings(plan: Plan, rank: Rank) -> list[Setting]:
+def environment(plan: Plan, rank: Rank) -> list[Variable]:
     common = [
-        *(setting for setting in pod_settings(plan) if setting.name != _UNBUFFERED),
-        Setting(_UNBUFFERED, "1", "operator"),
-        Setting("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator"),
+        *(variable for variable in pod_variables(plan) if variable.name != _UNBUFFERED),
+        Variable(_UNBUFFERED, "1", "operator"),
+        Variable("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator"),
     ]
     if plan.backend == "c10d":
-        return [*common, *_c10d_settings(plan, rank)]
+        return [*common, *_c10d_variables(plan, rank)]
     master = _master(plan)
     theirs = [
-        Setting("MASTER_ADDR", master, "operator"),
-        Setting("MASTER_PORT", str(plan.port), "operator"),
-        Setting("WORLD_SIZE", str(plan.world_size), "operator"),
-        Setting("RANK", str(rank.node), "operator"),
-        *node_settings(plan, rank, master, plan.port, setter="operator", node_rank="operator"),
+        Variable("MASTER_ADDR", master, "operator"),
+        Variable("MASTER_PORT", str(plan.port), "operator"),
+        Variable("WORLD_SIZE", str(plan.world_size), "operator"),
+        Variable("RANK", str(rank.node), "operator"),
+        *node_variables(plan, rank, master, plan.port, set_by="operator", node_rank="operator"),
     ]
-    return [*common, *theirs, *worker_settings(plan, rank, master)]
+    return [*common, *theirs, *worker_variables(plan, rank, master)]
 
 
 def node_name(plan: Plan, node: int) -> str | None:
@@ -124,15 +124,15 @@ def _c10d_start(plan: Plan) -> str:
     return f'exec torchrun --rdzv-conf="{c10d_conf(plan, "$((PET_REPLICA_INDEX == 0))")}" "$@"'
 
 
-def _c10d_settings(plan: Plan, rank: Rank) -> list[Setting]:
+def _c10d_variables(plan: Plan, rank: Rank) -> list[Variable]:
     nodes = plan.job.nodes
     return [
-        Setting("PET_REPLICA_INDEX", "<number of the pod>", "operator"),
-        Setting("PET_LOCAL_ADDR", THIS_NODE, "scheduler"),
-        Setting("PET_RDZV_ENDPOINT", f"{plan.job.name}-worker-0:{plan.port}", "operator"),
-        Setting("PET_RDZV_BACKEND", "c10d", "operator"),
-        Setting("PET_NNODES", f"{nodes.min}:{nodes.max}", "operator"),
-        *torchrun_settings(
+        Variable("PET_REPLICA_INDEX", "<number of the pod>", "operator"),
+        Variable("PET_LOCAL_ADDR", THIS_NODE, "scheduler"),
+        Variable("PET_RDZV_ENDPOINT", f"{plan.job.name}-worker-0:{plan.port}", "operator"),
+        Variable("PET_RDZV_BACKEND", "c10d", "operator"),
+        Variable("PET_NNODES", f"{nodes.min}:{nodes.max}", "operator"),
+        *torchrun_variables(
             plan,
             rank,
             master_addr=NODE_OF_RANK_0,

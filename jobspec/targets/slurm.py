@@ -7,17 +7,17 @@ from typing import Any
 from jobspec import runtimes
 from jobspec.filters import sh
 from jobspec.plan import PORTS, Plan
-from jobspec.slurm import notes, options, rules, task
-from jobspec.slurm.environment import REMARKS, settings
+from jobspec.slurm import notes, option_rules, options, rules, task
+from jobspec.slurm.environment import REMARKS, environment
 from jobspec.spec.rules import rules_in
 
-__all__ = ["NOT_USED", "REMARKS", "RULES", "settings", "variables"]
+__all__ = ["NOT_USED", "REMARKS", "RULES", "environment", "template_values"]
 
 NOT_USED = {"resources.devices": "its names are those of Kubernetes; slurm.options asks for more, as {gres: nic:1}"}
-RULES = tuple(rules_in(rules))
+RULES = (*rules_in(rules), *rules_in(option_rules))
 
 
-def variables(plan: Plan) -> dict[str, Any]:
+def template_values(plan: Plan) -> dict[str, Any]:
     job = plan.job
     runtime = runtimes.load(job.slurm.runtime)
     passed = task.passed(plan)
@@ -47,5 +47,5 @@ def variables(plan: Plan) -> dict[str, Any]:
         "ends": options.what_ends_what(job),
         "srun_flags": [*options.srun_flags(plan), *runtime.srun_flags(plan, passed)],
         # Later than torchrun, which kills its processes itself, and before Slurm's own end.
-        "give_up": max(1, job.preemption.grace * 7 // 8) if job.preemption else 0,
+        "give_up": max(1, job.preemption.grace * 7 // 8, job.preemption.grace - 15) if job.preemption else 0,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobspec import torchrun
-from jobspec.environment import NODE_0, NODE_OF_RANK_0, Setting, common_settings, torchrun_settings
+from jobspec.environment import NODE_0, NODE_OF_RANK_0, Variable, common_variables, torchrun_variables
 from jobspec.plan import Plan, Rank
 
 NOT_USED = {
@@ -21,15 +21,15 @@ NOT_USED = {
 }
 
 
-def variables(plan: Plan) -> dict[str, Any]:
+def template_values(plan: Plan) -> dict[str, Any]:
     return {"flags": _flags(plan), "c10d_conf": torchrun.c10d_conf(plan, "$(( NODE_RANK == 0 ))")}
 
 
-def settings(plan: Plan, rank: Rank) -> list[Setting]:
-    common = common_settings(plan)
+def environment(plan: Plan, rank: Rank) -> list[Variable]:
+    common = common_variables(plan)
     if plan.job.nodes.max == 1:
         address, port, run_id = "127.0.0.1", "<free port that torchrun picks>", "<random id>"
-        return [*common, *torchrun_settings(plan, rank, master_addr=address, master_port=port, run_id=run_id)]
+        return [*common, *torchrun_variables(plan, rank, master_addr=address, master_port=port, run_id=run_id)]
     if plan.backend == "static":
         node, address, port = str(rank.node), NODE_0, str(plan.port)
     else:  # c10d numbers the nodes anew, in the text order of their addresses
@@ -38,8 +38,8 @@ def settings(plan: Plan, rank: Rank) -> list[Setting]:
             NODE_OF_RANK_0,
             "<free port that torchrun picks>",
         )
-    by_hand = Setting("NODE_RANK", node, "person"), Setting("MASTER_ADDR", NODE_0, "person")
-    by_torchrun = torchrun_settings(plan, rank, master_addr=address, master_port=port, run_id=plan.job.name)
+    by_hand = Variable("NODE_RANK", node, "person"), Variable("MASTER_ADDR", NODE_0, "person")
+    by_torchrun = torchrun_variables(plan, rank, master_addr=address, master_port=port, run_id=plan.job.name)
     return [*common, *by_hand, *by_torchrun]
 
 

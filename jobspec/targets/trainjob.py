@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from jobspec.environment import Setting
+from jobspec.environment import Variable
 from jobspec.kubernetes import pod, rules
-from jobspec.kubernetes.environment import indexed_settings, node_settings, pod_settings, worker_settings
+from jobspec.kubernetes.environment import indexed_variables, node_variables, pod_variables, worker_variables
 from jobspec.plan import Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
@@ -66,11 +66,11 @@ _OPERATORS_PORT = 29500
 REMARKS = {"PET_MASTER_PORT": "the operator's for all jobs; torchrun's flag --master-port wins"}
 
 
-def variables(plan: Plan) -> dict[str, Any]:
+def template_values(plan: Plan) -> dict[str, Any]:
     # The operator's port is the same for all jobs; a flag wins over its PET_MASTER_PORT.
     port = f"--master-port={plan.port}"
     patch = plan.job.kubernetes.runtime is not None
-    shared = pod.variables(
+    shared = pod.template_values(
         plan,
         container="node",
         torchrun=["torchrun", *static_pod_flags(plan), port],
@@ -84,11 +84,11 @@ def variables(plan: Plan) -> dict[str, Any]:
     }
 
 
-def settings(plan: Plan, rank: Rank) -> list[Setting]:
-    theirs = node_settings(plan, rank, _master(plan), _OPERATORS_PORT, setter="operator", node_rank="operator")
-    per_node = Setting("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator")
-    theirs = [per_node, *theirs, *indexed_settings(plan, rank)]
-    return [*pod_settings(plan), *theirs, *worker_settings(plan, rank, _master(plan))]
+def environment(plan: Plan, rank: Rank) -> list[Variable]:
+    theirs = node_variables(plan, rank, _master(plan), _OPERATORS_PORT, set_by="operator", node_rank="operator")
+    per_node = Variable("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator")
+    theirs = [per_node, *theirs, *indexed_variables(plan, rank)]
+    return [*pod_variables(plan), *theirs, *worker_variables(plan, rank, _master(plan))]
 
 
 def node_name(plan: Plan, node: int) -> str:

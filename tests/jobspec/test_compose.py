@@ -60,7 +60,7 @@ def test_every_node_is_a_service_with_what_settings_say(folder: Path, nodes: str
     assert list(found) == [targets.node_name(target, plan, node) for node in range(plan.job.nodes.max)]
     for rank in plan.ranks():
         service = found[f"job-{rank.node}"]
-        told = {one.name: one.value for one in target.settings(plan, rank) if one.setter != "torchrun"}
+        told = {one.name: one.value for one in target.environment(plan, rank) if one.set_by != "torchrun"}
         assert set(told) == set(service["environment"])
         known = {name: value for name, value in told.items() if not value.startswith("<")}
         assert known == {name: service["environment"][name] for name in known}
@@ -140,7 +140,7 @@ def test_resources_mounts_and_time_to_end_are_passed_on(folder: Path) -> None:
         {"type": "bind", "source": "/data", "target": "/d", "read_only": True},
         {"type": "volume", "source": "ckpt", "target": "/c"},
     ]
-    assert (found["stop_grace_period"], found["environment"]["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == ("200s", "150")
+    assert (found["stop_grace_period"], found["environment"]["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == ("200s", "170")
     assert found["init"] is True
 
 

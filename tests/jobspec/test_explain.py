@@ -41,7 +41,7 @@ def explained(target: str, spec: Path, *settings: str, hosts: str = "") -> tuple
 
 def seen_by(told: dict[str, Any], rank: int) -> dict[str, str]:
     """The variables of one process; a later setting of a name replaces an earlier one."""
-    settings = [*told["variables"], *told["ranks"][rank]["variables"]]
+    settings = [*told["environment"], *told["ranks"][rank]["environment"]]
     return {setting["name"]: setting["value"] for setting in settings}
 
 
@@ -117,11 +117,11 @@ def test_json_has_each_rank_in_full_and_what_is_common_once(target: str, spec: P
     module = targets.load(target)
     plan = load(module, str(spec))
     told, _ = explained(target, spec)
-    common = {variable["name"] for variable in told["variables"]}
+    common = {variable["name"] for variable in told["environment"]}
     for rank in plan.ranks():
-        own = {variable["name"] for variable in told["ranks"][rank.rank]["variables"]}
+        own = {variable["name"] for variable in told["ranks"][rank.rank]["environment"]}
         assert not common & own
-        wanted = {setting.name: setting.value for setting in module.settings(plan, rank) if "<" not in setting.value}
+        wanted = {setting.name: setting.value for setting in module.environment(plan, rank) if "<" not in setting.value}
         seen = seen_by(told, rank.rank)
         assert wanted == {name: seen[name] for name in wanted}
     assert {"NOTE", "TOKEN", "WORLD_SIZE"} <= common

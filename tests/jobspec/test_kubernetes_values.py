@@ -1,4 +1,4 @@
-"""What pods see: values through YAML and the kubelet's `$(NAME)`, and the variables that `settings` foretell."""
+"""What pods see: values through YAML and the kubelet's `$(NAME)`, and the variables that `environment` foretells."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_settings_name_every_variable_of_every_pod(target: str, nodes: str, tmp_
     pods = processes(target, documents(render(target, str(spec))), {"TOKEN": "<secret>"})
     for rank in plan.ranks():
         # Later ones win; torchrun comes after the pod.
-        in_pod = [setting for setting in module.settings(plan, rank) if setting.setter != "torchrun"]
+        in_pod = [setting for setting in module.environment(plan, rank) if setting.set_by != "torchrun"]
         told = {setting.name: setting.value for setting in in_pod}
         seen = pods[rank.node].env
         assert set(told) == set(seen)

@@ -1,4 +1,4 @@
-"""Who is where, on all seven targets: as their platforms would run them, as `settings` foretell, as `explain` says."""
+"""Who is where, on all seven targets: as their platforms would run them, as `environment` and `explain` say."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_process_sees_what_settings_say_and_reaches_the_others(
         assert seen.arguments == ARGUMENTS
         assert (seen.env["NOTE"], seen.env["TOKEN"]) == ("$(OUT) $HOME $$ $é", "s3cret $(NOTE)")
         # A later setting of a name replaces an earlier one.
-        told = {setting.name: resolved(setting.value, names) for setting in module.settings(plan, rank)}
+        told = {setting.name: resolved(setting.value, names) for setting in module.environment(plan, rank)}
         assert set(told) <= set(seen.env)
         known = {name: value for name, value in told.items() if "<" not in value}
         assert known == {name: seen.env[name] for name in known}
@@ -108,7 +108,7 @@ def explained(target: str, settings: tuple[str, ...], spec: Path, output: Path) 
     told = json.loads(output.read_text())
     found = {}
     for rank in told["ranks"]:
-        seen = {variable["name"]: variable["value"] for variable in [*told["variables"], *rank["variables"]]}
+        seen = {variable["name"]: variable["value"] for variable in [*told["environment"], *rank["environment"]]}
         assert (seen["RANK"], seen["LOCAL_RANK"]) == (str(rank["rank"]), str(rank["local_rank"]))
         node = told["node_names"].index(rank["node"])
         found[rank["rank"]] = node, rank["local_rank"], rank["device"], told["node_names"].index(seen["MASTER_ADDR"])

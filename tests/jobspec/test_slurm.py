@@ -52,7 +52,7 @@ def test_every_program_sees_what_settings_say(cluster: Cluster, runtime: str, la
     assert len(calls) == len(cluster.nodes) * (2 if launcher == "srun" else 1)
     for rank in plan.ranks():
         seen = calls[rank.node, rank.local_rank if launcher == "srun" else 0].env
-        told = [one for one in targets.load("slurm").settings(plan, rank) if one.setter != "torchrun"]
+        told = [one for one in targets.load("slurm").environment(plan, rank) if one.set_by != "torchrun"]
         assert {one.name for one in told} <= set(seen)
         known = {one.name: one.value for one in told if not one.value.startswith("<")}
         assert known == {name: seen[name] for name in known}

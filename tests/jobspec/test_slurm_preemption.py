@@ -167,7 +167,7 @@ def test_job_that_ends_well_stays_out_of_the_queue(own_cluster: Cluster) -> None
 
 def test_torchrun_waits_for_a_checkpoint_as_long_as_slurm_allows(own_cluster: Cluster) -> None:
     script = rendered(own_cluster, TWO_NODES + "preemption: {grace: 200s}\n")
-    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=150" in script
+    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=170" in script
     assert own_cluster.run(script)[0] == 0
     assert {"--kill-on-bad-exit=0", "--wait=200"} <= set(own_cluster.sruns()[-1])
 

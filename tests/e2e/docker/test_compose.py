@@ -156,7 +156,7 @@ def test_every_process_sees_what_explain_says(project: Project, tmp_path: Path, 
         found = [json.loads(project.docker.read(compose.volume("runs"), project.image, str(rank))) for rank in range(4)]
     for rank, seen in zip(plan.ranks(), found, strict=True):
         assert (seen["total"], seen["host"]) == (15, f"job-{rank.node}")
-        told = {setting.name: setting.value for setting in target.settings(plan, rank)}
+        told = {setting.name: setting.value for setting in target.environment(plan, rank)}
         known = {name: value for name, value in told.items() if not value.startswith("<")}
         assert {name: seen["env"][name] for name in known} == known
 

@@ -86,8 +86,8 @@ def test_processes_have_the_variables_that_explain_foretells(
     for rank in told["ranks"]:
         found = seen[rank["rank"]]
         assert found["total"] == 2 ** told["world_size"] - 1
-        all_of_it = [*told["variables"], *rank["variables"]]
-        by_pod = [one for one in all_of_it if one["setter"] != "torchrun"]
+        all_of_it = [*told["environment"], *rank["environment"]]
+        by_pod = [one for one in all_of_it if one["set_by"] != "torchrun"]
         for place, variables in (("pod", by_pod), ("process", all_of_it)):
             final = {variable["name"]: variable["value"] for variable in variables}  # the last one holds
             known = {name: value for name, value in final.items() if not value.startswith("<")}

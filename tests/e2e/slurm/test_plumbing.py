@@ -60,7 +60,7 @@ def test_each_process_sees_what_explain_says_of_this_allocation(launch: str, clu
     seen = {int(file.name): json.loads(file.read_text()) for file in tmp_path.glob("[0-9]*")}
     assert sorted(seen) == [process["rank"] for process in told["ranks"]]
     for process in told["ranks"]:
-        process["variables"] += told["variables"]
+        process["environment"] += told["environment"]
         _compare(process, seen[process["rank"]], job.fields["JobId"])
 
 
@@ -70,7 +70,7 @@ def _compare(process: dict[str, Any], env: dict[str, Any], job_id: str) -> None:
     # Each process sees all GPUs of its node and takes its own.
     assert process["device"] == f"cuda:{env['LOCAL_RANK']}"
     # Of a name that is set twice the later value holds.
-    told = {variable["name"]: variable["value"] for variable in process["variables"]}
+    told = {variable["name"]: variable["value"] for variable in process["environment"]}
     in_words = {
         "<number of the job>": job_id,
         "<number of its restarts>": "0",

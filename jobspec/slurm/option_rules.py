@@ -1,0 +1,113 @@
+"""What `slurm.options` and `slurm.srun_options` may hold: nothing that other keys decide, or that sbatch refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from jobspec.problems import Finding
+from jobspec.reading.sbatch_options import FLAGS, WITH_VALUE
+from jobspec.spec.job import Job
+from jobspec.spec.rules import Rule
+
+# Options of sbatch that follow from keys of the spec: given a second time, one of the two would be lost.
+_OPTIONS_OF_KEYS = {
+    "job-name": "name",
+    "nodes": "nodes",
+    "ntasks": "nodes, procs_per_node and slurm.launcher",
+    "ntasks-per-node": "procs_per_node and slurm.launcher",
+    "ntasks-per-gpu": "procs_per_node and slurm.launcher",
+    "cpus-per-task": "resources.cpus",
+    "gpus": "nodes and procs_per_node",
+    "gpus-per-node": "procs_per_node",
+    "gpus-per-task": "procs_per_node; it would hide the other GPUs from each process",
+    "tasks-per-node": "procs_per_node and slurm.launcher",
+    "tres-per-task": "procs_per_node and resources.cpus; it would hide the other GPUs from each process",
+    "time": "time_limit",
+    "signal": "preemption",
+    "requeue": "preemption",
+    "no-requeue": "preemption",
+    "no-kill": "nodes, as a range",
+    "open-mode": "preemption",
+    **{key: f"slurm.{key}" for key in ("partition", "account", "qos", "constraint", "reservation", "array")},
+}
+# Options of sbatch that may stand for a key which is left out, and the key beside which they are refused.
+_OPTIONS_INSTEAD_OF_KEYS = {
+    "cpus-per-gpu": "cpus",
+    "mem": "memory",
+    "mem-per-cpu": "memory",
+    "mem-per-gpu": "memory",
+}
+# Options with which sbatch does not run the script at all.
+_NO_JOB = {"help", "usage", "version", "test-only", "wrap"}
+_EXCLUSIVE = (True, "user", "mcs", "topo")
+
+# Options of srun that the script sets itself.
+_SRUN_OPTIONS_OF_SCRIPT = {
+    "cpus-per-task": "resources.cpus",
+    "distribution": "slurm.launcher",
+    "export": "env and secrets",
+    "jobid": "Slurm",
+    "kill-on-bad-exit": "nodes and preemption",
+    "nodes": "nodes",
+    "no-kill": "nodes, as a range",
+    "ntasks": "nodes, procs_per_node and slurm.launcher",
+    "ntasks-per-node": "procs_per_node and slurm.launcher",
+    "open-mode": "preemption",
+    "tasks-per-node": "procs_per_node and slurm.launcher",
+    "output": "name; slurm.options.output names one log for all",
+    "wait": "preemption",
+}
+_SRUN_OPTIONS_FOR_PYXIS = {"container-image": "image", "container-mounts": "mounts", "container-env": "env and secrets"}
+
+
+@Rule
+def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
+    for name, value in job.slurm.options.items():
+        path = ("slurm", "options", name)
+        if name in _OPTIONS_OF_KEYS:
+            message = f"slurm.options: {name} is set from {_OPTIONS_OF_KEYS[name]}"
+            yield Finding(path, message, "leave it out", on_key=True)
+        if name in _NO_JOB:
+            message = f"slurm.options: with {name} sbatch does not run this script"
+            yield Finding(path, message, "give it to sbatch by hand", on_key=True)
+        if name == "mem" and job.resources.memory is None and str(value) != "0":
+            message = "slurm.options: mem is set from resources.memory"
+            yield Finding(path, message, "mem: 0 asks for all memory of a node", on_key=True)
+        if name == "overcommit":
+            message = "slurm.options: overcommit does not reach the tasks: the script drops SLURM_OVERCOMMIT"
+            yield Finding(path, message, "slurm: {srun_options: {overcommit: true}}", on_key=True)
+        if name == "gres" and re.match(r"(.*,)?(gres:|gres/)?gpu\b", str(value)):
+            message = "slurm.options: GPUs follow from procs_per_node"
+            yield Finding(path, message, "for GPUs of one kind use slurm.constraint", on_key=True)
+
+
+@Rule
+def options_have_the_values_that_sbatch_reads(job: Job) -> Iterator[Finding]:
+    for name, value in job.slurm.options.items():
+        path = ("slurm", "options", name)
+        if name == "exclusive" and value not in _EXCLUSIVE:
+            message = f"slurm.options: exclusive is {value}, which sbatch does not know"
+            yield Finding(path, message, "true, user, mcs or topo; leave it out to share nodes")
+        elif name in FLAGS and value is not True:
+            yield Finding(path, f"slurm.options: {name} takes no value, not even {value}", "true, or leave it out")
+        elif name in WITH_VALUE and value is True:
+            yield Finding(path, f"slurm.options: {name} is true, but sbatch wants a value for it")
+        key = _OPTIONS_INSTEAD_OF_KEYS.get(name)
+        if key is not None and getattr(job.resources, key) is not None:
+            message = f"slurm.options: {name} is given, and resources.{key} too; Slurm takes only one of them"
+            yield Finding(path, message, "leave one of them out", on_key=True)
+
+
+@Rule
+def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
+    for name, value in job.slurm.srun_options.items():
+        path = ("slurm", "srun_options", name)
+        if name in _SRUN_OPTIONS_OF_SCRIPT:
+            message = f"slurm.srun_options: {name} is set from {_SRUN_OPTIONS_OF_SCRIPT[name]}"
+            yield Finding(path, message, "leave it out", on_key=True)
+        elif name in _SRUN_OPTIONS_FOR_PYXIS and job.slurm.runtime == "pyxis":
+            message = f"slurm.srun_options: {name} is set from {_SRUN_OPTIONS_FOR_PYXIS[name]}"
+            yield Finding(path, message, "leave it out", on_key=True)
+        elif name == "label" and value is not True:
+            yield Finding(path, f"slurm.srun_options: label takes no value, not even {value}", "true, or leave it out")

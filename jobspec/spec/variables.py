@@ -1,0 +1,38 @@
+"""Names of variables that a spec cannot choose: the launcher, bash or this program sets them."""
+
+from __future__ import annotations
+
+import re
+
+_SET_BY_LAUNCHER = {
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
+SET_BY_US = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+"""Set for every process unless `env` in the spec does."""
+
+# Bash keeps these for itself: an assignment fails or is lost.
+_BASH_VARIABLES = re.compile(
+    "BASH.*|_|COMP_WORDBREAKS|DIRSTACK|EPOCHREALTIME|EPOCHSECONDS|E?UID|FUNCNAME|GROUPS|HISTCMD|LINENO|OPTIND"
+    "|PIPESTATUS|PPID|S?RANDOM|SECONDS|SHELLOPTS|SHLVL"
+)
+
+
+def is_set_by_launcher(name: str) -> bool:
+    """Whether a variable is the launcher's: a value in the spec would be lost or break the job."""
+    return name in _SET_BY_LAUNCHER or name.startswith(("PET_", "TORCHELASTIC_"))
+
+
+def is_bash_variable(name: str) -> bool:
+    """Return True for a variable that bash keeps for itself."""
+    return _BASH_VARIABLES.fullmatch(name) is not None
