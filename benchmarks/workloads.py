@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.gpt import CONTEXT, VOCABULARY, SmallGPT
 from train import models
 
 Batch = tuple[Tensor, Tensor]
 
 NUM_SMALL_LAYERS = 200
+_VOCABULARY, _CONTEXT = 256, 64
 _NUM_BATCHES = 4
 
 
@@ -53,7 +53,7 @@ def _images(*shape: int) -> Callable[[torch.Generator], Batch]:
 
 def _tokens(batch_size: int) -> Callable[[torch.Generator], Batch]:
     def draw(generator: torch.Generator) -> Batch:
-        text = torch.randint(VOCABULARY, (batch_size, CONTEXT + 1), generator=generator)
+        text = torch.randint(_VOCABULARY, (batch_size, _CONTEXT + 1), generator=generator)
         return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
     return draw
@@ -72,5 +72,5 @@ WORKLOADS = {
     "resnet18": Workload(lambda: models.build("resnet18", (1, 28, 28), 10, None), _images(32, 1, 28, 28), 32),
     "mlp": Workload(lambda: models.build("mlp", (1, 28, 28), 10, None), _images(32, 1, 28, 28), 32),
     "small_layers": Workload(_small_layers, _images(32, 64), 32),
-    "gpt": Workload(SmallGPT, _tokens(8), 8),
+    "gpt": Workload(lambda: models.build("gpt", (_CONTEXT,), _VOCABULARY, None), _tokens(8), 8),
 }

@@ -56,7 +56,7 @@ def test_input_benchmark_compares_equal_values_and_reports_a_ratio_for_each_peer
 def test_epoch_benchmark_trains_all_variants_to_the_same_loss(workload: str, dataset: str, tmp_path: Path) -> None:
     # One image many times, no dropout, whole batches: the order has no part, so losses differ only if the work does.
     image, label = load(tmp_path, "train", seed=0)[0]
-    write_dataset(tmp_path / dataset / "raw", image.repeat(192, 1, 1), torch.full((192,), label))
+    write_dataset(tmp_path / dataset / "raw", image.repeat(192, 1, 1), torch.full((192,), int(label)))
     arguments = (f"--data-root={tmp_path}", f"--workload={workload}", f"--results={tmp_path}")
 
     run_benchmark("epoch", *arguments, "--rounds=1", "--max-steps=3", "--dropout=0", "--tolerance=1e-3")

@@ -1,4 +1,4 @@
-"""Batches of images on this rank's device: kept and moved as uint8, cast and normalised a whole batch at a time."""
+"""Batches on this rank's device: kept and moved in few bytes, cast and normalised a whole batch at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from train.data.host_memory import host_memory_bytes
 from train.data.workers import init_worker, worker_context
@@ -18,10 +18,13 @@ from train.datasets import Samples
 _MEMORY_SHARE = 0.25
 
 Batch = tuple[Tensor, Tensor]
+Item = tuple[Tensor, int | Tensor]
 
 
 class Batches:
     """Iterates over (images, labels): float32 (n, C, H, W), normalised, and int64 (n), both on `device`.
+
+    Of tokens: int64 (n, T) and their targets, int64 (n, T).
 
     Args:
         samples: what to read.
@@ -47,19 +50,20 @@ class Batches:
         size_bytes = len(samples) * math.prod(samples.shape)
         fits_host = size_bytes <= _MEMORY_SHARE * host_memory_bytes() / local_world_size
         if input == "memory" or (input == "auto" and fits_host):
-            self._raw_batches: Iterable[Batch] = _InMemory(samples, steps, device, size_bytes)
+            self._raw_batches: Iterable[Batch] = _InMemory(samples, steps, device)
         else:
             self._raw_batches = DataLoader(
                 samples,  # type: ignore[arg-type]  # a map-style dataset need not inherit from Dataset
                 batch_sampler=steps,
                 num_workers=workers,
-                collate_fn=partial(_collate, samples.shape),
+                collate_fn=partial(_collate, samples[0]),
                 pin_memory=device.type == "cuda",
                 persistent_workers=workers > 0,
                 worker_init_fn=init_worker,
                 multiprocessing_context=worker_context() if workers > 0 else None,
             )
         per_channel = (1, -1, 1, 1)
+        self._normalises = len(samples.mean) > 0
         std = torch.tensor(samples.std, dtype=torch.float32, device=device).view(per_channel)
         mean = torch.tensor(samples.mean, dtype=torch.float32, device=device).view(per_channel)
         self._scale, self._shift = 1 / (255 * std), mean / std
@@ -72,9 +76,11 @@ class Batches:
         return (self._prepare(images, labels) for images, labels in self._raw_batches)
 
     def _prepare(self, images: Tensor, labels: Tensor) -> Batch:
-        images = images.to(self.device, non_blocking=True)
+        images, labels = (part.to(self.device, non_blocking=True) for part in (images, labels))
+        if not self._normalises:
+            return images.long(), labels.long()
         # One pass casts and scales; (x/255 − mean)/std is x·scale − shift.
-        return torch.mul(images, self._scale).sub_(self._shift), labels.to(self.device, non_blocking=True)
+        return torch.mul(images, self._scale).sub_(self._shift), labels
 
     def _prepared_ahead(self, side: torch.cuda.Stream) -> Iterator[Batch]:
         current = torch.cuda.current_stream(self.device)
@@ -97,10 +103,11 @@ class Batches:
 
 
 class _InMemory:
-    def __init__(self, samples: Samples, steps: Iterable[list[int]], device: torch.device, size_bytes: int) -> None:
+    def __init__(self, samples: Samples, steps: Iterable[list[int]], device: torch.device) -> None:
         self.images, self.labels = samples.tensors()
         self.steps = steps
         if device.type == "cuda":
+            size_bytes = self.images.nbytes + self.labels.nbytes
             if size_bytes <= _MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
                 self.images, self.labels = self.images.to(device), self.labels.to(device)
             else:
@@ -119,8 +126,7 @@ class _InMemory:
             yield images, labels
 
 
-def _collate(shape: tuple[int, int, int], items: list[tuple[Tensor, int]]) -> Batch:
-    if not items:
-        return torch.empty((0, *shape), dtype=torch.uint8), torch.empty(0, dtype=torch.int64)
-    images, labels = zip(*items, strict=True)
-    return torch.stack(images), torch.tensor(labels)
+def _collate(example: Item, items: list[Item]) -> Batch:
+    """Return the items as one batch; without items an empty batch of the example's shapes and types."""
+    images, labels = default_collate(items or [example])
+    return images[: len(items)], labels[: len(items)]

@@ -15,19 +15,24 @@ Split = Literal["train", "validation"]
 
 
 class Samples(Protocol):
-    """Labelled images of one split.  A map-style torch dataset that can also hand out everything at once."""
+    """Samples of one split: labelled images, or rows of tokens of which each has the next one as its target.
+
+    A map-style torch dataset that can also hand out everything at once.
+    """
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of one image."""
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample: (C, H, W) of an image, (T,) of a row of tokens."""
         ...
 
     @property
-    def num_classes(self) -> int: ...
+    def num_classes(self) -> int:
+        """How many values a label, or a token, may have."""
+        ...
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Of each channel of the training images, pixels scaled to 0 … 1."""
+        """Of each channel of the training images, pixels scaled to 0 … 1; empty for tokens, which stay as they are."""
         ...
 
     @property
@@ -37,12 +42,12 @@ class Samples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Image as uint8 (C, H, W) and its class."""
+    def __getitem__(self, index: int) -> tuple[Tensor, int | Tensor]:
+        """Image as uint8 (C, H, W) and its class; or tokens (T) as uint8 or int32 and their targets as int64 (T)."""
         ...
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """All images as uint8 (N, C, H, W) and all classes as int64 (N)."""
+        """All images as uint8 (N, C, H, W) and all classes as int64 (N); or all tokens and targets, (N, T) each."""
         ...
 
 

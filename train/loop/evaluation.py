@@ -6,12 +6,11 @@ from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from train.collectives.agreement import StopAgreement, Stopped
 from train.collectives.broadcast import broadcast_from_rank_0
-from train.loop.losses import Means
+from train.loop.losses import Means, sum_of_correct, sum_of_losses
 from train.loop.numerics import autocast
 from train.strategies import Context
 
@@ -40,10 +39,8 @@ def evaluate(
     for images, labels in batches:
         if len(labels):
             with autocast(precision, context.device):
-                logits = model(images).float()
-            loss = F.cross_entropy(logits, labels, reduction="sum").double()
-            correct = (logits.argmax(dim=1) == labels).sum()
-            sums += torch.stack([loss, correct])
+                logits = model(images)
+            sums += torch.stack([sum_of_losses(logits, labels).double(), sum_of_correct(logits, labels).double()])
             samples += len(labels)  # on the host: a number sent to a GPU would wait for the batch
         if stop_agreement.reached():
             raise Stopped

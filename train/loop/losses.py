@@ -8,10 +8,37 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
 
 from train.errors import SharedError
-from train.loop.step import StepOutcome
 from train.records.observer import StepRecord
+
+
+def sum_of_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross entropy of each sample, summed over the samples; that of a row of tokens is their mean.
+
+    Args:
+        logits, labels: (n, classes) and (n), or (n, T, vocabulary) and (n, T).
+    """
+    summed = F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), reduction="sum")
+    return summed / math.prod(labels.shape[1:])
+
+
+def sum_of_correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return how many samples are classified rightly; of a row of tokens the share counts.  Shapes as above."""
+    return (logits.argmax(dim=-1) == labels).sum() / math.prod(labels.shape[1:])
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one step leaves on the device, so that the host need not wait for it.
+
+    loss_sum: sum of this rank's losses, float64; grad_norm: of the global gradient, None unless it is clipped.
+    """
+
+    loss_sum: Tensor
+    grad_norm: Tensor | None
 
 
 @dataclass

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 from train.collectives.sync_batchnorm import has_sync_batchnorm
@@ -16,6 +14,7 @@ from train.config import TrainConfig
 from train.data.sampler import ShardSampler
 from train.data.shard import num_micro_batches, num_steps, step_range
 from train.errors import UserError
+from train.loop.losses import StepOutcome, sum_of_losses
 from train.loop.numerics import autocast
 from train.loop.run import Run
 from train.strategies import Wrapped
@@ -33,17 +32,6 @@ def refuse_impossible(config: TrainConfig, world: World, device: torch.device) -
         raise UserError(f"--precision=fp16 needs a CUDA device, and this is {device}; bf16 and fp32 work here")
     if config.precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
         raise UserError(f"--precision=tf32 needs a GPU since Ampere, and this is {device}; fp32 works here")
-
-
-@dataclass(frozen=True)
-class StepOutcome:
-    """What one step leaves on the device, so that the host need not wait for it.
-
-    loss_sum: sum of this rank's losses, float64; grad_norm: of the global gradient, None unless it is clipped.
-    """
-
-    loss_sum: Tensor
-    grad_norm: Tensor | None
 
 
 class Step:
@@ -70,7 +58,7 @@ class Step:
         """Train one step on this rank's share (maybe empty) of the global batch.
 
         Args:
-            images, labels: float32 (n, C, H, W) and int64 (n), on the device.
+            images, labels: as train.data.batches makes them, on the device.
             position: the sampler that chose them, not yet advanced.
         Raises UserError if BatchNorm has a single sample.
         """
@@ -114,7 +102,8 @@ class Step:
         counts = 1.0
         if len(labels) == 0 and not self._runs_on_empty_batches:
             # Blank images that do not count: gradients of zero, in the same order as on the other ranks.
-            images, labels, counts = images.new_zeros((2, *images.shape[1:])), labels.new_zeros(2), 0.0
+            images, labels = (part.new_zeros((2, *part.shape[1:])) for part in (images, labels))
+            counts = 0.0
         with autocast(self.config.precision, self.device):
             try:
                 logits = self.wrapped.call(images)
@@ -126,7 +115,7 @@ class Step:
                     f"epoch {position.epoch}, step {steps_before + position.step + 1}: BatchNorm cannot be trained on "
                     "the single sample that this rank has left; choose another --batch-size"
                 ) from None
-        return counts * F.cross_entropy(logits.float(), labels, reduction="sum")
+        return counts * sum_of_losses(logits, labels)
 
     def _seed(self, position: ShardSampler) -> None:
         """Make dropout's random numbers a function of the position, so that a resumed run draws the same ones."""

@@ -10,8 +10,8 @@ from torch import nn
 from train.errors import UserError
 
 
-def build(name: str, shape: tuple[int, int, int], num_classes: int, dropout: float | None) -> nn.Module:
-    """The model of the file `name`.py for inputs of `shape` (C, H, W).
+def build(name: str, shape: tuple[int, ...], num_classes: int, dropout: float | None) -> nn.Module:
+    """The model of the file `name`.py for inputs of `shape`: images (C, H, W), or rows of T tokens (T,).
 
     Args:
         num_classes: number of outputs.
@@ -22,9 +22,14 @@ def build(name: str, shape: tuple[int, int, int], num_classes: int, dropout: flo
     try:
         # On the meta device a forward computes shapes only.
         with torch.device("meta"):
-            build_module(shape, num_classes, dropout)(torch.empty(2, *shape))
-    except RuntimeError as error:
+            dtype = torch.int64 if len(shape) == 1 else torch.float32
+            logits = build_module(shape, num_classes, dropout)(torch.empty(2, *shape, dtype=dtype))
+        wanted = (2, *shape, num_classes) if len(shape) == 1 else (2, num_classes)
+        if logits.shape != wanted:
+            raise ValueError(f"it answers {tuple(logits.shape)} to a batch of two where {wanted} is needed")
+    except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"--model={name} cannot take images of shape {shape} (C, H, W): {reason}") from None
+        kind = "rows of tokens of shape {} (T,)" if len(shape) == 1 else "images of shape {} (C, H, W)"
+        raise UserError(f"--model={name} cannot take {kind.format(shape)}: {reason}") from None
     module: nn.Module = build_module(shape, num_classes, dropout)
     return module

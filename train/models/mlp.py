@@ -7,7 +7,7 @@ import math
 from torch import nn
 
 
-def build(shape: tuple[int, int, int], num_classes: int, dropout: float | None) -> nn.Module:
+def build(shape: tuple[int, ...], num_classes: int, dropout: float | None) -> nn.Module:
     """Flattened input, two hidden layers of 512 with ReLU; no dropout unless a rate is given."""
     rate = dropout or 0.0
     return nn.Sequential(

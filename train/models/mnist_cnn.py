@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 
-def build(shape: tuple[int, int, int], num_classes: int, dropout: float | None) -> nn.Module:
+def build(shape: tuple[int, ...], num_classes: int, dropout: float | None) -> nn.Module:
     """Two 3×3 convolutions, 2×2 max pool, two linear layers; dropout 0.25 before and 0.5 between those.
 
     Source: github.com/pytorch/examples, mnist/main.py.

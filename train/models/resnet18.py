@@ -8,7 +8,7 @@ from torchvision.models import resnet18
 from train.errors import UserError
 
 
-def build(shape: tuple[int, int, int], num_classes: int, dropout: float | None) -> nn.Module:
+def build(shape: tuple[int, ...], num_classes: int, dropout: float | None) -> nn.Module:
     """Random weights; for other than three channels the first convolution is replaced by one of the same form.
 
     It is initialised as torchvision initialises all its convolutions (He et al., fan out), not as nn.Conv2d does:

@@ -12,72 +12,106 @@ from train import models
 from train.errors import UserError
 
 MODELS = sorted(file.stem for file in Path(models.__file__).parent.glob("*.py") if file.stem != "__init__")
-SHAPES = [(1, 28, 28), (3, 32, 32)]
+IMAGES: list[tuple[int, ...]] = [(1, 28, 28), (3, 32, 32)]
+ROWS: list[tuple[int, ...]] = [(24,), (7,)]
+SHAPES = {name: ROWS if name == "gpt" else IMAGES for name in MODELS}
+CASES = [(name, shape) for name in MODELS for shape in SHAPES[name]]
+# A model's parameters do not depend on the shape where this one is taken.
+ONE_SHAPE = [(name, SHAPES[name][0]) for name in MODELS]
 
 
 def numbers(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def images(count: int, shape: tuple[int, int, int]) -> torch.Tensor:
-    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(0))
+def inputs(count: int, shape: tuple[int, ...], classes: int = 10) -> torch.Tensor:
+    """Images, or rows of tokens if the shape is that of a row."""
+    generator = torch.Generator().manual_seed(0)
+    if len(shape) == 1:
+        return torch.randint(classes, (count, *shape), generator=generator)
+    return torch.randn(count, *shape, generator=generator)
 
 
 @pytest.mark.parametrize("classes", [2, 10, 100])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", MODELS)
-def test_model_gives_one_number_a_class_for_each_image(name: str, shape: tuple[int, int, int], classes: int) -> None:
+@pytest.mark.parametrize(("name", "shape"), CASES)
+def test_model_gives_one_number_a_class_for_each_image_or_token(
+    name: str, shape: tuple[int, ...], classes: int
+) -> None:
     model = models.build(name, shape, classes, None).eval()
+    answered = (*shape, classes) if len(shape) == 1 else (classes,)
     with torch.no_grad():
-        assert model(images(3, shape)).shape == (3, classes)
-        assert model(images(1, shape)).shape == (1, classes)
-        assert model(images(0, shape)).shape == (0, classes), "a rank without samples still evaluates"
+        for count in (3, 1, 0):  # a rank without samples still evaluates
+            assert model(inputs(count, shape, classes)).shape == (count, *answered)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", MODELS)
-def test_every_parameter_gets_a_gradient(name: str, shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(("name", "shape"), CASES)
+def test_every_parameter_gets_a_gradient(name: str, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     model = models.build(name, shape, 10, 0.0).train()
-    nn.functional.cross_entropy(model(images(8, shape)), torch.arange(8)).backward()
+    logits = model(inputs(8, shape)).flatten(0, -2)
+    nn.functional.cross_entropy(logits, torch.arange(len(logits)) % 10).backward()
     assert [key for key, value in model.named_parameters() if value.grad is None] == []
     # BatchNorm takes the mean away, and with it the effect of a bias before it.
     weights = {key: value.grad for key, value in model.named_parameters() if not key.endswith("bias")}
     assert [key for key, grad in weights.items() if grad is not None and not grad.any()] == []
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_dropout_0_turns_every_dropout_off(name: str) -> None:
-    model = models.build(name, (1, 28, 28), 10, 0.0).train()
-    batch = images(8, (1, 28, 28))
+@pytest.mark.parametrize(("name", "shape"), ONE_SHAPE)
+def test_dropout_0_turns_every_dropout_off(name: str, shape: tuple[int, ...]) -> None:
+    model = models.build(name, shape, 10, 0.0).train()
+    batch = inputs(8, shape)
     with torch.no_grad():
         assert torch.equal(model(batch), model(batch))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_dropout_rate_reaches_every_dropout_or_is_refused(name: str) -> None:
+@pytest.mark.parametrize(("name", "shape"), ONE_SHAPE)
+def test_dropout_rate_reaches_every_dropout_or_is_refused(name: str, shape: tuple[int, ...]) -> None:
     try:
-        model = models.build(name, (1, 28, 28), 10, 0.3).train()
+        model = models.build(name, shape, 10, 0.3).train()
     except UserError as error:
         assert "--dropout" in str(error)
         assert name in str(error)
         return
     rates = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
     assert rates == [0.3] * len(rates) != []
-    batch = images(8, (1, 28, 28))
+    batch = inputs(8, shape)
     with torch.no_grad():
         assert not torch.equal(model(batch), model(batch))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_seed_decides_the_weights(name: str) -> None:
+@pytest.mark.parametrize(("name", "shape"), ONE_SHAPE)
+def test_the_seed_decides_the_weights(name: str, shape: tuple[int, ...]) -> None:
     def weights(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        model = models.build(name, (1, 28, 28), 10, None)
+        model = models.build(name, shape, 10, None)
         return torch.cat([param.detach().flatten() for param in model.parameters()])
 
     assert torch.equal(weights(1), weights(1))
     assert not torch.equal(weights(1), weights(2))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "gpt"])
+def test_a_model_of_images_refuses_tokens(name: str) -> None:
+    with pytest.raises(UserError, match=f"--model={name} cannot take rows of tokens of shape"):
+        models.build(name, (24,), 10, None)
+
+
+def test_gpt_refuses_images_and_says_what_it_reads() -> None:
+    with pytest.raises(UserError, match="--dataset=tokens"):
+        models.build("gpt", (1, 28, 28), 10, None)
+
+
+def test_gpt_sees_no_later_token() -> None:
+    torch.manual_seed(0)
+    model = models.build("gpt", (24,), 10, None)
+    tokens = inputs(2, (24,))
+    changed = tokens.clone()
+    changed[:, 9] = (changed[:, 9] + 1) % 10
+    for mode in (True, False):
+        with torch.no_grad():
+            before, after = model.train(mode)(tokens), model(changed)
+        torch.testing.assert_close(before[:, :9], after[:, :9])
+        assert (before[:, 9:] != after[:, 9:]).any(dim=-1).all()
 
 
 def test_mnist_cnn_has_the_1199882_parameters_of_pytorchs_example() -> None:

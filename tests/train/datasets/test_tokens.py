@@ -1,0 +1,133 @@
+"""The token file: rows and their targets, what is read of it, and what is said if it is missing or damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from tests.cli import records
+from tests.ranks import train_on_ranks
+from train import datasets
+from train.data.batches import Batches
+from train.datasets import tokens
+from train.errors import UserError
+
+Array = npt.NDArray[np.generic]
+CPU = torch.device("cpu")
+PAGES = sorted((Path(__file__).parents[3] / "docs").glob("*.md"))
+
+
+def write(folder: Path, train: Array, vocabulary: int, context: int) -> None:
+    """A token file as another tokenizer would write it; the validation is the same."""
+    (folder / "tokens").mkdir()
+    for split in ("train", "validation"):
+        np.save(folder / "tokens" / f"{split}.npy", train)
+    (folder / "tokens" / "tokens.json").write_text(json.dumps({"vocabulary": vocabulary, "context": context}))
+
+
+def test_the_bytes_of_the_texts_are_the_tokens_and_each_has_the_next_as_its_target(tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_bytes(bytes(range(200)))
+    assert tokens.main(["--data-root", str(tmp_path), "--context", "9", str(text), str(text)]) == 0
+    content = bytes(range(200)) + b"\n" + bytes(range(200))
+    samples = datasets.load("tokens", str(tmp_path), "train", 0)
+    rows, targets = samples.tensors()
+    assert (len(samples), samples.shape, samples.num_classes) == (40, (9,), 256)
+    assert bytes(rows.flatten().tolist()) == content[: 40 * 9]
+    assert bytes(targets.flatten().tolist()) == content[1 : 40 * 9 + 1]
+    row, target = samples[39]
+    assert isinstance(target, torch.Tensor)
+    assert torch.equal(row, rows[39]) and torch.equal(target, targets[39].long())
+    validation = datasets.load("tokens", str(tmp_path), "validation", 0)
+    assert bytes(validation.tensors()[0].flatten().tolist()) == content[361:][:36]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32])
+@pytest.mark.parametrize(("path", "workers"), [("memory", 0), ("loader", 0), ("loader", 2)])
+def test_batches_of_tokens_are_the_same_on_every_path(tmp_path: Path, dtype: type, path: str, workers: int) -> None:
+    write(tmp_path, np.arange(100, dtype=dtype), 300, 8)
+    samples = datasets.load("tokens", str(tmp_path), "train", 0)
+    steps = [[3, 0], [], [11]]
+    batches = list(Batches(samples, steps, CPU, path, workers))
+    for (rows, targets), indices in zip(batches, steps, strict=True):
+        assert (rows.dtype, targets.dtype) == (torch.int64, torch.int64)
+        wanted = torch.tensor([[8 * index + place for place in range(8)] for index in indices]).view(-1, 8)
+        assert torch.equal(rows, wanted)
+        assert torch.equal(targets, wanted + 1)
+
+
+def test_only_the_pages_that_are_read_come_into_memory(tmp_path: Path) -> None:
+    write(tmp_path, np.zeros(64 * 2**20, dtype=np.uint8), 256, 64)
+
+    def resident_kib() -> int:
+        maps = Path("/proc/self/smaps").read_text().split("train.npy", 1)[1]
+        return int(maps.split("Rss:", 1)[1].split()[0])
+
+    samples = tokens.TokenSamples(torch.from_numpy(np.load(tmp_path / "tokens" / "train.npy", mmap_mode="c")), 256, 64)
+    list(Batches(samples, [[5, 6], [900_000]], CPU))
+    assert 0 < resident_kib() < 4096
+
+
+def test_missing_files_are_named_with_the_command_that_makes_them(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tokens\.json is missing: `python -m train\.datasets\.tokens"):
+        datasets.load("tokens", str(tmp_path), "train", 0)
+    write(tmp_path, np.zeros(100, dtype=np.uint8), 256, 8)
+    (tmp_path / "tokens" / "train.npy").unlink()
+    with pytest.raises(UserError, match=r"train\.npy is missing: `python -m train\.datasets\.tokens"):
+        datasets.load("tokens", str(tmp_path), "train", 0)
+
+
+@pytest.mark.parametrize(
+    ("array", "says"),
+    [
+        (np.zeros(100), "holds float64 of shape"),
+        (np.zeros((10, 10), np.uint8), r"shape \(10, 10\); expected one dimension"),
+        (np.zeros(8, np.uint8), "more tokens than the 8 of a row"),
+        (np.full(100, 200, np.uint8), "tokens from 200 to 200, but tokens.json says vocabulary 100"),
+        (np.full(100, -1, np.int32), "tokens from -1 to -1"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_named(tmp_path: Path, array: Array, says: str) -> None:
+    write(tmp_path, array, 100, 8)
+    with pytest.raises(UserError, match=says):
+        datasets.load("tokens", str(tmp_path), "train", 0)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY", b"<!DOCTYPE html>"])
+def test_a_damaged_file_is_named(tmp_path: Path, damage: bytes) -> None:
+    write(tmp_path, np.zeros(100, dtype=np.uint8), 256, 8)
+    (tmp_path / "tokens" / "train.npy").write_bytes(damage)
+    with pytest.raises(UserError, match=r"cannot read .*train\.npy.*Replace it"):
+        datasets.load("tokens", str(tmp_path), "train", 0)
+    (tmp_path / "tokens" / "tokens.json").write_bytes(damage)
+    with pytest.raises(UserError, match=r'cannot read .*tokens\.json: expected \{"vocabulary"'):
+        datasets.load("tokens", str(tmp_path), "train", 0)
+
+
+def test_texts_that_are_missing_or_too_short_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tokens.main(["--data-root", str(tmp_path), str(tmp_path / "none.txt")]) == 1
+    assert "none.txt: No such file" in capsys.readouterr().err
+    (tmp_path / "short.txt").write_text("short")
+    assert tokens.main(["--data-root", str(tmp_path), str(tmp_path / "short.txt")]) == 1
+    assert "the texts have 5 bytes" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_gpt_learns_the_text_of_the_docs_the_same_on_two_processes(tmp_path: Path) -> None:
+    tokens.write(PAGES[:3], tmp_path, context=16)
+    flags = ["--model=gpt", "--dataset=tokens", f"--data-root={tmp_path}", "--optimizer=adamw", "--lr=1e-3"]
+    length = ["--batch-size=9", "--max-steps=20", "--clip-norm=1"]
+    losses = []
+    for world_size in (1, 2):
+        run_dir = tmp_path / str(world_size)
+        train_on_ranks(world_size, *flags, *length, f"--run-dir={run_dir}")
+        losses.append([record["loss"] for record in records(run_dir, "step")])
+        [epoch] = records(run_dir, "epoch")
+        assert epoch["val_loss"] < 3.6 < 5.5 < losses[-1][0], "log(256) = 5.5 is what guessing gives"
+        assert 0.1 < epoch["val_accuracy"] < 1
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
