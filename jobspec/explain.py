@@ -187,6 +187,8 @@ def _summary(explanation: Explanation) -> Iterator[str]:
         f"{plan.job.name} on {explanation.target}: {count} x {plan.job.procs_per_node} processes, "
         f"{plan.backend} rendezvous{meet}"
     )
+    if plan.job.setup:
+        yield "The lines of setup run first; they may change any variable below."
     if nodes.elastic:
         yield f"Shown at {nodes.max} nodes; ranks and world size are new ones whenever a node comes or goes."
 

@@ -1,8 +1,8 @@
 """Template → text: the one Jinja environment, and the filters that make any value safe where it is put.
 
 A template inserts every value of a spec through one of these filters: `sh`, `argv`, `by_flag` and `assignments` in
-shell text, `directive` in an #SBATCH line, `yaml` in YAML, `kubelet` and `compose` in YAML whose reader expands
-variables, `comment` in a comment line.
+shell text, `run_lines` where the value is shell text itself, `directive` in an #SBATCH line, `yaml` in YAML, `kubelet`
+and `compose` in YAML whose reader expands variables, `comment` in a comment line.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+
+from jobspec.spec.shell import run_lines
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 
@@ -120,5 +122,6 @@ def _environment() -> jinja2.Environment:
         kubelet=kubelet,
         compose=compose,
         comment=comment,
+        run_lines=run_lines,
     )
     return environment

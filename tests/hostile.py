@@ -128,8 +128,9 @@ some_lines = _joined(_INLINE + _LINE_BREAKS)
 _lines = st.just("") | some_lines
 _line = _joined(_INLINE)
 _anything = _joined(_INLINE + _LINE_BREAKS + _REFUSED)
-# Container runtimes cut mounts at these characters, and Kubernetes takes no ".."; a spec that has them is refused.
-_path = _joined(_INLINE, without=':,"\\.').map("/".__add__)
+# Container runtimes cut mounts at these characters, nothing expands `$`, and Kubernetes takes no ".."; a spec that
+# has them is refused.
+_path = _joined(_INLINE, without=':,"\\.$').map("/".__add__)
 _dns = st.sampled_from(["no", "on", "null", "true", "y", "0", "1e3", "012", "0x1f", "1-2", "a.b", "2026-01-01"])
 _label = st.sampled_from(["no", "NO", "null", "true", "Y", "0", "1e3", "012", "0x1F", "1.0", "2026-01-01", "a_b", ""])
 _key = st.sampled_from(["no", "null", "true", "1.5", "example.com/1", "a.b/no", "0x1F", "Y"])
@@ -150,6 +151,7 @@ def _specs(draw: st.DrawFn) -> Spec:
         "mounts": [{"source": draw(_path), "path": draw(_path)}],
         "resources": {"memory": "4GiB", "shm": "1GiB", "rdma": draw(st.booleans())},
         "time_limit": "2h",
+        "setup": draw(st.sampled_from([[], ["export IN_SETUP='a b'; true"], ["true", "cd ."]])),
         "rendezvous": {"backend": "static"},
         "slurm": {
             **{key: draw(_word) for key in ("partition", "account", "qos", "reservation")},

@@ -5,6 +5,7 @@ Sources: Kubernetes API reference, Pod v1; Pod Security Standards, profiles base
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from jobspec import kubernetes
 from jobspec.plan import Plan, container_shm
 from jobspec.spec.fields import SecretName, quantity
 from jobspec.spec.job import Job
+from jobspec.spec.shell import before
 from jobspec.torchrun import shutdown_timeout_s
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
@@ -66,6 +68,9 @@ def template_values(
         patch: only what a TrainJob may change in the pods of a runtime that the cluster has.
     """
     job = plan.job
+    setup = job.setup
+    if patch and job.workdir is not None:  # a TrainJob has no key for it
+        setup = [f"cd {shlex.quote(job.workdir)}", *setup]
     return {
         "versions": f"{kubernetes.OLDEST} to {kubernetes.NEWEST}",
         "notes": list(_notes(job)),
@@ -74,7 +79,7 @@ def template_values(
         "patch": patch,
         "secrets": [(name, holder_of(job, name), name.key) for name in job.secrets],
         "container": container,
-        "torchrun": torchrun,
+        "torchrun": before(torchrun, setup),
         "waits": waits,
         "port_name": port_name,
         "env": {**pod_env(plan), **(env or {})},

@@ -120,7 +120,7 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
 
 def _as_list(path: Path, value: str) -> list[str]:
     """Return the elements of the list that a text was probably meant to be, in YAML's notation."""
-    words = [value]
+    words = value.splitlines()
     if path == ("command",):
         with suppress(ValueError):  # a quote that is not closed
             words = shlex.split(value)

@@ -46,10 +46,10 @@ def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
 @Rule
 def values_fit_into_one_variable(job: Job) -> Iterator[Finding]:
     """The program and its variables reach the tasks as one variable, so that no value is an argument of srun."""
-    words = [*(job.command or ()), *(f"{name}={value}" for name, value in job.env.items())]
+    words = [*(job.command or ()), *job.setup, *(f"{name}={value}" for name, value in job.env.items())]
     size = sum(len(sh(word).encode()) + word.count("$") + 16 for word in words)  # 16: what bash writes around a word
     if size > _LONGEST_TASK:
-        message = f"command and env take {size} bytes as shell text; on Slurm they have {_LONGEST_TASK}"
+        message = f"command, setup and env take {size} bytes as shell text; on Slurm they have {_LONGEST_TASK}"
         yield Finding(("env",) if job.env else ("command",), message, "put long values in a file", on_key=True)
 
 

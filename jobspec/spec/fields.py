@@ -176,11 +176,27 @@ Image = Annotated[
     str,
     matching(r"[A-Za-z0-9/.][A-Za-z0-9._/:@+-]*", "an image reference such as registry.example/team/train:1.0"),
 ]
-MountPath = Annotated[
+_PATH = r'/[^\u0000-\u001f\u007f-\u009f\u2028\u2029:,"\\$]*'
+
+
+def _read_path(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError if re.fullmatch(_PATH, str(value)) else ValueError
+    if re.fullmatch(_PATH, value):
+        return value
+    if value.startswith("~"):
+        raise ValueError("write the folder out: nothing expands ~ here")
+    if "$" in value:
+        raise ValueError("write the folder out: nothing expands $ here, and artifacts depend on the spec alone")
+    raise ValueError
+
+
+FolderPath = Annotated[
     str,
-    matching(
-        r'/[^\u0000-\u001f\u007f-\u009f\u2028\u2029:,"\\]*',
-        'an absolute path without ":", ",", quotes and backslashes (container runtimes cut mounts there)',
+    Value(
+        'an absolute path without ":", ",", "$", quotes and backslashes (container runtimes cut mounts there)',
+        _read_path,
+        {"type": "string", "pattern": f"^(?:{_PATH})$"},
     ),
 ]
 SlurmWord = Annotated[
@@ -200,6 +216,17 @@ SlurmArray = Annotated[
         "a Slurm array such as 0-3, 0-15:4, 1,3,5 or 0-99%8",
     ),
 ]
+
+
+def _read_shell_line(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    if not re.fullmatch(_LINE, value):
+        raise ValueError("each line is an element of its own" if re.fullmatch(LINES, value) else "")
+    return value
+
+
+ShellLine = Annotated[str, Value("one line of bash", _read_shell_line, {"type": "string", "pattern": f"^{_LINE}$"})]
 SlurmOption = Annotated[str, matching(r"[a-z][a-z0-9-]+", "the long name of an sbatch option, without --")]
 
 

@@ -20,15 +20,16 @@ from jobspec.spec.fields import (
     DnsName,
     Duration,
     EnvName,
+    FolderPath,
     Image,
     JobName,
     LabelKey,
     LabelValue,
     Lines,
-    MountPath,
     OptionValue,
     Port,
     SecretRef,
+    ShellLine,
     Size,
     SlurmArray,
     SlurmConstraint,
@@ -92,9 +93,9 @@ class Mount(Section):
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [_given("source"), _given("claim")]})
 
-    source: MountPath | None = Field(None, description="folder on every node; either this or claim")
+    source: FolderPath | None = Field(None, description="folder on every node; either this or claim")
     claim: DnsName | None = Field(None, description="PersistentVolumeClaim (Kubernetes) or volume (compose)")
-    path: MountPath = Field(description="where the processes see it")
+    path: FolderPath = Field(description="where the processes see it")
     read_only: bool = Field(False, description="no process can write to it")
 
 
@@ -162,6 +163,14 @@ class Slurm(Section):
     array: SlurmArray | None = Field(None, description="an array of such jobs, such as 0-3 or 0-99%8")
     preflight: bool = Field(
         True, description="check names, port, programs, GPUs, shm and memlock on every node before the start"
+    )
+    prologue: list[ShellLine] = Field(
+        [], description="lines of bash that the batch script runs once, on the first node, before the job"
+    )
+    epilogue: list[ShellLine] = Field(
+        [],
+        description="lines of bash that the batch script runs once at its end, also after a failure and before a "
+        "requeue",
     )
     options: dict[SlurmOption, OptionValue] = Field(
         {}, description="further sbatch options by long name, such as {exclusive: true, nice: 100}"
@@ -255,6 +264,15 @@ class Job(Section):
     )
     device: Literal["cuda", "cpu"] = Field("cuda", description="what the processes compute on")
     image: Image | None = Field(None, description="container image; targets that run no container do without")
+    setup: list[ShellLine] = Field(
+        [],
+        description="lines of bash that run where the processes run, before them: module load, source, export; "
+        "in a container its bash runs them",
+    )
+    workdir: FolderPath | None = Field(
+        None,
+        description="folder in which setup and the processes start; default: the image's, or where you submit",
+    )
     train: TrainConfig | None = Field(None, description="settings of python -m train; either this or command")
     command: list[Lines] | None = Field(
         None,

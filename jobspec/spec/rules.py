@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jobspec.problems import Finding, Path
+from jobspec.spec import shell
 from jobspec.spec.command import as_line, from_script, is_for_a_shell, starts_python
 from jobspec.spec.fields import LINES, LINES_EXPECTED
 from jobspec.spec.job import Job, world_size
@@ -74,6 +75,20 @@ def command_begins_with_a_script(job: Job) -> Iterator[Finding]:
     elif first.startswith("-") or not first:
         message = "command must begin with a script or with -m and a module, not with an option"
         yield Finding(("command", 0), message, "Python would read the option as its own")
+
+
+@Rule
+def shell_lines_are_whole_commands(job: Job) -> Iterator[Finding]:
+    yield from _unreadable(("setup",), job.setup)
+    yield from _unreadable(("slurm", "prologue"), job.slurm.prologue)
+    yield from _unreadable(("slurm", "epilogue"), job.slurm.epilogue)
+
+
+def _unreadable(path: Path, lines: Sequence[str]) -> Iterator[Finding]:
+    for number, line in enumerate(lines):
+        if error := shell.syntax_error(line):
+            message = f"{'.'.join(map(str, path))}[{number}]: bash cannot read this line: {error}"
+            yield Finding((*path, number), message, "each line is a whole command; a script holds more: source FILE")
 
 
 @Rule
@@ -161,6 +176,9 @@ def variables_may_be_set(job: Job) -> Iterator[Finding]:
             yield Finding(path, message, hint, on_key=True)
         elif is_bash_variable(name):
             message = f"{path[0]}: {name} is a variable that bash keeps for itself"
+            yield Finding(path, message, "choose another name", on_key=True)
+        elif name in shell.VARIABLES and (job.setup or job.slurm.prologue):
+            message = f"{path[0]}: {name} is a variable of the shell that runs the lines of setup"
             yield Finding(path, message, "choose another name", on_key=True)
 
 

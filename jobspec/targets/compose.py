@@ -12,6 +12,7 @@ from jobspec.plan import Plan, Rank, container_shm
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
 from jobspec.spec.rules import Rule, missing_image
+from jobspec.spec.shell import before
 
 NOT_USED = {
     "time_limit": "nothing ends the job",
@@ -27,6 +28,7 @@ _SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 def template_values(plan: Plan) -> dict[str, Any]:
     job = plan.job
     return {
+        "entrypoint": before(["torchrun"], job.setup),
         "words": [*_flags(plan), *plan.torchrun_program],
         "environment": {variable.name: variable.value for variable in _own_variables(plan)} | dict(plan.env),
         "nodes": [_node(plan, node) for node in range(job.nodes.max)],

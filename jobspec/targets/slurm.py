@@ -31,7 +31,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "meets": job.nodes.max > 1 or job.slurm.launcher == "srun",
         "ports": PORTS,
         "agent": task.agent(plan),
-        "needs": task.launcher(plan)[0] if in_shell else runtime.PROGRAM,
+        "needs": runtime.PROGRAM if not in_shell else None if job.setup else task.launcher(plan)[0],
         "path_of_program": f"PATH={sh(plan.env['PATH'])} " if in_shell and "PATH" in plan.env else "",
         "remedy": "activate its environment before sbatch" if in_shell else "install it on the node",
         "shm_mib": (job.resources.shm or 0) >> 20,

@@ -205,7 +205,7 @@ def test_a_secret_is_no_variable_of_the_script(tmp_path: Path) -> None:
 
 def test_values_that_together_fit_into_no_variable_are_refused(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(f"{TWO_NODES}env: {{A: {'a' * 70000}, B: {'b' * 70000}}}\n")
-    with pytest.raises(SpecError, match="command and env take 14"):
+    with pytest.raises(SpecError, match="command, setup and env take 14"):
         render("slurm", str(tmp_path / "job.yaml"))
 
 

@@ -1,0 +1,59 @@
+"""Lines of bash in a spec (`setup`, `slurm.prologue`, `slurm.epilogue`), and how an artifact runs them.
+
+Each line is a command of its own.  bash reads it with `eval`, so that no line can change the script around it, and a
+line that fails ends the shell with its text.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+VARIABLES = ("JOB_LINE", "JOB_LINES", "JOB_WORDS")
+"""Variables of the shell that runs the lines."""
+
+_PROBLEM = re.compile(r"line [0-9]+: (.*)")
+
+
+def syntax_error(line: str) -> str | None:
+    """Return why bash cannot read a line as a whole command; None if it can, or where there is no bash to ask."""
+    bash = shutil.which("bash")
+    if bash is None:
+        return None
+    done = subprocess.run(
+        [bash, "--norc", "-O", "extglob", "-n", "-c", line], capture_output=True, text=True, env={"LC_ALL": "C"}
+    )
+    problems = _PROBLEM.findall(done.stderr)
+    return problems[0] if problems else None
+
+
+def run_lines(lines: Sequence[str], key: str) -> str:
+    """Write the lines as a loop of a bash script; the shell exits where one fails.
+
+    key: the key of the spec that holds them.
+    """
+    words = " \\\n  ".join(map(shlex.quote, lines))
+    return f"""\
+set +u  # what the lines source may read variables that are not set
+for JOB_LINE in \\
+  {words}; do
+  {_RUN.format(key=key)}
+done"""
+
+
+def before(words: Sequence[str], lines: Sequence[str]) -> list[str]:
+    """Return the words of a container's command that runs lines of `setup` first, with no value in the shell text."""
+    if not lines:
+        return list(words)
+    first = len(lines) + 1
+    text = (
+        f'trap \'exit 143\' TERM; JOB_LINES=("${{@:1:{len(lines)}}}") JOB_WORDS=("${{@:{first}}}"); set --; '
+        f'for JOB_LINE in "${{JOB_LINES[@]}}"; do {_RUN.format(key="setup")}; done; exec "${{JOB_WORDS[@]}}"'
+    )
+    return ["bash", "-c", text, "setup", *lines, *words]
+
+
+_RUN = 'eval "$JOB_LINE" || {{ echo "{key}: this line failed: $JOB_LINE" >&2; exit 1; }}'

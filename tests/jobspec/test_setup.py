@@ -1,0 +1,196 @@
+"""`setup`, `workdir`, `slurm.prologue` and `slurm.epilogue`: lines of bash, run as each platform runs its artifact."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobspec import targets
+from jobspec.artifact import render
+from jobspec.spec.shell import syntax_error
+from tests import clusters, compose, platforms
+from tests.slurm import RECORDER, TWO_NODES, Call, Cluster, rendered
+
+# A path, a value with what YAML, the kubelet, compose and shells read, one that needs an earlier line, and a comment.
+SETUP = r"""
+name: job
+nodes: 1
+procs_per_node: 1
+device: cpu
+image: a/b:1
+command: [mine.py, one, "$(touch pwned)"]
+env: {FROM_ENV: "$(touch pwned)"}
+setup:
+  - export PATH="$OWN:$PATH"
+  - "export VALUE='a: b' DOLLARS='$$(A)' # not a part of it"
+  - "[[ $VALUE == a:* ]] && export LATER=$VALUE-$FROM_ENV FIRST=${1-none}"
+"""
+WANTED = {"VALUE": "a: b", "DOLLARS": "$$(A)", "LATER": "a: b-$(touch pwned)", "FIRST": "none"}
+
+
+def started(target: str, spec: Path, folder: Path) -> tuple[int, str]:
+    """Run the artifact of one node as its platform does; its exit code and what it wrote."""
+    artifact = render(target, str(spec))
+    env = {"OWN": str(folder / "own"), "PATH": os.environ["PATH"]}
+    if target == "slurm":
+        cluster = Cluster(folder, nodes=["n1"])
+        return cluster.run(artifact, **env | {"PATH": f"{folder / 'bin'}:{env['PATH']}"})
+    if target == "torchrun":
+        words, own = ["bash", "-c", artifact], {}
+    elif target == "compose":
+        (service,) = compose.read(artifact, {})["services"].values()
+        words, own = [*service["entrypoint"], *service["command"]], service["environment"]
+    else:
+        (pod,) = clusters.processes(target, clusters.documents(artifact), {})
+        words, own = pod.argv, pod.env
+    done = subprocess.run(words, cwd=folder, env=own | env, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder for a run; only its folder `own`, which nothing but setup puts on PATH, has a torchrun."""
+    (tmp_path / "own").mkdir()
+    torchrun = tmp_path / "own" / "torchrun"
+    torchrun.write_text(RECORDER.format(file=tmp_path / "call"))
+    torchrun.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize("target", targets.names())
+def test_exports_and_path_reach_the_processes_and_the_rest_arrives_unchanged(target: str, folder: Path) -> None:
+    (folder / "job.yaml").write_text(SETUP)
+    code, out = started(target, folder / "job.yaml", folder)
+    assert code == 0, out
+    call = Call.read(folder / "call")
+    assert {name: call.env.get(name) for name in WANTED} == WANTED
+    assert call.env["FROM_ENV"] == "$(touch pwned)"
+    assert call.argv[-3:] == ["mine.py", "one", "$$(touch pwned)"]  # torchrun reads $$ as $
+    assert call.env["PATH"].startswith(str(folder / "own"))
+    assert not (folder / "pwned").exists()
+
+
+@pytest.mark.parametrize("target", targets.names())
+def test_line_that_fails_stops_the_job_with_its_text(target: str, folder: Path) -> None:
+    (folder / "job.yaml").write_text(SETUP + '  - "ls /nowhere || false # $(A)"\n')
+    code, out = started(target, folder / "job.yaml", folder)
+    assert code == 1
+    assert "setup: this line failed: ls /nowhere || false # $(A)" in out
+    assert not (folder / "call").exists()
+
+
+@pytest.mark.parametrize("target", ["slurm", "torchrun"])
+def test_lines_and_processes_start_in_workdir(target: str, folder: Path) -> None:
+    there = folder / "a ;touch pwned; 'b"
+    there.mkdir()
+    escaped = str(there).replace("'", "''")
+    text = SETUP.replace("[[ $VALUE", "export THERE=$PWD; [[ $VALUE")
+    (folder / "job.yaml").write_text(f"{text}workdir: '{escaped}'\n")
+    code, out = started(target, folder / "job.yaml", folder)
+    assert code == 0, out
+    call = Call.read(folder / "call")
+    assert call.env["THERE"] == call.env["PWD"] == str(there)
+    (folder / "job.yaml").write_text(f"{text}workdir: /nowhere\n")
+    code, out = started(target, folder / "job.yaml", folder)
+    assert code != 0
+    assert "/nowhere: No such file or directory" in out
+    assert not list(folder.rglob("pwned"))
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "docker", "podman", "pyxis"])
+def test_setup_runs_in_the_container_on_slurm(runtime: str, folder: Path) -> None:
+    (folder / "job.yaml").write_text(
+        SETUP.replace("$OWN", str(folder / "own")) + f"workdir: /\nslurm: {{runtime: {runtime}}}\n"
+    )
+    code, out = started("slurm", folder / "job.yaml", folder)
+    assert code == 0, out
+    call = Call.read(folder / "call")
+    assert {name: call.env.get(name) for name in WANTED} == WANTED
+    assert call.env["PWD"] == "/"
+
+
+def test_workdir_is_the_containers_where_there_is_one(folder: Path) -> None:
+    (folder / "job.yaml").write_text(SETUP + "workdir: /app\n")
+    (service,) = compose.read(render("compose", str(folder / "job.yaml")), {})["services"].values()
+    assert service["working_dir"] == "/app"
+    for kind in clusters.KINDS:
+        for template in clusters.pod_templates(clusters.documents(render(kind, str(folder / "job.yaml")))):
+            assert template["spec"]["containers"][0]["workingDir"] == "/app"
+    text = render("trainjob", str(folder / "job.yaml"), ["kubernetes.runtime=torch-distributed"])
+    (trainjob,) = clusters.documents(text)
+    assert "cd /app" in trainjob["spec"]["trainer"]["command"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", targets.names())
+def test_two_nodes_of_real_processes_see_what_setup_exports(target: str, tmp_path: Path) -> None:
+    programs = Path(sys.executable).parent
+    (tmp_path / "job.yaml").write_text(
+        "name: job\nnodes: 2\nprocs_per_node: 1\ndevice: cuda\nimage: a/b:1\ncommand: [mine.py]\n"
+        f"rendezvous: {{port: {platforms.free_port()}}}\nsetup: ['export SEEN=$((6 * 7))']\n"
+        "slurm: {preflight: false}\n"
+    )
+    found = platforms.run(target, tmp_path / "job.yaml", tmp_path, programs)
+    assert {rank: seen.env["SEEN"] for rank, seen in found.items()} == {0: "42", 1: "42"}
+    assert {seen.total for seen in found.values()} == {3}
+
+
+LINES = (
+    "slurm: {{prologue: ['echo before >> order; export FROM_PROLOGUE=1'], epilogue: ['echo after >> order{extra}']}}\n"
+)
+
+
+def order(cluster: Cluster) -> list[str]:
+    return (cluster.folder / "order").read_text().split()
+
+
+def test_prologue_and_epilogue_run_once_around_the_job(own_cluster: Cluster) -> None:
+    own_cluster.install("torchrun", "import os; open('order', 'a').write('job' + os.environ['FROM_PROLOGUE'] + '\\n')")
+    code, out = own_cluster.run(rendered(own_cluster, TWO_NODES + LINES.format(extra="")))
+    assert code == 0, out
+    assert order(own_cluster) == ["before", "job1", "job1", "after"]
+
+
+def test_epilogue_runs_after_a_failure_and_keeps_its_status(own_cluster: Cluster) -> None:
+    own_cluster.nodes = ["n1"]
+    own_cluster.install("torchrun", "raise SystemExit(7)")
+    spec = TWO_NODES.replace("nodes: 2", "nodes: 1") + LINES.format(extra="")
+    assert own_cluster.run(rendered(own_cluster, spec))[0] == 7
+    assert order(own_cluster) == ["before", "after"]
+
+
+def test_lines_that_fail_fail_the_job(own_cluster: Cluster) -> None:
+    code, out = own_cluster.run(rendered(own_cluster, TWO_NODES + LINES.format(extra="; false")))
+    assert (code, order(own_cluster)) == (1, ["before", "after"])
+    assert "slurm.epilogue: this line failed: echo after >> order; false" in out
+    code, out = own_cluster.run(rendered(own_cluster, TWO_NODES + "slurm: {prologue: ['cat /nowhere']}\n"))
+    assert code == 1
+    assert "slurm.prologue: this line failed: cat /nowhere" in out
+    assert own_cluster.sruns() == []
+
+
+def test_epilogue_runs_before_a_requeue(own_cluster: Cluster) -> None:
+    (own_cluster.folder / "job").write_text("JobName=job Restarts=0 PreemptTime=2026-01-01T00:00:00")
+    own_cluster.install("torchrun", "raise SystemExit(1)")
+    spec = TWO_NODES + "preemption: {grace: 20s}\n" + LINES.format(extra="; ls requeued >> order || true")
+    own_cluster.run(rendered(own_cluster, spec))
+    assert (own_cluster.folder / "requeued").exists()
+    assert order(own_cluster) == ["before", "after"]
+
+
+@pytest.mark.parametrize("line", ["if true; then", "cat <<END", "echo $(", "{", "a; ;"])
+def test_line_that_is_no_whole_command_is_refused(line: str) -> None:
+    assert syntax_error(line)
+
+
+@pytest.mark.parametrize("line", ["# only a comment", "rm -f !(x)", "if true; then false; fi", "f() { a=(1 2); }"])
+def test_line_of_bash_is_taken_and_not_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "startup").write_text("touch pwned")
+    monkeypatch.setenv("BASH_ENV", str(tmp_path / "startup"))
+    assert syntax_error(f"touch pwned; {line}") is None
+    assert not (tmp_path / "pwned").exists()
