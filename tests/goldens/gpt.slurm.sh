@@ -1,0 +1,56 @@
+#!/bin/bash
+# Rendered by `render.py slurm gpt.yaml`; edit the spec, not this file.
+# Submit it with sbatch from the folder that is to hold the logs.
+# Not used here: image; slurm.runtime is none, so the processes run in the environment of the shell that calls sbatch.
+# One task a node: torchrun, which starts the 2 processes of its node.
+#SBATCH --job-name=gpt
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --no-requeue
+#SBATCH --output=gpt-%j.log
+#SBATCH --open-mode=append
+set -euo pipefail
+: "${SLURM_JOB_ID:?is not set, so this is no job of Slurm: submit this script with sbatch}"
+(( SLURM_JOB_NUM_NODES == 1 )) || { echo "rendered for one node, not $SLURM_JOB_NUM_NODES: set nodes in the spec" >&2; exit 1; }
+
+# What is left of the job in which sbatch was called: srun and torchrun would take it for their options.
+for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
+  [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES) ]] || unset "$name"
+done
+record=$'\n'$(scontrol show job --oneliner "$SLURM_JOB_ID")  # of all tasks, where this is the last one of an array
+record=${record##*$'\n'"JobId=$SLURM_JOB_ID "}
+[[ $record != JobName=* ]] || unset "${!SLURM_ARRAY_@}"
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+job=${job:-$SLURM_JOB_ID} restart=0
+[[ $record =~ Restarts=([0-9]+) ]] && restart=${BASH_REMATCH[1]}
+log=gpt-$job-r$restart.log
+
+preflight() {  # on each node: what would otherwise show as a hang, or as an error far from its cause
+  local failed=0
+  problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
+  command -v torchrun >/dev/null || problem "torchrun is not found; activate its environment before sbatch"
+  return "$failed"
+}
+preflight || exit
+
+# The values below travel as variables: all users of a node can read the arguments of its processes.
+task() {  # on the node, once for its 2 processes
+  export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+  exec torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 -m train \
+    --device=cpu \
+    --model=gpt \
+    --dataset=tokens \
+    '--data-root=~/data' \
+    --epochs=5 \
+    --batch-size=32 \
+    --optimizer=adamw \
+    --lr=0.001 \
+    --clip-norm=1.0
+}
+export -f task
+
+echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
+# A node that fails ends the others, which would wait for it.
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+  --export=ALL --kill-on-bad-exit=1 --wait=60 --output="$log" --open-mode=append \
+  bash -euc "export -fn task; task"

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Rendered by `render.py torchrun gpt.yaml`; edit the spec, not this file.
+# Not used here: image; this script runs in the shell's own environment, not in a container.
+set -euo pipefail
+
+# torchrun reads a flag from each PET_ variable; one that was left over in this shell would change the job.
+unset "${!PET_@}"
+export OMP_NUM_THREADS=1
+export PYTHONUNBUFFERED=1
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+
+exec torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 \
+  -m train --device=cpu --model=gpt --dataset=tokens '--data-root=~/data' --epochs=5 --batch-size=32 \
+  --optimizer=adamw --lr=0.001 --clip-norm=1.0
