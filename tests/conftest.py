@@ -23,6 +23,7 @@ _SLOW = (
     "train/checkpoints/test_resume.py",
     "train/ddp/test_wrapper.py",
     "train/ddp/test_workloads.py",
+    "train/loop/test_interrupt.py",
     "train/loop/test_preemption.py",
     "train/sync/test_sync.py",
 )

@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr, flush=True)
         record_for_torchrun(str(error))
         return 1
-    except (Exception, KeyboardInterrupt) as error:
+    except Exception as error:
         sys.excepthook(type(error), error, error.__traceback__)  # torch's own puts the rank before each line
         sys.stderr.flush()
         record_for_torchrun(f"{type(error).__name__}: {error}", traceback.format_exc())
@@ -59,7 +59,7 @@ def run(config: TrainConfig, world: World, stop: StopSignal) -> bool:
     setup.configure_torch(config)
     timeouts = Timeouts(config.rendezvous_timeout_s, config.collective_timeout_s, config.resolve_timeout_s)
     with open_process_group(world, attempt, timeouts):
-        stop.listen()
+        stop.listen(answers=world.rank == 0)
         parts = setup.load_parts(config, world)
         setup.report_start(config, world, parts)
         with parts.metrics:

@@ -23,8 +23,8 @@ _PRELOADED = ["train.__main__", "train.data.batches"]
 def worker_context() -> ForkServerContext:
     """Return the context that starts workers, with its server running.
 
-    A scheduler signals all processes of a job; a rank needs its workers to finish the step it is in.  So the server,
-    and every worker that it forks, has the signals blocked from its first instruction on.
+    A scheduler, like Ctrl-C in a terminal, signals all processes of a job; a rank needs its workers to finish the step
+    it is in.  So the server, and every worker that it forks, has the signals blocked from its first instruction on.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
@@ -39,7 +39,7 @@ def worker_context() -> ForkServerContext:
 
 
 def init_worker(worker: int) -> None:
-    """Ignore the scheduler's signals, and end when the rank ends.
+    """Ignore the signals that ask for an end, and end when the rank ends.
 
     torch's own watch looks at the parent's process ID, which is the server's.
     """

@@ -1,7 +1,7 @@
-"""SIGTERM and SIGUSR1, by which a process is asked to stop.  train/collectives/agreement.py tells the other ranks.
+"""SIGTERM, SIGUSR1 and Ctrl-C, by which a process is asked to stop.  train/collectives/agreement.py tells the others.
 
 A scheduler that preempts a job sends a signal and, some time later, SIGKILL.  The handler of a signal only notes it,
-so a second signal in the middle of a save changes nothing.
+so a second signal in the middle of a save changes nothing.  Only a second Ctrl-C does: a person wants to end now.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Callable
 from types import FrameType
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""What asks for an end: Slurm sends the signal that the job chose, everything else SIGTERM."""
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""What asks for an end: Slurm sends the signal that the job chose, a terminal SIGINT, everything else SIGTERM."""
 
 EXIT_STOPPED = 128 + signal.SIGTERM
 """Exit code of a run that was stopped, whichever the signal: as if SIGTERM had ended the program.
 
 Never 0, so that whoever started the run sees that there is more to do."""
+
+_STDERR = 2
 
 
 class StopSignal:
@@ -26,21 +29,34 @@ class StopSignal:
     def __init__(self) -> None:
         self.heard = False
         self._last: int | None = None
+        self._interrupted = self._answers = False
 
-    def listen(self) -> None:
-        """Only note the signals from now on."""
-        for number in SIGNALS:
-            signal.signal(number, self._note)
+    def listen(self, answers: bool = False) -> None:
+        """Only note the signals from now on; the first Ctrl-C is answered with a line if `answers`."""
+        self._answers = answers
+        self._handle(self._note)
 
     def let_through(self) -> None:
         """Let the signals end the process at once; one that was noted before ends it now."""
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
+        self._handle(signal.SIG_DFL)
         if self._last is not None:
             os.kill(os.getpid(), self._last)
 
+    def _handle(self, handler: signal.Handlers | Callable[[int, FrameType | None], None]) -> None:
+        for number in SIGNALS:
+            # A shell lets programs in its background ignore Ctrl-C, which is meant for the one in front.
+            if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, handler)
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.heard, self._last = True, number
+        if number == signal.SIGINT:
+            if self._interrupted:
+                self.let_through()
+            self._interrupted = True
+            if self._answers:
+                # Not print: the signal may have come in the middle of one.
+                os.write(_STDERR, b"\nstopping after this step; Ctrl-C again ends at once\n")
 
 
 def stop_with_parent() -> None:
