@@ -1,0 +1,62 @@
+"""render.py TARGET: the artifact, its notes, and what a wrong spec is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.render.command import QUICKSTART, command_line
+
+
+def test_artifact_goes_to_stdout_and_only_notes_to_stderr() -> None:
+    done = command_line("torchrun", QUICKSTART)
+    assert done.returncode == 0
+    assert all(line.startswith(b"note: ") for line in done.stderr.splitlines())
+    assert done.stdout.startswith(b"#!/usr/bin/env bash\n")
+
+
+def test_same_bytes_from_any_folder_locale_time_zone_and_environment(tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text('name: job\nnodes: 2\nprocs_per_node: 2\ncommand: [mine.py, "größe 図"]\n', encoding="utf-8")
+    made = {
+        command_line("torchrun", str(spec)).stdout,
+        command_line("torchrun", "job.yaml", cwd=tmp_path).stdout,
+        command_line("torchrun", f"../{tmp_path.name}/job.yaml", cwd=tmp_path, LC_ALL="C", TZ="Asia/Tokyo").stdout,
+        command_line("torchrun", str(spec), PYTHONIOENCODING="latin-1", PYTHONHASHSEED="7", MASTER_ADDR="x").stdout,
+    }
+    assert len(made) == 1
+    assert "größe 図".encode() in made.pop()
+
+
+def test_wrong_spec_is_exit_1_and_leaves_the_output_as_it_was(tmp_path: Path) -> None:
+    output = tmp_path / "job.sh"
+    output.write_text("old")
+    done = command_line("torchrun", QUICKSTART, "--set", "nodes=0", "-o", str(output))
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"--set nodes=0:1:7: nodes must be")
+    assert output.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [output]
+
+
+def test_at_most_20_problems_are_printed(tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: job\nnodes: 1\nprocs_per_node: 1\n" + "".join(f"key{n}: 1\n" for n in range(30)))
+    said = command_line("torchrun", str(spec)).stderr.decode()
+    count = int(said.splitlines()[-1].split()[0])
+    assert count >= 30
+    assert said.count(f"{spec}:") == 20
+    assert f"\n… and {count - 20} more\n" in said
+
+
+def test_what_a_target_leaves_out_is_a_note_on_stderr_and_in_the_artifact(tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text(
+        "name: job\nnodes: 1\nprocs_per_node: 1\nimage: train:1\ntime_limit: 2h\n"
+        'command: [mine.py, "a\\n# Not used here: b"]\n'
+    )
+    done = command_line("torchrun", str(spec))
+    notes = [
+        "Not used here: image; this script runs in the shell's own environment, not in a container.",
+        "Not used here: time_limit; nothing ends the job.",
+    ]
+    assert (done.returncode, done.stderr.decode().splitlines()) == (0, [f"note: {note}" for note in notes])
+    assert all(f"# {note}\n" in done.stdout.decode() for note in notes)

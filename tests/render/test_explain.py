@@ -1,0 +1,34 @@
+"""render.py explain: a table or JSON, and where each value comes from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.render.command import QUICKSTART, command_line
+
+
+def test_explain_prints_a_table_or_json() -> None:
+    table = command_line("explain", QUICKSTART, "--target", "torchrun")
+    assert (table.returncode, table.stderr) == (0, b"")
+    assert table.stdout.startswith(b"quickstart on torchrun: 1 node x 2 processes")
+    assert json.loads(command_line("explain", QUICKSTART, "--target", "torchrun", "--json").stdout)["world_size"] == 2
+
+
+def test_explain_says_where_each_value_comes_from(site: Path) -> None:
+    words = ["explain", QUICKSTART, str(site), "--target", "slurm", "--origin", "--set", "train.lr=1"]
+    told = json.loads(command_line(*words, "--json").stdout)["spec"]
+    value_and_origin = {entry["key"]: (entry["value"], entry["origin"]) for entry in told}
+    assert value_and_origin["nodes"] == (1, f"{QUICKSTART}:4")
+    assert value_and_origin["slurm.partition"] == ("gpu", f"{site}:1")
+    assert value_and_origin["env.NOTE"] == ("ours", f"{site}:2")
+    assert value_and_origin["secrets.0"] == ("TOKEN", f"{site}:3")
+    assert value_and_origin["train.lr"] == (1, "--set")
+    assert value_and_origin["train.seed"] == (0, "default")
+    assert value_and_origin["slurm.launcher"] == ("torchrun", "default")
+    rows = [line.split() for line in command_line(*words).stdout.decode().splitlines()]
+    assert ["slurm.partition", f"{site}:1", "gpu"] in rows
+    assert ["train.lr", "--set", "1"] in rows
+    assert ["key", "from", "value"] not in [
+        line.split() for line in command_line(*words[:5]).stdout.decode().splitlines()
+    ]

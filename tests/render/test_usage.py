@@ -1,0 +1,65 @@
+"""The command line itself: exit codes, version, schema, and files that cannot be read or written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import render
+import train
+from tests.render.command import QUICKSTART, command_line
+
+
+def test_usage_is_exit_2() -> None:
+    assert command_line("torchun", QUICKSTART).returncode == 2
+    assert command_line("torchrun").returncode == 2
+
+
+def test_unknown_argument_is_answered_with_the_usage_of_its_command() -> None:
+    done = command_line("torchrun", QUICKSTART, "--noes=3")
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"usage: render.py torchrun ")
+    assert done.stderr.endswith(b"render.py torchrun: error: unrecognized arguments: --noes=3\n")
+
+
+def test_version_is_that_of_the_package() -> None:
+    done = command_line("--version")
+    assert (done.returncode, done.stdout.decode()) == (0, f"render.py {train.__version__}\n")
+
+
+def test_schema_is_json() -> None:
+    assert json.loads(command_line("schema").stdout)["title"] == "job spec"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["torchrun", "none/job.yaml"], "none/job.yaml: No such file or directory\n  hint: there is no folder none\n"),
+        (["torchrun", "jobs.yaml"], "jobs.yaml: No such file or directory\n  hint: did you mean job.yaml?\n"),
+        (["torchrun", "zzz.yaml"], "zzz.yaml: No such file or directory\n  hint: in . are: job.yaml\n"),
+        (["torchrun", "."], ".: Is a directory\n  hint: name a file in it\n"),
+        (
+            ["torchrun", "job.yaml", "-o", "none/job.sh"],
+            "none/job.sh: No such file or directory\n  hint: there is no folder none\n",
+        ),
+    ],
+)
+def test_file_that_cannot_be_read_or_written_is_exit_1_with_its_name_and_a_hint(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    (tmp_path / "job.yaml").write_bytes(Path(QUICKSTART).read_bytes())
+    done = command_line(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (1, b"", said)
+
+
+def test_bug_is_exit_3_with_what_to_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*_: object) -> str:
+        raise ZeroDivisionError("of course")
+
+    monkeypatch.setattr("jobspec.artifact.render", fail)
+    assert render.main(["torchrun", QUICKSTART]) == 3
+    told = capsys.readouterr().err
+    assert "ZeroDivisionError: of course" in told
+    assert "Please report it" in told
