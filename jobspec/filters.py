@@ -1,8 +1,8 @@
 """Template → text: the one Jinja environment, and the filters that make any value safe where it is put.
 
 A template inserts every value of a spec through one of these filters: `sh`, `argv`, `by_flag` and `assignments` in
-shell text, `run_lines` where the value is shell text itself, `directive` in an #SBATCH line, `yaml` in YAML, `kubelet`
-and `compose` in YAML whose reader expands variables, `comment` in a comment line.
+shell text, `run_lines` where the value is shell text itself, `directive` in an #SBATCH line, `yaml` and `block` in
+YAML, `kubelet` and `compose` in YAML whose reader expands variables, `comment` in a comment line.
 """
 
 from __future__ import annotations
@@ -82,6 +82,22 @@ def yaml(value: Any) -> str:
     return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
+def block(text: str, indent: int) -> str:
+    """Write text in YAML for people, as a literal block with lines indented by `indent`; as JSON where that would
+    change it.
+
+    indent: of the lines; two more than that of the key.
+    """
+    lines = text.split("\n")
+    plain = all(line.replace("\t", " ").isprintable() for line in lines) and not _NOT_IN_YAML.search(text)
+    if not plain or not text.strip():
+        return yaml(text)
+    kept = len(text) - len(text.rstrip("\n"))  # line breaks at the end
+    chomping = {0: "-", 1: ""}.get(kept, "+")
+    body = "\n".join(f"{' ' * indent}{line}" if line else "" for line in (lines[:-1] if kept else lines))
+    return f"|2{chomping}\n{body}"
+
+
 def kubelet(value: str) -> str:
     """Write a word of a pod's command, args or env in YAML.
 
@@ -123,5 +139,6 @@ def _environment() -> jinja2.Environment:
         compose=compose,
         comment=comment,
         run_lines=run_lines,
+        block=block,
     )
     return environment

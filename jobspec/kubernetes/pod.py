@@ -5,12 +5,16 @@ Sources: Kubernetes API reference, Pod v1; Pod Security Standards, profiles base
 
 from __future__ import annotations
 
+import posixpath
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path as File
 from typing import Any
 
 from jobspec import kubernetes
 from jobspec.plan import Plan, container_shm
+from jobspec.spec import files
 from jobspec.spec.fields import SecretName, quantity
 from jobspec.spec.job import Job
 from jobspec.spec.shell import before
@@ -25,7 +29,7 @@ OUR_LABELS = {"app.kubernetes.io/managed-by": "render.py", "app.kubernetes.io/na
 DISK = "ephemeral-storage"
 """The node's own disk: the container's layer, its logs and its emptyDirs."""
 
-HOME = "/scratch"
+HOME = files.WORKDIR
 """A folder of the pod that its user can write to, whoever that is: an image's folders mostly belong to root."""
 
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -36,6 +40,7 @@ NOT_USED = {"slurm.array": "this is one job, not several"}
 RENDEZVOUS_TIMEOUT_S = 3600
 """How long pods wait for the last of them: its image may have to be pulled, and its node to be added, first."""
 
+_MOST_APPLIED = 200 << 10  # bytes of files, which as JSON still fit the 256 KiB of an object's annotations
 _LEAST_GRACE = 120  # seconds; a checkpoint of a large model takes most of that
 
 
@@ -69,8 +74,9 @@ def template_values(
     """
     job = plan.job
     setup = job.setup
-    if patch and job.workdir is not None:  # a TrainJob has no key for it
-        setup = [f"cd {shlex.quote(job.workdir)}", *setup]
+    workdir = files.workdir(job)
+    if patch and workdir is not None:  # a TrainJob has no key for it
+        setup = [f"cd {shlex.quote(workdir)}", *setup]
     return {
         "versions": f"{kubernetes.OLDEST} to {kubernetes.NEWEST}",
         "notes": list(_notes(job)),
@@ -80,6 +86,11 @@ def template_values(
         "secrets": [(name, holder_of(job, name), name.key) for name in job.secrets],
         "container": container,
         "torchrun": before(torchrun, setup),
+        "workdir": None if patch else workdir,
+        "files": [
+            {"key": file_key(number, name), "path": files.target(job, name), "text": File(name).read_bytes().decode()}
+            for number, name in enumerate(files.found(job))
+        ],
         "waits": waits,
         "port_name": port_name,
         "env": {**pod_env(plan), **(env or {})},
@@ -94,6 +105,11 @@ def template_values(
         "home": HOME,
         "shm": quantity(container_shm(job)),
     }
+
+
+def file_key(number: int, name: str) -> str:
+    """Return the key of one of the job's files in its ConfigMap, which takes no slash and no blank."""
+    return f"{number}-{re.sub('[^A-Za-z0-9._-]', '_', posixpath.basename(name))}"[-253:]
 
 
 def pod_env(plan: Plan) -> dict[str, str]:
@@ -136,6 +152,9 @@ def _notes(job: Job) -> Iterator[str]:
     for secret in sorted({holder_of(job, name) for name in job.secrets}):
         keys = [name.key for name in job.secrets if holder_of(job, name) == secret]
         yield f'Needed beforehand: Secret "{secret}" with the keys {", ".join(dict.fromkeys(keys))}.'
+    size = sum(File(name).stat().st_size for name in files.found(job))
+    if size > _MOST_APPLIED:
+        yield f"files have {size} bytes: use kubectl apply --server-side, which keeps no copy in an annotation."
     claims = sorted({mount.claim for mount in job.mounts if mount.claim})
     if claims:
         yield f"Needed beforehand: PersistentVolumeClaim {', '.join(claims)}."

@@ -10,14 +10,18 @@ from __future__ import annotations
 import posixpath
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path as File
 
+from jobspec.kubernetes import pod
 from jobspec.kubernetes.pod import DISK, HOME, INSTANCE_LABEL, SHUTDOWN_TIMEOUT, grace_s
 from jobspec.problems import Finding, Path
+from jobspec.spec import files
 from jobspec.spec.job import Job
 from jobspec.spec.rules import Rule, missing_image, rules_in
 
 _LONGEST_NAME = 63  # of a pod's host name and of a Service: one label of a DNS name
 _MOST_ANNOTATIONS = 256 << 10  # bytes of all keys and values together
+_LARGEST_CONFIG_MAP = 1 << 20  # bytes; core/validation MaxSecretSize
 _MOST_SECONDS = 2**31 - 1  # of a field of 32 bits
 
 # Labels that the operators, Kueue and this program set; another value would take the pod away from them.
@@ -195,6 +199,20 @@ def processes_end_before_the_pod(job: Job) -> Iterator[Finding]:
     if value is not None and not (value.isascii() and value.isdigit() and int(value[:9]) < grace_s(job)):
         message = f"env.{SHUTDOWN_TIMEOUT} must be a whole number of seconds below the pod's {grace_s(job)}"
         yield Finding(("env", SHUTDOWN_TIMEOUT), message, "leave it out; preemption.grace decides its value")
+
+
+files_are_here = files.files_are_here
+
+
+@Rule
+def files_fit_a_config_map(job: Job) -> Iterator[Finding]:
+    names = files.found(job)
+    if any(files.problem(name) for name in names):
+        return  # files_are_here
+    size = sum(len(pod.file_key(number, name)) + File(name).stat().st_size for number, name in enumerate(names))
+    if size > _LARGEST_CONFIG_MAP:
+        message = f"files have {size} bytes; a ConfigMap holds at most {_LARGEST_CONFIG_MAP}"
+        yield Finding(("files",), message, "put them in the image or on a claim", on_key=True)
 
 
 POD = tuple(rules_in(sys.modules[__name__]))

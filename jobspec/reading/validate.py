@@ -30,6 +30,7 @@ _PLACEHOLDERS: dict[str, Any] = {
     "path": "/stand-in",
     "key": "stand-in",
     "command[]": "stand-in",
+    "files[]": "stand-in",
     "setup[]": "true",
     "prologue[]": "true",
     "epilogue[]": "true",

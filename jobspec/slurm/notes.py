@@ -21,6 +21,9 @@ def _not_used(job: Job) -> Iterator[str]:
         )
     if slurm.runtime == "none" and job.mounts:
         yield "Not used here: mounts; slurm.runtime is none, so the processes see the paths of the nodes."
+    if job.files:
+        inside = "the mounts of the container" if slurm.runtime != "none" else "the folder in which you submit"
+        yield f"Not used here: files; the processes see {inside}."
     if job.resources.shm and not slurm.preflight:
         yield (
             "Not used here: resources.shm; /dev/shm is that of the nodes, and the preflight, which would measure it, "

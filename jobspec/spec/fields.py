@@ -199,6 +199,13 @@ FolderPath = Annotated[
         {"type": "string", "pattern": f"^(?:{_PATH})$"},
     ),
 ]
+FilePattern = Annotated[
+    str,
+    matching(
+        r"(?!/)(?!(?:.*/)?\.\.(?:/|$))[^\u0000-\u001f\u007f-\u009f\u2028\u2029\\$~]+",
+        'a path below the current folder, such as train.py or lib/*.py; no "..", "~" and "$"',
+    ),
+]
 SlurmWord = Annotated[
     str, matching(r"[A-Za-z0-9_][A-Za-z0-9_.,:@%+-]*", "a word of letters, digits and _ . , : @ % + -")
 ]

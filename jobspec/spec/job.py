@@ -20,6 +20,7 @@ from jobspec.spec.fields import (
     DnsName,
     Duration,
     EnvName,
+    FilePattern,
     FolderPath,
     Image,
     JobName,
@@ -278,6 +279,11 @@ class Job(Section):
         None,
         min_length=1,
         description="your own script and its arguments, as after torchrun; either this or train",
+    )
+    files: list[FilePattern] = Field(
+        [],
+        description="your own files, such as [train.py, lib/*.py], which travel in the manifest (1 MiB at most) or are "
+        "mounted by compose; elsewhere the processes see the folder in which you submit",
     )
     env: dict[EnvName, Lines] = Field({}, description="environment of the processes; values are text")
     secrets: list[SecretRef] = Field(

@@ -10,6 +10,7 @@ from jobspec import torchrun
 from jobspec.environment import Variable, common_variables, torchrun_variables
 from jobspec.plan import Plan, Rank, container_shm
 from jobspec.problems import Finding
+from jobspec.spec import files
 from jobspec.spec.job import Job
 from jobspec.spec.rules import Rule, missing_image
 from jobspec.spec.shell import before
@@ -35,6 +36,8 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "shm": container_shm(job),
         "restarts": job.max_restarts - _torchrun_restarts(plan),
         "stop_grace": job.preemption.grace if job.preemption else _STOP_GRACE,
+        "workdir": files.workdir(job),
+        "files": {f"./{name}": files.target(job, name) for name in files.found(job)},
         "claims": sorted({mount.claim for mount in job.mounts if mount.claim is not None}),
     }
 
@@ -61,6 +64,9 @@ def node_name(plan: Plan, node: int) -> str:
     With the job's name in it: compose takes the services of all files in a folder for one project.
     """
     return f"{plan.job.name}-{node}"
+
+
+files_are_here = files.files_are_here
 
 
 @Rule

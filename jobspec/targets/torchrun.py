@@ -11,6 +11,7 @@ from jobspec.plan import Plan, Rank
 NOT_USED = {
     "image": "this script runs in the shell's own environment, not in a container",
     "mounts": "the processes see the paths of the machine",
+    "files": "the processes see the folder in which the script is started",
     "resources.memory": "nothing limits the processes",
     "resources.shm": "/dev/shm is the machine's own",
     "resources.rdma": "devices are those of the machine",

@@ -1,0 +1,67 @@
+"""`files` of a spec: the user's own files, which travel in the artifact where the nodes share no file system.
+
+Paths are those of `command`: relative to the folder in which the spec is rendered, and in a container to `workdir`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from jobspec.problems import Finding
+from jobspec.spec.job import Job
+from jobspec.spec.rules import Rule
+
+WORKDIR = "/scratch"
+"""Where the files are in a container if the spec has no `workdir`."""
+
+_NAME = re.compile(r"[A-Za-z0-9._/ +=@-]+")
+
+
+def found(job: Job) -> list[str]:
+    """List the files of all patterns, each once, in the order of the patterns."""
+    return list(dict.fromkeys(file for pattern in job.files for file in _matching(pattern)))
+
+
+def workdir(job: Job) -> str | None:
+    """Return the folder in which the processes of a container start; None for the image's own."""
+    return job.workdir or (WORKDIR if job.files else None)
+
+
+def target(job: Job, file: str) -> str:
+    """Return the path of a file in a container."""
+    return f"{(job.workdir or WORKDIR).rstrip('/')}/{file}"
+
+
+def problem(file: str) -> str | None:
+    """Return why a file cannot travel as text in an artifact, or None."""
+    if not _NAME.fullmatch(file):
+        return "its name has characters that a container's mounts cannot have"
+    try:
+        text = Path(file).read_bytes().decode()
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    except UnicodeDecodeError:
+        return "it is not UTF-8 text"
+    return "it holds a zero byte" if "\0" in text else None
+
+
+@Rule
+def files_are_here(job: Job) -> Iterator[Finding]:
+    for number, pattern in enumerate(job.files):
+        files = _matching(pattern)
+        if not files:
+            message = f'files[{number}]: no file here is called "{pattern}"'
+            hint = "paths are relative to the folder in which render.py is called"
+            yield Finding(("files", number), message, hint)
+        for file in files:
+            if why := problem(file):
+                yield Finding(("files", number), f"files[{number}]: {file} cannot travel: {why}", "put it in the image")
+
+
+def _matching(pattern: str) -> list[str]:
+    try:
+        return sorted(path.as_posix() for path in Path().glob(pattern) if path.is_file())
+    except (ValueError, IndexError):  # "." or "a**", which pathlib takes for no pattern
+        return []

@@ -1,0 +1,157 @@
+"""`files`: the user's own code arrives in the containers where `command` looks for it, byte for byte."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobspec import kubernetes
+from jobspec.artifact import render
+from jobspec.filters import block
+from jobspec.problems import SpecError
+from tests.clusters import KINDS, YAML, documents, of_kind, pod_templates, processes
+from tests.compose import read
+
+SPEC = """
+name: job
+nodes: 1
+procs_per_node: 1
+device: cpu
+image: a/b:1
+command: [code/train.py, x]
+files: [code/train.py, "code/**/*.py", "with blank.txt"]
+"""
+TRAIN = "\n  # begins with a blank line: …\nimport sys\n\tfrom lib import one\n" + "text = '{{ 7 }} ${A} $(B)'\n" * 3
+FILES = {
+    "code/train.py": TRAIN,
+    "code/lib/one.py": "value = 1",
+    "code/lib/two.py": "\n\n",
+    "with blank.txt": "no line break at the end, but \r and \x85\n\n\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the spec and its files."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(text.encode())
+    (tmp_path / "job.yaml").write_text(SPEC)
+    return tmp_path
+
+
+def in_pods(text: str) -> list[dict[str, str]]:
+    """The text of each file of the ConfigMap by its path, in each pod template."""
+    data = of_kind(documents(text), "ConfigMap")["data"]
+    found = []
+    for template in pod_templates(documents(text)):
+        (container,) = template["spec"]["containers"]
+        (volume,) = (one for one in template["spec"]["volumes"] if one["name"] == "files")
+        assert volume["configMap"]["name"] == of_kind(documents(text), "ConfigMap")["metadata"]["name"]
+        mounts = [mount for mount in container["volumeMounts"] if mount["name"] == "files"]
+        found.append({mount["mountPath"]: data[mount["subPath"]] for mount in mounts})
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_are_in_the_pods_where_command_looks(kind: str, folder: Path) -> None:
+    text = render(kind, "job.yaml", ["nodes=2"])
+    for files in in_pods(text):
+        assert files == {f"/scratch/{name}": content for name, content in FILES.items()}
+    for template in pod_templates(documents(text)):
+        assert template["spec"]["containers"][0]["workingDir"] == "/scratch"
+    config_map = of_kind(documents(text), "ConfigMap")
+    for version in (kubernetes.OLDEST, kubernetes.NEWEST):
+        kubernetes_validate.validate(config_map, version, strict=True)
+    assert "/app/code/train.py" in in_pods(render(kind, "job.yaml", ["workdir=/app"]))[0]
+
+
+def test_edited_file_is_in_the_next_manifest(folder: Path) -> None:
+    before = render("jobset", "job.yaml")
+    (folder / "code" / "lib" / "one.py").write_text("value = 2")
+    assert [files["/scratch/code/lib/one.py"] for files in in_pods(render("jobset", "job.yaml"))] == ["value = 2"]
+    assert render("jobset", "job.yaml") != before
+
+
+def test_runtime_of_the_cluster_gets_the_files_as_patches(folder: Path) -> None:
+    text = render("trainjob", "job.yaml", ["kubernetes.runtime=torch-distributed"])
+    config_map, job = documents(text)
+    assert config_map["kind"] == "ConfigMap"
+    assert "cd /scratch" in job["spec"]["trainer"]["command"]
+    (patched,) = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = patched["template"]["spec"]["template"]["spec"]["containers"]
+    assert len([mount for mount in container["volumeMounts"] if mount["name"] == "files"]) == len(FILES)
+
+
+def test_compose_mounts_the_files_themselves(folder: Path) -> None:
+    (service,) = read(render("compose", "job.yaml"), {})["services"].values()
+    assert service["working_dir"] == "/scratch"
+    assert {one["source"]: one["target"] for one in service["volumes"]} == {
+        f"./{name}": f"/scratch/{name}" for name in FILES
+    }
+    assert all(one["read_only"] for one in service["volumes"])
+
+
+@pytest.mark.parametrize("target", ["slurm", "torchrun"])
+def test_where_the_folder_itself_is_seen_nothing_travels_and_the_head_says_so(target: str, folder: Path) -> None:
+    assert "# Not used here: files; " in render(target, "job.yaml")
+    assert "value = 1" not in render(target, "job.yaml")
+
+
+@pytest.mark.parametrize("target", ["compose", "jobset"])
+def test_files_that_cannot_travel_are_refused_all_at_once(target: str, folder: Path) -> None:
+    (folder / "weights.bin").write_bytes(b"\xff\xfe")
+    (folder / "a:b.py").write_text("")
+    (folder / "zero.txt").write_text("\0")
+    with pytest.raises(SpecError) as error:
+        render(target, "job.yaml", ['files=["weights.bin", "no/*.py", "a:b.py", "zero.txt", train.py]'])
+    messages = [problem.message for problem in error.value.problems]
+    assert messages == [
+        "files[0]: weights.bin cannot travel: it is not UTF-8 text",
+        'files[1]: no file here is called "no/*.py"',
+        "files[2]: a:b.py cannot travel: its name has characters that a container's mounts cannot have",
+        "files[3]: zero.txt cannot travel: it holds a zero byte",
+        'files[4]: no file here is called "train.py"',
+    ]
+
+
+def test_more_than_a_config_map_holds_is_refused_and_much_is_said(folder: Path) -> None:
+    (folder / "large.txt").write_text("a" * (1 << 20))
+    with pytest.raises(SpecError, match="a ConfigMap holds at most 1048576"):
+        render("jobset", "job.yaml", ["files=[large.txt]"])
+    (folder / "large.txt").write_text("a" * (300 << 10))
+    assert "kubectl apply --server-side" in render("jobset", "job.yaml", ["files=[large.txt]"])
+
+
+@given(text=st.text(st.sampled_from(" \t\n#:-|>'\"a…é\x85\u2028\ufeff\r{}&*!%@`")) | st.text())
+def test_block_is_read_as_the_same_text(text: str) -> None:
+    if "\0" not in text and text.encode(errors="ignore").decode() == text:
+        assert yaml.load(f"data:\n  key: {block(text, 4)}\n  next: 1\n", YAML)["data"] == {"key": text, "next": 1}
+
+
+@pytest.mark.slow
+def test_pod_of_a_stock_image_trains_with_the_files_alone(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (folder / "code" / "train.py").write_text(
+        "from lib import one; import os; print('rank', os.environ['RANK'], one.value)"
+    )
+    text = render("indexedjob", "job.yaml", ["files=[code/train.py, 'code/lib/*.py']"])
+    image = tmp_path_factory.mktemp("image")
+    for path, content in in_pods(text)[0].items():
+        place = image / path.removeprefix("/scratch/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(content)
+    (pod,) = processes("indexedjob", documents(text), {}, ["127.0.0.1"])
+    env = {**pod.env, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PET_MASTER_ADDR": "127.0.0.1"}
+    done = subprocess.run(pod.argv, cwd=image, env=env, capture_output=True, text=True)
+    assert "rank 0 1" in done.stdout, done.stderr
