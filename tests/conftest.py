@@ -24,6 +24,7 @@ _SLOW = (
     "train/ddp/test_wrapper.py",
     "train/ddp/test_workloads.py",
     "train/loop/test_interrupt.py",
+    "train/diagnosis/test_doctor.py",
     "train/loop/test_preemption.py",
     "train/sync/test_sync.py",
 )

@@ -17,13 +17,13 @@ ROOT = Path(__file__).parent.parent
 
 # The rooms of train/ from the top to the bottom: each may import those below it, never one beside or above it.
 FLOORS = [
-    {"__main__"},
+    {"__main__", "doctor"},
     {"loop"},
     {"strategies"},
     {"ddp"},
     {"sync", "models"},
     {"records"},
-    {"cpu", "checkpoints", "data"},
+    {"cpu", "checkpoints", "data", "diagnosis"},
     {"collectives", "datasets"},
     {"world", "flags"},
     {"config", "errors"},

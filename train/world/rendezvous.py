@@ -51,9 +51,9 @@ def open_process_group(world: World, attempt: Attempt, timeouts: Timeouts) -> It
         # Alone: nothing to listen on, so nothing that could collide.
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=of_collectives)
     else:
-        _wait_until_resolvable(world.master_addr, timeouts.resolve_s)
-        _choose_interfaces(world)
-        store = dist.PrefixStore(f"attempt-{world.attempt}", _connect(world, timeout))
+        wait_until_resolvable(world.master_addr, timeouts.resolve_s)
+        choose_interfaces(world)
+        store = dist.PrefixStore(f"attempt-{world.attempt}", connect_to_store(world, timeout))
         attempt.join(store, timeout)
         _wait_for_all_ranks(world, store, timeout)
         dist.init_process_group(
@@ -67,7 +67,7 @@ def open_process_group(world: World, attempt: Attempt, timeouts: Timeouts) -> It
     dist.destroy_process_group()
 
 
-def _choose_interfaces(world: World) -> None:
+def choose_interfaces(world: World) -> None:
     """Let gloo, and NCCL if the job spans hosts, use the interface towards rank 0, unless the user has chosen one."""
     if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_towards(world.master_addr)):
         os.environ["GLOO_SOCKET_IFNAME"] = name
@@ -77,7 +77,8 @@ def _choose_interfaces(world: World) -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interfaces}")
 
 
-def _wait_until_resolvable(name: str, timeout_s: float) -> None:
+def wait_until_resolvable(name: str, timeout_s: float) -> None:
+    """Return as soon as `name` has an address; raise UserError if it has none within `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -93,14 +94,14 @@ def _wait_until_resolvable(name: str, timeout_s: float) -> None:
         time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
 
 
-def _connect(world: World, timeout: timedelta) -> dist.Store:
-    """A client of the store at master_addr:master_port; on rank 0 also its server unless the launcher serves it."""
+def connect_to_store(world: World, timeout: timedelta) -> dist.TCPStore:
+    """Return a client of the store at master_addr:master_port; rank 0 also serves it unless the launcher does."""
     place = f"{world.master_addr}:{world.master_port} (MASTER_ADDR:MASTER_PORT)"
     serve = world.rank == 0 and not world.store_is_served
     if not serve:
         _wait_until_something_listens(world, place, timeout)
     # The timeout of TCPStore does not hold against a foreign server that accepts and stays silent, hence the thread.
-    outcome: queue.SimpleQueue[dist.Store | Exception] = queue.SimpleQueue()
+    outcome: queue.SimpleQueue[dist.TCPStore | Exception] = queue.SimpleQueue()
 
     def connect() -> None:
         try:
@@ -121,7 +122,7 @@ def _connect(world: World, timeout: timedelta) -> dist.Store:
         result = outcome.get(timeout=min(timeout.total_seconds(), _ANSWER_TIMEOUT_S))
     except queue.Empty:
         result = TimeoutError("no answer")
-    if isinstance(result, dist.Store):
+    if isinstance(result, dist.TCPStore):
         return result
     if serve:
         raise UserError(

@@ -53,6 +53,6 @@ def test_nccl_follows_gloos_interface_across_hosts(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     world = World(world_size=2, local_world_size=local_world_size, master_addr="127.0.0.1", master_port=1)
-    rendezvous._choose_interfaces(world)
+    rendezvous.choose_interfaces(world)
     assert os.environ.get("GLOO_SOCKET_IFNAME") == gloo
     assert os.environ.get("NCCL_SOCKET_IFNAME") == nccl

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Rendered by `render.py torchrun doctor.yaml`; edit the spec, not this file.
+# Not used here: image; this script runs in the shell's own environment, not in a container.
+# Not used here: time_limit; nothing ends the job.
+#
+# Start all nodes from here, node 0 first: ssh runs this script on each, in this folder and with this PATH.
+#   bash doctor.sh node0 node1
+# Or run it once on each node; node0 stands for the name or address of node 0, as the other nodes reach it:
+#   NODE_RANK=0 MASTER_ADDR=node0 bash doctor.sh
+#   NODE_RANK=1 MASTER_ADDR=node0 bash doctor.sh
+set -euo pipefail
+
+if (( $# )); then
+  if (( $# != 2 )) || ! [[ -f $0 ]]; then
+    echo "doctor: save this script in a file and name all 2 nodes, node 0 first" >&2
+    exit 2
+  fi
+
+  # A pipe in which nothing is ever written.  Each node listens to it through its connection and ends when it is
+  # closed: by Ctrl-C, after a failure, or because this script is no more.
+  exec {lifeline}<> <(:)
+  exec {end_of_lifeline}<"/dev/fd/$lifeline"
+
+  # What the shell of node $1 reads.
+  node() {
+    printf 'export PATH=%q MASTER_ADDR=%q NODE_RANK=%q\n' "$PATH" "$2" "$1"
+    printf 'cd %q || exit\nscript=%q\n' "$PWD" "$(cat -- "$0")"
+    cat <<'END'
+{
+  exec 3<&0
+  bash <(printf %s "$script") </dev/null 3<&- &
+  agent=$!
+  { cat <&3; kill "$agent"; } >/dev/null 2>&1 &
+  status=0
+  wait "$agent" || status=$?
+  kill "$!" 2>/dev/null
+  exit "$status"
+}
+END
+    exec cat <&"$end_of_lifeline"
+  }
+
+  nodes=()
+  for host in "$@"; do
+    (
+      exec {lifeline}>&-
+      status=0
+      # A node that the network lost is noticed after a minute.
+      ssh -o ServerAliveInterval=20 -- "$host" bash -s \
+        < <(node "${#nodes[@]}" "${MASTER_ADDR:-${1##*@}}") || status=$?
+      if (( status )); then kill -USR1 $$; fi
+      exit "$status"
+    ) &
+    nodes+=($!)
+  done
+  trap 'trap - INT TERM HUP; trap "" USR1; exec {lifeline}>&-' INT TERM HUP USR1
+
+  status=0
+  for node in "${nodes[@]}"; do
+    ended=0
+    wait "$node" || ended=$?
+    while kill -0 "$node" 2>/dev/null; do # it was a signal that ended the wait
+      ended=0
+      wait "$node" || ended=$?
+    done
+    if (( ! status )); then status=$ended; fi
+  done
+  exit "$status"
+fi
+
+if ! [[ ${NODE_RANK-} =~ ^(0|[1-9][0-9]{0,4})$ ]] || (( NODE_RANK >= 2 )) || [[ -z ${MASTER_ADDR-} ]]; then
+  echo "doctor: set NODE_RANK (number of this node, 0 to 1) and MASTER_ADDR (name or address of node 0), or name all nodes" >&2
+  exit 2
+fi
+
+# torchrun reads a flag from each PET_ variable; one that was left over in this shell would change the job.
+unset "${!PET_@}"
+export OMP_NUM_THREADS=1
+export PYTHONUNBUFFERED=1
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/doctor-nccl-rank-
+export TORCH_NCCL_DUMP_ON_TIMEOUT=1
+export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+
+exec torchrun --nnodes=2 --nproc-per-node=8 --max-restarts=0 --rdzv-backend=static --rdzv-conf=timeout=900 \
+  --rdzv-id=doctor \
+  --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port=20740 \
+  -m -- train.doctor

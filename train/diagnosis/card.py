@@ -1,0 +1,111 @@
+"""Card: what a rank says about itself before any collective is tried."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from train.errors import UserError
+from train.world.environment import World
+from train.world.placement import device_identity, pick_device
+
+
+@dataclass(frozen=True)
+class Card:
+    """One process, as it sees itself.
+
+    master_resolves_to: the address that this rank's host gives for MASTER_ADDR.
+    interface: what gloo uses.  device: None if there is none for this rank, which `mistake` explains.
+    gpu: UUID, None for a CPU.  code: first digits of the SHA-256 over the files of the package train.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    host: str
+    pid: int
+    launcher: str
+    master_addr: str
+    master_port: int
+    master_resolves_to: str
+    interface: str
+    device: str | None
+    gpu: str | None
+    torch: str
+    python: str
+    code: str
+    mistake: str | None = None
+
+    @property
+    def backend(self) -> str:
+        return "nccl" if (self.device or "").startswith("cuda") else "gloo"
+
+    @property
+    def process(self) -> str:
+        """The rank with what is needed to look at its process."""
+        return f"rank {self.rank} ({self.host}, pid {self.pid})"
+
+
+def own_card(world: World, wanted_device: str) -> Card:
+    """Return the card of this process.  MASTER_ADDR has to resolve by now, and gloo's interface to be chosen."""
+    mistake, device = None, None
+    host, gpu = socket.gethostname(), None
+    try:
+        device = pick_device(world, wanted_device)
+        host, gpu = device_identity(device)
+    except UserError as error:
+        mistake = str(error)
+    addresses = socket.getaddrinfo(world.master_addr, None)
+    family_and_address = min((family != socket.AF_INET, str(target[0])) for family, _, _, _, target in addresses)
+    return Card(
+        rank=world.rank,
+        world_size=world.world_size,
+        local_rank=world.local_rank,
+        host=host,
+        pid=os.getpid(),
+        launcher=world.launcher,
+        master_addr=world.master_addr,
+        master_port=world.master_port,
+        master_resolves_to=family_and_address[1],
+        interface=os.environ.get("GLOO_SOCKET_IFNAME", "gloo's choice"),
+        device=None if device is None else str(device),
+        gpu=gpu,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        code=_fingerprint(),
+        mistake=mistake,
+    )
+
+
+def table(cards: Sequence[Card]) -> str:
+    """Return who is where, one line a rank."""
+    rows = [("rank", "host", "pid", "device", "backend", "interface", "MASTER_ADDR", "torch", "code")]
+    for card in cards:
+        address = f"{card.master_addr}:{card.master_port}"
+        if card.master_resolves_to != card.master_addr:
+            address += f" = {card.master_resolves_to}"
+        place = (str(card.rank), card.host, str(card.pid), card.device or "none")
+        rows.append((*place, card.backend, card.interface, address, card.torch, card.code))
+    return in_columns(rows)
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of words as aligned lines."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _fingerprint() -> str:
+    folder = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:8]

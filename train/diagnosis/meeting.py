@@ -1,0 +1,156 @@
+"""The ranks exchange their cards through the store, and rank 0 judges whether collectives can work at all.
+
+No collective is used here: each of the mistakes that this finds would make one wait until its timeout.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from train.diagnosis.card import Card
+from train.errors import SharedError, UserError
+from train.world.environment import World
+from train.world.placement import refuse_shared_devices
+from train.world.rendezvous import connect_to_store
+
+_POLL_S = 0.1
+# What the judgement may take after the last card came.
+_JUDGEMENT_S = 5.0
+
+
+def open_store(world: World, timeout_s: float) -> dist.TCPStore:
+    """Return the store at MASTER_ADDR:MASTER_PORT; on rank 0 this serves it, unless the launcher does.
+
+    Raises UserError; it adds what is wrong with MASTER_ADDR if rank 0 does not run there.
+    """
+    if world.launcher == "none":
+        return dist.TCPStore(world.master_addr, 0, 1, is_master=True)
+    try:
+        return connect_to_store(world, timedelta(seconds=timeout_s))
+    except UserError as error:
+        if world.rank == 0 and not world.store_is_served and not _is_own_address(world.master_addr):
+            raise UserError(
+                f'rank 0 runs on {socket.gethostname()}, but MASTER_ADDR is "{world.master_addr}", which is not an '
+                "address of this host: set MASTER_ADDR on all nodes to the host of rank 0"
+            ) from None
+        raise error
+
+
+def meet(card: Card, store: dist.Store, timeout_s: float) -> list[Card]:
+    """Return the cards of all ranks, by rank.  All ranks call it.
+
+    Raises SharedError, with the same message on all ranks, if ranks are missing or do not fit together.
+    """
+    store.set(f"card-{store.add('arrived', 1)}", json.dumps(asdict(card)))
+    is_judge = card.rank == 0 and store.add("judges", 1) == 1
+    if is_judge:
+        cards = _wait_for_cards(store, card.world_size, timeout_s)
+        mistake = mistakes(cards, card.world_size, timeout_s)
+        judgement = {"mistake": mistake, "cards": [asdict(other) for other in cards]}
+        store.set("judgement", json.dumps(judgement))
+        _wait_until_read(store, len(cards) - 1)
+    elif not _is_judged(store, timeout_s + _JUDGEMENT_S):
+        raise UserError(
+            f"rank {card.rank} reached the store at {card.master_addr}:{card.master_port}, but rank 0 did not come "
+            f"within {timeout_s + _JUDGEMENT_S:g} s: look at the log of rank 0; --rendezvous-timeout-s waits longer"
+        )
+    judgement = json.loads(store.get("judgement"))
+    if not is_judge:
+        store.add("read", 1)
+    if judgement["mistake"] is not None:
+        raise SharedError(judgement["mistake"])
+    cards = sorted((Card(**values) for values in judgement["cards"]), key=lambda other: other.rank)
+    if card not in cards:  # it came after the judgement
+        raise UserError(_started_twice([cards[card.rank], card]))
+    return cards
+
+
+def mistakes(cards: Sequence[Card], world_size: int, timeout_s: float) -> str | None:
+    """Return all that keeps these processes from being the ranks of one job, a line each; None if nothing does."""
+    found = []
+    ranks_of: dict[int, list[Card]] = defaultdict(list)
+    for card in sorted(cards, key=lambda card: card.rank):
+        ranks_of[card.rank].append(card)
+    sizes = sorted({card.world_size for card in cards})
+    if len(sizes) > 1:
+        by_size = [(size, [card.rank for card in cards if card.world_size == size]) for size in sizes]
+        listed = "; ".join(f"WORLD_SIZE is {size} on {named(ranks)}" for size, ranks in by_size)
+        found.append(f"world sizes differ: {listed}. Start all nodes with the same numbers of nodes and processes")
+    elif missing := [rank for rank in range(world_size) if rank not in ranks_of]:
+        found.append(
+            f"{named(missing)} of {world_size} did not arrive within {timeout_s:g} s: look at the logs of the missing "
+            "ranks. Either they were not started or ended early, or they have another MASTER_ADDR or MASTER_PORT, "
+            "or a firewall keeps them away"
+        )
+    found += [_started_twice(same) for same in ranks_of.values() if len(same) > 1]
+    found += [card.mistake for card in cards if card.mistake is not None]
+    hosts = {card.host for card in cards}
+    on_loopback = [card.rank for card in cards if card.interface == "lo"]
+    if len(hosts) > 1 and on_loopback:
+        found.append(
+            f"{named(on_loopback)} would use the loopback interface, which the other hosts cannot reach: MASTER_ADDR "
+            "resolves to a loopback address there. Use a name that resolves to the same address on all nodes, or set "
+            "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+        )
+    try:
+        refuse_shared_devices([(card.host, card.gpu) for card in cards])
+    except SharedError as error:
+        found.append(str(error))
+    return "\n".join(found) or None
+
+
+def _started_twice(same: Sequence[Card]) -> str:
+    places = " and ".join(f"pid {card.pid} on {card.host}" for card in same)
+    return f"rank {same[0].rank} was started {len(same)} times ({places}): give each node its own NODE_RANK"
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Return `rank 3` or `ranks 1, 3`."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"
+
+
+def _wait_for_cards(store: dist.Store, world_size: int, timeout_s: float) -> list[Card]:
+    """Return as many cards as there are to come, or those that came in time; fewer as soon as two contradict."""
+    deadline = time.monotonic() + timeout_s
+    cards: list[Card] = []
+    while time.monotonic() < deadline and {card.rank for card in cards} < set(range(world_size)):
+        for number in range(len(cards) + 1, store.add("arrived", 0) + 1):
+            cards.append(Card(**json.loads(store.get(f"card-{number}"))))
+        if any(card.world_size != world_size for card in cards) or len({card.rank for card in cards}) < len(cards):
+            break
+        time.sleep(_POLL_S)
+    return cards
+
+
+def _is_judged(store: dist.Store, timeout_s: float) -> bool:
+    try:
+        store.wait(["judgement"], timedelta(seconds=timeout_s))
+    except (dist.DistError, RuntimeError):
+        return False
+    return True
+
+
+def _wait_until_read(store: dist.Store, readers: int) -> None:
+    """Keep the store of rank 0 alive until the other ranks know the judgement."""
+    deadline = time.monotonic() + _JUDGEMENT_S
+    while store.add("read", 0) < readers and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+
+
+def _is_own_address(name: str) -> bool:
+    for family, kind, protocol, _, target in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM):
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(target)
+                return True
+        except OSError:
+            continue
+    return False

@@ -1,0 +1,142 @@
+"""What was measured, as lines for a person, and what is wrong with it, in sentences."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from train.diagnosis.card import Card, in_columns
+from train.diagnosis.meeting import named
+from train.diagnosis.speed import AllReduce, Clock, Link
+
+# torchrun's c10d rendezvous ends nodes whose heartbeat is 5 s or more away, by the wall clock of each.
+_CLOCK_S = 1.0
+# A rank is slow if it needs so many times the median; a link, if it has so small a part of the median of its kind.
+_STRAGGLER, _LINK_PART = 2.0, 0.2
+_LINKS_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that rank 0 knows at the end.
+
+    wrong: the ranks at which a collective gave a wrong answer, by its name; an empty list where all were right.
+    compute_s: seconds for the same work, by rank.
+    """
+
+    cards: Sequence[Card]
+    wrong: dict[str, list[int]]
+    all_reduce: Sequence[AllReduce]
+    links: Sequence[Link]
+    clocks: Sequence[Clock]
+    compute_s: Sequence[float]
+
+    @property
+    def backend(self) -> str:
+        return self.cards[0].backend
+
+
+def lines(report: Report) -> str:
+    """Return the measurements as text."""
+    answers = [f"{name} {'wrong' if ranks else 'right'}" for name, ranks in report.wrong.items()]
+    rows = [("all-reduce of", "takes", "each rank sends")]
+    for one in report.all_reduce:
+        rows.append((_bytes(one.size), _seconds(one.seconds), _rate(one.bytes_per_second)))
+    slowest = sorted(report.links, key=lambda link: link.bytes_per_second)[:_LINKS_SHOWN]
+    links = [f"rank {link.source} to {link.target}: {_rate(link.bytes_per_second)}" for link in slowest]
+    farthest = max(report.clocks, key=lambda clock: abs(clock.offset_s))
+    slow = max(report.compute_s)
+    parts = [
+        f"answers over {report.backend}: {', '.join(answers)}",
+        in_columns(rows),
+        "links" + (f" (the {_LINKS_SHOWN} slowest)" if len(report.links) > _LINKS_SHOWN else ""),
+        *[f"  {link}" for link in links],
+        f"clocks: the farthest from rank 0 is that of rank {farthest.rank}, {farthest.offset_s * 1e3:+.1f} ms "
+        f"(within {farthest.error_s * 1e3:.1f} ms)",
+        f"computing: the same matrix product takes {_seconds(min(report.compute_s))} to {_seconds(slow)}; "
+        f"slowest is rank {report.compute_s.index(slow)}",
+    ]
+    return "\n".join(parts)
+
+
+def problems(report: Report, slow_mbit_s: float) -> list[str]:
+    """Return a sentence for each thing that is wrong; empty for a healthy job."""
+    return [
+        *[f"{name} gives a wrong answer on {named(ranks)}" for name, ranks in report.wrong.items() if ranks],
+        *_different("torch", "versions of torch differ", {card.rank: card.torch for card in report.cards}),
+        *_different("Python", "versions of Python differ", {card.rank: card.python for card in report.cards}),
+        *_different("train/", "the code of train/ differs", {card.rank: card.code for card in report.cards}),
+        *_slow_links(report, slow_mbit_s),
+        *_clocks(report),
+        *_stragglers(report),
+    ]
+
+
+def _different(what: str, head: str, values: dict[int, str]) -> list[str]:
+    kinds = sorted(set(values.values()))
+    if len(kinds) == 1:
+        return []
+    listed = "; ".join(f"{kind} on {named([rank for rank in values if values[rank] == kind])}" for kind in kinds)
+    return [f"{head}: {listed}. Use the same image or environment on all nodes"]
+
+
+def _slow_links(report: Report, slow_mbit_s: float) -> list[str]:
+    host = {card.rank: card.host for card in report.cards}
+    found = []
+    for same_host in (True, False):
+        kind = [link for link in report.links if (host[link.source] == host[link.target]) == same_host]
+        typical = statistics.median(link.bytes_per_second for link in kind) if kind else 0.0
+        for link in kind:
+            place = (
+                f"the link from rank {link.source} ({host[link.source]}) to rank {link.target} ({host[link.target]})"
+            )
+            if link.bytes_per_second * 8 < slow_mbit_s * 1e6:
+                found.append(
+                    f"{place} is slow: {_rate(link.bytes_per_second)}, below {slow_mbit_s:g} Mbit/s. Check which "
+                    "interface the ranks use (above), its speed (ethtool) and what else uses it; --slow-mbit-s sets "
+                    "the limit"
+                )
+            elif link.bytes_per_second < _LINK_PART * typical:
+                found.append(f"{place} is slow: {_rate(link.bytes_per_second)}; the median is {_rate(typical)}")
+    return found
+
+
+def _clocks(report: Report) -> list[str]:
+    host = {card.rank: card.host for card in report.cards}
+    off = [clock for clock in report.clocks if abs(clock.offset_s) - clock.error_s > _CLOCK_S]
+    return [
+        f"the clock of rank {clock.rank} ({host[clock.rank]}) is {abs(clock.offset_s):.1f} s "
+        f"{'ahead of' if clock.offset_s > 0 else 'behind'} rank 0's: switch on NTP there. Elastic rendezvous (c10d) "
+        "ends nodes whose clocks are some seconds apart"
+        for clock in off
+    ]
+
+
+def _stragglers(report: Report) -> list[str]:
+    typical = statistics.median_low(report.compute_s)
+    return [
+        f"rank {rank} ({report.cards[rank].host}) is slow: the same matrix product takes {_seconds(seconds)}, on the "
+        f"median rank {_seconds(typical)}. All ranks wait for it in each step: look for other programs, a hot or "
+        "throttled GPU, or fewer cores"
+        for rank, seconds in enumerate(report.compute_s)
+        if seconds > _STRAGGLER * typical
+    ]
+
+
+def _bytes(number: int) -> str:
+    for power, unit in ((20, "MiB"), (10, "KiB")):
+        if number >= 1 << power:
+            return f"{number / (1 << power):g} {unit}"
+    return f"{number} B"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
+
+
+def _rate(bytes_per_second: float) -> str:
+    bits = 8 * bytes_per_second
+    return f"{bits / 1e9:.1f} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.1f} Mbit/s"

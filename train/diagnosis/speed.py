@@ -1,0 +1,184 @@
+"""What is measured between the ranks: time of all-reduce by message size, rate of links, clocks, speed of computing."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from train.diagnosis.answers import Ranks
+
+# Bytes of an all-reduce, from one that shows the latency to one that shows the bandwidth.
+SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26)
+# A size that would take longer is left out, so that a slow link is found within a minute.
+_LONGEST_S = 6.0
+_REPEAT_S, _REPEATS = 0.3, 20
+# A message on a link grows until it takes so long, or is so large.
+_LINK_S, _LINK_BYTES = 0.1, 1 << 24
+_PINGS = 10
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """One message size: seconds is the median, of the slowest rank; bytes_per_second counts what each rank sends."""
+
+    size: int
+    seconds: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way from a rank to the next one, measured with point-to-point messages."""
+
+    source: int
+    target: int
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Clock of a rank minus that of rank 0, in seconds; the true value is at most `error_s` away."""
+
+    rank: int
+    offset_s: float
+    error_s: float
+
+
+def measure_all_reduce(ranks: Ranks) -> list[AllReduce]:
+    """Return the time of an all-reduce for growing sizes, the same on all ranks.  A collective."""
+    measured: list[AllReduce] = []
+    for size in SIZES:
+        values = torch.zeros(size // 4, device=ranks.device)
+        first = _slowest(_timed_all_reduce(ranks, values))  # connects, and tells how many repetitions fit
+        repeats = max(1, min(_REPEATS, int(_REPEAT_S / first)))
+        seconds = _slowest(statistics.median(_timed_all_reduce(ranks, values) for _ in range(repeats)))
+        # A ring sends each byte twice, apart from the part that a rank keeps.
+        sent = size * 2 * (ranks.world_size - 1) / ranks.world_size
+        measured.append(AllReduce(size, seconds, sent / seconds))
+        if seconds * (SIZES[1] / SIZES[0]) * 2 > _LONGEST_S and seconds > 0.01:
+            break
+    return measured
+
+
+def measure_links(ranks: Ranks) -> list[Link]:
+    """Return the rate of the link from each rank to the next, on all ranks.  A collective."""
+    if ranks.world_size == 1:
+        return []
+    rate = 0.0
+    source, target = (ranks.rank - 1) % ranks.world_size, (ranks.rank + 1) % ranks.world_size
+    for turn in range(3):
+        if turn == _turn(ranks.rank, ranks.world_size):
+            rate = _send(ranks, target)
+        if turn == _turn(source, ranks.world_size):
+            _receive(ranks, source)
+        dist.barrier()
+    rates = gathered(rate)
+    return [Link(rank, (rank + 1) % ranks.world_size, found) for rank, found in enumerate(rates)]
+
+
+def measure_clocks(ranks: Ranks) -> list[Clock]:
+    """Return how far each rank's clock is ahead of rank 0's, known on rank 0 alone.  A collective.
+
+    Source: Cristian, Probabilistic clock synchronization, 1989: the shortest of some round trips bounds the error.
+    """
+    found = [Clock(0, 0.0, 0.0)] if ranks.rank == 0 else []
+    answer = torch.zeros(1, dtype=torch.float64)
+    for rank in range(1, ranks.world_size):
+        trips = []
+        for _ in range(_PINGS):
+            if ranks.rank == 0:
+                asked = time.time()
+                dist.send(answer, dst=rank)
+                dist.recv(answer, src=rank)
+                answered = time.time()
+                trips.append((answered - asked, answer.item() - (asked + answered) / 2))
+            elif ranks.rank == rank:
+                dist.recv(answer, src=0)
+                answer[0] = time.time()
+                dist.send(answer, dst=0)
+        if ranks.rank == 0:
+            shortest, offset = min(trips)
+            found.append(Clock(rank, offset, shortest / 2))
+    return found
+
+
+def measure_compute(ranks: Ranks) -> list[float]:
+    """Return the seconds that each rank needs for the same matrix product, at best.  A collective."""
+    size = 4096 if ranks.device.type == "cuda" else 256
+    matrix = torch.ones(size, size, device=ranks.device) / size
+    dist.barrier()
+    best = float("inf")
+    for _ in range(30):
+        started = time.perf_counter()
+        product = matrix @ matrix
+        product[0, 0].item()  # waits for a GPU
+        best = min(best, time.perf_counter() - started)
+    return gathered(best)
+
+
+def _timed_all_reduce(ranks: Ranks, values: torch.Tensor) -> float:
+    dist.barrier()
+    started = time.perf_counter()
+    dist.all_reduce(values, group=ranks.group)
+    if ranks.device.type == "cuda":
+        torch.cuda.synchronize(ranks.device)
+    return time.perf_counter() - started
+
+
+def _turn(source: int, world_size: int) -> int:
+    """Return when a rank sends: no rank sends and receives at once, and the number of turns does not grow."""
+    return 2 if world_size % 2 and source == world_size - 1 else source % 2
+
+
+def _send(ranks: Ranks, target: int) -> float:
+    """Send growing messages, each answered by one byte; return bytes per second of the largest."""
+    size, rate, seconds = 1 << 14, 0.0, 0.0
+    while size <= _LINK_BYTES and seconds < _LINK_S:
+        _exchange_size(ranks, size, target)
+        message, answer = torch.zeros(size, dtype=torch.uint8, device=ranks.device), _one_byte(ranks)
+        started = time.perf_counter()
+        dist.send(message, dst=target, group=ranks.group)
+        dist.recv(answer, src=target, group=ranks.group)
+        answer.item()
+        seconds = time.perf_counter() - started
+        rate = size / seconds
+        size *= 4
+    _exchange_size(ranks, 0, target)
+    return rate
+
+
+def _receive(ranks: Ranks, source: int) -> None:
+    size = torch.zeros(1, dtype=torch.int64)
+    while True:
+        dist.recv(size, src=source)
+        if size.item() == 0:
+            return
+        message = torch.empty(int(size.item()), dtype=torch.uint8, device=ranks.device)
+        dist.recv(message, src=source, group=ranks.group)
+        dist.send(_one_byte(ranks), dst=source, group=ranks.group)
+
+
+def _exchange_size(ranks: Ranks, size: int, target: int) -> None:
+    dist.send(torch.tensor([size]), dst=target)
+
+
+def _one_byte(ranks: Ranks) -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.uint8, device=ranks.device)
+
+
+def _slowest(seconds: float) -> float:
+    value = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return value.item()
+
+
+def gathered(number: float) -> list[float]:
+    """Return the number of each rank, on all ranks.  A collective."""
+    own = torch.tensor([number], dtype=torch.float64)
+    numbers = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(numbers, own)
+    return [value.item() for value in numbers]

@@ -1,0 +1,181 @@
+"""Watch: ends a check that would hang, and says which rank it waited for.
+
+A collective waits for the slowest rank, and NCCL's cannot be interrupted.  So a thread of each rank writes a sign of
+life into the store each second, whatever the main thread waits for.  Rank 0 judges by these signs; the others follow
+its judgement, or end with their own if rank 0 falls silent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+import torch.distributed as dist
+
+from train.diagnosis.card import Card
+from train.world.failure import record_for_torchrun
+
+_BEAT_S = 1.0
+# How long rank 0, whose end may end the store, waits for the others to read its judgement.
+_READ_S = 3 * _BEAT_S
+
+
+@dataclass
+class _Rank:
+    """What the judge knows about a rank: its last sign of life, and when that one was new."""
+
+    sign: str = ""
+    since: float = field(default_factory=time.monotonic)
+    doing: str = "the start"
+    failed: str | None = None
+
+
+class Watch:
+    """Runs while the ranks check one another; ends the process with exit code 1 if that cannot go on.
+
+    Args:
+        connect: makes a connection to the store for the thread alone, since one that waits blocks its other users.
+        silence_s: a rank without a sign of life for so long is taken for paused or gone.
+    """
+
+    def __init__(self, connect: Callable[[], dist.Store], own: Card, cards: Sequence[Card], silence_s: float) -> None:
+        self._connect, self._own, self._silence_s = connect, own, silence_s
+        self._cards = {card.rank: card for card in cards}
+        # Rank 0 looks at all others, and each of them at rank 0.
+        watched = [card.rank for card in cards] if own.rank == 0 else [0]
+        self._watched = {rank: _Rank() for rank in watched if rank != own.rank}
+        self._doing = "the start"
+        self._failed: str | None = None
+        self._failed_since: float | None = None
+        self._store_answered = time.monotonic()
+        self._stopped = threading.Event()
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._beat, self._guard)]
+
+    def __enter__(self) -> Watch:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            self._fail(f"{kind.__name__ if kind else ''}: {next(iter(str(error).splitlines()), '')}")
+        self._stopped.set()
+        self._threads[0].join(_READ_S)
+
+    def doing(self, what: str) -> None:
+        """Note what this rank does from now on, for the others to name if it falls silent."""
+        self._doing = what
+
+    def _fail(self, reason: str) -> NoReturn:
+        """Report that this rank cannot go on, and end with the judgement about it."""
+        self._failed = reason
+        time.sleep(2 * self._silence_s + _READ_S)  # until the judgement ends the process
+        self._end(f"{self._own.process} failed in {self._doing}: {reason}")
+
+    def _beat(self) -> None:
+        number = 0
+        try:
+            store = self._connect()
+            while not self._stopped.wait(_BEAT_S if number else 0):
+                number += 1
+                state = {"number": number, "doing": self._doing, "failed": self._failed}
+                store.set(f"alive-{self._own.rank}", json.dumps(state))
+                if store.check(["verdict"]):
+                    verdict = store.get("verdict").decode()
+                    store.add("verdict-read", 1)
+                    self._end(verdict)
+                self._look(store)
+                self._store_answered = time.monotonic()
+        except (dist.DistError, RuntimeError) as error:
+            if not self._stopped.is_set():
+                self._end(f"the connection to the store was lost ({str(error).splitlines()[0]}): {self._store_is_at()}")
+
+    def _look(self, store: dist.Store) -> None:
+        for rank, known in self._watched.items():
+            key = f"alive-{rank}"
+            if not store.check([key]):
+                continue
+            sign = store.get(key).decode()
+            if sign != known.sign:
+                known.sign, known.since = sign, time.monotonic()
+                known.doing, known.failed = json.loads(sign)["doing"], json.loads(sign)["failed"]
+        verdict = self._verdict()
+        if verdict is not None:
+            if self._own.rank == 0:
+                store.set("verdict", verdict)
+                deadline = time.monotonic() + _READ_S
+                while store.add("verdict-read", 0) < len(self._watched) and time.monotonic() < deadline:
+                    time.sleep(0.1)
+            self._end(verdict)
+
+    def _verdict(self) -> str | None:
+        """Return why the checks cannot go on; None as long as they can.
+
+        A rank that dies lets the others fail at once; only its silence shows that it was the cause.  So a failure waits
+        until silent ranks are known.
+        """
+        now = time.monotonic()
+        silent = [rank for rank, known in self._watched.items() if now - known.since > self._silence_s]
+        failures = {rank: (known.doing, known.failed) for rank, known in self._watched.items() if known.failed}
+        if self._failed is not None:
+            failures[self._own.rank] = (self._doing, self._failed)
+        if failures and self._failed_since is None:
+            self._failed_since = now
+        lines = [self._silence_of(rank, now) for rank in silent]
+        is_due = self._failed_since is not None and now - self._failed_since > self._silence_s + 2 * _BEAT_S
+        if not lines and not is_due:
+            return None
+        if not lines:
+            lines = [f"{self._cards[rank].process} failed in {at}: {why}" for rank, (at, why) in failures.items()]
+        return "\n".join(lines)
+
+    def _silence_of(self, rank: int, now: float) -> str:
+        card, known = self._cards[rank], self._watched[rank]
+        head = f"{card.process} has given no sign of life for {now - known.since:.0f} s, since {known.doing}"
+        state = _state(card.pid) if card.host == self._own.host else "unknown"
+        if state == "T":
+            return f"{head}: its process is stopped (SIGSTOP or a debugger); `kill -CONT {card.pid}` lets it go on"
+        if state in ("gone", "Z"):
+            return f"{head}: its process has ended; look at the last lines of its log"
+        return (
+            f"{head}: its process is paused, swapped out or killed, or its node or network is gone. Look at it "
+            "with `ps` and at the last lines of its log"
+        )
+
+    def _guard(self) -> None:
+        """End this process if the store itself does not answer, for which `_beat` would wait forever."""
+        while not self._stopped.wait(_BEAT_S):
+            if time.monotonic() - self._store_answered > self._silence_s + _READ_S:
+                self._end(f"the store has not answered for {self._silence_s:g} s: {self._store_is_at()}")
+
+    def _store_is_at(self) -> str:
+        first = self._cards[0]
+        server = "torchrun on its node" if self._own.launcher == "torchrun" else f"rank 0 (pid {first.pid})"
+        where = f"the store at {self._own.master_addr}:{self._own.master_port} runs in {server}, on {first.host}"
+        if server.startswith("rank") and first.host == self._own.host and _state(first.pid) == "T":
+            return f"{where}, whose process is stopped (SIGSTOP or a debugger); `kill -CONT {first.pid}` lets it go on"
+        return f"{where}. It is paused or has ended, or its network is gone; look at the last lines of its log"
+
+    def _end(self, reason: str) -> NoReturn:
+        if self._own.rank == 0 or self._own.local_rank == 0:
+            print(f"PROBLEM: {reason}", flush=True)
+        record_for_torchrun(reason)
+        sys.stdout.flush()
+        # Not sys.exit: the main thread may wait in a collective that never ends.
+        os._exit(1)
+
+
+def _state(pid: int) -> str:
+    """Return Linux's letter for the state of a process of this host: T is stopped; `gone` if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "gone"

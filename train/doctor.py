@@ -1,0 +1,186 @@
+"""python -m train.doctor: can these processes train together, and how fast can they talk?
+
+Start it exactly as the training is started, on the same nodes:
+
+    torchrun --standalone --nproc-per-node 2 -m train.doctor
+    python render.py slurm jobs/doctor.yaml sites/mine.yaml | sbatch
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from train.errors import SharedError, UserError
+from train.world.environment import World
+from train.world.failure import record_for_torchrun
+from train.world.signals import stop_with_parent
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from train.diagnosis.answers import Ranks
+    from train.diagnosis.card import Card
+    from train.diagnosis.report import Report
+    from train.diagnosis.watch import Watch
+
+
+@dataclass(frozen=True)
+class Options:
+    """The flags of the doctor."""
+
+    device: str
+    picture: Path | None
+    slow_mbit_s: float
+    silence_s: float
+    rendezvous_timeout_s: float
+    resolve_timeout_s: float
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Examine, report and return the exit code: 0 if nothing is wrong, 1 otherwise."""
+    options = Options(**vars(_parser().parse_args(argv)))
+    try:
+        world = World.detect(os.environ)
+        if world.launcher == "torchrun":
+            stop_with_parent()
+        return 1 if examine(world, options) else 0
+    except UserError as error:
+        if not isinstance(error, SharedError) or world.local_rank == 0:
+            print(f"PROBLEM: {error}", flush=True)
+        record_for_torchrun(str(error))
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        record_for_torchrun(f"{type(error).__name__}: {error}", traceback.format_exc())
+        return 1
+
+
+def examine(world: World, options: Options) -> list[str]:
+    """Run all checks and let rank 0 print what they show; return the problems, on all ranks.
+
+    Raises UserError if the processes cannot be connected, or SharedError if they do not fit together.
+    """
+    # Imported here: torch takes seconds, and a wrong environment should not.
+    from train.diagnosis import card, meeting, picture, report
+    from train.diagnosis.watch import Watch
+    from train.world.rendezvous import choose_interfaces, connect_to_store, wait_until_resolvable
+
+    if options.picture is not None and world.rank == 0:
+        picture.refuse_without_matplotlib("--picture")
+    wait_until_resolvable(world.master_addr, options.resolve_timeout_s)
+    choose_interfaces(world)
+    server = meeting.open_store(world, options.rendezvous_timeout_s)
+    world = replace(world, master_port=server.port, store_is_served=True)
+    store = _prefixed(server, world)
+    own = card.own_card(world, options.device)
+    cards = meeting.meet(own, store, options.rendezvous_timeout_s)
+    if world.rank == 0:
+        print(card.table(cards), flush=True)
+
+    def connect() -> dist.Store:
+        return _prefixed(connect_to_store(world, timedelta(seconds=options.rendezvous_timeout_s)), world)
+
+    with Watch(connect, own, cards, options.silence_s) as watch:
+        found = _measure(_connected(own, store, watch), cards, watch)
+    problems = _shared(report.problems(found, options.slow_mbit_s) if world.rank == 0 else [])
+    if world.rank == 0:
+        print(report.lines(found))
+        print("\n".join(f"PROBLEM: {problem}" for problem in problems) or "no problem found", flush=True)
+        if options.picture is not None:
+            picture.draw(found, options.picture)
+    return problems
+
+
+def _prefixed(store: dist.Store, world: World) -> dist.Store:
+    """Return the store with keys that no other program and no earlier attempt has used."""
+    import torch.distributed as dist
+
+    return dist.PrefixStore(f"doctor-{world.attempt}", store)
+
+
+def _connected(own: Card, store: dist.Store, watch: Watch) -> Ranks:
+    """Return the ranks with the groups that a training has, too: gloo for messages, NCCL for gradients on GPUs."""
+    import torch
+    import torch.distributed as dist
+
+    from train.diagnosis.answers import Ranks
+    from train.world.placement import gradient_group
+
+    watch.doing("connecting the ranks")
+    # Longer than the silence after which Watch names the rank that is waited for.
+    timeout_s = 120.0
+    dist.init_process_group(
+        "gloo", store=store, rank=own.rank, world_size=own.world_size, timeout=timedelta(seconds=timeout_s)
+    )
+    device = torch.device(own.device or "cpu")
+    return Ranks(own.rank, own.world_size, device, gradient_group(device, timeout_s), store)
+
+
+def _measure(ranks: Ranks, cards: list[Card], watch: Watch) -> Report:
+    """Run all checks, one after the other on all ranks together."""
+    from train.diagnosis import speed
+    from train.diagnosis.answers import CHECKS
+    from train.diagnosis.report import Report
+
+    wrong: dict[str, list[int]] = {}
+    for name, check in CHECKS.items():
+        watch.doing(name)
+        wrong[name] = [rank for rank, right in enumerate(speed.gathered(check(ranks))) if not right]
+    watch.doing("timing the links")
+    links = speed.measure_links(ranks)
+    watch.doing("timing all-reduce")
+    all_reduce = speed.measure_all_reduce(ranks)
+    watch.doing("comparing the clocks")
+    clocks = speed.measure_clocks(ranks)
+    watch.doing("timing a matrix product")
+    compute_s = speed.measure_compute(ranks)
+    return Report(cards, wrong, all_reduce, links, clocks, compute_s)
+
+
+def _shared(problems: list[str]) -> list[str]:
+    """Return rank 0's list on all ranks."""
+    import torch.distributed as dist
+
+    lists = [problems]
+    dist.broadcast_object_list(lists, src=0)
+    return lists[0]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m train.doctor",
+        description="Say who is where, check and time the messages between all processes, and say what is wrong.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="as of python -m train")
+    parser.add_argument("--picture", type=Path, metavar="PATH", help="draw the measured times as PNG, SVG or PDF")
+    parser.add_argument(
+        "--slow-mbit-s",
+        type=float,
+        default=500.0,
+        metavar="RATE",
+        help="a link below so many Mbit/s is a problem (default: %(default)g)",
+    )
+    for name, default, text in (
+        ("silence", 15.0, "a rank without a sign of life for so many seconds is paused or gone"),
+        ("rendezvous-timeout", 30.0, "seconds to wait for the other ranks"),
+        ("resolve-timeout", 20.0, "seconds to wait until the name in MASTER_ADDR resolves"),
+    ):
+        help_text = f"{text} (default: %(default)g)"
+        parser.add_argument(f"--{name}-s", type=float, default=default, metavar="SECONDS", help=help_text)
+    return parser
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # At once, as in train/__main__.py: threads of gloo and of a lost store would keep or abort the process.
+    os._exit(code)
