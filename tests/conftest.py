@@ -21,6 +21,7 @@ _SLOW = (
     "benchmarks/test_gpu.py",
     "jobspec/test_rendezvous_timeout.py",
     "train/checkpoints/test_resume.py",
+    "train/ddp/test_torch_tests.py",
     "train/ddp/test_wrapper.py",
     "train/ddp/test_workloads.py",
     "train/loop/test_interrupt.py",

@@ -40,7 +40,7 @@ def has_sync_batchnorm(module: nn.Module) -> bool:
 
 
 class SyncBatchNorm(_BatchNorm):
-    """BatchNorm whose mean and variance in training are those of the samples of all ranks of `group`.
+    """BatchNorm whose mean and variance in training are those of the samples of all ranks of `process_group`.
 
     Input (N, C, …), any N including 0: a rank without samples takes part with weight zero.  Inputs, weight and bias
     may be of any floating type; it computes and sends float32, or float64 for such inputs.  One all-gather of 2C + 1
@@ -52,7 +52,7 @@ class SyncBatchNorm(_BatchNorm):
     Source: Ioffe and Szegedy (arXiv:1502.03167); backward as in torch.nn.SyncBatchNorm.
     """
 
-    group: dist.ProcessGroup | None
+    process_group: dist.ProcessGroup | None  # under the name that torch.nn.SyncBatchNorm has for it
 
     @classmethod
     def like(cls, norm: _BatchNorm, group: dist.ProcessGroup | None) -> SyncBatchNorm:
@@ -60,7 +60,7 @@ class SyncBatchNorm(_BatchNorm):
         twin = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats, device="meta")
         twin._parameters, twin._buffers = norm._parameters, norm._buffers
         twin.training = norm.training
-        twin.group = group
+        twin.process_group = group
         return twin
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -72,7 +72,7 @@ class SyncBatchNorm(_BatchNorm):
         if not self.training:
             mean, variance = self.running_mean, self.running_var
             return F.batch_norm(input, mean, variance, self.weight, self.bias, training=mean is None, eps=self.eps)
-        output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self.group)
+        output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self.process_group)
         if self.running_mean is not None:
             self._track(mean, variance, count)
         return output  # type: ignore[no-any-return]

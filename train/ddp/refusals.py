@@ -18,9 +18,15 @@ _NAMES_SHOWN = 5
 
 
 def refuse_what_has_no_mean(module: nn.Module) -> None:
-    """Raise UserError, naming the layer, if there is nothing to average, or a gradient will not fit in a bucket."""
+    """Raise UserError if there is nothing to average, a gradient does not fit in a bucket, or is used unaveraged."""
     if not any(param.requires_grad for param in module.parameters()):
         raise UserError("no parameter requires a gradient, so there is nothing to average: leave the module unwrapped")
+    for name, param in module.named_parameters():
+        if hasattr(param, "_in_backward_optimizers"):  # set by torch.distributed.optim._apply_optimizer_in_backward
+            raise UserError(
+                f"{name} has an optimizer that steps inside backward, before gradients are averaged: "
+                "call its step() after backward instead"
+            )
     for name, part in module.named_modules():
         if getattr(part, "sparse", False) and isinstance(part, nn.Embedding | nn.EmbeddingBag):
             raise UserError(

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.optim import _apply_optimizer_in_backward
 
 from tests.ranks import run_ranks
 from tests.train.ddp.cases import SYNCS, plain, syncs
@@ -184,6 +185,17 @@ class _SparseByFunction(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.embedding(x, self.table, sparse=True)
+
+
+def _optimizer_in_backward(world: World) -> str:
+    model = nn.Linear(4, 4)
+    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    return _message(lambda: CustomDDP(model))
+
+
+def test_an_optimizer_that_steps_before_gradients_are_averaged_is_refused() -> None:
+    for message in run_ranks(2, _optimizer_in_backward):
+        assert message.startswith("UserError: weight has an optimizer that steps inside backward")
 
 
 def _sparse(world: World) -> list[str]:
