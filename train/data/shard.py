@@ -18,7 +18,8 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
     """The order in which an epoch reads the samples 0 … num_samples-1.
 
     The same on every machine and Python version: `random()` of a seeded generator is the one stream that Python
-    promises to keep, so the Fisher-Yates shuffle over it is written out here.
+    promises to keep, so the Fisher-Yates shuffle over it is written out here.  Other seeds and epochs give other
+    orders, but for one case: seeds 0 and 2**32 - 1 share that of epoch 1.
     """
     draw = random.Random((seed << 64) | epoch).random
     order = list(range(num_samples))
