@@ -21,7 +21,7 @@ from jobspec.spec.shell import run_lines
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 
-_WIDTH = 100  # columns of a command before it continues on the next line
+_WIDTH = 118  # columns of a command before it continues on the next line
 # YAML reads these as line breaks or refuses them outside an escape; JSON leaves them as they are.
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 

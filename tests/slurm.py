@@ -86,7 +86,10 @@ sys.exit(worst)
 _SCONTROL = """#!/bin/sh
 case "$1 $2" in
 "show hostnames") [ "$3" = "$SLURM_JOB_NODELIST" ] && cat "$STAND_IN/nodes" ;;
-"show job") echo "JobId=$SLURM_JOB_ID ${SLURM_ARRAY_JOB_ID:+ArrayJobId=$SLURM_ARRAY_JOB_ID }$(cat "$STAND_IN/job")" ;;
+"show job")
+  array=${SLURM_ARRAY_JOB_ID:+ArrayJobId=$SLURM_ARRAY_JOB_ID ArrayTaskId=$SLURM_ARRAY_TASK_ID }
+  echo "JobId=$SLURM_JOB_ID $array$(cat "$STAND_IN/job")"
+  ;;
 "show config") echo "SlurmdTimeout           = 300 sec" ;;
 requeue*) echo "$2" >> "$STAND_IN/requeued" ;;
 *) exit 99 ;;

@@ -37,8 +37,8 @@ def find_gpus(use: str) -> list[str]:
     the job.  UUIDs mean the same everywhere.  MIG slices are given by UUID already.
     """
     return [
-        ': "${CUDA_VISIBLE_DEVICES:?is not set: Slurm gave this task no GPU}"',
-        "for gpu in ${CUDA_VISIBLE_DEVICES//,/ }; do",
+        "gpus=${CUDA_VISIBLE_DEVICES:?is not set: Slurm gave this task no GPU}",
+        "for gpu in ${gpus//,/ }; do",
         '  [[ $gpu == *-* ]] || gpu=$(nvidia-smi --id="$gpu" --query-gpu=uuid --format=csv,noheader)',
         f"  {use}",
         "done",

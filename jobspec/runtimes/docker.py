@@ -45,8 +45,7 @@ def before(plan: Plan, passed: Sequence[str]) -> list[str]:
         _oci.let_in(["USER", *passed]),
     ]
     if plan.job.device == "cuda":
-        gpus = ["uuids=", *_oci.find_gpus("uuids+=${uuids:+,}$gpu")]
-        lines += [*gpus, 'set -- "$@" --gpus="\\"device=$uuids\\""']
+        lines += ["uuids=", *_oci.find_gpus("uuids+=${uuids:+,}$gpu"), 'set -- "$@" --gpus="\\"device=$uuids\\""']
     return lines
 
 

@@ -19,16 +19,14 @@ set -euo pipefail
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
   [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES) ]] || unset "$name"
 done
-record=$'\n'$(scontrol show job --oneliner "$SLURM_JOB_ID")  # of all tasks, where this is the last one of an array
-record=${record##*$'\n'"JobId=$SLURM_JOB_ID "}
-[[ $record != JobName=* ]] || unset "${!SLURM_ARRAY_@}"
-job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
-job=${job:-$SLURM_JOB_ID} restart=0
-[[ $record =~ Restarts=([0-9]+) ]] && restart=${BASH_REMATCH[1]}
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # an array's number has many
+[[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
+job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
+restart=${record#* Restarts=} restart=${restart%% *}
 log=array-$job-r$restart.log
 
 preflight() {  # on each node: what would otherwise show as a hang, or as an error far from its cause
-  local failed=0
+  failed=0
   problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   command -v torchrun >/dev/null || problem "torchrun is not found; activate its environment before sbatch"
   return "$failed"

@@ -13,5 +13,5 @@ export TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
 
 exec torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 \
-  -m train --device=cuda --model=resnet18 --dataset=fashion_mnist '--data-root=~/data' \
-  --sync-batchnorm --epochs=3 --batch-size=32 --optimizer=sgd --lr=0.001
+  -m train --device=cuda --model=resnet18 --dataset=fashion_mnist '--data-root=~/data' --sync-batchnorm --epochs=3 \
+  --batch-size=32 --optimizer=sgd --lr=0.001

@@ -13,5 +13,5 @@ export TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
 
 exec torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 \
-  -m train --device=cuda --model=mnist_cnn --dataset=mnist '--data-root=~/data' --epochs=14 \
-  --batch-size=64 --optimizer=adadelta --lr=1.0 --scheduler=step --lr-gamma=0.7
+  -m train --device=cuda --model=mnist_cnn --dataset=mnist '--data-root=~/data' --epochs=14 --batch-size=64 \
+  --optimizer=adadelta --lr=1.0 --scheduler=step --lr-gamma=0.7

@@ -22,17 +22,15 @@ set -euo pipefail
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
   [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES) ]] || unset "$name"
 done
-record=$'\n'$(scontrol show job --oneliner "$SLURM_JOB_ID")  # of all tasks, where this is the last one of an array
-record=${record##*$'\n'"JobId=$SLURM_JOB_ID "}
-[[ $record != JobName=* ]] || unset "${!SLURM_ARRAY_@}"
-job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
-job=${job:-$SLURM_JOB_ID} restart=0
-[[ $record =~ Restarts=([0-9]+) ]] && restart=${BASH_REMATCH[1]}
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # an array's number has many
+[[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
+job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
+restart=${record#* Restarts=} restart=${restart%% *}
 log=pyxis-$job-r$restart.log
 
-refuse() { echo "not back into the queue: $1" >&2; exit 1; }
 mark() { grep -ohsE "resume: .*|stopped by a signal at [^;]*" "$1" | tail -n 1; }  # where a start began or stopped
 requeue() {
+  refuse() { echo "not back into the queue: $1" >&2; exit 1; }
   (( restart < 20 )) || refuse "preemption.max_requeues is 20"
   local before=${log%"$restart.log"}$(( restart - 1 )).log
   [[ ! -f $before || $(mark "$before") != "$(mark "$log")" ]] || refuse "no progress since the last signal"
@@ -41,20 +39,17 @@ requeue() {
 }
 trap requeue USR1  # from Slurm, 120 s before it takes the nodes; nothing is to be saved yet
 
-hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")  # where this fails the job does, too: a guess would split it
-export MASTER_ADDR=${hosts%%$'\n'*}
-export MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that share a node get different ones
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that share a node get different ones
 export PET_NNODES=$SLURM_JOB_NUM_NODES PET_RDZV_ID=$SLURM_JOB_ID.$restart PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
 
 preflight() {  # on each node: what would otherwise show as a hang, or as an error far from its cause
-  local failed=0
+  failed=0
   problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
-  address=$(getent ahosts "$MASTER_ADDR" | head -n 1 | cut -d " " -f 1)
-  [[ $address ]] || problem "the name of the first node, $MASTER_ADDR, does not resolve; look at DNS or /etc/hosts"
-  [[ $address != 127.* && $address != ::1 ]] ||
-    problem "$MASTER_ADDR resolves to $address, which no other node can reach; look at /etc/hosts"
-  listens=":$(printf %04X "$MASTER_PORT") [0-9A-F]*:[0-9A-F]* 0A "  # as the kernel writes it
-  [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs "$listens" /proc/net/tcp /proc/net/tcp6 ||
+  address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
+  [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
+    problem "$MASTER_ADDR, the first node, resolves to ${address:-nothing}, which no other node can reach; look at DNS and /etc/hosts"
+  [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs ":$(printf %04X "$MASTER_PORT") [0-9A-F:]* 0A " /proc/net/tcp{,6} ||
     problem "port $MASTER_PORT is in use; set another one in rendezvous.port"
   if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
   gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
@@ -71,10 +66,9 @@ srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL 
 # The values below travel as variables: all users of a node can read the arguments of its processes.
 task() {  # on the node, once for its 4 processes
   export PET_NODE_RANK=$SLURM_NODEID
-  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
-    OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
-    TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/pyxis-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
-    TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 OMP_NUM_THREADS=8 \
+    PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/pyxis-nccl-rank- \
+    TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000
   exec torchrun --nproc-per-node=4 --max-restarts=3 --rdzv-backend=static --rdzv-conf=timeout=900 -m train \
     --device=cuda \
     --model=resnet18 \
@@ -94,12 +88,10 @@ export -f task
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # A node that has saved and ended must not end those that still save.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-  --export=ALL --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 \
-  '--container-image=registry.example#team/train:1.0' \
+  --export=ALL --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 '--container-image=registry.example#team/train:1.0' \
   --container-mounts=/shared/data:/data:ro,/shared/checkpoints/pyxis:/checkpoints \
   --container-env=MASTER_ADDR,MASTER_PORT,PET_NNODES,PET_RDZV_ID,PET_MASTER_ADDR,PET_MASTER_PORT,PET_NODE_RANK,SLURM_JOB_ID,SLURM_NODEID,SLURM_PROCID,SLURM_LOCALID,SLURM_ARRAY_JOB_ID,SLURM_ARRAY_TASK_ID --output="$log" --open-mode=append \
-  bash -euc "export -fn task; task" &
-step=$!
+  bash -euc "export -fn task; task" & step=$!
 
 stop() {
   trap "" USR1  # another one changes nothing
@@ -118,8 +110,8 @@ state=$(scontrol show job "$job" || true)
 [[ $state != *JobState=RUNNING*Restarts="$restart "* ]] || ! grep -q "stopped by a signal .*; saved" "$log" || requeue
 # A lost node says nothing.  After SlurmdTimeout Slurm ends this script, and sends the job back into the queue itself.
 trap requeue USR1
-wait_s=$(scontrol show config | sed -n "s/^SlurmdTimeout *= \([0-9]*\).*/\1/p") || wait_s=300
-while (( (wait_s -= 5) > -60 )) && squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null; do
+wait_s=$(scontrol show config | awk '$1 == "SlurmdTimeout" { print $3 + 60 }') || wait_s=360
+while (( (wait_s -= 5) > 0 )) && squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null; do
   sleep 5
 done
 exit "$status"

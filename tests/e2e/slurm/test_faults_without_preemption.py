@@ -83,7 +83,9 @@ def test_a_process_that_is_killed_ends_the_job_with_the_reason_in_the_log(start:
 
 def test_names_that_do_not_resolve_fail_in_the_preflight(cluster: Cluster, tmp_path: Path) -> None:
     text = long_job.rendered(cluster, tmp_path, "")
-    number = cluster.submit(text.replace("export MASTER_ADDR=${hosts%%$'\\n'*}", "export MASTER_ADDR=no-such-node"))
+    first_node = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)'
+    assert first_node in text
+    number = cluster.submit(text.replace(first_node, "no-such-node"))
     assert cluster.wait_for_end(number).state == "FAILED"
     for node in ("n2", "n10"):
-        assert f"preflight: {node}: the name of the first node, no-such-node, does not resolve" in log(cluster, number)
+        assert f"preflight: {node}: no-such-node, the first node, resolves to nothing" in log(cluster, number)
