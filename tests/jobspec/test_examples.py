@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def test_change_is_exit_1_with_the_difference_and_write_undoes_it(root: Path) ->
 def test_changed_job_makes_the_example_stale(root: Path) -> None:
     job = root / "jobs" / "quickstart.yaml"
     job.write_text(job.read_text().replace("lr: 1e-3", "lr: 2e-3"))
-    assert "+  --optimizer=adam --lr=0.002\n" in check(root)
+    assert re.search(r"^\+.* --lr=0\.002$", check(root), re.MULTILINE)
 
 
 def test_job_that_is_gone_or_wrong_is_reported_and_nothing_is_written(root: Path) -> None:
