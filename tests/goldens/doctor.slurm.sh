@@ -18,28 +18,23 @@ set -euo pipefail
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
   [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES) ]] || unset "$name"
 done
-record=$'\n'$(scontrol show job --oneliner "$SLURM_JOB_ID")  # of all tasks, where this is the last one of an array
-record=${record##*$'\n'"JobId=$SLURM_JOB_ID "}
-[[ $record != JobName=* ]] || unset "${!SLURM_ARRAY_@}"
-job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
-job=${job:-$SLURM_JOB_ID} restart=0
-[[ $record =~ Restarts=([0-9]+) ]] && restart=${BASH_REMATCH[1]}
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # an array's number has many
+[[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
+job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
+restart=${record#* Restarts=} restart=${restart%% *}
 log=doctor-$job-r$restart.log
 
-hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")  # where this fails the job does, too: a guess would split it
-export MASTER_ADDR=${hosts%%$'\n'*}
-export MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that share a node get different ones
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that share a node get different ones
 export PET_NNODES=$SLURM_JOB_NUM_NODES PET_RDZV_ID=$SLURM_JOB_ID.$restart PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
 
 preflight() {  # on each node: what would otherwise show as a hang, or as an error far from its cause
-  local failed=0
+  failed=0
   problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
-  address=$(getent ahosts "$MASTER_ADDR" | head -n 1 | cut -d " " -f 1)
-  [[ $address ]] || problem "the name of the first node, $MASTER_ADDR, does not resolve; look at DNS or /etc/hosts"
-  [[ $address != 127.* && $address != ::1 ]] ||
-    problem "$MASTER_ADDR resolves to $address, which no other node can reach; look at /etc/hosts"
-  listens=":$(printf %04X "$MASTER_PORT") [0-9A-F]*:[0-9A-F]* 0A "  # as the kernel writes it
-  [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs "$listens" /proc/net/tcp /proc/net/tcp6 ||
+  address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
+  [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
+    problem "$MASTER_ADDR, the first node, resolves to ${address:-nothing}, which no other node can reach; look at DNS and /etc/hosts"
+  [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs ":$(printf %04X "$MASTER_PORT") [0-9A-F:]* 0A " /proc/net/tcp{,6} ||
     problem "port $MASTER_PORT is in use; set another one in rendezvous.port"
   command -v torchrun >/dev/null || problem "torchrun is not found; activate its environment before sbatch"
   if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi

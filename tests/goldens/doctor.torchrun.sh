@@ -82,7 +82,6 @@ export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/doctor-nccl-rank-
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
 
-exec torchrun --nnodes=2 --nproc-per-node=8 --max-restarts=0 --rdzv-backend=static --rdzv-conf=timeout=900 \
-  --rdzv-id=doctor \
+exec torchrun --nnodes=2 --nproc-per-node=8 --max-restarts=0 --rdzv-backend=static --rdzv-conf=timeout=900 --rdzv-id=doctor \
   --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port=20740 \
   -m -- train.doctor
