@@ -62,13 +62,38 @@ def test_links_lead_to_files(page: str) -> None:
         assert (file.parent / link).exists(), link
 
 
-def test_every_name_in_the_readme_tree_exists() -> None:
-    (tree,) = re.findall(r"^## What is where\n\n```text\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    folder = ROOT
-    for line in tree.splitlines():
+def tree() -> list[str]:
+    """The names in the README's tree, each from the repository's root."""
+    (lines,) = re.findall(r"^## What is where\n.*?^```text\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    names, folder = [], ""
+    for line in lines.splitlines():
         name = line.split()[0]
         if not line.startswith(" "):
-            folder = ROOT / name if name.endswith("/") else ROOT
-            assert (ROOT / name).exists(), name
+            folder = name if name.endswith("/") else ""
+            names.append(name)
         else:
-            assert (folder / name).exists(), name
+            names.append(folder + name)
+    return names
+
+
+def test_every_path_in_the_readme_exists() -> None:
+    paths = re.findall(r"`([a-z0-9_]+(?:/[a-z0-9_.]+)+)`", README)
+    assert [name for name in [*tree(), *paths] if not (ROOT / name).exists()] == []
+
+
+def test_the_tree_names_every_room() -> None:
+    rooms = {
+        f"{file.parent.relative_to(ROOT)}/"
+        for name in ("jobspec", "lint", "train", "benchmarks")
+        for file in (ROOT / name).rglob("__init__.py")
+    }
+    assert rooms - set(tree()) == set()
+
+
+def test_the_readme_shows_every_command_of_render_py() -> None:
+    shown = subprocess.run(
+        [sys.executable, "render.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    commands_of_render = re.findall(r"^    ([a-z]+)\b", shown.stdout, re.MULTILINE)
+    assert {"slurm", "explain", "lint"} < set(commands_of_render)
+    assert [name for name in commands_of_render if not re.search(rf"\b{name}\b", README)] == []
