@@ -159,6 +159,13 @@ def _takes_spec(command: argparse.ArgumentParser) -> None:
         default=[],
         help="replace a key of the spec, such as train.epochs=3; VALUE is YAML; may be repeated",
     )
+    command.add_argument(
+        "--sweep-index",
+        metavar="N",
+        type=int,
+        choices=range(1000),
+        help="only combination number N of the spec's sweep, from 0",
+    )
 
 
 def _takes_target(command: argparse.ArgumentParser) -> None:
@@ -172,20 +179,21 @@ def _render(args: argparse.Namespace) -> Result:
     from jobspec.artifact import render
 
     notes: list[str] = []
-    text = render(args.target, args.files, args.overrides, notes)
+    text = render(args.target, args.files, args.overrides, notes, args.sweep_index)
     head = takewhile(lambda line: line.startswith("#"), text.splitlines())
     notes += [line.removeprefix("# ") for line in head if line.startswith("# Not used here: ")]
     return Result(text, notes=notes)
 
 
 def _explain(args: argparse.Namespace) -> Result:
-    from jobspec.artifact import plan_of, read
+    from jobspec.artifact import plans_of, read
     from jobspec.explain import as_json, as_table, explain
 
     target = targets.load(args.target)
     notes: list[str] = []
     source = read(args.files, args.overrides, notes)
-    explanation = explain(plan_of(source, target), target, args.hosts, source if args.origin else None)
+    plan = plans_of(source, target, args.sweep_index)[0]
+    explanation = explain(plan, target, args.hosts, source if args.origin else None)
     return Result(as_json(explanation) if args.json else as_table(explanation), notes=notes)
 
 
@@ -194,7 +202,7 @@ def _diff(args: argparse.Namespace) -> Result:
     from jobspec.difference import difference
 
     notes: list[str] = []
-    new = render(args.target, args.files, args.overrides, notes)
+    new = render(args.target, args.files, args.overrides, notes, args.sweep_index)
     name = f"render.py {args.target} {printable(' '.join(args.files))}"
     text = difference(Path(args.artifact).read_bytes(), new, printable(args.artifact), name)
     return Result(text, 1 if text else 0, notes)

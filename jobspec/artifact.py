@@ -11,8 +11,9 @@ from pydantic import BaseModel
 
 from jobspec import targets
 from jobspec.filters import render_template
-from jobspec.plan import Plan, make_plan
-from jobspec.reading import yaml_source
+from jobspec.plan import Plan, as_array, make_plan
+from jobspec.problems import Finding, SpecError
+from jobspec.reading import sweep, yaml_source
 from jobspec.reading.merge import read_all
 from jobspec.reading.override import override
 from jobspec.reading.validate import validate
@@ -41,8 +42,44 @@ def plan_of(spec: yaml_source.Source, target: targets.Target) -> Plan:
     return make_plan(validate(spec, rules_in(target)), targets.rendezvous_timeout_s(target))
 
 
-def render(name: str, files: str | Sequence[str], overrides: Sequence[str] = (), notes: list[str] | None = None) -> str:
-    """The artifact of a spec for the target `name`.  `notes`, and what it raises, are as in `read`.
+def plans_of(spec: yaml_source.Source, target: targets.Target, index: int | None = None) -> list[Plan]:
+    """The plans of a parsed spec: one, or one for each combination of its sweep where each is an object of its own.
+
+    index: the number of the only combination that is wanted.
+    Raises SpecError with all mistakes, also where the target runs one combination and none is named.
+    """
+    number = sweep.size(spec)
+    sweep.refuse_index(spec, index, number)
+    if number == 0:
+        return [plan_of(spec, target)]
+    way = targets.sweeps(target)
+    specs = list(sweep.combinations(spec, named=way != "array" or index is not None))
+    if index is not None:
+        return [plan_of(specs[index], target)]
+    plans, problems = [], []
+    for one in specs:
+        try:
+            plans.append(plan_of(one, target))
+        except SpecError as error:
+            problems += error.problems
+    if way is None and not problems:
+        message = f"sweep has {number} combinations, and this target runs one job"
+        problems = [
+            spec.locate(Finding(("sweep",), message, f"--sweep-index 0 to {number - 1} names one", on_key=True))
+        ]
+    if problems:
+        raise SpecError(problems)
+    return [as_array(plans)] if way == "array" else plans
+
+
+def render(
+    name: str,
+    files: str | Sequence[str],
+    overrides: Sequence[str] = (),
+    notes: list[str] | None = None,
+    sweep_index: int | None = None,
+) -> str:
+    """The artifact of a spec for the target `name`.  `notes`, and what it raises, are as in `read` and `plans_of`.
 
     It depends on the spec, the names of its files (without the folders), the overrides and the templates: the same
     bytes on any host at any time.
@@ -52,9 +89,10 @@ def render(name: str, files: str | Sequence[str], overrides: Sequence[str] = (),
         name,
         *(Path(file).name for file in _listed(files)),
         *(word for assignment in overrides for word in ("--set", assignment)),
+        *(["--sweep-index", str(sweep_index)] if sweep_index is not None else []),
     ]
-    plan = plan_of(read(files, overrides, notes), targets.load(name))
-    return text_of(plan, name, shlex.join(words))
+    plans = plans_of(read(files, overrides, notes), targets.load(name), sweep_index)
+    return "".join(text_of(plan, name, shlex.join(words)) for plan in plans)
 
 
 def _listed(files: str | Sequence[str]) -> Sequence[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jobspec.spec.job import Job, world_size
@@ -38,12 +38,21 @@ class Rank:
 
 
 @dataclass(frozen=True)
+class Point:
+    """One combination of a sweep: the words and variables that it adds to what all combinations share."""
+
+    words: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Plan:
     """What any target must bring about.
 
     `program` is what each process runs: a script or `-m` and a module, then arguments.  `env` is what all
     processes have in their environment, by name; secrets are not in it, their values come from elsewhere.
     Nodes wait `rendezvous_timeout_s` seconds for the last of them.
+    `points` are the combinations of a sweep that is one job array; `program` and `env` then hold what they share.
     An elastic job is planned at its largest: `world_size` and `ranks()` are those of `nodes.max`.
     """
 
@@ -53,6 +62,7 @@ class Plan:
     rendezvous_timeout_s: int
     program: tuple[str, ...]
     env: Mapping[str, str]
+    points: tuple[Point, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -74,7 +84,7 @@ class Plan:
         if self.job.train is None:
             split = 1 if words[0] == "-m" else 0
             words = (*words[:split], "--", *words[split:])
-        return tuple(word.replace("$", "$$") for word in words)
+        return for_torchrun(words)
 
     def ranks(self) -> Iterator[Rank]:
         """Every process in the order of ranks: node 0 has the first procs_per_node."""
@@ -82,6 +92,11 @@ class Plan:
             node, local_rank = divmod(rank, self.job.procs_per_node)
             device = "cpu" if self.job.device == "cpu" else f"cuda:{local_rank}"
             yield Rank(rank, node, local_rank, device)
+
+
+def for_torchrun(words: Iterable[str]) -> tuple[str, ...]:
+    """Words of a program as torchrun must get them; `Plan.torchrun_program` says why."""
+    return tuple(word.replace("$", "$$") for word in words)
 
 
 def make_plan(job: Job, rendezvous_timeout_s: int = RENDEZVOUS_TIMEOUT_S) -> Plan:
@@ -97,6 +112,20 @@ def make_plan(job: Job, rendezvous_timeout_s: int = RENDEZVOUS_TIMEOUT_S) -> Pla
         program=_program(job),
         env=dict(sorted({**_defaults(job), **job.env}.items())),
     )
+
+
+def as_array(plans: Sequence[Plan]) -> Plan:
+    """The plan of a job array whose tasks are these plans, which differ in settings of train and in variables."""
+    words = [word for word in plans[0].program if all(word in plan.program for plan in plans)]
+    env = {name: value for name, value in plans[0].env.items() if all(plan.env.get(name) == value for plan in plans)}
+    points = tuple(
+        Point(
+            tuple(word for word in plan.program if word not in words),
+            {name: value for name, value in plan.env.items() if name not in env},
+        )
+        for plan in plans
+    )
+    return replace(plans[0], program=tuple(words), env=env, points=points)
 
 
 def _port(job: Job) -> int:

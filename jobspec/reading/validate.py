@@ -40,6 +40,7 @@ _PLACEHOLDERS: dict[str, Any] = {
     "tolerations[]": {"operator": "Exists"},
     "topology_spread[]": {"key": "stand-in"},
     "devices{}": 1,
+    "sweep{}": ["stand-in"],
     "env{}": "",
     "options{}": True,
     "node_selector{}": "",
@@ -98,7 +99,7 @@ def _replace(values: Any, path: Path) -> None:
     if last == KEY:
         parent.pop(above[-1], None)
     elif isinstance(parent, list):
-        parent[int(last)] = copy.copy(_PLACEHOLDERS[f"{above[-1]}[]"])
+        parent[int(last)] = copy.copy(_PLACEHOLDERS.get(f"{above[-1]}[]", "stand-in"))
     elif model is None and last in parent:
         parent[last] = _PLACEHOLDERS[f"{above[-1]}{{}}"]
     elif model is not None:

@@ -40,7 +40,7 @@ def _by_slurm(plan: Plan, rank: Rank) -> list[Variable]:
         "SLURM_PROCID": task,
         "SLURM_LOCALID": number_on_node,
     }
-    if plan.job.slurm.array is not None:
+    if plan.points or plan.job.slurm.array is not None:
         values["SLURM_ARRAY_TASK_ID"] = "<number in the array>"
     # docker and podman number the GPUs that they are given anew, and set nothing.
     if plan.job.device == "cuda" and plan.job.slurm.runtime not in ("docker", "podman"):

@@ -9,7 +9,8 @@ from jobspec.spec.job import Job
 def directives(plan: Plan) -> list[tuple[str, str]]:
     """Options of sbatch with their values, "" for a flag."""
     job, slurm = plan.job, plan.job.slurm
-    log = f"{job.name}-%A_%a.log" if slurm.array else f"{job.name}-%j.log"
+    array = f"0-{len(plan.points) - 1}" if plan.points else slurm.array
+    log = f"{job.name}-%A_%a.log" if array else f"{job.name}-%j.log"
     given = {
         "job-name": job.name,
         "nodes": f"{job.nodes.min}-{job.nodes.max}" if job.nodes.elastic else job.nodes.max,
@@ -23,7 +24,7 @@ def directives(plan: Plan) -> list[tuple[str, str]]:
         "qos": slurm.qos,
         "constraint": slurm.constraint,
         "reservation": slurm.reservation,
-        "array": slurm.array,
+        "array": array,
         "no-kill": "" if job.nodes.elastic else None,
         "signal": f"B:USR1@{job.preemption.grace}" if job.preemption else None,
         "requeue" if job.preemption else "no-requeue": "",

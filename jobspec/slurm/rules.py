@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -47,10 +48,20 @@ def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
 def values_fit_into_one_variable(job: Job) -> Iterator[Finding]:
     """The program and its variables reach the tasks as one variable, so that no value is an argument of srun."""
     words = [*(job.command or ()), *job.setup, *(f"{name}={value}" for name, value in job.env.items())]
+    number = math.prod(map(len, job.sweep.values()))
+    for key, values in job.sweep.items():
+        words += [f"--{key}={value}" for value in values] * (number // len(values))
     size = sum(len(sh(word).encode()) + word.count("$") + 16 for word in words)  # 16: what bash writes around a word
     if size > _LONGEST_TASK:
         message = f"command, setup and env take {size} bytes as shell text; on Slurm they have {_LONGEST_TASK}"
         yield Finding(("env",) if job.env else ("command",), message, "put long values in a file", on_key=True)
+
+
+@Rule
+def sweep_is_the_array(job: Job) -> Iterator[Finding]:
+    if job.sweep and job.slurm.array is not None:
+        message = "slurm.array is given, but sweep is too, which is an array itself"
+        yield Finding(("slurm", "array"), message, "leave slurm.array out", on_key=True)
 
 
 @Rule

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jobspec import torchrun
 from jobspec.environment import Variable
-from jobspec.plan import Plan
+from jobspec.plan import Plan, for_torchrun
 
 
 def agent(plan: Plan) -> list[str]:
@@ -83,6 +83,12 @@ def program(plan: Plan) -> list[str]:
     if plan.job.slurm.launcher == "srun":
         return [*plan.program, *train_timeout(plan)]
     return list(plan.torchrun_program)
+
+
+def points(plan: Plan) -> list[tuple[Sequence[str], Mapping[str, str]]]:
+    """The words and variables of each task of a sweep."""
+    torchrun = plan.job.slurm.launcher == "torchrun"
+    return [(for_torchrun(point.words) if torchrun else point.words, point.env) for point in plan.points]
 
 
 def train_timeout(plan: Plan) -> list[str]:

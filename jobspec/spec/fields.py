@@ -234,6 +234,19 @@ def _read_shell_line(value: Any) -> str:
 
 
 ShellLine = Annotated[str, Value("one line of bash", _read_shell_line, {"type": "string", "pattern": f"^{_LINE}$"})]
+SweepKey = Annotated[str, matching(r"(?:train|env)\.[A-Za-z_][A-Za-z0-9_]*", "a key of train or env, such as train.lr")]
+
+
+def _read_swept(value: Any) -> bool | int | float | str:
+    if isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError
+
+
+SweptValue = Annotated[
+    bool | int | float | str,
+    Value("a plain value", _read_swept, {"type": ["boolean", "number", "string"]}),
+]
 SlurmOption = Annotated[str, matching(r"[a-z][a-z0-9-]+", "the long name of an sbatch option, without --")]
 
 

@@ -36,6 +36,8 @@ from jobspec.spec.fields import (
     SlurmConstraint,
     SlurmOption,
     SlurmWord,
+    SweepKey,
+    SweptValue,
 )
 from train.config import TrainConfig
 
@@ -299,6 +301,11 @@ class Job(Section):
         0, ge=0, le=10000, description="how often the processes are started again after a failure"
     )
     preemption: Preemption | None = Field(None, description="the scheduler may take the nodes back")
+    sweep: dict[SweepKey, Annotated[list[SweptValue], Field(min_length=1)]] = Field(
+        {},
+        description="one run for each combination of values, such as {train.lr: [0.1, 0.01], train.seed: [0, 1]}: an "
+        "array on Slurm, one object each on Kubernetes, elsewhere the one that --sweep-index names",
+    )
     slurm: Slurm = Field(Slurm(), description="keys that only Slurm has")
     kubernetes: Kubernetes = Field(Kubernetes(), description="keys that only the Kubernetes targets have")
     compose: Compose = Field(Compose(), description="keys that only compose has")

@@ -61,6 +61,14 @@ def rendezvous_timeout_s(target: Target) -> int:
     return cast(int, getattr(target, "RENDEZVOUS_TIMEOUT_S", RENDEZVOUS_TIMEOUT_S))
 
 
+def sweeps(target: Target) -> str | None:
+    """How a target runs all combinations of a sweep: "array" (one artifact), "objects" (one each), or None.
+
+    A target that can has a `SWEEPS`.
+    """
+    return cast("str | None", getattr(target, "SWEEPS", None))
+
+
 def names() -> list[str]:
     """All targets, sorted."""
     return sorted(file.stem for file in Path(__file__).parent.glob("*.py") if file.stem != "__init__")

@@ -17,6 +17,7 @@ from jobspec.torchrun import static_pod_flags
 
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
 RENDEZVOUS_TIMEOUT_S = pod.RENDEZVOUS_TIMEOUT_S
+SWEEPS = "objects"
 
 POD_RULES = rules.POD
 name_fits = rules.name_fits(lambda job: f"-{job.nodes.max - 1}")

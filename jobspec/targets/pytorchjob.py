@@ -21,6 +21,7 @@ from jobspec.torchrun import c10d_conf, c10d_pod_flags, static_pod_flags
 
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
 RENDEZVOUS_TIMEOUT_S = pod.RENDEZVOUS_TIMEOUT_S
+SWEEPS = "objects"
 
 POD_RULES = rules.POD
 preemption_needs_restarts = rules.preemption_needs_restarts(

@@ -11,9 +11,10 @@ from jobspec.slurm import notes, option_rules, options, rules, task
 from jobspec.slurm.environment import REMARKS, environment
 from jobspec.spec.rules import rules_in
 
-__all__ = ["NOT_USED", "REMARKS", "RULES", "environment", "template_values"]
+__all__ = ["NOT_USED", "REMARKS", "RULES", "SWEEPS", "environment", "template_values"]
 
 NOT_USED = {"resources.devices": "its names are those of Kubernetes; slurm.options asks for more, as {gres: nic:1}"}
+SWEEPS = "array"
 RULES = (*rules_in(rules), *rules_in(option_rules))
 
 
@@ -39,6 +40,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "env": task.environment(plan),
         "launcher": task.launcher(plan),
         "program": task.program(plan),
+        "points": task.points(plan),
         "run": runtime.RUN,
         "words": runtime.words(plan, passed),
         "task": [*task.lines(plan), *runtime.before(plan, passed)],

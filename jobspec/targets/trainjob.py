@@ -28,6 +28,7 @@ NOT_USED = {
     "kubernetes.ttl": "Trainer 2.3 runs a failed job again and again once its JobSet is deleted (trainer#3779)",
 }
 RENDEZVOUS_TIMEOUT_S = pod.RENDEZVOUS_TIMEOUT_S
+SWEEPS = "objects"
 
 POD_RULES = tuple(rule for rule in rules.POD if rule is not rules.image_is_given)
 name_fits = rules.name_fits(lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")

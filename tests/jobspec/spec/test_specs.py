@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobspec import targets
-from jobspec.artifact import load, render
+from jobspec.artifact import plans_of, read, render
 from jobspec.problems import SpecError
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -28,7 +28,7 @@ def target_of(spec: Path) -> targets.Target:
 
 @pytest.mark.parametrize("spec", sorted((SPECS / "ok").glob("*.yaml")), ids=lambda spec: spec.stem)
 def test_right_spec_is_accepted(spec: Path) -> None:
-    load(target_of(spec), str(spec))
+    plans_of(read(str(spec)), target_of(spec))
 
 
 @pytest.mark.parametrize("spec", sorted((SPECS / "err").glob("*.yaml")), ids=lambda spec: spec.stem)
@@ -37,7 +37,7 @@ def test_wrong_spec_gives_exactly_its_message(
 ) -> None:
     monkeypatch.chdir(spec.parent)
     with pytest.raises(SpecError) as error:
-        load(target_of(spec), spec.name)
+        plans_of(read(spec.name), target_of(spec))
     golden(spec.with_suffix(".out"), f"{error.value}\n")
 
 
@@ -53,7 +53,7 @@ def test_mistake_in_merged_files_gives_exactly_its_message(
 ) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(SpecError) as error:
-        load(targets.load("slurm"), ["job.yaml", "site.yaml"])
+        plans_of(read(["job.yaml", "site.yaml"]), targets.load("slurm"))
     golden(folder / "message.out", f"{error.value}\n")
 
 

@@ -1,0 +1,84 @@
+"""`sweep` of a spec → one spec for each combination of its values, in order; the last key changes fastest.
+
+The folders to which `python -m train` writes get the number of the combination behind them, so that no two runs share
+one.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jobspec.problems import Finding, Path, Problem, SpecError, option_place
+from jobspec.reading.yaml_source import Source
+
+MOST = 1000
+"""Combinations; Slurm's MaxArraySize allows numbers up to 1000 unless a site changes it."""
+
+_FOLDERS = ("run_dir", "checkpoint_dir")
+
+
+def size(source: Source) -> int:
+    """Return the number of combinations; 0 without a sweep, or where it is not the mapping of lists that it must be.
+
+    Raises SpecError if there are more than MOST.
+    """
+    sweep = source.values.get("sweep")
+    if not isinstance(sweep, dict) or not sweep:
+        return 0
+    if not all(isinstance(values, list) and values and _path(key) for key, values in sweep.items()):
+        return 0
+    number = math.prod(map(len, sweep.values()))
+    if number > MOST:
+        message = f"sweep has {number} combinations; at most {MOST} are rendered"
+        raise SpecError([source.locate(Finding(("sweep",), message, on_key=True))])
+    return number
+
+
+def combinations(source: Source, *, named: bool) -> Iterator[Source]:
+    """Yield the spec of each combination.
+
+    named: the job's name gets the number, too, because each combination is a job of its own.
+    """
+    sweep = source.values["sweep"]
+    chosen = itertools.product(*(range(len(values)) for values in sweep.values()))
+    for number, positions in enumerate(chosen):
+        values = copy.deepcopy(source.values)
+        one = Source(values, dict(source.keys), dict(source.items), source.removed)
+        for key, position in zip(sweep, positions, strict=True):
+            _put(one, _path(key), sweep[key][position], ("sweep", key, position))
+        train: Any = values.get("train")
+        for folder in _FOLDERS if isinstance(train, dict) else ():
+            if isinstance(train.get(folder), str):
+                train[folder] = f"{train[folder].rstrip('/')}/{number}"
+        if named and isinstance(values.get("name"), str):
+            values["name"] = f"{values['name']}-{number}"
+        yield one
+
+
+def refuse_index(source: Source, index: int | None, number: int) -> None:
+    """Raise SpecError if the option --sweep-index names no combination of the sweep."""
+    if index is None or index < number:
+        return
+    place = option_place("--sweep-index", str(index))
+    if number == 0:
+        raise SpecError([Problem(place, "the spec has no sweep", "leave --sweep-index out")])
+    raise SpecError([Problem(place, f"the sweep has {number} combinations: 0 to {number - 1}")])
+
+
+def _path(key: Any) -> Path:
+    """Return where the values of a key such as train.lr belong; empty for any other key."""
+    section, _, name = str(key).partition(".")
+    return (section, name) if section in ("train", "env") and name and "." not in name else ()
+
+
+def _put(source: Source, path: Path, value: Any, read_at: Path) -> None:
+    section, key = path
+    there = source.values.setdefault(str(section), {})
+    if isinstance(there, dict):
+        there[key] = value
+        source.keys[path] = source.keys["sweep", read_at[1]]
+        source.items[path] = source.items.get(read_at, source.keys[path])

@@ -1,0 +1,123 @@
+"""`sweep`: each combination has its own values and folders, wherever and however it runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobspec.artifact import render
+from jobspec.problems import SpecError
+from tests.cli import environment, records
+from tests.clusters import KINDS, documents, processes
+from tests.compose import read
+from tests.slurm import NVIDIA_SMI, Cluster, directives
+from tests.workers import words
+
+SPEC = """
+name: job
+nodes: 2
+procs_per_node: 1
+device: cpu
+image: a/b:1
+train: {model: mlp, dataset: synthetic, seed: 5, run_dir: "/runs/it's $a/", checkpoint_dir: /checkpoints}
+sweep:
+  train.lr: [0.1, 0.01]
+  train.data_root: [a b, "$(touch pwned) ${A} $$"]
+  env.NOTE: ["'; touch pwned;'", "$(touch pwned)"]
+slurm: {preflight: false}
+"""
+
+
+def flags_of(number: int) -> set[str]:
+    """What combination `number` has of its own: the last key changes fastest."""
+    root = ["a b", "$(touch pwned) ${A} $$"][number // 2 % 2]
+    folders = {f"--run-dir=/runs/it's $a/{number}", f"--checkpoint-dir=/checkpoints/{number}"}
+    return {f"--lr={[0.1, 0.01][number // 4]}", f"--data-root={root}", *folders}
+
+
+def note_of(number: int) -> str:
+    return ["'; touch pwned;'", "$(touch pwned)"][number % 2]
+
+
+def check(argv: list[str], env: Any, number: int) -> None:
+    argv = words(argv)
+    assert flags_of(number) | {"--model=mlp", "--seed=5"} <= set(argv)
+    assert len({word.partition("=")[0] for word in argv}) == len(argv)
+    assert env["NOTE"] == note_of(number)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    (tmp_path / "job.yaml").write_text(SPEC)
+    return str(tmp_path / "job.yaml")
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+@pytest.mark.parametrize("runtime", ["none", "docker", "pyxis"])
+def test_each_task_of_the_array_has_its_own(runtime: str, launcher: str, spec: str, own_cluster: Cluster) -> None:
+    own_cluster.install_recorder("python3")
+    own_cluster.install("nvidia-smi", NVIDIA_SMI)
+    script = render("slurm", spec, [f"slurm.runtime={runtime}", f"slurm.launcher={launcher}"])
+    assert directives(script)["array"] == "0-7"
+    assert directives(script)["output"] == "job-%A_%a.log"
+    for number in (0, 3, 6):
+        code, out = own_cluster.run(script, SLURM_ARRAY_JOB_ID="9", SLURM_ARRAY_TASK_ID=str(number))
+        assert code == 0, out
+        calls = own_cluster.calls()
+        assert len(calls) == 2
+        for call in calls.values():
+            check(call.argv, call.env, number)
+    assert own_cluster.run(script, SLURM_ARRAY_JOB_ID="9", SLURM_ARRAY_TASK_ID="8")[0] != 0
+    assert not list(own_cluster.folder.rglob("pwned"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_object_has_its_own(kind: str, spec: str) -> None:
+    manifests = documents(render(kind, spec))
+    tops = [one["metadata"]["name"] for one in manifests if one["kind"].lower() in (kind, "job")]
+    assert tops == [f"job-{number}" for number in range(8)]
+    for number in range(8):
+        own = [one for one in manifests if one["metadata"]["name"] == f"job-{number}"]
+        for process in processes(kind, own, {}):
+            check(process.argv, process.env, number)
+    assert documents(render(kind, spec, sweep_index=3)) == [
+        one for one in manifests if one["metadata"]["name"] == "job-3"
+    ]
+
+
+def test_one_combination_runs_elsewhere(spec: str) -> None:
+    for service in read(render("compose", spec, sweep_index=6), {})["services"].values():
+        check([*service["entrypoint"], *service["command"]], service["environment"], 6)
+    assert "render.py torchrun job.yaml --sweep-index 6`" in render("torchrun", spec, sweep_index=6)
+    for target in ("torchrun", "compose"):
+        with pytest.raises(SpecError, match=r"--sweep-index 0 to 7 names one"):
+            render(target, spec)
+
+
+def test_index_outside_of_the_sweep_is_refused(spec: str) -> None:
+    with pytest.raises(SpecError, match="the sweep has 8 combinations: 0 to 7"):
+        render("slurm", spec, sweep_index=8)
+    with pytest.raises(SpecError, match="the spec has no sweep"):
+        render("slurm", spec, ["sweep="], sweep_index=0)
+    with pytest.raises(SpecError, match="sweep has 1024 combinations; at most 1000"):
+        render("slurm", spec, ["sweep={train.seed: " + str(list(range(32))) + ", train.epochs: " + str([1] * 32) + "}"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_combinations_train_to_different_weights_in_folders_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "name: job\nnodes: 1\nprocs_per_node: 1\ndevice: cpu\n"
+        f"train: {{model: mlp, dataset: synthetic, max_steps: 2, batch_size: 8, run_dir: {tmp_path}/runs}}\n"
+        "sweep: {train.lr: [0.1, 0.01], train.seed: [0, 1]}\n"
+    )
+    env = environment(PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    for number in range(4):
+        script = render("torchrun", str(tmp_path / "job.yaml"), sweep_index=number)
+        subprocess.run(["bash"], input=script, env=env, check=True, text=True, stdout=subprocess.DEVNULL)
+    weights = {records(tmp_path / "runs" / str(number), "end")[0]["weights_sha256"] for number in range(4)}
+    assert len(weights) == 4
