@@ -6,6 +6,7 @@ No torch here: jobspec imports this file to reject a wrong `train:` section befo
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -75,7 +76,21 @@ def _names(kind: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "enum": available(kind)})
 
 
+def _steps_in_order(text: str) -> str:
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None or not 2 <= int(match[1]) <= int(match[2]):
+        raise PydanticCustomError("unexpected", "must be {expected}", {"expected": _STEPS})
+    return text
+
+
+def _ranks_or_all(text: str) -> str:
+    if text != "all" and not re.fullmatch(r"\d+(,\d+)*", text):
+        raise PydanticCustomError("unexpected", "must be {expected}", {"expected": "ranks such as 0,3, or all"})
+    return text
+
+
 _DAY_S = 86_400.0
+_STEPS = "two numbers FIRST:LAST of steps, the first at least 2 and at most the last"
 
 
 class TrainConfig(BaseModel):
@@ -151,8 +166,17 @@ class TrainConfig(BaseModel):
     )
     workers: int = Field(2, ge=0, description="processes of the DataLoader, for each rank, when input is loader")
 
-    run_dir: str | None = Field(None, min_length=1, description="folder for metrics.jsonl")
+    run_dir: str | None = Field(None, min_length=1, description="folder for metrics.jsonl and other records")
     log_every: int = Field(50, gt=0, description="steps between two writes of metrics and progress")
+    tensorboard: bool = Field(False, description="write TensorBoard's files into run_dir/tensorboard")
+    profile: Annotated[str, AfterValidator(_steps_in_order)] | None = Field(
+        None,
+        description="steps FIRST:LAST to profile, from 2 on, because the first one connects: run_dir/profile gets a "
+        "Chrome trace and a summary",
+    )
+    profile_ranks: Annotated[str, AfterValidator(_ranks_or_all)] = Field(
+        "0", description="the ranks that profile themselves, such as 0,3 or all"
+    )
     checkpoint_dir: str | None = Field(
         None, min_length=1, description="folder for checkpoints; none are saved without it"
     )
@@ -189,6 +213,13 @@ class TrainConfig(BaseModel):
                     "keys_disagree",
                     "{key} is given but {other} is not; say where checkpoints are",
                     {"key": key, "other": "checkpoint_dir"},
+                )
+        for key in ("tensorboard", "profile"):
+            if getattr(self, key) and self.run_dir is None:
+                raise PydanticCustomError(
+                    "keys_disagree",
+                    "{key} is given but {other} is not; say where its files belong",
+                    {"key": key, "other": "run_dir"},
                 )
         if self.sync != "all_reduce" and self.strategy != "custom_ddp":
             raise PydanticCustomError(

@@ -10,6 +10,7 @@ from enum import Enum
 from torch import nn
 
 from train.collectives import missing_ranks
+from train.collectives.waiting import waiting
 from train.ddp.bucket import Bucket
 from train.ddp.gradient_hooks import GradientNode, call_at_end_of_backward, current_backward, will_run
 from train.ddp.packing import assign_buckets
@@ -162,7 +163,7 @@ class Reducer:
         while running:
             for number, bucket in tuple(running):
                 position = f"backward {self.num_backwards + 1}, bucket {number}"
-                with naming_the_bucket(bucket.names, position, self.sync.group):
+                with naming_the_bucket(bucket.names, position, self.sync.group), waiting("communication"):
                     bucket.wait()
                 if not bucket.proceed():
                     running.remove((number, bucket))

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from train.collectives import waiting
 from train.errors import SharedError
 from train.records.observer import StepRecord
 
@@ -81,6 +82,7 @@ class PendingLosses:
     def begin(self) -> None:
         """Start the clock of the next steps here, behind an evaluation or a save."""
         self._since = time.monotonic()
+        waiting.take_seconds()
 
     def add(self, outcome: StepOutcome, *, epoch: int, step: int, lr: float, samples: int) -> None:
         """Keep what this rank's share of a step gave; samples: those of the step on all ranks together."""
@@ -97,6 +99,7 @@ class PendingLosses:
         now = time.monotonic()
         seconds_per_step = (now - self._since) / len(self._steps)
         samples_per_second = sum(pending.samples for pending in self._steps) / (now - self._since)
+        shares = self._shares(now - self._since)
         records = []
         for pending, loss_sum, grad_norm in zip(self._steps, losses.tolist(), norms, strict=True):
             epoch_means.loss_sum += loss_sum
@@ -112,10 +115,22 @@ class PendingLosses:
                     seconds_per_step=round(seconds_per_step, 6),
                     samples_per_second=round(samples_per_second, 3),
                     grad_norm=grad_norm,
+                    **shares,
                 )
             )
         self._steps, self._since = [], now
         return records
+
+    def _shares(self, seconds: float) -> dict[str, float]:
+        """Return which part of the time this rank has waited for what, as far as its host can see it."""
+        waited = waiting.take_seconds()
+        shares = {"input_share": round(waited.get("input", 0.0) / seconds, 4)}
+        if dist.get_world_size() == 1:
+            shares["communication_share"] = 0.0
+        elif "communication" in waited and self._steps[0].outcome.loss_sum.device.type == "cpu":
+            # On CUDA the host does not wait: the stream does.
+            shares["communication_share"] = round(waited["communication"] / seconds, 4)
+        return shares
 
     def _grad_norms(self) -> list[float | None]:
         """Return the norm of each pending step; None where it is unknown, or not finite (as an overflow of fp16 is)."""

@@ -27,6 +27,8 @@ from train.loop.trainer import Trainer
 from train.records import progress, start
 from train.records.metrics import MetricsFile
 from train.records.observer import Observer
+from train.records.profile import Profile, profiles
+from train.records.tensorboard import TensorBoard
 from train.world import placement
 from train.world.environment import World
 from train.world.signals import StopSignal
@@ -76,9 +78,20 @@ def load_parts(config: TrainConfig, world: World) -> Parts:
         saved = find_checkpoint(config.resume, folder, say) if is_rank_0 else None
         checkpoints = Checkpoints(folder, config.keep_checkpoints) if is_rank_0 and folder else None
         metrics = MetricsFile(config.run_dir if is_rank_0 else None)
+        more = _optional_observers(config, world, device)
     # The progress first: batch scripts look for its last line, and the disk of the metrics may be full.
     observers: list[Observer] = [progress.Progress(), metrics] if is_rank_0 else []
-    return Parts(device, samples, validation, model, saved, checkpoints, metrics, observers)
+    return Parts(device, samples, validation, model, saved, checkpoints, metrics, [*observers, *more])
+
+
+def _optional_observers(config: TrainConfig, world: World, device: torch.device) -> list[Observer]:
+    """Return what this rank was asked to record besides.  Raises UserError if that cannot be done here."""
+    observers: list[Observer] = []
+    if config.tensorboard and world.rank == 0:
+        observers.append(TensorBoard(str(config.run_dir), device))
+    if config.profile is not None and profiles(config.profile_ranks, world.rank):
+        observers.append(Profile(config.profile, str(config.run_dir), world.rank, device))
+    return observers
 
 
 def report_start(config: TrainConfig, world: World, parts: Parts) -> None:

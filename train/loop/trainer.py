@@ -14,6 +14,7 @@ from train.checkpoints.same_run import refuse_other_run
 from train.checkpoints.transfer import wait_on_all_ranks
 from train.collectives import missing_ranks
 from train.collectives.agreement import StopAgreement, Stopped
+from train.collectives.waiting import waiting_for_each
 from train.data.sampler import ShardSampler
 from train.data.shard import step_range
 from train.loop.evaluation import evaluate
@@ -106,7 +107,7 @@ class Trainer:
         self._stop_agreement.begin()
         self._pending_losses.begin()
         # A run that was stopped after its last step, in the evaluation, has none left.
-        for images, labels in () if self._is_last_step() else self.train_batches:
+        for images, labels in () if self._is_last_step() else waiting_for_each(self.train_batches):
             self._train_step(images, labels, lr)
             stops = self._stop_agreement.reached()
             ends = len(self.sampler) == 0 or self._is_last_step()

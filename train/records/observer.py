@@ -19,6 +19,8 @@ class StepRecord:
     time: when the host had started all work of the step, in seconds since 1970.
     seconds_per_step, samples_per_second: means over the steps whose losses were read together.
     grad_norm: norm of the whole gradient before it was clipped; None if it was not computed or is not finite.
+    input_share, communication_share: parts of seconds_per_step in which rank 0's host waited for its batch, and for the
+        gradients of other ranks.  None if they are unknown, as the second one is on CUDA and with native DDP.
     """
 
     epoch: int
@@ -30,6 +32,8 @@ class StepRecord:
     seconds_per_step: float
     samples_per_second: float
     grad_norm: float | None
+    input_share: float | None = None
+    communication_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,3 +89,19 @@ class Observer(Protocol):
     def run_ended(self, end: RunEnd) -> None:
         """The run has reached its end or was stopped by a signal.  Not called after an error."""
         ...
+
+
+class QuietObserver(Observer):
+    """An observer that does nothing: the base of those that follow only some of what happens."""
+
+    def run_started(self, start: dict[str, Any]) -> None:
+        pass
+
+    def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
+        pass
+
+    def epoch_ended(self, record: EpochRecord) -> None:
+        pass
+
+    def run_ended(self, end: RunEnd) -> None:
+        pass

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from train.collectives.broadcast import broadcast_from_rank_0
+from train.collectives.waiting import waiting
 from train.strategies import Context, Wrapped, replicated
 
 
@@ -26,7 +27,8 @@ class AverageAfterBackward(nn.Module):
         """Replace each gradient by its mean over the ranks, which must have used the same parameters."""
         for param in self.module.parameters():
             if param.grad is not None:
-                dist.all_reduce(param.grad, group=self.group)
+                with waiting("communication"):
+                    dist.all_reduce(param.grad, group=self.group)
                 param.grad /= dist.get_world_size(self.group)
 
 

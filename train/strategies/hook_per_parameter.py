@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from train.collectives.broadcast import broadcast_from_rank_0
+from train.collectives.waiting import waiting
 from train.strategies import Context, Wrapped, replicated
 
 
@@ -29,7 +30,8 @@ class HookPerParameter(nn.Module):
 
 def _average(param: Tensor, group: dist.ProcessGroup | None) -> None:
     assert param.grad is not None
-    dist.all_reduce(param.grad, group=group)
+    with waiting("communication"):
+        dist.all_reduce(param.grad, group=group)
     param.grad /= dist.get_world_size(group)
 
 

@@ -1,14 +1,17 @@
-"""Where there is no terminal, a run says some lines of each epoch, one at its end, and where a signal stopped it."""
+"""Where there is no terminal, a run says a line every --log-every steps, one an epoch, and how it ended."""
 
 from __future__ import annotations
+
+import time
+from typing import Any
 
 import pytest
 
 from train.records.observer import EpochRecord, RunEnd, StepRecord
 from train.records.progress import Progress
 
-_START = {
-    "config": {"epochs": 3},
+_START: dict[str, Any] = {
+    "config": {"epochs": 3, "max_steps": None, "run_dir": "runs/a", "checkpoint_dir": None},
     "arithmetic": {
         "batch_size": 10,
         "world_size": 1,
@@ -42,12 +45,29 @@ def _started(capsys: pytest.CaptureFixture[str]) -> Progress:
     return progress
 
 
-def test_each_epoch_has_at_most_ten_lines_with_the_mean_loss_over_samples(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_time_losses_are_known_a_line_tells_their_mean_over_samples_the_rate_and_the_time_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     progress = _started(capsys)
     for step in range(1, 81):
         progress.step_ended(step, [] if step % 2 else [_step(step - 1, 1.0), _step(step, 4.0, samples=5)])
     lines = _lines(capsys)
-    assert lines == [f"epoch {epoch}/3  step {step}/40  loss 2.0000" for epoch in (1, 2) for step in range(4, 41, 4)]
+    assert [line.partition("  ")[2] for line in lines] == [
+        f"epoch {epoch}/3  step {step}/40  loss 2.0000  lr 0.1  100 samples/s  "
+        f"0:00:{round((160 - 40 * epoch - step) / 10):02} left"
+        for epoch in (1, 2)
+        for step in range(2, 41, 2)
+    ]
+    assert {line.partition("  ")[0] for line in lines} == {time.strftime("%H:%M:%S", time.localtime(0.0))}
+
+
+def test_the_time_left_ends_at_max_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress()
+    progress.run_started(_START | {"config": _START["config"] | {"max_steps": 50}})
+    capsys.readouterr()
+    progress.step_ended(1, [_step(1, 1.0)])
+    (line,) = _lines(capsys)
+    assert line.endswith("  0:00:05 left")  # 49 steps of 0.1 s
 
 
 def test_a_run_that_continues_counts_from_where_it_was(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,10 +75,12 @@ def test_a_run_that_continues_counts_from_where_it_was(capsys: pytest.CaptureFix
     progress.step_ended(76, [])
     progress.step_ended(77, [_step(76, 1.0), _step(77, 1.0)])
     progress.step_ended(79, [_step(78, 1.0), _step(79, 1.0)])
-    assert _lines(capsys) == ["epoch 2/3  step 39/40  loss 1.0000"]
+    assert [line.split("  ")[1:4] for line in _lines(capsys)] == [
+        ["epoch 2/3", f"step {step}/40", "loss 1.0000"] for step in (37, 39)
+    ]
 
 
-def test_the_end_of_an_epoch_and_a_stop_are_said_and_a_normal_end_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_end_of_an_epoch_a_stop_and_the_end_of_the_run_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     progress = _started(capsys)
     progress.epoch_ended(EpochRecord(1, 40, 0.5, 0.25, 0.875, 395, 12.34, 10.0))
     progress.run_ended(RunEnd(2, 50, saved=True, weights_sha256=None))
@@ -68,4 +90,5 @@ def test_the_end_of_an_epoch_and_a_stop_are_said_and_a_normal_end_is_not(capsys:
         "epoch 1/3  train loss 0.5000  validation loss 0.2500  accuracy 87.50%  12.3 s",
         "stopped by a signal at epoch 2, step 50; saved, --resume=auto continues there",
         "stopped by a signal at epoch 2, step 50; nothing is saved without --checkpoint-dir",
+        "done after 0:00:00; best accuracy 87.50% in epoch 1; records in runs/a",
     ]

@@ -1,0 +1,69 @@
+"""--profile writes a trace of exactly the steps asked for on the ranks asked for, and a summary that adds up."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import train_on_ranks
+from train.errors import UserError
+from train.flags import from_argv
+from train.records.profile import Summary, _length, _union, _without, in_words
+
+pytestmark = pytest.mark.timeout(120)
+
+_FLAGS = ["--model=mlp", "--dataset=synthetic", "--device=cpu", "--batch-size=1000", "--optimizer=adam"]
+
+
+@pytest.mark.parametrize(("ranks", "written"), [("all", [0, 1]), ("1", [1])])
+def test_the_chosen_ranks_write_a_trace_of_the_chosen_steps(ranks: str, written: list[int], tmp_path: Path) -> None:
+    flags = ["--profile=3:5", f"--profile-ranks={ranks}", f"--run-dir={tmp_path}", "--max-steps=8"]
+    train_on_ranks(2, *_FLAGS, *flags, "--strategy=average_after_backward")
+    names = [f"rank-{rank}.{ending}" for rank in written for ending in ("pt.trace.json", "txt")]
+    assert sorted(file.name for file in (tmp_path / "profile").iterdir()) == sorted(names)
+    for rank in written:
+        trace = json.loads((tmp_path / "profile" / f"rank-{rank}.pt.trace.json").read_text())["traceEvents"]
+        named = [event["name"] for event in trace if event.get("ph") == "X"]
+        assert named.count("Optimizer.step#Adam.step") == 3
+        assert named.count("wait for input") == 3
+        assert named.count("aten::addmm") >= 3 * 2
+        summary = (tmp_path / "profile" / f"rank-{rank}.txt").read_text()
+        assert summary.startswith("profile of 3 steps: ")
+        exposed = re.search(r"communication not hidden behind computing: ([\d.]+) ms a step", summary)
+        # This strategy computes nothing while it communicates.
+        assert exposed is not None and float(exposed[1]) > 0
+        assert "communication hidden behind computing: 0.00 ms" in summary
+
+
+def test_the_summary_has_milliseconds_a_step_and_shares() -> None:
+    summary = Summary(total=0.4, input_wait=0.02, hidden=0.1, exposed=0.04, top=[("aten::mm", 0.2)])
+    assert in_words(summary, num_steps=4).splitlines() == [
+        "profile of 4 steps: 100.00 ms a step, with the profiler's own time",
+        "  waiting for input: 5.00 ms a step, 5.0%",
+        "  communication not hidden behind computing: 10.00 ms a step, 10.0%",
+        "  communication hidden behind computing: 25.00 ms a step, 25.0%",
+        "  most time of their own:",
+        "    aten::mm: 50.00 ms a step, 50.0%",
+    ]
+
+
+def test_times_that_overlap_count_once_and_those_removed_do_not_count() -> None:
+    busy = _union([(5, 7), (0, 2), (1, 3), (3, 4)])
+    assert busy == [(0, 4), (5, 7)]
+    assert _without(busy, [(1, 2), (3.5, 5.5), (6.5, 9)]) == [(0, 1), (2, 3.5), (5.5, 6.5)]
+    assert _length(busy) == 6
+    assert _without(busy, []) == busy
+
+
+@pytest.mark.parametrize("steps", ["1:3", "5:4", "3", "a:b", "2:"])
+def test_a_window_that_is_none_is_refused(steps: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r'--profile: ".*" is not accepted; it must be two numbers FIRST:LAST'):
+        from_argv([f"--profile={steps}", f"--run-dir={tmp_path}"])
+
+
+def test_ranks_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--profile-ranks: .* ranks such as 0,3, or all"):
+        from_argv(["--profile=2:3", "--profile-ranks=first", f"--run-dir={tmp_path}"])

@@ -1,0 +1,75 @@
+"""--tensorboard writes each step and each epoch where TensorBoard's own reader finds them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.ranks import train_on_ranks
+from train.errors import UserError
+from train.flags import from_argv
+
+pytestmark = pytest.mark.timeout(120)
+
+_FLAGS = ["--model=mlp", "--dataset=synthetic", "--device=cpu", "--batch-size=1000", "--log-every=4", "--clip-norm=1"]
+
+
+def _scalars(run_dir: Path) -> dict[str, dict[int, float]]:
+    """Each tag's values by step."""
+    events = EventAccumulator(str(run_dir / "tensorboard"))
+    events.Reload()
+    return {tag: {event.step: event.value for event in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+
+
+def _records(run_dir: Path, event: str) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_tensorboard_has_the_values_of_metrics_jsonl_and_the_shares_of_time(world_size: int, tmp_path: Path) -> None:
+    train_on_ranks(world_size, *_FLAGS, "--epochs=2", "--max-steps=13", "--tensorboard", f"--run-dir={tmp_path}")
+    scalars, steps = _scalars(tmp_path), _records(tmp_path, "step")
+    assert len(steps) == 13
+    names = {"loss": "train/loss", "lr": "train/lr", "grad_norm": "train/grad_norm"}
+    names |= {"samples_per_second": "speed/samples_per_second", "input_share": "share_of_time/data"}
+    names |= {"communication_share": "share_of_time/communication"}
+    for key, tag in names.items():
+        assert scalars[tag] == {record["step"]: pytest.approx(record[key], rel=1e-6) for record in steps}, key
+    for step, compute in scalars["share_of_time/compute"].items():
+        parts = [scalars[f"share_of_time/{name}"][step] for name in ("data", "communication")]
+        assert all(0 <= part < 1 for part in (*parts, compute))
+        assert compute + sum(parts) == pytest.approx(1, abs=1e-6)
+    assert (max(scalars["share_of_time/communication"].values()) > 0) == (world_size > 1)
+    epochs = _records(tmp_path, "epoch")
+    assert scalars["epoch/val_accuracy"] == {record["step"]: pytest.approx(record["val_accuracy"]) for record in epochs}
+    assert all(10 < mib < 100_000 for mib in scalars["memory/peak_mib"].values())
+
+
+def test_a_run_that_continues_replaces_the_steps_that_it_repeats(tmp_path: Path) -> None:
+    kept = [f"--checkpoint-dir={tmp_path / 'c'}", f"--run-dir={tmp_path}", "--tensorboard", "--resume=auto"]
+    train_on_ranks(1, *_FLAGS, *kept, "--max-steps=4", "--seed=1")
+    train_on_ranks(1, *_FLAGS, *kept, "--max-steps=10", "--seed=1")
+    losses = _scalars(tmp_path)["train/loss"]
+    assert list(losses) == list(range(1, 11))
+
+
+def test_without_tensorboard_installed_the_flag_is_refused_with_the_command_that_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from train.records.tensorboard import TensorBoard
+
+    monkeypatch.setattr("train.records.tensorboard.find_spec", lambda name: importlib.util.find_spec("no_such_module"))
+    with pytest.raises(UserError, match=r"^--tensorboard needs the package tensorboard.*: pip install "):
+        TensorBoard(str(tmp_path), torch.device("cpu"))
+
+
+def test_tensorboard_without_a_run_folder_is_refused() -> None:
+    with pytest.raises(UserError, match="tensorboard is given but run_dir is not"):
+        from_argv(["--tensorboard"])

@@ -1,0 +1,54 @@
+"""What this rank has waited for in its training steps, by the host's clock: its input, and the other ranks.
+
+The waits also stand in a profile, under the names of `range_name`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Literal, TypeVar
+
+from torch.profiler import record_function
+
+Cause = Literal["input", "communication"]
+Item = TypeVar("Item")
+
+_seconds: dict[Cause, float] = defaultdict(float)
+
+
+def range_name(cause: Cause) -> str:
+    """Return the name under which a wait stands in a profile."""
+    return f"wait for {cause}"
+
+
+@contextmanager
+def waiting(cause: Cause) -> Iterator[None]:
+    """Count the time in the block as waiting."""
+    started = time.perf_counter()
+    try:
+        with record_function(range_name(cause)):
+            yield
+    finally:
+        _seconds[cause] += time.perf_counter() - started
+
+
+def waiting_for_each(items: Iterable[Item]) -> Iterator[Item]:
+    """Iterate over `items`, and count the time until each is there as waiting for input."""
+    iterator = iter(items)
+    while True:
+        with waiting("input"):
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+        yield item
+
+
+def take_seconds() -> dict[Cause, float]:
+    """Return the seconds waited since the last call.  A cause that was never waited for is absent."""
+    taken = dict(_seconds)
+    _seconds.clear()
+    return taken

@@ -1,0 +1,174 @@
+"""`--profile FIRST:LAST`: torch.profiler around a window of steps, as a trace for Chrome and a summary in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from train.collectives.waiting import range_name
+from train.errors import UserError
+from train.records.observer import QuietObserver, StepRecord
+from train.records.progress import say
+
+Interval = tuple[float, float]
+
+_TOP = 5
+# Names of what the backends record: gloo's collectives on the host, NCCL's kernels on the device.
+_COLLECTIVES = ("gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
+
+
+def profiles(ranks: str, rank: int) -> bool:
+    """Return True if `ranks` (`all`, or numbers such as 0,3) holds this rank."""
+    return ranks == "all" or rank in map(int, ranks.split(","))
+
+
+class Profile(QuietObserver):
+    """The observer that profiles the steps FIRST to LAST of this rank.
+
+    It writes RUN_DIR/profile/rank-N.pt.trace.json, which chrome://tracing, ui.perfetto.dev and TensorBoard's profile
+    plugin read, and rank-N.txt with the summary; rank 0 prints it, too.
+    Raises UserError if the folder cannot be written.
+    """
+
+    def __init__(self, steps: str, run_dir: str, rank: int, device: torch.device) -> None:
+        first, _, last = steps.partition(":")
+        self._first, self._last, self._rank, self._device = int(first), int(last), rank, device
+        self._file = Path(run_dir) / "profile" / f"rank-{rank}.pt.trace.json"
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--run-dir: cannot write {self._file.parent}: {error.strerror}") from None
+        self._running: profile | None = None
+
+    def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
+        """Start behind the step before the first, and end behind the last."""
+        if self._running is None and step == self._first - 1:
+            activities = [ProfilerActivity.CPU]
+            if self._device.type == "cuda":
+                activities.append(ProfilerActivity.CUDA)
+            self._running = profile(activities=activities)
+            self._running.start()
+        elif self._running is not None and step == self._last:
+            self._finish(self._running)
+            self._running = None
+
+    def _finish(self, running: profile) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        running.stop()
+        running.export_chrome_trace(str(self._file))
+        text = in_words(summarize(running), self._last - self._first + 1)
+        self._file.with_name(f"rank-{self._rank}.txt").write_text(text + "\n")
+        if self._rank == 0:
+            say(f"{text}\ntrace for chrome://tracing and ui.perfetto.dev: {self._file}")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a profile says, in seconds.
+
+    total: from the first event to the last.  input_wait: the host waited for a batch.
+    hidden, exposed: communication while the device computed, and while it did not.
+    top: operators with the most time of their own, and that time.
+    """
+
+    total: float
+    input_wait: float
+    hidden: float
+    exposed: float
+    top: Sequence[tuple[str, float]]
+
+
+def summarize(recorded: profile) -> Summary:
+    """Return the summary of a profile that has been stopped.
+
+    On CUDA the kernels count; on a CPU the operators, apart from those that ran while the host waited for other ranks.
+    A collective through shared memory (train/cpu) shows only the part that is waited for.
+    """
+    events = list(recorded.events() or [])
+    kernels = [event for event in events if event.device_type == DeviceType.CUDA]
+    on_host = [event for event in events if event.device_type == DeviceType.CPU]
+    waits = _intervals(event for event in on_host if event.name == range_name("communication"))
+    if kernels:
+        communication = _intervals(event for event in kernels if _is_collective(event.name))
+        computing = _intervals(event for event in kernels if not _is_collective(event.name))
+    else:
+        communication = _union([*_intervals(event for event in on_host if _is_collective(event.name)), *waits])
+        computing = _without(_intervals(event for event in on_host if event.name.startswith("aten::")), waits)
+    exposed = _length(_without(communication, computing))
+    times = [time for event in events for time in (event.time_range.start, event.time_range.end)]
+    return Summary(
+        total=(max(times) - min(times)) / 1e6,
+        input_wait=_length(_intervals(event for event in on_host if event.name == range_name("input"))) / 1e6,
+        hidden=(_length(communication) - exposed) / 1e6,
+        exposed=exposed / 1e6,
+        top=_top(recorded, on_device=bool(kernels)),
+    )
+
+
+def in_words(summary: Summary, num_steps: int) -> str:
+    """Return the summary for a person."""
+
+    def part(seconds: float) -> str:
+        return f"{seconds * 1e3 / num_steps:.2f} ms a step, {seconds / summary.total:.1%}"
+
+    lines = [
+        f"profile of {num_steps} steps: {summary.total * 1e3 / num_steps:.2f} ms a step, with the profiler's own time",
+        f"  waiting for input: {part(summary.input_wait)}",
+        f"  communication not hidden behind computing: {part(summary.exposed)}",
+        f"  communication hidden behind computing: {part(summary.hidden)}",
+        "  most time of their own:",
+        *[f"    {name}: {part(seconds)}" for name, seconds in summary.top],
+    ]
+    return "\n".join(lines)
+
+
+def _top(recorded: profile, on_device: bool) -> list[tuple[str, float]]:
+    own = "self_device_time_total" if on_device else "self_cpu_time_total"
+    waits = {range_name("input"), range_name("communication")}
+    operators = [(str(event.key), float(getattr(event, own)) / 1e6) for event in recorded.key_averages()]
+    named = [operator for operator in operators if operator[0] not in waits]
+    return sorted(named, key=lambda operator: -operator[1])[:_TOP]
+
+
+def _is_collective(name: str) -> bool:
+    return name.startswith(_COLLECTIVES)
+
+
+def _intervals(events: Iterable[Any]) -> list[Interval]:
+    return _union([(event.time_range.start, event.time_range.end) for event in events])
+
+
+def _union(intervals: Sequence[Interval]) -> list[Interval]:
+    """Return the same times as intervals that are sorted and apart."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _without(intervals: Sequence[Interval], removed: Sequence[Interval]) -> list[Interval]:
+    """Return what of `intervals` lies in none of `removed`; both sorted and apart."""
+    left = []
+    for start, end in intervals:
+        for gap_start, gap_end in removed:
+            if gap_start < end and gap_end > start:
+                if gap_start > start:
+                    left.append((start, gap_start))
+                start = max(start, gap_end)
+        if start < end:
+            left.append((start, end))
+    return left
+
+
+def _length(intervals: Sequence[Interval]) -> float:
+    return sum(end - start for start, end in intervals)

@@ -1,0 +1,98 @@
+"""`--tensorboard` writes RUN_DIR/tensorboard; `tensorboard --logdir RUN_DIR` shows it."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from train.errors import UserError
+from train.records.observer import EpochRecord, QuietObserver, RunEnd, StepRecord
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+_MIB = 1 << 20
+
+
+class TensorBoard(QuietObserver):
+    """The observer that writes each known step and each epoch.  Only rank 0 has one.
+
+    Args:
+        device: whose memory is shown; on a CPU it is the process's.
+    Raises UserError if TensorBoard is not installed or the folder cannot be written.
+    """
+
+    def __init__(self, run_dir: str, device: torch.device) -> None:
+        if find_spec("tensorboard") is None:
+            raise UserError(
+                "--tensorboard needs the package tensorboard, which is not installed here: "
+                "pip install 'multinode-torch[tensorboard]', or pip install tensorboard"
+            )
+        self._folder, self._device = Path(run_dir) / "tensorboard", device
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--run-dir: cannot write {self._folder}: {error.strerror}") from None
+        self._writer: SummaryWriter | None = None
+
+    def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
+        """Write the values of the known steps, at the times at which they ended."""
+        for record in known:
+            values = {
+                "train/loss": record.loss,
+                "train/lr": record.lr,
+                "train/grad_norm": record.grad_norm,
+                "speed/samples_per_second": record.samples_per_second,
+                "speed/seconds_per_step": record.seconds_per_step,
+            } | {f"share_of_time/{name}": share for name, share in _shares(record).items()}
+            self._write(record.step, values, record.time)
+        if known:
+            self._write(step, {"memory/peak_mib": self._peak_mib()}, known[-1].time)
+            self._opened(step).flush()  # an error ends the process at once, and later values with it
+
+    def epoch_ended(self, record: EpochRecord) -> None:
+        """Write the means of the epoch."""
+        self._write(
+            record.step,
+            {
+                "epoch/train_loss": record.train_loss,
+                "epoch/val_loss": record.val_loss,
+                "epoch/val_accuracy": record.val_accuracy,
+            },
+        )
+
+    def run_ended(self, end: RunEnd) -> None:
+        """Close the files."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self, step: int, values: dict[str, Any], time: float | None = None) -> None:
+        writer = self._opened(step)
+        for name, value in values.items():
+            if value is not None:
+                writer.add_scalar(name, value, step, walltime=time)
+
+    def _opened(self, step: int) -> SummaryWriter:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter  # here: it takes a second
+
+            # A run that continues writes some steps again; TensorBoard then forgets the first version.
+            self._writer = SummaryWriter(str(self._folder), purge_step=step)
+        return self._writer
+
+    def _peak_mib(self) -> float:
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device) / _MIB
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MIB
+
+
+def _shares(record: StepRecord) -> dict[str, float | None]:
+    """Return the shares of rank 0's time; `compute` is what remains if the others are known."""
+    data, communication = record.input_share, record.communication_share
+    compute = None if data is None or communication is None else 1 - data - communication
+    return {"data": data, "communication": communication, "compute": compute}
