@@ -102,6 +102,7 @@ def template_values(
         "user": run_as_user(job),
         "requests": _requests(job),
         "limits": {**_requests(job), **_devices(job)},
+        "scratch": {number: quantity(mount.scratch) for number, mount in enumerate(job.mounts) if mount.scratch},
         "home": HOME,
         "shm": quantity(container_shm(job)),
     }
@@ -138,7 +139,7 @@ def beyond_baseline(job: Job) -> list[str]:
     """What the spec asks for that neither Pod Security Standard allows, in words."""
     asked = {
         "host network": job.kubernetes.host_network,
-        "folders of the node": any(mount.source for mount in job.mounts),
+        "folders of the node": any(mount.volume is None for mount in job.mounts),
         "IPC_LOCK for RDMA": job.resources.rdma,
     }
     return [what for what, wanted in asked.items() if wanted]
@@ -158,6 +159,12 @@ def _notes(job: Job) -> Iterator[str]:
     claims = sorted({mount.claim for mount in job.mounts if mount.claim})
     if claims:
         yield f"Needed beforehand: PersistentVolumeClaim {', '.join(claims)}."
+    for kind, names in {
+        "ConfigMap": [m.config_map for m in job.mounts],
+        "Secret": [m.secret for m in job.mounts],
+    }.items():
+        if any(names):
+            yield f"Needed beforehand: {kind} {', '.join(sorted({name for name in names if name}))}, mounted as files."
     if any(mount.claim and not mount.read_only for mount in job.mounts) and job.nodes.max > 1:
         yield "Several nodes mount a claim that can be written: its access mode must be ReadWriteMany."
 

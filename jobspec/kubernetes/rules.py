@@ -50,9 +50,9 @@ def restricted_is_kept(job: Job) -> Iterator[Finding]:
         return
     hint = "kubernetes: {security: baseline}, where the namespace allows it"
     for number, mount in enumerate(job.mounts):
-        if mount.source is not None:
+        if mount.volume is None:
             message = f"mounts[{number}].source is a folder of the node, which kubernetes.security restricted forbids"
-            yield Finding(("mounts", number, "source"), message, f"a claim, or {hint}")
+            yield Finding(("mounts", number, "source"), message, f"claim: NAME beside it, or {hint}")
     if job.kubernetes.host_network:
         message = "kubernetes.host_network is true, which kubernetes.security restricted forbids"
         yield Finding(("kubernetes", "host_network"), message, hint)
@@ -138,7 +138,7 @@ def mounts_are_possible(job: Job) -> Iterator[Finding]:
         if posixpath.normpath(mount.path) == HOME:
             message = f"mounts[{number}].path is {HOME}, which is a folder of the pod and the HOME of its processes"
             yield Finding(("mounts", number, "path"), message, "another path; env: {HOME: …} names it as the home")
-        if mount.source is not None and ".." in mount.source.split("/"):
+        if mount.volume is None and ".." in (mount.source or "").split("/"):
             yield Finding(("mounts", number, "source"), f'mounts[{number}].source must not hold ".."')
 
 

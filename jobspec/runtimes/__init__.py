@@ -66,9 +66,9 @@ def problems(job: Job) -> Iterable[Finding]:
     elif problem := load(runtime).image_problem(job.image):
         yield Finding(("image",), f'slurm.runtime {runtime} cannot run image "{job.image}": {problem}')
     for number, mount in enumerate(job.mounts):
-        if mount.claim is not None:
-            message = f"mounts[{number}].claim: Slurm has no claims; its nodes have folders"
-            yield Finding(("mounts", number, "claim"), message, "source: the folder on every node")
+        if mount.source is None and mount.volume is not None:
+            message = f"mounts[{number}].{mount.volume}: Slurm has no volumes; its nodes have folders"
+            yield Finding(("mounts", number, mount.volume), message, "source: the folder on every node, beside it")
 
 
 def in_shell(passed: Sequence[str]) -> str:

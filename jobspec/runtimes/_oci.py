@@ -57,4 +57,4 @@ def image_problem(image: str) -> str | None:
 
 
 def _mount(mount: Mount) -> str:
-    return f"--mount=type=bind,source={mount.source},target={mount.path}" + (",readonly" if mount.read_only else "")
+    return f"--mount=type=bind,source={mount.folder},target={mount.path}" + (",readonly" if mount.read_only else "")

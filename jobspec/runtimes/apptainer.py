@@ -20,7 +20,7 @@ def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
 
 
 def words(plan: Plan, passed: Sequence[str]) -> list[str]:
-    binds = [f"--bind={mount.source}:{mount.path}" + (":ro" if mount.read_only else "") for mount in plan.job.mounts]
+    binds = [f"--bind={mount.folder}:{mount.path}" + (":ro" if mount.read_only else "") for mount in plan.job.mounts]
     return [*binds, _image(plan.job.image or "")]
 
 

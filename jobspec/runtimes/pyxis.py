@@ -46,4 +46,4 @@ def _image(image: str) -> str:
 
 
 def _mount(mount: Mount) -> str:
-    return f"{mount.source}:{mount.path}" + (":ro" if mount.read_only else "")
+    return f"{mount.folder}:{mount.path}" + (":ro" if mount.read_only else "")

@@ -199,6 +199,13 @@ FolderPath = Annotated[
         {"type": "string", "pattern": f"^(?:{_PATH})$"},
     ),
 ]
+SubPath = Annotated[
+    str,
+    matching(
+        r'(?!/)(?!(?:.*/)?\.\.(?:/|$))[^\u0000-\u001f\u007f-\u009f\u2028\u2029:,"\\$]+',
+        'a relative path without "..", ":", ",", "$", quotes and backslashes',
+    ),
+]
 FilePattern = Annotated[
     str,
     matching(

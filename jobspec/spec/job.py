@@ -36,6 +36,7 @@ from jobspec.spec.fields import (
     SlurmConstraint,
     SlurmOption,
     SlurmWord,
+    SubPath,
     SweepKey,
     SweptValue,
 )
@@ -44,6 +45,9 @@ from train.config import TrainConfig
 # Far above any machine; a slip of the finger does not become a million lines of commands.
 MAX_NODES = 16384
 MAX_PROCS_PER_NODE = 256
+
+VOLUMES = ("claim", "scratch", "config_map", "secret")
+"""Keys of a mount that name something of a cluster."""
 
 _Count = Annotated[int, Field(ge=1, le=MAX_NODES)]
 
@@ -92,14 +96,35 @@ class Nodes(Section):
 
 
 class Mount(Section):
-    """A folder of the machine or a claim of the cluster, seen inside the container under `path`."""
+    """A folder, claim or other volume, seen inside the container under `path`.
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [_given("source"), _given("claim")]})
+    `source` may stand beside one of the others: targets with folders take the one, targets with volumes the other.
+    """
 
-    source: FolderPath | None = Field(None, description="folder on every node; either this or claim")
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [_given(key) for key in ("source", "claim", "scratch", "config_map", "secret")]}
+    )
+
+    source: FolderPath | None = Field(None, description="folder on every node; Kubernetes takes what stands beside it")
     claim: DnsName | None = Field(None, description="PersistentVolumeClaim (Kubernetes) or volume (compose)")
+    scratch: Size | None = Field(None, description="empty space on the node's own disk, which ends with the pod")
+    config_map: DnsName | None = Field(None, description="ConfigMap whose keys become files (Kubernetes)")
+    secret: DnsName | None = Field(None, description="Secret whose keys become files (Kubernetes)")
+    sub_path: SubPath | None = Field(None, description="only this folder or file of it, such as team/data")
     path: FolderPath = Field(description="where the processes see it")
     read_only: bool = Field(False, description="no process can write to it")
+
+    @property
+    def volume(self) -> str | None:
+        """The key that says what a target with volumes mounts; None where it is the folder of the node."""
+        return next((key for key in VOLUMES if getattr(self, key) is not None), None)
+
+    @property
+    def folder(self) -> str | None:
+        """The folder of the node."""
+        if self.source is None or self.sub_path is None:
+            return self.source
+        return f"{self.source.rstrip('/')}/{self.sub_path}"
 
 
 class Resources(Section):

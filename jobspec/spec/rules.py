@@ -14,7 +14,7 @@ from jobspec.problems import Finding, Path
 from jobspec.spec import shell
 from jobspec.spec.command import as_line, from_script, is_for_a_shell, starts_python
 from jobspec.spec.fields import LINES, LINES_EXPECTED
-from jobspec.spec.job import Job, world_size
+from jobspec.spec.job import VOLUMES, Job, world_size
 from jobspec.spec.variables import SET_BY_US, is_bash_variable, is_set_by_launcher
 from train.config import to_argv
 
@@ -202,8 +202,12 @@ def secrets_are_only_names(job: Job) -> Iterator[Finding]:
 @Rule
 def mounts_have_one_source_and_one_place(job: Job) -> Iterator[Finding]:
     for number, mount in enumerate(job.mounts):
-        if (mount.source is None) == (mount.claim is None):
-            message = f"mounts[{number}] needs either source (a folder of the node) or claim (a volume)"
-            yield Finding(("mounts", number), message, "source: /data, or claim: NAME")
+        volumes = [key for key in VOLUMES if getattr(mount, key) is not None]
+        if mount.source is None and not volumes:
+            message = f"mounts[{number}] does not say what is mounted"
+            yield Finding(("mounts", number), message, "source: /data, a folder of the node, or claim: NAME")
+        for key in volumes[1:]:
+            message = f"mounts[{number}].{key} is given, but {volumes[0]} is too: only one can be mounted"
+            yield Finding(("mounts", number, key), message, "leave one of them out; source may stand beside either")
         if mount.path in [earlier.path for earlier in job.mounts[:number]]:
             yield Finding(("mounts", number, "path"), f"mounts[{number}].path: {mount.path} is mounted twice")

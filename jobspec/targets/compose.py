@@ -38,7 +38,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "stop_grace": job.preemption.grace if job.preemption else _STOP_GRACE,
         "workdir": files.workdir(job),
         "files": {f"./{name}": files.target(job, name) for name in files.found(job)},
-        "claims": sorted({mount.claim for mount in job.mounts if mount.claim is not None}),
+        "claims": sorted({mount.claim for mount in job.mounts if mount.claim is not None and mount.source is None}),
     }
 
 
@@ -81,6 +81,11 @@ def there_is_an_image(job: Job) -> Iterator[Finding]:
 @Rule
 def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
     for number, mount in enumerate(job.mounts):
+        if mount.source is None and mount.volume in ("config_map", "secret"):
+            message = f"mounts[{number}].{mount.volume} is of Kubernetes; compose mounts folders and volumes"
+            yield Finding(("mounts", number, mount.volume), message, "source: a folder of this machine, beside it")
+        if mount.scratch is not None and mount.source is None and mount.sub_path is not None:
+            yield Finding(("mounts", number, "sub_path"), f"mounts[{number}].sub_path: an empty volume has no folders")
         path = posixpath.normpath("/" + mount.path.lstrip("/"))
         if path == "/dev/shm":
             message = f"mounts[{number}].path is /dev/shm, which is shared memory"
