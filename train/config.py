@@ -130,6 +130,11 @@ class TrainConfig(BaseModel):
     clip_norm: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="clip the norm of the whole gradient to this"
     )
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop",
+        description="what all processes do together when a loss or the gradient is not finite: stop, with the state "
+        "before that step saved, or skip the step (ten in a row stop the run)",
+    )
     scheduler: Literal["none", "step", "cosine"] = Field(
         "none", description="learning rate by epoch: constant, times lr_gamma each epoch, or cosine to 0"
     )

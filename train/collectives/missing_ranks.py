@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
 
-from train.errors import UserError
+from train.errors import SharedError, UserError
 
 # How long a rank that gave up waits for the others to say where they gave up, and looks for them how often.
 _REPORTS_S, _POLL_S = 5.0, 0.2
@@ -68,7 +68,7 @@ def reports(position: str, group: dist.ProcessGroup | None = None) -> list[str]:
     thread = threading.Thread(target=gathered.collect, daemon=True)
     thread.start()
     thread.join(2 * _REPORTS_S)
-    elsewhere = [f"rank {_listed(ranks)} gave up elsewhere: {where}" for where, ranks in gathered.elsewhere.items()]
+    elsewhere = [f"rank {_listed(ranks)} {where}" for where, ranks in gathered.elsewhere.items()]
     if not gathered.complete:
         return [
             *elsewhere,
@@ -80,6 +80,24 @@ def reports(position: str, group: dist.ProcessGroup | None = None) -> list[str]:
             f"no word within {_REPORTS_S:g} s from rank {_listed(gathered.silent)}: ended, or still waiting"
         )
     return elsewhere
+
+
+def report_failure(error: Exception) -> None:
+    """Leave the reason why this rank ends where the other ranks look for it, unless it ends because of them."""
+    if isinstance(error, SharedError) or (isinstance(error, UserError) and error.__cause__ is not None):
+        return
+    with suppress(OSError, RuntimeError):
+        _Reports("", None).write(f"failed: {error if isinstance(error, UserError) else repr(error)}")
+
+
+def failures(group: dist.ProcessGroup | None) -> list[str]:
+    """Return the reasons that ranks of the group have left with report_failure(), without waiting for more."""
+    gathered = _Reports("", group)
+    with suppress(OSError, RuntimeError):
+        gathered.look()
+    return [
+        f"rank {_listed(ranks)} {where}" for where, ranks in gathered.elsewhere.items() if where.startswith("failed")
+    ]
 
 
 class _Reports:
@@ -107,20 +125,28 @@ class _Reports:
         time.sleep(_CLOSING_S)
         deadline = time.monotonic() + _REPORTS_S
         try:
-            self._refuse_lost_store()
-            self._store.set(str(dist.get_rank()), self.position)
-            _Reports._is_written = True
+            self.write(_at(self.position))
             while self.silent and time.monotonic() < deadline:
-                self._refuse_lost_store()
-                for rank in [rank for rank in sorted(self.silent) if self._store.check([str(rank)])]:
-                    self.silent.remove(rank)
-                    where = self._store.get(str(rank)).decode()
-                    if where != self.position:
-                        self.elsewhere.setdefault(where, []).append(rank)
+                self.look()
                 time.sleep(_POLL_S)
             self.complete = True
         except (OSError, RuntimeError):
             pass  # which `complete` tells
+
+    def look(self) -> None:
+        """Read what has been written since; raise OSError or RuntimeError if the store is gone."""
+        self._refuse_lost_store()
+        for rank in [rank for rank in sorted(self.silent) if self._store.check([str(rank)])]:
+            self.silent.remove(rank)
+            where = self._store.get(str(rank)).decode()
+            if where != _at(self.position):
+                self.elsewhere.setdefault(where, []).append(rank)
+
+    def write(self, text: str) -> None:
+        """Tell the other ranks; raise OSError or RuntimeError if the store is gone."""
+        self._refuse_lost_store()
+        self._store.set(str(dist.get_rank()), text)
+        _Reports._is_written = True
 
     @staticmethod
     def withdraw() -> None:
@@ -140,3 +166,7 @@ class _Reports:
 
 def _listed(ranks: set[int] | list[int]) -> str:
     return ", ".join(map(str, sorted(ranks)))
+
+
+def _at(position: str) -> str:
+    return f"gave up elsewhere: {position}"

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from train.collectives.missing_ranks import MissingRanks, reason, reports
+from train.collectives.missing_ranks import MissingRanks, failures, reason, reports
 from train.ddp.gradient_hooks import is_compiled_backward
 from train.errors import SharedError, UserError
 
@@ -97,9 +97,8 @@ def naming_the_bucket(names: Sequence[str], position: str, group: dist.ProcessGr
         yield
     except RuntimeError as error:
         what = f"{bucket_in_words(names, position)} were not averaged: {reason(error)}"
-        if not isinstance(error, MissingRanks):
-            what = "\n".join([what, *reports(position, group)])
-        raise UserError(what) from error
+        known = failures(group) if isinstance(error, MissingRanks) else reports(position, group)
+        raise UserError("\n".join([what, *known])) from error
 
 
 def bucket_in_words(names: Sequence[str], position: str) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from train.collectives.agreement import StopAgreement, Stopped
 from train.collectives.broadcast import broadcast_from_rank_0
-from train.loop.losses import Means, sum_of_correct, sum_of_losses
+from train.loop.losses import Means, losses_of_samples, sum_of_correct
 from train.loop.numerics import autocast
 from train.strategies import Context
 
@@ -40,7 +40,8 @@ def evaluate(
         if len(labels):
             with autocast(precision, context.device):
                 logits = model(images)
-            sums += torch.stack([sum_of_losses(logits, labels).double(), sum_of_correct(logits, labels).double()])
+            loss = losses_of_samples(logits, labels).sum(dtype=torch.float64)
+            sums += torch.stack([loss, sum_of_correct(logits, labels).double()])
             samples += len(labels)  # on the host: a number sent to a GPU would wait for the batch
         if stop_agreement.reached():
             raise Stopped

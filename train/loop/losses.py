@@ -16,14 +16,14 @@ from train.errors import SharedError
 from train.records.observer import StepRecord
 
 
-def sum_of_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross entropy of each sample, summed over the samples; that of a row of tokens is their mean.
+def losses_of_samples(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross entropy of each sample, float32 (n); that of a row of tokens is their mean.
 
     Args:
         logits, labels: (n, classes) and (n), or (n, T, vocabulary) and (n, T).
     """
-    summed = F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), reduction="sum")
-    return summed / math.prod(labels.shape[1:])
+    losses = F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), reduction="none")
+    return losses.view(len(labels), math.prod(labels.shape[1:])).mean(dim=1)
 
 
 def sum_of_correct(logits: Tensor, labels: Tensor) -> Tensor:
@@ -33,13 +33,16 @@ def sum_of_correct(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What one step leaves on the device, so that the host need not wait for it.
+    """What one step gave.
 
-    loss_sum: sum of this rank's losses, float64; grad_norm: of the global gradient, None unless it is clipped.
+    loss_sum: sum of this rank's losses, float64, on the device, so that the host need not wait for it.
+    grad_norm: of the global gradient, before it was clipped; not finite if fp16 overflowed.
+    skipped: why the optimizer did not use the gradient, the same on all ranks; None if it did.
     """
 
     loss_sum: Tensor
-    grad_norm: Tensor | None
+    grad_norm: float
+    skipped: str | None
 
 
 @dataclass
@@ -91,17 +94,18 @@ class PendingLosses:
     def reduce(self, epoch_means: Means) -> list[StepRecord]:
         """Read and forget the pending steps, add them to `epoch_means` and return their records.  A collective.
 
-        One message sums the losses of all of them over the ranks.
+        One message sums the losses of all of them over the ranks; none is sent if there are none.
         """
+        if not self._steps:
+            return []
         losses = torch.stack([pending.outcome.loss_sum for pending in self._steps]).cpu()
         dist.all_reduce(losses)
-        norms = self._grad_norms()
         now = time.monotonic()
         seconds_per_step = (now - self._since) / len(self._steps)
         samples_per_second = sum(pending.samples for pending in self._steps) / (now - self._since)
         shares = self._shares(now - self._since)
         records = []
-        for pending, loss_sum, grad_norm in zip(self._steps, losses.tolist(), norms, strict=True):
+        for pending, loss_sum in zip(self._steps, losses.tolist(), strict=True):
             epoch_means.loss_sum += loss_sum
             epoch_means.samples += pending.samples
             records.append(
@@ -114,7 +118,7 @@ class PendingLosses:
                     time=pending.time,
                     seconds_per_step=round(seconds_per_step, 6),
                     samples_per_second=round(samples_per_second, 3),
-                    grad_norm=grad_norm,
+                    grad_norm=pending.outcome.grad_norm if math.isfinite(pending.outcome.grad_norm) else None,
                     **shares,
                 )
             )
@@ -131,14 +135,6 @@ class PendingLosses:
             # On CUDA the host does not wait: the stream does.
             shares["communication_share"] = round(waited["communication"] / seconds, 4)
         return shares
-
-    def _grad_norms(self) -> list[float | None]:
-        """Return the norm of each pending step; None where it is unknown, or not finite (as an overflow of fp16 is)."""
-        norms = [pending.outcome.grad_norm for pending in self._steps]
-        known = [norm for norm in norms if norm is not None]
-        values = iter(torch.stack(known).tolist() if known else [])
-        read = [None if norm is None else next(values) for norm in norms]
-        return [value if value is not None and math.isfinite(value) else None for value in read]
 
 
 def refuse_if_not_finite(loss: float, what: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,7 +15,9 @@ from train.config import TrainConfig
 from train.data.sampler import ShardSampler
 from train.data.shard import num_micro_batches, num_steps, step_range
 from train.errors import UserError
-from train.loop.losses import StepOutcome, sum_of_losses
+from train.loop import nonfinite
+from train.loop.buffers import BufferCopies
+from train.loop.losses import StepOutcome, losses_of_samples
 from train.loop.numerics import autocast
 from train.loop.run import Run
 from train.strategies import Wrapped
@@ -47,6 +50,10 @@ class Step:
         self.config, self.world, self.device = run.config, run.world, run.context.device
         self.model, self.wrapped, self.optimizer = model, wrapped, optimizer
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.config.precision == "fp16")
+        # While it is true the weights are neither those before nor those after a step.  The Trainer ends it.
+        self.is_updating = False
+        self._skipped_in_a_row = 0
+        self._buffers = BufferCopies(model)
         self._runs_on_empty_batches = has_sync_batchnorm(model)
 
     def set_lr(self, lr: float) -> None:
@@ -60,29 +67,23 @@ class Step:
         Args:
             images, labels: as train.data.batches makes them, on the device.
             position: the sampler that chose them, not yet advanced.
-        Raises UserError if BatchNorm has a single sample.
+        Raises UserError if BatchNorm has a single sample; NonFinite if the gradient is not finite and the run is to
+        stop, with the model as it was before.
         """
         self._seed(position)
-        stretch = step_range(position.num_samples, position.batch_size, position.step)
-        # The wrapper takes the mean over ranks, so a sum over this rank's samples times this is the global mean.
-        per_sample = self.world.world_size / len(stretch)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        # As many micro-batches on each rank, because synchronised layers meet in each of them.
-        parts = num_micro_batches(stretch, self.world.world_size, self.config.accumulate)
-        for index, (x, y) in enumerate(zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True)):
-            with self.wrapped.no_sync() if index < parts - 1 else nullcontext():
-                loss = self._loss_sum(x, y, position)
-                self.scaler.scale(loss * per_sample).backward()
-            loss_sum += loss.detach()
+        self._buffers.keep()
+        losses = self._compute_gradients(images, labels, position)
         self.wrapped.after_backward()
-        grad_norm = None
-        if self.config.clip_norm is not None:
-            self.scaler.unscale_(self.optimizer)
-            grad_norm = self.wrapped.clip(self.config.clip_norm)
-        self.scaler.step(self.optimizer)
+        self.scaler.unscale_(self.optimizer)
+        grad_norm = float(self.wrapped.clip(self.config.clip_norm or math.inf))
+        skipped = None if math.isfinite(grad_norm) else self._refuse_gradient(images, losses, position)
+        if skipped is None:
+            self.is_updating = True
+            self.scaler.step(self.optimizer)
+            self._skipped_in_a_row = 0
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepOutcome(loss_sum, grad_norm)
+        return StepOutcome(losses.sum(dtype=torch.float64), grad_norm, skipped)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the model, the optimizer and the scaler.  All ranks call it together."""
@@ -98,7 +99,39 @@ class Step:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
 
-    def _loss_sum(self, images: Tensor, labels: Tensor, position: ShardSampler) -> Tensor:
+    def _compute_gradients(self, images: Tensor, labels: Tensor, position: ShardSampler) -> Tensor:
+        """Run forward and backward of all micro-batches; return the loss of each sample of this rank, detached."""
+        stretch = step_range(position.num_samples, position.batch_size, position.step)
+        # The wrapper takes the mean over ranks, so a sum over this rank's samples times this is the global mean.
+        per_sample = self.world.world_size / len(stretch)
+        losses = []
+        # As many micro-batches on each rank, because synchronised layers meet in each of them.
+        parts = num_micro_batches(stretch, self.world.world_size, self.config.accumulate)
+        for index, (x, y) in enumerate(zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True)):
+            with self.wrapped.no_sync() if index < parts - 1 else nullcontext():
+                of_samples = self._losses(x, y, position)
+                self.scaler.scale(nonfinite.marked(of_samples.sum() * per_sample)).backward()
+            losses.append(of_samples.detach()[: len(y)])
+        return torch.cat(losses)
+
+    def _refuse_gradient(self, images: Tensor, losses: Tensor, position: ShardSampler) -> str | None:
+        """Return why the step is skipped; None if fp16 has only overflowed: then the scaler skips it.  A collective."""
+        why = nonfinite.found(self.world, position, images, losses)
+        if why is None and self.scaler.is_enabled():
+            return None
+        why = why or "the gradient is not finite, though the loss of each sample is"
+        self._buffers.restore()
+        self._skipped_in_a_row += 1
+        if self.config.on_nonfinite == "skip" and self._skipped_in_a_row < nonfinite.MOST_SKIPPED_IN_A_ROW:
+            return why
+        self.optimizer.zero_grad(set_to_none=True)
+        raise nonfinite.NonFinite(
+            f"step {_step_of_run(position)}: {why}, so all ranks stop before the optimizer's step"
+            + (f", the {self._skipped_in_a_row}th in a row" if self._skipped_in_a_row > 1 else "")
+            + ". Mend the sample, or try a lower --lr, --clip-norm, --precision=fp32 or --on-nonfinite=skip"
+        )
+
+    def _losses(self, images: Tensor, labels: Tensor, position: ShardSampler) -> Tensor:
         counts = 1.0
         if len(labels) == 0 and not self._runs_on_empty_batches:
             # Blank images that do not count: gradients of zero, in the same order as on the other ranks.
@@ -110,12 +143,11 @@ class Step:
             except ValueError as error:
                 if "more than 1 value per channel" not in str(error):
                     raise
-                steps_before = (position.epoch - 1) * num_steps(position.num_samples, position.batch_size)
                 raise UserError(
-                    f"epoch {position.epoch}, step {steps_before + position.step + 1}: BatchNorm cannot be trained on "
+                    f"epoch {position.epoch}, step {_step_of_run(position)}: BatchNorm cannot be trained on "
                     "the single sample that this rank has left; choose another --batch-size"
                 ) from None
-        return counts * sum_of_losses(logits, labels)
+        return counts * losses_of_samples(logits, labels)
 
     def _seed(self, position: ShardSampler) -> None:
         """Make dropout's random numbers a function of the position, so that a resumed run draws the same ones."""
@@ -125,3 +157,8 @@ class Step:
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
+
+
+def _step_of_run(position: ShardSampler) -> int:
+    """Return the number, from 1 and over all epochs, of the step at `position`."""
+    return (position.epoch - 1) * num_steps(position.num_samples, position.batch_size) + position.step + 1

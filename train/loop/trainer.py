@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 from typing import Any
 
 from torch import Tensor
@@ -17,13 +15,16 @@ from train.collectives.agreement import StopAgreement, Stopped
 from train.collectives.waiting import waiting_for_each
 from train.data.sampler import ShardSampler
 from train.data.shard import step_range
+from train.errors import SharedError
+from train.loop.emergency import save_after_failure
 from train.loop.evaluation import evaluate
 from train.loop.losses import Means, PendingLosses, refuse_if_not_finite
+from train.loop.nonfinite import NonFinite
 from train.loop.optimizers import lr_of_epoch
 from train.loop.run import Run
 from train.loop.step import Step
 from train.records.metrics import weights_sha256
-from train.records.observer import EpochRecord, Observer, RunEnd, StepRecord
+from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
 from train.records.progress import say
 
 
@@ -50,7 +51,7 @@ class Trainer:
         self.run, self.config = run, run.config
         self.step, self.sampler, self.observers = step, sampler, observers
         self.train_batches, self.validation_batches = train_batches, validation_batches
-        self.steps_done = 0
+        self.steps_done = self.saved_step = 0
         self.evaluated_step = 0  # step of the last evaluation; a run may be stopped before one is done
         self.epoch_means = Means()
         self._pending_losses = PendingLosses()
@@ -59,16 +60,28 @@ class Trainer:
     def fit(self) -> bool:
         """Train until the last epoch or step, and evaluate and save after each epoch.
 
-        Returns False if a signal stopped the run before: then its position is saved.
+        Returns False if a signal stopped the run before: then its position is saved.  After an error, too, rank 0 saves
+        what it can.
         """
-        with missing_ranks.naming_missing_ranks():
-            try:
-                self._run_epochs()
-            except Stopped:
-                self._save_and_stop()
-                return False
-            self._end_run(weights_sha256(self.step.wrapped.state_dict()))
-            self._wait_until_saved()
+        try:
+            with missing_ranks.naming_missing_ranks():
+                return self._run_to_the_end()
+        except Exception as error:
+            missing_ranks.report_failure(error)
+            save_after_failure(self)
+            raise
+
+    def _run_to_the_end(self) -> bool:
+        try:
+            self._run_epochs()
+        except Stopped:
+            self._save_and_stop()
+            return False
+        except NonFinite:
+            self._record_losses(now=True)  # all ranks are here, so that what is saved lacks nothing
+            raise
+        self._end_run(weights_sha256(self.step.wrapped.state_dict()))
+        self._wait_until_saved()
         return True
 
     def _run_epochs(self) -> None:
@@ -77,6 +90,8 @@ class Trainer:
                 break
             started = time.monotonic()
             trained = self.train_epoch()
+            if trained.samples == 0:
+                raise SharedError(f"every step of epoch {epoch} was skipped; the run ends here")
             train_seconds = time.monotonic() - started
             validated = self.evaluate()
             seconds = time.monotonic() - started
@@ -126,19 +141,25 @@ class Trainer:
         stretch = step_range(self.sampler.num_samples, self.sampler.batch_size, self.sampler.step)
         outcome = self.step.run(images, labels, self.sampler)
         self.steps_done += 1
-        self._pending_losses.add(outcome, epoch=self.sampler.epoch, step=self.steps_done, lr=lr, samples=len(stretch))
         self.sampler.advance()
+        self.step.is_updating = False
+        if outcome.skipped is None:
+            place = {"epoch": self.sampler.epoch, "step": self.steps_done}
+            self._pending_losses.add(outcome, **place, lr=lr, samples=len(stretch))
+        else:
+            self._report("skipped_step", f"skipped by all ranks, because {outcome.skipped}")
+
+    def _report(self, kind: str, text: str) -> None:
+        for observer in self.observers:
+            observer.incident(Incident(self.steps_done, kind, text))
 
     def _record_losses(self, now: bool) -> None:
         """Report a step to the observers, with the losses of all pending steps if `log_every` are pending or `now`."""
         known: list[StepRecord] = []
         if now or len(self._pending_losses) == self.config.log_every:
             known = self._pending_losses.reduce(self.epoch_means)
-        finite = list(takewhile(lambda record: math.isfinite(record.loss), known))
         for observer in self.observers:
-            observer.step_ended(self.steps_done, finite)
-        for record in known[len(finite) :]:
-            refuse_if_not_finite(record.loss, f"loss of step {record.step}")
+            observer.step_ended(self.steps_done, known)
 
     def evaluate(self) -> Means:
         """Return mean loss and accuracy over the validation set.  Raises Stopped if a signal asks for it."""
@@ -165,6 +186,7 @@ class Trainer:
         state = self.state_dict()
         if self.run.checkpoints is not None:
             self.run.checkpoints.save(self.steps_done, state)
+        self.saved_step = self.steps_done
 
     def _wait_until_saved(self) -> None:
         if self.config.checkpoint_dir is not None:
@@ -190,6 +212,7 @@ class Trainer:
         self.sampler.load_state_dict(state["sampler"])
         self.step.load_state_dict(state)
         self.steps_done, self.evaluated_step = state["step"], state["evaluated_step"]
+        self.saved_step = self.steps_done
         self.epoch_means = Means(**state["epoch_means"])
         if self.run.checkpoints is not None:
             self.run.checkpoints.set_aside_after(self.steps_done, say)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from train.errors import UserError
-from train.records.observer import EpochRecord, RunEnd, StepRecord
+from train.records.observer import EpochRecord, Incident, RunEnd, StepRecord
 
 
 class MetricsFile:
@@ -71,6 +71,10 @@ class MetricsFile:
         """Write a `step` record of each step whose loss is known now; a field that is None is left out."""
         for record in known:
             self.write("step", **{name: value for name, value in asdict(record).items() if value is not None})
+
+    def incident(self, incident: Incident) -> None:
+        """Write an `incident` record."""
+        self.write("incident", **asdict(incident))
 
     def epoch_ended(self, record: EpochRecord) -> None:
         """Write the `epoch` record."""

@@ -18,7 +18,7 @@ class StepRecord:
     loss: mean over the global batch; samples: how many it has.
     time: when the host had started all work of the step, in seconds since 1970.
     seconds_per_step, samples_per_second: means over the steps whose losses were read together.
-    grad_norm: norm of the whole gradient before it was clipped; None if it was not computed or is not finite.
+    grad_norm: norm of the whole gradient before it was clipped; None if it is not finite.
     input_share, communication_share: parts of seconds_per_step in which rank 0's host waited for its batch, and for the
         gradients of other ranks.  None if they are unknown, as the second one is on CUDA and with native DDP.
     """
@@ -54,6 +54,18 @@ class EpochRecord:
 
 
 @dataclass(frozen=True)
+class Incident:
+    """Something rare that changed the course of a run, all ranks together.
+
+    step: the one it happened at; kind: one word for programs; text: a sentence for people.
+    """
+
+    step: int
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
 class RunEnd:
     """Where a run has ended.
 
@@ -78,8 +90,12 @@ class Observer(Protocol):
         """Step `step` has just ended on the host.
 
         `known` holds the steps, up to this one, whose losses have been read now.  Losses stay on the device until
-        `--log-every` of them are read at once, so `known` is empty after most steps.
+        `--log-every` of them are read at once, so `known` is empty after most steps.  A skipped step has no record.
         """
+        ...
+
+    def incident(self, incident: Incident) -> None:
+        """Something rare has happened at a step, before step_ended() of it."""
         ...
 
     def epoch_ended(self, record: EpochRecord) -> None:
@@ -98,6 +114,9 @@ class QuietObserver(Observer):
         pass
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
+        pass
+
+    def incident(self, incident: Incident) -> None:
         pass
 
     def epoch_ended(self, record: EpochRecord) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from train.records.observer import EpochRecord, RunEnd, StepRecord
+from train.records.observer import EpochRecord, Incident, RunEnd, StepRecord
 from train.records.start import in_words
 
 if TYPE_CHECKING:
@@ -47,6 +47,12 @@ class Progress:
             self._epoch.show(known, (self._last_step - step) * self._seconds / self._steps)
         if step % self._steps_per_epoch == 0:
             self._close()
+
+    def incident(self, incident: Incident) -> None:
+        """Say it, above the bar."""
+        if self._epoch is not None:
+            self._epoch.clear()
+        say(f"step {incident.step}: {incident.text}")
 
     def epoch_ended(self, record: EpochRecord) -> None:
         """Say the losses of the epoch."""
@@ -108,6 +114,10 @@ class _Epoch:
                 f"loss {loss:.4f}  lr {last.lr:.3g}  {last.samples_per_second:.0f} samples/s  "
                 f"{in_hours(seconds_left)} left"
             )
+
+    def clear(self) -> None:
+        if self._bar is not None:
+            self._bar.clear()
 
     def close(self) -> None:
         if self._bar is not None:

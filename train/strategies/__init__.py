@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class Wrapped:
     no_sync: a context whose backwards only add to p.grad, for all micro-batches of a step but the last.
     state_dict: the state of the whole model, with the bare model's names.  All ranks call it together.
     clip: scale the gradients down to a total norm of at most its argument, after the last backward of a step.  It
-        returns the norm before that, one number on the device, the same on all ranks.
+        returns the norm before that, one number on the device, the same on all ranks.  Infinity only measures.
     after_backward: called between the last backward of a step and `clip`.  Only average_after_backward needs it.
     """
 
@@ -62,7 +63,10 @@ def replicated(
     """Return `call` as a strategy in which every rank holds all parameters and all gradients of `model`."""
 
     def clip(max_norm: float) -> Tensor:
-        return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        norm = nn.utils.get_total_norm([param.grad for param in model.parameters() if param.grad is not None])
+        if max_norm < math.inf:
+            nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
+        return norm
 
     return Wrapped(call, no_sync, model.state_dict, clip, after_backward)
 

@@ -11,7 +11,7 @@ from tests.ranks import run_ranks
 from train.errors import SharedError
 from train.flags import from_argv
 from train.loop import setup
-from train.records.observer import EpochRecord, RunEnd, StepRecord
+from train.records.observer import EpochRecord, Incident, RunEnd, StepRecord
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -32,6 +32,9 @@ class _Recorder:
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
         self.heard.append((step, [record.step for record in known]))
         self.records += known
+
+    def incident(self, incident: Incident) -> None:
+        self.heard.append((incident.kind, incident.step))
 
     def epoch_ended(self, record: EpochRecord) -> None:
         self.heard.append(("epoch", record.epoch, record.step, record.samples))
@@ -69,28 +72,28 @@ def _diverged(world: World) -> _Recorder:
     parts = setup.load_parts(config, world)
     parts.observers.append(recorder)
     setup.report_start(config, world, parts)
-    with pytest.raises(SharedError, match=r"^the loss of step \d+ is (nan|inf): .*--lr"):
+    with pytest.raises(SharedError, match=r"^step \d+: .* is not finite.*--lr"):
         setup.make_trainer(config, world, StopSignal(), parts).fit()
     return recorder
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_after_the_losses_before_it_are_known() -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_at_that_step() -> None:
     (recorder,) = run_ranks(1, _diverged)
     finite = [record.step for record in recorder.records]
     assert finite == [*range(1, len(finite) + 1)]
     assert 1 <= len(finite) < _STEPS_PER_EPOCH
-    assert recorder.heard[-1] == (_STEPS_PER_EPOCH, finite)
+    assert recorder.heard[-1] == (len(finite), finite)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_the_norm_of_the_gradient_is_known_if_it_is_clipped(world_size: int) -> None:
+def test_the_norm_of_the_gradient_is_known_whether_it_is_clipped_or_not(world_size: int) -> None:
     recorder, *_ = run_ranks(world_size, _observed, "--max-steps=3", "--clip-norm=100")
     (plain, *_) = run_ranks(world_size, _observed, "--max-steps=3")
     # 100 clips nothing.
     assert [record.loss for record in recorder.records] == [record.loss for record in plain.records]
     norms = [record.grad_norm for record in recorder.records]
     assert norms == pytest.approx(_norms_of_one_process(), rel=1e-4)
-    assert [record.grad_norm for record in plain.records] == [None] * 3
+    assert [record.grad_norm for record in plain.records] == norms
 
 
 def _norms_of_one_process() -> list[float]:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import ROOT, environment, start_ranks
+from tests.cli import ROOT, environment, records, start_ranks
+from tests.ranks import train_on_ranks
 from train.world.failure import record_for_torchrun
 
-pytestmark = pytest.mark.timeout(240)
-_TIMEOUT_S = 100.0
+pytestmark = pytest.mark.timeout(400)
+_TIMEOUT_S = 200.0
 _AT_ONCE_S = 2.0
 
 # `python -m train` with one more process group: like NCCL's with work pending, it does not end before that work does.
@@ -84,6 +85,18 @@ def test_alone_or_as_one_of_two_a_failing_rank_prints_its_traceback_and_ends_at_
         assert [rank.returncode for rank in ranks] == [1] * world_size
         # The other rank was in the middle of a collective; what it says names the missing one.
         assert all("rank 1" in said and "ended" in said and "Traceback" not in said for _, said in others), others
+
+
+def test_the_other_ranks_say_why_one_failed_and_rank_0_saves_the_last_whole_step(program: Path, tmp_path: Path) -> None:
+    flags = [*_FLAGS, f"--checkpoint-dir={tmp_path / 'checkpoints'}", f"--run-dir={tmp_path}"]
+    ranks = start_ranks(2, *flags, program=[str(program)], FAILS="1")
+    said = ["".join(rank.communicate(timeout=_TIMEOUT_S)) for rank in ranks]
+    reason = "rank 1 failed: OutOfMemoryError('CUDA out of memory. Tried to allocate 20.00 MiB.')"
+    assert reason in said[0], said
+    assert "rank 0 failed" not in said[0]
+    assert "saved step 2, the last whole one; --resume=auto continues there" in said[0]
+    train_on_ranks(2, *flags, "--resume=auto")
+    assert [record["step"] for record in records(tmp_path, "step")] == [*range(3, 21)]
 
 
 def test_torchrun_shows_the_traceback_of_the_rank_that_failed_first(program: Path) -> None:

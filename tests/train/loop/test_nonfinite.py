@@ -1,0 +1,112 @@
+"""NaN in one sample of one rank: all ranks stop before that step or skip it, together, and name the sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.cli import records
+from tests.ranks import run_ranks, train_on_ranks
+from train.data.sampler import ShardSampler
+from train.flags import from_argv
+from train.loop import setup
+from train.loop.nonfinite import NonFinite
+from train.loop.trainer import Trainer
+from train.records.metrics import weights_sha256
+from train.world.environment import World
+from train.world.signals import StopSignal
+
+pytestmark = pytest.mark.timeout(240)
+_TIMEOUT_S = 100.0
+
+# BatchNorm: its running statistics see the sample before anybody knows that it is bad.
+_FLAGS = ["--model=mnist_bn", "--device=cpu", "--batch-size=50", "--lr=0.01", "--momentum=0.9", "--max-steps=6"]
+_BAD_STEP = 3
+
+
+def _bad_sample() -> int:
+    """A sample that rank 1 of 2 reads at step _BAD_STEP."""
+    of_rank_1 = list(ShardSampler(10_000, 50, 1, 2, 0))
+    return of_rank_1[_BAD_STEP - 1][4]
+
+
+class _WithNan:
+    """A trainer's batches, with NaN in one pixel of one sample."""
+
+    def __init__(self, trainer: Trainer, sample: int) -> None:
+        self.batches, self.sampler, self.sample = trainer.train_batches, trainer.sampler, sample
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for indices, (images, labels) in zip(self.sampler, self.batches, strict=True):
+            if self.sample in indices:
+                images[indices.index(self.sample), 0, 5, 5] = torch.nan
+            yield images, labels
+
+
+def _train(world: World, *flags: str) -> tuple[str | None, str]:
+    """Train with the bad sample; return why the run stopped, if it did, and the hash of the weights."""
+    config = from_argv([*_FLAGS, *flags])
+    parts = setup.load_parts(config, world)
+    setup.report_start(config, world, parts)
+    trainer = setup.make_trainer(config, world, StopSignal(), parts)
+    trainer.train_batches = _WithNan(trainer, _bad_sample())
+    stopped = None
+    try:
+        trainer.fit()
+    except NonFinite as error:
+        stopped = str(error)
+    return stopped, weights_sha256(trainer.step.wrapped.state_dict())
+
+
+def _flags(folder: Path) -> list[str]:
+    return [f"--run-dir={folder}", f"--checkpoint-dir={folder / 'checkpoints'}", "--resume=auto"]
+
+
+@pytest.mark.parametrize("strategy", ["custom_ddp", "ddp"])
+def test_all_ranks_stop_before_the_step_and_the_state_before_it_is_saved(strategy: str, tmp_path: Path) -> None:
+    flags = [f"--strategy={strategy}", *_flags(tmp_path / "stopped")]
+    (stopped, weights), other = run_ranks(2, _train, *flags, timeout_s=_TIMEOUT_S)
+    assert other == (stopped, weights)
+    assert stopped is not None
+    assert f"step 3: rank 1: the image of sample {_bad_sample()} of the training set is not finite" in stopped
+    assert [path.name for path in (tmp_path / "stopped" / "checkpoints").iterdir()] == ["step-00000002"]
+    assert [record["step"] for record in records(tmp_path / "stopped", "step")] == [1, 2]
+
+    # With the sample mended the run goes on as if it had never been bad.
+    train_on_ranks(2, *_FLAGS, *flags, timeout_s=_TIMEOUT_S)
+    train_on_ranks(2, *_FLAGS, f"--strategy={strategy}", *_flags(tmp_path / "whole"), timeout_s=_TIMEOUT_S)
+    (stopped_end,), (whole_end,) = records(tmp_path / "stopped", "end"), records(tmp_path / "whole", "end")
+    assert stopped_end["weights_sha256"] == whole_end["weights_sha256"]
+
+
+def test_all_ranks_skip_the_step_and_train_on(tmp_path: Path) -> None:
+    (stopped, weights), other = run_ranks(
+        2, _train, "--on-nonfinite=skip", f"--run-dir={tmp_path}", timeout_s=_TIMEOUT_S
+    )
+    assert stopped is None
+    assert other == (stopped, weights)
+    (incident,) = records(tmp_path, "incident")
+    assert (incident["step"], incident["kind"]) == (_BAD_STEP, "skipped_step")
+    assert f"sample {_bad_sample()} " in incident["text"]
+    assert [record["step"] for record in records(tmp_path, "step")] == [1, 2, 4, 5, 6]
+    (epoch,) = records(tmp_path, "epoch")
+    assert epoch["samples"] == 5 * 50
+    assert epoch["val_loss"] < 10  # finite, so the running statistics are
+
+
+def test_weights_that_give_no_finite_loss_stop_a_run_that_skips() -> None:
+    (result,) = run_ranks(1, _diverge)
+    assert "the 10th in a row" in result
+
+
+def _diverge(world: World) -> str:
+    config = from_argv(["--model=mlp", "--device=cpu", "--lr=1e30", "--batch-size=100", "--on-nonfinite=skip"])
+    parts = setup.load_parts(config, world)
+    setup.report_start(config, world, parts)
+    with pytest.raises(NonFinite) as raised:
+        setup.make_trainer(config, world, StopSignal(), parts).fit()
+    return str(raised.value)

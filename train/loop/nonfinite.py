@@ -1,0 +1,62 @@
+"""A loss or gradient that is not finite: every rank learns at the same step which samples led to it."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from train.data.sampler import ShardSampler
+from train.errors import SharedError
+from train.world.environment import World
+
+# More samples of one rank than these are not named, only counted.
+_MOST_NAMED = 10
+
+MOST_SKIPPED_IN_A_ROW = 10
+"""So many steps in a row without a finite gradient are no fault of their samples."""
+
+
+class NonFinite(SharedError):
+    """All ranks raise this at the same step, before the optimizer has used the gradient."""
+
+
+def marked(loss: Tensor) -> Tensor:
+    """Return `loss`, whose gradient is NaN if the loss is not finite, so that all ranks learn of it with the average.
+
+    An infinite loss may have a finite gradient.
+    """
+    return loss * (1 + 0 * loss.detach())
+
+
+def found(world: World, position: ShardSampler, images: Tensor, losses: Tensor) -> str | None:
+    """Return which ranks and samples have losses that are not finite, or None if all are finite.  A collective.
+
+    Args:
+        position: where the step is; images, losses: this rank's share of it, in the order of the sampler.
+    """
+    indices = next(iter(position))
+    # With BatchNorm one bad image spoils the losses of all samples, so images are looked at first.
+    bad_images = _not_finite(indices, images.flatten(1).sum(dim=1))
+    bad = ("image", bad_images) if bad_images else ("loss", _not_finite(indices, losses))
+    of_ranks: list[tuple[str, list[int]]] = [bad] * world.world_size
+    dist.all_gather_object(of_ranks, bad)
+    kinds = [kind for kind, of_rank in of_ranks if of_rank]
+    if not kinds:
+        return None
+    first = "image" if "image" in kinds else "loss"
+    return "; ".join(
+        f"rank {rank}: the {kind} of {_named(of_rank)} is not finite"
+        for rank, (kind, of_rank) in enumerate(of_ranks)
+        if of_rank and kind == first
+    )
+
+
+def _not_finite(indices: list[int], values: Tensor) -> list[int]:
+    return [index for index, finite in zip(indices, torch.isfinite(values).tolist(), strict=True) if not finite]
+
+
+def _named(indices: list[int]) -> str:
+    listed = ", ".join(map(str, indices[:_MOST_NAMED]))
+    more = f" and {len(indices) - _MOST_NAMED} more" if len(indices) > _MOST_NAMED else ""
+    return f"sample{'s' * (len(indices) > 1)} {listed}{more} of the training set"
