@@ -160,7 +160,24 @@ class TrainConfig(BaseModel):
         "out added to the next gradient",
     )
     bucket_mib: float = Field(
-        25.0, gt=0, le=16384, description="capacity of a gradient bucket of custom_ddp and ddp, in MiB"
+        25.0,
+        gt=0,
+        le=16384,
+        description="capacity of a gradient bucket of custom_ddp and ddp, and least size of a unit of fsdp by size, in "
+        "MiB",
+    )
+    fsdp_wrap: Literal["block", "size"] = Field(
+        "block", description="what fsdp gathers together: each layer of the model, or layers of bucket_mib in all"
+    )
+    fsdp_reshard: bool = Field(
+        True,
+        description="fsdp frees gathered parameters after the forward and gathers them again for the backward; without "
+        "it they stay: more memory, fewer messages",
+    )
+    pipeline_schedule: Literal["gpipe", "1f1b"] = Field(
+        "1f1b",
+        description="order of the micro-batches of pipeline (as many as accumulate): gpipe runs all forwards, then all "
+        "backwards; 1f1b alternates, as fast with fewer activations",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where torch sees it")
     seed: int = Field(0, ge=0, lt=2**32, description="seed of weights, sample order and dropout")
@@ -233,6 +250,47 @@ class TrainConfig(BaseModel):
                 {"key": "sync", "other": "strategy", "sync": self.sync, "strategy": self.strategy},
             )
         return self
+
+    @model_validator(mode="after")
+    def _strategy_can(self) -> TrainConfig:
+        """Refuse what the strategy cannot do, rather than do something else."""
+        for key, strategy in {"fsdp_wrap": "fsdp", "fsdp_reshard": "fsdp", "pipeline_schedule": "pipeline"}.items():
+            if getattr(self, key) != TrainConfig.model_fields[key].default and self.strategy != strategy:
+                raise PydanticCustomError(
+                    "keys_disagree",
+                    "{key} is {value}, but strategy is {strategy}; only {other} has it",
+                    {"key": key, "value": getattr(self, key), "strategy": self.strategy, "other": strategy},
+                )
+        if self.strategy in ("fsdp", "pipeline") and self.checkpoint_dir is not None:
+            raise PydanticCustomError(
+                "keys_disagree", "checkpoint_dir is given, but fsdp and pipeline save no checkpoints yet", {}
+            )
+        for key, value, why in _CANNOT.get(self.strategy, ()):
+            if getattr(self, key) == value:
+                raise PydanticCustomError(
+                    "keys_disagree",
+                    "{key} is {value}, which strategy {strategy} cannot do: {why}",
+                    {"key": key, "value": value, "strategy": self.strategy, "why": why},
+                )
+        return self
+
+    def reader(self, rank: int, world_size: int) -> tuple[int, int]:
+        """This process's number among those that read different samples, and how many these are.
+
+        The stages of a pipeline all read the same samples.
+        """
+        return (0, 1) if self.strategy == "pipeline" else (rank, world_size)
+
+
+# What a strategy cannot do whatever the machine: (key, value, why).
+_CANNOT: dict[str, list[tuple[str, Any, str]]] = {
+    "fsdp": [
+        ("precision", "fp16", "each rank would see overflows in its own shards alone, and skip other steps; use bf16"),
+    ],
+    "pipeline": [
+        ("precision", "fp16", "each stage would see overflows in its own layers alone, and skip other steps; use bf16"),
+    ],
+}
 
 
 def choices(key: str) -> list[str]:

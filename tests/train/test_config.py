@@ -73,6 +73,16 @@ def configs(draw: st.DrawFn) -> TrainConfig:
         drawn |= {"checkpoint_every": 0, "resume": "never"}
     if drawn["strategy"] != "custom_ddp":
         drawn["sync"] = "all_reduce"
+    # Texts with a form of their own, and what needs a folder.
+    drawn |= {"profile": draw(st.sampled_from([None, "2:5"])), "profile_ranks": draw(st.sampled_from(["0", "all"]))}
+    if drawn["run_dir"] is None:
+        drawn |= {"profile": None, "tensorboard": False}
+    only = {"fsdp_wrap": "fsdp", "fsdp_reshard": "fsdp", "pipeline_schedule": "pipeline"}
+    drawn |= {
+        key: TrainConfig.model_fields[key].default for key, strategy in only.items() if drawn["strategy"] != strategy
+    }
+    if drawn["strategy"] in ("fsdp", "pipeline"):
+        drawn |= {"precision": "fp32", "checkpoint_dir": None, "checkpoint_every": 0, "resume": "never"}
     return TrainConfig.model_validate(drawn)
 
 

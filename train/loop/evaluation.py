@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -22,12 +22,14 @@ def evaluate(
     context: Context,
     precision: str,
     stop_agreement: StopAgreement,
+    predict: Callable[[Tensor], Tensor | None] | None = None,
 ) -> Means:
     """Return the mean loss and the accuracy over the validation set, the same on every rank.  A collective.
 
     Args:
         batches: this rank's share; as many batches on all ranks, of which some may be empty.
         precision: as in the config.
+        predict: called in place of the model; None for a batch means that another rank knows its logits.
     Raises Stopped if a signal asks for it.
     """
     model.eval()
@@ -37,9 +39,11 @@ def evaluate(
     samples = 0
     stop_agreement.begin()
     for images, labels in batches:
-        if len(labels):
-            with autocast(precision, context.device):
-                logits = model(images)
+        with autocast(precision, context.device):
+            # A rank without samples takes part, because some models send messages in their forward.
+            logits = (predict or model)(images if len(labels) else images.new_zeros((1, *images.shape[1:])))
+        if logits is not None:
+            logits = logits[: len(labels)]
             loss = losses_of_samples(logits, labels).sum(dtype=torch.float64)
             sums += torch.stack([loss, sum_of_correct(logits, labels).double()])
             samples += len(labels)  # on the host: a number sent to a GPU would wait for the batch

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from train import datasets, models, strategies
 from train.checkpoints.folder import Checkpoints, find_checkpoint
@@ -21,6 +21,7 @@ from train.data.sampler import ShardSampler, evaluation_steps
 from train.datasets import Samples
 from train.loop.numerics import set_numerics
 from train.loop.optimizers import make_optimizer
+from train.loop.pipeline_step import PipelineStep
 from train.loop.run import Run
 from train.loop.step import Step, refuse_impossible
 from train.loop.trainer import Trainer
@@ -29,6 +30,7 @@ from train.records.metrics import MetricsFile
 from train.records.observer import Observer
 from train.records.profile import Profile, profiles
 from train.records.tensorboard import TensorBoard
+from train.strategies.pipeline import Pipelined
 from train.world import placement
 from train.world.environment import World
 from train.world.signals import StopSignal
@@ -120,16 +122,24 @@ def make_trainer(config: TrainConfig, world: World, stop: StopSignal, parts: Par
         config.bucket_mib,
         ranks_have_own_buffers=world.world_size > 1 and not global_batchnorm,
         sync=config.sync,
+        sync_batchnorm=config.sync_batchnorm,
+        precision=config.precision,
+        fsdp_wrap=config.fsdp_wrap,
+        fsdp_reshard=config.fsdp_reshard,
+        pipeline_schedule=config.pipeline_schedule,
+        micro_batch=_micro_batch(config, parts.samples),
+        micro_batches=config.accumulate,
     )
     wrapped = strategies.wrap(config.strategy, model, context)
     run = Run(config, world, context, parts.checkpoints, stop)
 
-    sampler = ShardSampler(len(parts.samples), config.batch_size, world.rank, world.world_size, config.seed)
-    evaluated = evaluation_steps(len(parts.validation), config.batch_size, world.rank, world.world_size)
+    reader = config.reader(world.rank, world.world_size)
+    sampler = ShardSampler(len(parts.samples), config.batch_size, *reader, config.seed)
+    evaluated = evaluation_steps(len(parts.validation), config.batch_size, *reader)
     input_options = (config.input, config.workers, world.local_world_size)
     trainer = Trainer(
         run,
-        Step(run, model, wrapped, make_optimizer(config, model.parameters())),
+        _make_step(run, model, wrapped),
         sampler,
         Batches(parts.samples, sampler, device, *input_options),
         Batches(parts.validation, evaluated, device, *input_options),
@@ -140,3 +150,17 @@ def make_trainer(config: TrainConfig, world: World, stop: StopSignal, parts: Par
         with mistakes_shared_by_all_ranks(world):
             trainer.load_state_dict(state)
     return trainer
+
+
+def _make_step(run: Run, model: nn.Module, wrapped: strategies.Wrapped) -> Step:
+    optimizer = make_optimizer(run.config, model.parameters())
+    if isinstance(wrapped, Pipelined):
+        return PipelineStep(run, model, wrapped, optimizer)
+    return Step(run, model, wrapped, optimizer)
+
+
+def _micro_batch(config: TrainConfig, samples: Samples) -> Tensor:
+    """Return what a pipeline's first stage gets at a time, without content: the meta device has none."""
+    tokens_or_pixels = torch.int64 if len(samples.shape) == 1 else torch.float32
+    size = -(-config.batch_size // config.accumulate)
+    return torch.empty((size, *samples.shape), dtype=tokens_or_pixels, device="meta")

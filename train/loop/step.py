@@ -26,10 +26,16 @@ from train.world.environment import World
 
 def refuse_impossible(config: TrainConfig, world: World, device: torch.device) -> None:
     """Raise UserError if the config cannot run on this many processes or on this device."""
-    if config.batch_size < world.world_size:
+    _, readers = config.reader(world.rank, world.world_size)
+    if config.batch_size < readers:
         raise UserError(
             f"--batch-size is {config.batch_size}, the samples of a step over all processes together, but there are "
-            f"{world.world_size} processes, so some would never have any: give at least {world.world_size}"
+            f"{readers} processes, so some would never have any: give at least {readers}"
+        )
+    if config.strategy == "pipeline" and config.batch_size < config.accumulate:
+        raise UserError(
+            f"--batch-size is {config.batch_size} and --accumulate {config.accumulate}: a pipeline needs at least one "
+            "sample in each micro-batch"
         )
     if config.precision == "fp16" and device.type != "cuda":
         raise UserError(f"--precision=fp16 needs a CUDA device, and this is {device}; bf16 and fp32 work here")

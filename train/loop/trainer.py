@@ -80,7 +80,7 @@ class Trainer:
         except NonFinite:
             self._record_losses(now=True)  # all ranks are here, so that what is saved lacks nothing
             raise
-        self._end_run(weights_sha256(self.step.wrapped.state_dict()))
+        self._end_run(weights_sha256(self.step.wrapped.state_dict()), self.step.wrapped.measured())
         self._wait_until_saved()
         return True
 
@@ -164,7 +164,12 @@ class Trainer:
     def evaluate(self) -> Means:
         """Return mean loss and accuracy over the validation set.  Raises Stopped if a signal asks for it."""
         return evaluate(
-            self.step.model, self.validation_batches, self.run.context, self.config.precision, self._stop_agreement
+            self.step.model,
+            self.validation_batches,
+            self.run.context,
+            self.config.precision,
+            self._stop_agreement,
+            self.step.wrapped.predict,
         )
 
     def _save_and_stop(self) -> None:
@@ -173,10 +178,10 @@ class Trainer:
         self._wait_until_saved()
         self._end_run(None)
 
-    def _end_run(self, weights: str | None) -> None:
+    def _end_run(self, weights: str | None, measured: dict[str, float] | None = None) -> None:
         saved = self.config.checkpoint_dir is not None
         for observer in self.observers:
-            observer.run_ended(RunEnd(self.sampler.epoch, self.steps_done, saved, weights))
+            observer.run_ended(RunEnd(self.sampler.epoch, self.steps_done, saved, weights, measured or {}))
 
     def save(self) -> None:
         """Let rank 0 save the state after the current step; nothing without checkpoint_dir.  A collective."""

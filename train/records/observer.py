@@ -6,7 +6,7 @@ An observer is given to the Trainer in a list; a new one changes nothing in the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
@@ -71,12 +71,14 @@ class RunEnd:
 
     saved: the run has --checkpoint-dir, so a checkpoint of this step is written.
     weights_sha256: hash of the final weights; None if a signal stopped the run before its end.
+    measured: numbers that the strategy has measured, by name.
     """
 
     epoch: int
     step: int
     saved: bool
     weights_sha256: str | None
+    measured: dict[str, float] = field(default_factory=dict)
 
 
 class Observer(Protocol):

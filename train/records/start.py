@@ -19,12 +19,14 @@ from train.world.environment import World
 def arithmetic(config: TrainConfig, world: World, num_samples: int) -> dict[str, int]:
     """Return what the global batch means for this number of processes and samples."""
     steps = num_steps(num_samples, config.batch_size)
+    _, readers = config.reader(world.rank, world.world_size)
     whole = range(config.batch_size)
     return {
         "batch_size": config.batch_size,
         "world_size": world.world_size,
-        "largest_share": len(share(whole, 0, world.world_size)),
-        "smallest_share": len(share(whole, world.world_size - 1, world.world_size)),
+        "readers": readers,
+        "largest_share": len(share(whole, 0, readers)),
+        "smallest_share": len(share(whole, readers - 1, readers)),
         "accumulate": config.accumulate,
         "num_samples": num_samples,
         "steps_per_epoch": steps,
@@ -40,9 +42,11 @@ def in_words(numbers: dict[str, int]) -> str:
         shares += f" or {n['largest_share']}"
     pieces = f", in {n['accumulate']} micro-batches" if n["accumulate"] > 1 else ""
     last = f", the last of {n['last_batch']}" if n["last_batch"] != n["batch_size"] else ""
+    who = f"{n['readers']} process{'es' * (n['readers'] > 1)}"
+    if n["readers"] < n["world_size"]:
+        who = f"{n['readers']} pipeline of {n['world_size']} processes"
     return (
-        f"global batch {n['batch_size']} = {n['world_size']} process{'es' * (n['world_size'] > 1)} "
-        f"x {shares} samples{pieces}\n"
+        f"global batch {n['batch_size']} = {who} x {shares} samples{pieces}\n"
         f"{n['num_samples']} samples = {n['steps_per_epoch']} steps an epoch{last}"
     )
 

@@ -21,6 +21,8 @@ class Context:
     group: the ranks that share the model (None is the default group); world_size: how many they are.
     ranks_have_own_buffers: BatchNorm is not synchronised, so rank 0's buffers have to be sent.
     sync: how gradients travel; a file in train/sync/.
+    micro_batch: of a pipeline, shape and type of its inputs, on the meta device; micro_batches: how many in a step.
+    sync_batchnorm, precision, fsdp_wrap, fsdp_reshard, pipeline_schedule: as in the config.
     """
 
     device: torch.device
@@ -29,6 +31,13 @@ class Context:
     bucket_mib: float
     ranks_have_own_buffers: bool
     sync: str = "all_reduce"
+    sync_batchnorm: bool = True
+    precision: str = "fp32"
+    fsdp_wrap: str = "block"
+    fsdp_reshard: bool = True
+    pipeline_schedule: str = "1f1b"
+    micro_batch: Tensor | None = None
+    micro_batches: int = 1
 
 
 def _nothing() -> None:
@@ -41,10 +50,15 @@ class Wrapped:
 
     call: the forward of one micro-batch.  Its backward averages the gradients over the ranks.
     no_sync: a context whose backwards only add to p.grad, for all micro-batches of a step but the last.
-    state_dict: the state of the whole model, with the bare model's names.  All ranks call it together.
+    state_dict: the state of the whole model, with the bare model's names; at least on rank 0.  All ranks call it
+        together.
     clip: scale the gradients down to a total norm of at most its argument, after the last backward of a step.  It
         returns the norm before that, one number on the device, the same on all ranks.  Infinity only measures.
     after_backward: called between the last backward of a step and `clip`.  Only average_after_backward needs it.
+    local_part: what this rank holds of a model that is spread over the ranks; None if each rank holds it all.
+    predict: the forward of an evaluation, on all ranks together; None on a rank that does not get to know the logits.
+        Without it the bare model is called.
+    measured: numbers that the strategy has measured, at the end of a run.  All ranks call it together.
     """
 
     call: Callable[[Tensor], Tensor]
@@ -52,6 +66,9 @@ class Wrapped:
     state_dict: Callable[[], dict[str, Any]]
     clip: Callable[[float], Tensor]
     after_backward: Callable[[], None] = _nothing
+    local_part: nn.Module | None = None
+    predict: Callable[[Tensor], Tensor | None] | None = None
+    measured: Callable[[], dict[str, float]] = dict
 
 
 def replicated(

@@ -1,0 +1,99 @@
+"""fsdp trains as one process does, and each rank holds its part of the parameters alone."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.cli import records
+from tests.ranks import run_ranks, train_on_ranks
+from train import models, strategies
+from train.strategies.fsdp import units
+from train.world.environment import World
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("world_size", "flags"),
+    [(1, ()), (2, ()), (2, ("--fsdp-wrap=size", "--no-fsdp-reshard")), (2, ("--accumulate=3",)), (4, ())],
+    ids=str,
+)
+def test_the_loss_of_each_step_equals_one_process(gpt_losses: Any, world_size: int, flags: tuple[str, ...]) -> None:
+    expected = gpt_losses(1, "--strategy=single")
+    assert min(expected) < 0.7 * expected[0], "nothing was learned, so equal losses would mean little"
+    assert gpt_losses(world_size, "--strategy=fsdp", *flags) == pytest.approx(expected, rel=1e-4)
+
+
+def _bytes_of_tensors() -> int:
+    """The memory of all tensors that this process holds, each storage once."""
+    storages = {}
+    for found in gc.get_objects():
+        if type(found) in (torch.Tensor, nn.Parameter):
+            storage = found.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def _memory(world: World, name: str) -> list[int]:
+    """Bytes of tensors after the model is built, after it is sharded, and after a training step of SGD."""
+    torch.manual_seed(0)
+    model = models.build("gpt", (16,), 256, None)
+    gc.collect()
+    held = [_bytes_of_tensors()]
+    context = strategies.Context(
+        torch.device("cpu"), None, world.world_size, 25.0, ranks_have_own_buffers=False, sync_batchnorm=True
+    )
+    wrapped = strategies.wrap(name, model, context)
+    gc.collect()
+    held.append(_bytes_of_tensors())
+    wrapped.call(torch.zeros((1, 16), dtype=torch.int64)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    model.zero_grad()
+    gc.collect()
+    held.append(_bytes_of_tensors())
+    return held
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_each_rank_holds_one_part_of_the_parameters(world_size: int) -> None:
+    for whole, sharded, trained in run_ranks(world_size, _memory, "fsdp"):
+        assert whole > 43e6, "10.8 million parameters of 4 bytes"
+        # Rows are dealt out whole, and the test holds a few numbers of its own.
+        assert sharded == pytest.approx(whole / world_size, rel=0.02)
+        assert trained == pytest.approx(whole / world_size, rel=0.02)
+
+
+def _layers(*mib: float) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(256, int(4 * part * 256), bias=False) if part else nn.ReLU() for part in mib))
+
+
+@pytest.mark.parametrize(
+    ("by", "sizes"), [("block", [[1.0], [1.0], [2.0], [3.0], [0.5]]), ("size", [[1.0, 1.0], [2.0], [3.0], [0.5]])]
+)
+def test_a_unit_is_a_layer_or_layers_of_bucket_mib(by: str, sizes: list[list[float]]) -> None:
+    found = units(_layers(1, 0, 1, 2, 0, 3, 0.5), by, bucket_mib=2.0)
+    of_layers = [[sum(param.nbytes for param in layer.parameters()) / 2**20 for layer in unit] for unit in found]
+    assert of_layers == sizes
+
+
+def test_bf16_computes_in_bf16_and_keeps_the_weights_in_float32(tmp_path: Path) -> None:
+    flags = ["--model=mlp", "--batch-size=64", "--max-steps=20", "--lr=0.1", "--precision=bf16"]
+    train_on_ranks(2, *flags, "--strategy=fsdp", f"--run-dir={tmp_path / 'fsdp'}")
+    train_on_ranks(1, *flags, "--strategy=single", f"--run-dir={tmp_path / 'single'}")
+    ours, theirs = ([record["loss"] for record in records(tmp_path / name, "step")] for name in ("fsdp", "single"))
+    assert ours == pytest.approx(theirs, rel=0.02)
+    assert ours != pytest.approx(theirs, rel=1e-6)
+
+
+def test_an_evaluation_in_which_a_rank_has_no_samples_ends(tmp_path: Path) -> None:
+    # 2,000 samples of three ranks in batches of 999: 667, 667 and 666, so the last batch of the third is empty.
+    train_on_ranks(3, "--model=mlp", "--batch-size=999", "--max-steps=1", "--strategy=fsdp", f"--run-dir={tmp_path}")
+    [epoch], [end] = records(tmp_path, "epoch"), records(tmp_path, "end")
+    assert 0 < epoch["val_accuracy"] < 1
+    assert len(bytes.fromhex(end["weights_sha256"])) == 32

@@ -1,0 +1,158 @@
+"""pipeline trains as one process does, cuts models evenly, reports its bubble, and says what it cannot cut."""
+
+from __future__ import annotations
+
+import time
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as drawn
+from torch import Tensor, nn
+
+from tests.cli import records
+from tests.ranks import run_ranks, train_on_ranks
+from train import models, strategies
+from train.config import TrainConfig
+from train.data.sampler import ShardSampler
+from train.errors import SharedError
+from train.loop.pipeline_step import PipelineStep
+from train.loop.run import Run
+from train.strategies._stage import bubble
+from train.strategies.pipeline import Pipelined, even_stretches, refuse_what_cannot_be_cut
+from train.world.environment import World
+from train.world.signals import StopSignal
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("world_size", "schedule"), [(1, "1f1b"), (2, "gpipe"), (2, "1f1b"), (4, "gpipe"), (4, "1f1b")]
+)
+def test_the_loss_of_each_step_equals_one_process(gpt_losses: Any, world_size: int, schedule: str) -> None:
+    expected = gpt_losses(1, "--strategy=single")
+    assert min(expected) < 0.7 * expected[0], "nothing was learned, so equal losses would mean little"
+    flags = ("--strategy=pipeline", f"--pipeline-schedule={schedule}", f"--accumulate={world_size}")
+    assert gpt_losses(world_size, *flags) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("precision", "rel"), [("fp32", 1e-4), ("bf16", 0.03)])
+def test_short_batches_and_evaluations_equal_one_process(tmp_path: Path, precision: str, rel: float) -> None:
+    # 10,000 samples in batches of 999: the last has 10, which do not fill the 4 micro-batches of 250.
+    flags = ["--model=mlp", "--batch-size=999", "--epochs=2", "--max-steps=13", "--lr=0.1", f"--precision={precision}"]
+    train_on_ranks(1, *flags, f"--run-dir={tmp_path / 'one'}")
+    train_on_ranks(2, *flags, "--strategy=pipeline", "--accumulate=4", f"--run-dir={tmp_path / 'two'}")
+    for event, figures in {"step": ("loss", "samples"), "epoch": ("train_loss", "val_loss", "samples")}.items():
+        one, two = ([[r[f] for f in figures] for r in records(tmp_path / run, event)] for run in ("one", "two"))
+        assert [pytest.approx(row, rel=rel) for row in one] == two
+    [start] = records(tmp_path / "two", "start")
+    assert (start["arithmetic"]["readers"], start["arithmetic"]["largest_share"]) == (1, 999)
+
+
+@given(drawn.lists(drawn.integers(0, 100), min_size=1, max_size=9), drawn.integers(1, 9))
+def test_stretches_are_as_even_as_any(works: list[int], stages: int) -> None:
+    stages = min(stages, len(works))
+    found = even_stretches(works, stages)
+    assert [at for stretch in found for at in stretch] == [*range(len(works))]
+    assert len(found) == stages and all(found)
+    every = [[0, *cuts, len(works)] for cuts in combinations(range(1, len(works)), stages - 1)]
+    least = min(max(sum(works[start:stop]) for start, stop in pairwise(cuts)) for cuts in every)
+    assert max(sum(works[at] for at in stretch) for stretch in found) == least
+
+
+@given(drawn.integers(1, 16), drawn.integers(1, 64))
+def test_the_bubble_of_even_stages_is_the_published_one(stages: int, micro_batches: int) -> None:
+    assert bubble([3.0] * stages, micro_batches) == pytest.approx((stages - 1) / (micro_batches + stages - 1))
+
+
+class _Timed(torch.autograd.Function):
+    """Takes 20 ms forwards and 40 ms backwards, however busy the machine is."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        time.sleep(0.04)
+        return gradient
+
+
+class _TimedLayer(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = _Timed.apply(super().forward(inputs))
+        return outputs
+
+
+def _measured_bubble(world: World, schedule: str, micro_batches: int, steps: int) -> dict[str, float]:
+    config = TrainConfig(
+        strategy="pipeline", pipeline_schedule=schedule, accumulate=micro_batches, batch_size=micro_batches
+    )
+    context = strategies.Context(
+        CPU,
+        None,
+        world.world_size,
+        25.0,
+        ranks_have_own_buffers=False,
+        pipeline_schedule=schedule,
+        micro_batches=micro_batches,
+        micro_batch=torch.empty((1, 4), device="meta"),
+    )
+    model = nn.Sequential(*(_TimedLayer(4, 4) for _ in range(world.world_size)))
+    wrapped = strategies.wrap("pipeline", model, context)
+    assert isinstance(wrapped, Pipelined)
+    run = Run(config, world, context, None, StopSignal())
+    step = PipelineStep(run, model, wrapped, torch.optim.SGD(model.parameters(), lr=0.1))
+    sampler = ShardSampler(micro_batches, micro_batches, 0, 1, 0)
+    for _ in range(steps):
+        step.run(torch.ones(micro_batches, 4), torch.zeros(micro_batches, dtype=torch.int64), sampler)
+    return wrapped.measured()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("world_size", "micro_batches"), [(2, 2), (2, 6), (4, 4), (4, 8)])
+def test_the_measured_bubble_is_within_a_tenth_of_the_formula(
+    world_size: int, micro_batches: int, schedule: str
+) -> None:
+    formula = (world_size - 1) / (micro_batches + world_size - 1)
+    for measured in run_ranks(world_size, _measured_bubble, schedule, micro_batches, 11):
+        assert measured["pipeline_bubble_by_formula"] == pytest.approx(formula)
+        assert measured["pipeline_bubble"] == pytest.approx(formula, rel=0.1)
+
+
+def test_without_enough_steps_no_bubble_is_reported() -> None:
+    assert run_ranks(2, _measured_bubble, "1f1b", 2, 2) == [{}, {}]
+
+
+def _context(world_size: int, micro_batches: int) -> strategies.Context:
+    return strategies.Context(CPU, None, world_size, 25.0, ranks_have_own_buffers=False, micro_batches=micro_batches)
+
+
+class _Shared(nn.Sequential):
+    def __init__(self) -> None:
+        layer = nn.Linear(4, 4)
+        super().__init__(layer, nn.ReLU(), layer, nn.ReLU(), nn.Sequential(layer))
+
+
+@pytest.mark.parametrize(
+    ("model", "world_size", "micro_batches", "says"),
+    [
+        (lambda: models.build("resnet18", (1, 28, 28), 10, None), 2, 2, "no nn.Sequential"),
+        (lambda: models.build("mnist_bn", (1, 28, 28), 10, None), 2, 2, "BatchNorm would take the statistics"),
+        (lambda: models.build("mlp", (1, 28, 28), 10, None), 4, 4, "3 layers with parameters, too few for 4 stages"),
+        (lambda: models.build("mlp", (1, 28, 28), 10, None), 2, 1, "--accumulate is 1, .* give at least 2"),
+        (_Shared, 2, 2, "share a parameter"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_with_the_reason(
+    model: Any, world_size: int, micro_batches: int, says: str
+) -> None:
+    with pytest.raises(SharedError, match=f"--strategy=pipeline cannot be used here: .*{says}"):
+        refuse_what_cannot_be_cut(model(), _context(world_size, micro_batches))

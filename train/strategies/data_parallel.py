@@ -1,0 +1,32 @@
+"""torch's nn.DataParallel: one process copies the model to all of its GPUs each step and cuts the batch for them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from train.collectives.sync_batchnorm import has_batchnorm
+from train.errors import SharedError
+from train.records.progress import say
+from train.strategies import Context, Wrapped, replicated
+
+
+def wrap(model: nn.Module, context: Context) -> Wrapped:
+    """Return the model on all GPUs that torch sees; on the CPU, or with one GPU, it computes as it is and says so.
+
+    Raises SharedError if there are several processes, or if BatchNorm would use the statistics of a GPU's share.
+    """
+    if context.world_size > 1:
+        raise SharedError(
+            f"--strategy=data_parallel is one process for all GPUs of a machine, but {context.world_size} were "
+            "started: each would train its own model. Start one, or use --strategy=custom_ddp"
+        )
+    devices = torch.cuda.device_count() if context.device.type == "cuda" else 1
+    if devices > 1 and has_batchnorm(model) and context.sync_batchnorm:
+        raise SharedError(
+            "--strategy=data_parallel cannot synchronise BatchNorm between the GPUs of one process: use "
+            "--strategy=custom_ddp with one process a GPU, or --no-sync-batchnorm for the statistics of each share"
+        )
+    where = f"cut among {devices} GPUs" if devices > 1 else f"whole on {context.device}, the only device"
+    say(f"data_parallel: each micro-batch is computed {where}")
+    return replicated(model, nn.DataParallel(model))

@@ -1,0 +1,94 @@
+"""torch's fully_shard (FSDP2): each rank keeps a part of every parameter, its gradient and its optimizer state.
+
+A unit's parameters are gathered when its forward or backward needs them; its gradients are averaged and cut at once.
+Source: docs.pytorch.org, torch.distributed.fsdp.fully_shard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from train.collectives.broadcast import broadcast_from_rank_0
+from train.strategies import Context, Wrapped
+
+
+def wrap(model: nn.Module, context: Context) -> Wrapped:
+    """Return the model sharded in place, over the ranks of the context; optimizers take its parameters after this."""
+    broadcast_from_rank_0([*model.parameters(), *model.buffers()], context.group)
+    group = context.group or dist.group.WORLD
+    assert group is not None
+    options: dict[str, Any] = {
+        "mesh": DeviceMesh.from_group(group, context.device.type),
+        "reshard_after_forward": context.fsdp_reshard,
+        "mp_policy": _mixed_precision(context.precision),
+    }
+    for unit in units(model, context.fsdp_wrap, context.bucket_mib):
+        fully_shard(unit, **options)
+    sharded: Any = fully_shard(model, **options)  # what is in no unit
+    return Wrapped(
+        call=sharded,
+        no_sync=lambda: _no_sync(sharded),
+        state_dict=lambda: _whole_state_dict(sharded),
+        clip=lambda max_norm: _clip(sharded, max_norm),
+        local_part=sharded,
+    )
+
+
+def units(model: nn.Module, by: str, bucket_mib: float) -> Iterator[list[nn.Module]]:
+    """Yield the layers of the model, its children with parameters, as the units that are gathered together.
+
+    by: `block` makes each layer a unit of its own; `size` joins neighbours until a unit has at least bucket_mib.
+    """
+    unit: list[nn.Module] = []
+    num_bytes = 0
+    for layer in model.children():
+        of_layer = sum(param.nbytes for param in layer.parameters())
+        if of_layer:
+            unit.append(layer)
+            num_bytes += of_layer
+        if unit and (by == "block" or num_bytes >= bucket_mib * 2**20):
+            yield unit
+            unit, num_bytes = [], 0
+    if unit:
+        yield unit
+
+
+def _mixed_precision(precision: str) -> MixedPrecisionPolicy:
+    """Gather parameters as bf16 if the run computes in bf16; gradients are summed, and weights kept, in float32."""
+    if precision == "bf16":
+        return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return MixedPrecisionPolicy()
+
+
+@contextmanager
+def _no_sync(model: FSDPModule) -> Iterator[None]:
+    """Keep the gradients of a backward whole on each rank, until the first backward outside."""
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def _whole_state_dict(model: nn.Module) -> dict[str, Any]:
+    """Return the whole state on rank 0's host memory, and nothing elsewhere.  A collective."""
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+def _clip(model: nn.Module, max_norm: float) -> Tensor:
+    norm = nn.utils.get_total_norm([param.grad for param in model.parameters() if param.grad is not None])
+    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm  # over the shards of all ranks
+    if max_norm < math.inf:
+        nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, whole)
+    return whole

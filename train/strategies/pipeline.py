@@ -1,0 +1,201 @@
+"""torch.distributed.pipelining: each rank computes a stretch of the layers, on one micro-batch after the other.
+
+While the first micro-batches fill the pipeline and the last ones leave it, ranks wait: the bubble.  With stages of even
+work it is (stages - 1) / (micro-batches + stages - 1) of the time (GPipe, arXiv:1811.06965, section 2.3); 1F1B
+(PipeDream-Flush, arXiv:2006.09503) has the same bubble and keeps fewer activations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from train.collectives.broadcast import broadcast_from_rank_0
+from train.collectives.sync_batchnorm import has_batchnorm
+from train.errors import SharedError
+from train.records.progress import say
+from train.strategies import Context, Wrapped
+from train.strategies._stage import TimedStage, bubble
+
+
+@dataclass(frozen=True)
+class Pipelined(Wrapped):
+    """A model of which this rank computes one stage; `train.loop.pipeline_step` runs it."""
+
+    stage: TimedStage | None = None
+
+
+def wrap(model: nn.Module, context: Context) -> Pipelined:
+    """Leave in `model` the layers of this rank alone; optimizers take its parameters after this.
+
+    Raises SharedError if the model cannot be cut into so many stages.
+    """
+    layers = refuse_what_cannot_be_cut(model, context)
+    assert context.micro_batch is not None
+    broadcast_from_rank_0([*model.parameters(), *model.buffers()], context.group)
+    rank, num_stages = dist.get_rank(context.group), context.world_size
+    works, shapes = _meta_forward(layers, context.micro_batch)
+    stages = even_stretches(works, num_stages)
+    mine = stages[rank]
+    formula = bubble([sum(works[at] for at in stretch) for stretch in stages], context.micro_batches)
+    if rank == 0:
+        say(_in_words(layers, works, stages, formula, context))
+    for name in [name for at, group in enumerate(layers) if at not in mine for name in group]:
+        delattr(model, name)
+    module = _Stage(model, context)
+    stage = TimedStage(module, rank, num_stages, context.device, shapes[mine.start], shapes[mine.stop], context.group)
+
+    def clip(max_norm: float) -> Tensor:
+        gradients = [param.grad for param in model.parameters() if param.grad is not None]
+        square = nn.utils.get_total_norm(gradients).square()
+        dist.all_reduce(square, group=context.group)
+        if max_norm < math.inf:
+            nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, square.sqrt())
+        return square.sqrt()
+
+    return Pipelined(
+        call=module,
+        no_sync=nullcontext,
+        state_dict=lambda: _gathered(model),
+        clip=clip,
+        local_part=model,
+        predict=lambda inputs: _predict(stage, inputs, context),
+        measured=lambda: _measured(stage, formula, context),
+        stage=stage,
+    )
+
+
+Layers = list[dict[str, nn.Module]]
+
+
+def refuse_what_cannot_be_cut(model: nn.Module, context: Context) -> Layers:
+    """Return the places at which the model can be cut: neighbouring layers by name, each group with parameters."""
+    why = None
+    layers: Layers = []
+    if not isinstance(model, nn.Sequential):
+        why = "the model is no nn.Sequential, so where its layers can be cut is not known"
+    elif has_batchnorm(model):
+        why = "BatchNorm would take the statistics of a micro-batch, not of the global batch"
+    elif sum(len(list(layer.parameters())) for layer in model) != len(list(model.parameters())):
+        why = "two of its layers share a parameter, which would be trained twice"
+    else:
+        layers = _with_parameters(model)
+        if len(layers) < context.world_size:
+            why = f"the model has {len(layers)} layers with parameters, too few for {context.world_size} stages"
+        elif context.micro_batches < context.world_size:
+            why = (
+                f"--accumulate is {context.micro_batches}, the micro-batches of a step, too few to fill "
+                f"{context.world_size} stages: give at least {context.world_size}"
+            )
+    if why is not None:
+        raise SharedError(f"--strategy=pipeline cannot be used here: {why}. Other models: gpt, mlp, mnist_cnn")
+    return layers
+
+
+def _with_parameters(model: nn.Sequential) -> Layers:
+    """Join layers without parameters to the one before them; the first ones to the one behind."""
+    groups: Layers = [{}]
+    for name, layer in model.named_children():
+        has_some = any(True for _ in layer.parameters())
+        if has_some and any(True for old in groups[-1].values() for _ in old.parameters()):
+            groups.append({})
+        groups[-1][name] = layer
+    return groups
+
+
+def _meta_forward(layers: Layers, inputs: Tensor) -> tuple[list[int], list[Tensor]]:
+    """Return the floating-point operations of each group of layers, and the tensors before, between and after them.
+
+    Computed on the meta device, so the result is the same on all ranks, machines and days.
+    """
+    works, tensors = [], [inputs]
+    for group in layers:
+        with FlopCounterMode(display=False) as counter:
+            for layer in group.values():
+                state = {name: t.to("meta") for name, t in [*layer.named_parameters(), *layer.named_buffers()]}
+                inputs = torch.func.functional_call(layer, state, (inputs,))
+        works.append(counter.get_total_flops())
+        tensors.append(inputs.detach().requires_grad_())
+    return works, tensors
+
+
+def even_stretches(works: Sequence[int], stages: int) -> list[range]:
+    """Cut neighbours into `stages` stretches, none empty, so that the largest sum is as small as can be."""
+
+    @cache
+    def best(start: int, left: int) -> tuple[int, tuple[int, ...]]:
+        if left == 1:
+            return sum(works[start:]), ()
+        tried = []
+        for cut in range(start + 1, len(works) - left + 2):
+            largest, cuts = best(cut, left - 1)
+            tried.append((max(sum(works[start:cut]), largest), (cut, *cuts)))
+        return min(tried)
+
+    cuts = [0, *best(0, stages)[1], len(works)]
+    return [range(start, stop) for start, stop in pairwise(cuts)]
+
+
+def _in_words(layers: Layers, works: Sequence[int], stages: Sequence[range], formula: float, context: Context) -> str:
+    lines = [
+        f"pipeline: {len(stages)} stage{'s' * (len(stages) > 1)} by {context.pipeline_schedule}, micro-batches a step: "
+        f"{context.micro_batches}; by the formula {formula:.1%} of the time is bubble"
+    ]
+    for number, stage in enumerate(stages):
+        names = [name for at in stage for name in layers[at]]
+        share = sum(works[at] for at in stage) / sum(works)
+        lines.append(f"stage {number}: layers {names[0]} to {names[-1]}, {share:.1%} of the work")
+    return "\n".join(lines)
+
+
+class _Stage(nn.Module):
+    """The layers of one rank; what passes between the stages is float32 at any precision, so that its type is known."""
+
+    def __init__(self, layers: nn.Module, context: Context) -> None:
+        super().__init__()
+        self.layers = layers
+        self.device_type, self.computes_in_bf16 = context.device.type, context.precision == "bf16"
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.computes_in_bf16):
+            outputs: Tensor = self.layers(inputs)
+        return outputs.float()
+
+
+def _predict(stage: TimedStage, inputs: Tensor, context: Context) -> Tensor | None:
+    """Pass a batch through all stages; the last rank returns what comes out."""
+    if not stage.is_first:
+        inputs = torch.empty((len(inputs), *stage.input_shape[1:]), device=context.device)
+        dist.recv(inputs, group=context.group, group_src=stage.stage_index - 1)
+    outputs: Tensor = stage.submod(inputs)
+    if stage.is_last:
+        return outputs
+    dist.send(outputs, group=context.group, group_dst=stage.stage_index + 1)
+    return None
+
+
+def _gathered(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state of all stages on rank 0, in the order of the layers; nothing elsewhere."""
+    mine = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    parts: list[dict[str, Tensor]] | None = [{}] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(mine, parts)
+    return {name: tensor for part in parts or () for name, tensor in part.items()}
+
+
+def _measured(stage: TimedStage, formula: float, context: Context) -> dict[str, float]:
+    """Return the share of the time in which the ranks waited, and the formula's; empty if no step was measured."""
+    waited = stage.bubble(context.group)
+    if waited is None:
+        return {}
+    if stage.is_first:
+        say(f"pipeline: {waited:.1%} of the time was bubble; by the formula it is {formula:.1%}")
+    return {"pipeline_bubble": waited, "pipeline_bubble_by_formula": formula}
