@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from yaml import safe_load as load_yaml
 
+from jobspec.kubernetes import pod_patch
 from jobspec.spec.shell import run_lines
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
@@ -98,6 +100,31 @@ def block(text: str, indent: int) -> str:
     return f"|2{chomping}\n{body}"
 
 
+def merged(pod: str, patch: Mapping[str, Any], container: str) -> str:
+    """Return the YAML of a pod template with a patch of its spec; unchanged, comments too, if the patch is empty."""
+    if not patch:
+        return pod
+    template = load_yaml(pod)
+    template["spec"] = pod_patch.merge(template["spec"], patch, container)
+    return "".join(f"{line}\n" for line in _yaml_lines(template, ""))
+
+
+def _yaml_lines(value: Any, indent: str) -> Iterator[str]:
+    """Write plain values as YAML whose scalars are JSON."""
+    pairs = value.items() if isinstance(value, Mapping) else ((None, element) for element in value)
+    for key, below in pairs:
+        head = f"{indent}-" if key is None else f"{indent}{key if str(key).isidentifier() else yaml(key)}:"
+        if not isinstance(below, Mapping | list) or not below:
+            yield f"{head} {yaml(below)}"
+        elif key is None:
+            first, *rest = _yaml_lines(below, f"{indent}  ")
+            yield f"{head} {first.lstrip()}"
+            yield from rest
+        else:
+            yield head
+            yield from _yaml_lines(below, f"{indent}  ")
+
+
 def kubelet(value: str) -> str:
     """Write a word of a pod's command, args or env in YAML.
 
@@ -140,5 +167,6 @@ def _environment() -> jinja2.Environment:
         comment=comment,
         run_lines=run_lines,
         block=block,
+        merged=merged,
     )
     return environment

@@ -162,7 +162,7 @@ def _specs(draw: st.DrawFn) -> Spec:
             "options": {"comment": draw(_line), "mail-user": draw(_line)},
         },
         "kubernetes": {
-            "security": "baseline",  # with a folder of the node as mount
+            "security": "privileged",  # with a folder of the node as mount
             "namespace": draw(_dns).replace(".", "-"),
             **{key: draw(_dns) for key in ("queue", "priority_class", "scheduler", "service_account", "secret")},
             "image_pull_secrets": [draw(_dns)],

@@ -103,6 +103,8 @@ def template_values(
         "requests": _requests(job),
         "limits": {**_requests(job), **_devices(job)},
         "scratch": {number: quantity(mount.scratch) for number, mount in enumerate(job.mounts) if mount.scratch},
+        "node_selector": {**job.kubernetes.gpu_types.get(job.gpu or "", {}), **job.kubernetes.node_selector},
+        "pod_patch": job.kubernetes.pod,
         "home": HOME,
         "shm": quantity(container_shm(job)),
     }
@@ -130,7 +132,7 @@ def holder_of(job: Job, name: SecretName) -> str:
 
 
 def run_as_user(job: Job) -> int | None:
-    """The user number of the processes; None leaves it to the image, which only `baseline` allows."""
+    """The user number of the processes; None leaves it to the image, which `restricted` does not allow."""
     given = "run_as_user" in job.kubernetes.model_fields_set
     return job.kubernetes.run_as_user if given or job.kubernetes.security == "restricted" else None
 
@@ -147,6 +149,9 @@ def beyond_baseline(job: Job) -> list[str]:
 
 def _notes(job: Job) -> Iterator[str]:
     """What a person must know who submits the manifest."""
+    if job.kubernetes.pod:
+        standard = job.kubernetes.security
+        yield f"kubernetes.pod is merged into the pods; whether they then meet {standard} is not checked."
     if beyond_baseline(job):
         yield f"Beyond the Pod Security Standard baseline: {', '.join(beyond_baseline(job))}."
         yield "The namespace must not enforce that standard."

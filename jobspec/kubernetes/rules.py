@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path as File
 
-from jobspec.kubernetes import pod
+from jobspec.kubernetes import pod, pod_patch
 from jobspec.kubernetes.pod import DISK, HOME, INSTANCE_LABEL, SHUTDOWN_TIMEOUT, grace_s
 from jobspec.problems import Finding, Path
 from jobspec.spec import files
@@ -45,23 +45,35 @@ def image_is_given(job: Job) -> Iterator[Finding]:
 
 
 @Rule
-def restricted_is_kept(job: Job) -> Iterator[Finding]:
-    if job.kubernetes.security != "restricted":
+def standard_is_kept(job: Job) -> Iterator[Finding]:
+    standard = job.kubernetes.security
+    if standard == "privileged":
         return
-    hint = "kubernetes: {security: baseline}, where the namespace allows it"
+    hint = "kubernetes: {security: privileged}, where the namespace allows it"
     for number, mount in enumerate(job.mounts):
-        if mount.volume is None:
-            message = f"mounts[{number}].source is a folder of the node, which kubernetes.security restricted forbids"
+        if mount.volume is None and mount.source is not None:
+            message = f"mounts[{number}].source is a folder of the node, which kubernetes.security {standard} forbids"
             yield Finding(("mounts", number, "source"), message, f"claim: NAME beside it, or {hint}")
     if job.kubernetes.host_network:
-        message = "kubernetes.host_network is true, which kubernetes.security restricted forbids"
+        message = f"kubernetes.host_network is true, which kubernetes.security {standard} forbids"
         yield Finding(("kubernetes", "host_network"), message, hint)
     if job.resources.rdma:
-        message = "resources.rdma is true: it needs IPC_LOCK, which kubernetes.security restricted forbids"
+        message = f"resources.rdma is true: it needs IPC_LOCK, which kubernetes.security {standard} forbids"
         yield Finding(("resources", "rdma"), message, hint)
-    if job.kubernetes.run_as_user == 0:
+    if job.kubernetes.run_as_user == 0 and standard == "restricted":
         message = "kubernetes.run_as_user is 0, root, which kubernetes.security restricted forbids"
-        yield Finding(("kubernetes", "run_as_user"), message, hint)
+        yield Finding(("kubernetes", "run_as_user"), message, "kubernetes: {security: baseline}, where allowed")
+
+
+patch_keeps_the_plumbing = pod_patch.patch_keeps_the_plumbing
+
+
+@Rule
+def type_of_gpu_has_labels(job: Job) -> Iterator[Finding]:
+    if job.gpu is not None and job.gpu not in job.kubernetes.gpu_types:
+        message = f"gpu is {job.gpu}, but kubernetes.gpu_types does not say which nodes have it"
+        hint = f"kubernetes: {{gpu_types: {{{job.gpu}: {{nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}}}}}"
+        yield Finding(("gpu",), message, f"the labels of your cluster: {hint}")
 
 
 @Rule

@@ -79,7 +79,7 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
             yield Finding(path, message, "slurm: {srun_options: {overcommit: true}}", on_key=True)
         if name == "gres" and re.match(r"(.*,)?(gres:|gres/)?gpu\b", str(value)):
             message = "slurm.options: GPUs follow from procs_per_node"
-            yield Finding(path, message, "for GPUs of one kind use slurm.constraint", on_key=True)
+            yield Finding(path, message, "gpu: h100 asks for GPUs of one type", on_key=True)
 
 
 @Rule

@@ -16,7 +16,7 @@ def directives(plan: Plan) -> list[tuple[str, str]]:
         "nodes": f"{job.nodes.min}-{job.nodes.max}" if job.nodes.elastic else job.nodes.max,
         "ntasks-per-node": tasks_per_node(job),
         "cpus-per-task": _cpus_per_task(job),
-        "gpus-per-node": job.procs_per_node if job.device == "cuda" else None,
+        "gpus-per-node": _gpus(job),
         "mem": f"{job.resources.memory >> 20}M" if job.resources.memory else None,
         "time": _time(job.time_limit) if job.time_limit else None,
         "partition": slurm.partition,
@@ -83,6 +83,12 @@ def _cpus_per_task(job: Job) -> int | None:
     if job.resources.cpus is None:
         return None
     return max(1, job.resources.cpus // tasks_per_node(job))
+
+
+def _gpus(job: Job) -> str | None:
+    if job.device == "cpu":
+        return None
+    return f"{job.gpu}:{job.procs_per_node}" if job.gpu else str(job.procs_per_node)
 
 
 def _time(seconds: int) -> str:

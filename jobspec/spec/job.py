@@ -22,6 +22,7 @@ from jobspec.spec.fields import (
     EnvName,
     FilePattern,
     FolderPath,
+    GpuType,
     Image,
     JobName,
     LabelKey,
@@ -252,13 +253,17 @@ class Kubernetes(Section):
     secret: DnsName | None = Field(
         None, description="Secret that holds the keys named in `secrets`; default: the job's name"
     )
-    security: Literal["restricted", "baseline"] = Field(
+    security: Literal["restricted", "baseline", "privileged"] = Field(
         "restricted", description="Pod Security Standard that the pods meet"
     )
     run_as_user: int = Field(
-        1000, ge=0, lt=2**31, description="user number of the processes; 0, root, only with security: baseline"
+        1000, ge=0, lt=2**31, description="user number of the processes; 0, root, not with security: restricted"
     )
     fs_group: int | None = Field(None, ge=1, lt=2**31, description="group number that owns the mounted volumes")
+    gpu_types: dict[GpuType, dict[LabelKey, LabelValue]] = Field(
+        {},
+        description="labels of the nodes with each type of GPU, such as {h100: {nvidia.com/gpu.product: NVIDIA-H100}}",
+    )
     gpu_resource: LabelKey = Field("nvidia.com/gpu", description="name of a GPU among the resources")
     rdma_resource: LabelKey | None = Field(None, description="name of an RDMA device among the resources")
     host_network: bool = Field(False, description="pods use the network of their node")
@@ -267,6 +272,11 @@ class Kubernetes(Section):
     topology_spread: list[TopologySpread] = Field([], description="how pods are spread over the cluster")
     labels: dict[LabelKey, LabelValue] = Field({}, description="labels on the objects and pods")
     annotations: dict[LabelKey, Lines] = Field({}, description="annotations on the top object and the pods")
+    pod: dict[str, Any] = Field(
+        {},
+        description="further keys of the pods' spec, merged as they are, such as affinity, initContainers, "
+        "runtimeClassName; {containers: [{name: node, …}]} is the container of the processes",
+    )
     ttl: Duration | None = Field(None, description="how long the finished job is kept, such as 1d")
 
 
@@ -291,6 +301,9 @@ class Job(Section):
         description="processes on each node: one a GPU, or one a share of the CPU",
     )
     device: Literal["cuda", "cpu"] = Field("cuda", description="what the processes compute on")
+    gpu: GpuType | None = Field(
+        None, description="type of GPU, such as h100: Slurm's own name, and a key of kubernetes.gpu_types"
+    )
     image: Image | None = Field(None, description="container image; targets that run no container do without")
     setup: list[ShellLine] = Field(
         [],

@@ -123,6 +123,12 @@ def one_device(job: Job) -> Iterator[Finding]:
 
 
 @Rule
+def type_of_gpu_needs_gpus(job: Job) -> Iterator[Finding]:
+    if job.gpu is not None and job.device == "cpu":
+        yield Finding(("gpu",), f"gpu is {job.gpu}, but device is cpu", "leave one of them out")
+
+
+@Rule
 def settings_are_text(job: Job) -> Iterator[Finding]:
     """What becomes an argument can hold no zero byte, and a terminal must not obey what a log shows."""
     for key, value in job.train or ():

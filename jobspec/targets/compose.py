@@ -16,6 +16,7 @@ from jobspec.spec.rules import Rule, missing_image
 from jobspec.spec.shell import before
 
 NOT_USED = {
+    "gpu": "GPUs are those of the machine",
     "time_limit": "nothing ends the job",
     "resources.devices": "its names are those of Kubernetes",
     "slurm.array": "this is one job, not several",

@@ -9,6 +9,7 @@ from jobspec.environment import NODE_0, NODE_OF_RANK_0, Variable, common_variabl
 from jobspec.plan import Plan, Rank
 
 NOT_USED = {
+    "gpu": "GPUs are those of the machine",
     "image": "this script runs in the shell's own environment, not in a container",
     "mounts": "the processes see the paths of the machine",
     "files": "the processes see the folder in which the script is started",

@@ -40,6 +40,7 @@ _RUNTIMES = (
     "max_restarts",
     "preemption",
     "kubernetes.host_network",
+    "kubernetes.pod",
     "kubernetes.image_pull_policy",
     "kubernetes.priority_class",
     "kubernetes.scheduler",

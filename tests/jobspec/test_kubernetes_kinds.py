@@ -109,11 +109,11 @@ def test_gang_scheduler_gets_a_group_of_all_pods(target: str, scheduler: str, ke
 def test_volcano_and_kueue_are_told_queue_and_priority() -> None:
     queue = "kubernetes.volcano_queue=research"
     for target in ("indexedjob", "jobset"):
-        group = of_kind(manifests_of(target, "baseline", queue), "PodGroup")
+        group = of_kind(manifests_of(target, "privileged", queue), "PodGroup")
         assert group["spec"]["queue"] == "research"
-    job = of_kind(manifests_of("pytorchjob", "baseline", queue), "PyTorchJob")
+    job = of_kind(manifests_of("pytorchjob", "privileged", queue), "PyTorchJob")
     assert job["spec"]["runPolicy"]["schedulingPolicy"]["queue"] == "research"
-    runtime = of_kind(manifests_of("trainjob", "baseline", queue), "TrainingRuntime")
+    runtime = of_kind(manifests_of("trainjob", "privileged", queue), "TrainingRuntime")
     told = {"scheduling.volcano.sh/queue-name": "research"}
     assert runtime["spec"]["template"]["metadata"] == {"annotations": told}
     for target in KINDS:
@@ -154,7 +154,7 @@ def test_further_resources_are_limits_and_the_disk_is_requested_too(target: str)
 
 @pytest.mark.parametrize("target", KINDS)
 def test_root_runs_under_baseline(target: str) -> None:
-    (template, *_) = pod_templates(manifests_of(target, "baseline", "kubernetes.run_as_user=0"))
+    (template, *_) = pod_templates(manifests_of(target, "privileged", "kubernetes.run_as_user=0"))
     assert template["spec"]["securityContext"]["runAsUser"] == 0
     assert "runAsNonRoot" not in template["spec"]["securityContext"]
 

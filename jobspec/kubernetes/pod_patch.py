@@ -1,0 +1,149 @@
+"""`kubernetes.pod`: keys of a pod's spec that this program has no key for, merged into the rendered pod.
+
+Mappings are merged key by key.  In a list, elements with one name are merged, as Kubernetes' own strategic merge does;
+other elements are added behind those that are there.  The container `node` is the one of the processes on every kind.
+Source: Kubernetes API reference, PodSpec v1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jobspec.problems import Finding, Path
+from jobspec.spec.job import Job
+from jobspec.spec.rules import Rule
+from jobspec.spec.variables import is_set_by_launcher
+from train.config import nearest
+
+NODE = "node"
+
+# Keys of a pod's spec, and what in the spec decides those that the job itself depends on.
+_FREE_NAMES = """
+    affinity dnsConfig dnsPolicy ephemeralContainers hostAliases hostIPC hostPID hostUsers initContainers os overhead
+    preemptionPolicy priority readinessGates resourceClaims runtimeClassName schedulingGates securityContext
+    shareProcessNamespace tolerations topologySpreadConstraints volumes containers nodeSelector imagePullSecrets
+    automountServiceAccountToken enableServiceLinks
+"""
+_FREE = frozenset(_FREE_NAMES.split())
+_DECIDED = {
+    "activeDeadlineSeconds": "time_limit",
+    "hostNetwork": "kubernetes.host_network",
+    "hostname": "name",
+    "nodeName": "kubernetes.node_selector",
+    "priorityClassName": "kubernetes.priority_class",
+    "restartPolicy": "max_restarts",
+    "schedulerName": "kubernetes.scheduler",
+    "serviceAccount": "kubernetes.service_account",
+    "serviceAccountName": "kubernetes.service_account",
+    "setHostnameAsFQDN": "name",
+    "subdomain": "name",
+    "terminationGracePeriodSeconds": "preemption.grace",
+}
+_DECIDED_IN_NODE = {
+    "args": "command or train",
+    "command": "command or train",
+    "image": "image",
+    "imagePullPolicy": "kubernetes.image_pull_policy",
+    "ports": "rendezvous.port",
+    "workingDir": "workdir",
+}
+_OWN_VOLUMES = ("shm", "home", "files", "mount-")
+_NAMED_BY = {"volumeMounts": "mountPath", "ports": "containerPort"}  # every other list of mappings: name
+
+
+def merge(spec: Mapping[str, Any], patch: Mapping[str, Any], container: str) -> dict[str, Any]:
+    """Return a pod's spec with a patch.
+
+    container: what the kind calls the container of the processes.
+    """
+    merged: dict[str, Any] = _merge(dict(spec), _renamed(patch, container), "")
+    return merged
+
+
+def _renamed(patch: Mapping[str, Any], container: str) -> dict[str, Any]:
+    containers = [{**one, "name": container} if one["name"] == NODE else one for one in patch.get("containers", [])]
+    return {**patch, **({"containers": containers} if containers else {})}
+
+
+def _merge(old: Any, new: Any, key: str) -> Any:
+    if isinstance(old, dict) and isinstance(new, Mapping):
+        return {**old, **{name: _merge(old.get(name), value, name) for name, value in new.items()}}
+    if not (isinstance(old, list) and isinstance(new, list)):
+        return new
+    name = _NAMED_BY.get(key, "name")
+    result = list(old)
+    for element in new:
+        same = [at for at, one in enumerate(result) if _is_named(one, element, name)]
+        if same:
+            result[same[0]] = _merge(result[same[0]], element, "")
+        else:
+            result.append(element)
+    return result
+
+
+def _is_named(one: Any, other: Any, name: str) -> bool:
+    both = isinstance(one, dict) and isinstance(other, Mapping)
+    return both and name in one and one[name] == other.get(name)
+
+
+@Rule
+def patch_keeps_the_plumbing(job: Job) -> Iterator[Finding]:
+    patch = job.kubernetes.pod
+    at: Path = ("kubernetes", "pod")
+    for key in patch:
+        if key in _DECIDED:
+            message = f"kubernetes.pod: {key} is set from {_DECIDED[key]}"
+            yield Finding((*at, key), message, "leave it out", on_key=True)
+        elif key not in _FREE:
+            guess = nearest(key, _FREE)
+            hint = f'did you mean "{guess}"?' if guess else "these are keys of a pod's spec, such as affinity"
+            yield Finding((*at, key), f"kubernetes.pod: a pod's spec has no key {key}", hint, on_key=True)
+    for kind in ("containers", "initContainers", "volumes", "tolerations"):
+        if not isinstance(patch.get(kind, []), list):
+            yield Finding((*at, kind), f"kubernetes.pod.{kind} must be a list", on_key=True)
+            continue
+        for number, element in enumerate(patch.get(kind, [])):
+            here = (*at, kind, number)
+            if not isinstance(element, dict) or (kind != "tolerations" and not isinstance(element.get("name"), str)):
+                wanted = "a mapping" if kind == "tolerations" else "a mapping with a name"
+                yield Finding(here, f"kubernetes.pod.{kind}[{number}] must be {wanted}")
+            elif kind == "volumes" and element["name"].startswith(_OWN_VOLUMES):
+                message = f"kubernetes.pod.volumes: {element['name']} is a volume of the job itself"
+                yield Finding((*here, "name"), message, "choose another name")
+            elif kind == "containers" and element["name"] == "pytorch":
+                message = f"kubernetes.pod.containers: the container of the processes is called {NODE} in every spec"
+                yield Finding((*here, "name"), message, f"name: {NODE}")
+            elif kind == "containers" and element["name"] == NODE:
+                yield from _node_keeps(job, element, here)
+
+
+def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Finding]:
+    """Check the patch of the container in which the processes run."""
+    for key, value in container.items():
+        if key in ("env", "volumeMounts") and not isinstance(value, list):
+            yield Finding((*at, key), f"kubernetes.pod: {key} must be a list", on_key=True)
+        if key in _DECIDED_IN_NODE:
+            message = f"kubernetes.pod: {key} of the container {NODE} is set from {_DECIDED_IN_NODE[key]}"
+            yield Finding((*at, key), message, "leave it out", on_key=True)
+    resources = container.get("resources")
+    for key in resources if isinstance(resources, dict) else ():
+        if key != "claims":
+            message = f"kubernetes.pod: {key} of the container {NODE} are set from resources"
+            yield Finding((*at, "resources", key), message, "resources: {devices: …} asks for more", on_key=True)
+    for number, variable in enumerate(_list(container, "env")):
+        name = variable.get("name") if isinstance(variable, dict) else None
+        if not isinstance(name, str):
+            yield Finding((*at, "env", number), "kubernetes.pod: a variable needs a name")
+        elif is_set_by_launcher(name) or name in job.env or name in job.secrets:
+            message = f"kubernetes.pod: {name} is set by the job itself"
+            yield Finding((*at, "env", number), message, "choose another name")
+    for number, mount in enumerate(_list(container, "volumeMounts")):
+        if isinstance(mount, dict) and str(mount.get("name", "")).startswith(_OWN_VOLUMES):
+            message = f"kubernetes.pod: {mount['name']} is a volume of the job itself"
+            yield Finding((*at, "volumeMounts", number), message, "mounts: mounts folders and claims")
+
+
+def _list(container: Mapping[str, Any], key: str) -> list[Any]:
+    value = container.get(key)
+    return value if isinstance(value, list) else []

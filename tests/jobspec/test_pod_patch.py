@@ -1,0 +1,122 @@
+"""`kubernetes.pod` and `gpu`: what clusters ask for beyond the keys of a spec, judged by their own schemas."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+
+from jobspec import kubernetes
+from jobspec.artifact import render
+from jobspec.problems import SpecError
+from tests.clusters import KINDS, documents, of_kind, pod_templates
+from tests.slurm import directives
+
+SPEC = """
+name: job
+nodes: 2
+procs_per_node: 8
+image: a/b:1
+gpu: h100
+command: [mine.py, "$(A)"]
+env: {FIRST: "1e3"}
+kubernetes:
+  gpu_types: {h100: {nvidia.com/gpu.product: NVIDIA-H100}, a100: {nvidia.com/gpu.product: A100}}
+  node_selector: {pool: "no"}
+  tolerations: [{key: gpu, operator: Exists}]
+  pod:
+    runtimeClassName: nvidia
+    hostIPC: true
+    tolerations: [{key: spot, operator: Equal, value: "1e3"}]
+    affinity:
+      nodeAffinity:
+        requiredDuringSchedulingIgnoredDuringExecution:
+          nodeSelectorTerms: [{matchExpressions: [{key: zone, operator: In, values: ["012", "no"]}]}]
+    initContainers: [{name: fetch, image: b, command: [sh, -c, "echo '$(A)' \\"x: y\\""]}]
+    securityContext: {supplementalGroups: [7]}
+    resourceClaims: [{name: nic, resourceClaimTemplateName: rdma}]
+    volumes: [{name: driver, hostPath: {path: /opt/driver}}]
+    containers:
+      - name: node
+        resources: {claims: [{name: nic}]}
+        env: [{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]
+        envFrom: [{configMapRef: {name: settings}}]
+        volumeMounts: [{name: driver, mountPath: /opt/driver}]
+      - {name: sidecar, image: c}
+"""
+SCHEMAS = {"jobset": "jobset-v1alpha2.json", "pytorchjob": "pytorchjob-v1.json"}
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    (tmp_path / "job.yaml").write_text(SPEC)
+    return str(tmp_path / "job.yaml")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_patch_is_in_every_pod_and_the_rest_stays(kind: str, spec: str) -> None:
+    plain = pod_templates(documents(render(kind, spec, ["kubernetes.pod="])))
+    patched = pod_templates(documents(render(kind, spec)))
+    assert len(plain) == len(patched)
+    for before, after in zip(plain, patched, strict=True):
+        after = copy.deepcopy(after)  # a PyTorchJob has one template twice
+        new: dict[str, Any] = after["spec"]
+        assert (new.pop("runtimeClassName"), new.pop("hostIPC")) == ("nvidia", True)
+        terms = new.pop("affinity")["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert terms["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] == ["012", "no"]
+        assert new.pop("initContainers")[0]["command"][2] == "echo '$(A)' \"x: y\""
+        assert new.pop("resourceClaims") == [{"name": "nic", "resourceClaimTemplateName": "rdma"}]
+        assert new["tolerations"].pop() == {"key": "spot", "operator": "Equal", "value": "1e3"}
+        assert new["securityContext"].pop("supplementalGroups") == [7]
+        assert new["volumes"].pop()["name"] == "driver"
+        assert new["containers"].pop() == {"name": "sidecar", "image": "c"}
+        (container,) = new["containers"]
+        assert container["resources"].pop("claims") == [{"name": "nic"}]
+        assert container["env"].pop()["name"] == "NODE_NAME"
+        assert container.pop("envFrom") == [{"configMapRef": {"name": "settings"}}]
+        assert container["volumeMounts"].pop()["mountPath"] == "/opt/driver"
+        assert after == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("version", [kubernetes.OLDEST, kubernetes.NEWEST])
+def test_patched_pods_fit_the_schemas(kind: str, version: str, spec: str, schemas: Path) -> None:
+    # resource claims of a pod changed their form in 1.31.
+    manifests = documents(render(kind, spec, ["kubernetes.pod.resourceClaims=[]"]))
+    for template in pod_templates(manifests):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": template["spec"]}
+        kubernetes_validate.validate(pod, version, strict=True)
+    if kind in SCHEMAS:
+        schema = json.loads((schemas / SCHEMAS[kind]).read_text())
+        jsonschema.Draft202012Validator(schema).validate(manifests[-1])
+
+
+def test_runtime_of_the_cluster_takes_no_patch(spec: str) -> None:
+    with pytest.raises(SpecError, match=r"kubernetes\.pod is given, but kubernetes\.runtime is too"):
+        render("trainjob", spec, ["kubernetes.runtime=torch-distributed"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_type_of_gpu_selects_nodes_by_the_sites_labels(kind: str, spec: str) -> None:
+    for template in pod_templates(documents(render(kind, spec))):
+        assert template["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100", "pool": "no"}
+    with pytest.raises(SpecError, match=r"kubernetes\.gpu_types does not say which nodes have it"):
+        render(kind, spec, ["gpu=b200"])
+
+
+def test_type_of_gpu_is_slurms_own(spec: str) -> None:
+    assert directives(render("slurm", spec))["gpus-per-node"] == "h100:8"
+    assert directives(render("slurm", spec, ["gpu="]))["gpus-per-node"] == "8"
+    with pytest.raises(SpecError, match="gpu is h100, but device is cpu"):
+        render("slurm", spec, ["device=cpu"])
+
+
+def test_headers_say_that_the_standard_is_not_checked(spec: str) -> None:
+    text = render("jobset", spec)
+    assert "# kubernetes.pod is merged into the pods; whether they then meet restricted is not checked." in text
+    assert of_kind(documents(text), "JobSet")
