@@ -26,7 +26,9 @@ _SLOW = (
     "train/ddp/test_workloads.py",
     "train/loop/test_interrupt.py",
     "train/diagnosis/test_doctor.py",
+    "train/loop/test_nonfinite.py",
     "train/loop/test_preemption.py",
+    "train/loop/test_techniques.py",
     "train/sync/test_sync.py",
 )
 

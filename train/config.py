@@ -135,14 +135,36 @@ class TrainConfig(BaseModel):
         description="what all processes do together when a loss or the gradient is not finite: stop, with the state "
         "before that step saved, or skip the step (ten in a row stop the run)",
     )
-    scheduler: Literal["none", "step", "cosine"] = Field(
-        "none", description="learning rate by epoch: constant, times lr_gamma each epoch, or cosine to 0"
+    decay_norms_and_biases: bool = Field(
+        True, description="weight decay acts on all parameters; without this only on those with two or more dimensions"
+    )
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="part of each training label that is spread over all classes"
+    )
+    ema: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="keep a moving average of the weights with this decay (0.999), for evaluation and --export",
+    )
+    scheduler: Literal["none", "step", "cosine", "one_cycle"] = Field(
+        "none",
+        description="learning rate: constant, times lr_gamma each epoch, or step by step a cosine to 0 or one cycle "
+        "(up from lr / 25 to lr, then down to almost 0)",
+    )
+    warmup_steps: int = Field(
+        0,
+        ge=0,
+        description="steps on which the learning rate rises to lr; 0 is none, and for one_cycle 30 % of all steps",
     )
     lr_gamma: float = Field(0.7, gt=0, le=1, description="factor of the step scheduler, once an epoch")
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
         "fp32",
         description="fp32 in full; tf32 rounds the inputs of float32 convolutions and matrix products to 10 bits, on "
-        "GPUs since Ampere; bf16 and fp16 are types of autocast, of which fp16 needs a CUDA device and scales the loss",
+        "GPUs since Ampere; bf16 and fp16 are types of autocast, of which fp16 scales the loss",
+    )
+    compile: bool = Field(
+        False, description="torch.compile the model: the first steps take a minute or so, then faster"
     )
     deterministic: bool = Field(
         False,

@@ -15,8 +15,12 @@ _SAME_RUN = (
     "lr",
     "momentum",
     "weight_decay",
+    "decay_norms_and_biases",
+    "label_smoothing",
+    "ema",
     "scheduler",
     "lr_gamma",
+    "warmup_steps",
     "dropout",
     "precision",
     "deterministic",
@@ -26,7 +30,7 @@ _SAME_RUN = (
 def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
     """Raise UserError, naming every setting that the checkpoint was made with and that is different now."""
     now = config.model_dump()
-    keys = _SAME_RUN + (("epochs",) if config.scheduler == "cosine" else ())
+    keys = _SAME_RUN + (("epochs",) if config.scheduler in ("cosine", "one_cycle") else ())
     # A checkpoint from before a setting existed was made with its default.
     saved = TrainConfig().model_dump() | saved
     changed = [f'{key} was "{saved[key]}" and is "{now[key]}"' for key in keys if saved[key] != now[key]]

@@ -16,13 +16,15 @@ from train.errors import SharedError
 from train.records.observer import StepRecord
 
 
-def losses_of_samples(logits: Tensor, labels: Tensor) -> Tensor:
+def losses_of_samples(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Return the cross entropy of each sample, float32 (n); that of a row of tokens is their mean.
 
     Args:
         logits, labels: (n, classes) and (n), or (n, T, vocabulary) and (n, T).
     """
-    losses = F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), reduction="none")
+    losses = F.cross_entropy(
+        logits.float().flatten(0, -2), labels.flatten(), reduction="none", label_smoothing=label_smoothing
+    )
     return losses.view(len(labels), math.prod(labels.shape[1:])).mean(dim=1)
 
 

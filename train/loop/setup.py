@@ -19,6 +19,7 @@ from train.cpu.malloc import keep_freed_memory
 from train.data.batches import Batches
 from train.data.sampler import ShardSampler, evaluation_steps
 from train.datasets import Samples
+from train.loop.compilation import compile_model
 from train.loop.numerics import set_numerics
 from train.loop.optimizers import make_optimizer
 from train.loop.pipeline_step import PipelineStep
@@ -115,6 +116,8 @@ def make_trainer(config: TrainConfig, world: World, stop: StopSignal, parts: Par
     global_batchnorm = config.sync_batchnorm and world.world_size > 1 and has_batchnorm(model)
     if global_batchnorm:
         model = convert_sync_batchnorm(model, group)
+    if config.compile:
+        compile_model(model, device)
     context = strategies.Context(
         device,
         group,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from train.data.shard import num_micro_batches, num_steps, step_range
 from train.errors import UserError
 from train.loop import nonfinite
 from train.loop.buffers import BufferCopies
+from train.loop.ema import Ema
 from train.loop.losses import StepOutcome, losses_of_samples
 from train.loop.numerics import autocast
 from train.loop.run import Run
@@ -37,8 +38,6 @@ def refuse_impossible(config: TrainConfig, world: World, device: torch.device) -
             f"--batch-size is {config.batch_size} and --accumulate {config.accumulate}: a pipeline needs at least one "
             "sample in each micro-batch"
         )
-    if config.precision == "fp16" and device.type != "cuda":
-        raise UserError(f"--precision=fp16 needs a CUDA device, and this is {device}; bf16 and fp32 work here")
     if config.precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
         raise UserError(f"--precision=tf32 needs a GPU since Ampere, and this is {device}; fp32 works here")
 
@@ -56,6 +55,7 @@ class Step:
         self.config, self.world, self.device = run.config, run.world, run.context.device
         self.model, self.wrapped, self.optimizer = model, wrapped, optimizer
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.config.precision == "fp16")
+        self.ema = None if run.config.ema is None else Ema(model, run.config.ema)
         # While it is true the weights are neither those before nor those after a step.  The Trainer ends it.
         self.is_updating = False
         self._skipped_in_a_row = 0
@@ -87,13 +87,20 @@ class Step:
             self.is_updating = True
             self.scaler.step(self.optimizer)
             self._skipped_in_a_row = 0
+            if self.ema is not None:
+                self.ema.update()
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return StepOutcome(losses.sum(dtype=torch.float64), grad_norm, skipped)
 
+    def evaluated_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the weights to evaluate and export: the average, if there is one."""
+        return nullcontext() if self.ema is None else self.ema.in_place_of_weights()
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the model, the optimizer and the scaler.  All ranks call it together."""
+        """Return the state of the model, the optimizer, the scaler and the average.  All ranks call it together."""
         return {
+            **({} if self.ema is None else {"ema": self.ema.state_dict()}),
             "model": self.wrapped.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -104,6 +111,8 @@ class Step:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"])
 
     def _compute_gradients(self, images: Tensor, labels: Tensor, position: ShardSampler) -> Tensor:
         """Run forward and backward of all micro-batches; return the loss of each sample of this rank, detached."""
@@ -153,7 +162,7 @@ class Step:
                     f"epoch {position.epoch}, step {_step_of_run(position)}: BatchNorm cannot be trained on "
                     "the single sample that this rank has left; choose another --batch-size"
                 ) from None
-        return counts * losses_of_samples(logits, labels)
+        return counts * losses_of_samples(logits, labels, self.config.label_smoothing)
 
     def _seed(self, position: ShardSampler) -> None:
         """Make dropout's random numbers a function of the position, so that a resumed run draws the same ones."""

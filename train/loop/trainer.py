@@ -14,14 +14,14 @@ from train.collectives import missing_ranks
 from train.collectives.agreement import StopAgreement, Stopped
 from train.collectives.waiting import waiting_for_each
 from train.data.sampler import ShardSampler
-from train.data.shard import step_range
+from train.data.shard import num_steps, step_range
 from train.errors import SharedError
 from train.loop.emergency import save_after_failure
 from train.loop.evaluation import evaluate
 from train.loop.losses import Means, PendingLosses, refuse_if_not_finite
 from train.loop.nonfinite import NonFinite
-from train.loop.optimizers import lr_of_epoch
 from train.loop.run import Run
+from train.loop.schedules import lr_of_step
 from train.loop.step import Step
 from train.records.metrics import weights_sha256
 from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
@@ -116,14 +116,12 @@ class Trainer:
 
     def train_epoch(self) -> Means:
         """Run what is left of the sampler's epoch, up to max_steps.  Raises Stopped if a signal asks for it."""
-        lr = lr_of_epoch(self.config, self.sampler.epoch)
-        self.step.set_lr(lr)
         self.step.model.train()
         self._stop_agreement.begin()
         self._pending_losses.begin()
         # A run that was stopped after its last step, in the evaluation, has none left.
         for images, labels in () if self._is_last_step() else waiting_for_each(self.train_batches):
-            self._train_step(images, labels, lr)
+            self._train_step(images, labels)
             stops = self._stop_agreement.reached()
             ends = len(self.sampler) == 0 or self._is_last_step()
             saves = self.config.checkpoint_every > 0 and self.steps_done % self.config.checkpoint_every == 0
@@ -137,8 +135,11 @@ class Trainer:
                 self._pending_losses.begin()
         return self.epoch_means
 
-    def _train_step(self, images: Tensor, labels: Tensor, lr: float) -> None:
+    def _train_step(self, images: Tensor, labels: Tensor) -> None:
         stretch = step_range(self.sampler.num_samples, self.sampler.batch_size, self.sampler.step)
+        steps_per_epoch = num_steps(self.sampler.num_samples, self.sampler.batch_size)
+        lr = lr_of_step(self.config, self.steps_done, steps_per_epoch)
+        self.step.set_lr(lr)
         outcome = self.step.run(images, labels, self.sampler)
         self.steps_done += 1
         self.sampler.advance()
@@ -163,14 +164,15 @@ class Trainer:
 
     def evaluate(self) -> Means:
         """Return mean loss and accuracy over the validation set.  Raises Stopped if a signal asks for it."""
-        return evaluate(
-            self.step.model,
-            self.validation_batches,
-            self.run.context,
-            self.config.precision,
-            self._stop_agreement,
-            self.step.wrapped.predict,
-        )
+        with self.step.evaluated_weights():
+            return evaluate(
+                self.step.model,
+                self.validation_batches,
+                self.run.context,
+                self.config.precision,
+                self._stop_agreement,
+                self.step.wrapped.predict,
+            )
 
     def _save_and_stop(self) -> None:
         """Save where all ranks have stopped, and end together: a rank that ended early would take others with it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -18,23 +19,34 @@ class HookPerParameter(nn.Module):
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.group, self._averages = module, group, True
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], group)
         for param in module.parameters():
             if param.requires_grad:
-                param.register_post_accumulate_grad_hook(partial(_average, group=group))
+                param.register_post_accumulate_grad_hook(self._average)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backwards in the block only add to p.grad; the hooks of the next one after it average the sum."""
+        self._averages = False
+        try:
+            yield
+        finally:
+            self._averages = True
 
-def _average(param: Tensor, group: dist.ProcessGroup | None) -> None:
-    assert param.grad is not None
-    with waiting("communication"):
-        dist.all_reduce(param.grad, group=group)
-    param.grad /= dist.get_world_size(group)
+    def _average(self, param: Tensor) -> None:
+        if not self._averages:
+            return
+        assert param.grad is not None
+        with waiting("communication"):
+            dist.all_reduce(param.grad, group=self.group)
+        param.grad /= dist.get_world_size(self.group)
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
     """Return the model with hooks, over the ranks that share it."""
-    return replicated(model, HookPerParameter(model, context.group))
+    wrapped = HookPerParameter(model, context.group)
+    return replicated(model, wrapped, wrapped.no_sync)

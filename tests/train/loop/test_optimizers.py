@@ -1,19 +1,16 @@
-"""Each optimizer is torch's own with the config's settings; the learning rate is a function of the epoch."""
+"""Each optimizer is torch's own with the config's settings."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn, optim
 
 from train.config import TrainConfig
-from train.loop.optimizers import lr_of_epoch, make_optimizer
+from train.loop.optimizers import make_optimizer
 
 NAMES = get_args(TrainConfig.model_fields["optimizer"].annotation)
 Make = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
@@ -74,37 +71,10 @@ def test_weight_decay_is_not_ignored(name: str) -> None:
     assert not torch.equal(without, with_decay)
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "rates"),
-    [
-        ("none", [0.5, 0.5, 0.5, 0.5]),
-        ("step", [0.5, 0.35, 0.245, 0.1715]),
-        ("cosine", [0.5, 0.25 * (1 + math.sqrt(0.5)), 0.25, 0.25 * (1 - math.sqrt(0.5))]),
-    ],
-)
-def test_learning_rate_of_each_epoch(scheduler: str, rates: list[float]) -> None:
-    config = TrainConfig(lr=0.5, lr_gamma=0.7, epochs=4, scheduler=scheduler)
-    assert [lr_of_epoch(config, epoch) for epoch in (1, 2, 3, 4)] == pytest.approx(rates)
-
-
-@given(lr=st.floats(1e-6, 10), gamma=st.floats(0.1, 1), epochs=st.integers(1, 30))
-def test_learning_rates_equal_those_of_torchs_schedulers(lr: float, gamma: float, epochs: int) -> None:
-    def torchs(make: Callable[[optim.Optimizer], optim.lr_scheduler.LRScheduler]) -> list[float]:
-        optimizer = optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr)
-        scheduler = make(optimizer)
-        rates: list[float] = []
-        for _ in range(epochs):
-            rates.append(float(scheduler.get_last_lr()[0]))
-            optimizer.step()
-            scheduler.step()
-        return rates
-
-    theirs = {
-        "step": torchs(lambda optimizer: optim.lr_scheduler.StepLR(optimizer, 1, gamma)),
-        "cosine": torchs(lambda optimizer: optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)),
-        "none": [lr] * epochs,
-    }
-    for name, rates in theirs.items():
-        config = TrainConfig(lr=lr, lr_gamma=gamma, epochs=epochs, scheduler=name)
-        ours = [lr_of_epoch(config, epoch) for epoch in range(1, epochs + 1)]
-        assert ours == pytest.approx(rates, rel=1e-6, abs=1e-12 * lr)
+def test_norms_and_biases_can_go_without_weight_decay() -> None:
+    model = nn.Sequential(nn.Linear(5, 30), nn.BatchNorm1d(30))
+    config = TrainConfig(weight_decay=0.1, decay_norms_and_biases=False)
+    groups = make_optimizer(config, model.parameters()).param_groups
+    decay_of = {id(param): group["weight_decay"] for group in groups for param in group["params"]}
+    decays = {name: decay_of[id(param)] for name, param in model.named_parameters()}
+    assert decays == {"0.weight": 0.1, "0.bias": 0.0, "1.weight": 0.0, "1.bias": 0.0}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -59,3 +61,26 @@ def test_a_step_clips_the_mean_gradient_of_all_ranks(name: str) -> None:
         assert norm == pytest.approx(expected_norm, rel=1e-5)
         for gradient, param in zip(gradients, model.parameters(), strict=True):
             torch.testing.assert_close(gradient, param.grad)
+
+
+def _messages(world: World, name: str) -> tuple[int, int]:
+    """How many collectives run in a backward inside no_sync, and in the one after it."""
+    context = strategies.Context(_CPU, None, world.world_size, 25.0, ranks_have_own_buffers=False)
+    wrapped = strategies.wrap(name, _model(), context)
+    counts = []
+    for inside in (True, False):
+        with torch.profiler.profile() as profile:
+            with wrapped.no_sync() if inside else nullcontext():
+                wrapped.call(_micro_batch(world.rank, 0)).square().sum().backward()
+            if not inside:
+                wrapped.after_backward()
+        counts.append(sum(event.count for event in profile.key_averages() if event.key.startswith("gloo:")))
+    return counts[0], counts[1]
+
+
+# custom_ddp sends nothing over gloo on one host; tests/train/ddp/ counts its reductions.
+@pytest.mark.parametrize("name", ["ddp", "hook_per_parameter", "average_after_backward"])
+def test_nothing_is_sent_until_the_last_micro_batch(name: str) -> None:
+    for before, last in run_ranks(2, _messages, name):
+        assert before == 0
+        assert last > 0

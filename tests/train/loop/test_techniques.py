@@ -1,0 +1,131 @@
+"""Techniques of one step: each resumes bit for bit and does what its name says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.cli import records
+from tests.ranks import run_ranks, train_on_ranks
+from train.flags import from_argv
+from train.loop import setup
+from train.records.metrics import weights_sha256
+from train.world.environment import World
+from train.world.signals import StopSignal
+
+pytestmark = pytest.mark.timeout(300)
+_TIMEOUT_S = 200.0
+_MLP = ["--model=mlp", "--device=cpu", "--batch-size=500"]
+_EVERYTHING = [
+    "--ema=0.9",
+    "--scheduler=one_cycle",
+    "--warmup-steps=4",
+    "--precision=fp16",
+    "--label-smoothing=0.1",
+    "--optimizer=adamw",
+    "--weight-decay=0.1",
+    "--no-decay-norms-and-biases",
+    "--accumulate=2",
+]
+
+
+def _checkpoint(folder: Path) -> dict[str, Any]:
+    newest = max((folder / "checkpoints").glob("step-*"))
+    state: dict[str, Any] = torch.load(newest / "state.pt", weights_only=True)
+    return {key: state[key] for key in ("model", "optimizer", "scaler", "ema", "step")}
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return bool(a == b)
+
+
+def test_average_schedule_and_loss_scale_resume_bit_for_bit(tmp_path: Path) -> None:
+    def flags(folder: Path) -> list[str]:
+        kept = [f"--run-dir={folder}", f"--checkpoint-dir={folder / 'checkpoints'}", "--resume=auto"]
+        return [*_MLP, *_EVERYTHING, *kept]
+
+    whole, halved = tmp_path / "whole", tmp_path / "halved"
+    train_on_ranks(1, *flags(whole), timeout_s=_TIMEOUT_S)
+    train_on_ranks(1, *flags(halved), "--max-steps=7", timeout_s=_TIMEOUT_S)
+    train_on_ranks(1, *flags(halved), timeout_s=_TIMEOUT_S)
+    assert _equal(_checkpoint(halved), _checkpoint(whole))
+    rates = [[record["lr"] for record in records(folder, "step")] for folder in (halved, whole)]
+    assert rates[0] == rates[1]
+    assert len(set(rates[0])) > 15, "another rate at each step"
+
+
+def _overflow(world: World) -> tuple[list[float], str]:
+    """The scales of a run that begins with one which is far too large, and the hash of its weights."""
+    config = from_argv([*_MLP, "--precision=fp16", "--lr=0.1", "--max-steps=20"])
+    parts = setup.load_parts(config, world)
+    setup.report_start(config, world, parts)
+    trainer = setup.make_trainer(config, world, StopSignal(), parts)
+    trainer.step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**36)
+    scales = [trainer.step.scaler.get_scale()]
+    trainer.fit()
+    return [*scales, trainer.step.scaler.get_scale()], weights_sha256(trainer.step.wrapped.state_dict())
+
+
+def test_fp16_halves_a_scale_that_overflows_on_all_ranks_and_then_trains() -> None:
+    first, second = run_ranks(2, _overflow, timeout_s=_TIMEOUT_S)
+    assert first == second
+    (before, after), _ = first
+    assert 2.0**-20 < after / before < 1
+
+
+def test_fp16_gives_the_losses_of_fp32(tmp_path: Path) -> None:
+    losses = []
+    for precision in ("fp32", "fp16"):
+        folder = tmp_path / precision
+        flags = [*_MLP, "--max-steps=10", f"--precision={precision}", f"--run-dir={folder}"]
+        train_on_ranks(1, *flags, timeout_s=_TIMEOUT_S)
+        losses.append([record["loss"] for record in records(folder, "step")])
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=2e-2)
+
+
+def test_the_average_is_what_is_evaluated_and_the_weights_stay() -> None:
+    (results,) = run_ranks(1, _averaged, timeout_s=_TIMEOUT_S)
+    before, inside, after = results
+    assert before == after != inside
+
+
+def _averaged(world: World) -> tuple[str, str, str]:
+    config = from_argv([*_MLP, "--ema=0.99", "--lr=0.1", "--max-steps=5"])
+    parts = setup.load_parts(config, world)
+    setup.report_start(config, world, parts)
+    trainer = setup.make_trainer(config, world, StopSignal(), parts)
+    expected = [param.detach().clone() for param in trainer.step.model.parameters()]
+    images, labels = next(iter(trainer.train_batches))
+    for update in range(1, 6):
+        trainer.step.run(images, labels, trainer.sampler)
+        decay = min(0.99, (1 + update) / (10 + update))
+        for average, param in zip(expected, trainer.step.model.parameters(), strict=True):
+            average.mul_(decay).add_(param.detach(), alpha=1 - decay)
+    before = weights_sha256(trainer.step.model.state_dict())
+    with trainer.step.evaluated_weights():
+        inside = weights_sha256(trainer.step.model.state_dict())
+        for average, param in zip(expected, trainer.step.model.parameters(), strict=True):
+            torch.testing.assert_close(param.detach(), average)
+    return before, inside, weights_sha256(trainer.step.model.state_dict())
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_compiled_model_gives_the_same_losses(world_size: int, tmp_path: Path) -> None:
+    losses = []
+    for more in ([], ["--compile"]):
+        folder = tmp_path / f"run{len(more)}"
+        flags = ["--model=mlp", "--device=cpu", "--batch-size=3000", "--accumulate=2", f"--run-dir={folder}", *more]
+        train_on_ranks(world_size, *flags, timeout_s=_TIMEOUT_S)
+        losses.append([record["loss"] for record in records(folder, "step")])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
