@@ -288,11 +288,12 @@ class TrainConfig(BaseModel):
                 "keys_disagree", "checkpoint_dir is given, but fsdp and pipeline save no checkpoints yet", {}
             )
         for key, value, why in _CANNOT.get(self.strategy, ()):
-            if getattr(self, key) == value:
+            given = getattr(self, key)
+            if given == value or (value is None and given is not None):
                 raise PydanticCustomError(
                     "keys_disagree",
                     "{key} is {value}, which strategy {strategy} cannot do: {why}",
-                    {"key": key, "value": value, "strategy": self.strategy, "why": why},
+                    {"key": key, "value": given, "strategy": self.strategy, "why": why},
                 )
         return self
 
@@ -304,13 +305,19 @@ class TrainConfig(BaseModel):
         return (0, 1) if self.strategy == "pipeline" else (rank, world_size)
 
 
-# What a strategy cannot do whatever the machine: (key, value, why).
+_NO_WHOLE_MODEL: list[tuple[str, Any, str]] = [
+    ("ema", None, "no rank holds the whole model, whose average would have to be kept"),
+    ("compile", True, "it runs the layers one by one, with messages between them; use custom_ddp or ddp"),
+]
+# What a strategy cannot do whatever the machine: (key, value, why); None is any value but none.
 _CANNOT: dict[str, list[tuple[str, Any, str]]] = {
     "fsdp": [
         ("precision", "fp16", "each rank would see overflows in its own shards alone, and skip other steps; use bf16"),
+        *_NO_WHOLE_MODEL,
     ],
     "pipeline": [
         ("precision", "fp16", "each stage would see overflows in its own layers alone, and skip other steps; use bf16"),
+        *_NO_WHOLE_MODEL,
     ],
 }
 

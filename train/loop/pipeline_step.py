@@ -56,6 +56,6 @@ class PipelineStep(Step):
         return torch.cat(self._of_micro_batches)[: self._samples]
 
     def _loss_of_micro_batch(self, logits: Tensor, labels: Tensor) -> Tensor:
-        losses = losses_of_samples(logits, labels)
+        losses = losses_of_samples(logits, labels, self.config.label_smoothing)
         self._of_micro_batches.append(losses.detach())
         return nonfinite.marked(losses.sum() / self._samples)
