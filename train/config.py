@@ -289,7 +289,7 @@ class TrainConfig(BaseModel):
             )
         for key, value, why in _CANNOT.get(self.strategy, ()):
             given = getattr(self, key)
-            if given == value or (value is None and given is not None):
+            if given is not None if value is None else given == value:
                 raise PydanticCustomError(
                     "keys_disagree",
                     "{key} is {value}, which strategy {strategy} cannot do: {why}",
