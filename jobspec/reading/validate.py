@@ -41,6 +41,7 @@ _PLACEHOLDERS: dict[str, Any] = {
     "topology_spread[]": {"key": "stand-in"},
     "devices{}": 1,
     "sweep{}": ["stand-in"],
+    "gpu_types{}": {},
     "env{}": "",
     "options{}": True,
     "node_selector{}": "",
@@ -94,6 +95,8 @@ def _replace(values: Any, path: Path) -> None:
     *above, last = path
     parent: Any = values
     for part in above[:-1] if last == KEY else above:
+        if isinstance(parent, dict) and part not in parent:
+            return  # a value under a key that is wrong itself, and dropped
         parent = parent[part]
     model = model_at(tuple(above))
     if last == KEY:
@@ -101,7 +104,7 @@ def _replace(values: Any, path: Path) -> None:
     elif isinstance(parent, list):
         parent[int(last)] = copy.copy(_PLACEHOLDERS.get(f"{above[-1]}[]", "stand-in"))
     elif model is None and last in parent:
-        parent[last] = _PLACEHOLDERS[f"{above[-1]}{{}}"]
+        parent[last] = _PLACEHOLDERS.get(f"{above[-1]}{{}}", "")
     elif model is not None:
         parent.pop(last, None)
         if str(last) in model.model_fields and model.model_fields[str(last)].is_required():
