@@ -25,7 +25,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from jobspec import targets
-from jobspec.problems import SpecError, printable
+from jobspec.problems import SpecError, as_json, printable
 from train import __version__
 
 
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"note: {printable(note)}", file=sys.stderr)
         return result.code
     except SpecError as error:
-        print(error, file=sys.stderr)
+        print(as_json(error.problems) if args.format == "json" else f"{error}\n", file=sys.stderr, end="")
         return 1
     except BrokenPipeError:
         # Whoever read the output has gone; without this Python would complain again when it closes stdout.
@@ -70,6 +70,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     """The parsed command line.  A mistake in it ends the program with the usage of the command that was meant."""
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] in (["kubernetes"], ["k8s"]):
+        _parser().error(f"{words[0]} has four kinds of jobs: indexedjob, jobset, pytorchjob and trainjob")
     args, unknown = _parser().parse_known_args(argv)
     args.output = None if args.output == "-" else args.output
     # argparse takes the files before an option and calls those behind it unknown.
@@ -127,7 +130,8 @@ def _parser() -> argparse.ArgumentParser:
         "files", metavar="PATH", nargs="+", help="an sbatch script, manifest or compose file, or a folder of them"
     )
 
-    _command(commands, "schema", "the JSON Schema of the job spec, for editors", _schema)
+    command = _command(commands, "schema", "the JSON Schema of the job spec, for editors", _schema)
+    command.add_argument("--part", action="store_true", help="of one of several files, such as a site's")
     return parser
 
 
@@ -139,6 +143,7 @@ def _command(
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=f"Print {text}.", allow_abbrev=False)
     command.add_argument("-o", "--output", metavar="PATH", help="write there and not to stdout; - is stdout")
+    command.add_argument("--format", choices=("text", "json"), default="text", help="of problems; text by default")
     command.add_argument("--force", action="store_true", help="replace the file of -o also if others have written it")
     command.set_defaults(run=run, parser=command)
     return command
@@ -222,6 +227,8 @@ def _lint(args: argparse.Namespace) -> Result:
     skipped: list[str] = []
     problems = lint(args.files, skipped)
     notes = [f"skipped, because lint does not know what it is: {printable(file)}" for file in skipped]
+    if args.format == "json":
+        return Result(as_json(problems), 1 if problems else 0, notes)
     return Result(f"{report(problems, '', most=None)}\n" if problems else "", 1 if problems else 0, notes)
 
 
@@ -230,7 +237,7 @@ def _schema(args: argparse.Namespace) -> Result:
 
     from jobspec.spec.schema import json_schema
 
-    return Result(json.dumps(json_schema(), indent=2) + "\n")
+    return Result(json.dumps(json_schema(part=args.part), indent=2) + "\n")
 
 
 def _must_not_replace(args: argparse.Namespace) -> str:

@@ -17,6 +17,7 @@ from jobspec.reading import sweep, yaml_source
 from jobspec.reading.merge import read_all
 from jobspec.reading.override import override
 from jobspec.reading.validate import validate
+from jobspec.spec.doubts import doubts
 from jobspec.spec.job import Job
 from jobspec.spec.rules import rules_in
 
@@ -92,6 +93,8 @@ def render(
         *(["--sweep-index", str(sweep_index)] if sweep_index is not None else []),
     ]
     plans = plans_of(read(files, overrides, notes), targets.load(name), sweep_index)
+    if notes is not None:
+        notes += doubts(plans[0].job)
     return "".join(text_of(plan, name, shlex.join(words)) for plan in plans)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,23 @@ def report(problems: Sequence[Problem], outcome: str = "; nothing was written", 
         blocks.append(f"… and {len(problems) - len(blocks)} more")
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     return "\n".join([*blocks, f"{count}{outcome}"])
+
+
+def as_json(problems: Sequence[Problem]) -> str:
+    """Return all problems for programs: a JSON array with one object each, and a line break."""
+    found = [
+        {
+            "file": problem.place.name,
+            "line": problem.place.line,
+            "column": problem.place.column,
+            "length": problem.place.length,
+            "message": problem.message,
+            "hint": problem.hint,
+            "link": problem.link,
+        }
+        for problem in problems
+    ]
+    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
 
 
 def option_place(option: str, value: str, number: int = 1) -> Place:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from jobspec.reading.secret_names import names_secret
 from lint.lexer import TORCHRUN
 from lint.manifest import Node, script_of
 from lint.rules import Fault, rule
-from lint.secrets import masked, names_secret
+from lint.secrets import masked
 from lint.shell import Script
 
 

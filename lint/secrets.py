@@ -7,19 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from jobspec.problems import Place, Problem
+from jobspec.reading.secret_names import names_secret
 from lint.rules import Fault, rule
 from lint.shell import Script
-
-# Not every token is a secret: models have eos_token and pad_token.
-_SECRET = re.compile(
-    r"(?:.*_)?(?:API_?KEY|SECRET(?:_KEY)?|PASSWORD|PASSWD|ACCESS_KEY|SECRET_ACCESS_KEY)"
-    r"|(?:(?:.*_)?(?:HF|HUB|HUGGING_?FACE(?:_HUB)?|AUTH|ACCESS|API|BEARER|GITHUB|GITLAB|WANDB|NGC)_)?TOKEN"
-)
-
-
-def names_secret(name: str) -> bool:
-    """Return True if the name of a variable or option looks like a secret's."""
-    return _SECRET.fullmatch(name.lstrip("-").replace("-", "_").upper()) is not None
 
 
 def masked(place: Place) -> Place:

@@ -41,6 +41,9 @@ def _apply(source: Source, assignment: str, number: int) -> None:
     if reader.problems:
         raise SpecError(reader.problems)
 
+    if found := re.fullmatch(r"(.*[^.])\[([0-9]+)\](.*)", key):
+        hint = f"--set {found[1]}.{found[2]}{found[3]}=…"
+        raise SpecError([Problem(place, "positions in a list are written with a dot", hint)])
     *parents, last = key.split(".")
     parent: Any = source.values
     path: Path = ()

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from jobspec.problems import Finding, Path
+from jobspec.reading import synonyms
 from jobspec.reading.yaml_source import Source, typed
 from jobspec.spec.command import from_script
 from jobspec.spec.job import Job
@@ -20,6 +21,8 @@ from train.config import expected, nearest
 
 _UNKNOWN = "extra_forbidden"
 _DISAGREE = "keys_disagree"
+# Of values, by what people call them elsewhere; by its letters "gpu" would be "cpu".
+_OTHER_NAMES = {"gpu": "cuda", "enroot": "pyxis", "singularity": "apptainer", "charliecloud": "apptainer"}
 _PLAIN = re.compile(r"[\w./][\w./=+-]*|--?[a-zA-Z][\w./=+-]*")  # texts that YAML reads as they are
 KEY = "[key]"
 """The last part of pydantic's path to a wrong key in a mapping with user-chosen names."""
@@ -112,8 +115,8 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
         return "without the quotes it is one" if value in ("true", "false") or value.isdigit() else ""
     if kind == "literal_error" and isinstance(value, str):
         allowed = wanted.split('"')[1::2]
-        # By its letters "gpu" would be "cpu".
-        guess = "cuda" if value.lower() == "gpu" and "cuda" in allowed else nearest(value, allowed)
+        known = _OTHER_NAMES.get(value.lower())
+        guess = known if known in allowed else nearest(value, allowed)
         return f'did you mean "{guess}"?' if guess else ""
     return ""
 
@@ -145,8 +148,15 @@ def _unknown_key(path: Path) -> Finding:
     guess = _meant(path)
     model = model_at(above)
     hint = f"allowed: {', '.join(model.model_fields)}" if model else ""
-    if homes:
+    home = synonyms.home_of(path)
+    if home is not None and home[:-1] == above:
+        hint = f'did you mean "{home[-1]}"?'
+    elif home is not None:
+        hint = f"a spec calls it {dotted(home)}"
+    elif homes:
         hint = f'"{key}" belongs to {" or ".join(homes)}'
+    elif synonyms.is_option_of_sbatch(path):
+        hint = f"slurm: {{options: {{{key.replace('_', '-')}: …}}}}"
     elif guess:
         hint = f'did you mean "{guess}"?'
     return Finding(path, message, hint, on_key=True)
@@ -155,7 +165,15 @@ def _unknown_key(path: Path) -> Finding:
 def _meant(path: Path) -> str | None:
     """Return the key that an unknown key was probably meant to be."""
     model = model_at(path[:-1])
-    return nearest(str(path[-1]), model.model_fields) if model else None
+    if model is None:
+        return None
+    home = synonyms.home_of(path)
+    if home is not None:
+        return str(home[-1]) if home[:-1] == path[:-1] else None
+    if synonyms.is_option_of_sbatch(path):
+        return None
+    key = synonyms.snake_case(str(path[-1]))
+    return key if key in model.model_fields else nearest(str(path[-1]), model.model_fields)
 
 
 def _sections() -> Iterator[tuple[Path, set[str]]]:

@@ -40,6 +40,7 @@ _OPTIONS_INSTEAD_OF_KEYS = {
 }
 # Options with which sbatch does not run the script at all.
 _NO_JOB = {"help", "usage", "version", "test-only", "wrap"}
+_MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 _EXCLUSIVE = (True, "user", "mcs", "topo")
 
 # Options of srun that the script sets itself.
@@ -74,6 +75,12 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
         if name == "mem" and job.resources.memory is None and str(value) != "0":
             message = "slurm.options: mem is set from resources.memory"
             yield Finding(path, message, "mem: 0 asks for all memory of a node", on_key=True)
+        if name == "export" and str(value).upper() in ("NONE", "NIL") and job.secrets:
+            message = f"slurm.options: export is {value}, so the secrets of the job would not reach it"
+            yield Finding(path, message, "leave it out; secrets are passed on by name", on_key=True)
+        if name in _MEMORY and (others := sorted(_MEMORY & job.slurm.options.keys() - {name})) and name > others[0]:
+            message = f"slurm.options: {name} is given, and {others[0]} too; Slurm takes only one of them"
+            yield Finding(path, message, "leave one of them out", on_key=True)
         if name == "overcommit":
             message = "slurm.options: overcommit does not reach the tasks: the script drops SLURM_OVERCOMMIT"
             yield Finding(path, message, "slurm: {srun_options: {overcommit: true}}", on_key=True)

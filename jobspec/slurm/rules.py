@@ -90,7 +90,7 @@ def tasks_of_an_array_keep_apart(job: Job) -> Iterator[Finding]:
     for key in ("checkpoint_dir", "run_dir"):
         if getattr(job.train, key) is not None:
             message = f"train.{key} is one folder, but slurm.array starts several jobs that would all write to it"
-            hint = "use command with a script that reads SLURM_ARRAY_TASK_ID, as jobs/array.yaml does"
+            hint = "sweep, instead of slurm.array, gives each run values and folders of its own"
             yield Finding(("train", key), message, hint)
 
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 _PYTHON = r"python[0-9.]*"
-_LAUNCHERS = "torchrun|accelerate|deepspeed|mpirun|mpiexec|srun"
+_LAUNCHERS = "torchrun|accelerate|deepspeed|mpirun|mpiexec|srun|uv|poetry|pixi|conda|pdm"
 _SHELLS = "(?:ba|da|z|k)?sh"
 
 

@@ -258,11 +258,17 @@ GpuType = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", "a type of
 SlurmOption = Annotated[str, matching(r"[a-z][a-z0-9-]+", "the long name of an sbatch option, without --")]
 
 
+_LARGEST = 1 << 50  # bytes, 1024 TiB: a slip of the finger is no size
+
+
 def _read_size(value: Any) -> int:
     found = re.fullmatch(r"([1-9][0-9]{0,8})(MiB|GiB|TiB)", value) if isinstance(value, str) else None
     if not found:
         raise ValueError(_size_hint(value))
-    return int(found[1]) << {"MiB": 20, "GiB": 30, "TiB": 40}[found[2]]
+    size = int(found[1]) << {"MiB": 20, "GiB": 30, "TiB": 40}[found[2]]
+    if size > _LARGEST:
+        raise ValueError("no node has more than 1024TiB")
+    return size
 
 
 def _size_hint(value: Any) -> str:
@@ -317,12 +323,21 @@ Amount = Annotated[
 _DURATION = r"(?=.*[1-9])(?:([0-9]{1,5})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?"
 
 
+def _duration_hint(value: Any) -> str:
+    if type(value) is int:
+        return f"with its unit: {value}s, {value}m or {value}h"
+    found = re.fullmatch(r"(?:([0-9]{1,3})-)?([0-9]{1,3}):([0-9]{2}):([0-9]{2})", str(value))  # as Slurm has it
+    parts = zip(found.groups(), "dhms", strict=True) if found else ()
+    written = "".join(f"{int(part)}{unit}" for part, unit in parts if part and int(part))
+    return f"write {written}" if written else ""
+
+
 def _read_duration(value: Any) -> int:
     found = re.fullmatch(_DURATION, value) if isinstance(value, str) else None
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0, 0)
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if total == 0:
-        raise ValueError(f"with its unit: {value}s, {value}m or {value}h" if type(value) is int else "")
+        raise ValueError(_duration_hint(value))
     return total
 
 

@@ -6,6 +6,7 @@ What one key demands of another is in rules.py, what a target demands in its own
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -83,7 +84,9 @@ class Nodes(Section):
         if isinstance(value, Mapping):
             return value
         expected = f"a whole number from 1 to {MAX_NODES}, or {{min: 1, max: 4}} for an elastic job"
-        raise PydanticCustomError("unexpected", "must be {expected}", {"expected": expected, "hint": ""})
+        found = re.fullmatch(r"([0-9]+)[:-]([0-9]+)", value) if isinstance(value, str) else None
+        hint = f"write {{min: {found[1]}, max: {found[2]}}}" if found else ""
+        raise PydanticCustomError("unexpected", "must be {expected}", {"expected": expected, "hint": hint})
 
     @classmethod
     def __get_pydantic_json_schema__(

@@ -7,11 +7,28 @@ from typing import Any
 from jobspec.spec.job import Job
 
 
-def json_schema() -> dict[str, Any]:
-    """The schema, in the 2020-12 dialect.  It knows every key and type; rules over several keys it does not know."""
+def json_schema(part: bool = False) -> dict[str, Any]:
+    """The schema, in the 2020-12 dialect.  It knows every key and type; rules over several keys it does not know.
+
+    part: of one of several files that are merged, in which no key is required, `+key` adds to a list, and nothing takes
+    a key away.
+    """
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Job.model_json_schema()}
     _close(schema)
+    if part:
+        ways = [way for field in schema["properties"].values() for way in (field, *field.get("anyOf", ()))]
+        sections = [schema["$defs"][way["$ref"].rpartition("/")[2]] for way in ways if "$ref" in way]
+        for section in [schema, *(section for section in sections if "properties" in section)]:
+            _loosen(section)
     return schema
+
+
+def _loosen(section: dict[str, Any]) -> None:
+    for key in ("required", "oneOf"):
+        section.pop(key, None)
+    keys = section["properties"]
+    lists = {f"+{key}": value for key, value in keys.items() if value.get("type") == "array"}
+    section["properties"] = {key: {"anyOf": [value, {"type": "null"}]} for key, value in keys.items()} | lists
 
 
 def _close(node: Any) -> None:

@@ -121,3 +121,8 @@ def test_combinations_train_to_different_weights_in_folders_of_their_own(tmp_pat
         subprocess.run(["bash"], input=script, env=env, check=True, text=True, stdout=subprocess.DEVNULL)
     weights = {records(tmp_path / "runs" / str(number), "end")[0]["weights_sha256"] for number in range(4)}
     assert len(weights) == 4
+
+
+def test_wrong_value_under_a_wrong_name_is_a_mistake_of_the_spec(spec: str) -> None:
+    with pytest.raises(SpecError, match="a key must be a key of train or env"):
+        render("slurm", spec, ['sweep={"": [null], "train.": 5, "x y": [null, 1]}'])

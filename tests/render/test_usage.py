@@ -63,3 +63,23 @@ def test_bug_is_exit_3_with_what_to_report(monkeypatch: pytest.MonkeyPatch, caps
     told = capsys.readouterr().err
     assert "ZeroDivisionError: of course" in told
     assert "Please report it" in told
+
+
+def test_kubernetes_is_answered_with_its_kinds() -> None:
+    done = command_line("kubernetes", QUICKSTART)
+    assert done.returncode == 2
+    assert done.stderr.endswith(b"kubernetes has four kinds of jobs: indexedjob, jobset, pytorchjob and trainjob\n")
+
+
+def test_problems_are_json_for_programs(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: job\nnodes: 1\nprocs_per_node: 1\ncommand: [a.py]\nnode: 3\n")
+    done = command_line("slurm", "job.yaml", "--set", "command[0]=x.py", "--format", "json", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, b"")
+    (problem,) = json.loads(done.stderr)
+    assert (problem["file"], problem["hint"]) == ("--set command[0]=x.py", "--set command.0=…")
+    (problem,) = json.loads(command_line("slurm", "job.yaml", "--format=json", cwd=tmp_path).stderr)
+    place = {"file": "job.yaml", "line": 5, "column": 1, "length": 4}
+    assert problem == {**place, "message": 'unknown key "node"', "hint": 'did you mean "nodes"?', "link": ""}
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodess=2\n")
+    done = command_line("lint", "job.sh", "--format=json", cwd=tmp_path)
+    assert (done.returncode, json.loads(done.stdout)[0]["line"]) == (1, 2)

@@ -77,3 +77,30 @@ def test_every_key_has_a_description() -> None:
     models = [SCHEMA, *SCHEMA["$defs"].values()]
     keys = [(model["title"], key, value) for model in models for key, value in model.get("properties", {}).items()]
     assert [(title, key) for title, key, value in keys if not value.get("description")] == []
+
+
+PART = jsonschema.Draft202012Validator(json_schema(part=True))
+
+
+@pytest.mark.parametrize("file", [*RIGHT, *sorted((TESTS.parent / "sites").glob("*.yaml"))], ids=lambda file: file.stem)
+def test_schema_of_a_part_accepts_sites_and_jobs(file: Path) -> None:
+    assert not [error.message for error in PART.iter_errors(parse(read(str(file)), file.name).values)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"+mounts": [{"path": "/a"}]},
+        {"+nodes": 2},
+        {"partition": "gpu"},
+        {"slurm": {"partiton": "gpu"}},
+        {"kubernetes": {"+tolerations": {}}},
+        {"resources": {"cpus": "many"}},
+    ],
+)
+def test_schema_of_a_part_refuses_what_no_merge_makes_right(values: dict[str, Any]) -> None:
+    assert [error.message for error in PART.iter_errors(values)]
+
+
+def test_schema_of_a_part_takes_keys_away() -> None:
+    assert PART.is_valid({"preemption": None, "slurm": {"account": None}, "kubernetes": {"+tolerations": []}})

@@ -1,0 +1,69 @@
+"""Keys as other tools call them, and where the same stands in a job spec."""
+
+from __future__ import annotations
+
+import re
+
+from jobspec.problems import Path
+from jobspec.reading.sbatch_options import OPTIONS
+
+# By the key as people write it, in snake case; the path is from the root of the spec.
+_EVERYWHERE: dict[str, Path] = {
+    **dict.fromkeys(["script", "args", "arguments", "argv", "cmd", "entrypoint", "program"], ("command",)),
+    **dict.fromkeys(["container", "container_image", "docker_image"], ("image",)),
+    **dict.fromkeys(["environment", "env_vars", "variables", "envs"], ("env",)),
+    **dict.fromkeys(["volumes", "volume_mounts", "container_mounts", "binds"], ("mounts",)),
+    **dict.fromkeys(["num_nodes", "nnodes", "replicas", "num_workers"], ("nodes",)),
+    **dict.fromkeys(["gpus", "gpus_per_node", "num_gpus", "nproc_per_node", "nprocs"], ("procs_per_node",)),
+    **dict.fromkeys(["ntasks", "ntasks_per_node", "tasks_per_node", "num_processes"], ("procs_per_node",)),
+    **dict.fromkeys(["time", "walltime", "timeout", "max_duration"], ("time_limit",)),
+    **dict.fromkeys(["cwd", "chdir", "working_dir", "container_workdir"], ("workdir",)),
+    **dict.fromkeys(["modules", "commands", "pre_run"], ("setup",)),
+    **dict.fromkeys(["gpu_type", "gres"], ("gpu",)),
+    **dict.fromkeys(["job_name", "job"], ("name",)),
+    **dict.fromkeys(["mem", "memory_per_node", "ram"], ("resources", "memory")),
+    **dict.fromkeys(["cpus_per_task", "cpu", "num_cpus"], ("resources", "cpus")),
+    **dict.fromkeys(["shm_size", "shared_memory"], ("resources", "shm")),
+    **dict.fromkeys(["grid", "matrix", "hyperparameters"], ("sweep",)),
+    **dict.fromkeys(["requeue", "preemptible", "signal"], ("preemption",)),
+    **dict.fromkeys(["restarts", "retries", "backoff_limit"], ("max_restarts",)),
+}
+_IN_SECTION: dict[str, dict[str, Path]] = {
+    "slurm": {
+        **dict.fromkeys(["container", "container_runtime"], ("slurm", "runtime")),
+        **dict.fromkeys(["pre", "before"], ("slurm", "prologue")),
+        **dict.fromkeys(["post", "after"], ("slurm", "epilogue")),
+    },
+    "train": {
+        **dict.fromkeys(["learning_rate", "rate"], ("train", "lr")),
+        **dict.fromkeys(["batch", "global_batch_size", "train_batch_size"], ("train", "batch_size")),
+        **dict.fromkeys(["num_epochs", "max_epochs"], ("train", "epochs")),
+        **dict.fromkeys(["output_dir", "log_dir", "save_dir"], ("train", "run_dir")),
+    },
+    "kubernetes": {
+        **dict.fromkeys(["image_pull_secret", "pull_secrets"], ("kubernetes", "image_pull_secrets")),
+        **dict.fromkeys(["local_queue", "queue_name"], ("kubernetes", "queue")),
+        **dict.fromkeys(["ttl_seconds_after_finished"], ("kubernetes", "ttl")),
+        **dict.fromkeys(["affinity", "init_containers", "runtime_class_name", "host_ipc"], ("kubernetes", "pod")),
+    },
+}
+
+
+def snake_case(key: str) -> str:
+    """Return a key as a spec would write it: nodeSelector and node-selector are node_selector."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower().replace("-", "_")
+
+
+def home_of(path: Path) -> Path | None:
+    """Return where in a spec the key belongs that somebody wrote at a path, by what other tools call it."""
+    key, section = snake_case(str(path[-1])), str(path[0])
+    if len(path) > 1 and (home := _IN_SECTION.get(section, {}).get(key)):
+        return home
+    if len(path) <= 2 and section != "train" and (home := _EVERYWHERE.get(key)):
+        return home
+    return None
+
+
+def is_option_of_sbatch(path: Path) -> bool:
+    """Return True for a key right below `slurm` that is an option of sbatch."""
+    return len(path) == 2 and path[0] == "slurm" and str(path[1]).replace("_", "-") in OPTIONS

@@ -1,0 +1,42 @@
+"""What in a right spec is probably not meant: render.py says it on stderr as notes, and renders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from jobspec.reading.sbatch_options import OPTIONS, PYXIS, meant
+from jobspec.reading.secret_names import names_secret
+from jobspec.spec.job import Job
+
+_CURLY = re.compile("[\u2018\u2019\u201c\u201d]")
+_DASH = re.compile("^[\u2013\u2014]")  # where an option begins
+
+
+def doubts(job: Job) -> Iterator[str]:
+    """Yield what looks odd, each with what to do."""
+    yield from _typed_in_a_word_processor(job)
+    first = job.command[0] if job.command else "x.py"
+    if first != "-m" and not first.endswith(".py"):
+        yield f'command begins with "{first}", which is no name of a Python file; torchrun has Python run it'
+    if job.image is not None and not job.image.startswith(("/", ".")) and not job.image.endswith(".sif"):
+        name = re.sub(r"[:@].*", "", job.image.rpartition("/")[2])
+        path = job.image.partition("/")[2].rpartition("/")[0]
+        if (path + name) != (path + name).lower():
+            yield f'image "{job.image}" has capital letters in its name, which registries refuse'
+    for name, value in job.env.items():
+        if value and names_secret(name):
+            yield f"env.{name} looks like a secret, and its value is in the artifact; secrets: [{name}] keeps it out"
+    for option in job.slurm.options:
+        if option not in OPTIONS and not option.startswith(PYXIS):
+            hint = f"; did you mean {instead}?" if (instead := meant(option)) else ""
+            yield f"slurm.options: sbatch itself has no option {option}, only a plugin may{hint}"
+
+
+def _typed_in_a_word_processor(job: Job) -> Iterator[str]:
+    words = [(f"command.{number}", word) for number, word in enumerate(job.command or ())]
+    words += [(f"setup.{number}", line) for number, line in enumerate(job.setup)]
+    words += [(f"env.{name}", value) for name, value in job.env.items()]
+    for key, text in words:
+        if found := _CURLY.search(text) or _DASH.search(text):
+            yield f'{key} has the character "{found[0]}", as word processors make it; programs read " and \' and -'

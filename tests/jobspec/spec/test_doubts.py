@@ -1,0 +1,58 @@
+"""What a spec probably does not mean is said, and rendered all the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobspec.artifact import render
+from tests.slurm import TWO_NODES
+
+ALL = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("command=[train.py, '“a”']", 'command.1 has the character "“"'),
+        ("command=[train.py, –lr, x]", 'command.1 has the character "–"'),
+        ("setup=['export A=‘b’']", 'setup.0 has the character "‘"'),
+        ("command=[train]", 'command begins with "train", which is no name of a Python file'),
+        ("image=registry.example/Team/train:1", 'image "registry.example/Team/train:1" has capital letters'),
+        ("env={HF_TOKEN: hf_abc}", "env.HF_TOKEN looks like a secret, and its value is in the artifact"),
+        ("slurm.options={mail-tpye: END}", "no option mail-tpye, only a plugin may; did you mean mail-type?"),
+        ("slurm.options={of-our-plugin: 1}", "no option of-our-plugin, only a plugin may"),
+    ],
+)
+def test_doubt_is_said_once_and_without_a_secret(keys: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(TWO_NODES)
+    notes: list[str] = []
+    assert render("slurm", str(tmp_path / "job.yaml"), [keys], notes)
+    (note,) = notes
+    assert said in note
+    assert "hf_abc" not in note
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "command=[-m, pkg.Module, a–b]",
+        "image=/images/Train.sif",
+        "image=registry.example:5000/team/train:V1",
+        "env={TOKENIZER: a, EOS_TOKEN: b, HF_TOKEN: ''}",
+        "slurm.options={container-writable: true, mail-type: END}",
+    ],
+)
+def test_what_is_meant_so_raises_no_doubt(keys: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(TWO_NODES)
+    notes: list[str] = []
+    render("slurm", str(tmp_path / "job.yaml"), [keys], notes)
+    assert notes == []
+
+
+@pytest.mark.parametrize("job", ALL, ids=lambda job: job.stem)
+def test_examples_raise_no_doubt(job: Path) -> None:
+    notes: list[str] = []
+    render("slurm", str(job), (), notes)
+    assert notes == []
