@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from train.errors import SharedError, UserError
+from train.errors import SharedError, UserError, refuse_without
 from train.world.environment import World
 from train.world.failure import record_for_torchrun
 from train.world.signals import stop_with_parent
@@ -73,7 +73,7 @@ def examine(world: World, options: Options) -> list[str]:
     from train.world.rendezvous import choose_interfaces, connect_to_store, wait_until_resolvable
 
     if options.picture is not None and world.rank == 0:
-        picture.refuse_without_matplotlib("--picture")
+        refuse_without("matplotlib", "--picture", "report")
     wait_until_resolvable(world.master_addr, options.resolve_timeout_s)
     choose_interfaces(world)
     server = meeting.open_store(world, options.rendezvous_timeout_s)

@@ -1,4 +1,6 @@
-"""The exceptions for mistakes that the person who started the run can mend."""
+"""The exceptions for mistakes that the person who started the run can mend, and the check for optional packages."""
+
+from importlib.util import find_spec
 
 
 class UserError(Exception):
@@ -10,3 +12,12 @@ class UserError(Exception):
 
 class SharedError(UserError):
     """A UserError that every rank has raised with the same message, so that telling it once a node is enough."""
+
+
+def refuse_without(package: str, option: str, extra: str) -> None:
+    """Raise UserError if `option` was given and `package`, which our `extra` brings, is not installed."""
+    if find_spec(package) is None:
+        raise UserError(
+            f"{option} needs the package {package}, which is not installed here: "
+            f"pip install 'multinode-torch[{extra}]', or pip install {package}"
+        )

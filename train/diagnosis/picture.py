@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 from train.diagnosis.report import Report
 from train.errors import UserError
-
-
-def refuse_without_matplotlib(option: str) -> None:
-    """Raise UserError if pictures cannot be drawn here, before anything is measured for one."""
-    if find_spec("matplotlib") is None:
-        raise UserError(
-            f"{option} draws with matplotlib, which is not installed: pip install 'multinode-torch[report]', or "
-            "pip install matplotlib"
-        )
 
 
 def draw(report: Report, file: Path) -> None:

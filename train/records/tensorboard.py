@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from train.errors import UserError
+from train.errors import UserError, refuse_without
 from train.records.observer import EpochRecord, QuietObserver, RunEnd, StepRecord
 
 if TYPE_CHECKING:
@@ -28,11 +27,7 @@ class TensorBoard(QuietObserver):
     """
 
     def __init__(self, run_dir: str, device: torch.device) -> None:
-        if find_spec("tensorboard") is None:
-            raise UserError(
-                "--tensorboard needs the package tensorboard, which is not installed here: "
-                "pip install 'multinode-torch[tensorboard]', or pip install tensorboard"
-            )
+        refuse_without("tensorboard", "--tensorboard", "tensorboard")
         self._folder, self._device = Path(run_dir) / "tensorboard", device
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

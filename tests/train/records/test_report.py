@@ -1,0 +1,117 @@
+"""python -m train.report draws real runs and says where two of them part."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import run_ranks
+from train import report
+from train.flags import from_argv
+from train.loop import setup
+from train.world.environment import World
+from train.world.signals import StopSignal
+
+pytestmark = pytest.mark.timeout(180)
+
+_FLAGS = ["--model=mlp", "--dataset=synthetic", "--device=cpu", "--batch-size=1000", "--log-every=2", "--clip-norm=1"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs: `short` is `long` that ends after 8; `other` has another learning rate."""
+    folder = tmp_path_factory.mktemp("runs")
+    run_ranks(1, _train, folder, timeout_s=150)
+    return folder
+
+
+def _train(world: World, folder: Path) -> None:
+    for name, *more in (
+        ("long", "--max-steps=12"),
+        ("short", "--max-steps=8"),
+        ("other", "--max-steps=12", "--lr=0.02", "--scheduler=step"),
+    ):
+        config = from_argv([*_FLAGS, "--epochs=2", f"--run-dir={folder / name}", *more])
+        parts = setup.load_parts(config, world)
+        setup.report_start(config, world, parts)
+        with parts.metrics:
+            setup.make_trainer(config, world, StopSignal(), parts).fit()
+
+
+def _said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[str], str]:
+    """The exit code, the lines on stdout, and stderr."""
+    code = report.main([str(argument) for argument in arguments])
+    said = capsys.readouterr()
+    return code, said.out.splitlines(), said.err
+
+
+def test_the_page_holds_all_curves_of_all_runs_and_needs_no_network(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, lines, _ = _said(capsys, runs / "long", runs / "short", runs / "other", "--out", tmp_path)
+    assert (code, lines) == (0, [f"{tmp_path / 'report.html'} shows 8 curves of 3 runs"])
+    pictures = {file.stem for file in tmp_path.glob("*.png")}
+    assert pictures >= {"loss", "epoch-loss", "accuracy", "lr", "grad-norm", "speed"}
+    assert all((tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in pictures)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count('src="data:image/png;base64,') == len(pictures)
+    assert not re.search(r"https?://|<script|<link", page)
+    assert all(f"<td>{name}</td>" in page for name in ("long", "short", "other"))
+    # Settings that any two runs differ in, and no others.
+    settings = re.findall(r"<tr><td>(\w+)</td>", page.partition("Settings that differ")[2])
+    assert settings == ["lr", "max_steps", "scheduler"]
+
+
+def test_a_run_that_only_ends_earlier_has_the_same_losses(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, lines, _ = _said(capsys, "--diff", runs / "long", runs / "short", "--out", tmp_path)
+    assert code == 0
+    assert lines[:4] == [
+        "long and short:",
+        "max_steps: 12 and 8",
+        "all 8 losses recorded in both are the same numbers",
+        "the last steps are 12 and 8",
+    ]
+    assert "the final weights are different" in lines
+
+
+def test_where_two_runs_part_is_said_with_step_epoch_and_distance(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, lines, _ = _said(capsys, "--diff", runs / "long", runs / "other", "--out", tmp_path)
+    assert lines[1:3] == ["lr: 0.01 and 0.02", "scheduler: none and step"]
+    assert "learning rates part at step 1: 0.01 and 0.02" in lines
+    # The first loss is that of the same first weights.
+    losses = [
+        [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("long", "other")
+    ]
+    one, two = (next(record["loss"] for record in run if record.get("step") == 2) for run in losses)
+    (parting,) = [line for line in lines if "part at step 2 " in line]
+    assert parting.startswith("losses are the same numbers up to step 1 and part at step 2 (epoch 1): ")
+    assert f"{one:.6g} and {two:.6g}" in parting
+
+
+def test_a_torn_last_line_is_left_out(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torn = tmp_path / "torn"
+    torn.mkdir()
+    whole = (runs / "long" / "metrics.jsonl").read_text()
+    (torn / "metrics.jsonl").write_text(whole + '{"event": "step", "st')
+    code, lines, _ = _said(capsys, "--diff", runs / "long", torn, "--out", tmp_path)
+    assert code == 0
+    assert "all 12 losses recorded in both are the same numbers" in lines
+    assert "the final weights are the same bits" in lines
+
+
+def test_folders_without_a_run_are_all_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "metrics.jsonl").write_text('{"event": "start"}\n')
+    code, lines, errors = _said(capsys, tmp_path / "absent", tmp_path / "begun", "--out", tmp_path / "out")
+    assert (code, lines) == (1, [])
+    assert re.search(r"cannot read .*absent/metrics.jsonl: No such file.* --run-dir of a run\n", errors)
+    assert "begun/metrics.jsonl holds no step yet" in errors
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,110 @@
+"""The curves of some runs as PNG, one picture a quantity, so that each stays readable on a narrow screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from train.records.runs import RunRecords
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Points = list[tuple[float, float]]
+
+# So many points are too many to see their course; their means are so many.
+_NOISY = 200
+_WINDOWS = 50
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One picture.
+
+    points: (step, value) of a run; empty if it has none.  dashed: a second line for each run.
+    noisy: many points are drawn faintly, below their running mean.
+    """
+
+    file: str
+    title: str
+    unit: str
+    points: Callable[[RunRecords], Points]
+    dashed: Callable[[RunRecords], Points] | None = None
+    noisy: bool = False
+
+
+def _of_steps(key: str) -> Callable[[RunRecords], Points]:
+    def points(run: RunRecords) -> Points:
+        return [(step, run.steps[step][key]) for step in sorted(run.steps) if key in run.steps[step]]
+
+    return points
+
+
+def _of_epochs(key: str, factor: float = 1.0) -> Callable[[RunRecords], Points]:
+    def points(run: RunRecords) -> Points:
+        return [(run.epochs[epoch]["step"], factor * run.epochs[epoch][key]) for epoch in sorted(run.epochs)]
+
+    return points
+
+
+CURVES = [
+    Curve("loss.png", "training loss, each step", "loss", _of_steps("loss"), noisy=True),
+    Curve(
+        "epoch-loss.png",
+        "mean loss of an epoch: validation, and training (dashed)",
+        "loss",
+        _of_epochs("val_loss"),
+        _of_epochs("train_loss"),
+    ),
+    Curve("accuracy.png", "validation accuracy", "accuracy [%]", _of_epochs("val_accuracy", 100.0)),
+    Curve("lr.png", "learning rate", "learning rate", _of_steps("lr")),
+    Curve("grad-norm.png", "norm of the gradient", "norm", _of_steps("grad_norm"), noisy=True),
+    Curve("speed.png", "speed", "samples per second", _of_steps("samples_per_second")),
+    Curve("input.png", "time spent waiting for input", "share of a step", _of_steps("input_share")),
+    Curve(
+        "communication.png", "time spent waiting for other ranks", "share of a step", _of_steps("communication_share")
+    ),
+]
+
+
+def draw(runs: Sequence[RunRecords], folder: Path) -> list[Path]:
+    """Draw each quantity that at least one run has; return the files."""
+    from matplotlib.figure import Figure  # without pyplot: no window, no state
+
+    drawn = []
+    for curve in CURVES:
+        if not any(curve.points(run) for run in runs):
+            continue
+        figure = Figure(figsize=(5.4, 3.8), layout="constrained")
+        axes = figure.subplots()
+        for number, run in enumerate(runs):
+            look = {"color": f"C{number % 10}", "linewidth": 2.5 if number == 0 else 1.5}
+            points = curve.points(run)
+            if curve.noisy and len(points) > _NOISY:
+                axes.plot(*zip(*points, strict=True), color=look["color"], alpha=0.2, linewidth=0.8)
+                points = _running_means(points)
+            _line(axes, points, label=run.name, **look)
+            if curve.dashed is not None:
+                _line(axes, curve.dashed(run), linestyle="--", **look)
+        axes.set(title=curve.title, xlabel="step", ylabel=curve.unit)
+        axes.grid(True, alpha=0.3)
+        axes.legend(fontsize="small")
+        file = folder / curve.file
+        figure.savefig(file, dpi=140)
+        drawn.append(file)
+    return drawn
+
+
+def _line(axes: Axes, points: Points, **look: Any) -> None:
+    if points:
+        marker = "o" if len(points) <= 20 else None  # a single point has no line
+        axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, **look)
+
+
+def _running_means(points: Points) -> Points:
+    """Return the means of neighbouring points, each at the middle of its points."""
+    width = max(2, len(points) // _WINDOWS)
+    windows = [points[start : start + width] for start in range(0, len(points), width)]
+    return [tuple(sum(numbers) / len(window) for numbers in zip(*window, strict=True)) for window in windows]

@@ -1,0 +1,71 @@
+"""python -m train.report: the curves of one or several runs, and where two of them part.
+
+python -m train.report runs/a runs/b runs/c --out report
+python -m train.report --diff runs/a runs/b
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from train.errors import UserError, refuse_without
+from train.records.curves import draw
+from train.records.difference import difference
+from train.records.page import page
+from train.records.runs import read_runs
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write OUT/report.html and the pictures, print the differences; return 0, or 1 after a mistake."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    folders = list(dict.fromkeys([*options.runs, *(options.diff or [])]))
+    if not folders:
+        parser.error("name the folder of at least one run")
+    try:
+        write_report(folders, options.diff, options.out)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def write_report(folders: list[Path], compared: list[Path] | None, out: Path) -> None:
+    """Write the report of the runs in `folders`; `compared` are two of them.
+
+    Raises UserError if a folder holds no run, or the report cannot be written.
+    """
+    refuse_without("matplotlib", "train.report", "report")
+    runs = read_runs(folders)
+    words = None
+    if compared is not None:
+        first, second = (runs[folders.index(folder)] for folder in compared)
+        words = difference(first, second)
+        print(words)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        pictures = draw(runs, out)
+        (out / "report.html").write_text(page(runs, pictures, words), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--out: cannot write {error.filename or out}: {error.strerror}") from None
+    print(f"{out / 'report.html'} shows {len(pictures)} curves of {len(runs)} run{'s' * (len(runs) > 1)}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m train.report",
+        description="Draw the curves of runs as PNG and as one page of HTML that needs no network.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "runs", nargs="*", type=Path, metavar="RUN_DIR", help="a folder that was the --run-dir of a run"
+    )
+    parser.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="say in words where these two runs part")
+    parser.add_argument("--out", type=Path, default=Path("report"), help="folder to write to (default: %(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
