@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, default_collate
 from train.data.host_memory import host_memory_bytes
 from train.data.workers import init_worker, worker_context
 from train.datasets import Samples
+from train.errors import UserError
 
 # Of the memory that a process could have, the part that its copy of a dataset may take.
 _MEMORY_SHARE = 0.25
@@ -31,7 +32,7 @@ class Batches:
         steps: for each step the indices of its samples; n may differ between steps and may be 0.
         input: `memory` keeps all samples as uint8 on the device (in pinned host memory if they do not fit there)
             and picks each batch by index; `loader` reads them one by one in the processes of a DataLoader; `auto`
-            takes memory if they fit.
+            takes memory if they fit and do not vary.
         workers: processes of the DataLoader.
         local_world_size: processes that share the host's memory, each with its own copy.
     On CUDA a batch is prepared on a stream of its own while the one before it is computed on.
@@ -48,7 +49,11 @@ class Batches:
     ) -> None:
         self.device = device
         size_bytes = len(samples) * math.prod(samples.shape)
-        fits_host = size_bytes <= _MEMORY_SHARE * host_memory_bytes() / local_world_size
+        if samples.varies and input == "memory":
+            raise UserError(
+                "--input=memory would read each picture once, and augment it once for all epochs: give --input=loader"
+            )
+        fits_host = not samples.varies and size_bytes <= _MEMORY_SHARE * host_memory_bytes() / local_world_size
         if input == "memory" or (input == "auto" and fits_host):
             self._raw_batches: Iterable[Batch] = _InMemory(samples, steps, device)
         else:

@@ -40,6 +40,11 @@ class Samples(Protocol):
         """As `mean`: the standard deviation."""
         ...
 
+    @property
+    def varies(self) -> bool:
+        """True if a sample is another one each time it is read, as augmented pictures are."""
+        ...
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> tuple[Tensor, int | Tensor]:

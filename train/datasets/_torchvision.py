@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -27,6 +28,7 @@ class TensorSamples:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     num_classes: int = _NUM_CLASSES
+    varies: ClassVar[bool] = False
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ class SyntheticSamples:
     num_classes: int = 10
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.2,)
+    varies: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return _NUM_SAMPLES[self.split]

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ class TokenSamples:
     context: int
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    varies: ClassVar[bool] = False
 
     @property
     def shape(self) -> tuple[int]:

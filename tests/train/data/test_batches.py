@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ class Generated:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     num_classes: int = 10
+    varies: ClassVar[bool] = False
 
     @property
     def shape(self) -> tuple[int, int, int]:

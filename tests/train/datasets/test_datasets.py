@@ -15,8 +15,8 @@ from train.config import available
 from train.datasets import Samples, Split, _torchvision
 from train.errors import UserError
 
-# Of images; tokens have a file of their own.
-DATASETS = [name for name in available("datasets") if name != "tokens"]
+# Of images that are always the same; the others have a file of their own.
+DATASETS = [name for name in available("datasets") if name not in ("tokens", "image_folder")]
 SPLITS: tuple[Split, ...] = ("train", "validation")
 FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
 FILES = [f"{prefix}-{kind}-ubyte" for prefix in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]

@@ -1,0 +1,101 @@
+"""image_folder reads and trains on a small folder of real digits; what is wrong with a folder is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.ranks import train_on_ranks
+from train import datasets
+from train.data.batches import Batches
+from train.errors import UserError
+
+pytestmark = pytest.mark.timeout(120)
+
+_TRAIN, _VALIDATION = 200, 100
+
+
+@pytest.fixture(scope="module")
+def folder(data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first digits of MNIST as PNG files, a folder a class."""
+    root = tmp_path_factory.mktemp("digits")
+    for split, name, count in (("train", "train", _TRAIN), ("validation", "val", _VALIDATION)):
+        digits = datasets.load("mnist", str(data_root), split, 0)  # type: ignore[arg-type]
+        for index in range(count):
+            image, label = digits[index]
+            file = root / name / str(label) / f"{index:04}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0].numpy()).save(file)
+    return root
+
+
+def test_validation_pictures_are_the_files_in_rgb_and_always_the_same(folder: Path, data_root: Path) -> None:
+    samples = datasets.load("image_folder", str(folder), "validation", 0)
+    assert (len(samples), samples.shape, samples.num_classes) == (_VALIDATION, (3, 28, 28), 10)
+    assert not samples.varies
+    images, labels = samples.tensors()
+    digits, classes = datasets.load("mnist", str(data_root), "validation", 0).tensors()
+    # ImageFolder lists class by class, and within a class in the order of the names.
+    order = sorted(range(_VALIDATION), key=lambda index: (int(classes[index]), index))
+    assert torch.equal(labels, classes[order])
+    assert torch.equal(images, digits[order].expand(-1, 3, -1, -1))
+
+
+def test_training_pictures_are_augmented_differently_each_time(folder: Path) -> None:
+    samples = datasets.load("image_folder", str(folder), "train", 0)
+    assert samples.varies
+    torch.manual_seed(0)
+    readings = [samples[3] for _ in range(5)]
+    assert {label for _, label in readings} == {0}
+    assert {(image.dtype, image.shape) for image, _ in readings} == {(torch.uint8, torch.Size([3, 28, 28]))}
+    assert len({image.numpy().tobytes() for image, _ in readings}) == 5
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_loader_is_taken_so_that_each_epoch_reads_other_pictures(folder: Path, workers: int) -> None:
+    samples = datasets.load("image_folder", str(folder), "train", 0)
+    batches = Batches(samples, [[0, 1], [2]], torch.device("cpu"), "auto", workers)
+    first, second = ([images for images, _ in batches] for _ in range(2))
+    assert [len(images) for images in first] == [2, 1]
+    assert not torch.equal(first[0], second[0])
+    with pytest.raises(UserError, match="--input=memory would read each picture once"):
+        Batches(samples, [[0, 1]], torch.device("cpu"), "memory")
+
+
+def test_a_run_on_two_processes_learns_the_digits(folder: Path, tmp_path: Path) -> None:
+    flags = ["--model=mlp", "--dataset=image_folder", f"--data-root={folder}", "--device=cpu", "--workers=0"]
+    train_on_ranks(
+        2, *flags, "--batch-size=20", "--optimizer=adam", "--lr=1e-3", "--epochs=15", f"--run-dir={tmp_path}"
+    )
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    epochs = [record for record in records if record["event"] == "epoch"]
+    assert [record["samples"] for record in epochs] == [_TRAIN] * 15
+    # Guessing gives 10 %.
+    assert max(record["val_accuracy"] for record in epochs) > 0.25
+
+
+def test_a_folder_without_pictures_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train holds no pictures: .*--data-root is the folder of train/CLASS"):
+        datasets.load("image_folder", str(tmp_path), "train", 0)
+
+
+def test_classes_of_only_one_split_are_named(tmp_path: Path) -> None:
+    for name in ("train/cat", "train/dog", "val/cat"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "a.png")
+    with pytest.raises(UserError, match="dog is a class in only one of train/ and val/"):
+        datasets.load("image_folder", str(tmp_path), "train", 0)
+
+
+def test_a_damaged_picture_is_named(tmp_path: Path) -> None:
+    for name in ("train/cat", "val/cat"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "a.png")
+    (tmp_path / "val" / "cat" / "b.png").write_bytes(b"no picture")
+    samples = datasets.load("image_folder", str(tmp_path), "validation", 0)
+    with pytest.raises(UserError, match=r"cannot read the picture .*/b\.png: "):
+        samples.tensors()
