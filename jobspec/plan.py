@@ -73,7 +73,7 @@ class Plan:
         """The program as it ends a torchrun command.
 
         torchrun's parser looks at all words: it drops a first `--`, and stops at one like `--log`, which could
-        be short for two of its own.  Behind a `--` of ours it takes every word as it is.  No flag of train
+        be short for two of its own.  After a `--` that we add it takes every word unchanged.  No flag of train
         needs that.
 
         torchrun then reads every word as a template, the script's name too: it puts the rank in for

@@ -11,7 +11,7 @@ class UserError(Exception):
 
 
 class SharedError(UserError):
-    """A UserError that every rank has raised with the same message, so that telling it once a node is enough."""
+    """A UserError that every rank raises with the same message, so one process of each node prints it."""
 
 
 def refuse_without(package: str, option: str, extra: str) -> None:

@@ -21,7 +21,7 @@ from yaml.reader import Reader as YamlReader
 from jobspec.problems import Finding, Path, Place, Problem, SpecError
 
 MAX_BYTES = 1 << 20  # a job spec is a page; this stops /dev/zero and a data set given by mistake
-_MAX_DEPTH = 20  # the deepest key of the spec is at 5; this keeps hostile nesting off Python's stack
+_MAX_DEPTH = 20  # the deepest key of the spec is at 5; much deeper nesting would exhaust Python's stack
 
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # what PyYAML counts as a line break
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")

@@ -32,7 +32,7 @@ def _by_slurm(plan: Plan, rank: Rank) -> list[Variable]:
     node, task, number_on_node = str(rank.node), str(rank.node), "0"
     if plan.job.slurm.launcher == "srun":
         task, number_on_node = str(rank.rank), str(rank.local_rank)
-    if plan.backend == "c10d":  # numbers the nodes anew, in the text order of their names
+    if plan.backend == "c10d":  # renumbers the nodes by name, in text order
         node = task = "<Slurm's number of the node>"
     values = {
         "SLURM_JOB_ID": "<number of the job>",
@@ -42,7 +42,7 @@ def _by_slurm(plan: Plan, rank: Rank) -> list[Variable]:
     }
     if plan.points or plan.job.slurm.array is not None:
         values["SLURM_ARRAY_TASK_ID"] = "<number in the array>"
-    # docker and podman number the GPUs that they are given anew, and set nothing.
+    # docker and podman renumber the GPUs that they are given, and set no variable.
     if plan.job.device == "cuda" and plan.job.slurm.runtime not in ("docker", "podman"):
         values["CUDA_VISIBLE_DEVICES"] = f"<numbers of the job's {plan.job.procs_per_node} GPUs on the node>"
     return [Variable(name, value, "scheduler") for name, value in values.items()]

@@ -292,7 +292,7 @@ class Compose(Section):
 
 
 class Job(Section):
-    """One training job: what runs, on how much hardware, and what single targets need to know besides."""
+    """One training job: what runs, on how much hardware, and the keys of single targets."""
 
     model_config = ConfigDict(title="job spec", json_schema_extra={"oneOf": [_given("train"), _given("command")]})
 

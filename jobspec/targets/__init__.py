@@ -54,7 +54,7 @@ def remarks(target: Target) -> Mapping[str, str]:
 def rendezvous_timeout_s(target: Target) -> int:
     """How long nodes wait for the last of them, where the spec says nothing.
 
-    A target on which nodes come long after each other has a `RENDEZVOUS_TIMEOUT_S`.
+    A target whose nodes may start far apart has its own `RENDEZVOUS_TIMEOUT_S`.
     """
     from jobspec.plan import RENDEZVOUS_TIMEOUT_S
 

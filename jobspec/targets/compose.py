@@ -48,7 +48,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
     node, address, port, run_id = rank.node, node_name(plan, 0), str(plan.port), plan.job.name
     if plan.job.nodes.max == 1:
         address, port, run_id = "127.0.0.1", "<free port that torchrun picks>", "<random id>"
-    elif plan.backend == "c10d":  # numbers the nodes anew, in the text order of their names
+    elif plan.backend == "c10d":  # renumbers the nodes by name, in text order
         order = sorted(range(plan.job.nodes.max), key=lambda number: node_name(plan, number))
         node, address, port = order[rank.node], node_name(plan, order[0]), "<free port that torchrun picks>"
     ours = [Variable(name, value, "script") for name, value in _node_environment(plan, node).items()]

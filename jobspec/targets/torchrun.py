@@ -34,7 +34,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
         return [*common, *torchrun_variables(plan, rank, master_addr=address, master_port=port, run_id=run_id)]
     if plan.backend == "static":
         node, address, port = str(rank.node), NODE_0, str(plan.port)
-    else:  # c10d numbers the nodes anew, in the text order of their addresses
+    else:  # c10d renumbers the nodes by address, in text order
         node, address, port = (
             "<number of the node>",
             NODE_OF_RANK_0,

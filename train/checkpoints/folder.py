@@ -111,7 +111,7 @@ def read_checkpoint(path: Path) -> bytes:
     """The verified bytes of one checkpoint folder.
 
     The hash is checked before anything is parsed, since weights_only is no proof against a crafted file.
-    Raises UserError if a file is missing or its bytes are not those that were saved.
+    Raises UserError if a file is missing or has changed since it was saved.
     """
     try:
         expected = json.loads((path / _MANIFEST).read_bytes())["files"][_STATE]

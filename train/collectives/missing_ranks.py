@@ -1,4 +1,4 @@
-"""What is told when a collective fails: which ranks are missing, as far as the others can know."""
+"""Reports of a failed collective: which ranks are missing, as far as the others can know."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch.distributed as dist
 
 from train.errors import SharedError, UserError
 
-# How long a rank that gave up waits for the others to say where they gave up, and looks for them how often.
+# A rank that gave up waits this long for the reports of the others, and looks for them this often.
 _REPORTS_S, _POLL_S = 5.0, 0.2
-# A killed process closes its sockets one by one: its store may seem to listen when a message has failed already.
+# A killed process closes its sockets one by one, so its store may still accept connections after a message failed.
 _CLOSING_S = 0.5
 _CONNECT_TIMEOUT_S = 2.0
 
 
 class MissingRanks(RuntimeError):
-    """Ranks of `group`, by their numbers in it, without which a collective cannot complete, and why.
+    """A collective cannot complete without `ranks`, which are numbers in `group`; `why` says what happened to them.
 
-    The message numbers them as the whole job does.
+    The message has their numbers in the whole job.
     """
 
     def __init__(self, group: dist.ProcessGroup, ranks: list[int], why: str) -> None:
@@ -53,18 +53,18 @@ def naming_missing_ranks(
 
 
 def reason(error: RuntimeError) -> str:
-    """What gloo or NCCL says of a failure, without its own file names and advice."""
+    """Return the first line of gloo's or NCCL's error, without its file names and advice."""
     line = next(iter(str(error).splitlines()), type(error).__name__)
     return re.sub(r"^\[\S+:\d+\] ", "", line).partition(" This is typically caused")[0]
 
 
 def reports(position: str, group: dist.ProcessGroup | None = None) -> list[str]:
-    """Which ranks of the group gave up elsewhere than at `position`, and which say nothing: a line or two.
+    """Return a line or two: which ranks gave up elsewhere than at `position`, and which have not reported.
 
-    All ranks that gave up ask each other, through the store; it costs nothing until something has failed.
+    The ranks that gave up exchange their positions through the store.  Before a failure this costs nothing.
     """
     gathered = _Reports(position, group)
-    # A store that hangs does not keep its timeouts.
+    # A store that hangs ignores its timeouts.
     thread = threading.Thread(target=gathered.collect, daemon=True)
     thread.start()
     thread.join(2 * _REPORTS_S)
@@ -72,12 +72,12 @@ def reports(position: str, group: dist.ProcessGroup | None = None) -> list[str]:
     if not gathered.complete:
         return [
             *elsewhere,
-            f"which ranks are missing is not known: the store{gathered.place} is gone, too. Rank 0, or the torchrun of "
-            "its node, serves it; look first at what that one wrote last, and whether its node is still up",
+            f"cannot tell which ranks are missing, because the store{gathered.place} is gone too. It runs in rank 0 or "
+            "in the torchrun of its node: check that node and its last log lines first",
         ]
     if gathered.silent:
         elsewhere.append(
-            f"no word within {_REPORTS_S:g} s from rank {_listed(gathered.silent)}: ended, or still waiting"
+            f"no report within {_REPORTS_S:g} s from rank {_listed(gathered.silent)}: ended, or still waiting"
         )
     return elsewhere
 
@@ -101,9 +101,9 @@ def failures(group: dist.ProcessGroup | None) -> list[str]:
 
 
 class _Reports:
-    """What the ranks of a group have written into the store since one of them gave up.
+    """Where the ranks of a group gave up, as each wrote it into the store.
 
-    A report holds until its rank goes on all the same: a program may catch the error and train in another group.
+    A rank that continues withdraws its report: a program may catch the error and train in another group.
     """
 
     _is_written = False
@@ -121,7 +121,7 @@ class _Reports:
         self.place = f" at {store.host}:{store.port}" if isinstance(store, dist.TCPStore) else ""
 
     def collect(self) -> None:
-        """Return when all ranks have reported, or time is up; `complete` stays false if the store is gone."""
+        """Return when all ranks have reported or time is up.  `complete` stays False if the store is gone."""
         time.sleep(_CLOSING_S)
         deadline = time.monotonic() + _REPORTS_S
         try:
@@ -131,7 +131,7 @@ class _Reports:
                 time.sleep(_POLL_S)
             self.complete = True
         except (OSError, RuntimeError):
-            pass  # which `complete` tells
+            pass  # `complete` stays False
 
     def look(self) -> None:
         """Read what has been written since; raise OSError or RuntimeError if the store is gone."""
@@ -150,7 +150,7 @@ class _Reports:
 
     @staticmethod
     def withdraw() -> None:
-        """What this rank has reported is over; free of charge if that is nothing."""
+        """Delete the report of this rank, if it has written one."""
         if _Reports._is_written:
             _Reports._is_written = False
             reports = _Reports("", None)
@@ -159,7 +159,7 @@ class _Reports:
                 reports._store.delete_key(str(dist.get_rank()))
 
     def _refuse_lost_store(self) -> None:
-        # By hand: a TCPStore that has lost its server writes a page of its own stack for each question.
+        # Tested by hand: a TCPStore without its server prints a page of stack for each request.
         if self._server is not None:
             socket.create_connection(self._server, _CONNECT_TIMEOUT_S).close()
 

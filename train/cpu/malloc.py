@@ -1,4 +1,4 @@
-"""Keep freed memory in the process, so that each training step does not ask the kernel for it anew."""
+"""Keep freed memory in the process, so that not every training step asks the kernel for it again."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def _map_for_all(num_bytes: int, group: dist.ProcessGroup) -> tuple[list[Tensor]
 
 
 def _new_memory(num_bytes: int) -> int | None:
-    # Other processors may show stores in another order than that of the program.
+    # Other processors may make writes visible in another order than the program's.
     if not hasattr(os, "memfd_create") or platform.machine() not in ("x86_64", "AMD64"):
         return None
     fd = os.memfd_create("gradients")

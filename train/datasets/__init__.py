@@ -22,7 +22,7 @@ class Samples(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample: (C, H, W) of an image, (T,) of a row of tokens."""
+        """Shape of one sample: (C, H, W) for an image, (T,) for a row of tokens."""
         ...
 
     @property

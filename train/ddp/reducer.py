@@ -20,11 +20,11 @@ from train.sync import Sync
 
 
 class State(Enum):
-    """How far a backward has come."""
+    """How far a backward has got."""
 
-    NONE = "no backward runs"
-    BEGUN = "one runs; it may leave out all parameters, as torch.autograd.grad() does, and then no other rank knows"
-    SHARED = "one runs that reaches a parameter: the other ranks take part"
+    NONE = "no backward is running"
+    BEGUN = "a backward is running, but may reach no parameter (torch.autograd.grad()); the other ranks do not wait"
+    SHARED = "a backward is running that reaches a parameter; all ranks take part"
 
 
 class Reducer:
@@ -47,7 +47,7 @@ class Reducer:
         first_bucket_bytes: float,
     ) -> None:
         self.sync, self.buckets, self.num_backwards = sync, list[Bucket](), 0
-        # False: a backward only adds to p.grad.  factor: what averages are multiplied by (uneven_inputs.py).
+        # averages: False inside no_sync(), where a backward only adds to p.grad.  factor: scales averages (join).
         self.averages, self.factor = True, 1.0
         self._names, self._params = names, params
         self._bucket_bytes, self._first_bucket_bytes = bucket_bytes, min(first_bucket_bytes, bucket_bytes)
@@ -56,7 +56,7 @@ class Reducer:
         self._places: dict[int, tuple[Bucket, int]] = {}
         self._num_started = 0
         self._state = State.NONE
-        # The backward (the outermost, if one runs inside another) at whose end finish() will be called.
+        # Number of the backward at whose end autograd calls finish(); the outermost one if they are nested.
         self._backward: int | None = None
         self._unfinished = UnfinishedBuckets(sync.group)
         # Autograd has a thread for each device.
@@ -68,13 +68,13 @@ class Reducer:
             node.remove_hook()
 
     def forward_begins(self) -> None:
-        """Complete a backward that raised before its end: other ranks may wait for its averages."""
-        # Within a backward it is checkpointing that runs the forward once more.
+        """Complete a backward that raised an error, because other ranks may wait for its averages."""
+        # A forward inside a backward is one that checkpointing repeats.
         if self._state is State.SHARED and current_backward() == -1:
             self._void()
 
     def backward_begins(self, *_: object) -> None:
-        """Hook of each output of forward: runs first in a backward, and in the outermost one if they are nested."""
+        """Hook of each output of forward: runs before any gradient arrives, in the outermost of nested backwards."""
         with self._lock:
             backward = current_backward()
             if self.averages and self._backward != backward:
@@ -83,7 +83,7 @@ class Reducer:
                 call_at_end_of_backward(self.finish)
                 if self._state is State.NONE:
                     self._state = State.BEGUN
-                # Now, not at the first gradient: the backward may raise before it, and the others wait all the same.
+                # Now, not at the first gradient: the backward may fail before one arrives, while the other ranks wait.
                 if any(will_run(node.node) for node in self._nodes):
                     self._share()
 
@@ -94,7 +94,7 @@ class Reducer:
                 return
             if self._state is not State.SHARED:
                 if self._backward is None:
-                    # The loss was not made from a tensor that forward returned.
+                    # The loss does not depend on a tensor that forward returned.
                     self.backward_begins()
                 self._share()
             if self._arrivals is not None:
@@ -103,8 +103,8 @@ class Reducer:
                 self._gradient_arrived(index)
 
     def finish(self) -> None:
-        """Autograd calls this at the end of backward."""
-        if self._state is State.SHARED:  # else torch.autograd.grad() has passed through
+        """Complete the backward.  Autograd calls this at its end."""
+        if self._state is State.SHARED:  # not after torch.autograd.grad()
             self._average()
         self._state, self._backward = State.NONE, None
 
@@ -124,7 +124,7 @@ class Reducer:
     def _gradient_arrived(self, index: int) -> None:
         bucket, slot = self._places[index]
         if bucket.arrive(slot):
-            # Only ever in the order of the list, so that all ranks begin the same collectives in the same order.
+            # Always in the order of the list, so that all ranks start the same collectives in the same order.
             while self._num_started < len(self.buckets) and self.buckets[self._num_started].is_full:
                 self._start_next(Bucket.start)
 
@@ -133,7 +133,7 @@ class Reducer:
         start(self.buckets[self._num_started - 1])
 
     def _average(self) -> None:
-        """Start what is left, wait for all."""
+        """Start the buckets that are left, wait for all, and let the averages become p.grad."""
         self._start_all(Bucket.start)
         self._complete()
         for bucket in self.buckets:
@@ -143,7 +143,7 @@ class Reducer:
         self.num_backwards += 1
 
     def _void(self) -> None:
-        """Average NaN in every bucket that has not been started, and forget the backward."""
+        """Average NaN in every bucket that is not started yet, and forget the backward."""
         if self._arrivals is not None:
             self._arrivals.clear()
         self._start_all(Bucket.void)
@@ -158,7 +158,7 @@ class Reducer:
             self._start_next(start)
 
     def _complete(self) -> None:
-        """Wait for all buckets, in turns where a sync runs several collectives: while one is awaited, others run."""
+        """Wait for all buckets, in turns if a sync needs several collectives: while one is awaited, others run."""
         running = list(enumerate(self.buckets, start=1))
         while running:
             for number, bucket in tuple(running):
@@ -171,7 +171,7 @@ class Reducer:
         self._state, self._backward, self._num_started = State.NONE, None, 0
 
     def _lay_out(self, start: Callable[[Bucket], None]) -> None:
-        """Make the buckets and start each at once, so that only one bucket's gradients are ever held twice."""
+        """Make the buckets one by one and start each at once, so that only one bucket's gradients are held twice."""
         arrivals, self._arrivals = self._arrivals or [], None
         position = f"end of backward {self.num_backwards + 1}"
         with missing_ranks.naming_missing_ranks("agreeing on the buckets", position, self.sync.group):
@@ -187,10 +187,10 @@ class Reducer:
                 self._start_next(start)
 
     def _packed(self, arrivals: Sequence[int]) -> list[list[int]]:
-        """Which parameters share a bucket, by index, in the order in which gradients arrived on rank 0."""
+        """Return which parameters share a bucket, by index, in the order in which gradients arrived on rank 0."""
         last = {index: time for time, index in enumerate(arrivals)}
-        # Parameters without a gradient come last: a bucket that one of them keeps open holds up no other.  They are in
-        # the order in which a backward that uses them will most likely reach them.
+        # Parameters without a gradient come last, so that a bucket which waits for one delays no other bucket.  Among
+        # themselves they are in reverse order, in which a backward most likely reaches them.
         order = sorted(reversed(range(len(self._params))), key=lambda index: last.get(index, len(arrivals)))
         return assign_buckets(
             [param.numel() * param.element_size() for param in self._params],

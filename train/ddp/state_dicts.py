@@ -1,4 +1,4 @@
-"""State dicts of a wrapper that do not tell that there is one."""
+"""State dicts of a wrapper, with the keys of the module inside it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from train.errors import UserError
 
 
 class BareState(nn.Module):
-    """Has the state dict of its `module`, also as a part of another module."""
+    """A module with the state dict of its `module`, also inside a larger module."""
 
     module: nn.Module
 
@@ -19,11 +19,11 @@ class BareState(nn.Module):
         self.register_load_state_dict_pre_hook(_load_as_part)  # type: ignore[no-untyped-call]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the bare module."""
+        """Return the state dict of the bare module."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Into the bare module.  Raises UserError for assign=True: hooks belong to the parameters that are there."""
+        """Load into the bare module.  Raises UserError for assign=True, which would replace the hooked parameters."""
         _refuse_assign(assign)
         return self.module.load_state_dict(state_dict, strict)
 

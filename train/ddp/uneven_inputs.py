@@ -1,12 +1,12 @@
-"""Uneven inputs: ranks that have run out of them shadow the collectives of the others.
+"""Uneven inputs: a rank that has no inputs left takes part in the collectives of the others, without gradients.
 
     with ddp.join():
         for batch in batches_of_this_rank:
             loss(ddp(batch)).backward()
             ...
 
-A step is one forward and one backward.  At the end all ranks take the parameters of one that was there to the last.
-Built on torch.distributed.algorithms.join, so optimizers that can join (ZeroRedundancyOptimizer) may take part.
+A step is one forward and one backward.  At the end all ranks get the parameters of a rank that ran the last step.
+Built on torch.distributed.algorithms.join, so optimizers that support it (ZeroRedundancyOptimizer) can join too.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch.distributed.algorithms.join import Join, JoinHook, _JoinConfig
 from train.collectives.broadcast import broadcast_from
 from train.ddp.reducer import Reducer
 
-# What a rank says of its step.
+# What a rank does in a step.
 _HAS_RUN_OUT, _ADDS_ONLY, _AVERAGES = 0, 1, 2
 
 
 class Joining(Protocol):
-    """What of a wrapper takes part: a Joinable of torch's, and these."""
+    """What joining needs of a wrapper, besides torch's Joinable."""
 
     module: nn.Module
     group: dist.ProcessGroup
@@ -44,12 +44,12 @@ class Joining(Protocol):
 
 
 class Shadow(JoinHook):
-    """What a rank without inputs does.  Its own p.grad stays as it is: no_sync() may have left a sum there.
+    """What a rank without inputs does in each step of the others.  Its p.grad does not change: no_sync() may use it.
 
     Args:
-        divide_by_initial_world_size: a rank without inputs counts as one with gradients of zero; otherwise the mean
-            is one over the ranks that still have inputs.
-        _: what is meant for others that join together with it.
+        divide_by_initial_world_size: True counts a rank without inputs as one whose gradients are zero.  False takes
+            the mean over the ranks that still have inputs.
+        _: options of the other objects in the same join.
     """
 
     def __init__(self, ddp: Joining, divide_by_initial_world_size: bool = True, **_: object) -> None:
@@ -67,15 +67,15 @@ class Shadow(JoinHook):
         lasted = _exchange(ddp, _AVERAGES if is_last_joiner else _HAS_RUN_OUT)
         broadcast_from(_last_active(lasted), [*ddp.module.parameters(), *ddp.module.buffers()], ddp.group)
         ddp.mean_over_active_ranks, ddp.reducer.factor = False, 1.0
-        # torch leaves it enabled: each later forward would wait for a message that nobody reads.
+        # torch leaves joining enabled, so each later forward would wait for a message that no rank sends.
         ddp._join_config = _JoinConfig.construct_disabled_join_config()
 
 
 @contextmanager
 def _gradients_kept(ddp: Joining) -> Iterator[None]:
-    """Whatever happens to p.grad and in the buckets, afterwards p.grad is what it was."""
+    """Restore p.grad at the end of the block, whatever happened to it and to the buckets."""
     places = {id(view) for bucket in ddp.reducer.buckets for view in bucket.views}
-    # Once cloned it is out of the bucket, so that further steps cost nothing.
+    # A clone lies outside the bucket, so later steps need no further copy.
     kept = [
         (param, param.grad.clone() if param.grad is not None and id(param.grad) in places else param.grad)
         for param in ddp.module.parameters()
@@ -86,7 +86,7 @@ def _gradients_kept(ddp: Joining) -> Iterator[None]:
 
 
 def announce(ddp: Joining) -> int:
-    """Tell the other ranks that this one runs a step; returns the rank whose buffers count in it."""
+    """Tell the other ranks that this one runs a step.  Return the rank whose buffers all use in it."""
     work = Join.notify_join_context(cast(Any, ddp))
     if work is not None:
         work.wait()
@@ -94,7 +94,7 @@ def announce(ddp: Joining) -> int:
 
 
 def _exchange(ddp: Joining, step: int) -> list[int]:
-    """What each rank does next; sets the factor that makes the mean one over the active ranks, if it shall be."""
+    """Return what each rank does next.  Also set the factor that turns the mean into one over the active ranks."""
     message = torch.zeros(dist.get_world_size(ddp.group), dtype=torch.int64, device=ddp.join_device)
     message[dist.get_rank(ddp.group)] = step
     dist.all_reduce(message, group=ddp.group)

@@ -33,25 +33,25 @@ class CustomDDP(BareState, Joinable):
     """Keep one copy of `module` per rank equal by averaging gradients, bucket by bucket.
 
     At construction rank 0's parameters and buffers are sent to all ranks.  In backward each gradient moves into its
-    place in a flat bucket, which from then on is `p.grad`; a bucket whose last gradient has arrived is averaged over
-    the ranks while backward goes on.  When backward returns all averages are there, so
+    place in a flat bucket, and that place becomes `p.grad`.  A bucket whose last gradient has arrived is averaged over
+    the ranks while backward continues.  When backward returns, p.grad holds the averages, so
     `loss.backward(); optimizer.step()` needs no extra call.
 
     Args:
         module: already on its device; all ranks have the same parameters in the same order.
         sync: what to do with a full bucket: a class of train/sync/, or a partial() of it with its options.
         bucket_mib: bucket capacity in MiB (2**20 bytes); first_bucket_mib: that of the first one.
-        broadcast_buffers: send rank 0's buffers at every forward in training mode.  Not needed if they are kept
-            equal otherwise (SyncBatchNorm).
+        broadcast_buffers: send rank 0's buffers at every forward in training mode.  Not needed if something
+            else keeps them equal (SyncBatchNorm).
         process_group: the ranks to average over; None is the default group.
-    After backward, p.grad has p.shape and p.dtype and is the mean over the ranks.  A parameter that only some
-    ranks used counts as zero on the others; one that no rank used keeps its p.grad (usually None).
+    After backward, p.grad has p.shape and p.dtype and is the mean over the ranks.  If only some ranks used a parameter,
+    its gradient counts as zero on the others.  If no rank used it, p.grad does not change (usually None).
     Backward passes inside `no_sync()` leave in p.grad this rank's own running sum, not yet averaged.
-    State dicts are those of `module`: a checkpoint does not tell how it was trained.
-    To read first: train/strategies/hook_per_parameter.py and average_after_backward.py do the same in 30 lines each.
-    Making, copying and unpickling one are collectives; a copy is on the default group.
-    Raises SharedError if parameters or buffers differ between ranks, and names them; UserError if a collective does
-    not complete: which bucket, which parameters, which ranks are missing.
+    State dicts are those of `module`, so a checkpoint loads into the bare module and into any strategy.
+    The readable versions, about 30 lines each: train/strategies/hook_per_parameter.py and average_after_backward.py.
+    Making, copying and unpickling a CustomDDP are collectives.  A copy uses the default group.
+    Raises SharedError if parameters or buffers differ between ranks, and names the first.  Raises UserError if a
+    collective does not complete, and names the bucket, its parameters and the missing ranks.
     Source: Li et al., PyTorch Distributed, VLDB 2020 (arXiv:2006.15704); PyTorch note "DDP".
     """
 
@@ -86,7 +86,7 @@ class CustomDDP(BareState, Joinable):
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], group)
         self._sent_buffers = BufferBroadcast(module, group) if broadcast_buffers else None
         self.reducer = Reducer(names, params, sync(group), bucket_mib * _MIB, first_bucket_mib * _MIB)
-        # Ranks that have run out of inputs add zeros to each sum: see train/ddp/uneven_inputs.py.
+        # Set while ranks without inputs add zeros to each sum: see train/ddp/uneven_inputs.py.
         self.mean_over_active_ranks = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +116,7 @@ class CustomDDP(BareState, Joinable):
     def _send_buffers(self, source: int) -> None:
         position = f"forward after backward {self.reducer.num_backwards}"
         with missing_ranks.naming_missing_ranks("sending rank 0's buffers", position, self.group):
-            # The module's own mode: it may have changed without the wrapper's.
+            # The mode of the module, which may differ from the wrapper's.
             if self._sent_buffers is not None and self.module.training:
                 self._sent_buffers.send(source)
 

@@ -62,8 +62,8 @@ def test_survivors_of_rank_0_say_that_the_store_is_gone_and_accuse_nobody(way: s
     for rank in others:
         what, who = _message(rank)
         assert "were not averaged: " in what or what.startswith("a message between the processes failed: ")
-        assert who.startswith("which ranks are missing is not known: the store at 127.0.0.1:")
-        assert "Rank 0, or the torchrun of its node" in who
+        assert who.startswith("cannot tell which ranks are missing, because the store at 127.0.0.1:")
+        assert "in rank 0 or in the torchrun of its node" in who
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -73,7 +73,7 @@ def test_survivors_of_another_rank_name_it(way: str, tmp_path: Path) -> None:
     what, *who = _message(first)
     assert "were not averaged: " in what or what.startswith("a message between the processes failed: ")
     # The last rank may have noticed nothing until the first one ended.
-    assert who[-1].startswith("no word within 5 s from rank 1")
+    assert who[-1].startswith("no report within 5 s from rank 1")
     assert len(_message(last)) <= 3
     assert killed.wait() == -signal.SIGKILL
 
@@ -131,4 +131,4 @@ def test_a_rank_that_misses_the_buffers_of_a_forward_is_named() -> None:
 
 def test_a_later_failure_says_nothing_of_an_earlier_one_after_which_the_ranks_went_on() -> None:
     assert apart()[0][1].startswith("the gradients of bias, weight (backward 2, bucket 1) were not averaged: ")
-    assert apart()[0][1].splitlines()[1:] == ["no word within 2 s from rank 1: ended, or still waiting"]
+    assert apart()[0][1].splitlines()[1:] == ["no report within 2 s from rank 1: ended, or still waiting"]

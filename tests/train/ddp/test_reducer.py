@@ -78,6 +78,27 @@ def test_each_backward_goes_from_none_through_shared_to_none_and_replaces_gradie
     assert sync.events == ["allocate", "reduce"] * 4 + ["reduce"] * 8
 
 
+def test_buckets_start_in_the_order_of_the_first_backward_also_when_gradients_arrive_in_another() -> None:
+    model = nn.ParameterList([torch.ones(size) for size in (1, 2, 3)])
+    reducer, sync = _reducer(model)
+    started: list[int] = []
+    reduce = sync.reduce
+
+    def note(payload: Payload) -> Iterator[Waitable]:
+        started.append(payload.views[0].numel())
+        return reduce(payload)
+
+    sync.reduce = note  # type: ignore[method-assign]
+    arrived: list[int] = []
+    for param in model:
+        param.register_hook(lambda grad: arrived.append(grad.numel()))
+    # The parameter that forward uses last has its gradient first.
+    for order_of_use in ([2, 1, 0], [0, 1, 2]):
+        _backward(reducer, torch.stack([model[index].sum() for index in order_of_use]))
+    assert arrived == [1, 2, 3, 3, 2, 1]
+    assert started == [1, 2, 3, 1, 2, 3]
+
+
 def test_autograd_grad_is_no_backward_that_others_take_part_in() -> None:
     model = nn.Linear(4, 4)
     reducer, sync = _reducer(model)

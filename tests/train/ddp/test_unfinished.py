@@ -69,5 +69,5 @@ def test_the_parameters_of_a_bucket_that_hangs_are_named_without_a_wait() -> Non
     assert told.startswith(
         "the gradients of 1.bias, 1.weight, 0.bias, 0.weight (backward 2, bucket 1) are not averaged"
     )
-    assert "no word within 5 s from rank 1" in told
+    assert "no report within 5 s from rank 1" in told
     assert later == of_late_rank == ""
