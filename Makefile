@@ -57,7 +57,7 @@ e2e-k8s: $(READY)
 # Full epochs against their peers: about an hour on two cores.
 bench: $(READY)
 	test -n "$(DATA_ROOT)" || { echo "make bench needs DATA_ROOT=folder with MNIST/raw and FashionMNIST/raw" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	$(BIN)/python -m pip install --quiet --editable '.[train,bench]'
 	$(BIN)/python -m benchmarks.input --data-root "$(DATA_ROOT)"
 	$(BIN)/python -m benchmarks.render
 	$(BIN)/python -m benchmarks.epoch --data-root "$(DATA_ROOT)"
@@ -83,5 +83,5 @@ $(READY): pyproject.toml
 	    || { echo "could not install it; as root: apt-get install python3-venv" >&2; exit 1; }; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --editable '.[train,test]'
 	touch $@

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
+from typing import NoReturn
 
 from jobspec import targets
 from jobspec.problems import SpecError, as_json, printable
@@ -329,7 +330,8 @@ def _report_bug() -> None:
     )
 
 
-if __name__ == "__main__":
+def command_line() -> NoReturn:
+    """Run the command of this process, and end it."""
     gc.disable()  # it would find no garbage, and takes a fifth of the time: imports make many objects that all stay
     if sys.stderr is None:  # closed by the caller; print() would then write to stdout
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
@@ -337,3 +339,7 @@ if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
     os._exit(code)  # at once: taking the modules apart again would take another tenth of the time
+
+
+if __name__ == "__main__":
+    command_line()

@@ -12,7 +12,6 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -20,8 +19,7 @@ from yaml import safe_load as load_yaml
 
 from jobspec.kubernetes import pod_patch
 from jobspec.spec.shell import run_lines
-
-TEMPLATES = Path(__file__).parent.parent / "templates"
+from jobspec.targets import TEMPLATES
 
 _WIDTH = 118  # columns of a command before it continues on the next line
 # YAML reads these as line breaks or refuses them outside an escape; JSON leaves them as they are.

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from jobspec.environment import Variable
     from jobspec.plan import Plan, Rank
 
-_TEMPLATES = Path(__file__).parents[2] / "templates"
+_JOBSPEC = Path(__file__).parents[1]
+TEMPLATES = next(folder / "templates" for folder in (_JOBSPEC.parent, _JOBSPEC) if (folder / "templates").is_dir())
+"""Beside jobspec in a checkout, inside of it where pip has installed it."""
 
 
 class Target(Protocol):
@@ -81,7 +83,7 @@ def load(name: str) -> Target:
 
 def template(name: str) -> str:
     """File name of a target's template, such as torchrun.sh.j2: target, the artifact's own suffix, j2."""
-    (file,) = _TEMPLATES.glob(f"{name}.*.j2")
+    (file,) = TEMPLATES.glob(f"{name}.*.j2")
     return file.name
 
 

@@ -38,7 +38,8 @@ def test_dockerfile_passes_hadolint() -> None:
 
 
 def test_versions_that_the_image_takes_are_those_of_the_project() -> None:
-    (dependencies,) = re.findall(r"^dependencies = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
+    lists = re.findall(r"^(?:dependencies|train) = \[.*?\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
+    dependencies = "".join(lists)
     assert set(requirements()) <= set(re.findall(r'"([^"]+)"', dependencies))
 
 

@@ -1,0 +1,65 @@
+"""What `pip install .` puts into site-packages renders and lints, without torch and without this checkout."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Without torch and what else only training needs; `-I` hides this checkout.
+RENDER_JOB = """
+import sys
+sys.path.insert(0, {site!r})
+for name in ("torch", "torchvision", "numpy", "tqdm"):
+    sys.modules[name] = None
+from render import command_line
+command_line()
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packages that setup.py names, each where an installation has it."""
+    with mock.patch("setuptools.setup") as setup, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        run_path(str(ROOT / "setup.py"))
+    said: Mapping[str, Any] = setup.call_args.kwargs
+    site = tmp_path_factory.mktemp("site")
+    for package in said["packages"]:
+        source = ROOT / said["package_dir"].get(package, package.replace(".", "/"))
+        target = site / package.replace(".", "/")
+        target.mkdir(parents=True)
+        for pattern in ["*.py", *said["package_data"].get(package, [])]:
+            for file in source.glob(pattern):
+                shutil.copy(file, target)
+    shutil.copy(ROOT / "render.py", site)
+    return site
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["slurm", "job.yaml"], "#SBATCH"),
+        (["jobset", "job.yaml"], "kind: JobSet"),
+        (["explain", "job.yaml", "--target", "torchrun"], "quickstart on torchrun"),
+        (["schema"], '"title": "job spec"'),
+        (["lint", "job.sh"], "sbatch has no option --nodess"),
+        (["--version"], "render.py "),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_every_command_works(words: list[str], part: str, site: Path, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "jobs" / "quickstart.yaml", tmp_path / "job.yaml")
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodess=2\n")
+    command = [sys.executable, "-I", "-c", RENDER_JOB.format(site=str(site)), *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert part in done.stdout, done.stderr
