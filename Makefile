@@ -7,7 +7,7 @@ READY := .venv/.ready
 # What runs inside a job finds python and torchrun of the virtual environment first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-all test-slow lint render fuzz bench gpu e2e-docker e2e-k8s e2e-slurm clean
+.PHONY: demo test test-all test-slow lint render fuzz mutants durations bench gpu e2e-docker e2e-k8s e2e-slurm clean
 
 # Two processes on this machine's CPU.  With DATA_ROOT=folder the same job trains on FashionMNIST from there.
 DEMO_SET := $(if $(DATA_ROOT),--set train.dataset=fashion_mnist --set train.data_root=$(abspath $(DATA_ROOT)))
@@ -37,6 +37,18 @@ render: $(READY) # write the examples in slurm/, k8s/ and docker/ anew
 # What hypothesis tries, 10,000 times each: about half an hour.
 fuzz: $(READY)
 	$(BIN)/python -m pytest tests/jobspec -m hypothesis --hypothesis-profile=fuzz --timeout=7200 -n 2
+
+# Small changes to the code, one at a time: its narrow tests must notice each.  tests/mutants.md has what they do not.
+mutants: $(READY)
+	$(BIN)/python -m pip install --quiet --editable '.[mutants]'
+	nice -n 10 $(BIN)/mutmut run
+	$(BIN)/mutmut results
+
+# The slowest 40 tests of `make test`; only a machine with nothing else to do gives figures to compare.
+durations: $(READY)
+	mkdir -p runs
+	$(BIN)/python -m pytest -m "not slow" --durations=40 > runs/durations || { cat runs/durations; exit 1; }
+	grep -E "^[0-9.]+s (call|setup|teardown)|passed" runs/durations > tests/durations.txt
 
 # On a real Slurm of three nodes within this machine, as root.  QUICK=1 takes one test of each kind.
 e2e-slurm: PODMAN := $(if $(QUICK),,podman crun catatonit debootstrap uidmap)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import jinja2
@@ -26,6 +27,87 @@ def test_argv_survives_the_shell(words: list[str]) -> None:
 def test_argv_goes_on_in_further_lines_when_it_gets_long() -> None:
     lines = filters.argv(["x" * 60] * 3, indent=4).split(" \\\n")
     assert lines == ["x" * 60, "    " + "x" * 60, "    " + "x" * 60]
+
+
+def test_a_line_of_a_command_holds_118_columns_with_its_indent() -> None:
+    assert filters.argv(["x" * 48, "y" * 67]) == "x" * 48 + " " + "y" * 67
+    assert filters.argv(["x" * 48, "y" * 68]) == "x" * 48 + " \\\n  " + "y" * 68
+    assert filters.argv(["x" * 48, "y" * 68], indent=1) == "x" * 48 + " " + "y" * 68
+
+
+def test_by_flag_puts_each_flag_with_its_values_on_a_line() -> None:
+    words = ["-m", "train", "--name", "a b", "--fast", "x", "y"]
+    assert filters.by_flag(words) == "-m train \\\n  --name 'a b' \\\n  --fast x y"
+    assert filters.by_flag(["mine.py", "a", "--lr=1"], indent=4) == "mine.py a \\\n    --lr=1"
+    assert filters.by_flag(["x" * 60, "y" * 60], indent=4) == "x" * 60 + " \\\n    " + "y" * 60
+
+
+def test_assignments_quote_values_and_go_on_in_further_lines() -> None:
+    assert filters.assignments({"A": "1", "B": "x y"}) == "A=1 B='x y'"
+    assert filters.assignments({"A": "x" * 60, "B": "y" * 60}) == "A=" + "x" * 60 + " \\\n  B=" + "y" * 60
+    assert filters.assignments({"A": "x" * 60, "B": "y" * 60}, 4) == "A=" + "x" * 60 + " \\\n    B=" + "y" * 60
+
+
+@given(any_text)
+def test_directive_is_one_word_for_sbatch(value: str) -> None:
+    written = filters.directive(value)
+    if written != value:
+        assert written[0] == written[-1] == '"'
+        assert re.sub(r"\\(.)", r"\1", written[1:-1], flags=re.DOTALL) == value
+        assert not re.search(r'(?<!\\)(?:\\\\)*"', written[1:-1])
+    else:
+        assert re.fullmatch(r"[A-Za-z0-9_.,:@%+/=-]+", value)
+
+
+def test_directive_quotes_only_where_it_has_to() -> None:
+    assert filters.directive("0-3%2,a_b.c:d@e+f/g=h") == "0-3%2,a_b.c:d@e+f/g=h"
+    assert filters.directive('a "b" \\ #c') == '"a \\"b\\" \\\\ #c"'
+    assert filters.directive("") == '""'
+
+
+@given(any_text)
+def test_kubelet_and_compose_read_back_the_same_word(value: str) -> None:
+    for written in (filters.kubelet(value), filters.compose(value)):
+        read = pyyaml.safe_load(written)
+        assert read.replace("$$", "").count("$") == 0
+        assert read.replace("$$", "$") == value
+
+
+def test_compose_keeps_the_type_of_a_value() -> None:
+    assert filters.compose({"cpus": 2, "on": True, "name": "$a"}) == '{"cpus": 2, "on": true, "name": "$$a"}'
+
+
+@given(any_text)
+def test_block_is_read_back_as_the_same_text(value: str) -> None:
+    text = "outer:\n  key: " + filters.block(value, 4) + "\n  next: 1\n"
+    assert pyyaml.safe_load(text) == {"outer": {"key": value, "next": 1}}
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("a\nb", "|2-\n    a\n    b"),
+        ("a\n\n\tb\n", "|2\n    a\n\n    \tb"),
+        ("a\n\n", "|2+\n    a\n"),
+        ("", '""'),
+        (" \n", '" \\n"'),
+        ("a\rb", '"a\\rb"'),
+        ("a\x85b", '"a\\u0085b"'),
+    ],
+)
+def test_block_is_for_people_where_nothing_changes_it(text: str, written: str) -> None:
+    assert filters.block(text, 4) == written
+
+
+def test_comment_replaces_only_what_would_end_the_line() -> None:
+    assert filters.comment("größe 図\nb\rc") == "größe 図?b?c"
+
+
+def test_template_is_filled_from_its_folder() -> None:
+    values = {"command": "render.py\nx", "versions": "1.30", "needs": "", "not_used": {}, "notes": ["a"], "files": []}
+    first, second, third = filters.render_template("_header.yaml.j2", values).splitlines()
+    assert first == "# Rendered by `render.py?x`; edit the spec, not this file."
+    assert (second, third) == ("# For Kubernetes 1.30.", "# a")
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.integers() | st.booleans() | st.none())

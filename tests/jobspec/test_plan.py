@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobspec.plan import Plan, make_plan
+from jobspec.plan import Plan, container_shm, make_plan
 from jobspec.spec.job import Job
 
 
@@ -40,6 +40,15 @@ def test_port_follows_from_the_name_and_is_below_the_ephemeral_range() -> None:
     assert all(20000 <= port < 30000 for port in ports.values())
     assert len(set(ports.values())) > 450
     assert plan_of(rendezvous={"port": 29400}).port == 29400
+
+
+def test_port_of_a_name_never_changes() -> None:
+    assert [plan_of(name=name).port for name in ("job", "quickstart")] == [22683, 21716]
+
+
+def test_shared_memory_of_a_container_is_the_specs_or_a_gibibyte_a_process() -> None:
+    assert container_shm(plan_of(procs_per_node=3).job) == 3 * 2**30
+    assert container_shm(plan_of(resources={"shm": "64MiB"}).job) == 64 * 2**20
 
 
 def test_program_is_the_command_or_train_with_only_the_keys_given() -> None:
