@@ -26,6 +26,7 @@ def test_ranks_fill_one_node_after_the_other() -> None:
         (5, 1, 2),
     ]
     assert [rank.device for rank in ranks] == ["cuda:0", "cuda:1", "cuda:2"] * 2
+    assert [rank.device for rank in plan_of(procs_per_node=2).ranks()] == ["cpu", "cpu"]
 
 
 def test_elastic_job_is_planned_at_its_largest_and_meets_by_c10d() -> None:

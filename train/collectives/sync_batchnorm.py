@@ -81,7 +81,7 @@ class SyncBatchNorm(_BatchNorm):
     def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         assert self.running_mean is not None and self.running_var is not None
         assert self.num_batches_tracked is not None
-        # One number has no variance, and none has no mean either.  On the device: the host need not know.
+        # One number has no variance, and none has no mean either.  The host does not wait for it.
         counts = count > 1
         self.num_batches_tracked.add_(counts)
         share = 1 / self.num_batches_tracked.clamp(min=1) if self.momentum is None else self.momentum
