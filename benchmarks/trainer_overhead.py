@@ -15,70 +15,15 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-
-from benchmarks.measure import RESULTS, in_turns, machine, median_ratio, ratios, write_result
+from benchmarks.measure import RESULTS, machine, median_ratio, ratios, write_result
 from benchmarks.ranks import HERE, run_ranks
+from benchmarks.trainer_overhead_ranks import BATCH_SIZE, measure
 
 PROCESSES = 2
 TARGET = 1.03
-BATCH_SIZE = 64
-
-
-def measure(model: str, rounds: int, run_dir: str) -> dict[str, list[float]]:
-    """Seconds per step of both variants, by round; runs on each rank."""
-    import torch.distributed as dist
-
-    from train import models
-    from train.data.batches import Batches
-    from train.data.sampler import ShardSampler
-    from train.ddp.wrapper import CustomDDP
-    from train.flags import from_argv
-    from train.loop import setup
-    from train.world.environment import World
-    from train.world.signals import StopSignal
-
-    world = World(dist.get_rank(), dist.get_world_size(), dist.get_rank(), dist.get_world_size())
-    flags = [f"--model={model}", f"--batch-size={BATCH_SIZE}", f"--epochs={rounds + 1}", f"--run-dir={run_dir}"]
-    config = from_argv([*flags, "--dataset=synthetic", "--device=cpu", "--tensorboard", "--no-sync-batchnorm"])
-    setup.configure_torch(config)
-    parts = setup.load_parts(config, world)
-    setup.report_start(config, world, parts)
-    trainer = setup.make_trainer(config, world, StopSignal(), parts)
-
-    torch.manual_seed(config.seed)
-    bare = CustomDDP(models.build(model, parts.samples.shape, parts.samples.num_classes, None))
-    optimizer = torch.optim.SGD(bare.parameters(), lr=config.lr)
-
-    def train_with_trainer(number: int) -> float:
-        steps = len(trainer.sampler)
-        started = time.perf_counter()
-        trainer.train_epoch()
-        seconds = time.perf_counter() - started
-        trainer.sampler.set_epoch(number + 1)
-        return seconds / steps
-
-    def train_bare(number: int) -> float:
-        sampler = ShardSampler(len(parts.samples), BATCH_SIZE, world.rank, world.world_size, config.seed)
-        sampler.set_epoch(number)
-        steps = list(sampler)
-        bare.train()
-        started = time.perf_counter()
-        for images, labels in Batches(parts.samples, steps, parts.device, "memory"):
-            F.cross_entropy(bare(images), labels).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return (time.perf_counter() - started) / len(steps)
-
-    with parts.metrics:
-        # The first round connects and warms up.
-        seconds = in_turns({"trainer": train_with_trainer, "bare": train_bare}, rounds + 1)
-    return {name: times[1:] for name, times in seconds.items()}
 
 
 def main(argv: list[str] | None = None) -> int:
