@@ -60,7 +60,7 @@ def test_directive_is_one_word_for_sbatch(value: str) -> None:
 
 
 def test_directive_quotes_only_where_it_has_to() -> None:
-    assert filters.directive("0-3%2,a_b.c:d@e+f/g=h") == "0-3%2,a_b.c:d@e+f/g=h"
+    assert filters.directive("0-3%2,a_B.c:d@e+f/g=h") == "0-3%2,a_B.c:d@e+f/g=h"
     assert filters.directive('a "b" \\ #c') == '"a \\"b\\" \\\\ #c"'
     assert filters.directive("") == '""'
 
