@@ -283,10 +283,6 @@ class TrainConfig(BaseModel):
                     "{key} is {value}, but strategy is {strategy}; only {other} has it",
                     {"key": key, "value": getattr(self, key), "strategy": self.strategy, "other": strategy},
                 )
-        if self.strategy in ("fsdp", "pipeline") and self.checkpoint_dir is not None:
-            raise PydanticCustomError(
-                "keys_disagree", "checkpoint_dir is given, but fsdp and pipeline save no checkpoints yet", {}
-            )
         for key, value, why in _CANNOT.get(self.strategy, ()):
             given = getattr(self, key)
             if given is not None if value is None else given == value:
@@ -296,6 +292,11 @@ class TrainConfig(BaseModel):
                     {"key": key, "value": given, "strategy": self.strategy, "why": why},
                 )
         return self
+
+    @property
+    def spreads_model(self) -> bool:
+        """Whether each rank holds a part of the model only."""
+        return self.strategy in ("fsdp", "pipeline")
 
     def reader(self, rank: int, world_size: int) -> tuple[int, int]:
         """This process's number among those that read different samples, and how many these are.

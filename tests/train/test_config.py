@@ -82,8 +82,7 @@ def configs(draw: st.DrawFn) -> TrainConfig:
         key: TrainConfig.model_fields[key].default for key, strategy in only.items() if drawn["strategy"] != strategy
     }
     if drawn["strategy"] in ("fsdp", "pipeline"):
-        drawn |= {"ema": None, "compile": False}
-        drawn |= {"precision": "fp32", "checkpoint_dir": None, "checkpoint_every": 0, "resume": "never"}
+        drawn |= {"precision": "fp32", "ema": None, "compile": False}
     return TrainConfig.model_validate(drawn)
 
 

@@ -1,6 +1,7 @@
 """Checkpoints that are whole or not there: written beside, synced, renamed, and verified before they are read.
 
-CHECKPOINT_DIR/step-00000938/ holds state.pt and, written last, manifest.json with the size and SHA-256 of state.pt.
+CHECKPOINT_DIR/step-00000938/ holds state.pt and, written last, manifest.json with the size and SHA-256 of state.pt, and
+of what train/checkpoints/sharded.py has put beside it.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ class Checkpoints:
     Args:
         folder: CHECKPOINT_DIR; made if absent.
         keep: how many of the newest to keep.
+        cleans: remove what an interrupted save has left.
     Raises UserError if the folder cannot be written, or (later) if a save failed.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, folder: Path, keep: int, cleans: bool = True) -> None:
         self.folder = folder
         self.keep = keep
         self._thread = ThreadPoolExecutor(max_workers=1)
@@ -45,7 +47,7 @@ class Checkpoints:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
-            for leftover in folder.glob(".unfinished-*"):
+            for leftover in folder.glob(".unfinished-*") if cleans else ():
                 shutil.rmtree(leftover)
         except OSError as error:
             raise UserError(f"--checkpoint-dir: cannot write {folder}: {error.strerror}") from None
@@ -55,7 +57,18 @@ class Checkpoints:
         self.wait()
         buffer = io.BytesIO()
         torch.save(on_host(state), buffer)
-        self._pending = self._thread.submit(self._write, step, buffer.getvalue())
+        beside = self.beside(step)
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        self.finish_in_background(step, buffer.getvalue())
+
+    def beside(self, step: int) -> Path:
+        """Return the folder in which the checkpoint of `step` is made."""
+        return self.folder / f".unfinished-step-{step:08d}"
+
+    def finish_in_background(self, step: int, content: bytes) -> None:
+        """Write state.pt and the manifest into `beside(step)`, and give the folder its name."""
+        self._pending = self._thread.submit(self._finish, step, content)
 
     def wait(self) -> None:
         """Return when the last save is on the disk; UserError if it could not be written."""
@@ -74,14 +87,12 @@ class Checkpoints:
         """Wait up to `within_s` for the last save; return True if it has ended, well or not."""
         return self._pending is None or not wait([self._pending], within_s).not_done
 
-    def _write(self, step: int, content: bytes) -> None:
-        target = self.folder / f"step-{step:08d}"
-        beside = self.folder / f".unfinished-{target.name}"
-        manifest = {"step": step, "files": {_STATE: {"bytes": len(content), "sha256": _sha256(content)}}}
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
+    def _finish(self, step: int, content: bytes) -> None:
+        target, beside = checkpoint_path(self.folder, step), self.beside(step)
+        files = {file.name: _fingerprint(file) for file in sorted(beside.iterdir())}
+        files[_STATE] = {"bytes": len(content), "sha256": _sha256(content)}
         _write_synced(beside / _STATE, content)
-        _write_synced(beside / _MANIFEST, json.dumps(manifest, indent=1).encode())
+        _write_synced(beside / _MANIFEST, json.dumps({"step": step, "files": files}, indent=1).encode())
         _sync_folder(beside)
         # Of the same step, saved before its evaluation was done.
         former = self._set_aside(target) if target.exists() else None
@@ -107,24 +118,33 @@ class Checkpoints:
         return path.rename(self.folder / f"set-aside-{path.name}-{time.time_ns()}")
 
 
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """The folder of the checkpoint of `step`."""
+    return folder / f"step-{step:08d}"
+
+
 def read_checkpoint(path: Path) -> bytes:
-    """The verified bytes of one checkpoint folder.
+    """The verified bytes of state.pt in one checkpoint folder, whose other files are verified, too.
 
     The hash is checked before anything is parsed, since weights_only is no proof against a crafted file.
     Raises UserError if a file is missing or has changed since it was saved.
     """
     try:
-        expected = json.loads((path / _MANIFEST).read_bytes())["files"][_STATE]
-        size_bytes, sha256 = int(expected["bytes"]), str(expected["sha256"])
+        files = json.loads((path / _MANIFEST).read_bytes())["files"]
+        expected = {str(name): (int(file["bytes"]), str(file["sha256"])) for name, file in files.items()}
+        of_state = expected.pop(_STATE)
         content = (path / _STATE).read_bytes()
+        damaged = [name for name in expected if tuple(_fingerprint(path / name).values()) != expected[name]]
     except FileNotFoundError as error:
         raise UserError(f"{path} is no whole checkpoint: {Path(error.filename).name} is missing") from None
     except OSError as error:
         raise UserError(f"cannot read the checkpoint {path}: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{path} is damaged: {_MANIFEST} cannot be understood") from None
-    if len(content) != size_bytes or _sha256(content) != sha256:
-        raise UserError(f"{path} is damaged: {_STATE} is not what {_MANIFEST} says (size or SHA-256)")
+    if (len(content), _sha256(content)) != of_state:
+        damaged.append(_STATE)
+    if damaged:
+        raise UserError(f"{path} is damaged: {damaged[0]} is not what {_MANIFEST} says (size or SHA-256)")
     return content
 
 
@@ -174,6 +194,14 @@ def _step_of(path: Path) -> int:
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def _fingerprint(file: Path) -> dict[str, int | str]:
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        while piece := opened.read(2**20):
+            digest.update(piece)
+    return {"bytes": file.stat().st_size, "sha256": digest.hexdigest()}
 
 
 def _write_synced(file: Path, content: bytes) -> None:

@@ -33,6 +33,14 @@ def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
     keys = _SAME_RUN + (("epochs",) if config.scheduler in ("cosine", "one_cycle") else ())
     # A checkpoint from before a setting existed was made with its default.
     saved = TrainConfig().model_dump() | saved
+    spread = TrainConfig.model_validate({"strategy": saved["strategy"]}).spreads_model
+    if spread != config.spreads_model:
+        raise UserError(
+            f"the checkpoint was saved with --strategy={saved['strategy']}, "
+            + ("each rank's part in files of its own" if spread else "the whole model in one file")
+            + f", which {config.strategy} cannot read: continue with the old strategy"
+            + (" or the other of fsdp and pipeline" if spread else " or another that is neither fsdp nor pipeline")
+        )
     changed = [f'{key} was "{saved[key]}" and is "{now[key]}"' for key in keys if saved[key] != now[key]]
     if changed:
         raise UserError(

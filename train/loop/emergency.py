@@ -16,9 +16,11 @@ def save_after_failure(trainer: Trainer) -> None:
     No collective: losses that the ranks have not yet summed are missing from the epoch's mean in the checkpoint.
     """
     checkpoints = trainer.run.checkpoints
-    if trainer.step.wrapped.local_part is not None:
-        return  # the other ranks' parts cannot be had without them
     if checkpoints is None or trainer.saved_step == trainer.steps_done or trainer.step.is_updating:
+        return
+    if trainer.config.spreads_model:
+        if trainer.run.world.rank == 0:
+            say("nothing is saved now, because others hold parts of the model; --resume=auto takes the last checkpoint")
         return
     try:
         checkpoints.save(trainer.steps_done, trainer.state_dict())

@@ -16,7 +16,7 @@ class Run:
     """One run as a rank sees it.
 
     context: the device, and the ranks that share the model.
-    checkpoints: rank 0's; None on other ranks and without --checkpoint-dir.
+    checkpoints: rank 0's, and each rank's if the model is spread over them; None without --checkpoint-dir.
     stop: notes whether this rank was asked to stop.
     """
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from train import datasets, models, strategies
-from train.checkpoints.folder import Checkpoints, find_checkpoint
+from train.checkpoints.folder import Checkpoints, checkpoint_path, find_checkpoint
+from train.checkpoints.sharded import ShardedCheckpoints, load_shards
 from train.checkpoints.transfer import load_on_all_ranks
 from train.collectives.agreement import mistakes_shared_by_all_ranks
 from train.collectives.sync_batchnorm import convert_sync_batchnorm, has_batchnorm
@@ -79,9 +80,13 @@ def load_parts(config: TrainConfig, world: World) -> Parts:
         model = models.build(config.model, samples.shape, samples.num_classes, config.dropout).to(device)
         folder = Path(config.checkpoint_dir) if config.checkpoint_dir else None
         saved = find_checkpoint(config.resume, folder, say) if is_rank_0 else None
-        checkpoints = Checkpoints(folder, config.keep_checkpoints) if is_rank_0 and folder else None
+        checkpoints = None
+        if is_rank_0 and folder and not config.spreads_model:
+            checkpoints = Checkpoints(folder, config.keep_checkpoints)
         metrics = MetricsFile(config.run_dir if is_rank_0 else None)
         more = _optional_observers(config, world, device)
+    if folder and config.spreads_model:
+        checkpoints = ShardedCheckpoints(folder, config.keep_checkpoints, world)
     # The progress first: batch scripts look for its last line, and the disk of the metrics may be full.
     observers: list[Observer] = [progress.Progress(), metrics] if is_rank_0 else []
     return Parts(device, samples, validation, model, saved, checkpoints, metrics, [*observers, *more])
@@ -152,6 +157,10 @@ def make_trainer(config: TrainConfig, world: World, stop: StopSignal, parts: Par
     if state is not None:
         with mistakes_shared_by_all_ranks(world):
             trainer.load_state_dict(state)
+        if config.spreads_model:
+            folder = Path(str(config.checkpoint_dir))
+            path = checkpoint_path(folder, trainer.steps_done) if config.resume == "auto" else Path(config.resume)
+            load_shards(path, model, trainer.step.optimizer)
     return trainer
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from train.checkpoints import sharded
 from train.collectives.sync_batchnorm import has_sync_batchnorm
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
@@ -99,6 +100,8 @@ class Step:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the model, the optimizer, the scaler and the average.  All ranks call it together."""
+        if self.wrapped.local_part is not None:
+            return {"shards": sharded.shards(self.model, self.optimizer), "scaler": self.scaler.state_dict()}
         return {
             **({} if self.ema is None else {"ema": self.ema.state_dict()}),
             "model": self.wrapped.state_dict(),
@@ -107,9 +110,10 @@ class Step:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what state_dict() returned; other keys are ignored."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        """Load what state_dict() returned, but for shards (train.checkpoints.sharded); other keys are ignored."""
+        if self.wrapped.local_part is None:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])

@@ -221,7 +221,7 @@ class Trainer:
         self.steps_done, self.evaluated_step = state["step"], state["evaluated_step"]
         self.saved_step = self.steps_done
         self.epoch_means = Means(**state["epoch_means"])
-        if self.run.checkpoints is not None:
+        if self.run.checkpoints is not None and self.run.world.rank == 0:
             self.run.checkpoints.set_aside_after(self.steps_done, say)
 
     def _is_last_step(self) -> bool:

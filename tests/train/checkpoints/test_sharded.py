@@ -1,0 +1,104 @@
+"""fsdp and pipeline save their parts and resume, also on another number of processes and as the other of the two."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from tests.cli import records, train
+from tests.ranks import run_ranks, train_on_ranks
+from train.checkpoints.sharded import ShardedCheckpoints
+from train.datasets import tokens
+from train.errors import SharedError
+from train.world.environment import World
+
+PAGES = sorted((Path(__file__).parents[3] / "docs").glob("*.md"))[:1]
+FSDP, PIPELINE = "--strategy=fsdp", "--strategy=pipeline"
+
+
+class Leg(NamedTuple):
+    """A part of a run: until which step, on how many processes, how."""
+
+    until: int
+    world_size: int
+    strategy: str
+
+
+def _losses(folder: Path, data: list[str], legs: list[Leg]) -> list[float]:
+    for leg in legs:
+        kept = [f"--run-dir={folder}", f"--checkpoint-dir={folder / 'checkpoints'}", "--resume=auto"]
+        if leg.strategy == "--strategy=single":
+            kept = kept[:1]
+        train_on_ranks(
+            leg.world_size, *data, *kept, leg.strategy, "--accumulate=4", f"--max-steps={leg.until}", timeout_s=200
+        )
+    assert [record["step"] for record in records(folder, "step")] == [*range(1, legs[-1].until + 1)]
+    assert len(bytes.fromhex(records(folder, "end")[-1]["weights_sha256"])) == 32
+    return [record["loss"] for record in records(folder, "step")]
+
+
+def _compare(tmp_path: Path, data: list[str], legs: list[Leg]) -> None:
+    whole = _losses(tmp_path / "whole", data, [Leg(legs[-1].until, 1, "--strategy=single")])
+    assert _losses(tmp_path / "legs", data, legs) == pytest.approx(whole, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_stopped_and_resumed_on_1_2_and_4_processes(tmp_path: Path) -> None:
+    # Adam's state would show if it were not restored, or restored for another parameter.
+    data = ["--model=mlp", "--batch-size=64", "--optimizer=adamw", "--lr=1e-3"]
+    legs = [Leg(2, 2, FSDP), Leg(4, 4, FSDP), Leg(6, 1, FSDP), Leg(8, 2, PIPELINE)]
+    _compare(tmp_path, data, legs)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_stages_of_a_gpt_are_resumed_on_another_number_of_processes(tmp_path: Path) -> None:
+    tokens.write(PAGES, tmp_path, context=16)
+    data = ["--model=gpt", "--dataset=tokens", f"--data-root={tmp_path}", "--batch-size=8", "--lr=0.05"]
+    legs = [Leg(2, 2, PIPELINE), Leg(4, 4, PIPELINE), Leg(6, 1, PIPELINE), Leg(8, 2, FSDP)]
+    _compare(tmp_path, [*data, "--momentum=0.9"], legs)
+
+
+def test_a_damaged_part_is_skipped_and_another_strategy_refused(tmp_path: Path) -> None:
+    quick = ["--model=mlp", "--batch-size=64", f"--checkpoint-dir={tmp_path}", "--resume=auto", "--checkpoint-every=2"]
+    train_on_ranks(2, *quick, "--max-steps=4", FSDP)
+    [part, *_] = sorted((tmp_path / "step-00000004").glob("*1_0.distcp"))
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    resumed = train(2, *quick, "--max-steps=4", FSDP)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"step-00000004 is damaged: {part.name} is not what manifest.json says" in resumed.stdout
+    assert f"resume: {tmp_path / 'step-00000002'}" in resumed.stdout
+    other = train(1, *quick, "--max-steps=6", "--strategy=single")
+    assert other.returncode == 1
+    assert "saved with --strategy=fsdp, each rank's part in files of its own, which single cannot read" in other.stderr
+
+
+def _save(world: World, folder: str, own_folders: bool, fails: bool) -> str:
+    where = Path(folder) / str(world.rank) if own_folders else Path(folder)
+    checkpoints = ShardedCheckpoints(where, 3, world)
+    if fails and world.rank == 1:
+
+        def full(*_: Any, **__: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        torch.save = full
+    checkpoints.save(1, {"shards": {f"weight {world.rank}": torch.ones(3)}})
+    return "saved"
+
+
+@pytest.mark.parametrize(
+    ("own_folders", "fails", "says"),
+    [(True, False, "another folder here than on rank 0"), (False, True, "rank 1: .*older ones are intact")],
+)
+def test_a_rank_that_cannot_write_where_the_others_do_ends_all(
+    tmp_path: Path, own_folders: bool, fails: bool, says: str
+) -> None:
+    with pytest.raises(RuntimeError, match=f"{SharedError.__name__}.*{says}"):
+        run_ranks(2, _save, str(tmp_path), own_folders, fails)

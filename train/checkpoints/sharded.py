@@ -1,0 +1,109 @@
+"""Checkpoints of a model that is spread over the ranks: each writes its part, through torch.distributed.checkpoint.
+
+CHECKPOINT_DIR/step-00000938/ holds files of each rank and .metadata, which says what is where; state.pt with all else;
+and, written last, manifest.json with size and SHA-256 of each of them.  All ranks must see the folder.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn, optim
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+from train.checkpoints.folder import Checkpoints
+from train.collectives.agreement import mistakes_shared_by_all_ranks
+from train.errors import SharedError, UserError
+from train.world.environment import World
+
+_BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+class ShardedCheckpoints(Checkpoints):
+    """As Checkpoints, but each rank has one, and `save` is a collective that writes the tensors before it returns.
+
+    A collective.  Raises SharedError if the folder cannot be written or another rank does not see it.
+    """
+
+    def __init__(self, folder: Path, keep: int, world: World) -> None:
+        self._is_rank_0 = world.rank == 0
+        name: list[str] = [f".unfinished-{uuid.uuid4().hex}"]
+        dist.broadcast_object_list(name)
+        probe = folder / name[0]
+        with mistakes_shared_by_all_ranks(world):
+            super().__init__(folder, keep, cleans=self._is_rank_0)
+            if self._is_rank_0:
+                probe.mkdir()
+        with mistakes_shared_by_all_ranks(world):
+            if not probe.is_dir():
+                raise UserError(
+                    f"--checkpoint-dir {folder} is another folder here than on rank 0, but every rank of fsdp and "
+                    "pipeline writes its part there: give a folder on a disk that all nodes share"
+                )
+        if self._is_rank_0:
+            probe.rmdir()
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Save `state`, of which `shards` differs between the ranks.  Returns as soon as `state` may change again.
+
+        Raises SharedError if a rank could not write its part.
+        """
+        beside = self.beside(step)
+        if self._is_rank_0:
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir()
+        dist.barrier()
+        state = dict(state)
+        try:
+            dcp.save(state.pop("shards"), storage_writer=dcp.FileSystemWriter(beside))
+        except CheckpointException as error:
+            raise SharedError(
+                f"cannot save a checkpoint in {self.folder}: {_first_failure(error)}; older ones are intact"
+            ) from None
+        if self._is_rank_0:
+            buffer = io.BytesIO()
+            torch.save(state, buffer)
+            self.finish_in_background(step, buffer.getvalue())
+
+
+def shards(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
+    """Return what this rank holds of model and optimizer, by names that do not depend on the number of ranks."""
+    of_model, of_optimizer = get_state_dict(model, optimizer, options=_BY_NAME)
+    return {
+        key: value
+        for prefix, of_part in (("model.", of_model), ("optimizer.", of_optimizer))
+        for key, value in ((prefix + name, value) for name, value in of_part.items())
+        if isinstance(value, Tensor)  # the rest are the optimizer's settings, which come from the config
+    }
+
+
+def load_shards(path: Path, model: nn.Module, optimizer: optim.Optimizer) -> None:
+    """Load what this rank needs from a checkpoint whose manifest has been verified, saved on any number of ranks.
+
+    A collective.  Raises SharedError if a part is missing or cannot be read.
+    """
+    wanted = shards(model, optimizer)
+    try:
+        dcp.load(wanted, storage_reader=dcp.FileSystemReader(path))
+    except CheckpointException as error:
+        raise SharedError(f"cannot read the checkpoint {path}: {_first_failure(error)}") from None
+    now: Any = get_state_dict(model, optimizer, options=_BY_NAME)
+    of_model, of_optimizer = (
+        {name: wanted.get(prefix + name, value) for name, value in of_part.items()}
+        for prefix, of_part in zip(("model.", "optimizer."), now, strict=True)
+    )
+    set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer, options=_BY_NAME)
+
+
+def _first_failure(error: CheckpointException) -> str:
+    rank, (failure, _) = next(iter(error.failures.items()))
+    reason = failure.strerror if isinstance(failure, OSError) and failure.strerror else failure
+    return f"rank {rank}: {reason}"
