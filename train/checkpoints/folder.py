@@ -57,14 +57,16 @@ class Checkpoints:
         self.wait()
         buffer = io.BytesIO()
         torch.save(on_host(state), buffer)
-        beside = self.beside(step)
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
-        self.finish_in_background(step, buffer.getvalue())
+        self._pending = self._thread.submit(self._write, step, buffer.getvalue())
 
     def beside(self, step: int) -> Path:
         """Return the folder in which the checkpoint of `step` is made."""
         return self.folder / f".unfinished-step-{step:08d}"
+
+    def make_beside(self, step: int) -> None:
+        """Make that folder, empty.  Raises OSError."""
+        shutil.rmtree(self.beside(step), ignore_errors=True)
+        self.beside(step).mkdir()
 
     def finish_in_background(self, step: int, content: bytes) -> None:
         """Write state.pt and the manifest into `beside(step)`, and give the folder its name."""
@@ -86,6 +88,10 @@ class Checkpoints:
     def ended(self, within_s: float) -> bool:
         """Wait up to `within_s` for the last save; return True if it has ended, well or not."""
         return self._pending is None or not wait([self._pending], within_s).not_done
+
+    def _write(self, step: int, content: bytes) -> None:
+        self.make_beside(step)
+        self._finish(step, content)
 
     def _finish(self, step: int, content: bytes) -> None:
         target, beside = checkpoint_path(self.folder, step), self.beside(step)

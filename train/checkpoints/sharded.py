@@ -7,7 +7,6 @@ and, written last, manifest.json with size and SHA-256 of each of them.  All ran
 from __future__ import annotations
 
 import io
-import shutil
 import uuid
 from pathlib import Path
 from typing import Any
@@ -34,13 +33,13 @@ class ShardedCheckpoints(Checkpoints):
     """
 
     def __init__(self, folder: Path, keep: int, world: World) -> None:
-        self._is_rank_0 = world.rank == 0
+        self._world = world
         name: list[str] = [f".unfinished-{uuid.uuid4().hex}"]
         dist.broadcast_object_list(name)
         probe = folder / name[0]
         with mistakes_shared_by_all_ranks(world):
-            super().__init__(folder, keep, cleans=self._is_rank_0)
-            if self._is_rank_0:
+            super().__init__(folder, keep, cleans=world.rank == 0)
+            if world.rank == 0:
                 probe.mkdir()
         with mistakes_shared_by_all_ranks(world):
             if not probe.is_dir():
@@ -48,7 +47,7 @@ class ShardedCheckpoints(Checkpoints):
                     f"--checkpoint-dir {folder} is another folder here than on rank 0, but every rank of fsdp and "
                     "pipeline writes its part there: give a folder on a disk that all nodes share"
                 )
-        if self._is_rank_0:
+        if world.rank == 0:
             probe.rmdir()
 
     def save(self, step: int, state: dict[str, Any]) -> None:
@@ -56,22 +55,28 @@ class ShardedCheckpoints(Checkpoints):
 
         Raises SharedError if a rank could not write its part.
         """
-        beside = self.beside(step)
-        if self._is_rank_0:
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir()
-        dist.barrier()
+        with mistakes_shared_by_all_ranks(self._world):
+            if self._world.rank == 0:
+                self._make_beside_or_say_why(step)
         state = dict(state)
         try:
-            dcp.save(state.pop("shards"), storage_writer=dcp.FileSystemWriter(beside))
+            dcp.save(state.pop("shards"), storage_writer=dcp.FileSystemWriter(self.beside(step)))
         except CheckpointException as error:
             raise SharedError(
                 f"cannot save a checkpoint in {self.folder}: {_first_failure(error)}; older ones are intact"
             ) from None
-        if self._is_rank_0:
+        if self._world.rank == 0:
             buffer = io.BytesIO()
             torch.save(state, buffer)
             self.finish_in_background(step, buffer.getvalue())
+
+    def _make_beside_or_say_why(self, step: int) -> None:
+        try:
+            self.make_beside(step)
+        except OSError as error:
+            raise UserError(
+                f"cannot save a checkpoint in {self.folder}: {error.strerror}; older ones are intact"
+            ) from None
 
 
 def shards(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
