@@ -1,0 +1,141 @@
+"""What each strategy does with each precision and accumulation: docs/combinations.md, made and checked.
+
+    python -m tests.train.combinations      # writes the page; some minutes on two cores
+
+Each cell trains 30 steps and is compared with one process on the whole batch, or must be refused at start.  A cell that
+does neither is an error, and no page is written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.cli import records
+from tests.idx import write_small_mnist
+from tests.ranks import run_ranks
+from train.config import TrainConfig, available
+from train.errors import UserError
+from train.flags import from_argv
+from train.loop import setup
+from train.world.environment import World
+from train.world.signals import StopSignal
+
+PAGE = Path(__file__).parents[2] / "docs" / "combinations.md"
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+ACCUMULATE = (1, 4)
+STEPS = 30
+# Of the losses: types of few digits round differently.
+_TOLERANCE = {"fp32": 1e-4, "bf16": 0.03, "fp16": 0.03}
+_ONE_PROCESS = ("single", "data_parallel")
+
+
+class Cell(NamedTuple):
+    """One combination."""
+
+    strategy: str
+    precision: str
+    accumulate: int
+
+    @property
+    def world_size(self) -> int:
+        return 1 if self.strategy in _ONE_PROCESS else 2
+
+    def flags(self) -> list[str]:
+        return [f"--strategy={self.strategy}", f"--precision={self.precision}", f"--accumulate={self.accumulate}"]
+
+
+CELLS = [Cell(*parts) for parts in itertools.product(available("strategies"), PRECISIONS, ACCUMULATE)]
+
+
+def outcomes(cells: Iterable[Cell]) -> dict[Cell, str | None]:
+    """Return for each cell None if it works, or the reason for which it is refused.
+
+    Raises AssertionError if the losses of a cell differ from those of one process.
+    """
+    cells = list(cells)
+    found: dict[Cell, str | None] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_small_mnist(Path(folder), 1_003, 50)
+        references = {Cell("single", cell.precision, 1) for cell in cells}
+        losses: dict[Cell, list[float] | str] = {}
+        for world_size in (1, 2):
+            chosen = [cell for cell in {*cells, *references} if cell.world_size == world_size]
+            losses |= run_ranks(world_size, _train_each, sorted(chosen), folder, timeout_s=3600.0)[0]
+    for cell in cells:
+        ours, expected = losses[cell], losses[Cell("single", cell.precision, 1)]
+        found[cell] = ours if isinstance(ours, str) else None
+        if found[cell] is None:
+            assert len(ours) == STEPS and not isinstance(expected, str), cell
+            assert ours == pytest.approx(expected, rel=_TOLERANCE[cell.precision]), f"{cell}: other losses"
+    return found
+
+
+def _train_each(world: World, cells: Sequence[Cell], folder: str) -> dict[Cell, list[float] | str]:
+    """Train all cells, one after the other, in processes that are connected already."""
+    return {cell: _train(world, cell, folder) for cell in cells}
+
+
+def _train(world: World, cell: Cell, folder: str) -> list[float] | str:
+    run_dir = Path(tempfile.mkdtemp()) if world.rank == 0 else Path("unused")
+    model = ["--model=mlp", "--dataset=mnist", f"--data-root={folder}", "--batch-size=64", "--lr=0.05"]
+    length = ["--epochs=9", f"--max-steps={STEPS}", f"--run-dir={run_dir}", "--device=cpu"]
+    try:
+        config: TrainConfig = from_argv([*model, *length, *cell.flags()])
+        setup.configure_torch(config)
+        parts = setup.load_parts(config, world)
+        setup.report_start(config, world, parts)
+        with parts.metrics:
+            setup.make_trainer(config, world, StopSignal(), parts).fit()
+    except UserError as error:
+        return str(error).splitlines()[-1].strip()
+    return [record["loss"] for record in records(run_dir, "step")] if world.rank == 0 else []
+
+
+def page(found: dict[Cell, str | None]) -> str:
+    """Return docs/combinations.md."""
+    reasons = sorted({reason for reason in found.values() if reason is not None})
+    heads = [f"accumulate {number}" for number in ACCUMULATE]
+    rows = [f"| strategy | precision | {' | '.join(heads)} |", "|---|---|" + "---|" * len(heads)]
+    for strategy, precision in itertools.product(available("strategies"), PRECISIONS):
+        cells = [found[Cell(strategy, precision, number)] for number in ACCUMULATE]
+        words = ["works" if reason is None else f"refused [{1 + reasons.index(reason)}]" for reason in cells]
+        rows.append(f"| {strategy} | {precision} | {' | '.join(words)} |")
+    numbered = [f"{number}. {reason}" for number, reason in enumerate(reasons, start=1)]
+    return "\n".join([_HEAD, *rows, "", "## Reasons", "", *numbered, ""])
+
+
+_HEAD = f"""# Which settings work together
+
+Made by `python -m tests.train.combinations` on a CPU; `tests/train/test_combinations.py` checks it. **works**: {STEPS}
+steps of the MLP on MNIST's form have the losses of one process on the whole batch (to {_TOLERANCE["fp32"]:g} in fp32,
+{_TOLERANCE["bf16"]:g} in bf16 and fp16). **refused**: the run ends before it starts, with the reason below. The
+strategies single and data_parallel are one process by their nature; all others are two.
+
+`--compile` is not in the table; fsdp and pipeline refuse it. Both are values of one setting, `--strategy`, so a
+pipeline of sharded stages cannot be asked for.
+"""
+
+
+def read(text: str) -> dict[Cell, str | None]:
+    """Return what a page says, as outcomes() does."""
+    reasons = dict(re.findall(r"^(\d+)\. (.*)$", text, re.MULTILINE))
+    found: dict[Cell, str | None] = {}
+    row = rf"^\| (\w+) \| ({'|'.join(PRECISIONS)}) \| (.*) \|$"
+    for strategy, precision, words in re.findall(row, text, re.MULTILINE):
+        for number, word in zip(ACCUMULATE, words.split(" | "), strict=True):
+            refused = re.fullmatch(r"refused \[(\d+)\]", word)
+            found[Cell(strategy, precision, number)] = reasons[refused[1]] if refused else None
+    return found
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(outcomes(CELLS)))
+    print(PAGE.name, "written", file=sys.stderr)
