@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
+from train.loop.run import Run
+from train.loop.step import Step
 from train.records.progress import say
 
-if TYPE_CHECKING:
-    from train.loop.trainer import Trainer
 
-
-def save_after_failure(trainer: Trainer) -> None:
+def save_after_failure(
+    run: Run, step: Step, steps_done: int, saved_step: int, state_dict: Callable[[], dict[str, Any]]
+) -> None:
     """Save the state after the last whole step, unless it is saved already; a second error only adds a line.
 
     No collective: losses that the ranks have not yet summed are missing from the epoch's mean in the checkpoint.
     """
-    checkpoints = trainer.run.checkpoints
-    if checkpoints is None or trainer.saved_step == trainer.steps_done or trainer.step.is_updating:
+    checkpoints = run.checkpoints
+    if checkpoints is None or saved_step == steps_done or step.is_updating:
         return
-    if trainer.config.spreads_model:
-        if trainer.run.world.rank == 0:
+    if run.config.spreads_model:
+        if run.world.rank == 0:
             say("nothing is saved now, because others hold parts of the model; --resume=auto takes the last checkpoint")
         return
     try:
-        checkpoints.save(trainer.steps_done, trainer.state_dict())
+        checkpoints.save(steps_done, state_dict())
         checkpoints.wait()
     except Exception as error:
-        say(f"step {trainer.steps_done} could not be saved: {error}")
+        say(f"step {steps_done} could not be saved: {error}")
     else:
-        say(f"saved step {trainer.steps_done}, the last whole one; --resume=auto continues there")
+        say(f"saved step {steps_done}, the last whole one; --resume=auto continues there")

@@ -68,7 +68,7 @@ class Trainer:
                 return self._run_to_the_end()
         except Exception as error:
             missing_ranks.report_failure(error)
-            save_after_failure(self)
+            save_after_failure(self.run, self.step, self.steps_done, self.saved_step, self.state_dict)
             raise
 
     def _run_to_the_end(self) -> bool:
