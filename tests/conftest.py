@@ -27,6 +27,7 @@ _SLOW = (
     "train/loop/test_interrupt.py",
     "train/diagnosis/test_doctor.py",
     "train/loop/test_nonfinite.py",
+    "train/loop/test_out_of_memory.py",
     "train/loop/test_preemption.py",
     "train/loop/test_techniques.py",
     "train/sync/test_sync.py",

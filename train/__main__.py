@@ -1,6 +1,6 @@
 """python -m train: config → world → data, model → strategy → Trainer.fit().
 
-Run it alone (one process), or let torchrun or a Slurm step start one process for each device:
+Run it alone (one process) or with --procs, or let torchrun or a Slurm step start one process for each device:
 
     python -m train --model mnist_cnn --dataset mnist --epochs 14
     torchrun --standalone --nproc-per-node 2 -m train --model resnet18 --dataset fashion_mnist
@@ -14,10 +14,11 @@ import traceback
 
 from train.config import TrainConfig
 from train.errors import SharedError, UserError
-from train.flags import from_argv
+from train.flags import from_argv, split_procs
 from train.world.attempt import Attempt
 from train.world.environment import World
 from train.world.failure import record_for_torchrun
+from train.world.local import refuse_second_launcher, train_on_this_machine
 from train.world.signals import EXIT_STOPPED, StopSignal, stop_with_parent
 
 
@@ -30,10 +31,14 @@ def main(argv: list[str] | None = None) -> int:
     # torchrun ends the other processes as soon as one has failed: let each see and count its own mistake first.
     stop.listen()
     try:
+        procs, argv = split_procs(sys.argv[1:] if argv is None else argv)
         config = from_argv(argv)
         world = World.detect(os.environ)
         stop.let_through()  # until the processes have met there is nothing to save and nobody to agree with
-        if world.launcher == "torchrun":
+        if procs is not None:
+            refuse_second_launcher(world)
+            return train_on_this_machine(procs, argv)
+        if world.launcher in ("torchrun", "procs"):
             stop_with_parent()
         return 0 if run(config, world, stop) else EXIT_STOPPED
     except UserError as error:

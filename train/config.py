@@ -135,6 +135,11 @@ class TrainConfig(BaseModel):
         description="what all processes do together when a loss or the gradient is not finite: stop, with the state "
         "before that step saved, or skip the step (ten in a row stop the run)",
     )
+    on_oom: Literal["stop", "halve"] = Field(
+        "stop",
+        description="when a process is out of memory: stop, or let all of them halve their micro-batches and repeat "
+        "the step, so that the global batch stays the same. halve averages gradients after backward, not during it",
+    )
     decay_norms_and_biases: bool = Field(
         True, description="weight decay acts on all parameters; without this only on those with two or more dimensions"
     )
@@ -308,6 +313,7 @@ class TrainConfig(BaseModel):
 
 _NO_WHOLE_MODEL: list[tuple[str, Any, str]] = [
     ("ema", None, "no rank holds the whole model, whose average would have to be kept"),
+    ("on_oom", "halve", "the others would wait in the forward for the process that is out of memory"),
     ("compile", True, "it runs the layers one by one, with messages between them; use custom_ddp or ddp"),
 ]
 # What a strategy cannot do whatever the machine: (key, value, why); None is any value but none.

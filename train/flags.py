@@ -39,6 +39,18 @@ def from_argv(argv: list[str] | None = None) -> TrainConfig:
     return config
 
 
+def split_procs(argv: list[str]) -> tuple[int | None, list[str]]:
+    """Return the N of `--procs N`, if it is given, and the other words.  Raises UserError if N is no number above 0."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--procs")
+    parsed, others = parser.parse_known_args(argv)
+    if parsed.procs is None:
+        return None, others
+    if not (parsed.procs.isascii() and parsed.procs.isdecimal() and int(parsed.procs) > 0):
+        raise UserError(f'--procs: "{parsed.procs}" is not accepted; it must be a whole number above 0')
+    return int(parsed.procs), others
+
+
 def _listed(problems: list[str], about: str) -> str:
     return "\n".join([f"{len(problems)} problem{'s' * (len(problems) > 1)} {about}", *problems])
 
@@ -71,22 +83,45 @@ def _sentence(problem: ErrorDetails, where: Mapping[str, str]) -> str:
     return f'  {place}: "{problem["input"]}" is not accepted; it must be {wanted}{hint}'
 
 
+# Titles of --help, by the first setting below each, in the order of TrainConfig.
+_GROUPS = {
+    "model": "model and data",
+    "epochs": "training",
+    "strategy": "processes and devices",
+    "run_dir": "records and checkpoints",
+    "rendezvous_timeout_s": "limits of waiting",
+}
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; `python -m train --help` lists the flags")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m train", description="Train a model on one or many processes.", allow_abbrev=False)
+    parser = _Parser(
+        prog="python -m train",
+        usage="python -m train [--procs N] [--config FILE.yaml] [--SETTING VALUE]...",
+        description="Train a model on one or many processes.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--config", metavar="FILE.yaml", help="the same keys as YAML; flags win over it")
+    parser.add_argument(
+        "--procs",
+        metavar="N",
+        help="start N processes on this machine, as `torchrun --standalone --nproc-per-node N` does",
+    )
+    group: argparse._ArgumentGroup | None = None
     for key, field in TrainConfig.model_fields.items():
+        group = parser.add_argument_group(_GROUPS[key]) if key in _GROUPS else group
+        assert group is not None
         names = f"; one of {', '.join(choices(key))}" if choices(key) else ""
         default = "" if field.default is None else f" (default: {field.default})"
         text = f"{field.description}{names}{default}".replace("%", "%%")
         if field.annotation is bool:
-            parser.add_argument(flag(key), action=argparse.BooleanOptionalAction, default=None, help=text)
+            group.add_argument(flag(key), action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
-            parser.add_argument(flag(key), metavar=key.upper(), help=text)
+            group.add_argument(flag(key), metavar=key.upper(), help=text)
     return parser
 
 

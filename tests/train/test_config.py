@@ -82,7 +82,7 @@ def configs(draw: st.DrawFn) -> TrainConfig:
         key: TrainConfig.model_fields[key].default for key, strategy in only.items() if drawn["strategy"] != strategy
     }
     if drawn["strategy"] in ("fsdp", "pipeline"):
-        drawn |= {"precision": "fp32", "ema": None, "compile": False}
+        drawn |= {"precision": "fp32", "ema": None, "compile": False, "on_oom": "stop"}
     return TrainConfig.model_validate(drawn)
 
 

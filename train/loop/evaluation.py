@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -53,3 +53,9 @@ def evaluate(
     dist.all_reduce(totals)
     loss_sum, correct_sum, all_samples = totals.tolist()
     return Means(loss_sum, correct_sum, int(all_samples))
+
+
+def in_pieces(batches: Iterable[tuple[Tensor, Tensor]], pieces: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each batch in as many pieces, of which some may be empty."""
+    for images, labels in batches:
+        yield from zip(images.tensor_split(pieces), labels.tensor_split(pieces), strict=True)

@@ -40,11 +40,13 @@ class StepOutcome:
     loss_sum: sum of this rank's losses, float64, on the device, so that the host need not wait for it.
     grad_norm: of the global gradient, before it was clipped; not finite if fp16 overflowed.
     skipped: why the optimizer did not use the gradient, the same on all ranks; None if it did.
+    repeated: why it took more than one attempt, the same on all ranks; None if it did not.
     """
 
     loss_sum: Tensor
     grad_norm: float
     skipped: str | None
+    repeated: str | None = None
 
 
 @dataclass

@@ -21,6 +21,7 @@ from train.data.batches import Batches
 from train.data.sampler import ShardSampler, evaluation_steps
 from train.datasets import Samples
 from train.loop.compilation import compile_model
+from train.loop.halving_step import HalvingStep
 from train.loop.numerics import set_numerics
 from train.loop.optimizers import make_optimizer
 from train.loop.pipeline_step import PipelineStep
@@ -168,7 +169,8 @@ def _make_step(run: Run, model: nn.Module, wrapped: strategies.Wrapped) -> Step:
     optimizer = make_optimizer(run.config, model.parameters())
     if isinstance(wrapped, Pipelined):
         return PipelineStep(run, model, wrapped, optimizer)
-    return Step(run, model, wrapped, optimizer)
+    kind = HalvingStep if run.config.on_oom == "halve" else Step
+    return kind(run, model, wrapped, optimizer)
 
 
 def _micro_batch(config: TrainConfig, samples: Samples) -> Tensor:

@@ -57,6 +57,7 @@ class Step:
         self.model, self.wrapped, self.optimizer = model, wrapped, optimizer
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.config.precision == "fp16")
         self.ema = None if run.config.ema is None else Ema(model, run.config.ema)
+        self.micro_batches = run.config.accumulate
         # While it is true the weights are neither those before nor those after a step.  The Trainer ends it.
         self.is_updating = False
         self._skipped_in_a_row = 0
@@ -125,7 +126,7 @@ class Step:
         per_sample = self.world.world_size / len(stretch)
         losses = []
         # As many micro-batches on each rank, because synchronised layers meet in each of them.
-        parts = num_micro_batches(stretch, self.world.world_size, self.config.accumulate)
+        parts = num_micro_batches(stretch, self.world.world_size, self.micro_batches)
         for index, (x, y) in enumerate(zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True)):
             with self.wrapped.no_sync() if index < parts - 1 else nullcontext():
                 of_samples = self._losses(x, y, position)

@@ -17,7 +17,7 @@ from train.data.sampler import ShardSampler
 from train.data.shard import num_steps, step_range
 from train.errors import SharedError
 from train.loop.emergency import save_after_failure
-from train.loop.evaluation import evaluate
+from train.loop.evaluation import evaluate, in_pieces
 from train.loop.losses import Means, PendingLosses, refuse_if_not_finite
 from train.loop.nonfinite import NonFinite
 from train.loop.run import Run
@@ -144,6 +144,8 @@ class Trainer:
         self.steps_done += 1
         self.sampler.advance()
         self.step.is_updating = False
+        if outcome.repeated is not None:
+            self._report("halved_micro_batch", outcome.repeated)
         if outcome.skipped is None:
             place = {"epoch": self.sampler.epoch, "step": self.steps_done}
             self._pending_losses.add(outcome, **place, lr=lr, samples=len(stretch))
@@ -164,10 +166,12 @@ class Trainer:
 
     def evaluate(self) -> Means:
         """Return mean loss and accuracy over the validation set.  Raises Stopped if a signal asks for it."""
+        # Where memory ran out, whole batches may not fit here either.
+        pieces = self.step.micro_batches // self.config.accumulate
         with self.step.evaluated_weights():
             return evaluate(
                 self.step.model,
-                self.validation_batches,
+                in_pieces(self.validation_batches, pieces) if pieces > 1 else self.validation_batches,
                 self.run.context,
                 self.config.precision,
                 self._stop_agreement,

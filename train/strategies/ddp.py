@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -10,11 +13,15 @@ from train.strategies import Context, Wrapped, replicated
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
     """Return native DDP with gradients as views of its buckets."""
+    # torch 2.15 warns of the old name.
+    known = inspect.signature(DistributedDataParallel).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    options: dict[str, Any] = {buffers: context.ranks_have_own_buffers}
     wrapped = DistributedDataParallel(
         model,
         process_group=context.group,
         bucket_cap_mb=context.bucket_mib,
-        broadcast_buffers=context.ranks_have_own_buffers,
         gradient_as_bucket_view=True,
+        **options,
     )
     return replicated(model, wrapped, wrapped.no_sync)

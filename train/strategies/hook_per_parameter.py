@@ -31,11 +31,11 @@ class HookPerParameter(nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let backwards in the block only add to p.grad; the hooks of the next one after it average the sum."""
-        self._averages = False
+        before, self._averages = self._averages, False
         try:
             yield
         finally:
-            self._averages = True
+            self._averages = before
 
     def _average(self, param: Tensor) -> None:
         if not self._averages:

@@ -22,8 +22,8 @@ from train.errors import UserError
 class World:
     """One process among `world_size`; `rank` is global and `local_rank` counts within the node.
 
-    `launcher` says who set the environment: torchrun, slurm (one task a process), pytorchjob (a pod without
-    torchrun), environment (set by hand) or none (one process).
+    `launcher` says who set the environment: torchrun, procs (`python -m train --procs`), slurm (one task a
+    process), pytorchjob (a pod without torchrun), environment (set by hand) or none (one process).
     `store_is_served` is true if the launcher already listens on master_port; otherwise rank 0 has to.
     """
 
@@ -70,7 +70,7 @@ class World:
             node_rank=_number(environ, "GROUP_RANK", _number(environ, "NODE_RANK", 0)),
             master_addr=environ["MASTER_ADDR"],
             master_port=master_port,
-            launcher="torchrun" if "TORCHELASTIC_RUN_ID" in environ else "environment",
+            launcher="torchrun" if "TORCHELASTIC_RUN_ID" in environ else environ.get("TRAIN_LAUNCHER", "environment"),
             store_is_served=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
         )._checked()

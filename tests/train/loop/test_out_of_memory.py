@@ -1,0 +1,75 @@
+"""Memory that really runs out halves the micro-batches of all ranks, and the losses are those of a run with enough."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli import records
+from tests.ranks import run_ranks, train_on_ranks
+from train.flags import from_argv
+from train.loop import setup
+from train.world.environment import World
+from train.world.signals import StopSignal
+
+pytestmark = pytest.mark.timeout(400)
+_TIMEOUT_S = 300.0
+# No dropout: its random numbers depend on the size of a micro-batch.
+_FLAGS = ["--model=mnist_cnn", "--dropout=0", "--batch-size=1000", "--max-steps=3", "--lr=0.01", "--log-every=1"]
+
+
+def _train_with_little_memory(world: World, room_mib: int, *flags: str) -> int:
+    """Train, with an address space on the last rank that has only `room_mib` left; return the micro-batches at last."""
+    config = from_argv([*_FLAGS, *flags])
+    parts = setup.load_parts(config, world)
+    setup.report_start(config, world, parts)
+    trainer = setup.make_trainer(config, world, StopSignal(), parts)
+    if world.rank == world.world_size - 1:
+        _leave(room_mib, trainer.step.device)
+    trainer.fit()
+    return trainer.step.micro_batches
+
+
+def _leave(room_mib: int, device: torch.device) -> None:
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + room_mib * 2**20) / total)
+        return
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + room_mib * 2**20, resource.RLIM_INFINITY))
+
+
+def _losses(folder: Path) -> list[float]:
+    return [record["loss"] for record in records(folder, "step")]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "strategy", "device"),
+    [
+        (1, "custom_ddp", "cpu"),
+        (2, "custom_ddp", "cpu"),
+        (2, "ddp", "cpu"),
+        pytest.param(1, "custom_ddp", "cuda", marks=pytest.mark.cuda),
+    ],
+)
+def test_the_micro_batch_is_halved_and_the_losses_stay(
+    world_size: int, strategy: str, device: str, tmp_path: Path
+) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    flags = [f"--device={device}", f"--strategy={strategy}"]
+    train_on_ranks(world_size, *_FLAGS, *flags, f"--run-dir={tmp_path / 'plenty'}", timeout_s=_TIMEOUT_S)
+    halve = [*flags, "--on-oom=halve", f"--run-dir={tmp_path / 'little'}"]
+    counts = run_ranks(world_size, _train_with_little_memory, 200 // world_size, *halve, timeout_s=_TIMEOUT_S)
+
+    assert len(set(counts)) == 1
+    assert counts[0] > 1
+    incidents = records(tmp_path / "little", "incident")
+    assert {incident["kind"] for incident in incidents} == {"halved_micro_batch"}
+    assert all(f"rank {world_size - 1} ran out of memory" in incident["text"] for incident in incidents)
+    assert incidents[0]["step"] == 1
+    assert f"into {counts[0]} micro-batches" in incidents[-1]["text"]
+    assert _losses(tmp_path / "little") == pytest.approx(_losses(tmp_path / "plenty"), rel=1e-5)
