@@ -1,0 +1,64 @@
+"""`--procs N` trains as torchrun does, and the first failure ends all ranks with its reason."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli import ROOT, environment, records
+from tests.cli import train as train_with_torchrun
+
+pytestmark = pytest.mark.timeout(400)
+_TIMEOUT_S = 180.0
+_FLAGS = ["--model=mlp", "--batch-size=500", "--device=cpu", "--lr=0.1"]
+
+
+def _procs(number: str, *flags: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "train", f"--procs={number}", *flags],
+        env=environment(**extra),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+    )
+
+
+def test_the_weights_are_those_of_torchrun(tmp_path: Path) -> None:
+    ended = _procs("2", *_FLAGS, f"--run-dir={tmp_path / 'procs'}")
+    assert ended.returncode == 0, ended.stderr
+    assert train_with_torchrun(2, *_FLAGS, f"--run-dir={tmp_path / 'torchrun'}", timeout_s=_TIMEOUT_S).returncode == 0
+    (start,) = records(tmp_path / "procs", "start")
+    assert (start["world"]["world_size"], start["world"]["launcher"]) == (2, "procs")
+    ends = [records(tmp_path / name, "end")[0]["weights_sha256"] for name in ("procs", "torchrun")]
+    assert ends[0] == ends[1]
+
+
+def test_the_first_failure_ends_all_and_its_reason_stands_last(tmp_path: Path) -> None:
+    (tmp_path / "occupied").write_text("not a folder")
+    ended = _procs("2", *_FLAGS, f"--run-dir={tmp_path / 'occupied'}")
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert "failed first (exit code 1): rank 0: --run-dir: cannot write" in last, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "extra", "reason"),
+    [
+        ("0", {}, '--procs: "0" is not accepted; it must be a whole number above 0'),
+        ("two", {}, '--procs: "two" is not accepted; it must be a whole number above 0'),
+        (
+            "2",
+            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+            "environment has started this one as rank 1 of 2: leave out --procs",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(number: str, extra: dict[str, str], reason: str) -> None:
+    ended = _procs(number, *_FLAGS, **extra)
+    assert ended.returncode == 1
+    assert reason in ended.stderr
+    assert ended.stdout == ""
