@@ -59,6 +59,7 @@ def run(config: TrainConfig, world: World, stop: StopSignal) -> bool:
     attempt = Attempt(world)
     # Imported here: torch takes seconds, and a wrong flag should not.
     from train.loop import setup
+    from train.loop.export import export
     from train.world.rendezvous import Timeouts, open_process_group
 
     setup.configure_torch(config)
@@ -69,7 +70,10 @@ def run(config: TrainConfig, world: World, stop: StopSignal) -> bool:
         setup.report_start(config, world, parts)
         with parts.metrics:
             trainer = setup.make_trainer(config, world, stop, parts)
-            return trainer.fit()
+            ended = trainer.evaluate_only() if config.evaluate_only else trainer.fit()
+            if ended and config.export is not None:
+                export(trainer, config.export)
+            return ended
 
 
 if __name__ == "__main__":

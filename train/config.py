@@ -239,6 +239,12 @@ class TrainConfig(BaseModel):
         description="never, auto (the newest checkpoint in checkpoint_dir that verifies, if any) "
         "or the path of one checkpoint",
     )
+    export: str | None = Field(
+        None, min_length=1, description="file for the weights alone at the end of the run, as safetensors"
+    )
+    evaluate_only: bool = Field(
+        False, description="evaluate the checkpoint of --resume and end, without training; --export works, too"
+    )
     rendezvous_timeout_s: float = Field(
         300.0,
         gt=0,
@@ -270,6 +276,12 @@ class TrainConfig(BaseModel):
                     "{key} is given but {other} is not; say where its files belong",
                     {"key": key, "other": "run_dir"},
                 )
+        if self.evaluate_only and self.resume == "never":
+            raise PydanticCustomError(
+                "keys_disagree",
+                "{key} is given but {other} is not; say which checkpoint to evaluate: auto, or its path",
+                {"key": "evaluate_only", "other": "resume"},
+            )
         if self.sync != "all_reduce" and self.strategy != "custom_ddp":
             raise PydanticCustomError(
                 "keys_disagree",

@@ -71,6 +71,8 @@ def configs(draw: st.DrawFn) -> TrainConfig:
     drawn = {key: draw(values(key), label=key) for key in KEYS}
     if drawn["checkpoint_dir"] is None:
         drawn |= {"checkpoint_every": 0, "resume": "never"}
+    if drawn["resume"] == "never":
+        drawn["evaluate_only"] = False
     if drawn["strategy"] != "custom_ddp":
         drawn["sync"] = "all_reduce"
     # Texts with a form of their own, and what needs a folder.

@@ -20,7 +20,9 @@ from train.cpu.malloc import keep_freed_memory
 from train.data.batches import Batches
 from train.data.sampler import ShardSampler, evaluation_steps
 from train.datasets import Samples
+from train.errors import UserError
 from train.loop.compilation import compile_model
+from train.loop.export import refuse_impossible_export
 from train.loop.halving_step import HalvingStep
 from train.loop.numerics import set_numerics
 from train.loop.optimizers import make_optimizer
@@ -84,6 +86,10 @@ def load_parts(config: TrainConfig, world: World) -> Parts:
         checkpoints = None
         if is_rank_0 and folder and not config.spreads_model:
             checkpoints = Checkpoints(folder, config.keep_checkpoints)
+        if is_rank_0 and config.evaluate_only and saved is None:
+            raise UserError(f"--evaluate-only: there is no checkpoint in {config.checkpoint_dir} to evaluate")
+        if is_rank_0 and config.export is not None:
+            refuse_impossible_export(config.export)
         metrics = MetricsFile(config.run_dir if is_rank_0 else None)
         more = _optional_observers(config, world, device)
     if folder and config.spreads_model:

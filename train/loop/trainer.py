@@ -71,6 +71,17 @@ class Trainer:
             save_after_failure(self.run, self.step, self.steps_done, self.saved_step, self.state_dict)
             raise
 
+    def evaluate_only(self) -> bool:
+        """Evaluate the loaded weights and report the result as an incident; return False if a signal stopped it."""
+        try:
+            with missing_ranks.naming_missing_ranks():
+                validated = self.evaluate()
+        except Stopped:
+            return False
+        text = f"validation loss {validated.loss:.4f}, accuracy {validated.accuracy:.2%} of {validated.samples} samples"
+        self._report("evaluation", text)
+        return True
+
     def _run_to_the_end(self) -> bool:
         try:
             self._run_epochs()

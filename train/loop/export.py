@@ -1,0 +1,48 @@
+"""`--export PATH`: the weights alone, as a safetensors file that other programs read without this package."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from train.checkpoints.host_copy import on_host
+from train.errors import UserError
+from train.loop.trainer import Trainer
+from train.records.metrics import weights_sha256
+from train.records.progress import say
+
+
+def refuse_impossible_export(path: str) -> None:
+    """Raise UserError, before anything is trained, if the file could not be written at the end."""
+    if find_spec("safetensors") is None:
+        raise UserError(
+            "--export needs the package safetensors, which is not installed here: "
+            "pip install 'multinode-torch[export]', or pip install safetensors"
+        )
+    folder = Path(path).absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UserError(f"--export: cannot write {path}: {folder} is no folder that can be written")
+
+
+def export(trainer: Trainer, path: str) -> None:
+    """Let rank 0 write the weights that were evaluated (the average, with --ema) to `path`.  A collective.
+
+    Written beside and renamed, so that the file is whole or not there.  Raises UserError if it cannot be written.
+    """
+    with trainer.step.evaluated_weights():
+        state = trainer.step.wrapped.state_dict()
+        if trainer.run.world.rank != 0:
+            return
+        # Imported here: only runs with --export need it.
+        from safetensors.torch import save
+
+        content = save({name: tensor.contiguous() for name, tensor in on_host(state).items()})
+        weights = weights_sha256(state)
+    beside = Path(f"{path}.unfinished")
+    try:
+        beside.write_bytes(content)
+        beside.rename(path)
+    except OSError as error:
+        raise UserError(f"--export: cannot write {path}: {error.strerror}") from None
+    say(f"exported the weights of step {trainer.steps_done} to {path} (weights_sha256 {weights})")
