@@ -40,6 +40,8 @@ class HalvingStep(Step):
     def __init__(self, run: Run, model: nn.Module, wrapped: Wrapped, optimizer: optim.Optimizer) -> None:
         super().__init__(run, model, wrapped, optimizer)
         self._repeated: str | None = None
+        if run.world.world_size > 1:
+            raise SharedError("--on-oom=halve is for one process so far; give a larger --accumulate instead")
         if self._runs_on_empty_batches:
             raise SharedError(
                 "--on-oom=halve cannot be had with BatchNorm that sends its statistics to the other processes, which "

@@ -50,8 +50,6 @@ def _losses(folder: Path) -> list[float]:
     ("world_size", "strategy", "device"),
     [
         (1, "custom_ddp", "cpu"),
-        (2, "custom_ddp", "cpu"),
-        (2, "ddp", "cpu"),
         pytest.param(1, "custom_ddp", "cuda", marks=pytest.mark.cuda),
     ],
 )
