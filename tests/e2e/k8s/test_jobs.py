@@ -16,6 +16,7 @@ from tests.e2e.k8s.cluster import Cluster
 from tests.e2e.k8s.sandbox import REPOSITORY
 from tests.e2e.k8s.specs import rendered
 from tests.idx import write_small_mnist
+from train.datasets import tokens
 
 STEPS = 3
 SAMPLES = {"num_train": 256, "num_validation": 64}
@@ -55,6 +56,10 @@ def test_job_runs_by_an_ordinary_user_in_a_folder_of_root(
         write_small_mnist(data, **SAMPLES)
         (data / "MNIST").rename(data / {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}[name])
         spec["mounts"] = [{"claim": "data", "path": "/scratch/data", "read_only": True}]
+    elif name == "gpt":
+        tokens.write([REPOSITORY / "README.md"], cluster.claim(namespace, "data"), context=64)
+        spec["mounts"] = [{"claim": "data", "path": "/scratch/data", "read_only": True}]
+        spec["train"]["data_root"] = "/scratch/data"
     cluster.apply(rendered(target, spec, namespace, tmp_path))
     cluster.succeeds(namespace, target, name)
     assert "Permission denied" not in player.logs(namespace)
@@ -78,6 +83,9 @@ def shortened(spec: dict[str, Any], image: str) -> dict[str, Any]:
     """The job as it is, but for a few steps on the CPU."""
     if "train" in spec:
         spec["train"]["max_steps"] = STEPS
+    elif "train.doctor" in spec["command"]:
+        # All processes share the cores of one machine, whose links are slower then than any network.
+        spec |= {"procs_per_node": 2, "command": [*spec["command"], "--slow-mbit-s=1"]}
     elif "jobs.scripts.array_task" in spec["command"]:
         spec["command"].append(f"--max-steps={STEPS}")
     return {**spec, "device": "cpu", "image": image}

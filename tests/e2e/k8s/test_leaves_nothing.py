@@ -59,8 +59,8 @@ def test_nothing_is_left_when_the_run_is_ended_in_the_middle(number: signal.Sign
 def _family(pid: int) -> list[int]:
     """A process and all that descend from it, as seen from here."""
     children: list[str] = []
-    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):  # it has ended
+    with suppress(OSError):  # it has ended
+        for thread in Path(f"/proc/{pid}/task").glob("*/children"):
             children += thread.read_text().split()
     return [pid, *(one for child in children for one in _family(int(child)))]
 
