@@ -130,10 +130,11 @@ class TrainConfig(BaseModel):
     clip_norm: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="clip the norm of the whole gradient to this"
     )
-    on_nonfinite: Literal["stop", "skip"] = Field(
+    on_nonfinite: Literal["stop", "skip", "stop_late"] = Field(
         "stop",
         description="what all processes do together when a loss or the gradient is not finite: stop, with the state "
-        "before that step saved, or skip the step (ten in a row stop the run)",
+        "before that step saved, or skip the step (ten in a row stop the run). Both make the host wait for a GPU once "
+        "a step; stop_late does not, and stops when losses are next written, with nothing saved since",
     )
     on_oom: Literal["stop", "halve"] = Field(
         "stop",

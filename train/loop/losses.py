@@ -38,13 +38,13 @@ class StepOutcome:
     """What one step gave.
 
     loss_sum: sum of this rank's losses, float64, on the device, so that the host need not wait for it.
-    grad_norm: of the global gradient, before it was clipped; not finite if fp16 overflowed.
+    grad_norm: of the global gradient, before it was clipped, on its device; not finite if fp16 overflowed.
     skipped: why the optimizer did not use the gradient, the same on all ranks; None if it did.
     repeated: why it took more than one attempt, the same on all ranks; None if it did not.
     """
 
     loss_sum: Tensor
-    grad_norm: float
+    grad_norm: Tensor
     skipped: str | None
     repeated: str | None = None
 
@@ -104,12 +104,13 @@ class PendingLosses:
             return []
         losses = torch.stack([pending.outcome.loss_sum for pending in self._steps]).cpu()
         dist.all_reduce(losses)
+        norms = torch.stack([pending.outcome.grad_norm for pending in self._steps]).tolist()
         now = time.monotonic()
         seconds_per_step = (now - self._since) / len(self._steps)
         samples_per_second = sum(pending.samples for pending in self._steps) / (now - self._since)
         shares = self._shares(now - self._since)
         records = []
-        for pending, loss_sum in zip(self._steps, losses.tolist(), strict=True):
+        for pending, loss_sum, norm in zip(self._steps, losses.tolist(), norms, strict=True):
             epoch_means.loss_sum += loss_sum
             epoch_means.samples += pending.samples
             records.append(
@@ -122,7 +123,7 @@ class PendingLosses:
                     time=pending.time,
                     seconds_per_step=round(seconds_per_step, 6),
                     samples_per_second=round(samples_per_second, 3),
-                    grad_norm=pending.outcome.grad_norm if math.isfinite(pending.outcome.grad_norm) else None,
+                    grad_norm=norm if math.isfinite(norm) else None,
                     **shares,
                 )
             )
@@ -141,12 +142,16 @@ class PendingLosses:
         return shares
 
 
+class WorthlessWeights(SharedError):
+    """The weights give no finite loss, so saving them helps nobody."""
+
+
 def refuse_if_not_finite(loss: float, what: str) -> None:
-    """Raise SharedError for a loss that is not finite, before anything worthless is saved.
+    """Raise WorthlessWeights for a loss that is not finite.
 
     All ranks have the same sums, so all of them end here.
     """
     if not math.isfinite(loss):
-        raise SharedError(
+        raise WorthlessWeights(
             f"the {what} is {loss}: training cannot continue; a lower --lr, --clip-norm or --precision=fp32 may help"
         )

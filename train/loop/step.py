@@ -61,6 +61,7 @@ class Step:
         # While it is true the weights are neither those before nor those after a step.  The Trainer ends it.
         self.is_updating = False
         self._skipped_in_a_row = 0
+        self._may_undo = run.config.on_nonfinite != "stop_late" or run.config.on_oom == "halve"
         self._buffers = BufferCopies(model)
         self._runs_on_empty_batches = has_sync_batchnorm(model)
 
@@ -79,12 +80,15 @@ class Step:
         stop, with the model as it was before.
         """
         self._seed(position)
-        self._buffers.keep()
+        if self._may_undo:
+            self._buffers.keep()
         losses = self._compute_gradients(images, labels, position)
         self.wrapped.after_backward()
         self.scaler.unscale_(self.optimizer)
-        grad_norm = float(self.wrapped.clip(self.config.clip_norm or math.inf))
-        skipped = None if math.isfinite(grad_norm) else self._refuse_gradient(images, losses, position)
+        grad_norm = self.wrapped.clip(self.config.clip_norm or math.inf)
+        skipped = None
+        if self.config.on_nonfinite != "stop_late" and not math.isfinite(float(grad_norm)):
+            skipped = self._refuse_gradient(images, losses, position)
         if skipped is None:
             self.is_updating = True
             self.scaler.step(self.optimizer)

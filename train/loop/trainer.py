@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +20,7 @@ from train.data.shard import num_steps, step_range
 from train.errors import SharedError
 from train.loop.emergency import save_after_failure
 from train.loop.evaluation import evaluate, in_pieces
-from train.loop.losses import Means, PendingLosses, refuse_if_not_finite
+from train.loop.losses import Means, PendingLosses, WorthlessWeights, refuse_if_not_finite
 from train.loop.nonfinite import NonFinite
 from train.loop.run import Run
 from train.loop.schedules import lr_of_step
@@ -68,7 +70,8 @@ class Trainer:
                 return self._run_to_the_end()
         except Exception as error:
             missing_ranks.report_failure(error)
-            save_after_failure(self.run, self.step, self.steps_done, self.saved_step, self.state_dict)
+            if not isinstance(error, WorthlessWeights):
+                save_after_failure(self.run, self.step, self.steps_done, self.saved_step, self.state_dict)
             raise
 
     def evaluate_only(self) -> bool:
@@ -172,8 +175,11 @@ class Trainer:
         known: list[StepRecord] = []
         if now or len(self._pending_losses) == self.config.log_every:
             known = self._pending_losses.reduce(self.epoch_means)
+        finite = list(takewhile(lambda record: math.isfinite(record.loss), known))
         for observer in self.observers:
-            observer.step_ended(self.steps_done, known)
+            observer.step_ended(self.steps_done, finite)
+        for record in known[len(finite) :]:  # with --on-nonfinite=stop_late
+            refuse_if_not_finite(record.loss, f"loss of step {record.step}")
 
     def evaluate(self) -> Means:
         """Return mean loss and accuracy over the validation set.  Raises Stopped if a signal asks for it."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from tests.cli import records
 from tests.ranks import run_ranks, train_on_ranks
 from train.data.sampler import ShardSampler
+from train.errors import SharedError
 from train.flags import from_argv
 from train.loop import setup
 from train.loop.nonfinite import NonFinite
@@ -110,3 +111,17 @@ def _diverge(world: World) -> str:
     with pytest.raises(NonFinite) as raised:
         setup.make_trainer(config, world, StopSignal(), parts).fit()
     return str(raised.value)
+
+
+def test_a_run_that_stops_late_writes_the_steps_before_and_saves_nothing_of_those_after(tmp_path: Path) -> None:
+    flags = ["--on-nonfinite=stop_late", *_flags(tmp_path)]
+    told = run_ranks(2, _stops_late, *flags, timeout_s=_TIMEOUT_S)
+    assert told == [f"the loss of step {_BAD_STEP} is nan"] * 2
+    assert [record["step"] for record in records(tmp_path, "step")] == [1, 2]
+    assert not list((tmp_path / "checkpoints").glob("step-*"))
+
+
+def _stops_late(world: World, *flags: str) -> str:
+    with pytest.raises(SharedError) as raised:
+        _train(world, *flags)
+    return str(raised.value).partition(":")[0]
