@@ -7,7 +7,7 @@ READY := .venv/.ready
 # What runs inside a job finds python and torchrun of the virtual environment first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-all test-slow lint render fuzz mutants durations bench gpu e2e-docker e2e-k8s e2e-slurm clean
+.PHONY: demo test test-all test-slow lint render fuzz mutants durations bench gpu e2e-docker e2e-k8s e2e-slurm e2e-train clean
 
 # Two processes on this machine's CPU.  With DATA_ROOT=folder the same job trains on FashionMNIST from there.
 DEMO_SET := $(if $(DATA_ROOT),--set train.dataset=fashion_mnist --set train.data_root=$(abspath $(DATA_ROOT)))
@@ -21,10 +21,14 @@ test: lint
 	$(BIN)/python -m pytest -m "not slow"
 
 # Everything that needs no cluster and no container engine.
-test-all: test test-slow
+test-all: test test-slow e2e-train
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not long"
+
+# Strategies, sharded checkpoints, doctor and torch's own tests of DDP: half an hour.
+e2e-train: $(READY)
+	$(BIN)/python -m pytest -m long --timeout=600
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -34,10 +34,25 @@ _SLOW = (
 )
 
 
+# Files whose slow tests train for minutes: `make test-slow` leaves them to `make e2e-train`.
+_LONG = (
+    "train/checkpoints/test_sharded.py",
+    "train/ddp/test_torch_tests.py",
+    "train/diagnosis/test_doctor.py",
+    "train/loop/test_out_of_memory.py",
+    "train/loop/test_techniques.py",
+    "train/strategies/test_fsdp.py",
+    "train/strategies/test_pipeline.py",
+    "train/test_combinations.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.as_posix().endswith(_SLOW):
             item.add_marker(pytest.mark.slow)
+        if item.path.as_posix().endswith(_LONG) and item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.long)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
