@@ -26,11 +26,16 @@ _SLOW = (
     "train/ddp/test_workloads.py",
     "train/loop/test_interrupt.py",
     "train/diagnosis/test_doctor.py",
+    "train/loop/test_export.py",
     "train/loop/test_nonfinite.py",
     "train/loop/test_out_of_memory.py",
     "train/loop/test_preemption.py",
     "train/loop/test_techniques.py",
+    "train/records/test_profile.py",
+    "train/records/test_report.py",
     "train/sync/test_sync.py",
+    "train/world/test_local.py",
+    "test_packaging.py",
 )
 
 
