@@ -244,7 +244,8 @@ def _fields(spec: Spec) -> Iterator[tuple[KeyPath, str | int, bool]]:
     for parent in named:
         for key in _at(spec, parent):
             yield parent, key, True
-    yield from _texts(spec, ())
+    # Lines of setup are code: the shell is meant to run what they say.
+    yield from _texts({key: value for key, value in spec.items() if key != "setup"}, ())
 
 
 def _texts(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str | int, bool]]:

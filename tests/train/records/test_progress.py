@@ -15,6 +15,7 @@ _START: dict[str, Any] = {
     "arithmetic": {
         "batch_size": 10,
         "world_size": 1,
+        "readers": 1,
         "largest_share": 10,
         "smallest_share": 10,
         "accumulate": 1,
