@@ -27,6 +27,7 @@ FLOORS = [
     {"collectives", "datasets"},
     {"world", "flags"},
     {"config", "errors"},
+    {"contradictions"},
 ]
 KNOW_CPU = {"sync", "models", "loop", "__main__"}
 

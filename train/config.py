@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from train.contradictions import refuse_contradictions
+
 
 def available(kind: str) -> list[str]:
     """Names of the models, datasets or strategies: one file each in the folder `kind`, sorted."""
@@ -262,53 +264,8 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _keys_agree(self) -> TrainConfig:
-        needs = {"resume": self.resume == "auto", "checkpoint_every": self.checkpoint_every > 0}
-        for key, needed in needs.items():
-            if needed and self.checkpoint_dir is None:
-                raise PydanticCustomError(
-                    "keys_disagree",
-                    "{key} is given but {other} is not; say where checkpoints are",
-                    {"key": key, "other": "checkpoint_dir"},
-                )
-        for key in ("tensorboard", "profile"):
-            if getattr(self, key) and self.run_dir is None:
-                raise PydanticCustomError(
-                    "keys_disagree",
-                    "{key} is given but {other} is not; say where its files belong",
-                    {"key": key, "other": "run_dir"},
-                )
-        if self.evaluate_only and self.resume == "never":
-            raise PydanticCustomError(
-                "keys_disagree",
-                "{key} is given but {other} is not; say which checkpoint to evaluate: auto, or its path",
-                {"key": "evaluate_only", "other": "resume"},
-            )
-        if self.sync != "all_reduce" and self.strategy != "custom_ddp":
-            raise PydanticCustomError(
-                "keys_disagree",
-                "{key} is {sync}, which strategy {strategy} cannot do; only custom_ddp has a choice",
-                {"key": "sync", "other": "strategy", "sync": self.sync, "strategy": self.strategy},
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _strategy_can(self) -> TrainConfig:
-        """Refuse what the strategy cannot do, rather than do something else."""
-        for key, strategy in {"fsdp_wrap": "fsdp", "fsdp_reshard": "fsdp", "pipeline_schedule": "pipeline"}.items():
-            if getattr(self, key) != TrainConfig.model_fields[key].default and self.strategy != strategy:
-                raise PydanticCustomError(
-                    "keys_disagree",
-                    "{key} is {value}, but strategy is {strategy}; only {other} has it",
-                    {"key": key, "value": getattr(self, key), "strategy": self.strategy, "other": strategy},
-                )
-        for key, value, why in _CANNOT.get(self.strategy, ()):
-            given = getattr(self, key)
-            if given is not None if value is None else given == value:
-                raise PydanticCustomError(
-                    "keys_disagree",
-                    "{key} is {value}, which strategy {strategy} cannot do: {why}",
-                    {"key": key, "value": given, "strategy": self.strategy, "why": why},
-                )
+        defaults = {key: field.default for key, field in type(self).model_fields.items()}
+        refuse_contradictions(vars(self), defaults)
         return self
 
     @property
@@ -322,24 +279,6 @@ class TrainConfig(BaseModel):
         The stages of a pipeline all read the same samples.
         """
         return (0, 1) if self.strategy == "pipeline" else (rank, world_size)
-
-
-_NO_WHOLE_MODEL: list[tuple[str, Any, str]] = [
-    ("ema", None, "no rank holds the whole model, whose average would have to be kept"),
-    ("on_oom", "halve", "the others would wait in the forward for the process that is out of memory"),
-    ("compile", True, "it runs the layers one by one, with messages between them; use custom_ddp or ddp"),
-]
-# What a strategy cannot do whatever the machine: (key, value, why); None is any value but none.
-_CANNOT: dict[str, list[tuple[str, Any, str]]] = {
-    "fsdp": [
-        ("precision", "fp16", "each rank would see overflows in its own shards alone, and skip other steps; use bf16"),
-        *_NO_WHOLE_MODEL,
-    ],
-    "pipeline": [
-        ("precision", "fp16", "each stage would see overflows in its own layers alone, and skip other steps; use bf16"),
-        *_NO_WHOLE_MODEL,
-    ],
-}
 
 
 def choices(key: str) -> list[str]:

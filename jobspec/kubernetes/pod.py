@@ -15,8 +15,9 @@ from typing import Any
 from jobspec import kubernetes
 from jobspec.plan import Plan, container_shm
 from jobspec.spec import files
-from jobspec.spec.fields import SecretName, quantity
 from jobspec.spec.job import Job
+from jobspec.spec.quantities import quantity
+from jobspec.spec.secret_ref import SecretName
 from jobspec.spec.shell import before
 from jobspec.torchrun import shutdown_timeout_s
 

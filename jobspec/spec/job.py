@@ -10,16 +10,14 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic.config import JsonDict
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError, core_schema
 
 from jobspec.spec.fields import (
-    Amount,
     DnsLabel,
     DnsName,
-    Duration,
     EnvName,
     FilePattern,
     FolderPath,
@@ -27,21 +25,18 @@ from jobspec.spec.fields import (
     Image,
     JobName,
     LabelKey,
-    LabelValue,
     Lines,
-    OptionValue,
     Port,
-    SecretRef,
     ShellLine,
-    Size,
-    SlurmArray,
-    SlurmConstraint,
-    SlurmOption,
-    SlurmWord,
     SubPath,
     SweepKey,
     SweptValue,
 )
+from jobspec.spec.kubernetes import Kubernetes
+from jobspec.spec.quantities import Amount, Duration, Size
+from jobspec.spec.secret_ref import SecretRef
+from jobspec.spec.section import Section
+from jobspec.spec.slurm import Slurm
 from train.config import TrainConfig
 
 # Far above any machine; a slip of the finger does not become a million lines of commands.
@@ -57,13 +52,6 @@ _Count = Annotated[int, Field(ge=1, le=MAX_NODES)]
 def _given(key: str) -> JsonDict:
     """The JSON Schema of a mapping in which a key is written and not empty."""
     return {"required": [key], "properties": {key: {"not": {"type": "null"}}}}
-
-
-class Section(BaseModel):
-    """A mapping of the spec: exactly the keys below, each of exactly its type."""
-
-    # The validator is built at the first use: once for the whole job, not again for each section.
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
 
 
 class Nodes(Section):
@@ -176,111 +164,6 @@ class Preemption(Section):
     max_requeues: int = Field(
         20, ge=0, le=10000, description="how often the job goes back into the queue after a signal (Slurm)"
     )
-
-
-class Slurm(Section):
-    """Keys that only Slurm has."""
-
-    partition: SlurmWord | None = Field(None, description="partition, or several with commas")
-    account: SlurmWord | None = Field(None, description="account that is charged")
-    qos: SlurmWord | None = Field(None, description="quality of service")
-    constraint: SlurmConstraint | None = Field(None, description="features that the nodes must have")
-    reservation: SlurmWord | None = Field(None, description="reservation to run in")
-    runtime: Literal["none", "pyxis", "apptainer", "docker", "podman"] = Field(
-        "none", description="what runs the image on a node; none runs without a container"
-    )
-    launcher: Literal["torchrun", "srun"] = Field(
-        "torchrun", description="torchrun: one task a node starts the processes; srun: one task a process"
-    )
-    array: SlurmArray | None = Field(None, description="an array of such jobs, such as 0-3 or 0-99%8")
-    preflight: bool = Field(
-        True, description="check names, port, programs, GPUs, shm and memlock on every node before the start"
-    )
-    prologue: list[ShellLine] = Field(
-        [], description="lines of bash that the batch script runs once, on the first node, before the job"
-    )
-    epilogue: list[ShellLine] = Field(
-        [],
-        description="lines of bash that the batch script runs once at its end, also after a failure and before a "
-        "requeue",
-    )
-    options: dict[SlurmOption, OptionValue] = Field(
-        {}, description="further sbatch options by long name, such as {exclusive: true, nice: 100}"
-    )
-    srun_options: dict[SlurmOption, OptionValue] = Field(
-        {}, description="further srun options, such as {mpi: pmix}; {label: true} begins each line with its rank"
-    )
-
-
-class Toleration(Section):
-    """A taint that the pods tolerate."""
-
-    key: LabelKey | None = Field(None, description="key of the taint; none tolerates all keys")
-    operator: Literal["Equal", "Exists"] = Field("Equal", description="Equal compares the value, Exists does not")
-    value: LabelValue | None = Field(None, description="value of the taint, with operator Equal")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        None, description="effect of the taint; none tolerates all effects"
-    )
-    seconds: int | None = Field(None, ge=0, lt=2**31, description="how long NoExecute is tolerated")
-
-
-class TopologySpread(Section):
-    """Spread the pods evenly over the values of a node label."""
-
-    key: LabelKey = Field(description="node label, such as topology.kubernetes.io/zone")
-    max_skew: int = Field(1, ge=1, lt=2**31, description="how many more pods one value may have than another")
-    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
-        "ScheduleAnyway", description="what happens when pods cannot be spread so"
-    )
-
-
-class Kubernetes(Section):
-    """Keys that only the Kubernetes targets have."""
-
-    namespace: DnsLabel | None = Field(None, description="namespace; none leaves it to kubectl")
-    queue: DnsName | None = Field(None, description="Kueue LocalQueue")
-    workload_priority_class: DnsLabel | None = Field(
-        None, description="Kueue WorkloadPriorityClass: the job's place in the queue"
-    )
-    priority_class: DnsName | None = Field(None, description="PriorityClass of the pods")
-    runtime: DnsName | None = Field(
-        None, description="ClusterTrainingRuntime of the cluster that a TrainJob takes; none makes one for the job"
-    )
-    volcano_queue: DnsName | None = Field(None, description="queue of Volcano, with scheduler: volcano")
-    scheduler: DnsName | None = Field(None, description="schedulerName of the pods, such as a gang scheduler")
-    service_account: DnsName | None = Field(None, description="ServiceAccount of the pods")
-    image_pull_secrets: list[DnsName] = Field([], description="Secrets with registry passwords")
-    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
-        None, description="when the image is pulled; none leaves it to Kubernetes"
-    )
-    secret: DnsName | None = Field(
-        None, description="Secret that holds the keys named in `secrets`; default: the job's name"
-    )
-    security: Literal["restricted", "baseline", "privileged"] = Field(
-        "restricted", description="Pod Security Standard that the pods meet"
-    )
-    run_as_user: int = Field(
-        1000, ge=0, lt=2**31, description="user number of the processes; 0, root, not with security: restricted"
-    )
-    fs_group: int | None = Field(None, ge=1, lt=2**31, description="group number that owns the mounted volumes")
-    gpu_types: dict[GpuType, dict[LabelKey, LabelValue]] = Field(
-        {},
-        description="labels of the nodes with each type of GPU, such as {h100: {nvidia.com/gpu.product: NVIDIA-H100}}",
-    )
-    gpu_resource: LabelKey = Field("nvidia.com/gpu", description="name of a GPU among the resources")
-    rdma_resource: LabelKey | None = Field(None, description="name of an RDMA device among the resources")
-    host_network: bool = Field(False, description="pods use the network of their node")
-    node_selector: dict[LabelKey, LabelValue] = Field({}, description="labels that the nodes must have")
-    tolerations: list[Toleration] = Field([], description="taints that the pods tolerate")
-    topology_spread: list[TopologySpread] = Field([], description="how pods are spread over the cluster")
-    labels: dict[LabelKey, LabelValue] = Field({}, description="labels on the objects and pods")
-    annotations: dict[LabelKey, Lines] = Field({}, description="annotations on the top object and the pods")
-    pod: dict[str, Any] = Field(
-        {},
-        description="further keys of the pods' spec, merged as they are, such as affinity, initContainers, "
-        "runtimeClassName; {containers: [{name: node, …}]} is the container of the processes",
-    )
-    ttl: Duration | None = Field(None, description="how long the finished job is kept, such as 1d")
 
 
 class Compose(Section):

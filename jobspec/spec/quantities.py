@@ -1,0 +1,101 @@
+"""Sizes and times with their units, and amounts of devices."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from jobspec.spec.value import Value
+
+_LARGEST = 1 << 50  # bytes, 1024 TiB: a slip of the finger is no size
+
+
+def _read_size(value: Any) -> int:
+    found = re.fullmatch(r"([1-9][0-9]{0,8})(MiB|GiB|TiB)", value) if isinstance(value, str) else None
+    if not found:
+        raise ValueError(_size_hint(value))
+    size = int(found[1]) << {"MiB": 20, "GiB": 30, "TiB": 40}[found[2]]
+    if size > _LARGEST:
+        raise ValueError("no node has more than 1024TiB")
+    return size
+
+
+def _size_hint(value: Any) -> str:
+    found = re.fullmatch(r"\s*([1-9][0-9]{0,8})\s*([MGT])i?[Bb]?\s*", str(value), re.IGNORECASE)
+    return f"did you mean {found[1]}{found[2].upper()}iB?" if found else ""
+
+
+_SIZE_SCHEMA = {"type": "string", "pattern": "^[1-9][0-9]{0,8}(?:MiB|GiB|TiB)$"}
+Size = Annotated[
+    int,
+    Value(
+        "a size such as 512MiB, 200GiB or 1TiB",
+        _read_size,
+        _SIZE_SCHEMA,
+    ),
+]
+"""Bytes."""
+
+
+def _read_amount(value: Any) -> int | str:
+    """A number of devices as it is; bytes as a quantity of Kubernetes, such as 4Gi."""
+    if type(value) is int and 1 <= value < 2**31:
+        return value
+    if type(value) is int:
+        raise ValueError
+    return quantity(_read_size(value))
+
+
+def quantity(size: int) -> str:
+    """Bytes (whole MiB) as a Kubernetes quantity: 200Gi, 512Mi."""
+    for shift, unit in ((40, "Ti"), (30, "Gi"), (20, "Mi")):
+        if size % (1 << shift) == 0:
+            return f"{size >> shift}{unit}"
+    raise ValueError(f"{size} bytes are not whole MiB")
+
+
+Amount = Annotated[
+    int | str,
+    Value(
+        "a whole number of devices, or a size such as 4GiB",
+        _read_amount,
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "exclusiveMaximum": 2**31},
+                _SIZE_SCHEMA,
+            ]
+        },
+    ),
+]
+"""A number, or bytes as a quantity of Kubernetes."""
+
+_DURATION = r"(?=.*[1-9])(?:([0-9]{1,5})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?"
+
+
+def _duration_hint(value: Any) -> str:
+    if type(value) is int:
+        return f"with its unit: {value}s, {value}m or {value}h"
+    found = re.fullmatch(r"(?:([0-9]{1,3})-)?([0-9]{1,3}):([0-9]{2}):([0-9]{2})", str(value))  # as Slurm has it
+    parts = zip(found.groups(), "dhms", strict=True) if found else ()
+    written = "".join(f"{int(part)}{unit}" for part, unit in parts if part and int(part))
+    return f"write {written}" if written else ""
+
+
+def _read_duration(value: Any) -> int:
+    found = re.fullmatch(_DURATION, value) if isinstance(value, str) else None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0, 0)
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if total == 0:
+        raise ValueError(_duration_hint(value))
+    return total
+
+
+Duration = Annotated[
+    int,
+    Value(
+        "a time above 0 such as 90s, 30m, 2h or 1d12h",
+        _read_duration,
+        {"type": "string", "pattern": f"^{_DURATION}$"},
+    ),
+]
+"""Seconds."""

@@ -1,0 +1,75 @@
+"""The names of secrets, and where a cluster holds them; never their values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from jobspec.spec.fields import DNS, ENV_NAME
+from jobspec.spec.value import Value
+
+
+class SecretName(str):
+    """The name of a variable whose value stays out of the spec; a Kubernetes cluster may hold it elsewhere.
+
+    Attributes:
+        secret: the Secret that holds the value; None for the job's own.
+        key: its key there; the variable's name unless the spec says otherwise.
+    """
+
+    secret: str | None
+    key: str
+
+    def __new__(cls, name: str, secret: str | None = None, key: str | None = None) -> SecretName:
+        made = super().__new__(cls, name)
+        made.secret, made.key = secret, key or name
+        return made
+
+
+_SECRET_PARTS = {
+    "secret": rf"(?!.{{254}}){DNS}(?:\.{DNS})*",
+    "key": r"(?!\.\.?$)(?!\.\.)[-A-Za-z0-9_.]{1,253}",
+}
+
+
+def _read_secret(value: Any) -> SecretName:
+    if isinstance(value, str) and re.fullmatch(ENV_NAME, value):
+        return SecretName(value)
+    if isinstance(value, Mapping) and len(value) == 1:
+        ((name, parts),) = value.items()
+        if isinstance(parts, Mapping) and isinstance(name, str) and re.fullmatch(ENV_NAME, name):
+            known = parts and parts.keys() <= _SECRET_PARTS.keys()
+            if known and all(isinstance(v, str) and re.fullmatch(_SECRET_PARTS[k], v) for k, v in parts.items()):
+                return SecretName(name, **parts)
+        raise ValueError('secret is a DNS name; key is letters, digits, "-", "_" and "."')
+    raise ValueError
+
+
+SecretRef = Annotated[
+    SecretName,
+    Value(
+        "the name of a variable, or {HF_TOKEN: {secret: NAME, key: KEY}} with the Secret of Kubernetes and its key",
+        _read_secret,
+        {
+            "anyOf": [
+                {"type": "string", "pattern": f"^{ENV_NAME}$"},
+                {
+                    "type": "object",
+                    "minProperties": 1,
+                    "maxProperties": 1,
+                    "propertyNames": {"pattern": f"^{ENV_NAME}$"},
+                    "additionalProperties": {
+                        "type": "object",
+                        "minProperties": 1,
+                        "additionalProperties": False,
+                        "properties": {
+                            key: {"type": "string", "pattern": f"^(?:{pattern})$"}
+                            for key, pattern in _SECRET_PARTS.items()
+                        },
+                    },
+                },
+            ]
+        },
+    ),
+]

@@ -1,0 +1,60 @@
+"""A type of a job spec's values: how one is read, and in words what is expected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import PydanticCustomError, PydanticKnownError, core_schema
+
+
+@dataclass(frozen=True)
+class Value:
+    """A field's type for pydantic.
+
+    Args:
+        expected: what is accepted, to follow "must be".
+        read: the value from what the YAML holds.  Raises TypeError if that must be text and is not,
+            ValueError with a hint (or none) if it is not accepted.
+        schema: the JSON Schema of what the YAML holds.
+    """
+
+    expected: str
+    read: Callable[[Any], Any]
+    schema: Mapping[str, Any] = field(hash=False)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        def validate(value: Any) -> Any:
+            try:
+                return self.read(value)
+            except TypeError:
+                raise PydanticKnownError("string_type") from None
+            except ValueError as error:
+                context = {"expected": self.expected, "hint": str(error)}
+                raise PydanticCustomError("unexpected", "must be {expected}", context) from None
+
+        return core_schema.no_info_plain_validator_function(validate)
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {**self.schema}
+
+
+def matching(pattern: str, expected: str) -> Value:
+    """Text that matches the whole of a regular expression (of the dialect that JSON Schema knows too)."""
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str):
+            # Quotes are the answer only if what is in them is then accepted.
+            raise TypeError if re.fullmatch(pattern, "" if value is None else str(value)) else ValueError
+        if not re.fullmatch(pattern, value):
+            # Upper case and underscores are the usual slip in DNS labels.
+            guess = value.lower().replace("_", "-")
+            raise ValueError(f'did you mean "{guess}"?' if re.fullmatch(pattern, guess) else "")
+        return value
+
+    return Value(expected, read, {"type": "string", "pattern": f"^(?:{pattern})$"})

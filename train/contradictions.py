@@ -1,0 +1,82 @@
+"""Settings that cannot stand together: a run refuses them rather than do something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pydantic_core import PydanticCustomError
+
+if TYPE_CHECKING:
+    from typing_extensions import LiteralString
+
+# A key, once it is given, needs the other: (key, whether a value needs it, the other key, what to say there).
+_NEEDS: list[tuple[str, Callable[[Any], bool], str, str]] = [
+    ("resume", lambda value: value == "auto", "checkpoint_dir", "say where checkpoints are"),
+    ("checkpoint_every", bool, "checkpoint_dir", "say where checkpoints are"),
+    ("tensorboard", bool, "run_dir", "say where its files belong"),
+    ("profile", bool, "run_dir", "say where its files belong"),
+]
+# Keys of one strategy.
+_ONLY = {"fsdp_wrap": "fsdp", "fsdp_reshard": "fsdp", "pipeline_schedule": "pipeline"}
+_NO_WHOLE_MODEL: list[tuple[str, Any, str]] = [
+    ("ema", None, "no rank holds the whole model, whose average would have to be kept"),
+    ("on_oom", "halve", "the others would wait in the forward for the process that is out of memory"),
+    ("compile", True, "it runs the layers one by one, with messages between them; use custom_ddp or ddp"),
+]
+# What a strategy cannot do whatever the machine: (key, value, why); None is any value but none.
+_CANNOT: dict[str, list[tuple[str, Any, str]]] = {
+    "fsdp": [
+        ("precision", "fp16", "each rank would see overflows in its own shards alone, and skip other steps; use bf16"),
+        *_NO_WHOLE_MODEL,
+    ],
+    "pipeline": [
+        ("precision", "fp16", "each stage would see overflows in its own layers alone, and skip other steps; use bf16"),
+        *_NO_WHOLE_MODEL,
+    ],
+}
+
+
+def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise pydantic's error, with the key it is about, for the first two settings that cannot stand together."""
+    for key, needs, other, advice in _NEEDS:
+        if needs(values[key]) and values[other] is None:
+            _refuse("{key} is given but {other} is not; {advice}", key=key, other=other, advice=advice)
+    if values["evaluate_only"] and values["resume"] == "never":
+        _refuse(
+            "{key} is given but {other} is not; say which checkpoint to evaluate: auto, or its path",
+            key="evaluate_only",
+            other="resume",
+        )
+    strategy = values["strategy"]
+    if values["sync"] != "all_reduce" and strategy != "custom_ddp":
+        _refuse(
+            "{key} is {sync}, which strategy {strategy} cannot do; only custom_ddp has a choice",
+            key="sync",
+            other="strategy",
+            sync=values["sync"],
+            strategy=strategy,
+        )
+    for key, only in _ONLY.items():
+        if values[key] != defaults[key] and strategy != only:
+            _refuse(
+                "{key} is {value}, but strategy is {strategy}; only {other} has it",
+                key=key,
+                value=values[key],
+                strategy=strategy,
+                other=only,
+            )
+    for key, value, why in _CANNOT.get(strategy, ()):
+        given = values[key]
+        if given is not None if value is None else given == value:
+            _refuse(
+                "{key} is {value}, which strategy {strategy} cannot do: {why}",
+                key=key,
+                value=given,
+                strategy=strategy,
+                why=why,
+            )
+
+
+def _refuse(sentence: LiteralString, **words: Any) -> NoReturn:
+    raise PydanticCustomError("keys_disagree", sentence, words)
