@@ -49,7 +49,8 @@ class Point:
 class Plan:
     """What any target must bring about.
 
-    `program` is what each process runs: a script or `-m` and a module, then arguments.  `env` is what all
+    `program` is what each process runs: a script or `-m` and a module, or with no_python any program, then
+    arguments.  `env` is what all
     processes have in their environment, by name; secrets are not in it, their values come from elsewhere.
     Nodes wait `rendezvous_timeout_s` seconds for the last of them.
     `points` are the combinations of a sweep that is one job array; `program` and `env` then hold what they share.
@@ -81,6 +82,9 @@ class Plan:
         Source: torch/distributed/elastic/utils/api.py, `macros.substitute`.
         """
         words = self.program
+        if self.job.no_python:
+            # The program itself is no template.
+            return ("--no-python", "--", words[0], *for_torchrun(words[1:]))
         if self.job.train is None:
             split = 1 if words[0] == "-m" else 0
             words = (*words[:split], "--", *words[split:])

@@ -180,6 +180,8 @@ def _specs(draw: st.DrawFn) -> Spec:
     }
     if draw(st.booleans()):
         spec["command"] = ["mine.py", draw(_lines), draw(_lines)]
+        # Without torchrun the program itself would have to be there, whatever its name.
+        spec["no_python"] = spec["slurm"]["launcher"] == "torchrun" and draw(st.booleans())
         spec["slurm"]["array"] = draw(st.sampled_from(["0", "0-3", "1,3,5", "0-15:4%2"]))
     else:
         spec["train"] = {"model": "mlp", "batch_size": 64, "data_root": draw(some_lines), "run_dir": draw(some_lines)}

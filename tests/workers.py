@@ -29,5 +29,7 @@ def words(argv: Sequence[str]) -> list[str]:
 @cache
 def _words(argv: tuple[str, ...]) -> tuple[str, ...]:
     with mock.patch.dict(os.environ):  # torchrun sets some
-        _, _, program = config_from_args(_PARSER.parse_args(argv))
-    return tuple(macros.substitute(program, LOCAL_RANK))
+        parsed = _PARSER.parse_args(argv)
+        _, first, others = config_from_args(parsed)
+    words = macros.substitute(others, LOCAL_RANK)
+    return (str(first), *words) if parsed.no_python else tuple(words)

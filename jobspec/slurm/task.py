@@ -73,9 +73,9 @@ def environment(plan: Plan) -> Mapping[str, str]:
 
 
 def launcher(plan: Plan) -> list[str]:
-    """What starts the program in a task."""
+    """What starts the program in a task; empty where the program starts itself."""
     if plan.job.slurm.launcher == "srun":
-        return ["python3"]
+        return [] if plan.job.no_python else ["python3"]
     return ["torchrun", *torchrun.flags(plan), *(["--tee=3"] if labels(plan) else [])]
 
 

@@ -17,7 +17,7 @@ def doubts(job: Job) -> Iterator[str]:
     """Yield what looks odd, each with what to do."""
     yield from _typed_in_a_word_processor(job)
     first = job.command[0] if job.command else "x.py"
-    if first != "-m" and not first.endswith(".py"):
+    if first != "-m" and not first.endswith(".py") and not job.no_python:
         yield f'command begins with "{first}", which is no name of a Python file; torchrun has Python run it'
     if job.image is not None and not job.image.startswith(("/", ".")) and not job.image.endswith(".sif"):
         name = re.sub(r"[:@].*", "", job.image.rpartition("/")[2])

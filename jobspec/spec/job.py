@@ -206,6 +206,9 @@ class Job(Section):
         min_length=1,
         description="your own script and its arguments, as after torchrun; either this or train",
     )
+    no_python: bool = Field(
+        False, description="command is a program that torchrun starts as it is, such as a shell script, not with Python"
+    )
     files: list[FilePattern] = Field(
         [],
         description="your own files, such as [train.py, lib/*.py], which travel in the manifest (1 MiB at most) or are "

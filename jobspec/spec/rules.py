@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -57,8 +58,24 @@ def one_program(job: Job) -> Iterator[Finding]:
 
 
 @Rule
-def command_begins_with_a_script(job: Job) -> Iterator[Finding]:
+def command_begins_with_a_program(job: Job) -> Iterator[Finding]:
+    if not job.no_python:
+        return
     if job.command is None:
+        yield Finding(("no_python",), "no_python is for a program in command, and there is none", "leave it out")
+        return
+    first = job.command[0]
+    if as_line(first):
+        hint = f"write command: {json.dumps([*shlex.split(first), *job.command[1:]], ensure_ascii=False)}"
+        yield Finding(("command", 0), "command: a whole command line in one element would be a program's name", hint)
+    elif first.startswith("-") or not first:
+        message = "command must begin with a program, not with an option"
+        yield Finding(("command", 0), message, "with no_python: true nothing comes before its first element")
+
+
+@Rule
+def command_begins_with_a_script(job: Job) -> Iterator[Finding]:
+    if job.command is None or job.no_python:
         return
     first = job.command[0]
     if first == "-m":
@@ -71,7 +88,8 @@ def command_begins_with_a_script(job: Job) -> Iterator[Finding]:
         yield Finding(("command", 0), f"command begins with {first}", "begin with the script; torchrun starts Python")
     elif is_for_a_shell(first):
         message = f"command begins with {first}, which is not for Python"
-        yield Finding(("command", 0), message, "begin with a Python script; torchrun starts Python, not a shell")
+        hint = "begin with a Python script; no_python: true has torchrun start a shell or any program"
+        yield Finding(("command", 0), message, hint)
     elif first.startswith("-") or not first:
         message = "command must begin with a script or with -m and a module, not with an option"
         yield Finding(("command", 0), message, "Python would read the option as its own")

@@ -32,7 +32,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "meets": job.nodes.max > 1 or job.slurm.launcher == "srun",
         "ports": PORTS,
         "agent": task.agent(plan),
-        "needs": runtime.PROGRAM if not in_shell else None if job.setup else task.launcher(plan)[0],
+        "needs": _needed(plan),
         "path_of_program": f"PATH={sh(plan.env['PATH'])} " if in_shell and "PATH" in plan.env else "",
         "remedy": "activate its environment before sbatch" if in_shell else "install it on the node",
         "shm_mib": (job.resources.shm or 0) >> 20,
@@ -51,3 +51,11 @@ def template_values(plan: Plan) -> dict[str, Any]:
         # Later than torchrun, which kills its processes itself, and before Slurm's own end.
         "give_up": max(1, job.preemption.grace * 7 // 8, job.preemption.grace - 15) if job.preemption else 0,
     }
+
+
+def _needed(plan: Plan) -> str | None:
+    """The program that each node must have in its PATH; None where setup may bring it, or the job itself has it."""
+    job = plan.job
+    if job.slurm.runtime != "none":
+        return runtimes.load(job.slurm.runtime).PROGRAM
+    return None if job.setup else next(iter(task.launcher(plan)), None)

@@ -93,6 +93,21 @@ def test_all_targets_agree_with_each_other_and_with_explain(spec: Path, ran: Run
         assert explained(target, settings, spec, tmp_path / "explained.json") == expected, target
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_a_program_that_python_does_not_run_gets_every_argument(
+    launcher: str, spec: Path, programs: Path, tmp_path: Path
+) -> None:
+    words = ["bash", "-c", 'exec python3 mine.py "$@"', "$0 ${local_rank} $$", *ARGUMENTS]
+    job = spec.read_text().replace(filters.yaml(["mine.py", *ARGUMENTS]), filters.yaml(words))
+    file = tmp_path / "job.yaml"
+    file.write_text(job + f"no_python: true\nslurm: {{launcher: {launcher}}}\n")
+    (tmp_path / "run").mkdir()
+    found = run("slurm", file, tmp_path / "run", programs)
+    assert [found[rank].arguments for rank in range(4)] == [ARGUMENTS] * 4
+    assert [where(found[rank])[:2] for rank in range(4)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
 def where(seen: Seen) -> tuple[int, int, str, int]:
     local_rank = int(seen.env["LOCAL_RANK"])
     return seen.node, local_rank, f"cuda:{local_rank}", NODES.index(seen.env["MASTER_ADDR"])

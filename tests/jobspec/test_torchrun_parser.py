@@ -14,12 +14,14 @@ from train.config import TrainConfig, to_argv
 
 
 def parsed_by_torchrun(**keys: object) -> list[str]:
-    """A job's program as torchrun starts it, less Python's own `-u`."""
+    """A job's program as torchrun starts it, less Python's own `-u` where Python runs it."""
     job = {"name": "job", "nodes": 1, "procs_per_node": 2, "device": "cpu", **keys}
     plan = make_plan(Job.model_validate(job, strict=True))
-    unbuffered, *words = workers.words(["torchrun", "--standalone", "--nproc-per-node=2", *plan.torchrun_program])
-    assert unbuffered == "-u"
-    return words
+    words = workers.words(["torchrun", "--standalone", "--nproc-per-node=2", *plan.torchrun_program])
+    if plan.job.no_python:
+        return words
+    assert words[0] == "-u"
+    return words[1:]
 
 
 _OPTIONS = st.text(alphabet="-almnogx= '\n$") | st.sampled_from(["--", "--log", "-h"])
@@ -29,6 +31,12 @@ _OPTIONS = st.text(alphabet="-almnogx= '\n$") | st.sampled_from(["--", "--log", 
 @given(arguments=st.lists(_OPTIONS | some_lines, max_size=4))
 def test_torchrun_passes_on_every_argument(program: list[str], arguments: list[str]) -> None:
     assert parsed_by_torchrun(command=[*program, *arguments]) == [*program, *arguments]
+
+
+@pytest.mark.parametrize("program", ["./mine.sh", "$local_rank/$$mine", "--no-python "])
+@given(arguments=st.lists(_OPTIONS | some_lines, max_size=4))
+def test_torchrun_starts_any_program_with_every_argument(program: str, arguments: list[str]) -> None:
+    assert parsed_by_torchrun(command=[program, *arguments], no_python=True) == [program, *arguments]
 
 
 def test_no_flag_of_train_is_read_by_torchrun() -> None:
