@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
+from unittest import mock
 
-import torch
 import torch.distributed as dist
 
 from train.__main__ import run
@@ -59,6 +61,9 @@ def _train(world: World, timeout_s: float, *flags: str) -> None:
 
 
 def _start(world_size: int, function: Callable[..., Any], timeout_s: float, *args: Any) -> list[Any]:
+    # As torchrun starts them: one thread for the ranks and for those of gloo, in which native DDP's hooks compute, too.
+    with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):
+        forkserver.ensure_running()
     # The parent serves the store on a port of the system's choice: tests side by side cannot collide.
     store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     processes, pipes = [], []
@@ -87,7 +92,6 @@ def _start(world_size: int, function: Callable[..., Any], timeout_s: float, *arg
 
 
 def _rank(pipe: Connection, function: Callable[..., Any], *args: Any) -> None:
-    torch.set_num_threads(1)
     try:
         # Pickled here, because a pipe would send tensors as handles that end with this process.
         pipe.send((True, pickle.dumps(function(*args))))

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from pydantic_core import PydanticCustomError
-
-if TYPE_CHECKING:
-    from typing_extensions import LiteralString
 
 # A key, once it is given, needs the other: (key, whether a value needs it, the other key, what to say there).
 _NEEDS: list[tuple[str, Callable[[Any], bool], str, str]] = [
@@ -78,5 +75,6 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
             )
 
 
-def _refuse(sentence: LiteralString, **words: Any) -> NoReturn:
+# The sentence is a LiteralString for pydantic, a type that Python 3.10 has not.
+def _refuse(sentence: Any, **words: Any) -> NoReturn:
     raise PydanticCustomError("keys_disagree", sentence, words)

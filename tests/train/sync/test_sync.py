@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import statistics
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,11 +64,14 @@ def _task(step: int, rank: int) -> tuple[Tensor, Tensor]:
     return centres[labels] + 2.0 * torch.randn(32, 64, generator=generator), labels
 
 
-def _train(world: World, device_name: str) -> dict[str, tuple[float, list[Tensor]]]:
+def _train(
+    world: World, device_name: str, ways: Sequence[str] = tuple(WAYS), seed: int = 0
+) -> dict[str, tuple[float, list[Tensor]]]:
     device = device_of(device_name)
     results = {}
-    for way, wrap in WAYS.items():
-        torch.manual_seed(0)
+    for way in ways:
+        wrap = WAYS[way]
+        torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)).to(
             device
         )
@@ -104,9 +109,7 @@ def test_training_converges_like_native_ddp(device: str, way: str, world_size: i
 
 
 @pytest.mark.parametrize("world_size", [2, 3], ids=lambda n: f"world={n}")
-@pytest.mark.parametrize(
-    "way", [way for way in WAYS if way != "native powersgd"]
-)  # whose ranks drift apart on some CPUs
+@pytest.mark.parametrize("way", WAYS)
 @devices
 def test_ranks_hold_identical_bits_after_training(device: str, way: str, world_size: int) -> None:
     first, *others = [of_rank[way][1] for of_rank in trained(world_size, device)]
@@ -114,9 +117,17 @@ def test_ranks_hold_identical_bits_after_training(device: str, way: str, world_s
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
+def _with_both_powersgds(world: World) -> list[tuple[float, float]]:
+    ways = ("powersgd", "native powersgd")
+    by_seed = [_train(world, "cpu", ways, seed) for seed in range(12)]
+    return [(results[ways[0]][0], results[ways[1]][0]) for results in by_seed]
+
+
 def test_powersgd_ends_where_the_native_hook_ends() -> None:
-    ours, native = trained(2, "cpu")[0]["powersgd"][0], trained(2, "cpu")[0]["native powersgd"][0]
-    assert ours < 1.15 * native, "the native hook's own figure varies by a few percent"
+    """Over twelve starts: they begin with other random factors, so one start says little (0.92 to 1.08 times)."""
+    losses, *_ = run_ranks(2, _with_both_powersgds)
+    ours, native = (statistics.fmean(both) for both in zip(*losses, strict=True))
+    assert ours < 1.05 * native
 
 
 class _Given(nn.Module):
