@@ -16,9 +16,9 @@ not.  `command_seconds` is the whole command: imports, reading of files and one 
 A ratio means something only if both learn the same: the training loss of the epoch, mean over the rounds, must agree.
 The variants draw different orders of samples, so it agrees up to noise; fewer steps have more of it.  (Ours is a mean
 over samples, the peer's over batches as published: a short last batch counts more in it.)
-BatchNorm is that of each rank's own samples in both variants, since torch has none over all ranks for the CPU.  Where
-the model has BatchNorm a third variant, `ours_sync_batchnorm`, has ours do that additional work as well; it can be left
-out with --no-sync-batchnorm.
+In both variants BatchNorm takes the statistics of each rank's own samples, because torch has no BatchNorm over all
+ranks for the CPU.  Where the model has BatchNorm a third variant, `ours_sync_batchnorm`, has ours do that additional
+work as well; it can be left out with --no-sync-batchnorm.
 """
 
 from __future__ import annotations

@@ -40,14 +40,14 @@ class CustomDDP(BareState, Joinable):
     Args:
         module: already on its device; all ranks have the same parameters in the same order.
         sync: what to do with a full bucket: a class of train/sync/, or a partial() of it with its options.
-        bucket_mib: bucket capacity in MiB (2**20 bytes); first_bucket_mib: that of the first one.
+        bucket_mib: bucket capacity in MiB (2**20 bytes); first_bucket_mib: capacity of the first one.
         broadcast_buffers: send rank 0's buffers at every forward in training mode.  Not needed if something
             else keeps them equal (SyncBatchNorm).
         process_group: the ranks to average over; None is the default group.
     After backward, p.grad has p.shape and p.dtype and is the mean over the ranks.  If only some ranks used a parameter,
     its gradient counts as zero on the others.  If no rank used it, p.grad does not change (usually None).
     Backward passes inside `no_sync()` leave in p.grad this rank's own running sum, not yet averaged.
-    State dicts are those of `module`, so a checkpoint loads into the bare module and into any strategy.
+    State dicts have the keys of `module`, so a checkpoint loads into the bare module and into any strategy.
     The readable versions, about 30 lines each: train/strategies/hook_per_parameter.py and average_after_backward.py.
     Making, copying and unpickling a CustomDDP are collectives.  A copy uses the default group.
     Raises SharedError if parameters or buffers differ between ranks, and names the first.  Raises UserError if a
