@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 # Forked from a server that has imported torch once, so that a rank starts in milliseconds.
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["torch", "torch.optim", "torch._dynamo", "torch.nn.parallel"])
+_processes.set_forkserver_preload(["torch._dynamo", "torch.nn.parallel", "train.loop.setup"])
 
 
 def run_ranks(

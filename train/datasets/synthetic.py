@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -36,16 +38,29 @@ class SyntheticSamples:
         return _NUM_SAMPLES[self.split]
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        label = index % self.num_classes
-        pattern = _generator(self.seed, "pattern", label).random((_SIZE // 4, _SIZE // 4)).repeat(4, 0).repeat(4, 1)
-        generator = _generator(self.seed, self.split, index)
-        down, right = generator.integers(-2, 3, size=2)
-        image = 0.5 * np.roll(pattern, (down, right), axis=(0, 1)) + 0.5 * generator.random((_SIZE, _SIZE))
-        return torch.from_numpy((255 * image).astype(np.uint8)).unsqueeze(0), label
+        return torch.from_numpy(self._image(index)).unsqueeze(0), index % self.num_classes
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        images, labels = zip(*(self[index] for index in range(len(self))), strict=True)
-        return torch.stack(images), torch.tensor(labels)
+        images = np.stack([self._image(index) for index in range(len(self))])
+        return torch.from_numpy(images).unsqueeze(1), torch.arange(len(self)) % self.num_classes
+
+    def _image(self, index: int) -> npt.NDArray[np.uint8]:
+        generator = _generator(self.seed, self.split, index)
+        down, right = generator.integers(-2, 3, size=2)
+        image: npt.NDArray[np.float64] = self._rolled[index % self.num_classes, down, right]
+        return (255 * (image + 0.5 * generator.random((_SIZE, _SIZE)))).astype(np.uint8)
+
+    @cached_property
+    def _rolled(self) -> npt.NDArray[np.float64]:
+        """Half of each class's pattern, rolled by each number of pixels down and to the right; -1 and -2 at the end."""
+        rolled = np.empty((self.num_classes, 5, 5, _SIZE, _SIZE))
+        for label, down, right in np.ndindex(rolled.shape[:3]):
+            pattern = _generator(self.seed, "pattern", label).random((_SIZE // 4, _SIZE // 4)).repeat(4, 0).repeat(4, 1)
+            # As an index, 3 is -2 and 4 is -1.
+            rolled[label, down, right] = 0.5 * np.roll(
+                pattern, (down - 5 * (down > 2), right - 5 * (right > 2)), (0, 1)
+            )
+        return rolled
 
 
 def load(data_root: Path, split: Split, seed: int) -> Samples:
@@ -54,4 +69,5 @@ def load(data_root: Path, split: Split, seed: int) -> Samples:
 
 
 def _generator(seed: int, what: str, index: int) -> np.random.Generator:
-    return np.random.default_rng([seed, *what.encode(), index])
+    # As an array, which numpy takes as it is: a list costs more than the numbers that are drawn.
+    return np.random.default_rng(np.array([seed, *what.encode(), index], dtype=np.uint32))
