@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from train import datasets, models, strategies
 from train.checkpoints.folder import Checkpoints, checkpoint_path, find_checkpoint
-from train.checkpoints.sharded import ShardedCheckpoints, load_shards
 from train.checkpoints.transfer import load_on_all_ranks
 from train.collectives.agreement import mistakes_shared_by_all_ranks
 from train.collectives.sync_batchnorm import convert_sync_batchnorm, has_batchnorm
@@ -26,7 +25,6 @@ from train.loop.export import refuse_impossible_export
 from train.loop.halving_step import HalvingStep
 from train.loop.numerics import set_numerics
 from train.loop.optimizers import make_optimizer
-from train.loop.pipeline_step import PipelineStep
 from train.loop.run import Run
 from train.loop.step import Step, refuse_impossible
 from train.loop.trainer import Trainer
@@ -35,7 +33,6 @@ from train.records.metrics import MetricsFile
 from train.records.observer import Observer
 from train.records.profile import Profile, profiles
 from train.records.tensorboard import TensorBoard
-from train.strategies.pipeline import Pipelined
 from train.world import placement
 from train.world.environment import World
 from train.world.signals import StopSignal
@@ -93,6 +90,10 @@ def load_parts(config: TrainConfig, world: World) -> Parts:
         metrics = MetricsFile(config.run_dir if is_rank_0 else None)
         more = _optional_observers(config, world, device)
     if folder and config.spreads_model:
+        from train.checkpoints.sharded import (
+            ShardedCheckpoints,
+        )  # here, as torch takes a second to import what it needs
+
         checkpoints = ShardedCheckpoints(folder, config.keep_checkpoints, world)
     # The progress first: batch scripts look for its last line, and the disk of the metrics may be full.
     observers: list[Observer] = [progress.Progress(), metrics] if is_rank_0 else []
@@ -165,6 +166,8 @@ def make_trainer(config: TrainConfig, world: World, stop: StopSignal, parts: Par
         with mistakes_shared_by_all_ranks(world):
             trainer.load_state_dict(state)
         if config.spreads_model:
+            from train.checkpoints.sharded import load_shards
+
             folder = Path(str(config.checkpoint_dir))
             path = checkpoint_path(folder, trainer.steps_done) if config.resume == "auto" else Path(config.resume)
             load_shards(path, model, trainer.step.optimizer)
@@ -173,7 +176,11 @@ def make_trainer(config: TrainConfig, world: World, stop: StopSignal, parts: Par
 
 def _make_step(run: Run, model: nn.Module, wrapped: strategies.Wrapped) -> Step:
     optimizer = make_optimizer(run.config, model.parameters())
-    if isinstance(wrapped, Pipelined):
+    if run.config.strategy == "pipeline":
+        from train.loop.pipeline_step import PipelineStep
+        from train.strategies.pipeline import Pipelined
+
+        assert isinstance(wrapped, Pipelined)
         return PipelineStep(run, model, wrapped, optimizer)
     kind = HalvingStep if run.config.on_oom == "halve" else Step
     return kind(run, model, wrapped, optimizer)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from train.checkpoints import sharded
 from train.collectives.sync_batchnorm import has_sync_batchnorm
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
@@ -106,7 +105,9 @@ class Step:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the model, the optimizer, the scaler and the average.  All ranks call it together."""
         if self.wrapped.local_part is not None:
-            return {"shards": sharded.shards(self.model, self.optimizer), "scaler": self.scaler.state_dict()}
+            from train.checkpoints.sharded import shards  # here, as torch takes a second to import what it needs
+
+            return {"shards": shards(self.model, self.optimizer), "scaler": self.scaler.state_dict()}
         return {
             **({} if self.ema is None else {"ema": self.ema.state_dict()}),
             "model": self.wrapped.state_dict(),
