@@ -22,23 +22,28 @@ def environment(**extra: str) -> dict[str, str]:
     return own | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | extra
 
 
-def command(world_size: int, *flags: str) -> list[str]:
+def command(world_size: int, *flags: str, python: str = sys.executable) -> list[str]:
     """The command that trains on `world_size` processes: plain python for one, torchrun for several."""
     if world_size == 1:
-        return [sys.executable, "-m", "train", *flags]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+        return [python, "-m", "train", *flags]
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
     return [*torchrun, "-m", "train", *flags]
 
 
-def train(world_size: int, *flags: str, timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
+def train(
+    world_size: int, *flags: str, python: str = sys.executable, timeout_s: float = 100.0
+) -> subprocess.CompletedProcess[str]:
     """Run to the end."""
-    return subprocess.run(
-        command(world_size, *flags), env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=timeout_s
-    )
+    words = command(world_size, *flags, python=python)
+    return subprocess.run(words, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
 
 
 def start_ranks(
-    world_size: int, *flags: str, program: Sequence[str] = ("-m", "train"), **extra: str
+    world_size: int,
+    *flags: str,
+    program: Sequence[str] = ("-m", "train"),
+    python: str = sys.executable,
+    **extra: str,
 ) -> list[subprocess.Popen[str]]:
     """Start each rank by hand, with the variables that torchrun would set; `{rank}` in `flags` is filled in."""
     with socket.socket() as probe:
@@ -47,7 +52,7 @@ def start_ranks(
     common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | extra
     return [
         subprocess.Popen(
-            [sys.executable, *program, *(flag.replace("{rank}", str(rank)) for flag in flags)],
+            [python, *program, *(flag.replace("{rank}", str(rank)) for flag in flags)],
             env=environment(**common, RANK=str(rank), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size)),
             cwd=ROOT,
             stdout=subprocess.PIPE,

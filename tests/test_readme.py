@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,8 +23,13 @@ def commands() -> list[str]:
     return [line for block in blocks for line in block.splitlines()]
 
 
+def _marked(command: str) -> Any:
+    """The command as a parameter of a test; a slow one if it trains or renders in a pipe into bash."""
+    return pytest.param(command, marks=pytest.mark.slow if re.search(r"-m train |bash$", command) else ())
+
+
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("command", [command for command in commands() if command not in _NOT_RUN])
+@pytest.mark.parametrize("command", [_marked(command) for command in commands() if command not in _NOT_RUN])
 def test_command_of_the_readme_works(command: str, tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     command = command.replace("/tmp/", f"{tmp_path}/")

@@ -148,6 +148,7 @@ def _run(program: str, argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    # What a program that trains imports sooner or later.
     from torch.distributed.run import main
 
     here = Path(sys.argv[1])

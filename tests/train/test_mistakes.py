@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
 
+from tests import warm
 from tests.cli import start_ranks, train
 from tests.idx import write_small_mnist
 
@@ -24,17 +27,31 @@ class Mistake(NamedTuple):
     flags: list[str]
     says: list[str]
     environ: Mapping[str, str] = MappingProxyType({})
-    prepare: Callable[[Path], object] = lambda tmp: None
+    prepare: Callable[[Path, str], object] = lambda tmp, python: None
 
 
-def _truncate_a_file(tmp: Path) -> None:
+@pytest.fixture(scope="module")
+def python() -> Iterator[str]:
+    """A Python that starts in milliseconds with torch."""
+    with warm.started() as folder:
+        yield str(folder / "python3")
+
+
+def _truncate_a_file(tmp: Path, python: str) -> None:
     write_small_mnist(tmp, 20, 20)
     file = tmp / "MNIST" / "raw" / "train-images-idx3-ubyte"
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def _save_a_checkpoint_of_an_mlp(tmp: Path) -> None:
-    assert train(1, *_QUICK, f"--checkpoint-dir={tmp}").returncode == 0
+@cache
+def _checkpoint_of_an_mlp(python: str) -> Path:
+    folder = Path(python).parent / "checkpoints"  # which goes with that Python
+    assert train(1, *_QUICK, f"--checkpoint-dir={folder}", python=python).returncode == 0
+    return folder
+
+
+def _save_a_checkpoint_of_an_mlp(tmp: Path, python: str) -> None:
+    shutil.copytree(_checkpoint_of_an_mlp(python), tmp, dirs_exist_ok=True)
 
 
 MISTAKES = {
@@ -98,10 +115,11 @@ def _ended(ranks: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistake_ends_in_one_paragraph_and_exit_code_1_on_every_rank(name: str, tmp_path: Path) -> None:
+def test_mistake_ends_in_one_paragraph_and_exit_code_1_on_every_rank(name: str, python: str, tmp_path: Path) -> None:
     mistake = MISTAKES[name]
-    mistake.prepare(tmp_path)
-    ends = _ended(start_ranks(2, *(flag.replace("{tmp}", str(tmp_path)) for flag in mistake.flags), **mistake.environ))
+    mistake.prepare(tmp_path, python)
+    flags = [flag.replace("{tmp}", str(tmp_path)) for flag in mistake.flags]
+    ends = _ended(start_ranks(2, *flags, python=python, **mistake.environ))
     assert [code for code, _ in ends] == [1, 1]
     assert all("Traceback" not in stderr for _, stderr in ends)
     for phrase in mistake.says:
@@ -111,29 +129,29 @@ def test_mistake_ends_in_one_paragraph_and_exit_code_1_on_every_rank(name: str, 
     assert not before or re.fullmatch(r"note: could not download .*\n", before)
 
 
-def test_port_in_use_is_named_on_every_rank() -> None:
+def test_port_in_use_is_named_on_every_rank(python: str) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = str(other.getsockname()[1])
-        ends = _ended(start_ranks(2, *_QUICK, "--rendezvous-timeout-s=3", MASTER_PORT=port))
+        ends = _ended(start_ranks(2, *_QUICK, "--rendezvous-timeout-s=3", python=python, MASTER_PORT=port))
     assert [code for code, _ in ends] == [1, 1]
     assert f"rank 0 has to listen on MASTER_PORT {port}" in ends[0][1]
     assert "does not answer as rank 0 of this job does" in ends[1][1]
     assert all("Traceback" not in stderr for _, stderr in ends)
 
 
-def test_a_mistake_on_one_rank_ends_all_and_is_named_with_its_rank(tmp_path: Path) -> None:
+def test_a_mistake_on_one_rank_ends_all_and_is_named_with_its_rank(python: str, tmp_path: Path) -> None:
     write_small_mnist(tmp_path / "0", 20, 20)
-    ranks = start_ranks(2, *_QUICK, "--dataset=mnist", f"--data-root={tmp_path}/{{rank}}")
+    ranks = start_ranks(2, *_QUICK, "--dataset=mnist", f"--data-root={tmp_path}/{{rank}}", python=python)
     ends = _ended(ranks)
     assert [code for code, _ in ends] == [1, 1]
     assert "rank 1: " in ends[0][1]
     assert "train-images-idx3-ubyte is missing" in ends[0][1]
 
 
-def test_a_rank_that_never_arrives_is_named() -> None:
-    first, second = start_ranks(2, *_QUICK, "--rendezvous-timeout-s=10")
+def test_a_rank_that_never_arrives_is_named(python: str) -> None:
+    first, second = start_ranks(2, *_QUICK, "--rendezvous-timeout-s=5", python=python)
     second.kill()
     second.communicate()
     ((code, stderr),) = _ended([first])

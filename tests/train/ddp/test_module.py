@@ -184,6 +184,7 @@ def _compiled(world: World, backend: str) -> list[Tensor]:
 
 # aot_eager traces and differentiates as any backend does, but needs no C++ compiler.
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_torch_compile_inside_and_around_the_wrapper_trains_as_without(backend: str) -> None:
     if backend == "inductor" and not shutil.which("g++"):

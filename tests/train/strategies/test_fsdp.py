@@ -82,6 +82,7 @@ def test_a_unit_is_a_layer_or_layers_of_bucket_mib(by: str, sizes: list[list[flo
     assert of_layers == sizes
 
 
+@pytest.mark.slow
 def test_bf16_computes_in_bf16_and_keeps_the_weights_in_float32(tmp_path: Path) -> None:
     flags = ["--model=mlp", "--batch-size=64", "--max-steps=20", "--lr=0.1", "--precision=bf16"]
     train_on_ranks(2, *flags, "--strategy=fsdp", f"--run-dir={tmp_path / 'fsdp'}")
@@ -91,6 +92,7 @@ def test_bf16_computes_in_bf16_and_keeps_the_weights_in_float32(tmp_path: Path) 
     assert ours != pytest.approx(theirs, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_an_evaluation_in_which_a_rank_has_no_samples_ends(tmp_path: Path) -> None:
     # 2,000 samples of three ranks in batches of 999: 667, 667 and 666, so the last batch of the third is empty.
     train_on_ranks(3, "--model=mlp", "--batch-size=999", "--max-steps=1", "--strategy=fsdp", f"--run-dir={tmp_path}")

@@ -41,6 +41,7 @@ def test_the_loss_of_each_step_equals_one_process(gpt_losses: Any, world_size: i
     assert gpt_losses(world_size, *flags) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "rel"), [("fp32", 1e-4), ("bf16", 0.03)])
 def test_short_batches_and_evaluations_equal_one_process(tmp_path: Path, precision: str, rel: float) -> None:
     # 10,000 samples in batches of 999: the last has 10, which do not fill the 4 micro-batches of 250.

@@ -267,6 +267,7 @@ def test_interface_towards_the_loopback_of_ipv6_is_lo(ipv6: str) -> None:
     assert interface_towards(ipv6) == "lo"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ranks_meet_and_train_where_the_master_has_only_an_ipv6_address(ipv6: str) -> None:
     for rank in start_ranks(2, "--model=mlp", "--max-steps=2", "--device=cpu", MASTER_ADDR=ipv6):
