@@ -57,7 +57,7 @@ def ran(spec: Path, programs: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.mark.timeout(600)  # on a machine with other work
 @pytest.mark.parametrize(
     ("target", "settings"),
-    [*TWO_NODES, *ONE_NODE, *ELASTIC],
+    [*TWO_NODES, *(pytest.param(*case, marks=pytest.mark.slow) for case in (*ONE_NODE, *ELASTIC))],
     ids=lambda value: value if isinstance(value, str) else ",".join(value) or "nodes=2",
 )
 def test_every_process_sees_what_settings_say_and_reaches_the_others(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -19,14 +20,18 @@ from train.loop.step import Step
 from train.strategies import Wrapped
 
 # How torch's allocator and oneDNN say on a CPU what on a GPU has an exception of its own.
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "could not create a memory", "std::bad_alloc")
+_OUT_OF_MEMORY = re.compile(
+    "can't allocate memory|not enough memory|std::bad_alloc"
+    # oneDNN's, which has no word for it; a primitive descriptor is about what it can compute.
+    "|could not create a memory|could not (?:create|execute) a primitive(?! descriptor)"
+)
 
 
 def is_out_of_memory(error: Exception) -> bool:
     """Return True if memory is what the error is about, on the host or on a GPU."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
 
 
 class HalvingStep(Step):
@@ -40,8 +45,6 @@ class HalvingStep(Step):
     def __init__(self, run: Run, model: nn.Module, wrapped: Wrapped, optimizer: optim.Optimizer) -> None:
         super().__init__(run, model, wrapped, optimizer)
         self._repeated: str | None = None
-        if run.world.world_size > 1:
-            raise SharedError("--on-oom=halve is for one process so far; give a larger --accumulate instead")
         if self._runs_on_empty_batches:
             raise SharedError(
                 "--on-oom=halve cannot be had with BatchNorm that sends its statistics to the other processes, which "

@@ -50,6 +50,8 @@ def _losses(folder: Path) -> list[float]:
     ("world_size", "strategy", "device"),
     [
         (1, "custom_ddp", "cpu"),
+        (2, "custom_ddp", "cpu"),
+        (2, "ddp", "cpu"),
         pytest.param(1, "custom_ddp", "cuda", marks=pytest.mark.cuda),
     ],
 )
@@ -61,7 +63,7 @@ def test_the_micro_batch_is_halved_and_the_losses_stay(
     flags = [f"--device={device}", f"--strategy={strategy}"]
     train_on_ranks(world_size, *_FLAGS, *flags, f"--run-dir={tmp_path / 'plenty'}", timeout_s=_TIMEOUT_S)
     halve = [*flags, "--on-oom=halve", f"--run-dir={tmp_path / 'little'}"]
-    counts = run_ranks(world_size, _train_with_little_memory, 200 // world_size, *halve, timeout_s=_TIMEOUT_S)
+    counts = run_ranks(world_size, _train_with_little_memory, 200, *halve, timeout_s=_TIMEOUT_S)
 
     assert len(set(counts)) == 1
     assert counts[0] > 1

@@ -79,7 +79,10 @@ def test_more_micro_batches_than_samples_leave_batchnorm_its_statistics(tmp_path
     assert epoch["val_loss"] < 10
 
 
-@pytest.mark.parametrize(("world_size", "strategy"), [(2, "custom_ddp"), (4, "custom_ddp"), (2, "ddp")])
+@pytest.mark.parametrize(
+    ("world_size", "strategy"),
+    [(2, "custom_ddp"), pytest.param(4, "custom_ddp", marks=pytest.mark.slow), (2, "ddp")],
+)
 @pytest.mark.parametrize("name", CASES)
 def test_the_loss_of_each_step_equals_one_process(losses: Any, name: str, world_size: int, strategy: str) -> None:
     expected = losses(name, 1)
