@@ -1,0 +1,70 @@
+"""A job kept apart from its site ends with the same weights here as anywhere; files travel; a sweep is as many runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jobspec.artifact import render
+from tests.cli import records
+from tests.clusters import KINDS
+from tests.e2e import two_sites
+from tests.e2e.k8s.cluster import Cluster
+from tests.e2e.k8s.specs import job, rendered
+
+_SCRIPT = """
+import torch.distributed as dist
+from lib.words import WORD
+
+dist.init_process_group("gloo")
+print(f"{WORD} from rank {dist.get_rank()} of {dist.get_world_size()}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_a_job_with_this_site_has_the_weights_of_a_run_alone(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    cluster.needs_controllers("jobset")
+    two_sites.write_data(cluster.claim(namespace, "data"))
+    checkpoints = cluster.claim(namespace, "checkpoints")
+    files = [str(two_sites.JOB), str(two_sites.FOLDER / "kubernetes.yaml")]
+    cluster.apply(render("jobset", files, [f"image={cluster.image}", f"kubernetes.namespace={namespace}"]))
+    cluster.succeeds(namespace, "jobset", "both")
+    (end,) = records(checkpoints / "run", "end")
+    assert (end["step"], end["weights_sha256"]) == (40, two_sites.weights_alone(tmp_path))
+
+
+@pytest.mark.parametrize("target", KINDS)
+def test_a_script_that_was_edited_runs_without_an_image_of_its_own(
+    target: str, cluster: Cluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.needs_controllers(target)
+    player = cluster.player()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "mine.py").write_text(_SCRIPT)
+    for word in ("first", "edited"):
+        (tmp_path / "lib" / "words.py").write_text(f"WORD = {word!r}\n")
+        spec = {**job(cluster.image, command=["mine.py"], files=["mine.py", "lib/*.py"]), "name": word}
+        cluster.apply(rendered(target, spec, namespace, tmp_path))
+        cluster.succeeds(namespace, target, word)
+        said = player.logs(namespace)
+        assert all(f"{word} from rank {rank} of 2" in said for rank in range(2)), said
+
+
+def test_a_sweep_of_six_is_six_runs_with_a_folder_and_a_result_of_its_own_each(
+    cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    cluster.needs_controllers("indexedjob")
+    work = cluster.claim(namespace, "work")
+    train = {"model": "mlp", "dataset": "synthetic", "max_steps": 3, "run_dir": "/work/runs"}
+    sweep = yaml.safe_load("{train.lr: [0.3, 0.1, 0.03], train.seed: [0, 1]}")
+    spec = job(cluster.image, train=train, sweep=sweep, mounts=[{"claim": "work", "path": "/work"}])
+    cluster.apply(rendered("indexedjob", {**spec, "nodes": 1}, namespace, tmp_path))
+    for number in range(6):
+        cluster.succeeds(namespace, "indexedjob", f"job-{number}")
+    starts = [records(work / "runs" / str(number), "start")[0]["config"] for number in range(6)]
+    assert [(start["lr"], start["seed"]) for start in starts] == [(lr, n) for lr in (0.3, 0.1, 0.03) for n in (0, 1)]
+    ends = [records(work / "runs" / str(number), "end")[0]["weights_sha256"] for number in range(6)]
+    assert len(set(ends)) == 6
