@@ -1,6 +1,6 @@
-"""What each strategy does with each precision and accumulation: docs/combinations.md, made and checked.
+"""What each strategy does with each precision, accumulation and --compile: docs/combinations.md, made and checked.
 
-    python -m tests.train.combinations      # writes the page; some minutes on two cores
+    python -m tests.train.combinations      # writes the page; a quarter of an hour on two cores
 
 Each cell trains 30 steps and is compared with one process on the whole batch, or must be refused at start.  A cell that
 does neither is an error, and no page is written.
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch._dynamo
 
 from tests.cli import records
 from tests.idx import write_small_mnist
@@ -43,16 +44,22 @@ class Cell(NamedTuple):
     strategy: str
     precision: str
     accumulate: int
+    compiled: bool = False
 
     @property
     def world_size(self) -> int:
         return 1 if self.strategy in _ONE_PROCESS else 2
 
     def flags(self) -> list[str]:
-        return [f"--strategy={self.strategy}", f"--precision={self.precision}", f"--accumulate={self.accumulate}"]
+        flags = [f"--strategy={self.strategy}", f"--precision={self.precision}", f"--accumulate={self.accumulate}"]
+        return [*flags, *(["--compile"] if self.compiled else [])]
 
 
-CELLS = [Cell(*parts) for parts in itertools.product(available("strategies"), PRECISIONS, ACCUMULATE)]
+COLUMNS = list(itertools.product((False, True), ACCUMULATE))
+CELLS = [
+    Cell(strategy, precision, number, compiled)
+    for strategy, precision, (compiled, number) in itertools.product(available("strategies"), PRECISIONS, COLUMNS)
+]
 
 
 def outcomes(cells: Iterable[Cell]) -> dict[Cell, str | None]:
@@ -85,6 +92,7 @@ def _train_each(world: World, cells: Sequence[Cell], folder: str) -> dict[Cell, 
 
 def _train(world: World, cell: Cell, folder: str) -> list[float] | str:
     run_dir = Path(tempfile.mkdtemp()) if world.rank == 0 else Path("unused")
+    torch._dynamo.reset()  # it compiles one function for a few models only
     model = ["--model=mlp", "--dataset=mnist", f"--data-root={folder}", "--batch-size=64", "--lr=0.05"]
     length = ["--epochs=9", f"--max-steps={STEPS}", f"--run-dir={run_dir}", "--device=cpu"]
     try:
@@ -102,10 +110,10 @@ def _train(world: World, cell: Cell, folder: str) -> list[float] | str:
 def page(found: dict[Cell, str | None]) -> str:
     """Return docs/combinations.md."""
     reasons = sorted({reason for reason in found.values() if reason is not None})
-    heads = [f"accumulate {number}" for number in ACCUMULATE]
+    heads = [f"{'compiled, ' if compiled else ''}accumulate {number}" for compiled, number in COLUMNS]
     rows = [f"| strategy | precision | {' | '.join(heads)} |", "|---|---|" + "---|" * len(heads)]
     for strategy, precision in itertools.product(available("strategies"), PRECISIONS):
-        cells = [found[Cell(strategy, precision, number)] for number in ACCUMULATE]
+        cells = [found[Cell(strategy, precision, number, compiled)] for compiled, number in COLUMNS]
         words = ["works" if reason is None else f"refused [{1 + reasons.index(reason)}]" for reason in cells]
         rows.append(f"| {strategy} | {precision} | {' | '.join(words)} |")
     numbered = [f"{number}. {reason}" for number, reason in enumerate(reasons, start=1)]
@@ -119,8 +127,7 @@ steps of the MLP on MNIST's form have the losses of one process on the whole bat
 {_TOLERANCE["bf16"]:g} in bf16 and fp16). **refused**: the run ends before it starts, with the reason below. The
 strategies single and data_parallel are one process by their nature; all others are two.
 
-`--compile` is not in the table; fsdp and pipeline refuse it. Both are values of one setting, `--strategy`, so a
-pipeline of sharded stages cannot be asked for.
+fsdp and pipeline are values of one setting, `--strategy`, so a pipeline of sharded stages cannot be asked for.
 """
 
 
@@ -130,9 +137,9 @@ def read(text: str) -> dict[Cell, str | None]:
     found: dict[Cell, str | None] = {}
     row = rf"^\| (\w+) \| ({'|'.join(PRECISIONS)}) \| (.*) \|$"
     for strategy, precision, words in re.findall(row, text, re.MULTILINE):
-        for number, word in zip(ACCUMULATE, words.split(" | "), strict=True):
+        for (compiled, number), word in zip(COLUMNS, words.split(" | "), strict=True):
             refused = re.fullmatch(r"refused \[(\d+)\]", word)
-            found[Cell(strategy, precision, number)] = reasons[refused[1]] if refused else None
+            found[Cell(strategy, precision, number, compiled)] = reasons[refused[1]] if refused else None
     return found
 
 
