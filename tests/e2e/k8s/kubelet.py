@@ -26,7 +26,7 @@ from typing import Any
 from tests.clusters import words_and_environment
 from tests.e2e.k8s.api import Api, Gone, Object
 from tests.e2e.k8s.names import DOMAIN
-from tests.e2e.k8s.sandbox import GATEWAY, Container, Sandbox, address_of, send
+from tests.e2e.k8s.sandbox import GATEWAY, REPOSITORY, Container, Sandbox, address_of, send
 from tests.e2e.k8s.volumes import Volumes
 
 NODE = "player"
@@ -242,6 +242,7 @@ class Pod(threading.Thread):
             argv,
             {**image.env, "HOSTNAME": self._hostname(), **self._kubelet.server, **env},
             {**image.files, **volumes.mounts(container)},
+            folder=container.get("workingDir", str(REPOSITORY)),
             user=security.get("runAsUser", image.user),
             group=security.get("runAsGroup", 0),
             read_only=security.get("readOnlyRootFilesystem", False),

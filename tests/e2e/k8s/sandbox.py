@@ -29,11 +29,13 @@ _PYTHON = dict.fromkeys([sys.base_prefix, sys.prefix, str(REPOSITORY)])
 
 @dataclass(frozen=True)
 class Container:
-    """What one start of a container needs; `mounts` are files and folders of this machine by their place in it."""
+    """What one start of a container needs: `mounts` are files and folders of this machine by their place in it, and it
+    begins in `folder`."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
     mounts: Mapping[str, Path]
+    folder: str
     user: int
     group: int
     read_only: bool
@@ -134,7 +136,7 @@ class Sandbox:
         ids = [f"--reuid={container.user}", f"--regid={container.group}", "--clear-groups"]
         powerless = ["--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
         variables = [f"{name}={value}" for name, value in container.env.items()]
-        run = ["/usr/bin/env", "--ignore-environment", f"--chdir={REPOSITORY}", *variables, *container.argv]
+        run = ["/usr/bin/env", "--ignore-environment", f"--chdir={container.folder}", *variables, *container.argv]
         return ["chroot", str(self._root), "/usr/bin/setpriv", *ids, *powerless, *run]
 
 
