@@ -7,7 +7,9 @@ Source: Kubernetes API reference, PodSpec v1.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 from jobspec.problems import Finding, Path
@@ -47,6 +49,11 @@ _DECIDED_IN_NODE = {
     "imagePullPolicy": "kubernetes.image_pull_policy",
     "ports": "rendezvous.port",
     "workingDir": "workdir",
+}
+_UNITS = {
+    **{"": Decimal(1), "m": Decimal("0.001"), "k": Decimal(1000), "Ki": Decimal(1 << 10)},
+    **{"M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12)},
+    **{"Mi": Decimal(1 << 20), "Gi": Decimal(1 << 30), "Ti": Decimal(1 << 40)},
 }
 _OWN_VOLUMES = ("shm", "home", "files", "mount-")
 _NAMED_BY = {"volumeMounts": "mountPath", "ports": "containerPort"}  # every other list of mappings: name
@@ -128,7 +135,9 @@ def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Fi
             yield Finding((*at, key), message, "leave it out", on_key=True)
     resources = container.get("resources")
     for key in resources if isinstance(resources, dict) else ():
-        if key != "claims":
+        if key == "requests" and isinstance(resources, dict) and isinstance(resources[key], dict):
+            yield from _requests_fit(job, resources[key], (*at, "resources", key))
+        elif key != "claims":
             message = f"kubernetes.pod: {key} of the container {NODE} are set from resources"
             yield Finding((*at, "resources", key), message, "resources: {devices: …} asks for more", on_key=True)
     for number, variable in enumerate(_list(container, "env")):
@@ -142,6 +151,30 @@ def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Fi
         if isinstance(mount, dict) and str(mount.get("name", "")).startswith(_OWN_VOLUMES):
             message = f"kubernetes.pod: {mount['name']} is a volume of the job itself"
             yield Finding((*at, "volumeMounts", number), message, "mounts: mounts folders and claims")
+
+
+def _requests_fit(job: Job, requests: Mapping[str, Any], at: Path) -> Iterator[Finding]:
+    """Check requests that are smaller than the limits; a device is always requested as it is limited."""
+    limits = {"cpu": job.resources.cpus, "memory": job.resources.memory}
+    for name, value in requests.items():
+        amount = _amount(value)
+        if name not in limits:
+            message = f"kubernetes.pod: {name} is requested as resources and procs_per_node say"
+            yield Finding((*at, name), message, "only cpu and memory can have other requests", on_key=True)
+        elif amount is None:
+            message = f"kubernetes.pod: the request of {name} is not an amount of Kubernetes"
+            yield Finding((*at, name), message, "cpu: 8, memory: 32Gi")
+        elif (limit := limits[name]) is not None and amount > limit:
+            message = f"kubernetes.pod: the request of {name} is above its limit, which resources sets"
+            yield Finding((*at, name), message, "at most as much as resources says")
+
+
+def _amount(value: Any) -> Decimal | None:
+    """Return a quantity of Kubernetes as a number; None if it is none."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(m|k|[MGT]|[KMGT]i)?", str(value), re.ASCII)
+    if found is None or isinstance(value, bool) or Decimal(found[1]) == 0:
+        return None
+    return Decimal(found[1]) * _UNITS[found[2] or ""]
 
 
 def _list(container: Mapping[str, Any], key: str) -> list[Any]:

@@ -102,6 +102,26 @@ def test_runtime_of_the_cluster_takes_no_patch(spec: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_requests_of_the_patch_may_be_below_the_limits(kind: str, spec: str) -> None:
+    requests = "kubernetes.pod.containers=[{name: node, resources: {requests: {cpu: 500m, memory: 1.5G}}}]"
+    resources = ["resources.cpus=8", "resources.memory=64GiB"]
+    for template in pod_templates(documents(render(kind, spec, [requests, *resources]))):
+        given = template["spec"]["containers"][0]["resources"]
+        assert given["requests"] == {"cpu": "500m", "memory": "1.5G"}
+        assert (given["limits"]["cpu"], given["limits"]["memory"]) == ("8", "64Gi")
+    for template in pod_templates(documents(render(kind, spec, [requests]))):
+        given = template["spec"]["containers"][0]["resources"]
+        assert given == {"requests": {"cpu": "500m", "memory": "1.5G"}, "limits": {"nvidia.com/gpu": "8"}}
+
+
+@pytest.mark.parametrize("request_", ["cpu: 9", "cpu: 8001m", "memory: 1Ti", "memory: 1025Mi", "cpu: 0", "cpu: yes"])
+def test_request_above_its_limit_or_none_is_refused(request_: str, spec: str) -> None:
+    patch = f"kubernetes.pod.containers=[{{name: node, resources: {{requests: {{{request_}}}}}}}]"
+    with pytest.raises(SpecError, match=r"above its limit|not an amount"):
+        render("jobset", spec, [patch, "resources.cpus=8", "resources.memory=1GiB"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_type_of_gpu_selects_nodes_by_the_sites_labels(kind: str, spec: str) -> None:
     for template in pod_templates(documents(render(kind, spec))):
         assert template["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100", "pool": "no"}
