@@ -75,6 +75,30 @@ def names_come_too_late(document: Node) -> Iterator[Fault]:
         yield Fault(selector.key_place, reason, "publishNotReadyAddresses: true")
 
 
+@rule("https://github.com/NVIDIA/DeepLearningExamples/issues/1188")
+def each_pod_trains_alone(document: Node) -> Iterator[Fault]:
+    for job in _jobs(document):
+        pods = job.text("completions") or job.text("parallelism")
+        for container in job.elements("template", "spec", "containers") if pods not in ("", "0", "1") else ():
+            script = script_of(container.get("command"), container.get("args"))
+            names = [entry.text("name") for entry in container.elements("env")]
+            if script is None or "PET_NNODES" in names or container.get("envFrom"):
+                continue
+            if torchrun_flags(script, "nnodes") or any(script.flags("--standalone")):
+                continue
+            # An address of another pod says that the pods belong together.
+            for flag in [*torchrun_flags(script, "master-addr"), *torchrun_flags(script, "rdzv-endpoint")][:1]:
+                reason = f"without --nnodes torchrun takes each of the {pods} pods for a job of one node"
+                yield Fault(flag.place, reason, f"--nnodes={pods}, and --node-rank from JOB_COMPLETION_INDEX")
+
+
+def _jobs(document: Node) -> Iterator[Node]:
+    """Yield the specs of the Jobs in an object: of a Job itself, or of each job of a JobSet."""
+    inside = [job.get("template", "spec") for job in document.elements("spec", "replicatedJobs")]
+    own = document.get("spec") if document.text("kind") == "Job" else None
+    yield from (spec for spec in [own, *inside] if spec)
+
+
 @rule("https://github.com/huggingface/accelerate/issues/1918")
 def shell_keeps_the_signal(document: Node) -> Iterator[Fault]:
     for container in containers(document):

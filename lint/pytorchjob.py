@@ -61,7 +61,9 @@ def nproc_per_node_is_text(document: Node) -> Iterator[Fault]:
 @rule("https://github.com/kubeflow/trainer/issues/1589")
 def restarts_without_end(document: Node) -> Iterator[Fault]:
     spec = document.get("spec")
-    if document.text("kind") == "PyTorchJob" and spec and not document.get("spec", "runPolicy", "backoffLimit"):
+    if document.text("kind") != "PyTorchJob" or spec is None or document.get("spec", "runPolicy", "backoffLimit"):
+        return
+    if any(role.text("restartPolicy") != "Never" for _, role in roles(document)):
         policy = document.get("spec", "runPolicy") or spec
         yield Fault(policy.key_place, "a failing job is restarted for ever", "runPolicy: {backoffLimit: 3}")
 

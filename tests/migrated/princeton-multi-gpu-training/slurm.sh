@@ -1,0 +1,75 @@
+#!/bin/bash
+# Rendered by `render.py slurm job.yaml site.slurm.yaml`; edit the spec, not this file.
+# Submit it with sbatch from the folder that is to hold the logs.
+# One task a process, 2 on each node; Slurm starts them all.
+#SBATCH --job-name=ddp-torch
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --cpus-per-task=8
+#SBATCH --gpus-per-node=2
+#SBATCH --mem=32768M
+#SBATCH --time=0-00:05:00
+#SBATCH --no-requeue
+#SBATCH --output=ddp-torch-%j.log
+#SBATCH --open-mode=append
+#SBATCH --mail-type=BEGIN,END
+set -euo pipefail
+: "${SLURM_JOB_ID:?is not set, so this is no job of Slurm: submit this script with sbatch}"
+
+# What is left of the job in which sbatch was called: srun and torchrun would take it for their options.
+for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
+  [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES) ]] || unset "$name"
+done
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # an array's number has many
+[[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
+job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
+restart=${record#* Restarts=} restart=${restart%% *}
+log=ddp-torch-$job-r$restart.log
+
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that share a node get different ones
+
+# slurm.prologue of the spec.
+set +u  # what the lines source may read variables that are not set
+for JOB_LINE in \
+  'module purge' \
+  'module load anaconda3/2023.9' \
+  'conda activate torch-env'; do
+  eval "$JOB_LINE" || { echo "slurm.prologue: this line failed: $JOB_LINE" >&2; exit 1; }
+done
+set -u
+
+preflight() {  # on each node: what would otherwise show as a hang, or as an error far from its cause
+  failed=0
+  problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
+  address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
+  [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
+    problem "$MASTER_ADDR, the first node, resolves to ${address:-nothing}, which no other node can reach; look at DNS and /etc/hosts"
+  [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs ":$(printf %04X "$MASTER_PORT") [0-9A-F:]* 0A " /proc/net/tcp{,6} ||
+    problem "port $MASTER_PORT is in use; set another one in rendezvous.port"
+  command -v python3 >/dev/null || problem "python3 is not found; activate its environment before sbatch"
+  if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
+  gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
+  (( gpus >= 2 )) || problem "$gpus GPUs for 2 processes; look at the driver, or lower procs_per_node"
+  return "$failed"
+}
+srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
+  bash -c "$(declare -f preflight); preflight"
+
+# The values below travel as variables: all users of a node can read the arguments of its processes.
+task() {  # on the node, once a process
+  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID
+  export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=2
+  export OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
+    TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/ddp-torch-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
+    TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+  exec python3 mnist_classify_ddp.py \
+    --epochs=2
+}
+export -f task
+
+echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
+# A node that fails ends the others, which would wait for it.
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks=$(( SLURM_JOB_NUM_NODES * 2 )) --ntasks-per-node=2 \
+  --export=ALL --cpus-per-task=8 --distribution=block --kill-on-bad-exit=1 --wait=60 --output="$log" --open-mode=append \
+  bash -euc "export -fn task; task"

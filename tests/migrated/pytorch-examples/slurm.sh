@@ -1,0 +1,61 @@
+#!/bin/bash
+# Rendered by `render.py slurm job.yaml site.slurm.yaml`; edit the spec, not this file.
+# Submit it with sbatch from the folder that is to hold the logs.
+# One task a node: torchrun, which starts the 1 processes of its node.
+#SBATCH --job-name=multinode-example
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --gpus-per-node=1
+#SBATCH --no-requeue
+#SBATCH --output=multinode-example-%j.log
+#SBATCH --open-mode=append
+set -euo pipefail
+: "${SLURM_JOB_ID:?is not set, so this is no job of Slurm: submit this script with sbatch}"
+
+# What is left of the job in which sbatch was called: srun and torchrun would take it for their options.
+for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
+  [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES) ]] || unset "$name"
+done
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # an array's number has many
+[[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
+job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
+restart=${record#* Restarts=} restart=${restart%% *}
+log=multinode-example-$job-r$restart.log
+
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that share a node get different ones
+export PET_NNODES=$SLURM_JOB_NUM_NODES PET_RDZV_ID=$SLURM_JOB_ID.$restart PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
+
+preflight() {  # on each node: what would otherwise show as a hang, or as an error far from its cause
+  failed=0
+  problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
+  address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
+  [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
+    problem "$MASTER_ADDR, the first node, resolves to ${address:-nothing}, which no other node can reach; look at DNS and /etc/hosts"
+  [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs ":$(printf %04X "$MASTER_PORT") [0-9A-F:]* 0A " /proc/net/tcp{,6} ||
+    problem "port $MASTER_PORT is in use; set another one in rendezvous.port"
+  command -v torchrun >/dev/null || problem "torchrun is not found; activate its environment before sbatch"
+  if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
+  gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
+  (( gpus >= 1 )) || problem "$gpus GPUs for 1 processes; look at the driver, or lower procs_per_node"
+  return "$failed"
+}
+srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
+  bash -c "$(declare -f preflight); preflight"
+
+# The values below travel as variables: all users of a node can read the arguments of its processes.
+task() {  # on the node, once for its 1 processes
+  export PET_NODE_RANK=$SLURM_NODEID
+  export LOGLEVEL=INFO OMP_NUM_THREADS=4 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
+    TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/multinode-example-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
+    TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+  exec torchrun --nproc-per-node=1 --max-restarts=0 --rdzv-backend=static --rdzv-conf=timeout=900 -- /shared/examples/multinode_torchrun.py 50 10
+}
+export -f task
+
+echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
+# A node that fails ends the others, which would wait for it.
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+  --export=ALL --cpus-per-task=4 --kill-on-bad-exit=1 --wait=60 --output="$log" --open-mode=append \
+  bash -euc "export -fn task; task"
