@@ -72,7 +72,7 @@ def _wait_until_it_trains(process: subprocess.Popen[str]) -> None:
     seen = []
     for line in process.stdout:
         seen.append(line)
-        if line.startswith("epoch "):
+        if "epoch 1/" in line:
             return
     pytest.fail(f"it ended before: {''.join(seen)}")
 
