@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jobspec import torchrun
-from jobspec.environment import Variable, common_variables, torchrun_variables
+from jobspec.environment import FREE_PORT, RANDOM_ID, Variable, common_variables, torchrun_variables
 from jobspec.plan import Plan, Rank, container_shm
 from jobspec.problems import Finding
 from jobspec.spec import files
@@ -47,10 +47,10 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
     common = [*_own_variables(plan), *common_variables(plan)]
     node, address, port, run_id = rank.node, node_name(plan, 0), str(plan.port), plan.job.name
     if plan.job.nodes.max == 1:
-        address, port, run_id = "127.0.0.1", "<free port that torchrun picks>", "<random id>"
+        address, port, run_id = "127.0.0.1", FREE_PORT, RANDOM_ID
     elif plan.backend == "c10d":  # renumbers the nodes by name, in text order
         order = sorted(range(plan.job.nodes.max), key=lambda number: node_name(plan, number))
-        node, address, port = order[rank.node], node_name(plan, order[0]), "<free port that torchrun picks>"
+        node, address, port = order[rank.node], node_name(plan, order[0]), FREE_PORT
     ours = [Variable(name, value, "script") for name, value in _node_environment(plan, node).items()]
     restarts = _torchrun_restarts(plan)
     by_torchrun = torchrun_variables(
