@@ -24,7 +24,6 @@ NOT_USED = {
 
 # Seconds that compose leaves a stopped node; torchrun leaves its processes 30, and compose by itself only 10.
 _STOP_GRACE = 40
-_SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
 def template_values(plan: Plan) -> dict[str, Any]:
@@ -133,6 +132,7 @@ def _node_environment(plan: Plan, node: int) -> dict[str, str]:
 
 def _own_variables(plan: Plan) -> list[Variable]:
     """How long torchrun waits for its processes after SIGTERM, if the spec says how long it has."""
-    if plan.job.preemption is None or _SHUTDOWN_TIMEOUT in plan.env:
+    if plan.job.preemption is None or torchrun.SHUTDOWN_TIMEOUT in plan.env:
         return []
-    return [Variable(_SHUTDOWN_TIMEOUT, str(torchrun.shutdown_timeout_s(plan.job.preemption.grace)), "script")]
+    seconds = torchrun.shutdown_timeout_s(plan.job.preemption.grace)
+    return [Variable(torchrun.SHUTDOWN_TIMEOUT, str(seconds), "script")]
