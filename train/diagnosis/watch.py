@@ -94,7 +94,7 @@ class Watch:
                     self._end(verdict)
                 self._look(store)
                 self._store_answered = time.monotonic()
-        except (dist.DistError, RuntimeError) as error:
+        except RuntimeError as error:
             if not self._stopped.is_set():
                 self._end(f"the connection to the store was lost ({str(error).splitlines()[0]}): {self._store_is_at()}")
 

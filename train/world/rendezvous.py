@@ -114,7 +114,7 @@ def connect_to_store(world: World, timeout: timedelta) -> dist.TCPStore:
                 wait_for_workers=False,
             )
             outcome.put(store)
-        except (dist.DistError, RuntimeError) as error:
+        except RuntimeError as error:
             outcome.put(error)
 
     threading.Thread(target=connect, daemon=True).start()
@@ -156,7 +156,7 @@ def _wait_for_all_ranks(world: World, store: dist.Store, timeout: timedelta) -> 
     keys = [f"arrived-{rank}" for rank in range(world.world_size)]
     try:
         store.wait(keys, timeout)
-    except (dist.DistError, RuntimeError):
+    except RuntimeError:
         missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
         raise UserError(
             f"{len(missing)} of {world.world_size} processes did not arrive at {world.master_addr}:"
