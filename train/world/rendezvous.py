@@ -18,7 +18,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from train.errors import UserError
+from train.errors import UserError, first_line
 from train.world.attempt import Attempt
 from train.world.environment import World, interface_towards
 
@@ -127,11 +127,11 @@ def connect_to_store(world: World, timeout: timedelta) -> dist.TCPStore:
     if serve:
         raise UserError(
             f"port in use: rank 0 has to listen on MASTER_PORT {world.master_port} of {socket.gethostname()}, but "
-            f"cannot ({_first_line(result)}); set another MASTER_PORT, the same on all nodes"
+            f"cannot ({first_line(result)}); set another MASTER_PORT, the same on all nodes"
         )
     raise UserError(
         f"port in use: something listens at {place}, but it does not answer as rank 0 of this job does "
-        f"({_first_line(result)}); set another MASTER_PORT, the same on all nodes"
+        f"({first_line(result)}); set another MASTER_PORT, the same on all nodes"
     )
 
 
@@ -163,7 +163,3 @@ def _wait_for_all_ranks(world: World, store: dist.Store, timeout: timedelta) -> 
             f"{world.master_port} within {timeout.total_seconds():g} s: rank {', '.join(map(str, missing))}. "
             "Look at their logs; --rendezvous-timeout-s waits longer"
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
