@@ -25,8 +25,8 @@ from train.world.environment import World, interface_towards
 # A rank 0 that listens also answers; whatever stays silent for longer is another program.
 _ANSWER_TIMEOUT_S = 30.0
 
-# Never freed: to do so torch 2.6 waits for gloo's threads and holds the GIL meanwhile, for which they may be waiting to
-# free the tensors of the last collective.  The end of the process ends them.
+# Kept alive on purpose.  torch 2.6 destroys a gloo group by waiting for its threads while it holds the GIL, and those
+# threads may need the GIL to free the tensors of the last collective: a deadlock.  The end of the process ends them.
 _groups: list[dist.ProcessGroup] = []
 
 
