@@ -50,7 +50,7 @@ def plans_of(spec: yaml_source.Source, target: targets.Target, index: int | None
     Raises SpecError with all mistakes, also where the target runs one combination and none is named.
     """
     number = sweep.size(spec)
-    sweep.refuse_index(spec, index, number)
+    sweep.refuse_index(index, number)
     if number == 0:
         return [plan_of(spec, target)]
     way = targets.sweeps(target)

@@ -15,6 +15,8 @@ from jobspec.plan import Plan, Rank
 NODE_0 = "<name or address of node 0>"
 NODE_OF_RANK_0 = "<name or address of the node with rank 0>"
 THIS_NODE = "<name or address of this node>"
+# What torchrun itself makes up for a job of one node, and the port also under c10d.
+FREE_PORT, RANDOM_ID = "<free port that torchrun picks>", "<random id>"
 
 SetBy = Literal["spec", "script", "person", "scheduler", "operator", "torchrun"]
 

@@ -166,6 +166,8 @@ def _named_by_target(plan: Plan, target: Target) -> list[str]:
 def _named(variable: Variable, known: Mapping[str, str]) -> Variable:
     """A variable whose value names nodes by their part in the job, with their own names."""
     value = variable.value
+    if "<" not in value:  # most values; a copy of each would take most of the time
+        return variable
     for part, name in known.items():
         value = value.replace(part, name)
     return replace(variable, value=value)

@@ -50,8 +50,8 @@ class Plan:
     """What any target must bring about.
 
     `program` is what each process runs: a script or `-m` and a module, or with no_python any program, then
-    arguments.  `env` is what all
-    processes have in their environment, by name; secrets are not in it, their values come from elsewhere.
+    arguments.  `env` is what all processes have in their environment, by name; secrets are not in it, their values
+    come from elsewhere.
     Nodes wait `rendezvous_timeout_s` seconds for the last of them.
     `points` are the combinations of a sweep that is one job array; `program` and `env` then hold what they share.
     An elastic job is planned at its largest: `world_size` and `ranks()` are those of `nodes.max`.

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from jobspec.plan import Plan
 
+SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""Variable with the seconds between the SIGTERM that torchrun passes on and its SIGKILL."""
+
 
 def flags(plan: Plan, max_restarts: int | None = None) -> list[str]:
     """Flags before the program, less --nnodes, the address and the number of the node.

@@ -20,7 +20,7 @@ def services(document: Node) -> list[Node]:
 
 
 def scripts_in(document: Node) -> Iterator[Script]:
-    """Return what the services start."""
+    """Yield what the services start."""
     for service in services(document):
         script = script_of(service.get("entrypoint"), service.get("command"))
         if script:

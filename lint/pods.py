@@ -9,7 +9,7 @@ from lint.shell import Script
 
 
 def templates(document: Node) -> Iterator[Node]:
-    """Return the pod templates of an object: mappings with metadata and spec."""
+    """Yield the pod templates of an object: mappings with metadata and spec."""
     jobs = document.elements("spec", "replicatedJobs")  # a JobSet, or below a runtime that holds one
     jobs += document.elements("spec", "template", "spec", "replicatedJobs")
     places = [
@@ -23,19 +23,19 @@ def templates(document: Node) -> Iterator[Node]:
 
 
 def roles(document: Node) -> list[tuple[str, Node]]:
-    """Yield the replica types of a PyTorchJob with their names."""
+    """Return the replica types of a PyTorchJob with their names."""
     found = document.get("spec", "pytorchReplicaSpecs")
     return list(found.items()) if found else []
 
 
 def containers(document: Node) -> Iterator[Node]:
-    """Return the containers of all pods, in order."""
+    """Yield the containers of all pods, in order."""
     for template in templates(document):
         yield from template.elements("spec", "containers")
 
 
 def scripts_in(document: Node) -> Iterator[Script]:
-    """Return what the containers start.  A TrainJob's container is in its runtime, but its command is here."""
+    """Yield what the containers start.  A TrainJob's container is in its runtime, but its command is here."""
     trainer = document.get("spec", "trainer")
     for container in [*containers(document), *([trainer] if trainer else [])]:
         script = script_of(container.get("command"), container.get("args"))

@@ -42,7 +42,7 @@ class Directive:
 
 
 def directives(text: str, locate: Callable[[int, int], Place], lexer: Lexer) -> Iterator[Directive]:
-    """Return the options of all `#SBATCH` lines, in order, including those of scripts in here-documents."""
+    """Yield the options of all `#SBATCH` lines, in order, including those of scripts in here-documents."""
     first = next((command.words[0].start for command in lexer.commands if command.words), len(text))
     for line in _LINE.finditer(text):
         ignored = line.start() > first and not any(line.start() in part for part in lexer.here_documents)

@@ -13,7 +13,7 @@ _THIS_HOST = ("localhost", "127.0.0.1")
 
 
 def torchrun_flags(script: Script, option: str) -> list[Flag]:
-    """Yield every use of a torchrun option: as a flag, or as the PET_ variable that sets it."""
+    """Return every use of a torchrun option: as a flag, or as the PET_ variable that sets it."""
     name = f"PET_{option.upper().replace('-', '_')}"
     variables = [(command, word) for command in script.commands for word in command.words if word.assigned == name]
     return [
@@ -30,7 +30,7 @@ def several_nodes(script: Script) -> bool:
 
 
 def c10d(script: Script) -> list[Flag]:
-    """Yield the places where a job of several nodes requests the c10d rendezvous."""
+    """Return the places where a job of several nodes requests the c10d rendezvous."""
     one_node = any(script.flags("--standalone")) or any(flag.value == "1" for flag in torchrun_flags(script, "nnodes"))
     return [] if one_node else [flag for flag in torchrun_flags(script, "rdzv-backend") if flag.value == "c10d"]
 

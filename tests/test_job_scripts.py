@@ -68,7 +68,7 @@ def with_custom_ddp(script: str) -> str:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc, which only Linux has")
 @pytest.mark.parametrize("written", [str, with_custom_ddp], ids=["as it is", "with CustomDDP"])
 def test_own_script_leaves_no_thread_that_could_abort_the_end_of_its_process(
     written: Callable[[str], str], tmp_path: Path

@@ -1,4 +1,4 @@
-"""The exceptions for mistakes that the person who started the run can mend, and the check for optional packages."""
+"""The exceptions for mistakes that the person who started the run can mend, and what goes with them."""
 
 from importlib.util import find_spec
 
@@ -12,6 +12,11 @@ class UserError(Exception):
 
 class SharedError(UserError):
     """A UserError that every rank raises with the same message, so one process of each node prints it."""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, or the name of its type if it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def refuse_without(package: str, option: str, extra: str) -> None:

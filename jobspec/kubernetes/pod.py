@@ -19,7 +19,7 @@ from jobspec.spec.job import Job
 from jobspec.spec.quantities import quantity
 from jobspec.spec.secret_ref import SecretName
 from jobspec.spec.shell import before
-from jobspec.torchrun import shutdown_timeout_s
+from jobspec.torchrun import SHUTDOWN_TIMEOUT, shutdown_timeout_s
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 """On every pod, with the job's name: what anti-affinity, spreading and people select by."""
@@ -32,9 +32,6 @@ DISK = "ephemeral-storage"
 
 HOME = files.WORKDIR
 """A folder of the pod that its user can write to, whoever that is: an image's folders mostly belong to root."""
-
-SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-"""Seconds between the SIGTERM that torchrun passes on and its SIGKILL."""
 
 NOT_USED = {"slurm.array": "this is one job, not several"}
 

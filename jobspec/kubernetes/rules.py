@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path as File
 
 from jobspec.kubernetes import pod, pod_patch
-from jobspec.kubernetes.pod import DISK, HOME, INSTANCE_LABEL, SHUTDOWN_TIMEOUT, grace_s
+from jobspec.kubernetes.pod import DISK, HOME, INSTANCE_LABEL, grace_s
 from jobspec.problems import Finding, Path
 from jobspec.spec import files
 from jobspec.spec.job import Job
 from jobspec.spec.rules import Rule, missing_image, rules_in
+from jobspec.torchrun import SHUTDOWN_TIMEOUT
 
 _LONGEST_NAME = 63  # of a pod's host name and of a Service: one label of a DNS name
 _MOST_ANNOTATIONS = 256 << 10  # bytes of all keys and values together

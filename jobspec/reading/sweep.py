@@ -59,7 +59,7 @@ def combinations(source: Source, *, named: bool) -> Iterator[Source]:
         yield one
 
 
-def refuse_index(source: Source, index: int | None, number: int) -> None:
+def refuse_index(index: int | None, number: int) -> None:
     """Raise SpecError if the option --sweep-index names no combination of the sweep."""
     if index is None or index < number:
         return

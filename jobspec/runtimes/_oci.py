@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jobspec.plan import Plan
 from jobspec.runtimes import in_shell, is_file
-from jobspec.spec.job import Job, Mount
+from jobspec.spec.job import Mount
 
 
 def flags(plan: Plan) -> list[str]:
@@ -22,11 +22,6 @@ def flags(plan: Plan) -> list[str]:
 def let_in(names: Sequence[str]) -> str:
     """A line of bash that puts flags for these variables into "$@", by name: values must not be arguments."""
     return f'for name in JOB_PROGRAM {in_shell(names)}; do set -- "$@" "--env=$name"; done'
-
-
-def containers_per_node(job: Job) -> int:
-    """Number of containers on each node: one per task of Slurm."""
-    return job.procs_per_node if job.slurm.launcher == "srun" else 1
 
 
 def find_gpus(use: str) -> list[str]:

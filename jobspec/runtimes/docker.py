@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from jobspec.plan import Plan
 from jobspec.runtimes import _oci
+from jobspec.slurm.options import tasks_per_node
 
 PROGRAM = "docker"
 RUN = "docker run"
@@ -22,7 +23,7 @@ def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
 def words(plan: Plan, passed: Sequence[str]) -> list[str]:
     job = plan.job
     flags = _oci.flags(plan)
-    tasks = _oci.containers_per_node(job)
+    tasks = tasks_per_node(job)
     # Ranks of a node share memory through /proc/PID/fd, so their containers must see each other's processes.  The
     # program is then not process 1, which alone needs an init: it gets no signal that it does not handle.
     flags.append("--pid=host" if tasks > 1 else "--init")

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from jobspec import torchrun
-from jobspec.environment import NODE_0, NODE_OF_RANK_0, THIS_NODE, Variable, common_variables, torchrun_variables
+from jobspec.environment import (
+    FREE_PORT,
+    NODE_0,
+    NODE_OF_RANK_0,
+    RANDOM_ID,
+    THIS_NODE,
+    Variable,
+    common_variables,
+    torchrun_variables,
+)
 from jobspec.plan import Plan, Rank
 from jobspec.slurm.task import agent_variables
 
@@ -17,11 +26,11 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
     if plan.job.slurm.launcher == "srun":
         return [*start, *_meeting_point(plan), *_numbers(plan, rank)]
     if plan.job.nodes.max == 1:
-        address, port, run_id = "127.0.0.1", "<free port that torchrun picks>", "<random id>"
+        address, port, run_id = "127.0.0.1", FREE_PORT, RANDOM_ID
         return [*start, *torchrun_variables(plan, rank, master_addr=address, master_port=port, run_id=run_id)]
     address, port = NODE_0, _port(plan)
     if plan.backend == "c10d":
-        address, port = NODE_OF_RANK_0, "<free port that torchrun picks>"
+        address, port = NODE_OF_RANK_0, FREE_PORT
     run_id = "<number of the job>.<number of its restarts>"
     workers = torchrun_variables(plan, rank, master_addr=address, master_port=port, run_id=run_id)
     return [*start, *_meeting_point(plan), *_flags_of_torchrun(plan, rank, run_id), *workers]

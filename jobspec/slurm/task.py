@@ -111,7 +111,7 @@ def agent_variables(plan: Plan) -> list[Variable]:
     """
     values: dict[str, str] = {}
     if plan.job.preemption is not None and plan.job.slurm.launcher == "torchrun":
-        values["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(torchrun.shutdown_timeout_s(plan.job.preemption.grace))
+        values[torchrun.SHUTDOWN_TIMEOUT] = str(torchrun.shutdown_timeout_s(plan.job.preemption.grace))
         values["PET_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
     if labels(plan):
         values["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "${rank}: "

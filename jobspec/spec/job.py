@@ -93,9 +93,7 @@ class Mount(Section):
     `source` may stand beside one of the others: targets with folders take the one, targets with volumes the other.
     """
 
-    model_config = ConfigDict(
-        json_schema_extra={"anyOf": [_given(key) for key in ("source", "claim", "scratch", "config_map", "secret")]}
-    )
+    model_config = ConfigDict(json_schema_extra={"anyOf": [_given(key) for key in ("source", *VOLUMES)]})
 
     source: FolderPath | None = Field(None, description="folder on every node; Kubernetes takes what stands beside it")
     claim: DnsName | None = Field(None, description="PersistentVolumeClaim (Kubernetes) or volume (compose)")

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 
 VARIABLES = ("JOB_LINE", "JOB_LINES", "JOB_WORDS")
 """Variables of the shell that runs the lines."""
@@ -18,6 +19,7 @@ VARIABLES = ("JOB_LINE", "JOB_LINES", "JOB_WORDS")
 _PROBLEM = re.compile(r"line [0-9]+: (.*)")
 
 
+@cache  # all combinations of a sweep have the same lines
 def syntax_error(line: str) -> str | None:
     """Return why bash cannot read a line as a whole command; None if it can, or where there is no bash to ask."""
     bash = shutil.which("bash")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -81,6 +82,7 @@ def load(name: str) -> Target:
     return cast(Target, importlib.import_module(f"{__name__}.{name}"))
 
 
+@cache  # `explain` asks for each variable of each rank
 def template(name: str) -> str:
     """File name of a target's template, such as torchrun.sh.j2: target, the artifact's own suffix, j2."""
     (file,) = TEMPLATES.glob(f"{name}.*.j2")

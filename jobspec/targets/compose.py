@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jobspec import torchrun
-from jobspec.environment import Variable, common_variables, torchrun_variables
+from jobspec.environment import FREE_PORT, RANDOM_ID, Variable, common_variables, torchrun_variables
 from jobspec.plan import Plan, Rank, container_shm
 from jobspec.problems import Finding
 from jobspec.spec import files
@@ -24,7 +24,6 @@ NOT_USED = {
 
 # Seconds that compose leaves a stopped node; torchrun leaves its processes 30, and compose by itself only 10.
 _STOP_GRACE = 40
-_SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
 def template_values(plan: Plan) -> dict[str, Any]:
@@ -47,10 +46,10 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
     common = [*_own_variables(plan), *common_variables(plan)]
     node, address, port, run_id = rank.node, node_name(plan, 0), str(plan.port), plan.job.name
     if plan.job.nodes.max == 1:
-        address, port, run_id = "127.0.0.1", "<free port that torchrun picks>", "<random id>"
+        address, port, run_id = "127.0.0.1", FREE_PORT, RANDOM_ID
     elif plan.backend == "c10d":  # renumbers the nodes by name, in text order
         order = sorted(range(plan.job.nodes.max), key=lambda number: node_name(plan, number))
-        node, address, port = order[rank.node], node_name(plan, order[0]), "<free port that torchrun picks>"
+        node, address, port = order[rank.node], node_name(plan, order[0]), FREE_PORT
     ours = [Variable(name, value, "script") for name, value in _node_environment(plan, node).items()]
     restarts = _torchrun_restarts(plan)
     by_torchrun = torchrun_variables(
@@ -133,6 +132,7 @@ def _node_environment(plan: Plan, node: int) -> dict[str, str]:
 
 def _own_variables(plan: Plan) -> list[Variable]:
     """How long torchrun waits for its processes after SIGTERM, if the spec says how long it has."""
-    if plan.job.preemption is None or _SHUTDOWN_TIMEOUT in plan.env:
+    if plan.job.preemption is None or torchrun.SHUTDOWN_TIMEOUT in plan.env:
         return []
-    return [Variable(_SHUTDOWN_TIMEOUT, str(torchrun.shutdown_timeout_s(plan.job.preemption.grace)), "script")]
+    seconds = torchrun.shutdown_timeout_s(plan.job.preemption.grace)
+    return [Variable(torchrun.SHUTDOWN_TIMEOUT, str(seconds), "script")]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from jobspec.environment import NODE_OF_RANK_0, THIS_NODE, Variable, torchrun_variables
+from jobspec.environment import FREE_PORT, NODE_OF_RANK_0, THIS_NODE, Variable, torchrun_variables
 from jobspec.kubernetes import pod, rules
 from jobspec.kubernetes.environment import node_variables, pod_variables, worker_variables
 from jobspec.plan import Plan, Rank
@@ -137,7 +137,7 @@ def _c10d_variables(plan: Plan, rank: Rank) -> list[Variable]:
             plan,
             rank,
             master_addr=NODE_OF_RANK_0,
-            master_port="<free port that torchrun picks>",
+            master_port=FREE_PORT,
             run_id=plan.job.name,
         ),
     ]

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from jobspec import torchrun
-from jobspec.environment import NODE_0, NODE_OF_RANK_0, Variable, common_variables, torchrun_variables
+from jobspec.environment import (
+    FREE_PORT,
+    NODE_0,
+    NODE_OF_RANK_0,
+    RANDOM_ID,
+    Variable,
+    common_variables,
+    torchrun_variables,
+)
 from jobspec.plan import Plan, Rank
 
 NOT_USED = {
@@ -30,16 +38,12 @@ def template_values(plan: Plan) -> dict[str, Any]:
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
     common = common_variables(plan)
     if plan.job.nodes.max == 1:
-        address, port, run_id = "127.0.0.1", "<free port that torchrun picks>", "<random id>"
+        address, port, run_id = "127.0.0.1", FREE_PORT, RANDOM_ID
         return [*common, *torchrun_variables(plan, rank, master_addr=address, master_port=port, run_id=run_id)]
     if plan.backend == "static":
         node, address, port = str(rank.node), NODE_0, str(plan.port)
     else:  # c10d renumbers the nodes by address, in text order
-        node, address, port = (
-            "<number of the node>",
-            NODE_OF_RANK_0,
-            "<free port that torchrun picks>",
-        )
+        node, address, port = "<number of the node>", NODE_OF_RANK_0, FREE_PORT
     by_hand = Variable("NODE_RANK", node, "person"), Variable("MASTER_ADDR", NODE_0, "person")
     by_torchrun = torchrun_variables(plan, rank, master_addr=address, master_port=port, run_id=plan.job.name)
     return [*common, *by_hand, *by_torchrun]

@@ -20,7 +20,7 @@ _HERE = "tests.benchmarks.test_gpu"
 pytestmark = pytest.mark.timeout(580)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU here; CUDA_VISIBLE_DEVICES= hides it")
 def test_without_a_gpu_each_check_says_so_in_one_line_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

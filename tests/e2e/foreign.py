@@ -38,7 +38,9 @@ def fetch() -> Foreign:
     if found.script.exists():
         return found
     if not shutil.which("go"):
-        raise Absent("the training operator's example cannot be fetched: go is not installed")
+        raise Absent(
+            "the training operator's example cannot be fetched: go is not installed (Debian package golang-go)"
+        )
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(found.packages)]
     done = subprocess.run(["go", "mod", "download", "-json", _MODULE], capture_output=True, text=True)
     if done.returncode == 0:

@@ -172,7 +172,7 @@ def test_hand_written_claim_fits_every_kubernetes_and_the_examples_mount_it() ->
 def test_kubectl_reads_what_pyyaml_reads(target: str, tmp_path: Path) -> None:
     """kubectl's own YAML reader, in Go, without a cluster: kustomize prints what it has read."""
     if not shutil.which("kubectl"):
-        pytest.skip("kubectl is not installed")
+        pytest.skip("kubectl is not installed (one file: kubernetes.io/docs/tasks/tools)")
     manifests = manifests_of(target, "restricted")
     (tmp_path / "job.yaml").write_text(render(target, str(RIGHT / "kubernetes-restricted.yaml")))
     (tmp_path / "kustomization.yaml").write_text("resources: [job.yaml]\n")

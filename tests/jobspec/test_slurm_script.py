@@ -209,7 +209,9 @@ def test_values_that_together_fit_into_no_variable_are_refused(tmp_path: Path) -
         render("slurm", str(tmp_path / "job.yaml"))
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.skipif(
+    shutil.which("shellcheck") is None, reason="shellcheck is not installed (Debian package shellcheck)"
+)
 def test_shellcheck_sees_the_preflight(cluster: Cluster) -> None:
     script = rendered(cluster, TWO_NODES)
     broken = script.replace('getent ahosts "$MASTER_ADDR"', "getent ahosts $MASTER_ADDR")

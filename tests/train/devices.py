@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-_NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+needs_cuda = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="torch sees no CUDA device: run `pytest -m cuda` on a machine with a GPU"
+)
 # A test with `@devices` gets the name of its device.
-devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, _NO_CUDA])])
+devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, needs_cuda])])
 
 
 def device_of(name: str) -> torch.device:

@@ -79,11 +79,12 @@ class Checkpoints:
         try:
             self._pending.result()
         except OSError as error:
-            raise UserError(
-                f"cannot save a checkpoint in {self.folder}: {error.strerror}; older ones are intact"
-            ) from None
+            raise UserError(self._not_saved(error.strerror)) from None
         finally:
             self._pending = None
+
+    def _not_saved(self, why: str | None) -> str:
+        return f"cannot save a checkpoint in {self.folder}: {why}; older ones are intact"
 
     def ended(self, within_s: float) -> bool:
         """Wait up to `within_s` for the last save; return True if it has ended, well or not."""

@@ -34,7 +34,7 @@ def copy_into_one_buffer(tensors: list[Tensor], pinned: bool) -> list[Tensor]:
     starts, end = [], 0
     for tensor in tensors:
         starts.append(end)
-        end += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        end += -(-tensor.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
     buffer = torch.empty(end, dtype=torch.uint8, pin_memory=pinned).numpy()
     copies: list[Tensor] = []
     for tensor, start in zip(tensors, starts, strict=True):

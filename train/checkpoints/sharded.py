@@ -62,9 +62,7 @@ class ShardedCheckpoints(Checkpoints):
         try:
             dcp.save(state.pop("shards"), storage_writer=dcp.FileSystemWriter(self.beside(step)))
         except CheckpointException as error:
-            raise SharedError(
-                f"cannot save a checkpoint in {self.folder}: {_first_failure(error)}; older ones are intact"
-            ) from None
+            raise SharedError(self._not_saved(_first_failure(error))) from None
         if self._world.rank == 0:
             buffer = io.BytesIO()
             torch.save(state, buffer)
@@ -74,9 +72,7 @@ class ShardedCheckpoints(Checkpoints):
         try:
             self.make_beside(step)
         except OSError as error:
-            raise UserError(
-                f"cannot save a checkpoint in {self.folder}: {error.strerror}; older ones are intact"
-            ) from None
+            raise UserError(self._not_saved(error.strerror)) from None
 
 
 def shards(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:

@@ -23,10 +23,10 @@ class Message:
         for slot, tensor in enumerate(tensors):
             self._slots.setdefault(tensor.dtype, []).append(slot)
             starts.append(end)
-            end += -(-_num_bytes(tensor) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            end += -(-tensor.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         self.bytes = torch.empty(end, dtype=torch.uint8, device=tensors[0].device)
         self.parts = [
-            self.bytes[start : start + _num_bytes(tensor)].view(tensor.dtype).view(tensor.shape)
+            self.bytes[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             for start, tensor in zip(starts, tensors, strict=True)
         ]
 
@@ -54,12 +54,12 @@ def messages(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         if not tensor.numel():
             continue
         same, num_bytes = open_messages.get(tensor.device, ([], 0))
-        if not same or num_bytes + _num_bytes(tensor) > _MESSAGE_BYTES:
+        if not same or num_bytes + tensor.nbytes > _MESSAGE_BYTES:
             same, num_bytes = [], 0
             cut.append(same)
         # Not detach(): autograd would take a buffer that is sent between two forwards for one that they have changed.
         same.append(tensor.data)
-        open_messages[tensor.device] = (same, num_bytes + _num_bytes(tensor))
+        open_messages[tensor.device] = (same, num_bytes + tensor.nbytes)
     return cut
 
 
@@ -96,7 +96,3 @@ class BufferBroadcast:
             self._messages = [Message(same) for same in messages(tensors)]
         for message in self._messages:
             message.send(self.group, source)
-
-
-def _num_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

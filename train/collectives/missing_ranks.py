@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
 
-from train.errors import SharedError, UserError
+from train.errors import SharedError, UserError, first_line
 
 # A rank that gave up waits this long for the reports of the others, and looks for them this often.
 _REPORTS_S, _POLL_S = 5.0, 0.2
@@ -54,8 +54,7 @@ def naming_missing_ranks(
 
 def reason(error: RuntimeError) -> str:
     """Return the first line of gloo's or NCCL's error, without its file names and advice."""
-    line = next(iter(str(error).splitlines()), type(error).__name__)
-    return re.sub(r"^\[\S+:\d+\] ", "", line).partition(" This is typically caused")[0]
+    return re.sub(r"^\[\S+:\d+\] ", "", first_line(error)).partition(" This is typically caused")[0]
 
 
 def reports(position: str, group: dist.ProcessGroup | None = None) -> list[str]:

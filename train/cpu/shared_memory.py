@@ -215,7 +215,7 @@ def _map_all(offers: list[tuple[int, int, bytes, str]], num_bytes: int) -> list[
 def _unmap(part: Tensor) -> None:
     """Unmap pages of another rank until they are needed again; without that they count as memory of this process."""
     start = part.data_ptr()
-    _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(part.numel() * part.element_size()), mmap.MADV_DONTNEED)
+    _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(part.nbytes), mmap.MADV_DONTNEED)
 
 
 def _is_alive(pid: int) -> bool:

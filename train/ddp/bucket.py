@@ -33,7 +33,7 @@ class Bucket:
         size = sum(param.numel() for param in params)
         flat = sync.allocate(size + len(params), params[0].dtype, params[0].device)
         self._prescale = sync.prescale(flat.dtype, flat.device)
-        self._is_large = [param.numel() * param.element_size() > _MOVED_AT_ONCE_BYTES for param in params]
+        self._is_large = [param.nbytes > _MOVED_AT_ONCE_BYTES for param in params]
         self._small = [slot for slot, large in enumerate(self._is_large) if not large]
         ends = list(accumulate(param.numel() for param in params))
         self.views = [

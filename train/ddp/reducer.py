@@ -193,7 +193,7 @@ class Reducer:
         # themselves they are in reverse order, in which a backward most likely reaches them.
         order = sorted(reversed(range(len(self._params))), key=lambda index: last.get(index, len(arrivals)))
         return assign_buckets(
-            [param.numel() * param.element_size() for param in self._params],
+            [param.nbytes for param in self._params],
             [(param.dtype, param.device) for param in self._params],
             self.sync.of_rank_0(order, self._params[0].device),
             self._first_bucket_bytes,

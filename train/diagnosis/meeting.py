@@ -35,13 +35,13 @@ def open_store(world: World, timeout_s: float) -> dist.TCPStore:
         return dist.TCPStore(world.master_addr, 0, 1, is_master=True)
     try:
         return connect_to_store(world, timedelta(seconds=timeout_s))
-    except UserError as error:
+    except UserError:
         if world.rank == 0 and not world.store_is_served and not _is_own_address(world.master_addr):
             raise UserError(
                 f'rank 0 runs on {socket.gethostname()}, but MASTER_ADDR is "{world.master_addr}", which is not an '
                 "address of this host: set MASTER_ADDR on all nodes to the host of rank 0"
             ) from None
-        raise error
+        raise
 
 
 def meet(card: Card, store: dist.Store, timeout_s: float) -> list[Card]:
@@ -133,7 +133,7 @@ def _wait_for_cards(store: dist.Store, world_size: int, timeout_s: float) -> lis
 def _is_judged(store: dist.Store, timeout_s: float) -> bool:
     try:
         store.wait(["judgement"], timedelta(seconds=timeout_s))
-    except (dist.DistError, RuntimeError):
+    except RuntimeError:
         return False
     return True
 

@@ -64,16 +64,16 @@ def problems(report: Report, slow_mbit_s: float) -> list[str]:
     """Return a sentence for each thing that is wrong; empty for a healthy job."""
     return [
         *[f"{name} gives a wrong answer on {named(ranks)}" for name, ranks in report.wrong.items() if ranks],
-        *_different("torch", "versions of torch differ", {card.rank: card.torch for card in report.cards}),
-        *_different("Python", "versions of Python differ", {card.rank: card.python for card in report.cards}),
-        *_different("train/", "the code of train/ differs", {card.rank: card.code for card in report.cards}),
+        *_different("versions of torch differ", {card.rank: card.torch for card in report.cards}),
+        *_different("versions of Python differ", {card.rank: card.python for card in report.cards}),
+        *_different("the code of train/ differs", {card.rank: card.code for card in report.cards}),
         *_slow_links(report, slow_mbit_s),
         *_clocks(report),
         *_stragglers(report),
     ]
 
 
-def _different(what: str, head: str, values: dict[int, str]) -> list[str]:
+def _different(head: str, values: dict[int, str]) -> list[str]:
     kinds = sorted(set(values.values()))
     if len(kinds) == 1:
         return []

@@ -138,7 +138,7 @@ def _send(ranks: Ranks, target: int) -> float:
     """Send growing messages, each answered by one byte; return bytes per second of the largest."""
     size, rate, seconds = 1 << 14, 0.0, 0.0
     while size <= _LINK_BYTES and seconds < _LINK_S:
-        _exchange_size(ranks, size, target)
+        _announce_size(size, target)
         message, answer = torch.zeros(size, dtype=torch.uint8, device=ranks.device), _one_byte(ranks)
         started = time.perf_counter()
         dist.send(message, dst=target, group=ranks.group)
@@ -147,7 +147,7 @@ def _send(ranks: Ranks, target: int) -> float:
         seconds = time.perf_counter() - started
         rate = size / seconds
         size *= 4
-    _exchange_size(ranks, 0, target)
+    _announce_size(0, target)
     return rate
 
 
@@ -162,7 +162,7 @@ def _receive(ranks: Ranks, source: int) -> None:
         dist.send(_one_byte(ranks), dst=source, group=ranks.group)
 
 
-def _exchange_size(ranks: Ranks, size: int, target: int) -> None:
+def _announce_size(size: int, target: int) -> None:
     dist.send(torch.tensor([size]), dst=target)
 
 

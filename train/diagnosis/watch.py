@@ -21,6 +21,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from train.diagnosis.card import Card
+from train.errors import first_line
 from train.world.failure import record_for_torchrun
 
 _BEAT_S = 1.0
@@ -94,9 +95,9 @@ class Watch:
                     self._end(verdict)
                 self._look(store)
                 self._store_answered = time.monotonic()
-        except (dist.DistError, RuntimeError) as error:
+        except RuntimeError as error:
             if not self._stopped.is_set():
-                self._end(f"the connection to the store was lost ({str(error).splitlines()[0]}): {self._store_is_at()}")
+                self._end(f"the connection to the store was lost ({first_line(error)}): {self._store_is_at()}")
 
     def _look(self, store: dist.Store) -> None:
         for rank, known in self._watched.items():

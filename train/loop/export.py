@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 from train.checkpoints.host_copy import on_host
-from train.errors import UserError
+from train.errors import UserError, refuse_without
 from train.loop.trainer import Trainer
 from train.records.metrics import weights_sha256
 from train.records.progress import say
@@ -15,11 +14,7 @@ from train.records.progress import say
 
 def refuse_impossible_export(path: str) -> None:
     """Raise UserError, before anything is trained, if the file could not be written at the end."""
-    if find_spec("safetensors") is None:
-        raise UserError(
-            "--export needs the package safetensors, which is not installed here: "
-            "pip install 'multinode-torch[export]', or pip install safetensors"
-        )
+    refuse_without("safetensors", "--export", "export")
     folder = Path(path).absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UserError(f"--export: cannot write {path}: {folder} is no folder that can be written")

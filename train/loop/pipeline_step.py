@@ -39,10 +39,8 @@ class PipelineStep(Step):
         All micro-batches have one size, because the ranks expect it, so the last ones are filled up with blank samples
         that do not count.
         """
-        self._of_micro_batches, self._samples = (
-            [],
-            len(step_range(position.num_samples, position.batch_size, position.step)),
-        )
+        self._of_micro_batches = []
+        self._samples = len(step_range(position.num_samples, position.batch_size, position.step))
         size = -(-self.config.batch_size // self.config.accumulate) * self.config.accumulate
         blanks = size - len(labels)
         images = torch.cat([images, images.new_zeros((blanks, *images.shape[1:]))])

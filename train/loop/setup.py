@@ -90,9 +90,8 @@ def load_parts(config: TrainConfig, world: World) -> Parts:
         metrics = MetricsFile(config.run_dir if is_rank_0 else None)
         more = _optional_observers(config, world, device)
     if folder and config.spreads_model:
-        from train.checkpoints.sharded import (
-            ShardedCheckpoints,
-        )  # here, as torch takes a second to import what it needs
+        # Imported here: torch takes a second to import what it needs.
+        from train.checkpoints.sharded import ShardedCheckpoints
 
         checkpoints = ShardedCheckpoints(folder, config.keep_checkpoints, world)
     # The progress first: batch scripts look for its last line, and the disk of the metrics may be full.

@@ -7,7 +7,7 @@ from importlib import import_module
 import torch
 from torch import nn
 
-from train.errors import UserError
+from train.errors import UserError, first_line
 
 
 def build(name: str, shape: tuple[int, ...], num_classes: int, dropout: float | None) -> nn.Module:
@@ -28,8 +28,7 @@ def build(name: str, shape: tuple[int, ...], num_classes: int, dropout: float | 
         if logits.shape != wanted:
             raise ValueError(f"it answers {tuple(logits.shape)} to a batch of two where {wanted} is needed")
     except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
         kind = "rows of tokens of shape {} (T,)" if len(shape) == 1 else "images of shape {} (C, H, W)"
-        raise UserError(f"--model={name} cannot take {kind.format(shape)}: {reason}") from None
+        raise UserError(f"--model={name} cannot take {kind.format(shape)}: {first_line(error)}") from None
     module: nn.Module = build_module(shape, num_classes, dropout)
     return module

@@ -71,10 +71,10 @@ def _summary(runs: Sequence[RunRecords]) -> list[list[str]]:
 
 def _settings(runs: Sequence[RunRecords]) -> list[list[str]]:
     """Return the settings in which any run differs from the first one."""
-    keys = sorted({key for run in runs[1:] for key in differing_settings(runs[0], run)})
+    differing = [differing_settings(runs[0], run) for run in runs]  # the first from itself: nothing
     rows = [["setting", *(run.name for run in runs)]]
-    for key in keys:
-        pairs = [differing_settings(runs[0], run).get(key) for run in runs]
+    for key in sorted(set().union(*differing)):
+        pairs = [settings.get(key) for settings in differing]
         own = next(pair[0] for pair in pairs if pair is not None)
         rows.append([key, *(str(own if pair is None else pair[1]) for pair in pairs)])
     return rows

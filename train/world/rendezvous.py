@@ -18,15 +18,15 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from train.errors import UserError
+from train.errors import UserError, first_line
 from train.world.attempt import Attempt
 from train.world.environment import World, interface_towards
 
 # A rank 0 that listens also answers; whatever stays silent for longer is another program.
 _ANSWER_TIMEOUT_S = 30.0
 
-# Never freed: to do so torch 2.6 waits for gloo's threads and holds the GIL meanwhile, for which they may be waiting to
-# free the tensors of the last collective.  The end of the process ends them.
+# Kept alive on purpose.  torch 2.6 destroys a gloo group by waiting for its threads while it holds the GIL, and those
+# threads may need the GIL to free the tensors of the last collective: a deadlock.  The end of the process ends them.
 _groups: list[dist.ProcessGroup] = []
 
 
@@ -114,7 +114,7 @@ def connect_to_store(world: World, timeout: timedelta) -> dist.TCPStore:
                 wait_for_workers=False,
             )
             outcome.put(store)
-        except (dist.DistError, RuntimeError) as error:
+        except RuntimeError as error:
             outcome.put(error)
 
     threading.Thread(target=connect, daemon=True).start()
@@ -127,11 +127,11 @@ def connect_to_store(world: World, timeout: timedelta) -> dist.TCPStore:
     if serve:
         raise UserError(
             f"port in use: rank 0 has to listen on MASTER_PORT {world.master_port} of {socket.gethostname()}, but "
-            f"cannot ({_first_line(result)}); set another MASTER_PORT, the same on all nodes"
+            f"cannot ({first_line(result)}); set another MASTER_PORT, the same on all nodes"
         )
     raise UserError(
         f"port in use: something listens at {place}, but it does not answer as rank 0 of this job does "
-        f"({_first_line(result)}); set another MASTER_PORT, the same on all nodes"
+        f"({first_line(result)}); set another MASTER_PORT, the same on all nodes"
     )
 
 
@@ -156,14 +156,10 @@ def _wait_for_all_ranks(world: World, store: dist.Store, timeout: timedelta) -> 
     keys = [f"arrived-{rank}" for rank in range(world.world_size)]
     try:
         store.wait(keys, timeout)
-    except (dist.DistError, RuntimeError):
+    except RuntimeError:
         missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
         raise UserError(
             f"{len(missing)} of {world.world_size} processes did not arrive at {world.master_addr}:"
             f"{world.master_port} within {timeout.total_seconds():g} s: rank {', '.join(map(str, missing))}. "
             "Look at their logs; --rendezvous-timeout-s waits longer"
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

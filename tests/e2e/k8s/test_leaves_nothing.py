@@ -29,7 +29,7 @@ def home() -> Iterator[Path]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_nothing_is_left_when_the_run_is_ended_in_the_middle(number: signal.Signals, home: Path) -> None:
     if os.environ.get("E2E_K8S") != "parts" or parts.find() is None:
-        pytest.skip("without parts of a cluster nothing is started")
+        pytest.skip("nothing is started without parts of a cluster: `make e2e-k8s` finds or builds them")
     links, mounts = _links(), _mounts()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     own = {"HOME": str(home), "TMPDIR": str(home), "XDG_CACHE_HOME": str(cache), "KUBECONFIG": "/dev/null"}

@@ -63,10 +63,10 @@ def real_cgroup() -> Iterator[tuple[Path, str]]:
     try:
         folder.mkdir()
     except OSError as error:
-        pytest.skip(f"no cgroup can be made here: {error}")
+        pytest.skip(f"no cgroup can be made here; root of a machine, not of a container, can: {error}")
     try:
         if not (folder / file).exists():
-            pytest.skip("this kernel does not limit memory by cgroup")
+            pytest.skip(f"no {file}: this kernel limits memory by cgroup if booted with cgroup_enable=memory")
         yield folder, file
     finally:
         folder.rmdir()

@@ -188,7 +188,7 @@ def _compiled(world: World, backend: str) -> list[Tensor]:
 @pytest.mark.timeout(300)
 def test_torch_compile_inside_and_around_the_wrapper_trains_as_without(backend: str) -> None:
     if backend == "inductor" and not shutil.which("g++"):
-        pytest.skip("g++ is not installed: inductor compiles C++")
+        pytest.skip("inductor compiles C++, and g++ is not installed (Debian package g++)")
     torch.manual_seed(0)
     model = plain()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.002)

@@ -10,6 +10,7 @@ import torch
 
 from tests.cli import records
 from tests.ranks import run_ranks, train_on_ranks
+from tests.train.devices import needs_cuda
 from train.flags import from_argv
 from train.loop import setup
 from train.world.environment import World
@@ -52,14 +53,12 @@ def _losses(folder: Path) -> list[float]:
         (1, "custom_ddp", "cpu"),
         (2, "custom_ddp", "cpu"),
         (2, "ddp", "cpu"),
-        pytest.param(1, "custom_ddp", "cuda", marks=pytest.mark.cuda),
+        pytest.param(1, "custom_ddp", "cuda", marks=[pytest.mark.cuda, needs_cuda]),
     ],
 )
 def test_the_micro_batch_is_halved_and_the_losses_stay(
     world_size: int, strategy: str, device: str, tmp_path: Path
 ) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("torch sees no CUDA device")
     flags = [f"--device={device}", f"--strategy={strategy}"]
     train_on_ranks(world_size, *_FLAGS, *flags, f"--run-dir={tmp_path / 'plenty'}", timeout_s=_TIMEOUT_S)
     halve = [*flags, "--on-oom=halve", f"--run-dir={tmp_path / 'little'}"]
