@@ -145,10 +145,11 @@ def shared_memory_fits_the_memory(job: Job) -> Iterator[Finding]:
 @Rule
 def mounts_are_possible(job: Job) -> Iterator[Finding]:
     for number, mount in enumerate(job.mounts):
-        if posixpath.normpath(mount.path) == "/dev/shm":
+        place = posixpath.normpath("/" + mount.path.lstrip("/"))  # it keeps two slashes at the start
+        if place == "/dev/shm":
             message = f"mounts[{number}].path is /dev/shm, which is shared memory"
             yield Finding(("mounts", number, "path"), message, "resources.shm is its size")
-        if posixpath.normpath(mount.path) == HOME:
+        if place == HOME:
             message = f"mounts[{number}].path is {HOME}, which is a folder of the pod and the HOME of its processes"
             yield Finding(("mounts", number, "path"), message, "another path; env: {HOME: …} names it as the home")
         if mount.volume is None and ".." in (mount.source or "").split("/"):
