@@ -77,4 +77,6 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
 
 # The sentence is a LiteralString for pydantic, a type that Python 3.10 has not.
 def _refuse(sentence: Any, **words: Any) -> NoReturn:
+    # As YAML has them: pydantic would write 1 for true.
+    words = {name: str(word).lower() if isinstance(word, bool) else word for name, word in words.items()}
     raise PydanticCustomError("keys_disagree", sentence, words)
