@@ -26,7 +26,7 @@ test-all: test test-slow e2e-train
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow and not long"
 
-# Strategies, sharded checkpoints, doctor and torch's own tests of DDP: half an hour.
+# Strategies, sharded checkpoints, signals, doctor, benchmarks and torch's own tests of DDP: half an hour.
 e2e-train: $(READY)
 	$(BIN)/python -m pytest -m long --timeout=600
 

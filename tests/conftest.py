@@ -50,10 +50,14 @@ _SLOW = (
 
 # Files whose slow tests train for minutes: `make test-slow` leaves them to `make e2e-train`.
 _LONG = (
+    "benchmarks/test_ddp_benchmarks.py",
+    "benchmarks/test_gpu.py",
+    "benchmarks/test_trainer_overhead.py",
     "train/checkpoints/test_sharded.py",
     "train/ddp/test_torch_tests.py",
     "train/diagnosis/test_doctor.py",
     "train/loop/test_out_of_memory.py",
+    "train/loop/test_preemption.py",
     "train/loop/test_techniques.py",
     "train/strategies/test_fsdp.py",
     "train/strategies/test_pipeline.py",
