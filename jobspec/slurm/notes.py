@@ -41,6 +41,7 @@ def _to_know(job: Job) -> Iterator[str]:
     if "/" in output:
         yield f"Make the folder of {output} first: where it is missing, Slurm ends the job without a word."
     if job.slurm.launcher == "torchrun":
-        yield f"One task a node: torchrun, which starts the {job.procs_per_node} processes of its node."
+        processes = f"{job.procs_per_node} process{'es' * (job.procs_per_node > 1)}"
+        yield f"One task a node: torchrun, which starts the {processes} of its node."
     else:
         yield f"One task a process, {job.procs_per_node} on each node; Slurm starts them all."

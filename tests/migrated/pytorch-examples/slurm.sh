@@ -1,7 +1,7 @@
 #!/bin/bash
 # Rendered by `render.py slurm job.yaml site.slurm.yaml`; edit the spec, not this file.
 # Submit it with sbatch from the folder that is to hold the logs.
-# One task a node: torchrun, which starts the 1 processes of its node.
+# One task a node: torchrun, which starts the 1 process of its node.
 #SBATCH --job-name=multinode-example
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
@@ -45,7 +45,7 @@ srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL 
   bash -c "$(declare -f preflight); preflight"
 
 # The values below travel as variables: all users of a node can read the arguments of its processes.
-task() {  # on the node, once for its 1 processes
+task() {  # on the node, once for its 1 process
   export PET_NODE_RANK=$SLURM_NODEID
   export LOGLEVEL=INFO OMP_NUM_THREADS=4 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/multinode-example-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
