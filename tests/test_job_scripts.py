@@ -67,6 +67,7 @@ def with_custom_ddp(script: str) -> str:
     return ours.replace("DistributedDataParallel(", "CustomDDP(")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc, which only Linux has")
 @pytest.mark.parametrize("written", [str, with_custom_ddp], ids=["as it is", "with CustomDDP"])
