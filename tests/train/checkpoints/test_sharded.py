@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.cli import records
+from tests.cli import records, train
 from tests.ranks import run_ranks, train_on_ranks
 from train.checkpoints.sharded import ShardedCheckpoints
 from train.datasets import tokens
@@ -66,17 +66,14 @@ def test_the_stages_of_a_gpt_are_resumed_on_another_number_of_processes(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_damaged_part_is_skipped_and_another_strategy_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_part_is_skipped_and_another_strategy_refused(tmp_path: Path) -> None:
     quick = ["--model=mlp", "--batch-size=64", f"--checkpoint-dir={tmp_path}", "--resume=auto", "--checkpoint-every=2"]
     train_on_ranks(2, *quick, "--max-steps=4", FSDP, timeout_s=200)
     [part, *_] = sorted((tmp_path / "step-00000004").glob("*1_0.distcp"))
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
-    train_on_ranks(2, *quick, "--max-steps=4", FSDP, timeout_s=200)
-    said = capfd.readouterr().out
+    said = train(2, *quick, "--max-steps=4", FSDP, timeout_s=200).stdout
     assert f"step-00000004 is damaged: {part.name} is not what manifest.json says" in said
     assert f"resume: {tmp_path / 'step-00000002'}" in said
     with pytest.raises(RuntimeError, match="saved with --strategy=fsdp, each rank's part in files of its own, which s"):
