@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -65,8 +64,8 @@ def command_begins_with_a_program(job: Job) -> Iterator[Finding]:
         yield Finding(("no_python",), "no_python is for a program in command, and there is none", "leave it out")
         return
     first = job.command[0]
-    if as_line(first):
-        hint = f"write command: {json.dumps([*shlex.split(first), *job.command[1:]], ensure_ascii=False)}"
+    if words := as_line(first):
+        hint = f"write command: {json.dumps([*words, *job.command[1:]], ensure_ascii=False)}"
         yield Finding(("command", 0), "command: a whole command line in one element would be a program's name", hint)
     elif first.startswith("-") or not first:
         message = "command must begin with a program, not with an option"
