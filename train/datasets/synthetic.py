@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import ClassVar
 
@@ -52,14 +53,12 @@ class SyntheticSamples:
 
     @cached_property
     def _rolled(self) -> npt.NDArray[np.float64]:
-        """Half of each class's pattern, rolled by each number of pixels down and to the right; -1 and -2 at the end."""
+        """Half of each class's pattern, rolled by -2 to 2 pixels down and to the right."""
         rolled = np.empty((self.num_classes, 5, 5, _SIZE, _SIZE))
-        for label, down, right in np.ndindex(rolled.shape[:3]):
+        for label in range(self.num_classes):
             pattern = _generator(self.seed, "pattern", label).random((_SIZE // 4, _SIZE // 4)).repeat(4, 0).repeat(4, 1)
-            # As an index, 3 is -2 and 4 is -1.
-            rolled[label, down, right] = 0.5 * np.roll(
-                pattern, (down - 5 * (down > 2), right - 5 * (right > 2)), (0, 1)
-            )
+            for down, right in product(range(-2, 3), repeat=2):
+                rolled[label, down, right] = 0.5 * np.roll(pattern, (down, right), (0, 1))
         return rolled
 
 
