@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from jobspec.artifact import render
 from tests.cli import records
@@ -59,12 +58,8 @@ def test_a_sweep_of_six_is_six_runs_with_a_folder_and_a_result_of_its_own_each(
     cluster.needs_controllers("indexedjob")
     work = cluster.claim(namespace, "work")
     train = {"model": "mlp", "dataset": "synthetic", "max_steps": 3, "run_dir": "/work/runs"}
-    sweep = yaml.safe_load("{train.lr: [0.3, 0.1, 0.03], train.seed: [0, 1]}")
-    spec = job(cluster.image, train=train, sweep=sweep, mounts=[{"claim": "work", "path": "/work"}])
+    spec = job(cluster.image, train=train, sweep=two_sites.SWEEP, mounts=[{"claim": "work", "path": "/work"}])
     cluster.apply(rendered("indexedjob", {**spec, "nodes": 1}, namespace, tmp_path))
     for number in range(6):
         cluster.succeeds(namespace, "indexedjob", f"job-{number}")
-    starts = [records(work / "runs" / str(number), "start")[0]["config"] for number in range(6)]
-    assert [(start["lr"], start["seed"]) for start in starts] == [(lr, n) for lr in (0.3, 0.1, 0.03) for n in (0, 1)]
-    ends = [records(work / "runs" / str(number), "end")[0]["weights_sha256"] for number in range(6)]
-    assert len(set(ends)) == 6
+    two_sites.check_sweep(work / "runs")

@@ -11,7 +11,6 @@ from tests.cli import records
 from tests.e2e import two_sites
 from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.specs import script
-from tests.e2e.slurm.user import give
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -21,7 +20,7 @@ nodes: 1
 procs_per_node: 2
 device: cpu
 train: {{model: mlp, dataset: synthetic, max_steps: 5, run_dir: {folder}/runs}}
-sweep: {{train.lr: [0.3, 0.1, 0.03], train.seed: [0, 1]}}
+sweep: {sweep}
 time_limit: 20m
 """
 
@@ -40,11 +39,7 @@ def test_a_job_with_this_site_has_the_weights_of_a_run_alone(cluster: Cluster, t
 def test_a_sweep_of_six_is_six_runs_with_a_folder_and_a_result_of_its_own_each(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    give(tmp_path)
-    number = cluster.submit(script(cluster, _SWEEP.format(folder=tmp_path)))
+    number = cluster.submit(script(cluster, _SWEEP.format(folder=tmp_path, sweep=two_sites.SWEEP)))
     states = [cluster.wait_for_end(f"{number}_{task}").state for task in range(6)]
     assert states == ["COMPLETED"] * 6, cluster.logs()
-    starts = [records(tmp_path / "runs" / str(task), "start")[0]["config"] for task in range(6)]
-    assert [(start["lr"], start["seed"]) for start in starts] == [(lr, n) for lr in (0.3, 0.1, 0.03) for n in (0, 1)]
-    ends = [records(tmp_path / "runs" / str(task), "end")[0]["weights_sha256"] for task in range(6)]
-    assert len(set(ends)) == 6
+    two_sites.check_sweep(tmp_path / "runs")
