@@ -81,5 +81,5 @@ def each_compose_command(docker: Docker, request: pytest.FixtureRequest) -> tupl
     """Both, one after the other, for what differs between them: when a job has ended, and in which order it stops."""
     words: tuple[str, ...] = request.param
     if not docker.has(*words, "version"):
-        pytest.skip(f"`{' '.join(words)}` is not installed")
+        pytest.skip(f"`{' '.join(words)}` is not installed (Debian packages docker-compose and docker-compose-v2)")
     return words

@@ -60,7 +60,7 @@ class Cluster:
     def needs(self, target: str) -> None:
         """Skip the test where the kind of a target is not served."""
         if self.try_kubectl("get", RESOURCES[target], "--all-namespaces").returncode:
-            pytest.skip(f"this cluster has no {RESOURCES[target]}")
+            pytest.skip(f"this cluster has no {RESOURCES[target]}: its operator is not installed")
 
     def needs_controllers(self, target: str) -> None:
         """Skip the test where nobody makes pods of a target's objects."""
@@ -68,7 +68,7 @@ class Cluster:
         if self.kubelet is None and not self.image:
             pytest.skip("IMAGE=NAME says which image the nodes of this cluster can run")
         if self.kubelet is not None and self.try_kubectl("get", "deployments", "--all-namespaces").stdout == "":
-            pytest.skip("there is no kube-controller-manager")
+            pytest.skip("no kube-controller-manager: `make e2e-k8s` without KUBEBUILDER_ASSETS builds one")
 
     def player(self) -> Kubelet:
         """The kubelet of pods that are played here; skips the test on a cluster with nodes of its own."""
