@@ -48,7 +48,7 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
     strategy = values["strategy"]
     if values["sync"] != "all_reduce" and strategy != "custom_ddp":
         _refuse(
-            "{key} is {sync}, which strategy {strategy} cannot do; only custom_ddp has a choice",
+            "{key} is {sync}, which {other} {strategy} cannot do; only custom_ddp has a choice",
             key="sync",
             other="strategy",
             sync=values["sync"],
@@ -57,18 +57,20 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
     for key, only in _ONLY.items():
         if values[key] != defaults[key] and strategy != only:
             _refuse(
-                "{key} is {value}, but strategy is {strategy}; only {other} has it",
+                "{key} is {value}, but {other} is {strategy}; only {only} has it",
                 key=key,
+                other="strategy",
                 value=values[key],
                 strategy=strategy,
-                other=only,
+                only=only,
             )
     for key, value, why in _CANNOT.get(strategy, ()):
         given = values[key]
         if given is not None if value is None else given == value:
             _refuse(
-                "{key} is {value}, which strategy {strategy} cannot do: {why}",
+                "{key} is {value}, which {other} {strategy} cannot do: {why}",
                 key=key,
+                other="strategy",
                 value=given,
                 strategy=strategy,
                 why=why,
@@ -76,7 +78,8 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
 
 
 # The sentence is a LiteralString for pydantic, a type that Python 3.10 has not.
-def _refuse(sentence: Any, **words: Any) -> NoReturn:
+def _refuse(sentence: Any, *, key: str, other: str, **words: Any) -> NoReturn:
+    """key, other: the two at fault, which jobspec.reading.wording marks in the spec."""
     # As YAML has them: pydantic would write 1 for true.
     words = {name: str(word).lower() if isinstance(word, bool) else word for name, word in words.items()}
-    raise PydanticCustomError("keys_disagree", sentence, words)
+    raise PydanticCustomError("keys_disagree", sentence, {"key": key, "other": other, **words})
