@@ -145,11 +145,12 @@ done
 exec "${@:2}"
 """
 
-# nvidia-smi on a node: the UUID of one GPU by number.
+# nvidia-smi on a node: the UUIDs of some GPUs by number.
 NVIDIA_SMI = """import sys
 index, *rest = sys.argv[1:]
 assert index.startswith("--id=") and rest == ["--query-gpu=uuid", "--format=csv,noheader"], sys.argv
-print("GPU-" + "abcd"[int(index[5:])])
+for number in index[5:].split(","):
+    print("GPU-" + "abcd"[int(number)])
 """
 
 # Stands for torchrun or python3 where a test only asks how it was called: the bytes that the kernel holds.  dash or

@@ -24,8 +24,8 @@ def let_in(names: Sequence[str]) -> str:
     return f'for name in JOB_PROGRAM {in_shell(names)}; do set -- "$@" "--env=$name"; done'
 
 
-def find_gpus(use: str) -> list[str]:
-    """Lines of bash that do `use` for each GPU of the task, whose UUID is in $gpu.
+def gpus() -> list[str]:
+    """Lines of bash that put the UUIDs of the task's GPUs into $gpus, with commas or ends of lines between them.
 
     Slurm's numbers count from 0 among the GPUs that the task may use, or among all GPUs of the node; it depends on
     ConstrainDevices in cgroup.conf.  nvidia-smi counts in the same way, but docker and CDI do not: they are outside
@@ -33,10 +33,7 @@ def find_gpus(use: str) -> list[str]:
     """
     return [
         "gpus=${CUDA_VISIBLE_DEVICES:?is not set: Slurm gave this task no GPU}",
-        "for gpu in ${gpus//,/ }; do",
-        '  [[ $gpu == *-* ]] || gpu=$(nvidia-smi --id="$gpu" --query-gpu=uuid --format=csv,noheader)',
-        f"  {use}",
-        "done",
+        '[[ $gpus == *-* ]] || gpus=$(nvidia-smi --id="$gpus" --query-gpu=uuid --format=csv,noheader)',
     ]
 
 

@@ -46,7 +46,7 @@ def before(plan: Plan, passed: Sequence[str]) -> list[str]:
         _oci.let_in(["USER", *passed]),
     ]
     if plan.job.device == "cuda":
-        lines += ["uuids=", *_oci.find_gpus("uuids+=${uuids:+,}$gpu"), 'set -- "$@" --gpus="\\"device=$uuids\\""']
+        lines += [*_oci.gpus(), 'set -- "$@" --gpus="\\"device=${gpus//[[:space:]]/,}\\""']
     return lines
 
 

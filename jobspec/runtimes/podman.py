@@ -30,7 +30,7 @@ def before(plan: Plan, passed: Sequence[str]) -> list[str]:
     # Files on the mounts belong to who submitted the job; for root they do so anyway, and podman refuses the flag.
     lines = ['if [ "$(id -u)" != 0 ]; then set -- --userns=keep-id; fi', _oci.let_in(passed)]
     if plan.job.device == "cuda":
-        lines += _oci.find_gpus('set -- "$@" "--device=nvidia.com/gpu=$gpu"')
+        lines += [*_oci.gpus(), 'for gpu in ${gpus//,/ }; do set -- "$@" "--device=nvidia.com/gpu=$gpu"; done']
     return lines
 
 

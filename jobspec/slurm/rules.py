@@ -20,7 +20,7 @@ _LONGEST_TASK = 120 * 1024  # bytes; Linux takes 128 KiB in one variable, and so
 # Variables that the script itself sets.
 VARIABLES_OF_SCRIPT = {
     *("JOB_PROGRAM", "address", "before", "failed", "gpu", "gpus", "is_host", "job", "log"),
-    *("name", "record", "restart", "shm", "state", "status", "step", "uuids", "wait_s"),
+    *("name", "record", "restart", "shm", "state", "status", "step", "wait_s"),
 }
 
 

@@ -84,10 +84,8 @@ task() {  # on the node, once a process
   if [ "$(id -u)" != 0 ]; then set -- --userns=keep-id; fi
   for name in JOB_PROGRAM RANK LOCAL_RANK NODE_RANK WORLD_SIZE LOCAL_WORLD_SIZE "${!MASTER_@}" "${!SLURM_@}"; do set -- "$@" "--env=$name"; done
   gpus=${CUDA_VISIBLE_DEVICES:?is not set: Slurm gave this task no GPU}
-  for gpu in ${gpus//,/ }; do
-    [[ $gpu == *-* ]] || gpu=$(nvidia-smi --id="$gpu" --query-gpu=uuid --format=csv,noheader)
-    set -- "$@" "--device=nvidia.com/gpu=$gpu"
-  done
+  [[ $gpus == *-* ]] || gpus=$(nvidia-smi --id="$gpus" --query-gpu=uuid --format=csv,noheader)
+  for gpu in ${gpus//,/ }; do set -- "$@" "--device=nvidia.com/gpu=$gpu"; done
   exec podman run "$@" \
     --rm --network=host --ipc=host --mount=type=bind,source=/shared/data,target=/data,readonly \
     --mount=type=bind,source=/shared/checkpoints/podman,target=/checkpoints --init --security-opt=label=disable \

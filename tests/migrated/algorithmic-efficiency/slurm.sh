@@ -74,13 +74,9 @@ task() {  # on the node, once for its 8 processes
   docker rm --force "$name" >/dev/null 2>&1 || true
   set -- --name="$name" --user="$(id -u):$(id -g)"
   for name in JOB_PROGRAM USER "${!SLURM_@}"; do set -- "$@" "--env=$name"; done
-  uuids=
   gpus=${CUDA_VISIBLE_DEVICES:?is not set: Slurm gave this task no GPU}
-  for gpu in ${gpus//,/ }; do
-    [[ $gpu == *-* ]] || gpu=$(nvidia-smi --id="$gpu" --query-gpu=uuid --format=csv,noheader)
-    uuids+=${uuids:+,}$gpu
-  done
-  set -- "$@" --gpus="\"device=$uuids\""
+  [[ $gpus == *-* ]] || gpus=$(nvidia-smi --id="$gpus" --query-gpu=uuid --format=csv,noheader)
+  set -- "$@" --gpus="\"device=${gpus//[[:space:]]/,}\""
   exec docker run "$@" \
     --rm --network=host --ipc=host --mount=type=bind,source=/opt/data,target=/data,readonly \
     --mount=type=bind,source=/home/me/submissions_algorithms,target=/algorithmic-efficiency/submissions_algorithms,readonly \
