@@ -255,8 +255,8 @@ def _must_not_replace(args: argparse.Namespace) -> str:
     if args.run is _render:
         if b"# Rendered by `render.py " in head:
             return ""
-        return f"{printable(output)}: is there already and render.py has not written it\n  hint: --force replaces it"
-    return f"{printable(output)}: is there already\n  hint: --force replaces it"
+        return f"{printable(output)}: already exists, and render.py did not write it\n  hint: --force replaces it"
+    return f"{printable(output)}: already exists\n  hint: --force replaces it"
 
 
 def _inputs(args: argparse.Namespace) -> Iterator[str]:

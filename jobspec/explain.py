@@ -152,7 +152,7 @@ def _hosts(plan: Plan, hosts: str, given: list[str]) -> list[str]:
         message = f"the target names the nodes itself: {', '.join(given[:3])}{', …' * (nodes > 3)}"
         raise SpecError([Problem(place, message, "leave --hosts out")])
     if len(names) != nodes:
-        raise SpecError([Problem(place, f"as many names as nodes are needed: {nodes}, not {len(names)}")])
+        raise SpecError([Problem(place, f"one name for each node is needed: {nodes}, not {len(names)}")])
     if len(set(names)) != len(names) or not all(names):
         raise SpecError([Problem(place, "each node needs a name of its own")])
     return names

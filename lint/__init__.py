@@ -124,7 +124,11 @@ def _lint_yaml(text: str, file: str) -> Iterator[Problem]:
             yield from _apply(_IN_COMPOSE, document, compose.scripts_in(document))
     if not any(document.get("kind") or document.get("services") for document in found):
         ours = any(document.get("procs_per_node") or document.get("nodes") for document in found)
-        hint = f"a job spec is checked by `render.py TARGET {file}`, what was made of it by lint" if ours else _READS
+        hint = (
+            f"check a job spec with `render.py TARGET {file}`; lint checks what was rendered from it"
+            if ours
+            else _READS
+        )
         yield Problem(_start(file, text), _NO_MANIFEST, hint)
 
 

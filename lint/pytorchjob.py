@@ -54,7 +54,7 @@ def rank_is_that_of_the_node(document: Node) -> Iterator[Fault]:
 def nproc_per_node_is_text(document: Node) -> Iterator[Fault]:
     given = document.get("spec", "nprocPerNode")
     if document.text("kind") == "PyTorchJob" and given and not given.is_text:
-        reason = "nprocPerNode is text: a number is refused by the cluster"
+        reason = "nprocPerNode must be a string: the cluster refuses a number"
         yield Fault(given.place, reason, f'nprocPerNode: "{given.text()}"')
 
 

@@ -198,7 +198,7 @@ def address_of_hostname(script: Script) -> Iterator[Fault]:
 @rule("https://github.com/mlc-ai/pith-train/pull/91")
 def falls_back_to_localhost(script: Script) -> Iterator[Fault]:
     fix = "let it fail: resolve the name outside the container, and export it"
-    reason = "where the name is not found, each node becomes a world of its own, silently"
+    reason = "if the name is not found, each node trains alone, without an error"
     for command in script.commands:
         words = [word for word in command.words if _HERE_ONLY.fullmatch(word.value)]
         if command.after == "||" and command.name in ("echo", "printf") and words:

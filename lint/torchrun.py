@@ -104,7 +104,7 @@ def master_is_every_node_itself(script: Script) -> Iterator[Fault]:
     given += [(flag.place, flag.value.partition(":")[0]) for flag in torchrun_flags(script, "rdzv-endpoint")]
     for place, host in given:
         if host in _THIS_HOST:
-            reason = f"{host} is another machine on each node: the nodes never meet"
+            reason = f"{host} means a different machine on each node: the nodes never meet"
             fix = "the name of node 0, the same on every node"
             if script.is_batch:
                 fix += ': scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'

@@ -24,11 +24,19 @@ _NO_WHOLE_MODEL: list[tuple[str, Any, str]] = [
 # What a strategy cannot do whatever the machine: (key, value, why); None is any value but none.
 _CANNOT: dict[str, list[tuple[str, Any, str]]] = {
     "fsdp": [
-        ("precision", "fp16", "each rank would see overflows in its own shards alone, and skip other steps; use bf16"),
+        (
+            "precision",
+            "fp16",
+            "each rank would see overflows only in its own shards, and the ranks would skip different steps; use bf16",
+        ),
         *_NO_WHOLE_MODEL,
     ],
     "pipeline": [
-        ("precision", "fp16", "each stage would see overflows in its own layers alone, and skip other steps; use bf16"),
+        (
+            "precision",
+            "fp16",
+            "each stage would see overflows only in its own layers, and stages would skip different steps; use bf16",
+        ),
         *_NO_WHOLE_MODEL,
     ],
 }

@@ -68,7 +68,9 @@ def problems(job: Job) -> Iterable[Finding]:
     for number, mount in enumerate(job.mounts):
         if mount.source is None and mount.volume is not None:
             message = f"mounts[{number}].{mount.volume}: Slurm has no volumes; its nodes have folders"
-            yield Finding(("mounts", number, mount.volume), message, "source: the folder on every node, beside it")
+            yield Finding(
+                ("mounts", number, mount.volume), message, "add source, the folder on every node, to this mount"
+            )
 
 
 def in_shell(passed: Sequence[str]) -> str:

@@ -97,9 +97,11 @@ def options_have_the_values_that_sbatch_reads(job: Job) -> Iterator[Finding]:
             message = f"slurm.options: exclusive is {value}, which sbatch does not know"
             yield Finding(path, message, "true, user, mcs or topo; leave it out to share nodes")
         elif name in FLAGS and value is not True:
-            yield Finding(path, f"slurm.options: {name} takes no value, not even {value}", "true, or leave it out")
+            yield Finding(
+                path, f"slurm.options: {name} is a flag, so its value is true, not {value}", "true, or leave it out"
+            )
         elif name in WITH_VALUE and value is True:
-            yield Finding(path, f"slurm.options: {name} is true, but sbatch wants a value for it")
+            yield Finding(path, f"slurm.options: {name} is true, but sbatch wants a value for it", f"{name}: VALUE")
         key = _OPTIONS_INSTEAD_OF_KEYS.get(name)
         if key is not None and getattr(job.resources, key) is not None:
             message = f"slurm.options: {name} is given, and resources.{key} too; Slurm takes only one of them"
@@ -117,4 +119,6 @@ def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
             message = f"slurm.srun_options: {name} is set from {_SRUN_OPTIONS_FOR_PYXIS[name]}"
             yield Finding(path, message, "leave it out", on_key=True)
         elif name == "label" and value is not True:
-            yield Finding(path, f"slurm.srun_options: label takes no value, not even {value}", "true, or leave it out")
+            yield Finding(
+                path, f"slurm.srun_options: label is a flag, so its value is true, not {value}", "true, or leave it out"
+            )

@@ -61,9 +61,9 @@ def _read_path(value: Any) -> str:
     if re.fullmatch(_PATH, value):
         return value
     if value.startswith("~"):
-        raise ValueError("write the folder out: nothing expands ~ here")
+        raise ValueError("write the full path: ~ is not expanded")
     if "$" in value:
-        raise ValueError("write the folder out: nothing expands $ here, and artifacts depend on the spec alone")
+        raise ValueError("write the full path: $ is not expanded, because artifacts depend on the spec alone")
     raise ValueError
 
 

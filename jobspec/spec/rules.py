@@ -66,7 +66,7 @@ def command_begins_with_a_program(job: Job) -> Iterator[Finding]:
     first = job.command[0]
     if words := as_line(first):
         hint = f"write command: {json.dumps([*words, *job.command[1:]], ensure_ascii=False)}"
-        yield Finding(("command", 0), "command: a whole command line in one element would be a program's name", hint)
+        yield Finding(("command", 0), "command: its first element is a whole command line, not a program", hint)
     elif first.startswith("-") or not first:
         message = "command must begin with a program, not with an option"
         yield Finding(("command", 0), message, "with no_python: true nothing comes before its first element")
@@ -105,7 +105,11 @@ def _unreadable(path: Path, lines: Sequence[str]) -> Iterator[Finding]:
     for number, line in enumerate(lines):
         if error := shell.syntax_error(line):
             message = f"{'.'.join(map(str, path))}[{number}]: bash cannot read this line: {error}"
-            yield Finding((*path, number), message, "each line is a whole command; a script holds more: source FILE")
+            yield Finding(
+                (*path, number),
+                message,
+                "each line must be a complete command; put longer text into a file, and write: source FILE",
+            )
 
 
 @Rule

@@ -83,7 +83,9 @@ def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
     for number, mount in enumerate(job.mounts):
         if mount.source is None and mount.volume in ("config_map", "secret"):
             message = f"mounts[{number}].{mount.volume} is of Kubernetes; compose mounts folders and volumes"
-            yield Finding(("mounts", number, mount.volume), message, "source: a folder of this machine, beside it")
+            yield Finding(
+                ("mounts", number, mount.volume), message, "add source, a folder of this machine, to this mount"
+            )
         if mount.scratch is not None and mount.source is None and mount.sub_path is not None:
             yield Finding(("mounts", number, "sub_path"), f"mounts[{number}].sub_path: an empty volume has no folders")
         path = posixpath.normpath("/" + mount.path.lstrip("/"))

@@ -181,7 +181,7 @@ def test_ranks_of_a_c10d_job_follow_the_text_of_the_names(spec: Path) -> None:
 @pytest.mark.parametrize(
     ("hosts", "message"),
     [
-        ("a", "as many names as nodes are needed: 3, not 1"),
+        ("a", "one name for each node is needed: 3, not 1"),
         ("a,b,a", "each node needs a name of its own"),
         ("a,,b", "each node needs a name of its own"),
     ],

@@ -185,7 +185,7 @@ def test_alias_that_leads_back_up_ends(tmp_path: Path) -> None:
 
 def test_job_spec_is_told_where_it_is_checked() -> None:
     (problem,) = lint([str(ROOT / "jobs" / "quickstart.yaml")])
-    assert problem.hint.startswith("a job spec is checked by `render.py TARGET ")
+    assert problem.hint.startswith("check a job spec with `render.py TARGET ")
 
 
 @given(st.data())

@@ -29,7 +29,7 @@ def test_output_replaces_a_file_of_others_only_by_force(tmp_path: Path) -> None:
     output.write_text("echo mine\n")
     done = command_line("torchrun", QUICKSTART, "-o", str(output))
     assert (done.returncode, output.read_text()) == (1, "echo mine\n")
-    said = f"{output}: is there already and render.py has not written it\n  hint: --force replaces it\n"
+    said = f"{output}: already exists, and render.py did not write it\n  hint: --force replaces it\n"
     assert done.stderr.decode() == said
     assert command_line("torchrun", QUICKSTART, "-o", str(output), "--force").returncode == 0
     assert output.read_bytes() == command_line("torchrun", QUICKSTART).stdout
@@ -52,7 +52,7 @@ def test_other_commands_replace_a_file_only_by_force(words: list[str], tmp_path:
         output.write_text(old)
         done = command_line(*words, "-o", str(output))
         assert (done.returncode, output.read_text()) == (1, old)
-        assert done.stderr.decode().endswith(f"{output}: is there already\n  hint: --force replaces it\n")
+        assert done.stderr.decode().endswith(f"{output}: already exists\n  hint: --force replaces it\n")
     done = command_line(*words, "-o", str(output), "--force")
     assert output.read_bytes() == command_line(*words).stdout != old.encode()
 

@@ -44,8 +44,8 @@ class ShardedCheckpoints(Checkpoints):
         with mistakes_shared_by_all_ranks(world):
             if not probe.is_dir():
                 raise UserError(
-                    f"--checkpoint-dir {folder} is another folder here than on rank 0, but every rank of fsdp and "
-                    "pipeline writes its part there: give a folder on a disk that all nodes share"
+                    f"--checkpoint-dir {folder} is not the same folder as on rank 0. With fsdp and pipeline every rank "
+                    "writes its part there: give a folder on a disk that all nodes share"
                 )
         if world.rank == 0:
             probe.rmdir()

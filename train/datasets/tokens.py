@@ -94,7 +94,9 @@ def _read_sizes(file: Path) -> tuple[int, int]:
     except FileNotFoundError:
         raise UserError(f"{file} is missing: {_REMEDY}") from None
     except (OSError, ValueError, LookupError, TypeError):
-        raise UserError(f'cannot read {file}: expected {{"vocabulary": 256, "context": 64}} or the like') from None
+        raise UserError(
+            f'cannot read {file}, which must be like {{"vocabulary": 256, "context": 64}}: {_REMEDY}'
+        ) from None
     if vocabulary < 1 or context < 1:
         raise UserError(f"{file}: vocabulary is {vocabulary} and context {context}; both must be at least 1")
     return vocabulary, context

@@ -47,8 +47,8 @@ class HalvingStep(Step):
         self._repeated: str | None = None
         if self._runs_on_empty_batches:
             raise SharedError(
-                "--on-oom=halve cannot be had with BatchNorm that sends its statistics to the other processes, which "
-                "would wait for the one that is out of memory: add --no-sync-batchnorm, or leave out --on-oom"
+                "--on-oom=halve does not go with BatchNorm over all processes: the others would wait for the one that "
+                "is out of memory. Add --no-sync-batchnorm, or leave out --on-oom"
             )
 
     def run(self, images: Tensor, labels: Tensor, position: ShardSampler) -> StepOutcome:

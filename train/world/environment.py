@@ -123,7 +123,8 @@ class World:
         if not 0 <= self.local_rank < self.local_world_size <= self.world_size:
             raise UserError(
                 f"LOCAL_RANK is {self.local_rank}, LOCAL_WORLD_SIZE {self.local_world_size} and WORLD_SIZE "
-                f"{self.world_size} ({self.launcher}): local ranks count from 0 to LOCAL_WORLD_SIZE - 1"
+                f"{self.world_size} ({self.launcher}): local ranks count from 0 to "
+                "LOCAL_WORLD_SIZE - 1, and LOCAL_WORLD_SIZE is at most WORLD_SIZE"
             )
         if not 0 < self.master_port < 65536:
             raise UserError(f"MASTER_PORT is {self.master_port}: a port is a number from 1 to 65535")

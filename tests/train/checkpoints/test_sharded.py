@@ -95,7 +95,7 @@ def _save(world: World, folder: str, own_folders: bool, fails: bool) -> str:
 
 @pytest.mark.parametrize(
     ("own_folders", "fails", "says"),
-    [(True, False, "another folder here than on rank 0"), (False, True, "rank 1: .*older ones are intact")],
+    [(True, False, "is not the same folder as on rank 0"), (False, True, "rank 1: .*older ones are intact")],
 )
 def test_a_rank_that_cannot_write_where_the_others_do_ends_all(
     tmp_path: Path, own_folders: bool, fails: bool, says: str
