@@ -45,6 +45,7 @@ _SLOW = (
     "train/world/test_failure.py",
     "train/world/test_local.py",
     "test_packaging.py",
+    "tests/test_techniques.py",
 )
 
 
@@ -62,6 +63,7 @@ _LONG = (
     "train/strategies/test_fsdp.py",
     "train/strategies/test_pipeline.py",
     "train/test_combinations.py",
+    "tests/test_techniques.py",
 )
 
 
