@@ -19,6 +19,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
@@ -281,18 +282,22 @@ def _write(text: str, output: str | None) -> None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         return
-    path = Path(output).resolve()
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)  # a pipe or device such as /dev/stdout is written to, never replaced
-        return
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path = Path(output).resolve()
+    except RuntimeError:  # Python before 3.13, of links in a circle
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), output) from None
+    beside = path.with_name(f".{os.getpid()}.tmp")
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)  # a pipe or device such as /dev/stdout is written to, never replaced
+            return
         beside.write_bytes(data)
         if path.exists():
             beside.chmod(path.stat().st_mode)
         beside.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise OSError(error.errno, error.strerror, output) from None
 
 

@@ -111,7 +111,7 @@ def _yaml_lines(value: Any, indent: str) -> Iterator[str]:
     """Write plain values as YAML whose scalars are JSON."""
     pairs = value.items() if isinstance(value, Mapping) else ((None, element) for element in value)
     for key, below in pairs:
-        head = f"{indent}-" if key is None else f"{indent}{key if str(key).isidentifier() else yaml(key)}:"
+        head = f"{indent}-" if key is None else f"{indent}{_key(key)}:"
         if not isinstance(below, Mapping | list) or not below:
             yield f"{head} {yaml(below)}"
         elif key is None:
@@ -121,6 +121,11 @@ def _yaml_lines(value: Any, indent: str) -> Iterator[str]:
         else:
             yield head
             yield from _yaml_lines(below, f"{indent}  ")
+
+
+def _key(key: str) -> str:
+    """Write a key as people do, or as JSON where a reader of YAML 1.1 takes it for something else, such as `no`."""
+    return key if key.isidentifier() and load_yaml(key) == key and key not in ("y", "n", "Y", "N") else yaml(key)
 
 
 def kubelet(value: str) -> str:

@@ -133,9 +133,14 @@ def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Fi
         if key in _DECIDED_IN_NODE:
             message = f"kubernetes.pod: {key} of the container {NODE} is set from {_DECIDED_IN_NODE[key]}"
             yield Finding((*at, key), message, "leave it out", on_key=True)
-    resources = container.get("resources")
-    for key in resources if isinstance(resources, dict) else ():
-        if key == "requests" and isinstance(resources, dict) and isinstance(resources[key], dict):
+    resources = container.get("resources", {})
+    if not isinstance(resources, dict):
+        yield Finding(
+            (*at, "resources"), "kubernetes.pod: resources must be a mapping", "{requests: {cpu: 2}}", on_key=True
+        )
+        resources = {}
+    for key in resources:
+        if key == "requests" and isinstance(resources[key], dict):
             yield from _requests_fit(job, resources[key], (*at, "resources", key))
         elif key != "claims":
             message = f"kubernetes.pod: {key} of the container {NODE} are set from resources"

@@ -41,7 +41,7 @@ def _below(path: Path, written: Any, read: Any, source: Source) -> Iterator[Orig
             became = read[number] if isinstance(read, list) else None
             yield from _below((*path, number), element, became, source)
     else:
-        place = source.items[path]
+        place = source.items.get(path) or source.keys[path]  # --set may write a key alone
         yield Origin(_dotted(path), written, "--set" if place.option else f"{place.name}:{place.line}")
 
 

@@ -22,6 +22,7 @@ from train.config import to_argv
 _LONGEST_ARGUMENT = 128 * 1024 - 1
 
 _AN_IMAGE = "image: registry.example/team/train:1.0"
+_IMAGE: Path = ("image",)
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ def rules_in(module: object) -> list[Rule]:
     return found
 
 
-def missing_image(runner: str, path: Path = ()) -> Finding:
+def missing_image(runner: str, path: Path = _IMAGE) -> Finding:
     """There must be an image because of `runner`, which is asked for at `path`."""
-    return Finding(path, f"image is missing: {runner} runs one", _AN_IMAGE, on_key=not path)
+    return Finding(path, f"image is missing: {runner} runs one", _AN_IMAGE, on_key=path == _IMAGE)
 
 
 @Rule
@@ -51,7 +52,7 @@ def one_program(job: Job) -> Iterator[Finding]:
         empty: list[Path] = [(key,) for key in ("train", "command") if key in job.model_fields_set]
         problem = f"{empty[0][0]} is empty" if empty else "neither train nor command"
         hint = "train: {model: mnist_cnn}"
-        yield Finding(empty[0] if empty else (), f"{problem}: what should run?", hint, on_key=True)
+        yield Finding(empty[0] if empty else ("command",), f"{problem}: what should run?", hint, on_key=True)
     if job.train is not None and job.command is not None:
         yield Finding(("command",), "both train and command: only one can run", on_key=True)
 

@@ -27,7 +27,8 @@ def _loosen(section: dict[str, Any]) -> None:
     for key in ("required", "oneOf"):
         section.pop(key, None)
     keys = section["properties"]
-    lists = {f"+{key}": value for key, value in keys.items() if value.get("type") == "array"}
+    ways = [(key, way) for key, value in keys.items() for way in (value, *value.get("anyOf", ()))]
+    lists = {f"+{key}": way for key, way in ways if way.get("type") == "array"}
     section["properties"] = {key: {"anyOf": [value, {"type": "null"}]} for key, value in keys.items()} | lists
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,17 @@ def test_requests_of_the_patch_may_be_below_the_limits(kind: str, spec: str) -> 
     for template in pod_templates(documents(render(kind, spec, [requests]))):
         given = template["spec"]["containers"][0]["resources"]
         assert given == {"requests": {"cpu": "500m", "memory": "1.5G"}, "limits": {"nvidia.com/gpu": "8"}}
+
+
+@pytest.mark.parametrize("key", ["no", "on", "null", "n", "1.5", "app.kubernetes.io/name"])
+def test_keys_stay_text_for_every_reader_of_yaml(key: str, spec: str) -> None:
+    labels = "kubernetes.labels={" + json.dumps(key) + ": a}"
+    patched = render("jobset", spec, [labels, "kubernetes.pod.hostPID=false"])
+    plain = render("jobset", spec, [labels])
+    assert f'"{key}": "a"' in plain
+    for template in pod_templates(documents(patched)):
+        assert template["metadata"]["labels"][key] == "a"
+    assert not re.search(r"^ *[yYnN]:", patched, re.MULTILINE)  # PyYAML reads them as text, others do not
 
 
 @pytest.mark.parametrize("request_", ["cpu: 9", "cpu: 8001m", "memory: 1Ti", "memory: 1025Mi", "cpu: 0", "cpu: yes"])

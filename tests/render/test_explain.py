@@ -26,6 +26,10 @@ def test_explain_says_where_each_value_comes_from(site: Path) -> None:
     assert value_and_origin["train.lr"] == (1, "--set")
     assert value_and_origin["train.seed"] == (0, "default")
     assert value_and_origin["slurm.launcher"] == ("torchrun", "default")
+    words_of_nothing = [*words, "--set", "gpu=", "--set", "train=", "--set", "env.NOTE=", "--json"]
+    told = json.loads(command_line(*words_of_nothing, "--set", "command=[a]").stdout)["spec"]
+    value_and_origin = {entry["key"]: (entry["value"], entry["origin"]) for entry in told}
+    assert value_and_origin["gpu"] == (None, "--set")
     rows = [line.split() for line in command_line(*words).stdout.decode().splitlines()]
     assert ["slurm.partition", f"{site}:1", "gpu"] in rows
     assert ["train.lr", "--set", "1"] in rows

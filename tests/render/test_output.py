@@ -104,6 +104,29 @@ def test_output_to_a_device_writes_to_it(tmp_path: Path) -> None:
     assert reader.communicate(timeout=10)[0] == command_line("torchrun", QUICKSTART).stdout
 
 
+@pytest.mark.parametrize(
+    ("output", "why"),
+    [
+        ("loop", "Too many levels of symbolic links"),
+        ("job.yaml/x", "Not a directory"),
+        ("/dev/full", "No space left on device"),
+        ("x" * 256, "File name too long"),
+    ],
+)
+def test_output_that_cannot_be_written_is_named_as_it_was_given(output: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "job.yaml").write_bytes(Path(QUICKSTART).read_bytes())
+    done = command_line("torchrun", "job.yaml", "-o", output, cwd=tmp_path)
+    assert (done.returncode, done.stderr.decode().splitlines()[0]) == (1, f"{output}: {why}")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["job.yaml", "loop"]
+
+
+def test_output_may_have_the_longest_name(tmp_path: Path) -> None:
+    output = tmp_path / ("x" * 255)
+    assert command_line("torchrun", QUICKSTART, "-o", str(output)).returncode == 0
+    assert output.read_bytes() == command_line("torchrun", QUICKSTART).stdout
+
+
 def closed(stream: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     words = ["bash", "-c", f'exec "$@" {stream}&-', "bash", sys.executable, str(ROOT / "render.py"), *arguments]
     return subprocess.run(words, capture_output=True)

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobspec import targets
+from jobspec.artifact import plan_of
 from jobspec.problems import SpecError
 from jobspec.reading.merge import merge, read_all
 from jobspec.reading.override import override
@@ -110,6 +112,13 @@ def test_required_key_that_was_taken_away_is_told_where() -> None:
         with pytest.raises(SpecError) as refusal:
             validate(merged)
         assert str(refusal.value).startswith(f'{place}: "nodes" is taken away here, but must be there\n')
+
+
+@pytest.mark.parametrize(("key", "target"), [("image", "jobset"), ("command", "slurm")])
+def test_key_without_which_nothing_runs_is_told_where_it_was_taken_away(key: str, target: str) -> None:
+    job = parse("name: job\nnodes: 1\nprocs_per_node: 1\ndevice: cpu\nimage: a/b\ncommand: [a]", "job.yaml")
+    with pytest.raises(SpecError, match=rf"^site\.yaml:2:1: .*{key}"):
+        plan_of(merge([job, parse(f"env: {{}}\n{key}:", "site.yaml")]), targets.load(target))
 
 
 def test_file_of_comments_is_empty_only_beside_others(tmp_path: Path) -> None:

@@ -102,5 +102,6 @@ def test_schema_of_a_part_refuses_what_no_merge_makes_right(values: dict[str, An
     assert [error.message for error in PART.iter_errors(values)]
 
 
-def test_schema_of_a_part_takes_keys_away() -> None:
+def test_schema_of_a_part_takes_keys_away_and_adds_to_lists() -> None:
+    assert PART.is_valid({"+command": ["--lr=1"], "+setup": ["true"]})
     assert PART.is_valid({"preemption": None, "slurm": {"account": None}, "kubernetes": {"+tolerations": []}})
