@@ -1,13 +1,16 @@
-"""Wall time of `render.py` against `torchx run --dryrun`, for the same job on 2 and on 64 nodes.
+"""Wall time of `render.py` against torchx and NeMo-Run, for the same job on 2 and on 64 nodes.
 
-    python -m benchmarks.render [--torchx PATH]
+    python -m benchmarks.render [--torchx PATH] [--nemo-run PYTHON]
 
-    ours    render.py slurm, render.py pytorchjob
-    peer    torchx run --dryrun --scheduler slurm, kubernetes, with the component dist.ddp
+    ours        render.py slurm, render.py pytorchjob
+    torchx      torchx run --dryrun --scheduler slurm, kubernetes, with the component dist.ddp
+    nemo_run    Experiment.dryrun() with a SlurmExecutor.  Its KubeflowExecutor asks the cluster of the user's kubectl
+                before it makes anything, so it is not measured.
 
 Each round starts every command once, as a process of its own, and takes the time from its start to its end: imports
 are most of it.  One round before is not counted; it writes the byte code.
-torchx is that of PyPI in an environment of its own, which is made at the first run unless --torchx names one.
+The peers are those of PyPI, each in an environment of its own, which is made at the first run unless an option names
+one.
 """
 
 from __future__ import annotations
@@ -26,11 +29,13 @@ from typing import Any
 from benchmarks.measure import RESULTS, in_turns, machine, median_ratio, ratios, write_result
 
 ROOT = Path(__file__).parent.parent
-TORCHX_ENVIRONMENT = ROOT / ".venv-torchx"
-TORCHX = "torchx[kubernetes]==0.7.0"
+# nemo_run 0.11.1 imports what leptonai 0.47 no longer has.
+PACKAGES = {"torchx": ["torchx[kubernetes]==0.7.0"], "nemo_run": ["nemo_run==0.11.1", "leptonai==0.27.3"]}
 NODES = (2, 64)
 PROCS_PER_NODE = 8
-TARGETS = {"slurm": "slurm", "pytorchjob": "kubernetes"}  # ours: the scheduler of torchx
+# What is compared: our target, and what the peer calls it.
+COMPARED = [("slurm", "torchx", "slurm"), ("pytorchjob", "torchx", "kubernetes"), ("slurm", "nemo_run", "slurm")]
+TARGETS = ("slurm", "pytorchjob")
 TARGET_RATIO = 0.6
 
 
@@ -38,21 +43,24 @@ def main(argv: list[str] | None = None) -> int:
     """Measure, write results/render.json; 1 if an artifact grows with the number of nodes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.render", description=__doc__.splitlines()[0])
     parser.add_argument("--torchx", type=Path, help="torchx to be measured; default: one of our own")
+    parser.add_argument("--nemo-run", type=Path, help="Python that has nemo_run; default: one of our own")
     parser.add_argument("--rounds", type=int, default=10, help="how often each command is started")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for render.json")
     options = parser.parse_args(argv)
-    torchx = options.torchx or install_torchx()
+    torchx = options.torchx or installed("torchx") / "torchx"
+    nemo_run = options.nemo_run or installed("nemo_run") / "python"
 
     with tempfile.TemporaryDirectory() as folder:
-        commands = {
-            f"{variant}_{target}_{nodes}x{PROCS_PER_NODE}": command
-            for target, scheduler in TARGETS.items()
-            for nodes in NODES
-            for variant, command in (
-                ("ours", our_command(Path(folder), target, nodes)),
-                ("torchx", torchx_command(torchx, scheduler, nodes)),
-            )
-        }
+        commands = {}
+        for nodes in NODES:
+            job = f"{nodes}x{PROCS_PER_NODE}"
+            for target in TARGETS:
+                commands[f"ours_{target}_{job}"] = our_command(Path(folder), target, nodes)
+            for target, peer, scheduler in COMPARED:
+                made = (
+                    torchx_command(torchx, scheduler, nodes) if peer == "torchx" else nemo_run_command(nemo_run, nodes)
+                )
+                commands[f"{peer}_{target}_{job}"] = made
         sizes = {name: len(run(command, folder)) for name, command in commands.items()}
         variants: dict[str, Callable[[int], float]] = {
             name: partial(seconds, command, folder) for name, command in commands.items()
@@ -62,11 +70,11 @@ def main(argv: list[str] | None = None) -> int:
         version = run([str(torchx), "--version"], folder).decode().strip()
 
     result = compare(times)
-    settings = {"torchx": version, "rounds": options.rounds}
+    settings = {"torchx": version, "nemo_run": PACKAGES["nemo_run"][0], "rounds": options.rounds}
     artifacts = {name: size for name, size in sizes.items() if name.startswith("ours_")}
     write_result(options.results, "render", result | {"settings": settings, "bytes": artifacts, "machine": machine()})
     for name, ratio in result["ratio"].items():
-        print(f"ours / torchx, {name}: {ratio:.2f} (to be at most {TARGET_RATIO:g})")
+        print(f"ours / {name}: {ratio:.2f} (to be at most {TARGET_RATIO:g})")
     for target in TARGETS:
         print(f"{target}, 64 nodes / 2 nodes: {result['ratio_of_nodes'][target]:.2f}")
     grown = [target for target in TARGETS if grows(target, artifacts)]
@@ -75,18 +83,20 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if grown else 0
 
 
-def install_torchx() -> Path:
-    """The torchx of our own environment, which is made if it is not there."""
-    torchx = TORCHX_ENVIRONMENT / "bin" / "torchx"
-    if not torchx.exists():
-        print(f"installing {TORCHX} into {TORCHX_ENVIRONMENT.name}", flush=True)
-        venv.create(TORCHX_ENVIRONMENT, with_pip=True)
-        subprocess.run([TORCHX_ENVIRONMENT / "bin" / "pip", "install", "--quiet", TORCHX], check=True)
-    return torchx
+def installed(peer: str) -> Path:
+    """The programs of a peer's environment, which is made if it is not there."""
+    environment = ROOT / f".venv-{peer}"
+    programs = environment / "bin"
+    if not (environment / "complete").exists():
+        print(f"installing {' and '.join(PACKAGES[peer])} into {environment.name}", flush=True)
+        venv.create(environment, with_pip=True, clear=True)
+        subprocess.run([programs / "pip", "install", "--quiet", *PACKAGES[peer]], check=True)
+        (environment / "complete").touch()
+    return programs
 
 
 def our_command(folder: Path, target: str, nodes: int) -> list[str]:
-    """The command for a spec that says what torchx is told below; it is written into `folder`."""
+    """The command for a spec that says what the peers are told below; it is written into `folder`."""
     spec = folder / f"{nodes}.yaml"
     spec.write_text(
         f"name: train\nnodes: {nodes}\nprocs_per_node: {PROCS_PER_NODE}\n"
@@ -103,6 +113,11 @@ def torchx_command(torchx: Path, scheduler: str, nodes: int) -> list[str]:
     return [str(torchx), "run", "--dryrun", "--workspace", "", "-s", scheduler, *queue, "dist.ddp", *job]
 
 
+def nemo_run_command(python: Path, nodes: int) -> list[str]:
+    """The same job as a program of NeMo-Run, which has no command line for a script."""
+    return [str(python), str(Path(__file__).parent / "peers" / "nemo_run_job.py"), str(nodes), str(PROCS_PER_NODE)]
+
+
 def run(command: Sequence[str], folder: str) -> bytes:
     """What a command prints.  Raises CalledProcessError if it fails."""
     return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
@@ -116,19 +131,19 @@ def seconds(command: Sequence[str], folder: str, number: int) -> float:
 
 
 def compare(times: dict[str, list[float]]) -> dict[str, Any]:
-    """Ratios of ours to torchx by target and size, and of 64 nodes to 2 within ours."""
+    """Ratios of ours to each peer by target and size, and of 64 nodes to 2 within ours."""
     pairs = {
-        f"{target}_{nodes}x{PROCS_PER_NODE}": tuple(
-            times[f"{variant}_{target}_{nodes}x{PROCS_PER_NODE}"] for variant in ("ours", "torchx")
+        f"{peer}_{target}_{nodes}x{PROCS_PER_NODE}": tuple(
+            times[f"{variant}_{target}_{nodes}x{PROCS_PER_NODE}"] for variant in ("ours", peer)
         )
-        for target in TARGETS
+        for target, peer, _ in COMPARED
         for nodes in NODES
     }
     few, many = (f"{nodes}x{PROCS_PER_NODE}" for nodes in NODES)
     return {
         "benchmark": "render",
-        "what": "wall time of the command, ours / torchx run --dryrun",
-        "unit": "ours / torchx, seconds",
+        "what": "wall time of the command, ours / the peer's dry run",
+        "unit": "ours / peer, seconds",
         "ratio": {name: median_ratio(*pair) for name, pair in pairs.items()},
         "ratio_at_most": TARGET_RATIO,
         "ratios": {name: ratios(*pair) for name, pair in pairs.items()},

@@ -12,20 +12,23 @@ from benchmarks.render import grows, main
 
 @pytest.mark.timeout(300)
 def test_render_benchmark_reports_a_ratio_for_each_target_and_size(tmp_path: Path) -> None:
-    torchx = tmp_path / "torchx"
-    torchx.write_text('#!/bin/sh\necho "$@" >> "$(dirname "$0")/calls"\n')
-    torchx.chmod(0o755)
+    for peer in ("torchx", "nemo_run"):
+        (tmp_path / peer).write_text('#!/bin/sh\necho "$@" >> "$0-calls"\n')
+        (tmp_path / peer).chmod(0o755)
+    peers = [f"--torchx={tmp_path / 'torchx'}", f"--nemo-run={tmp_path / 'nemo_run'}"]
 
-    assert main([f"--torchx={torchx}", "--rounds=1", f"--results={tmp_path}"]) == 0
+    assert main([*peers, "--rounds=1", f"--results={tmp_path}"]) == 0
 
     result = json.loads((tmp_path / "render.json").read_text())
-    names = {"slurm_2x8", "slurm_64x8", "pytorchjob_2x8", "pytorchjob_64x8"}
+    compared = ["torchx_slurm", "torchx_pytorchjob", "nemo_run_slurm"]
+    names = {f"{name}_{nodes}x8" for name in compared for nodes in (2, 64)}
     assert set(result["ratio"]) == names
     assert all(len(result["ratios"][name]) == 1 for name in names)
     assert set(result["ratio_of_nodes"]) == {"slurm", "pytorchjob"}
     assert str(tmp_path) not in json.dumps(result)
     # Once to see that it works, once to be timed.
-    assert (tmp_path / "calls").read_text().count("--dryrun --workspace  -s kubernetes") == 4
+    assert (tmp_path / "torchx-calls").read_text().count("--dryrun --workspace  -s kubernetes") == 4
+    assert (tmp_path / "nemo_run-calls").read_text().count("nemo_run_job.py 64 8") == 2
 
 
 def test_artifact_of_many_nodes_may_differ_in_digits_only() -> None:
