@@ -51,11 +51,13 @@ def nodes(cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def start(nodes: Cluster, tmp_path: Path) -> Start:
-    """`start(keys, settings=…)`: submit the long job and wait until it trains; its number."""
+    """`start(keys, settings=…)`: submit the long job and wait until it trains and has saved; its number."""
 
     def submit(keys: str = long_job.PREEMPTION, settings: tuple[str, ...] = ()) -> str:
         number = nodes.submit(long_job.rendered(nodes, tmp_path, keys, *settings))
         nodes.wait_for_line(number, f"fault-{number}-r0.log", "epoch 1/")
+        saved = (tmp_path / "checkpoints").glob
+        nodes.wait_for("the first checkpoint", lambda: any(saved("step-*/manifest.json")))
         return number
 
     return submit
