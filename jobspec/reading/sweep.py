@@ -77,7 +77,9 @@ def _path(key: Any) -> Path:
 
 def _put(source: Source, path: Path, value: Any, read_at: Path) -> None:
     section, key = path
-    there = source.values.setdefault(str(section), {})
+    there = source.values.get(str(section))
+    if there is None:  # no such key, or a key without a value
+        there = source.values[str(section)] = {}
     if isinstance(there, dict):
         there[key] = value
         source.keys[path] = source.keys["sweep", read_at[1]]
