@@ -1,7 +1,7 @@
 """`sweep` of a spec → one spec for each combination of its values, in order; the last key changes fastest.
 
-The folders to which `python -m train` writes get the number of the combination behind them, so that no two runs share
-one.
+The folders to which `python -m train` writes get the number of the combination behind them, and the file that it
+exports gets it in its name, so that no two runs share one.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import posixpath
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,6 +55,10 @@ def combinations(source: Source, *, named: bool) -> Iterator[Source]:
         for folder in _FOLDERS if isinstance(train, dict) else ():
             if isinstance(train.get(folder), str):
                 train[folder] = f"{train[folder].rstrip('/')}/{number}"
+        if isinstance(train, dict) and isinstance(train.get("export"), str):
+            # In the name, because `python -m train` makes no folder for this file.
+            stem, suffix = posixpath.splitext(train["export"])
+            train["export"] = f"{stem}-{number}{suffix}"
         if named and isinstance(values.get("name"), str):
             values["name"] = f"{values['name']}-{number}"
         yield one

@@ -84,13 +84,13 @@ def each_task_has_a_cpu(job: Job) -> Iterator[Finding]:
 
 @Rule
 def tasks_of_an_array_keep_apart(job: Job) -> Iterator[Finding]:
-    """All tasks of an array have one spec; folders that each of them writes to must not be the same."""
+    """All tasks of an array have one spec; what each of them writes to must not be the same."""
     if job.slurm.array is None or job.train is None:
         return
-    for key in ("checkpoint_dir", "run_dir"):
+    for key, what in (("checkpoint_dir", "folder"), ("run_dir", "folder"), ("export", "file")):
         if getattr(job.train, key) is not None:
-            message = f"train.{key} is one folder, but slurm.array starts several jobs that would all write to it"
-            hint = "sweep, instead of slurm.array, gives each run values and folders of its own"
+            message = f"train.{key} is one {what}, but slurm.array starts several jobs that would all write to it"
+            hint = f"sweep, instead of slurm.array, gives each run values and a {what} of its own"
             yield Finding(("train", key), message, hint)
 
 
