@@ -40,7 +40,9 @@ def read(
 
 def plan_of(spec: yaml_source.Source, target: targets.Target) -> Plan:
     """The plan of a parsed spec for a target.  Raises SpecError with all mistakes."""
-    return make_plan(validate(spec, rules_in(target)), targets.rendezvous_timeout_s(target))
+    job = validate(spec, rules_in(target))
+    job = job.model_copy(update={"name": job.name + spec.suffix})
+    return make_plan(job, targets.rendezvous_timeout_s(target))
 
 
 def plans_of(spec: yaml_source.Source, target: targets.Target, index: int | None = None) -> list[Plan]:

@@ -48,7 +48,8 @@ def combinations(source: Source, *, named: bool) -> Iterator[Source]:
     chosen = itertools.product(*(range(len(values)) for values in sweep.values()))
     for number, positions in enumerate(chosen):
         values = copy.deepcopy(source.values)
-        one = Source(values, dict(source.keys), dict(source.items), source.removed)
+        suffix = f"-{number}" if named else ""
+        one = Source(values, dict(source.keys), dict(source.items), source.removed, suffix)
         for key, position in zip(sweep, positions, strict=True):
             _put(one, _path(key), sweep[key][position], ("sweep", key, position))
         train: Any = values.get("train")
@@ -57,10 +58,8 @@ def combinations(source: Source, *, named: bool) -> Iterator[Source]:
                 train[folder] = f"{train[folder].rstrip('/')}/{number}"
         if isinstance(train, dict) and isinstance(train.get("export"), str):
             # In the name, because `python -m train` makes no folder for this file.
-            stem, suffix = posixpath.splitext(train["export"])
-            train["export"] = f"{stem}-{number}{suffix}"
-        if named and isinstance(values.get("name"), str):
-            values["name"] = f"{values['name']}-{number}"
+            stem, ending = posixpath.splitext(train["export"])
+            train["export"] = f"{stem}-{number}{ending}"
         yield one
 
 
