@@ -168,10 +168,15 @@ def _takes_spec(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--sweep-index",
         metavar="N",
-        type=int,
-        choices=range(1000),
+        type=_combination,
         help="only combination number N of the spec's sweep, from 0",
     )
+
+
+def _combination(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 3):
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 999, not {text}")
+    return int(text)
 
 
 def _takes_target(command: argparse.ArgumentParser) -> None:
