@@ -169,10 +169,15 @@ def _takes_spec(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--sweep-index",
         metavar="N",
-        type=int,
-        choices=range(1000),
+        type=_combination,
         help="only combination number N of the spec's sweep, from 0",
     )
+
+
+def _combination(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 3):
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 999, not {text}")
+    return int(text)
 
 
 def _takes_target(command: argparse.ArgumentParser) -> None:
@@ -193,14 +198,15 @@ def _render(args: argparse.Namespace) -> Result:
 
 
 def _explain(args: argparse.Namespace) -> Result:
-    from jobspec.artifact import plans_of, read
+    from jobspec.artifact import plans_of, read, specs_of
     from jobspec.explain import as_json, as_table, explain
 
     target = targets.load(args.target)
     notes: list[str] = []
     source = read(args.files, args.overrides, notes)
     plan = plans_of(source, target, args.sweep_index)[0]
-    explanation = explain(plan, target, args.hosts, source if args.origin else None)
+    first = specs_of(source, target, args.sweep_index)[0] if args.origin else None
+    explanation = explain(plan, target, args.hosts, first)
     return Result(as_json(explanation) if args.json else as_table(explanation), notes=notes)
 
 

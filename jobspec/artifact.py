@@ -40,7 +40,9 @@ def read(
 
 def plan_of(spec: yaml_source.Source, target: targets.Target) -> Plan:
     """The plan of a parsed spec for a target.  Raises SpecError with all mistakes."""
-    return make_plan(validate(spec, rules_in(target)), targets.rendezvous_timeout_s(target))
+    job = validate(spec, rules_in(target))
+    job = job.model_copy(update={"name": job.name + spec.suffix})
+    return make_plan(job, targets.rendezvous_timeout_s(target))
 
 
 def plans_of(spec: yaml_source.Source, target: targets.Target, index: int | None = None) -> list[Plan]:
@@ -49,28 +51,33 @@ def plans_of(spec: yaml_source.Source, target: targets.Target, index: int | None
     index: the number of the only combination that is wanted.
     Raises SpecError with all mistakes, also where the target runs one combination and none is named.
     """
-    number = sweep.size(spec)
-    sweep.refuse_index(index, number)
-    if number == 0:
-        return [plan_of(spec, target)]
     way = targets.sweeps(target)
-    specs = list(sweep.combinations(spec, named=way != "array" or index is not None))
-    if index is not None:
-        return [plan_of(specs[index], target)]
+    specs = specs_of(spec, target, index)
+    number = sweep.size(spec) if index is None else 0
     plans, problems = [], []
     for one in specs:
         try:
             plans.append(plan_of(one, target))
         except SpecError as error:
             problems += error.problems
-    if way is None and not problems:
+    if number and way is None and not problems:
         message = f"sweep has {number} combinations, and this target runs one job"
         problems = [
             spec.locate(Finding(("sweep",), message, f"--sweep-index 0 to {number - 1} names one", on_key=True))
         ]
     if problems:
         raise SpecError(problems)
-    return [as_array(plans)] if way == "array" else plans
+    return [as_array(plans)] if number and way == "array" else plans
+
+
+def specs_of(spec: yaml_source.Source, target: targets.Target, index: int | None = None) -> list[yaml_source.Source]:
+    """The spec of each combination of a sweep, or of the one that `index` numbers; without a sweep the spec itself."""
+    number = sweep.size(spec)
+    sweep.refuse_index(index, number)
+    if number == 0:
+        return [spec]
+    specs = list(sweep.combinations(spec, named=targets.sweeps(target) != "array" or index is not None))
+    return specs if index is None else [specs[index]]
 
 
 def render(

@@ -1,8 +1,8 @@
 """Compare the rendered examples in slurm/, k8s/ and docker/ with what jobs/ and sites/ give today, byte for byte.
 
-There is no list of examples.  The header of a rendered file names the target, the spec files and the `--set` options.
-The file's name is `JOB.TARGET.SUFFIX`, so an example with a damaged header is still recognised.  A file without such a
-header and such a name is hand-written and skipped.
+There is no list of examples.  The header of a rendered file names the target, the spec files, the `--set` options and
+the combination of a sweep.  The file's name is `JOB.TARGET.SUFFIX`, so an example with a damaged header is still
+recognised.  A file without such a header and such a name is hand-written and skipped.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def _check(file: Path, root: Path, write: bool) -> str:
     if command is None:
         return f"{name}: its first lines do not say what rendered it\n"
     try:
-        target, specs, overrides = _parse(command)
-        new = render(target, [_found(root, spec) for spec in specs], overrides)
+        target, specs, overrides, sweep_index = _parse(command)
+        new = render(target, [_found(root, spec) for spec in specs], overrides, sweep_index=sweep_index)
     except (ValueError, SpecError, OSError) as error:
         return f"{name}: cannot be rendered by `render.py {printable(command)}`\n{error}\n"
     old = file.read_bytes()
@@ -72,15 +72,22 @@ def _target_in_name(file: Path) -> str | None:
     return target if known else None
 
 
-def _parse(command: str) -> tuple[str, list[str], list[str]]:
-    """Return target, names of the spec files and `--set` options.  Raises ValueError for any other command."""
+def _parse(command: str) -> tuple[str, list[str], list[str], int | None]:
+    """Return target, names of the spec files, `--set` options and `--sweep-index`.
+
+    Raises ValueError for any other command.
+    """
     target, *words = shlex.split(command)
+    sweep_index = None
+    if words[-2:-1] == ["--sweep-index"] and words[-1].isdecimal():
+        sweep_index = int(words[-1])
+        del words[-2:]
     specs = list(takewhile(lambda word: word != "--set", words))
     options = words[len(specs) :]
     ours = target in targets.names() and specs and options[::2] == ["--set"] * (len(options) // 2)
     if not ours or any("/" in spec or spec == "-" for spec in specs):
         raise ValueError("this is no command that render.py writes into a header")
-    return target, specs, options[1::2]
+    return target, specs, options[1::2], sweep_index
 
 
 def _found(root: Path, spec: str) -> str:

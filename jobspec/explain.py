@@ -191,6 +191,9 @@ def _summary(explanation: Explanation) -> Iterator[str]:
     )
     if plan.job.setup:
         yield "The lines of setup run first; they may change any variable below."
+    if plan.points and explanation.origins:
+        tasks = f"An array of {len(plan.points)} tasks, one for each combination of sweep"
+        yield f"{tasks}; keys are shown with the values of the first."
     if nodes.elastic:
         yield f"Shown at {nodes.max} nodes; ranks and world size are new ones whenever a node comes or goes."
 

@@ -7,6 +7,7 @@ Security Standards.
 
 from __future__ import annotations
 
+import math
 import posixpath
 import sys
 from collections.abc import Callable, Iterator
@@ -237,7 +238,8 @@ def name_fits(longest_suffix: Callable[[Job], str]) -> Rule:
 
     @Rule
     def check(job: Job) -> Iterator[Finding]:
-        suffix = longest_suffix(job)
+        runs = math.prod(map(len, job.sweep.values()))
+        suffix = (f"-{runs - 1}" if job.sweep else "") + longest_suffix(job)
         room = _LONGEST_NAME - len(suffix)
         if len(job.name) > room:
             message = f'name has {len(job.name)} characters; a pod is called "<name>{suffix}", at most {_LONGEST_NAME}'

@@ -24,7 +24,8 @@ class Origin:
 
 def origins_of(source: Source, job: Job) -> Iterator[Origin]:
     """Yield every value of a job in the order of the job's keys; `source` is what the job was read from."""
-    return _below((), source.values, job, source)
+    written = {**source.values, "name": job.name}  # a sweep adds its number to the name
+    return _below((), written, job, source)
 
 
 def _below(path: Path, written: Any, read: Any, source: Source) -> Iterator[Origin]:

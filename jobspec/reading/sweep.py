@@ -1,7 +1,7 @@
 """`sweep` of a spec → one spec for each combination of its values, in order; the last key changes fastest.
 
-The folders to which `python -m train` writes get the number of the combination behind them, so that no two runs share
-one.
+The folders to which `python -m train` writes get the number of the combination behind them, and the file that it
+exports gets it in its name, so that no two runs share one.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import posixpath
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,15 +48,18 @@ def combinations(source: Source, *, named: bool) -> Iterator[Source]:
     chosen = itertools.product(*(range(len(values)) for values in sweep.values()))
     for number, positions in enumerate(chosen):
         values = copy.deepcopy(source.values)
-        one = Source(values, dict(source.keys), dict(source.items), source.removed)
+        suffix = f"-{number}" if named else ""
+        one = Source(values, dict(source.keys), dict(source.items), source.removed, suffix)
         for key, position in zip(sweep, positions, strict=True):
             _put(one, _path(key), sweep[key][position], ("sweep", key, position))
         train: Any = values.get("train")
         for folder in _FOLDERS if isinstance(train, dict) else ():
             if isinstance(train.get(folder), str):
                 train[folder] = f"{train[folder].rstrip('/')}/{number}"
-        if named and isinstance(values.get("name"), str):
-            values["name"] = f"{values['name']}-{number}"
+        if isinstance(train, dict) and isinstance(train.get("export"), str):
+            # In the name, because `python -m train` makes no folder for this file.
+            stem, ending = posixpath.splitext(train["export"])
+            train["export"] = f"{stem}-{number}{ending}"
         yield one
 
 
@@ -77,7 +81,9 @@ def _path(key: Any) -> Path:
 
 def _put(source: Source, path: Path, value: Any, read_at: Path) -> None:
     section, key = path
-    there = source.values.setdefault(str(section), {})
+    there = source.values.get(str(section))
+    if there is None:  # no such key, or a key without a value
+        there = source.values[str(section)] = {}
     if isinstance(there, dict):
         there[key] = value
         source.keys[path] = source.keys["sweep", read_at[1]]

@@ -40,12 +40,14 @@ class Source:
     """The values of a spec; `keys` and `items` hold the place of each key and of each value by path.
 
     `removed` holds the places that took a key away: nothing in a later file or in an option.
+    `suffix` is what the job's name gets behind it once the spec is known to be right.
     """
 
     values: dict[str, Any]
     keys: dict[Path, Place]
     items: dict[Path, Place]
     removed: dict[Path, Place] = field(default_factory=dict)
+    suffix: str = ""
 
     def locate(self, finding: Finding) -> Problem:
         """Return the problem at the finding's key or value, or at the nearest parent that is in the file."""

@@ -22,7 +22,7 @@ REMARKS = {"WORLD_SIZE": _SCALES, "PET_NNODES": _SCALES, "GROUP_WORLD_SIZE": _SC
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
     """Every variable of the process at `rank`, in the order in which they are set."""
-    start = [*_by_slurm(plan, rank), *common_variables(plan), *agent_variables(plan)]
+    start = [*_by_slurm(plan, rank), *common_variables(plan), *_swept(plan), *agent_variables(plan)]
     if plan.job.slurm.launcher == "srun":
         return [*start, *_meeting_point(plan), *_numbers(plan, rank)]
     if plan.job.nodes.max == 1:
@@ -55,6 +55,12 @@ def _by_slurm(plan: Plan, rank: Rank) -> list[Variable]:
     if plan.job.device == "cuda" and plan.job.slurm.runtime not in ("docker", "podman"):
         values["CUDA_VISIBLE_DEVICES"] = f"<numbers of the job's {plan.job.procs_per_node} GPUs on the node>"
     return [Variable(name, value, "scheduler") for name, value in values.items()]
+
+
+def _swept(plan: Plan) -> list[Variable]:
+    """The variables that differ between the tasks of a sweep, all of which have the same names."""
+    names = plan.points[0].env if plan.points else ()
+    return [Variable(name, "<value of the combination>", "spec") for name in names]
 
 
 def _meeting_point(plan: Plan) -> list[Variable]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from jobspec import runtimes
 from jobspec.filters import sh
@@ -47,14 +47,26 @@ def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
 @Rule
 def values_fit_into_one_variable(job: Job) -> Iterator[Finding]:
     """The program and its variables reach the tasks as one variable, so that no value is an argument of srun."""
-    words = [*(job.command or ()), *job.setup, *(f"{name}={value}" for name, value in job.env.items())]
+    swept: list[str] = []
     number = math.prod(map(len, job.sweep.values()))
     for key, values in job.sweep.items():
-        words += [f"--{key}={value}" for value in values] * (number // len(values))
-    size = sum(len(sh(word).encode()) + word.count("$") + 16 for word in words)  # 16: what bash writes around a word
+        swept += [f"--{key}={value}" for value in values] * (number // len(values))
+    sizes = {
+        "command": _shell_bytes(job.command or ()),
+        "setup": _shell_bytes(job.setup),
+        # Of each combination it holds the swept variables, too.
+        "env": _shell_bytes(f"{name}={value}" for name, value in job.env.items() if f"env.{name}" not in job.sweep),
+        "sweep": _shell_bytes(swept),
+    }
+    size = sum(sizes.values())
     if size > _LONGEST_TASK:
-        message = f"command, setup and env take {size} bytes as shell text; on Slurm they have {_LONGEST_TASK}"
-        yield Finding(("env",) if job.env else ("command",), message, "put long values in a file", on_key=True)
+        message = f"command, setup, env and sweep take {size} bytes as shell text; on Slurm they have {_LONGEST_TASK}"
+        largest = max(sizes, key=lambda key: sizes[key])
+        yield Finding((largest,), message, "put long values in a file", on_key=True)
+
+
+def _shell_bytes(words: Iterable[str]) -> int:
+    return sum(len(sh(word).encode()) + word.count("$") + 16 for word in words)  # 16: what bash writes around a word
 
 
 @Rule
@@ -84,13 +96,13 @@ def each_task_has_a_cpu(job: Job) -> Iterator[Finding]:
 
 @Rule
 def tasks_of_an_array_keep_apart(job: Job) -> Iterator[Finding]:
-    """All tasks of an array have one spec; folders that each of them writes to must not be the same."""
+    """All tasks of an array have one spec; what each of them writes to must not be the same."""
     if job.slurm.array is None or job.train is None:
         return
-    for key in ("checkpoint_dir", "run_dir"):
+    for key, what in (("checkpoint_dir", "folder"), ("run_dir", "folder"), ("export", "file")):
         if getattr(job.train, key) is not None:
-            message = f"train.{key} is one folder, but slurm.array starts several jobs that would all write to it"
-            hint = "sweep, instead of slurm.array, gives each run values and folders of its own"
+            message = f"train.{key} is one {what}, but slurm.array starts several jobs that would all write to it"
+            hint = f"sweep, instead of slurm.array, gives each run values and a {what} of its own"
             yield Finding(("train", key), message, hint)
 
 

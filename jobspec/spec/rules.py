@@ -53,7 +53,15 @@ def one_program(job: Job) -> Iterator[Finding]:
         problem = f"{empty[0][0]} is empty" if empty else "neither train nor command"
         hint = "train: {model: mnist_cnn}"
         yield Finding(empty[0] if empty else ("command",), f"{problem}: what should run?", hint, on_key=True)
-    if job.train is not None and job.command is not None:
+    if job.train is None or job.command is None:
+        return
+    swept = [key for key in job.sweep if key.startswith("train.")]
+    if job.train.model_fields_set <= {key.removeprefix("train.") for key in swept}:
+        # There is a train only because of the sweep.
+        for key in swept:
+            hint = "sweep env.NAME, a variable that the command reads; or leave command out"
+            yield Finding(("sweep", key), f"{key} is a key of train, but the job has a command", hint, on_key=True)
+    else:
         yield Finding(("command",), "both train and command: only one can run", on_key=True)
 
 

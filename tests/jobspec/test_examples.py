@@ -99,6 +99,18 @@ def test_example_of_a_job_and_a_site_is_rendered_from_both(root: Path) -> None:
     assert "+exec torchrun --nnodes=4 " in check(root)
 
 
+def test_example_of_one_combination_of_a_sweep_is_rendered_from_it(root: Path) -> None:
+    with (root / "jobs" / "quickstart.yaml").open("a") as job:
+        job.write("sweep: {train.seed: [5, 6]}\n")
+    words = ("torchrun", "jobs/quickstart.yaml", "--set", "nodes=2", "--sweep-index", "1", "-o", str(root / EXAMPLE))
+    assert command_line(root, *words).returncode == 0
+    assert check(root) == ""
+    example = (root / EXAMPLE).read_text()
+    for number in ("2", "-1", "one"):
+        (root / EXAMPLE).write_text(example.replace("--sweep-index 1`", f"--sweep-index {number}`"))
+        assert "cannot be rendered" in check(root)
+
+
 def test_header_that_would_reach_out_of_jobs_is_no_command(root: Path) -> None:
     example = root / EXAMPLE
     example.write_text("# Rendered by `render.py torchrun ../secret.yaml`; edit the spec, not this file.\n")

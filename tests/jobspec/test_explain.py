@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobspec import targets
-from jobspec.artifact import load
+from jobspec.artifact import load, plans_of, read
 from jobspec.explain import as_json, as_table, explain
 from jobspec.problems import SpecError
 
@@ -78,6 +78,18 @@ def test_values_of_several_lines_stay_on_one_and_secrets_are_only_names(
     assert '"two\\nlines "' in table
     assert seen["TOKEN"] == "<secret>"
     assert "hush" not in table
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_variables_that_differ_between_the_tasks_of_a_sweep_are_told(launcher: str, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    sweep = "sweep: {env.A: [x, y], env.B: [z], env.OMP_NUM_THREADS: ['1', '2']}"
+    job.write_text(f"{BASE}nodes: 2\nenv: {{A: w}}\n{sweep}\nslurm: {{launcher: {launcher}}}\n")
+    module = targets.load("slurm")
+    (plan,) = plans_of(read(str(job)), module)
+    set_by_spec = [one for one in explain(plan, module).processes[0].variables if one.set_by == "spec"]
+    differs = "<value of the combination>"
+    assert {one.name: one.value for one in set_by_spec} == {"A": differs, "B": "z", "OMP_NUM_THREADS": differs}
 
 
 @unnamed_nodes

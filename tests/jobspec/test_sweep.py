@@ -23,7 +23,8 @@ nodes: 2
 procs_per_node: 1
 device: cpu
 image: a/b:1
-train: {model: mlp, dataset: synthetic, seed: 5, run_dir: "/runs/it's $a/", checkpoint_dir: /checkpoints}
+train:
+  {model: mlp, dataset: synthetic, seed: 5, run_dir: "/runs/it's $a/", checkpoint_dir: /checkpoints, export: /e.x/w}
 sweep:
   train.lr: [0.1, 0.01]
   train.data_root: [a b, "$(touch pwned) ${A} $$"]
@@ -35,8 +36,12 @@ slurm: {preflight: false}
 def flags_of(number: int) -> set[str]:
     """What combination `number` has of its own: the last key changes fastest."""
     root = ["a b", "$(touch pwned) ${A} $$"][number // 2 % 2]
-    folders = {f"--run-dir=/runs/it's $a/{number}", f"--checkpoint-dir=/checkpoints/{number}"}
-    return {f"--lr={[0.1, 0.01][number // 4]}", f"--data-root={root}", *folders}
+    written = {
+        f"--run-dir=/runs/it's $a/{number}",
+        f"--checkpoint-dir=/checkpoints/{number}",
+        f"--export=/e.x/w-{number}",
+    }
+    return {f"--lr={[0.1, 0.01][number // 4]}", f"--data-root={root}", *written}
 
 
 def note_of(number: int) -> str:
@@ -105,6 +110,19 @@ def test_index_outside_of_the_sweep_is_refused(spec: str) -> None:
         render("slurm", spec, ["sweep="], sweep_index=0)
     with pytest.raises(SpecError, match="sweep has 1024 combinations; at most 1000"):
         render("slurm", spec, ["sweep={train.seed: " + str(list(range(32))) + ", train.epochs: " + str([1] * 32) + "}"])
+
+
+@pytest.mark.parametrize("key", ["train.data_root", "env.NOTE"])
+def test_values_too_long_for_slurm_are_told_at_the_sweep(key: str, spec: str) -> None:
+    with pytest.raises(SpecError) as error:
+        render("slurm", spec, [f"sweep={{{key}: [{', '.join(f'{n}' + 'x' * 40_000 for n in range(4))}]}}"])
+    (problem,) = error.value.problems
+    assert problem.place.written == "sweep"
+    assert problem.message.startswith("command, setup, env and sweep take 1601")
+
+
+def test_exported_file_keeps_its_suffix(spec: str) -> None:
+    assert "--export=/e/w-3.safetensors" in render("torchrun", spec, ["train.export=/e/w.safetensors"], sweep_index=3)
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.render.command import QUICKSTART, command_line
 
 
@@ -36,3 +38,32 @@ def test_explain_says_where_each_value_comes_from(site: Path) -> None:
     assert ["key", "from", "value"] not in [
         line.split() for line in command_line(*words[:5]).stdout.decode().splitlines()
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "run_dir", "rate", "letter"),
+    [
+        (["slurm"], "job", "runs/0", 0.1, "x"),
+        (["slurm", "--sweep-index", "3"], "job-3", "runs/3", 0.2, "y"),
+        (["jobset"], "job-0", "runs/0", 0.1, "x"),
+        (["compose", "--sweep-index", "1"], "job-1", "runs/1", 0.1, "y"),
+    ],
+)
+def test_origins_of_a_sweep_are_those_of_the_combination_that_is_explained(
+    words: list[str], name: str, run_dir: str, rate: float, letter: str, tmp_path: Path
+) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "name: job\nnodes: 2\nprocs_per_node: 1\ndevice: cpu\nimage: a/b\ntrain: {run_dir: runs}\n"
+        "sweep: {train.lr: [0.1, 0.2], env.A: [x, y]}\n"
+    )
+    done = command_line("explain", str(job), "--origin", "--target", *words)
+    rows = [line.split() for line in done.stdout.decode().splitlines()]
+    for row in (
+        ["name", f"{job}:1", name],
+        ["train.run_dir", f"{job}:6", run_dir],
+        ["train.lr", f"{job}:7", str(rate)],
+        ["env.A", f"{job}:7", letter],
+    ):
+        assert row in rows
+    assert (b"values of the first." in done.stdout) == (words == ["slurm"])

@@ -24,6 +24,14 @@ def test_unknown_argument_is_answered_with_the_usage_of_its_command() -> None:
     assert done.stderr.endswith(b"render.py torchrun: error: unrecognized arguments: --noes=3\n")
 
 
+@pytest.mark.parametrize("number", ["1000", "-1", "one", ""])
+def test_number_of_a_combination_is_answered_with_its_range(number: str) -> None:
+    done = command_line("torchrun", QUICKSTART, "--sweep-index", number)
+    assert done.returncode == 2
+    message = f"render.py torchrun: error: argument --sweep-index: must be a number from 0 to 999, not {number}\n"
+    assert done.stderr.decode().endswith(message)
+
+
 def test_version_is_that_of_the_package() -> None:
     done = command_line("--version")
     assert (done.returncode, done.stdout.decode()) == (0, f"render.py {train.__version__}\n")
