@@ -155,6 +155,7 @@ def _unknown_key(path: Path) -> Finding:
         hint = f"a spec calls it {dotted(home)}"
     elif homes:
         hint = f'"{key}" belongs to {" or ".join(homes)}'
+        hint += ", and is a type such as h100; procs_per_node says how many" if key == "gpu" else ""
     elif synonyms.is_option_of_sbatch(path):
         hint = f"slurm: {{options: {{{key.replace('_', '-')}: …}}}}"
     elif guess:

@@ -41,7 +41,7 @@ _OPTIONS_INSTEAD_OF_KEYS = {
 # Options with which sbatch does not run the script at all.
 _NO_JOB = {"help", "usage", "version", "test-only", "wrap"}
 _MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
-_EXCLUSIVE = (True, "user", "mcs", "topo")
+_EXCLUSIVE = ("user", "mcs", "topo")
 
 # Options of srun that the script sets itself.
 _SRUN_OPTIONS_OF_SCRIPT = {
@@ -93,7 +93,7 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
 def options_have_the_values_that_sbatch_reads(job: Job) -> Iterator[Finding]:
     for name, value in job.slurm.options.items():
         path = ("slurm", "options", name)
-        if name == "exclusive" and value not in _EXCLUSIVE:
+        if name == "exclusive" and value is not True and value not in _EXCLUSIVE:
             message = f"slurm.options: exclusive is {value}, which sbatch does not know"
             yield Finding(path, message, "true, user, mcs or topo; leave it out to share nodes")
         elif name in FLAGS and value is not True:

@@ -130,7 +130,14 @@ SweptValue = Annotated[
     bool | int | float | str,
     Value("a plain value", _read_swept, {"type": ["boolean", "number", "string"]}),
 ]
-GpuType = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", "a type of GPU such as h100 or a100-80gb")]
+GpuType = Annotated[
+    str,
+    matching(
+        # A number would be how many, also for Slurm.
+        r"(?=.*[A-Za-z])[A-Za-z0-9][A-Za-z0-9_.-]{0,62}",
+        "a type of GPU such as h100 or a100-80gb (procs_per_node says how many)",
+    ),
+]
 SlurmOption = Annotated[str, matching(r"[a-z][a-z0-9-]+", "the long name of an sbatch option, without --")]
 
 
