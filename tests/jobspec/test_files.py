@@ -131,7 +131,10 @@ def test_pattern_that_the_system_refuses_is_told_beside_the_other_problems(
 ) -> None:
     with pytest.raises(SpecError) as error:
         render(target, "job.yaml", [f"files=[{pattern}]", "zebra=1"])
-    assert [problem.message.partition(":")[0] for problem in error.value.problems] == ["files[0]", 'unknown key "zebra"']
+    assert [problem.message.partition(":")[0] for problem in error.value.problems] == [
+        "files[0]",
+        'unknown key "zebra"',
+    ]
 
 
 def test_more_than_a_config_map_holds_is_refused_and_much_is_said(folder: Path) -> None:
