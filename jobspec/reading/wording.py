@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence, Set
-from contextlib import suppress
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -149,17 +148,17 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
 
 
 def _command_hint(value: str, source: Source) -> str:
-    """Return the list that a command line was probably meant to be; nothing where a rule would refuse that."""
-    words: list[str] = []
-    with suppress(ValueError):  # a quote that is not closed
-        words = shlex.split(value)
+    """Return the list that a command line was probably meant to be; nothing where that would be refused."""
     given = source.values.get("no_python") is True
-    words = words if given else from_script(words)  # torchrun starts Python itself
-    no_python = given or (bool(words) and is_for_a_shell(words[0]))
-    job = Job.model_construct(command=words, no_python=no_python)
-    checks = (rules.command_begins_with_a_program, rules.command_begins_with_a_script)
-    refused = not words or _refusal(("command",), words) or any(True for rule in checks for _ in rule.check(job))
-    if refused:
+    try:
+        words = shlex.split(value)
+        words = words if given else from_script(words)  # torchrun starts Python itself
+        no_python = given or any(map(is_for_a_shell, words[:1]))
+        spec = {"name": "a", "nodes": 1, "procs_per_node": 1, "command": words, "no_python": no_python}
+        job = Job.model_validate(spec, strict=True)
+    except ValueError:  # a quote that is not closed, no word at all, a control character
+        return ""
+    if any([*rules.command_begins_with_a_program.check(job), *rules.command_begins_with_a_script.check(job)]):
         return ""
     return f"write command: {_in_yaml(words)}{' and no_python: true' if no_python and not given else ''}"
 
