@@ -152,6 +152,9 @@ def test_hint_for_a_text_of_an_option_survives_the_shell(setting: str, hint: str
         ('max_restarts: "true"', ""),
         ('max_restarts: "99999"', ""),
         ('train: {lr: "0.5"}', "without the quotes it is one"),
+        ("time_limit: 0", ""),
+        ("time_limit: -5", ""),
+        ("resources: {memory: 2000TB}", "no node has more than 1024TiB"),
         ('no_python: "true"', "without the quotes it is one"),
     ],
 )
@@ -160,3 +163,10 @@ def test_hint_does_not_lead_to_the_next_mistake(keys: str, hint: str) -> None:
     with pytest.raises(SpecError) as error:
         validate(parse(f"name: job\nnodes: 1\nprocs_per_node: 1\n{program}{keys}\n", "job.yaml"))
     assert [problem.hint for problem in error.value.problems] == [hint]
+
+
+@pytest.mark.parametrize("nodes", ["4:2", "0:4", "2-99999", f"1:{'9' * 5000}"])
+def test_range_that_is_none_is_not_recommended(nodes: str) -> None:
+    with pytest.raises(SpecError) as error:
+        validate(parse(f"name: job\nnodes: '{nodes}'\nprocs_per_node: 1\ncommand: [mine.py]\n", "job.yaml"))
+    assert [problem.hint for problem in error.value.problems] == [""]
