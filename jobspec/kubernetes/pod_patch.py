@@ -27,7 +27,7 @@ _FREE_NAMES = """
     shareProcessNamespace tolerations topologySpreadConstraints volumes containers nodeSelector imagePullSecrets
     automountServiceAccountToken enableServiceLinks
 """
-_FREE = frozenset(_FREE_NAMES.split())
+FREE = frozenset(_FREE_NAMES.split())
 _DECIDED = {
     "activeDeadlineSeconds": "time_limit",
     "hostNetwork": "kubernetes.host_network",
@@ -102,8 +102,8 @@ def patch_keeps_the_plumbing(job: Job) -> Iterator[Finding]:
         if key in _DECIDED:
             message = f"kubernetes.pod: {key} is set from {_DECIDED[key]}"
             yield Finding((*at, key), message, "leave it out", on_key=True)
-        elif key not in _FREE:
-            guess = nearest(key, _FREE)
+        elif key not in FREE:
+            guess = nearest(key, FREE)
             hint = f'did you mean "{guess}"?' if guess else "these are keys of a pod's spec, such as affinity"
             yield Finding((*at, key), f"kubernetes.pod: a pod's spec has no key {key}", hint, on_key=True)
     for kind in ("containers", "initContainers", "volumes", "tolerations"):

@@ -110,7 +110,7 @@ def further_resources_are_known_to_a_cluster(job: Job) -> Iterator[Finding]:
             message = f"resources.devices: {name} is not the full name of a device"
             yield Finding(path, message, "as in `kubectl describe node`, such as vpc.amazonaws.com/efa", on_key=True)
         elif (pages or name == DISK) and isinstance(amount, int):
-            yield Finding(path, f"resources.devices.{name} must be a size", f"{name}: {amount}GiB")
+            yield Finding(path, f"resources.devices.{name} must be a size", f"{name}: 20GiB")
         elif not (pages or name == DISK) and isinstance(amount, str):
             yield Finding(path, f"resources.devices.{name} must be a whole number of devices")
         elif pages and job.resources.cpus is None and job.resources.memory is None:
@@ -164,7 +164,9 @@ def tolerations_make_sense(job: Job) -> Iterator[Finding]:
         name = f"kubernetes.tolerations[{number}]"
         if toleration.operator == "Exists" and toleration.value:
             yield Finding((*path, "value"), f"{name}.value: operator Exists compares no value", "leave one of them out")
-        if toleration.operator == "Equal" and toleration.key is None:
+        if toleration.operator == "Equal" and toleration.key is None and toleration.value:
+            yield Finding((*path, "value"), f"{name} has a value, but no key of a taint", "key: NAME", on_key=True)
+        elif toleration.operator == "Equal" and toleration.key is None:
             yield Finding(path, f"{name} has no key, so its operator must be Exists", "operator: Exists", on_key=True)
         if toleration.seconds is not None and toleration.effect != "NoExecute":
             yield Finding((*path, "seconds"), f"{name}.seconds is only for effect NoExecute", "effect: NoExecute")

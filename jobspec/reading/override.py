@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from jobspec.problems import Path, Place, Problem, SpecError, option_place
-from jobspec.reading.yaml_source import Reader, Source
+from jobspec.reading.yaml_source import MAX_DEPTH, Reader, Source
 
 
 def override(source: Source, overrides: Sequence[str]) -> Source:
@@ -36,6 +36,10 @@ def _apply(source: Source, assignment: str, number: int) -> None:
     place = replace(place, length=max(1, len(key)))
     if not equals or not key:
         raise SpecError([Problem(place, "not KEY=VALUE", "for example --set train.epochs=3")])
+    if wrong := next((char for char in key if not char.isprintable()), ""):
+        raise SpecError([Problem(place, f"character U+{ord(wrong):04X} is not allowed in KEY")])
+    if key.count(".") >= MAX_DEPTH:
+        raise SpecError([Problem(place, f"nested deeper than {MAX_DEPTH} levels; no job spec is")])
     reader = Reader(value, place.name, replace(place, column=len(key) + 2))
     new = reader.document()
     if reader.problems:
@@ -82,6 +86,8 @@ def _step(parent: Any, part: str, path: Path, place: Place) -> str | int:
     kind, whole = "no mapping", f"{{{part}: …}}"
     if isinstance(parent, list):
         kind, whole = f"a list of {len(parent)}", "[…]"
+    elif path == ("nodes",):
+        whole = "{min: …, max: …}"
     hint = f"its last element is {above}.{len(parent) - 1}; " if isinstance(parent, list) and parent else ""
     hint += f"set it as a whole: --set '{above}={whole}'"
     raise SpecError([Problem(place, f'"{above}" is {kind}; there is no "{part}" in it', hint)])

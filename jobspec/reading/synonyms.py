@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 
+from jobspec.kubernetes.pod_patch import FREE as KEYS_OF_A_POD
 from jobspec.problems import Path
 from jobspec.reading.sbatch_options import OPTIONS
+from jobspec.slurm.option_rules import instead
+from jobspec.spec.kubernetes import Kubernetes
 
 # By the key as people write it, in snake case; the path is from the root of the spec.
 _EVERYWHERE: dict[str, Path] = {
-    **dict.fromkeys(["script", "args", "arguments", "argv", "cmd", "entrypoint", "program"], ("command",)),
+    **dict.fromkeys(["script", "args", "arguments", "argv", "cmd", "entrypoint", "program", "wrap"], ("command",)),
     **dict.fromkeys(["container", "container_image", "docker_image"], ("image",)),
     **dict.fromkeys(["environment", "env_vars", "variables", "envs"], ("env",)),
     **dict.fromkeys(["volumes", "volume_mounts", "container_mounts", "binds"], ("mounts",)),
@@ -44,7 +47,7 @@ _IN_SECTION: dict[str, dict[str, Path]] = {
         **dict.fromkeys(["image_pull_secret", "pull_secrets"], ("kubernetes", "image_pull_secrets")),
         **dict.fromkeys(["local_queue", "queue_name"], ("kubernetes", "queue")),
         **dict.fromkeys(["ttl_seconds_after_finished"], ("kubernetes", "ttl")),
-        **dict.fromkeys(["affinity", "init_containers", "runtime_class_name", "host_ipc"], ("kubernetes", "pod")),
+        "priority": ("kubernetes", "priority_class"),
     },
 }
 
@@ -59,11 +62,20 @@ def home_of(path: Path) -> Path | None:
     key, section = snake_case(str(path[-1])), str(path[0])
     if len(path) > 1 and (home := _IN_SECTION.get(section, {}).get(key)):
         return home
-    if len(path) <= 2 and section != "train" and (home := _EVERYWHERE.get(key)):
-        return home
+    home = _EVERYWHERE.get(key) if len(path) <= 2 and section != "train" else None
+    return None if home == path[:-1] else home
+
+
+def way_of(path: Path) -> str | None:
+    """Return what to write for a key right below `slurm` or `kubernetes` that is sbatch's or of a pod's spec."""
+    if len(path) != 2:
+        return None
+    key = snake_case(str(path[1]))
+    if path[0] == "slurm" and (option := key.replace("_", "-")) in OPTIONS:
+        return instead(option)
+    if path[0] == "kubernetes" and key not in Kubernetes.model_fields and key in _KEYS_OF_A_POD:
+        return f"kubernetes: {{pod: {{{_KEYS_OF_A_POD[key]}: …}}}}"
     return None
 
 
-def is_option_of_sbatch(path: Path) -> bool:
-    """Return True for a key right below `slurm` that is an option of sbatch."""
-    return len(path) == 2 and path[0] == "slurm" and str(path[1]).replace("_", "-") in OPTIONS
+_KEYS_OF_A_POD = {snake_case(key): key for key in KEYS_OF_A_POD}

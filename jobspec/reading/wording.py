@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Set
-from contextlib import suppress
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -15,7 +14,8 @@ from pydantic_core import ErrorDetails
 from jobspec.problems import Finding, Path
 from jobspec.reading import synonyms
 from jobspec.reading.yaml_source import Source, typed
-from jobspec.spec.command import from_script
+from jobspec.spec import rules
+from jobspec.spec.command import from_script, is_for_a_shell
 from jobspec.spec.job import Job
 from train.config import expected, nearest
 
@@ -75,6 +75,11 @@ def shown(value: Any) -> str:
 def _finding(detail: ErrorDetails, source: Source) -> Finding:
     path, kind, value = detail["loc"], detail["type"], detail["input"]
     context = detail.get("ctx", {})
+    if kind == "string_type" and (value is None or isinstance(value, bool | int | float)):
+        # Quotes are the answer only if what is in them is then accepted.
+        text = _written(path, source) if value is not None else ""
+        if refusal := _refusal(path, text):
+            return _finding({**refusal, "loc": path, "input": None if value is None else text}, source)
     if path and path[-1] == KEY:
         return Finding(path[:-1], f"{dotted(path[:-2])}: a key must be {context['expected']}", on_key=True)
     if kind == "missing":
@@ -86,7 +91,8 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
     if kind == "unknown_name":
         guess = context["nearest"]
         hint = f'did you mean "{guess}"?' if guess else ""
-        return Finding(path, f'{dotted(path)}: "{value}" is none of {context["allowed"]}', hint)
+        message = f"{dotted(path)}: {shown(value)} is none of {context['allowed']}"
+        return Finding(path, message, hint, on_key=value is None)
     if kind == _DISAGREE:
         return Finding((*path, context["key"]), f"{dotted(path)}.{detail['msg']}", on_key=True)
     wanted = expected(detail)
@@ -98,8 +104,25 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
     return Finding(path, f"{dotted(path)} must be {wanted}, not {shown(value)}", hint, on_key)
 
 
+def _written(path: Path, source: Source) -> str:
+    return source.items[path].written if path in source.items else ""
+
+
+def _refusal(path: Path, value: Any) -> ErrorDetails | None:
+    """Return what the models of the spec have against a value at a path; None if they accept it."""
+    at = tuple(0 if isinstance(part, int) else part for part in path)
+    for part in reversed(at):
+        value = [value] if part == 0 else {part: value}
+    try:
+        Job.model_validate(value, strict=True)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        return next((one for one in details if one["loc"][: len(at)] == at and one["loc"][-1] != KEY), None)
+    return None
+
+
 def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str:
-    written = source.items[path].written if path in source.items else ""
+    written = _written(path, source)
     if kind == "string_type" and (value is None or isinstance(value, bool | int | float)):
         text = f'"{written if value is not None else ""}"'
         place = source.items.get(path, source.keys.get(path))
@@ -109,10 +132,13 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
         return f"put it in quotes: {text}" if value is not None else f"for an empty text write {text}"
     if kind == "model_type" and (model := model_at(path)):
         return f"its keys: {', '.join(model.model_fields)}"
+    if kind == "list_type" and (model := model_at(path)):
+        return f"a list of mappings with the keys {', '.join(model.model_fields)}"
     if kind == "list_type" and isinstance(value, str):
-        return f"write {path[-1]}: [{', '.join(_as_list(path, value))}]"
+        return _command_hint(value, source) if path == ("command",) else _list_hint(path, value)
     if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str) and written[:1] in ('"', "'"):
-        return "without the quotes it is one" if value in ("true", "false") or value.isdigit() else ""
+        plain = typed(value)
+        return "without the quotes it is one" if plain is not None and not _refusal(path, plain) else ""
     if kind == "literal_error" and isinstance(value, str):
         allowed = wanted.split('"')[1::2]
         known = _OTHER_NAMES.get(value.lower())
@@ -121,14 +147,35 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
     return ""
 
 
-def _as_list(path: Path, value: str) -> list[str]:
-    """Return the elements of the list that a text was probably meant to be, in YAML's notation."""
+def _command_hint(value: str, source: Source) -> str:
+    """Return the list that a command line was probably meant to be; nothing where that would be refused."""
+    given = source.values.get("no_python") is True
+    try:
+        words = shlex.split(value)
+        words = words if given else from_script(words)  # torchrun starts Python itself
+        no_python = given or any(map(is_for_a_shell, words[:1]))
+        spec = {"name": "a", "nodes": 1, "procs_per_node": 1, "command": words, "no_python": no_python}
+        job = Job.model_validate(spec, strict=True)
+    except ValueError:  # a quote that is not closed, no word at all, a control character
+        return ""
+    if any([*rules.command_begins_with_a_program.check(job), *rules.command_begins_with_a_script.check(job)]):
+        return ""
+    return f"write command: {_in_yaml(words)}{' and no_python: true' if no_python and not given else ''}"
+
+
+def _list_hint(path: Path, value: str) -> str:
+    """Return the list that a text was probably meant to be; nothing where that would be refused."""
+    if path[0] == "sweep":  # of text or of numbers
+        return ""
     words = value.splitlines()
-    if path == ("command",):
-        with suppress(ValueError):  # a quote that is not closed
-            words = shlex.split(value)
-        words = from_script(words)  # torchrun starts Python itself
-    return [word if _PLAIN.fullmatch(word) and typed(word) == word else shown(word) for word in words]
+    if path[-1] not in ("setup", "prologue", "epilogue"):
+        words = [word for word in re.split(r"\s*[,\n]\s*", value.strip()) if word]
+    return f"write {path[-1]}: {_in_yaml(words)}" if words and not _refusal(path, words) else ""
+
+
+def _in_yaml(words: Sequence[str]) -> str:
+    plain = [word if _PLAIN.fullmatch(word) and typed(word) == word else shown(word) for word in words]
+    return f"[{', '.join(plain)}]"
 
 
 def _missing(path: Path, removed: bool) -> Finding:
@@ -155,8 +202,9 @@ def _unknown_key(path: Path) -> Finding:
         hint = f"a spec calls it {dotted(home)}"
     elif homes:
         hint = f'"{key}" belongs to {" or ".join(homes)}'
-    elif synonyms.is_option_of_sbatch(path):
-        hint = f"slurm: {{options: {{{key.replace('_', '-')}: …}}}}"
+        hint += ", and is a type such as h100; procs_per_node says how many" if key == "gpu" else ""
+    elif way := synonyms.way_of(path):
+        hint = way
     elif guess:
         hint = f'did you mean "{guess}"?'
     return Finding(path, message, hint, on_key=True)
@@ -170,7 +218,7 @@ def _meant(path: Path) -> str | None:
     home = synonyms.home_of(path)
     if home is not None:
         return str(home[-1]) if home[:-1] == path[:-1] else None
-    if synonyms.is_option_of_sbatch(path):
+    if synonyms.way_of(path):
         return None
     key = synonyms.snake_case(str(path[-1]))
     return key if key in model.model_fields else nearest(str(path[-1]), model.model_fields)

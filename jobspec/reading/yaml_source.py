@@ -21,7 +21,7 @@ from yaml.reader import Reader as YamlReader
 from jobspec.problems import Finding, Path, Place, Problem, SpecError
 
 MAX_BYTES = 1 << 20  # a job spec is a page; this stops /dev/zero and a data set given by mistake
-_MAX_DEPTH = 20  # the deepest key of the spec is at 5; much deeper nesting would exhaust Python's stack
+MAX_DEPTH = 20  # the deepest key of the spec is at 5; much deeper nesting would exhaust Python's stack
 
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # what PyYAML counts as a line break
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
@@ -187,8 +187,8 @@ class Reader:
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             self.add(place, f'tag "{tag}": a job spec has no tags', "quotes make a value text")
-        if len(path) > _MAX_DEPTH:
-            self.add(place, f"nested deeper than {_MAX_DEPTH} levels; no job spec is")
+        if len(path) > MAX_DEPTH:
+            self.add(place, f"nested deeper than {MAX_DEPTH} levels; no job spec is")
             raise _Stop
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(path)

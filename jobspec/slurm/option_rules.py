@@ -41,7 +41,7 @@ _OPTIONS_INSTEAD_OF_KEYS = {
 # Options with which sbatch does not run the script at all.
 _NO_JOB = {"help", "usage", "version", "test-only", "wrap"}
 _MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
-_EXCLUSIVE = (True, "user", "mcs", "topo")
+_EXCLUSIVE = ("user", "mcs", "topo")
 
 # Options of srun that the script sets itself.
 _SRUN_OPTIONS_OF_SCRIPT = {
@@ -61,6 +61,17 @@ _SRUN_OPTIONS_OF_SCRIPT = {
 }
 _SRUN_OPTIONS_FOR_PYXIS = {"container-image": "image", "container-mounts": "mounts", "container-env": "env and secrets"}
 
+_BY_HAND = "give it to sbatch by hand"
+_OF_SRUN = "slurm: {srun_options: {overcommit: true}}"
+
+
+def instead(name: str) -> str:
+    """What to do with an option of sbatch that somebody wrote as a key of `slurm`."""
+    if name in _OPTIONS_OF_KEYS:
+        return f"it is set from {_OPTIONS_OF_KEYS[name]}; leave it out"
+    special = {**dict.fromkeys(_NO_JOB, _BY_HAND), "overcommit": _OF_SRUN}
+    return special.get(name, f"slurm: {{options: {{{name}: …}}}}")
+
 
 @Rule
 def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
@@ -71,7 +82,7 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
             yield Finding(path, message, "leave it out", on_key=True)
         if name in _NO_JOB:
             message = f"slurm.options: with {name} sbatch does not run this script"
-            yield Finding(path, message, "give it to sbatch by hand", on_key=True)
+            yield Finding(path, message, _BY_HAND, on_key=True)
         if name == "mem" and job.resources.memory is None and str(value) != "0":
             message = "slurm.options: mem is set from resources.memory"
             yield Finding(path, message, "mem: 0 asks for all memory of a node", on_key=True)
@@ -83,7 +94,7 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
             yield Finding(path, message, "leave one of them out", on_key=True)
         if name == "overcommit":
             message = "slurm.options: overcommit does not reach the tasks: the script drops SLURM_OVERCOMMIT"
-            yield Finding(path, message, "slurm: {srun_options: {overcommit: true}}", on_key=True)
+            yield Finding(path, message, _OF_SRUN, on_key=True)
         if name == "gres" and re.match(r"(.*,)?(gres:|gres/)?gpu\b", str(value)):
             message = "slurm.options: GPUs follow from procs_per_node"
             yield Finding(path, message, "gpu: h100 asks for GPUs of one type", on_key=True)
@@ -93,7 +104,7 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
 def options_have_the_values_that_sbatch_reads(job: Job) -> Iterator[Finding]:
     for name, value in job.slurm.options.items():
         path = ("slurm", "options", name)
-        if name == "exclusive" and value not in _EXCLUSIVE:
+        if name == "exclusive" and value is not True and value not in _EXCLUSIVE:
             message = f"slurm.options: exclusive is {value}, which sbatch does not know"
             yield Finding(path, message, "true, user, mcs or topo; leave it out to share nodes")
         elif name in FLAGS and value is not True:

@@ -79,11 +79,11 @@ def sweep_is_the_array(job: Job) -> Iterator[Finding]:
 @Rule
 def array_counts_up(job: Job) -> Iterator[Finding]:
     for first, last, step in re.findall(r"([0-9]+)-([0-9]+)(?::([0-9]+))?", job.slurm.array or ""):
+        hint = "-".join(sorted((first, last), key=int))
         if int(last) < int(first):
-            message = f"slurm.array: {first}-{last} ends below its beginning"
-            yield Finding(("slurm", "array"), message, f"{last}-{first}")
+            yield Finding(("slurm", "array"), f"slurm.array: {first}-{last} ends below its beginning", hint)
         if step and int(step) == 0:
-            yield Finding(("slurm", "array"), f"slurm.array: a step of {step} never ends", f"{first}-{last}")
+            yield Finding(("slurm", "array"), f"slurm.array: a step of {step} never ends", hint)
 
 
 @Rule

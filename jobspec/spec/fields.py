@@ -40,7 +40,7 @@ LabelValue = Annotated[
     str,
     matching(
         r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?",
-        'a Kubernetes label value (at most 63 letters, digits, "-", "_" and ".")',
+        'a Kubernetes label value (at most 63 letters, digits, "-", "_" and ".", letters or digits at both ends)',
     ),
 ]
 ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -57,7 +57,7 @@ _PATH = r'/[^\u0000-\u001f\u007f-\u009f\u2028\u2029:,"\\$]*'
 
 def _read_path(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError if re.fullmatch(_PATH, str(value)) else ValueError
+        raise TypeError
     if re.fullmatch(_PATH, value):
         return value
     if value.startswith("~"):
@@ -90,7 +90,11 @@ FilePattern = Annotated[
     ),
 ]
 SlurmWord = Annotated[
-    str, matching(r"[A-Za-z0-9_][A-Za-z0-9_.,:@%+-]*", "a word of letters, digits and _ . , : @ % + -")
+    str,
+    matching(
+        r"[A-Za-z0-9_][A-Za-z0-9_.,:@%+-]*",
+        "a word of letters, digits and _ . , : @ % + -, the first a letter, a digit or _",
+    ),
 ]
 SlurmConstraint = Annotated[
     str,
@@ -112,7 +116,7 @@ def _read_shell_line(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
     if not re.fullmatch(_LINE, value):
-        raise ValueError("each line is an element of its own" if re.fullmatch(LINES, value) else "")
+        raise ValueError("each line is an element of its own" if "\n" in value else "")
     return value
 
 
@@ -130,7 +134,14 @@ SweptValue = Annotated[
     bool | int | float | str,
     Value("a plain value", _read_swept, {"type": ["boolean", "number", "string"]}),
 ]
-GpuType = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", "a type of GPU such as h100 or a100-80gb")]
+GpuType = Annotated[
+    str,
+    matching(
+        # A number would be how many, also for Slurm.
+        r"(?=.*[A-Za-z])[A-Za-z0-9][A-Za-z0-9_.-]{0,62}",
+        "a type of GPU such as h100 or a100-80gb (procs_per_node says how many)",
+    ),
+]
 SlurmOption = Annotated[str, matching(r"[a-z][a-z0-9-]+", "the long name of an sbatch option, without --")]
 
 

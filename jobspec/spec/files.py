@@ -63,5 +63,7 @@ def files_are_here(job: Job) -> Iterator[Finding]:
 def _matching(pattern: str) -> list[str]:
     try:
         return sorted(path.as_posix() for path in Path().glob(pattern) if path.is_file())
-    except (ValueError, IndexError):  # "." or "a**", which pathlib takes for no pattern
+    except (ValueError, IndexError, RecursionError):  # ".", "a**" or a thousand folders: for pathlib no pattern
         return []
+    except OSError:  # problem() says why: a name that is too long, a folder of somebody else
+        return [pattern]

@@ -72,8 +72,9 @@ class Nodes(Section):
         if isinstance(value, Mapping):
             return value
         expected = f"a whole number from 1 to {MAX_NODES}, or {{min: 1, max: 4}} for an elastic job"
-        found = re.fullmatch(r"([0-9]+)[:-]([0-9]+)", value) if isinstance(value, str) else None
-        hint = f"write {{min: {found[1]}, max: {found[2]}}}" if found else ""
+        found = re.fullmatch(r"([0-9]{1,5})[:-]([0-9]{1,5})", value) if isinstance(value, str) else None
+        least, most = (int(found[1]), int(found[2])) if found else (0, 0)
+        hint = f"write {{min: {least}, max: {most}}}" if 1 <= least <= most <= MAX_NODES else ""
         raise PydanticCustomError("unexpected", "must be {expected}", {"expected": expected, "hint": hint})
 
     @classmethod

@@ -11,18 +11,16 @@ _LARGEST = 1 << 50  # bytes, 1024 TiB: a slip of the finger is no size
 
 
 def _read_size(value: Any) -> int:
-    found = re.fullmatch(r"([1-9][0-9]{0,8})(MiB|GiB|TiB)", value) if isinstance(value, str) else None
+    found = re.fullmatch(r"\s*([1-9][0-9]{0,8})\s*([MGT])i?B?\s*", str(value), re.IGNORECASE)
     if not found:
-        raise ValueError(_size_hint(value))
-    size = int(found[1]) << {"MiB": 20, "GiB": 30, "TiB": 40}[found[2]]
+        raise ValueError
+    unit = found[2].upper()
+    size = int(found[1]) << {"M": 20, "G": 30, "T": 40}[unit]
     if size > _LARGEST:
         raise ValueError("no node has more than 1024TiB")
+    if value != f"{found[1]}{unit}iB":
+        raise ValueError(f"did you mean {found[1]}{unit}iB?")
     return size
-
-
-def _size_hint(value: Any) -> str:
-    found = re.fullmatch(r"\s*([1-9][0-9]{0,8})\s*([MGT])i?[Bb]?\s*", str(value), re.IGNORECASE)
-    return f"did you mean {found[1]}{found[2].upper()}iB?" if found else ""
 
 
 _SIZE_SCHEMA = {"type": "string", "pattern": "^[1-9][0-9]{0,8}(?:MiB|GiB|TiB)$"}
@@ -73,7 +71,7 @@ _DURATION = r"(?=.*[1-9])(?:([0-9]{1,5})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(
 
 
 def _duration_hint(value: Any) -> str:
-    if type(value) is int:
+    if type(value) is int and value > 0:
         return f"with its unit: {value}s, {value}m or {value}h"
     found = re.fullmatch(r"(?:([0-9]{1,3})-)?([0-9]{1,3}):([0-9]{2}):([0-9]{2})", str(value))  # as Slurm has it
     parts = zip(found.groups(), "dhms", strict=True) if found else ()

@@ -49,8 +49,7 @@ def matching(pattern: str, expected: str) -> Value:
 
     def read(value: Any) -> str:
         if not isinstance(value, str):
-            # Quotes are the answer only if what is in them is then accepted.
-            raise TypeError if re.fullmatch(pattern, "" if value is None else str(value)) else ValueError
+            raise TypeError
         if not re.fullmatch(pattern, value):
             # Upper case and underscores are the usual slip in DNS labels.
             guess = value.lower().replace("_", "-")

@@ -33,7 +33,6 @@ SWEEPS = "objects"
 POD_RULES = tuple(rule for rule in rules.POD if rule is not rules.image_is_given)
 name_fits = rules.name_fits(lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")
 fixed_size = rules.fixed_size("the operator of TrainJob tells torchrun one number of nodes, not a range")
-preemption_needs_restarts = rules.preemption_needs_restarts("the peers of a pod that is taken back may fail first")
 
 # What a TrainJob cannot change in a runtime of the cluster.
 _RUNTIMES = (
@@ -52,6 +51,12 @@ _RUNTIMES = (
 def image_is_given_or_the_runtimes(job: Job) -> Iterator[Finding]:
     if job.kubernetes.runtime is None:
         yield from rules.image_is_given.check(job)
+
+
+@Rule
+def preemption_needs_restarts_or_a_runtime(job: Job) -> Iterator[Finding]:
+    if job.kubernetes.runtime is None:
+        yield from rules.preemption_needs_restarts("the peers of a pod that is taken back may fail first").check(job)
 
 
 @Rule

@@ -144,6 +144,7 @@ def test_lines_begin_with_the_rank_if_asked(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
+        ("slurm: {options: {exclusive: 1}}", "exclusive is 1, which sbatch does not know"),
         ('slurm: {options: {exclusive: "no"}}', "exclusive is no, which sbatch does not know"),
         ("slurm: {options: {comment: true}}", "comment is true, but sbatch wants a value for it"),
         ("slurm: {options: {hold: 'yes'}}", "hold takes no value"),

@@ -110,3 +110,63 @@ def test_hint_for_a_text_of_an_option_survives_the_shell(setting: str, hint: str
     assert [problem.hint for problem in error.value.problems] == [hint]
     (word,) = shlex.split(hint.partition("--set ")[2])
     validate(override(job, [word]))
+
+
+@pytest.mark.parametrize(
+    ("keys", "hint"),
+    [
+        ("slurm: {ntasks_per_gpu: 1}", "it is set from procs_per_node and slurm.launcher; leave it out"),
+        ("slurm: {open_mode: append}", "it is set from preemption; leave it out"),
+        ("slurm: {test_only: true}", "give it to sbatch by hand"),
+        ("slurm: {overcommit: true}", "slurm: {srun_options: {overcommit: true}}"),
+        ("slurm: {wrap: hostname}", "a spec calls it command"),
+        ("kubernetes: {initContainers: []}", "kubernetes: {pod: {initContainers: …}}"),
+        ("kubernetes: {securityContext: {}}", "kubernetes: {pod: {securityContext: …}}"),
+        ("kubernetes: {priority: high}", 'did you mean "priority_class"?'),
+        ("preemption: {signal: USR1}", "allowed: grace, max_requeues"),
+        ("train: {dataset: true}", ""),
+        ("train: {profile: 25}", ""),
+        ("train: {data_root: }", ""),
+        ("train: {run_dir: 5}", 'put it in quotes: "5"'),
+        ("slurm: {account: +1}", ""),
+        ("slurm: {account: 1}", 'put it in quotes: "1"'),
+        ("kubernetes: {service_account: true}", 'put it in quotes: "true"'),
+        ("kubernetes: {node_selector: {a: .5}}", ""),
+        ("kubernetes: {queue: 1E10}", 'did you mean "1e10"?'),
+        ("setup: [null]", ""),
+        ('setup: ["a\\tb"]', ""),
+        ("kubernetes: {topology_spread: zone}", "a list of mappings with the keys key, max_skew, when_unsatisfiable"),
+        ("command: bash run.sh 1", 'write command: [bash, run.sh, "1"] and no_python: true'),
+        ("no_python: true\ncommand: bash run.sh", "write command: [bash, run.sh]"),
+        ("no_python: true\ncommand: python run.py", "write command: [python, run.py]"),
+        ("command: python -c 1", ""),
+        ("command: python it's.py", ""),
+        ('command: "a.py \\u0001"', ""),
+        ('command: ""', ""),
+        ("secrets: A,B", "write secrets: [A, B]"),
+        ("secrets: A B", ""),
+        ("setup: 'a, b'", 'write setup: ["a, b"]'),
+        ("sweep: {train.lr: '0.1,0.2'}", ""),
+        ('resources: {rdma: "5"}', ""),
+        ('resources: {cpus: "null"}', ""),
+        ('max_restarts: "true"', ""),
+        ('max_restarts: "99999"', ""),
+        ('train: {lr: "0.5"}', "without the quotes it is one"),
+        ("time_limit: 0", ""),
+        ("time_limit: -5", ""),
+        ("resources: {memory: 2000TB}", "no node has more than 1024TiB"),
+        ('no_python: "true"', "without the quotes it is one"),
+    ],
+)
+def test_hint_does_not_lead_to_the_next_mistake(keys: str, hint: str) -> None:
+    program = "" if "command:" in keys or "train:" in keys else "command: [mine.py]\n"
+    with pytest.raises(SpecError) as error:
+        validate(parse(f"name: job\nnodes: 1\nprocs_per_node: 1\n{program}{keys}\n", "job.yaml"))
+    assert [problem.hint for problem in error.value.problems] == [hint]
+
+
+@pytest.mark.parametrize("nodes", ["4:2", "0:4", "2-99999", f"1:{'9' * 5000}"])
+def test_range_that_is_none_is_not_recommended(nodes: str) -> None:
+    with pytest.raises(SpecError) as error:
+        validate(parse(f"name: job\nnodes: '{nodes}'\nprocs_per_node: 1\ncommand: [mine.py]\n", "job.yaml"))
+    assert [problem.hint for problem in error.value.problems] == [""]
