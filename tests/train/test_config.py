@@ -208,6 +208,37 @@ def test_what_a_value_must_be_is_said_in_plain_words(argument: str, said: str) -
     assert str(refusal.value).splitlines()[1] == f'  {name}: "{value}" is not accepted; {said}'
 
 
+@pytest.mark.parametrize("key", FOLDERS)
+def test_name_that_is_no_text_is_refused(key: str) -> None:
+    with pytest.raises(UserError, match=rf'--{key}: "\\udcff" is not one of '):
+        from_argv([f"--{key}=\udcff"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mnist"], ["mnist: no flag stands before it"]),
+        (["mnist", "resnet18"], ["mnist: no flag stands before it", "resnet18: no flag stands before it"]),
+        (["--run-dir", "my", "run", "dir"], ["run: no flag stands before it", "dir: no flag stands before it"]),
+        (
+            ["--compile", "false", "--no-sync-batchnorm", "false", "--epochs=0"],
+            [
+                "false: --compile takes no value; write --compile or --no-compile alone",
+                "false: --no-sync-batchnorm takes no value; write --sync-batchnorm or --no-sync-batchnorm alone",
+                '--epochs: "0" is not accepted',
+            ],
+        ),
+        (["--batchsize", "3", "4"], ["--batchsize: unknown flag", "4: no flag stands before it"]),
+    ],
+)
+def test_every_word_that_no_flag_takes_is_refused(words: list[str], said: list[str]) -> None:
+    with pytest.raises(UserError) as refusal:
+        from_argv(words)
+    _, *lines = str(refusal.value).splitlines()
+    assert len(lines) == len(said)
+    assert all(line.startswith(f"  {start}") for line, start in zip(lines, said, strict=True))
+
+
 def test_values_that_begin_with_a_dash_or_hold_spaces_survive() -> None:
     config = TrainConfig(run_dir="-x y $HOME 'q' \"r\"\n", data_root="--lr=5")
     assert from_argv(to_argv(config.model_dump())) == config
@@ -249,7 +280,8 @@ def test_names_that_lead_out_of_the_folder_are_refused() -> None:
 
 @pytest.mark.parametrize("arguments", [["--resume=auto"], ["--checkpoint-every=5"]])
 def test_checkpoint_settings_without_a_folder_are_refused(arguments: list[str]) -> None:
-    with pytest.raises(UserError, match="checkpoint_dir"):
+    name = arguments[0].partition("=")[0]
+    with pytest.raises(UserError, match=f"  {name} is given but checkpoint_dir is not"):
         from_argv(arguments)
     from_argv([*arguments, "--checkpoint-dir=here"])
 
