@@ -31,9 +31,11 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 # What is expected, by pydantic's name of the error, to follow "must be".
 _EXPECTED = {
     "string_type": "text",
+    "string_unicode": "text in UTF-8",
     "string_too_short": "text of at least {min_length} character",
     "int_type": "a whole number",
     "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number with fewer digits",
     "int_from_float": "a whole number",
     "float_type": "a number",
     "float_parsing": "a number",
@@ -54,7 +56,9 @@ _EXPECTED = {
 
 def expected(error: ErrorDetails) -> str | None:
     """What a value must be instead, in the words of the person who wrote it; None for an error of another kind."""
-    limits = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in error.get("ctx", {}).items()}
+    limits = {
+        name: f"{limit:.12g}" if isinstance(limit, float) else limit for name, limit in error.get("ctx", {}).items()
+    }
     words = _EXPECTED.get(error["type"])
     return None if words is None else words.format(**limits).replace("'", '"')
 
@@ -63,10 +67,11 @@ def _one_of(kind: str) -> AfterValidator:
     def check(name: str) -> str:
         names = available(kind)
         if name not in names:
+            shown = name.encode("utf-8", "backslashreplace").decode()  # pydantic carries no half of a surrogate pair
             raise PydanticCustomError(
                 "unknown_name",
                 '"{name}" is not one of {allowed}',
-                {"name": name, "allowed": ", ".join(names), "nearest": nearest(name, names)},
+                {"name": shown, "allowed": ", ".join(names), "nearest": nearest(name, names)},
             )
         return name
 
@@ -78,20 +83,23 @@ def _names(kind: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "enum": available(kind)})
 
 
+# Of 18 digits at most: Python refuses to read integers of thousands of them.
 def _steps_in_order(text: str) -> str:
-    match = re.fullmatch(r"(\d+):(\d+)", text)
+    match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
     if match is None or not 2 <= int(match[1]) <= int(match[2]):
         raise PydanticCustomError("unexpected", "must be {expected}", {"expected": _STEPS})
     return text
 
 
 def _ranks_or_all(text: str) -> str:
-    if text != "all" and not re.fullmatch(r"\d+(,\d+)*", text):
+    if text != "all" and not re.fullmatch(r"\d{1,18}(,\d{1,18})*", text):
         raise PydanticCustomError("unexpected", "must be {expected}", {"expected": "ranks such as 0,3, or all"})
     return text
 
 
 _DAY_S = 86_400.0
+YEAR_S = 365 * _DAY_S
+_MOST = 10**12  # more than any run has, and a number that floats and sizes can still hold
 _STEPS = "two numbers FIRST:LAST of steps, the first at least 2 and at most the last"
 
 
@@ -117,18 +125,18 @@ class TrainConfig(BaseModel):
         True, description="with more than one process, BatchNorm uses the statistics of the global batch"
     )
 
-    epochs: int = Field(1, gt=0, description="passes over the training set")
+    epochs: int = Field(1, gt=0, le=_MOST, description="passes over the training set")
     max_steps: int | None = Field(None, gt=0, description="stop after this many optimizer steps in all")
     batch_size: int = Field(
-        64, gt=0, description="samples of one optimizer step over all processes together (the global batch)"
+        64, gt=0, le=_MOST, description="samples of one optimizer step over all processes together (the global batch)"
     )
     accumulate: int = Field(
         1, gt=0, description="micro-batches that each process cuts its share of a step into, to save memory"
     )
     optimizer: Literal["sgd", "adam", "adamw", "adadelta"] = Field("sgd", description="torch.optim algorithm")
-    lr: float = Field(0.01, gt=0, allow_inf_nan=False, description="learning rate at the start")
+    lr: float = Field(0.01, gt=0, le=1e30, allow_inf_nan=False, description="learning rate at the start")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
-    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight decay of the optimizer")
+    weight_decay: float = Field(0.0, ge=0, le=1e6, allow_inf_nan=False, description="weight decay of the optimizer")
     clip_norm: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="clip the norm of the whole gradient to this"
     )
@@ -163,6 +171,7 @@ class TrainConfig(BaseModel):
     warmup_steps: int = Field(
         0,
         ge=0,
+        le=_MOST,
         description="steps on which the learning rate rises to lr; 0 is none, and for one_cycle 30 % of all steps",
     )
     lr_gamma: float = Field(0.7, gt=0, le=1, description="factor of the step scheduler, once an epoch")
@@ -216,7 +225,9 @@ class TrainConfig(BaseModel):
         description="memory keeps the uint8 samples on the device or host; loader reads them with a DataLoader; "
         "auto takes memory when they fit",
     )
-    workers: int = Field(2, ge=0, description="processes of the DataLoader, for each rank, when input is loader")
+    workers: int = Field(
+        2, ge=0, le=1024, description="processes of the DataLoader, for each rank, when input is loader"
+    )
 
     run_dir: str | None = Field(None, min_length=1, description="folder for metrics.jsonl and other records")
     log_every: int = Field(50, gt=0, description="steps between two writes of metrics and progress")
@@ -251,11 +262,13 @@ class TrainConfig(BaseModel):
     rendezvous_timeout_s: float = Field(
         300.0,
         gt=0,
+        le=YEAR_S,
         description="how long to wait for the other processes at the start, in seconds",
     )
     collective_timeout_s: float = Field(
         300.0,
         gt=0,
+        le=YEAR_S,
         description="how long one collective (a message between all processes) may take, in seconds",
     )
     resolve_timeout_s: float = Field(

@@ -87,7 +87,10 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
 
 # The sentence is a LiteralString for pydantic, a type that Python 3.10 has not.
 def _refuse(sentence: Any, *, key: str, other: str, **words: Any) -> NoReturn:
-    """key, other: the two at fault, which jobspec.reading.wording marks in the spec."""
+    """key, other: the two at fault, which jobspec.reading.wording marks in the spec.
+
+    The sentence begins with the key: messages put its place before it.
+    """
     # As YAML has them: pydantic would write 1 for true.
     words = {name: str(word).lower() if isinstance(word, bool) else word for name, word in words.items()}
     raise PydanticCustomError("keys_disagree", sentence, {"key": key, "other": other, **words})

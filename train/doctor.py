@@ -12,11 +12,13 @@ import argparse
 import os
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from train.config import YEAR_S
 from train.errors import SharedError, UserError, refuse_without
 from train.world.environment import World
 from train.world.failure import record_for_torchrun
@@ -174,8 +176,16 @@ def _parser() -> argparse.ArgumentParser:
         ("resolve-timeout", 20.0, "seconds to wait until the name in MASTER_ADDR resolves"),
     ):
         help_text = f"{text} (default: %(default)g)"
-        parser.add_argument(f"--{name}-s", type=float, default=default, metavar="SECONDS", help=help_text)
+        parser.add_argument(f"--{name}-s", type=_seconds, default=default, metavar="SECONDS", help=help_text)
     return parser
+
+
+def _seconds(text: str) -> float:
+    """A time to wait, for argparse."""
+    with suppress(ValueError):
+        if 0 < float(text) <= YEAR_S:
+            return float(text)
+    raise argparse.ArgumentTypeError(f'"{text}" is not accepted; it must be a number above 0, at most {YEAR_S:.0f}')
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -20,10 +22,10 @@ def from_argv(argv: list[str] | None = None) -> TrainConfig:
 
     Raises UserError with every problem at once; each names its flag, or file and line.
     """
-    parser = _parser()
-    parsed, unknown = parser.parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    parsed, unknown = _parser().parse_known_args(words)
     given = {key: value for key, value in vars(parsed).items() if value is not None}
-    problems = [_unknown_flag(word) for word in unknown if word.startswith("-") or len(unknown) == 1]
+    problems = _unknown_words(words, unknown)
     file = given.pop("config", None)
     where = {key: flag(key) for key in given}
     if file is not None:
@@ -46,13 +48,32 @@ def split_procs(argv: list[str]) -> tuple[int | None, list[str]]:
     parsed, others = parser.parse_known_args(argv)
     if parsed.procs is None:
         return None, others
-    if not (parsed.procs.isascii() and parsed.procs.isdecimal() and int(parsed.procs) > 0):
+    # Python refuses to read integers of thousands of digits.
+    if not re.fullmatch("0*[1-9][0-9]{,8}", parsed.procs):
         raise UserError(f'--procs: "{parsed.procs}" is not accepted; it must be a whole number above 0')
     return int(parsed.procs), others
 
 
 def _listed(problems: list[str], about: str) -> str:
     return "\n".join([f"{len(problems)} problem{'s' * (len(problems) > 1)} {about}", *problems])
+
+
+def _unknown_words(words: list[str], unknown: list[str]) -> list[str]:
+    """One line for each unknown flag and each word that no flag takes; `unknown`: those of `words` that remain."""
+    problems = []
+    end = 0
+    for word in unknown:
+        at = words.index(word, end)
+        before, end = words[at - 1] if at else "", at + 1
+        if word.startswith("-"):
+            problems.append(_unknown_flag(word))
+        elif before in _SWITCHES:
+            on, off = _SWITCHES[before]
+            problems.append(f"  {word}: {before} takes no value; write {on} or {off} alone")
+        elif not (before in unknown and before.startswith("-") and "=" not in before):
+            # What follows an unknown flag is probably its value, and goes with it.
+            problems.append(f"  {word}: no flag stands before it; write --SETTING VALUE, a value with spaces in quotes")
+    return problems
 
 
 def _unknown_flag(word: str) -> str:
@@ -64,11 +85,11 @@ def _unknown_flag(word: str) -> str:
 
 def _sentence(problem: ErrorDetails, where: Mapping[str, str]) -> str:
     """One line for one pydantic error: where it was said, what is wrong, what was probably meant."""
-    if not problem["loc"]:
-        return f"  {problem['msg']}"
-    key = str(problem["loc"][0])
     context = problem.get("ctx", {})
+    key = str(problem["loc"][0] if problem["loc"] else context["key"])
     place = where.get(key, key)
+    if problem["type"] == "keys_disagree":
+        return f"  {place}{problem['msg'].removeprefix(key)}"
     if problem["type"] == "extra_forbidden":
         meant = nearest(key, TrainConfig.model_fields)
         return f"  {place}: unknown key" + (f'; did you mean "{meant}"?' if meant else "")
@@ -82,6 +103,14 @@ def _sentence(problem: ErrorDetails, where: Mapping[str, str]) -> str:
     hint = f'; did you mean "{meant}"?' if meant else ""
     return f'  {place}: "{problem["input"]}" is not accepted; it must be {wanted}{hint}'
 
+
+# Flags without a value → how to turn the same setting on and off.
+_SWITCHES = {
+    name: (flag(key), flag(f"no_{key}"))
+    for key, field in TrainConfig.model_fields.items()
+    if field.annotation is bool
+    for name in (flag(key), flag(f"no_{key}"))
+}
 
 # Titles of --help, by the first setting below each, in the order of TrainConfig.
 _GROUPS = {
@@ -133,6 +162,10 @@ def _read_yaml(file: Path) -> tuple[dict[str, str | None], dict[str, int]]:
         raise UserError(f"--config: cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"--config: cannot read {file}: not UTF-8 text") from None
+    except (ValueError, OverflowError):
+        raise UserError(
+            f"--config: {file} is not YAML: a number in an escape such as \\U0001F600, or in a %YAML line, is too large"
+        ) from None
     except RecursionError:
         raise UserError(f"--config: {file} must be a mapping of keys to values, not nested lists") from None
     except yaml.YAMLError as error:
@@ -146,12 +179,14 @@ def _read_yaml(file: Path) -> tuple[dict[str, str | None], dict[str, int]]:
     problems = []
     for key, value in root.value:
         line = key.start_mark.line + 1
-        if not isinstance(key, yaml.ScalarNode):
+        if not isinstance(key, yaml.ScalarNode) or not key.value.isprintable():
             problems.append(f"  {file}:{line}: a key must be a single word")
         elif key.value == "train":
             problems.append(f"  {file}:{line}: train: this is a job spec, for `render.py TARGET {file}`")
         elif not isinstance(value, yaml.ScalarNode):
             problems.append(f"  {file}:{line}: {key.value}: the value must be a single word or number")
+        elif "\0" in value.value:
+            problems.append(f"  {file}:{line}: {key.value}: holds a zero byte, which no setting can")
         elif key.value in values:
             problems.append(f"  {file}:{line}: {key.value}: given twice, first on line {lines[key.value]}")
         else:

@@ -164,6 +164,18 @@ def test_every_number_refuses_nan(key: str) -> None:
         "--lr-gamma=1.1",
         "--keep-checkpoints=0",
         "--checkpoint-every=-1",
+        "--rendezvous-timeout-s=inf",
+        "--rendezvous-timeout-s=1e15",
+        "--collective-timeout-s=inf",
+        "--collective-timeout-s=1e15",
+        pytest.param(f"--epochs={10**400}", id="epochs above every float"),
+        pytest.param(f"--warmup-steps={10**400}", id="warmup-steps above every float"),
+        f"--batch-size={10**18}",
+        f"--workers={10**9}",
+        "--lr=1e39",
+        "--weight-decay=1e300",
+        pytest.param("--profile=2:" + "9" * 5000, id="profile too long for int"),
+        pytest.param("--profile-ranks=" + "9" * 5000, id="profile-ranks too long for int"),
     ],
 )
 def test_value_out_of_range_is_refused_with_its_flag_and_value(argument: str) -> None:
@@ -180,6 +192,9 @@ def test_value_out_of_range_is_refused_with_its_flag_and_value(argument: str) ->
         ("--epochs=2.5", "it must be a whole number"),
         ("--epochs=many", "it must be a whole number"),
         ("--dropout=1", "it must be below 1"),
+        pytest.param("--epochs=" + "9" * 5000, "it must be a whole number with fewer digits", id="too long for int"),
+        ("--collective-timeout-s=inf", "it must be at most 31536000"),
+        ("--run-dir=\udcff", "it must be text in UTF-8"),
         ("--lr=inf", "it must be a finite number"),
         ("--data-root=", "it must be text of at least 1 character"),
         ("--optimizer=sgdd", 'it must be "sgd", "adam", "adamw" or "adadelta"; did you mean "sgd"?'),
@@ -191,6 +206,37 @@ def test_what_a_value_must_be_is_said_in_plain_words(argument: str, said: str) -
     with pytest.raises(UserError) as refusal:
         from_argv([argument])
     assert str(refusal.value).splitlines()[1] == f'  {name}: "{value}" is not accepted; {said}'
+
+
+@pytest.mark.parametrize("key", FOLDERS)
+def test_name_that_is_no_text_is_refused(key: str) -> None:
+    with pytest.raises(UserError, match=rf'--{key}: "\\udcff" is not one of '):
+        from_argv([f"--{key}=\udcff"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mnist"], ["mnist: no flag stands before it"]),
+        (["mnist", "resnet18"], ["mnist: no flag stands before it", "resnet18: no flag stands before it"]),
+        (["--run-dir", "my", "run", "dir"], ["run: no flag stands before it", "dir: no flag stands before it"]),
+        (
+            ["--compile", "false", "--no-sync-batchnorm", "false", "--epochs=0"],
+            [
+                "false: --compile takes no value; write --compile or --no-compile alone",
+                "false: --no-sync-batchnorm takes no value; write --sync-batchnorm or --no-sync-batchnorm alone",
+                '--epochs: "0" is not accepted',
+            ],
+        ),
+        (["--batchsize", "3", "4"], ["--batchsize: unknown flag", "4: no flag stands before it"]),
+    ],
+)
+def test_every_word_that_no_flag_takes_is_refused(words: list[str], said: list[str]) -> None:
+    with pytest.raises(UserError) as refusal:
+        from_argv(words)
+    _, *lines = str(refusal.value).splitlines()
+    assert len(lines) == len(said)
+    assert all(line.startswith(f"  {start}") for line, start in zip(lines, said, strict=True))
 
 
 def test_values_that_begin_with_a_dash_or_hold_spaces_survive() -> None:
@@ -234,7 +280,8 @@ def test_names_that_lead_out_of_the_folder_are_refused() -> None:
 
 @pytest.mark.parametrize("arguments", [["--resume=auto"], ["--checkpoint-every=5"]])
 def test_checkpoint_settings_without_a_folder_are_refused(arguments: list[str]) -> None:
-    with pytest.raises(UserError, match="checkpoint_dir"):
+    name = arguments[0].partition("=")[0]
+    with pytest.raises(UserError, match=f"  {name} is given but checkpoint_dir is not"):
         from_argv(arguments)
     from_argv([*arguments, "--checkpoint-dir=here"])
 

@@ -97,6 +97,12 @@ def test_all_problems_are_told_at_once_each_with_its_place(tmp_path: Path) -> No
         ("a: 1\n---\nb: 2", "is not YAML"),
         ("lr: *nobody", "is not YAML"),
         ("\t: 1", "is not YAML"),
+        ('lr: "\\UFFFFFFFF"', "is not YAML: a number in an escape"),
+        pytest.param("%YAML 1." + "9" * 5000 + "\n---\nlr: 1", "is not YAML: a number in an escape", id="%YAML"),
+        ('lr: 1\n"\\ud800": 1', "run.yaml:2: a key must be a single word"),
+        ('run_dir: "\\0"', "run.yaml:1: run_dir: holds a zero byte"),
+        ('run_dir: "\\ud800"', 'run.yaml:1: run_dir: "\ud800" is not accepted; it must be text in UTF-8'),
+        ("model: mlp\nresume: auto", "run.yaml:2: resume is given but checkpoint_dir is not; say where"),
     ],
 )
 def test_yaml_of_another_form_is_refused_with_its_place(tmp_path: Path, text: str, said: str) -> None:

@@ -101,7 +101,7 @@ MISTAKES = {
         ["of an earlier run", "--resume=auto"],
         prepare=_save_a_checkpoint_of_an_mlp,
     ),
-    "loss that is not finite": Mistake([*_QUICK, "--lr=1e38"], ["loss", "a lower --lr"]),
+    "loss that is not finite": Mistake([*_QUICK, "--lr=1e30"], ["loss", "a lower --lr"]),
 }
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from benchmarks.network import INTERFACE, missing_for_nodes, start_nodes
+from train.doctor import main
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -89,6 +90,13 @@ def test_a_single_process_is_found_healthy() -> None:
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=_MINUTE_S)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("no problem found\n")
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e15", "0", "soon"])
+def test_a_time_that_cannot_be_waited_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([f"--rendezvous-timeout-s={seconds}"])
+    assert f'"{seconds}" is not accepted; it must be a number above 0' in capsys.readouterr().err
 
 
 def test_a_master_addr_that_does_not_resolve_is_named_and_the_other_rank_names_who_is_missing() -> None:

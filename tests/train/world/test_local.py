@@ -49,6 +49,7 @@ def test_the_first_failure_ends_all_and_its_reason_stands_last(tmp_path: Path) -
     ("number", "extra", "reason"),
     [
         ("0", {}, '--procs: "0" is not accepted; it must be a whole number above 0'),
+        pytest.param("9" * 5000, {}, '9" is not accepted; it must be a whole number above 0', id="too long for int"),
         ("two", {}, '--procs: "two" is not accepted; it must be a whole number above 0'),
         (
             "2",
