@@ -147,7 +147,7 @@ def test_lines_begin_with_the_rank_if_asked(cluster: Cluster) -> None:
         ("slurm: {options: {exclusive: 1}}", "exclusive is 1, which sbatch does not know"),
         ('slurm: {options: {exclusive: "no"}}', "exclusive is no, which sbatch does not know"),
         ("slurm: {options: {comment: true}}", "comment is true, but sbatch wants a value for it"),
-        ("slurm: {options: {hold: 'yes'}}", "hold takes no value"),
+        ("slurm: {options: {hold: 'yes'}}", "hold is a flag"),
         ("resources: {memory: 1GiB}\nslurm: {options: {mem-per-gpu: 1G}}", "Slurm takes only one of them"),
         ("resources: {memory: 1GiB}\nslurm: {options: {mem: 0}}", "Slurm takes only one of them"),
         ("slurm: {options: {mem: 4G}}", "mem is set from resources.memory"),
@@ -163,7 +163,7 @@ def test_lines_begin_with_the_rank_if_asked(cluster: Cluster) -> None:
         ),
         ("image: a/b:1\nslurm: {runtime: pyxis, srun_options: {container-env: A}}", "container-env is set from env"),
         ("image: a/b:1\nslurm: {runtime: pyxis, srun_options: {container-mounts: '/a:/b'}}", "is set from mounts"),
-        ("slurm: {srun_options: {label: 'no'}}", "label takes no value"),
+        ("slurm: {srun_options: {label: 'no'}}", "label is a flag"),
     ],
 )
 def test_options_that_slurm_would_refuse_are_refused(keys: str, message: str, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_secret_is_no_variable_of_the_script(tmp_path: Path) -> None:
 
 def test_values_that_together_fit_into_no_variable_are_refused(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(f"{TWO_NODES}env: {{A: {'a' * 70000}, B: {'b' * 70000}}}\n")
-    with pytest.raises(SpecError, match="command, setup and env take 14"):
+    with pytest.raises(SpecError, match="command, setup, env and sweep take 14"):
         render("slurm", str(tmp_path / "job.yaml"))
 
 
