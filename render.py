@@ -290,8 +290,11 @@ def _write(text: str, output: str | None) -> None:
         return
     try:
         path = Path(output).resolve()
-    except RuntimeError:  # Python before 3.13, of links in a circle
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), output) from None
+        circle = path.is_symlink()
+    except RuntimeError:  # Python before 3.13
+        circle = True
+    if circle:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), output)
     beside = path.with_name(f".{os.getpid()}.tmp")
     try:
         if path.exists() and not path.is_file():

@@ -58,7 +58,7 @@ class SpecError(Exception):
     """The spec is wrong; `problems` holds every mistake found."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = sorted(set(problems), key=_order)
+        self.problems = sorted(dict.fromkeys(problems), key=_order)
         super().__init__(report(self.problems))
 
 

@@ -45,7 +45,6 @@ _SLOW = (
     "train/world/test_failure.py",
     "train/world/test_local.py",
     "test_packaging.py",
-    "tests/test_techniques.py",
 )
 
 

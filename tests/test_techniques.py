@@ -40,6 +40,7 @@ def _write_data(folder: Path) -> None:
                 Image.new("RGB", (64, 64), (30 * number, 0, 0)).save(pictures / f"{number}.png")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_each_command_of_the_techniques_works(tmp_path: Path) -> None:
     _write_data(tmp_path)

@@ -7,10 +7,9 @@ Security Standards.
 
 from __future__ import annotations
 
-import math
 import posixpath
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path as File
 
 from jobspec.kubernetes import pod, pod_patch
@@ -21,7 +20,6 @@ from jobspec.spec.job import Job
 from jobspec.spec.rules import Rule, missing_image, rules_in
 from jobspec.torchrun import SHUTDOWN_TIMEOUT
 
-_LONGEST_NAME = 63  # of a pod's host name and of a Service: one label of a DNS name
 _MOST_ANNOTATIONS = 256 << 10  # bytes of all keys and values together
 _LARGEST_CONFIG_MAP = 1 << 20  # bytes; core/validation MaxSecretSize
 _MOST_SECONDS = 2**31 - 1  # of a field of 32 bits
@@ -233,21 +231,6 @@ def files_fit_a_config_map(job: Job) -> Iterator[Finding]:
 
 
 POD = tuple(rules_in(sys.modules[__name__]))
-
-
-def name_fits(longest_suffix: Callable[[Job], str]) -> Rule:
-    """A rule: the job's name leaves room for what the kind adds to it in names of pods and Services."""
-
-    @Rule
-    def check(job: Job) -> Iterator[Finding]:
-        runs = math.prod(map(len, job.sweep.values()))
-        suffix = (f"-{runs - 1}" if job.sweep else "") + longest_suffix(job)
-        room = _LONGEST_NAME - len(suffix)
-        if len(job.name) > room:
-            message = f'name has {len(job.name)} characters; a pod is called "<name>{suffix}", at most {_LONGEST_NAME}'
-            yield Finding(("name",), message, f"at most {room} characters")
-
-    return check
 
 
 def fixed_size(reason: str) -> Rule:

@@ -16,6 +16,7 @@ from jobspec.reading import synonyms
 from jobspec.reading.yaml_source import Source, typed
 from jobspec.spec import rules
 from jobspec.spec.command import from_script, is_for_a_shell
+from jobspec.spec.doubts import doubts
 from jobspec.spec.job import Job
 from train.config import expected, nearest
 
@@ -79,7 +80,7 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
         # Quotes are the answer only if what is in them is then accepted.
         text = _written(path, source) if value is not None else ""
         if refusal := _refusal(path, text):
-            return _finding({**refusal, "loc": path, "input": None if value is None else text}, source)
+            return _finding({**refusal, "loc": path, "input": value}, source)
     if path and path[-1] == KEY:
         return Finding(path[:-1], f"{dotted(path[:-2])}: a key must be {context['expected']}", on_key=True)
     if kind == "missing":
@@ -148,7 +149,9 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
 
 
 def _command_hint(value: str, source: Source) -> str:
-    """Return the list that a command line was probably meant to be; nothing where that would be refused."""
+    """Return the list that a command line was probably meant to be; nothing where that would be refused or odd."""
+    if re.search(r"[\n;|&<>]|^\s*\w+=", value):  # what only a shell does
+        return ""
     given = source.values.get("no_python") is True
     try:
         words = shlex.split(value)
@@ -158,7 +161,9 @@ def _command_hint(value: str, source: Source) -> str:
         job = Job.model_validate(spec, strict=True)
     except ValueError:  # a quote that is not closed, no word at all, a control character
         return ""
-    if any([*rules.command_begins_with_a_program.check(job), *rules.command_begins_with_a_script.check(job)]):
+    if any(
+        [*rules.command_begins_with_a_program.check(job), *rules.command_begins_with_a_script.check(job), *doubts(job)]
+    ):
         return ""
     return f"write command: {_in_yaml(words)}{' and no_python: true' if no_python and not given else ''}"
 
@@ -200,11 +205,11 @@ def _unknown_key(path: Path) -> Finding:
         hint = f'did you mean "{home[-1]}"?'
     elif home is not None:
         hint = f"a spec calls it {dotted(home)}"
+    elif (way := synonyms.way_of(path)) and "the top level" not in homes:
+        hint = way
     elif homes:
         hint = f'"{key}" belongs to {" or ".join(homes)}'
         hint += ", and is a type such as h100; procs_per_node says how many" if key == "gpu" else ""
-    elif way := synonyms.way_of(path):
-        hint = way
     elif guess:
         hint = f'did you mean "{guess}"?'
     return Finding(path, message, hint, on_key=True)

@@ -26,6 +26,8 @@ def from_script(words: Sequence[str]) -> list[str]:
     if not words or not starts_python(words[0]):
         return list(words)
     for at, word in enumerate(words[1:], 1):
+        if word == "-m" and words[at + 1 : at + 2] in (["torch.distributed.run"], ["torch.distributed.launch"]):
+            continue  # torchrun by its longer name
         plain = at == 1 and not word.startswith("-") and re.fullmatch(_PYTHON, _base(words[0]))
         if plain or word == "-m" or word.endswith(".py"):
             return list(words[at:])

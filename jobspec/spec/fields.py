@@ -137,8 +137,8 @@ SweptValue = Annotated[
 GpuType = Annotated[
     str,
     matching(
-        # A number would be how many, also for Slurm.
-        r"(?=.*[A-Za-z])[A-Za-z0-9][A-Za-z0-9_.-]{0,62}",
+        # A number of one or two digits would be how many; 4090 is a type.
+        r"(?![0-9]{1,2}$)[A-Za-z0-9][A-Za-z0-9_.-]{0,62}",
         "a type of GPU such as h100 or a100-80gb (procs_per_node says how many)",
     ),
 ]

@@ -72,7 +72,8 @@ _DURATION = r"(?=.*[1-9])(?:([0-9]{1,5})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(
 
 def _duration_hint(value: Any) -> str:
     if type(value) is int and value > 0:
-        return f"with its unit: {value}s, {value}m or {value}h"
+        units = [f"{value}{unit}" for unit in "smh" if re.fullmatch(_DURATION, f"{value}{unit}")]
+        return f"with its unit: {' or '.join(units)}" if units else ""
     found = re.fullmatch(r"(?:([0-9]{1,3})-)?([0-9]{1,3}):([0-9]{2}):([0-9]{2})", str(value))  # as Slurm has it
     parts = zip(found.groups(), "dhms", strict=True) if found else ()
     written = "".join(f"{int(part)}{unit}" for part, unit in parts if part and int(part))

@@ -6,6 +6,7 @@ Targets have rules of their own in their files.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from train.config import to_argv
 # Bytes of one argument or variable, less the zero byte at its end.  Source: MAX_ARG_STRLEN in linux/binfmts.h.
 _LONGEST_ARGUMENT = 128 * 1024 - 1
 
+_LONGEST_NAME = 63  # characters of a label of DNS (RFC 1123)
 _AN_IMAGE = "image: registry.example/team/train:1.0"
 _IMAGE: Path = ("image",)
 
@@ -46,6 +48,21 @@ def missing_image(runner: str, path: Path = _IMAGE) -> Finding:
     return Finding(path, f"image is missing: {runner} runs one", _AN_IMAGE, on_key=path == _IMAGE)
 
 
+def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:
+    """A rule: the job's name leaves room for what the target adds to it in the names of `what`, labels of DNS."""
+
+    @Rule
+    def check(job: Job) -> Iterator[Finding]:
+        runs = math.prod(map(len, job.sweep.values()))
+        suffix = (f"-{runs - 1}" if job.sweep else "") + longest_suffix(job)
+        room = _LONGEST_NAME - len(suffix)
+        if len(job.name) > room:
+            message = f'name has {len(job.name)} characters; {what} is called "<name>{suffix}", at most {_LONGEST_NAME}'
+            yield Finding(("name",), message, f"at most {room} characters")
+
+    return check
+
+
 @Rule
 def one_program(job: Job) -> Iterator[Finding]:
     if job.train is None and job.command is None:
@@ -57,7 +74,7 @@ def one_program(job: Job) -> Iterator[Finding]:
         return
     swept = [key for key in job.sweep if key.startswith("train.")]
     if job.train.model_fields_set <= {key.removeprefix("train.") for key in swept}:
-        # There is a train only because of the sweep.
+        # As far as can be told here, train is there only because of the sweep.
         for key in swept:
             hint = "sweep env.NAME, a variable that the command reads; or leave command out"
             yield Finding(("sweep", key), f"{key} is a key of train, but the job has a command", hint, on_key=True)
@@ -74,7 +91,7 @@ def command_begins_with_a_program(job: Job) -> Iterator[Finding]:
         return
     first = job.command[0]
     if words := as_line(first):
-        hint = f"write command: {json.dumps([*words, *job.command[1:]], ensure_ascii=False)}"
+        hint = f"begin with its words: {json.dumps(words, ensure_ascii=False)}"
         yield Finding(("command", 0), "command: its first element is a whole command line, not a program", hint)
     elif first.startswith("-") or not first:
         message = "command must begin with a program, not with an option"
@@ -90,8 +107,9 @@ def command_begins_with_a_script(job: Job) -> Iterator[Finding]:
         if len(job.command) == 1 or job.command[1].startswith("-"):
             yield Finding(("command", 0), "command: -m wants the name of a module after it")
     elif words := as_line(first):
-        hint = f"write command: {json.dumps([*from_script(words), *job.command[1:]], ensure_ascii=False)}"
-        yield Finding(("command", 0), "command: a whole command line in one element would be a script's name", hint)
+        hint = f"begin with its words: {json.dumps(from_script(words), ensure_ascii=False)}"
+        hint += ", and no_python: true" if is_for_a_shell(words[0]) else ""
+        yield Finding(("command", 0), "command: its first element is a whole command line, not a script", hint)
     elif starts_python(first):
         yield Finding(("command", 0), f"command begins with {first}", "begin with the script; torchrun starts Python")
     elif is_for_a_shell(first):

@@ -12,7 +12,7 @@ from jobspec.plan import Plan, Rank, container_shm
 from jobspec.problems import Finding
 from jobspec.spec import files
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule, missing_image
+from jobspec.spec.rules import Rule, leaves_room, missing_image
 from jobspec.spec.shell import before
 
 NOT_USED = {
@@ -67,6 +67,7 @@ def node_name(plan: Plan, node: int) -> str:
 
 
 files_are_here = files.files_are_here
+name_fits = leaves_room("a host", lambda job: f"-{job.nodes.max - 1}")
 
 
 @Rule

@@ -13,6 +13,7 @@ from jobspec.environment import Variable
 from jobspec.kubernetes import pod, rules
 from jobspec.kubernetes.environment import indexed_variables, node_variables, pod_variables, worker_variables
 from jobspec.plan import Plan, Rank
+from jobspec.spec.rules import leaves_room
 from jobspec.torchrun import static_pod_flags
 
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
@@ -20,7 +21,7 @@ RENDEZVOUS_TIMEOUT_S = pod.RENDEZVOUS_TIMEOUT_S
 SWEEPS = "objects"
 
 POD_RULES = rules.POD
-name_fits = rules.name_fits(lambda job: f"-{job.nodes.max - 1}")
+name_fits = leaves_room("a pod", lambda job: f"-{job.nodes.max - 1}")
 fixed_size = rules.fixed_size("a Job is complete only when each of its pods was")
 preemption_needs_restarts = rules.preemption_needs_restarts("the peers of a pod that is taken back fail once")
 

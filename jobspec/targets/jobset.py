@@ -12,6 +12,7 @@ from jobspec.environment import Variable
 from jobspec.kubernetes import pod, rules
 from jobspec.kubernetes.environment import indexed_variables, node_variables, pod_variables, worker_variables
 from jobspec.plan import Plan, Rank
+from jobspec.spec.rules import leaves_room
 from jobspec.targets.indexedjob import NODE_RANK_FIELD
 from jobspec.torchrun import static_pod_flags
 
@@ -20,7 +21,7 @@ RENDEZVOUS_TIMEOUT_S = pod.RENDEZVOUS_TIMEOUT_S
 SWEEPS = "objects"
 
 POD_RULES = rules.POD
-name_fits = rules.name_fits(lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")
+name_fits = leaves_room("a pod", lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")
 fixed_size = rules.fixed_size("a JobSet starts all pods again when one fails")
 preemption_needs_restarts = rules.preemption_needs_restarts("the peers of a pod that is taken back may fail first")
 

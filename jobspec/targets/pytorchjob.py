@@ -16,7 +16,7 @@ from jobspec.kubernetes.environment import node_variables, pod_variables, worker
 from jobspec.plan import Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule
+from jobspec.spec.rules import Rule, leaves_room
 from jobspec.torchrun import c10d_conf, c10d_pod_flags, static_pod_flags
 
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
@@ -43,10 +43,12 @@ def _workers_only(job: Job) -> bool:
     return job.nodes.elastic or job.rendezvous.backend == "c10d"
 
 
-@rules.name_fits
-def name_fits(job: Job) -> str:
+def _longest_suffix(job: Job) -> str:
     workers = job.nodes.max if _workers_only(job) else job.nodes.max - 1
     return f"-worker-{max(0, workers - 1)}"
+
+
+name_fits = leaves_room("a pod", _longest_suffix)
 
 
 @Rule

@@ -19,7 +19,7 @@ from jobspec.kubernetes.environment import indexed_variables, node_variables, po
 from jobspec.plan import Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule
+from jobspec.spec.rules import Rule, leaves_room
 from jobspec.torchrun import static_pod_flags
 
 NOT_USED = {
@@ -31,7 +31,7 @@ RENDEZVOUS_TIMEOUT_S = pod.RENDEZVOUS_TIMEOUT_S
 SWEEPS = "objects"
 
 POD_RULES = tuple(rule for rule in rules.POD if rule is not rules.image_is_given)
-name_fits = rules.name_fits(lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")
+name_fits = leaves_room("a pod", lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")
 fixed_size = rules.fixed_size("the operator of TrainJob tells torchrun one number of nodes, not a range")
 
 # What a TrainJob cannot change in a runtime of the cluster.
