@@ -87,8 +87,8 @@ def test_only_torch_is_large(docker: Docker, base: str, image: str) -> None:
         for name in (image, base)
     ]
     added = [size for size in sizes[0][: len(sizes[0]) - len(sizes[1])] if size]
-    assert sum(added) < 1e8
-    assert 1e5 < sum(added[:2]) < 1e6
+    assert sum(added) < 1.5e8, "of which tensorboard, with grpcio and protobuf, is 40 MB"
+    assert 1e5 < sum(added[:2]) < 2e6
 
 
 def test_another_revision_builds_no_layer(docker: Docker, base: str, image: str, other: str) -> None:
@@ -119,7 +119,7 @@ def test_with_a_compiler_the_image_runs_torch_compile(docker: Docker, base: str,
     docker.build(other, base, REVISION="e2e", COMPILER="1")
     code = "import torch; f = torch.compile(lambda x: (x.sin() + 1).sum()); x = torch.ones(64); "
     code += "torch.testing.assert_close(f(x), (x.sin() + 1).sum()); print('compiled')"
-    assert docker("run", "--rm", other, "python3", "-c", code).endswith("compiled\n")
+    assert docker("run", "--rm", other, "python3", "-c", code).endswith("compiled")
     # What Triton compiles for a kernel on a GPU: C with Python's headers.
     code = "import os, subprocess, sysconfig; print(subprocess.run(['gcc', '-fsyntax-only', '-include', 'Python.h', "
     code += "'-I' + sysconfig.get_paths()['include'], '-xc', os.devnull]).returncode)"
