@@ -105,7 +105,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: bytes) -> None:
     with pytest.raises(UserError, match=r"cannot read .*train\.npy.*Replace it"):
         datasets.load("tokens", str(tmp_path), "train", 0)
     (tmp_path / "tokens" / "tokens.json").write_bytes(damage)
-    with pytest.raises(UserError, match=r'cannot read .*tokens\.json: expected \{"vocabulary"'):
+    with pytest.raises(UserError, match=r'cannot read .*tokens\.json, which must be like \{"vocabulary"'):
         datasets.load("tokens", str(tmp_path), "train", 0)
 
 
