@@ -42,6 +42,7 @@ _SLOW = (
     "train/records/test_report.py",
     "train/records/test_tensorboard.py",
     "train/sync/test_sync.py",
+    "train/test_mistakes.py",
     "train/world/test_failure.py",
     "train/world/test_local.py",
     "test_packaging.py",

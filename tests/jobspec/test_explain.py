@@ -141,6 +141,7 @@ def test_json_has_each_rank_in_full_and_what_is_common_once(target: str, spec: P
     assert told["rendezvous_timeout_s"] == plan.rendezvous_timeout_s
 
 
+@pytest.mark.slow
 @each_target
 def test_json_of_8000_processes_stays_small(target: str, spec: Path) -> None:
     module = targets.load(target)

@@ -124,6 +124,7 @@ accepted = st.text(
 canary = "$(touch pwned)`touch pwned`';touch pwned;'\n touch pwned\n\"&touch pwned&"
 
 
+@pytest.mark.slow
 def test_hostile_values_and_secrets_arrive_on_every_node_and_run_nothing(new_nodes: Callable[[str], Nodes]) -> None:
     folder = new_nodes(RECORDER.format(file="call-$NODE_RANK")).folder
     nodes = Nodes(folder)
@@ -211,6 +212,7 @@ def test_host_that_looks_like_an_option_is_none(new_nodes: Callable[[str], Nodes
     assert not list(nodes.folder.rglob("pwned"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # torch is imported, also on a machine with other work
 def test_processes_of_all_nodes_reach_each_other_with_real_torchrun(new_nodes: Callable[[str], Nodes]) -> None:
     with warm.started() as programs:

@@ -93,6 +93,7 @@ def _save(world: World, folder: str, own_folders: bool, fails: bool) -> str:
     return "saved"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("own_folders", "fails", "says"),
     [(True, False, "is not the same folder as on rank 0"), (False, True, "rank 1: .*older ones are intact")],

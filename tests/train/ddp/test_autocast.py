@@ -40,6 +40,7 @@ def _weights(world: World, precision: str, device_name: str) -> list[Tensor]:
     return [param.detach().cpu() for param in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", _TYPES)
 @devices
 def test_two_ranks_under_autocast_hold_the_same_bits_and_are_near_float32(device: str, precision: str) -> None:

@@ -97,6 +97,7 @@ def _failed_on_one_rank(world: World, sync: str, where: str, failed_step: int) -
     return results
 
 
+@pytest.mark.slow
 @syncs
 @pytest.mark.parametrize(("where", "step"), [("after some", 0), ("before any", 0), ("before any", 2)], ids=str)
 def test_a_backward_that_raises_on_one_rank_is_no_mean_on_the_others_and_the_next_steps_are_right(

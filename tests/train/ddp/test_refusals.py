@@ -223,6 +223,7 @@ def _compiled_backward(world: World) -> str:
         return _message(loss.backward)
 
 
+@pytest.mark.slow
 def test_backward_under_compiled_autograd_is_refused_on_all_ranks() -> None:
     for message in run_ranks(2, _compiled_backward):
         assert message.startswith("UserError: CustomDDP cannot average in a backward under compiled autograd")

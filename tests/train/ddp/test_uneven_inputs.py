@@ -53,7 +53,11 @@ def _train(world: World, wrapper: str, counts: tuple[int, ...], by_all: bool, ac
 
 
 @pytest.mark.parametrize("by_all", [True, False], ids=["mean over all ranks", "mean over those with inputs"])
-@pytest.mark.parametrize("counts", [(2, 5), (5, 3), (0, 4), (1, 4, 3), (0, 0, 2)], ids=str)
+@pytest.mark.parametrize(
+    "counts",
+    [(2, 5), (5, 3), (0, 4), *(pytest.param(counts, marks=pytest.mark.slow) for counts in ((1, 4, 3), (0, 0, 2)))],
+    ids=str,
+)
 def test_weights_equal_those_of_native_ddp(counts: tuple[int, ...], by_all: bool) -> None:
     native = run_ranks(len(counts), _train, "native", counts, by_all, False)
     ours = run_ranks(len(counts), _train, "custom", counts, by_all, False)

@@ -72,6 +72,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_more_micro_batches_than_samples_leave_batchnorm_its_statistics(tmp_path: Path) -> None:
     flags = ["--model=mnist_bn", "--dataset=synthetic", "--batch-size=8", "--accumulate=8", "--max-steps=3"]
     train_on_ranks(2, *flags, f"--run-dir={tmp_path}")
@@ -91,11 +92,13 @@ def test_the_loss_of_each_step_equals_one_process(losses: Any, name: str, world_
     assert losses(name, world_size, f"--strategy={strategy}") == pytest.approx(expected, rel=CASES[name].tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [("--accumulate=3",), ("--input=loader", "--workers=1")], ids=" ".join)
 def test_micro_batches_and_the_loader_do_not_change_the_losses(losses: Any, flags: tuple[str, ...]) -> None:
     assert losses("mlp", 2, *flags) == pytest.approx(losses("mlp", 1), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_clipping_and_bf16_run_on_several_processes(losses: Any) -> None:
     clipped = losses("mlp", 2, "--clip-norm=0.1")
     assert clipped == pytest.approx(losses("mlp", 1, "--clip-norm=0.1"), rel=1e-4)

@@ -85,6 +85,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_at_that_step() -> None:
     assert recorder.heard[-1] == (len(finite), finite)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_norm_of_the_gradient_is_known_whether_it_is_clipped_or_not(world_size: int) -> None:
     recorder, *_ = run_ranks(world_size, _observed, "--max-steps=3", "--clip-norm=100")

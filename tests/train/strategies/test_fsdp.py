@@ -60,6 +60,7 @@ def _memory(world: World, name: str) -> list[int]:
     return held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_each_rank_holds_one_part_of_the_parameters(world_size: int) -> None:
     for whole, sharded, trained in run_ranks(world_size, _memory, "fsdp"):

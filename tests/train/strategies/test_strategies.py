@@ -46,6 +46,7 @@ def _one_step(world: World, name: str) -> tuple[list[str], float, list[Tensor]]:
 
 
 # A pipeline has no forward of its own: its schedule runs forward and backward.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in available("strategies") if name != "pipeline"])
 def test_a_step_clips_the_mean_gradient_of_all_ranks(name: str) -> None:
     world_size = 1 if name in ("single", "data_parallel") else 2
