@@ -123,7 +123,7 @@ def test_with_a_compiler_the_image_runs_torch_compile(docker: Docker, base: str,
     # What Triton compiles for a kernel on a GPU: C with Python's headers.
     code = "import os, subprocess, sysconfig; print(subprocess.run(['gcc', '-fsyntax-only', '-include', 'Python.h', "
     code += "'-I' + sysconfig.get_paths()['include'], '-xc', os.devnull]).returncode)"
-    assert docker("run", "--rm", other, "python3", "-c", code) == "0\n"
+    assert docker("run", "--rm", other, "python3", "-c", code) == "0"
 
 
 def test_no_cache_and_no_leftover_is_in_the_image(added_files: set[str]) -> None:
