@@ -16,7 +16,7 @@ demo: $(READY)
 	$(BIN)/python render.py torchrun jobs/quickstart.yaml $(DEMO_SET) -o runs/demo.sh
 	bash runs/demo.sh
 
-# Seven minutes on two cores, of which the tests start processes most of the time.
+# Five minutes on two quiet cores, of which the tests start processes most of the time.
 test: lint
 	$(BIN)/python -m pytest -m "not slow"
 
