@@ -17,7 +17,6 @@ from typing import Any
 import jinja2
 from yaml import safe_load as load_yaml
 
-from jobspec.kubernetes import pod_patch
 from jobspec.spec.shell import run_lines
 from jobspec.targets import TEMPLATES
 
@@ -102,6 +101,8 @@ def merged(pod: str, patch: Mapping[str, Any], container: str) -> str:
     """Return the YAML of a pod template with a patch of its spec; unchanged, comments too, if the patch is empty."""
     if not patch:
         return pod
+    from jobspec.kubernetes import pod_patch  # only here: no other target has pods
+
     template = load_yaml(pod)
     template["spec"] = pod_patch.merge(template["spec"], patch, container)
     return "".join(f"{line}\n" for line in _yaml_lines(template, ""))

@@ -11,7 +11,7 @@ from typing import Any
 
 from jobspec.problems import Path, Place, Problem, SpecError
 from jobspec.reading import yaml_source
-from jobspec.reading.wording import dotted, shown
+from jobspec.reading.notation import dotted, shown
 from jobspec.reading.yaml_source import Source
 
 

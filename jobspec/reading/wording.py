@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence, Set
@@ -13,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from jobspec.problems import Finding, Path
 from jobspec.reading import synonyms
+from jobspec.reading.notation import dotted, shown
 from jobspec.reading.yaml_source import Source, typed
 from jobspec.spec import rules
 from jobspec.spec.command import from_script, is_for_a_shell
@@ -57,20 +57,6 @@ def suggested_paths(error: ValidationError, source: Source) -> set[Path]:
     unknown = [detail["loc"] for detail in error.errors(include_url=False) if detail["type"] == _UNKNOWN]
     meant = {(*path[:-1], key) for path in unknown if (key := _meant(path)) is not None}
     return meant - source.keys.keys()
-
-
-def dotted(path: Path) -> str:
-    """A path as people write it: ("mounts", 0, "path") is `mounts[0].path`."""
-    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in path]
-    return "".join(parts).removeprefix(".")
-
-
-def shown(value: Any) -> str:
-    """Return a value for a message: short, in YAML's notation."""
-    if isinstance(value, dict | list):
-        return "a mapping" if isinstance(value, dict) else "a list"
-    text = json.dumps(value, ensure_ascii=False) if value is not None else "nothing"
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _finding(detail: ErrorDetails, source: Source) -> Finding:

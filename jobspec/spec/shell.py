@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Sequence
 from functools import cache
 
@@ -22,6 +21,8 @@ _PROBLEM = re.compile(r"line [0-9]+: (.*)")
 @cache  # all combinations of a sweep have the same lines
 def syntax_error(line: str) -> str | None:
     """Return why bash cannot read a line as a whole command; None if it can, or where there is no bash to ask."""
+    import subprocess  # only here: most specs have no such lines
+
     bash = shutil.which("bash")
     if bash is None:
         return None
