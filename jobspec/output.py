@@ -1,0 +1,68 @@
+"""Where the text of a command goes, and what is said where a file cannot be read or written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from jobspec.problems import printable
+
+
+def write(text: str, output: str | None) -> None:
+    """To stdout or to a file, in UTF-8 whatever the locale.  A file has the old content or all of the new."""
+    data = text.encode(errors="surrogateescape")  # a diff may hold bytes of a file that are no UTF-8
+    if output is None and sys.stdout is None:  # closed by the caller
+        if data:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return
+    if output is None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        path = Path(output).resolve()
+        circle = path.is_symlink()
+    except RuntimeError:  # Python before 3.13
+        circle = True
+    if circle:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), output)
+    beside = path.with_name(f".{os.getpid()}.tmp")
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)  # a pipe or device such as /dev/stdout is written to, never replaced
+            return
+        beside.write_bytes(data)
+        if path.exists():
+            beside.chmod(path.stat().st_mode)
+        beside.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
+        raise OSError(error.errno, error.strerror, output) from None
+
+
+def unusable_file(error: OSError) -> str:
+    """Which file could not be read or written, why, and what to do."""
+    if error.filename is None:
+        return f"stdout: {error.strerror}"
+    path = Path(os.fsdecode(error.filename))
+    hint = ""
+    if isinstance(error, IsADirectoryError):
+        hint = "name a file in it"
+    elif isinstance(error, FileNotFoundError) and not path.parent.is_dir():
+        hint = f"there is no folder {path.parent}"
+    elif isinstance(error, FileNotFoundError) and path.is_symlink():
+        hint = f"it is a link to {path.readlink()}, which is not there"
+    elif isinstance(error, FileNotFoundError):
+        from train.config import nearest
+
+        stems = {entry.stem: entry for entry in sorted(path.parent.iterdir())}
+        meant = nearest(path.stem, stems)
+        alike = [entry.name for entry in stems.values() if entry.suffix == path.suffix]
+        listed = f"in {path.parent} are: {', '.join(alike[:10])}" if alike else ""
+        hint = f"did you mean {stems[meant]}?" if meant else listed
+    text = f"{printable(str(path))}: {error.strerror}"
+    return f"{text}\n  hint: {printable(hint)}" if hint else text
