@@ -9,8 +9,7 @@
 
 Each round starts every command once, as a process of its own, and takes the time from its start to its end: imports
 are most of it.  One round before is not counted; it writes the byte code.
-The peers are those of PyPI, each in an environment of its own, which is made at the first run unless an option names
-one.
+The first run installs each peer from PyPI into an environment of its own.  An option names one that you have already.
 """
 
 from __future__ import annotations
@@ -31,10 +30,11 @@ from benchmarks.measure import RESULTS, in_turns, machine, median_ratio, ratios,
 ROOT = Path(__file__).parent.parent
 # nemo_run 0.11.1 imports what leptonai 0.47 no longer has.
 PACKAGES = {"torchx": ["torchx[kubernetes]==0.7.0"], "nemo_run": ["nemo_run==0.11.1", "leptonai==0.27.3"]}
+VERSION_OF_NEMO_RUN = "import importlib.metadata as m; print('nemo_run', m.version('nemo_run'))"
 NODES = (2, 64)
 PROCS_PER_NODE = 8
-# What is compared: our target, and what the peer calls it.
-COMPARED = [("slurm", "torchx", "slurm"), ("pytorchjob", "torchx", "kubernetes"), ("slurm", "nemo_run", "slurm")]
+# Our target and the peer's.
+COMPARED = [("slurm", "torchx_slurm"), ("pytorchjob", "torchx_kubernetes"), ("slurm", "nemo_run_slurm")]
 TARGETS = ("slurm", "pytorchjob")
 TARGET_RATIO = 0.6
 
@@ -51,26 +51,29 @@ def main(argv: list[str] | None = None) -> int:
     nemo_run = options.nemo_run or installed("nemo_run") / "python"
 
     with tempfile.TemporaryDirectory() as folder:
-        commands = {}
-        for nodes in NODES:
-            job = f"{nodes}x{PROCS_PER_NODE}"
-            for target in TARGETS:
-                commands[f"ours_{target}_{job}"] = our_command(Path(folder), target, nodes)
-            for target, peer, scheduler in COMPARED:
-                made = (
-                    torchx_command(torchx, scheduler, nodes) if peer == "torchx" else nemo_run_command(nemo_run, nodes)
-                )
-                commands[f"{peer}_{target}_{job}"] = made
+        makers: dict[str, Callable[[int], list[str]]] = {
+            "ours_slurm": partial(our_command, Path(folder), "slurm"),
+            "ours_pytorchjob": partial(our_command, Path(folder), "pytorchjob"),
+            "torchx_slurm": partial(torchx_command, torchx, "slurm"),
+            "torchx_kubernetes": partial(torchx_command, torchx, "kubernetes"),
+            "nemo_run_slurm": partial(nemo_run_command, nemo_run),
+        }
+        commands = {
+            f"{name}_{nodes}x{PROCS_PER_NODE}": command(nodes) for nodes in NODES for name, command in makers.items()
+        }
         sizes = {name: len(run(command, folder)) for name, command in commands.items()}
         variants: dict[str, Callable[[int], float]] = {
             name: partial(seconds, command, folder) for name, command in commands.items()
         }
         times = in_turns(variants, options.rounds)
 
-        version = run([str(torchx), "--version"], folder).decode().strip()
+        versions = {
+            "torchx": run([str(torchx), "--version"], folder).decode().strip(),
+            "nemo_run": run([str(nemo_run), "-c", VERSION_OF_NEMO_RUN], folder).decode().strip(),
+        }
 
     result = compare(times)
-    settings = {"torchx": version, "nemo_run": PACKAGES["nemo_run"][0], "rounds": options.rounds}
+    settings = versions | {"rounds": options.rounds}
     artifacts = {name: size for name, size in sizes.items() if name.startswith("ours_")}
     write_result(options.results, "render", result | {"settings": settings, "bytes": artifacts, "machine": machine()})
     for name, ratio in result["ratio"].items():
@@ -96,7 +99,7 @@ def installed(peer: str) -> Path:
 
 
 def our_command(folder: Path, target: str, nodes: int) -> list[str]:
-    """The command for a spec that says what the peers are told below; it is written into `folder`."""
+    """The command for the job's spec, which it writes into `folder`.  The peers below get the same job."""
     spec = folder / f"{nodes}.yaml"
     spec.write_text(
         f"name: train\nnodes: {nodes}\nprocs_per_node: {PROCS_PER_NODE}\n"
@@ -106,7 +109,7 @@ def our_command(folder: Path, target: str, nodes: int) -> list[str]:
 
 
 def torchx_command(torchx: Path, scheduler: str, nodes: int) -> list[str]:
-    """The same job; without a workspace, which would be built into an image."""
+    """Without a workspace, which would be built into an image."""
     job = ["-j", f"{nodes}x{PROCS_PER_NODE}", "--script", "train.py", "--image", "registry.example/train:1"]
     job += ["--cpu", "32", "--gpu", str(PROCS_PER_NODE)]
     queue = ["-cfg", "queue=default"] if scheduler == "kubernetes" else []
@@ -114,7 +117,7 @@ def torchx_command(torchx: Path, scheduler: str, nodes: int) -> list[str]:
 
 
 def nemo_run_command(python: Path, nodes: int) -> list[str]:
-    """The same job as a program of NeMo-Run, which has no command line for a script."""
+    """As a program of NeMo-Run, which has no command line for a script."""
     return [str(python), str(Path(__file__).parent / "peers" / "nemo_run_job.py"), str(nodes), str(PROCS_PER_NODE)]
 
 
@@ -131,15 +134,13 @@ def seconds(command: Sequence[str], folder: str, number: int) -> float:
 
 
 def compare(times: dict[str, list[float]]) -> dict[str, Any]:
-    """Ratios of ours to each peer by target and size, and of 64 nodes to 2 within ours."""
+    """Ratios of ours to each peer's target and size, and of 64 nodes to 2 within ours."""
+    few, many = sizes = [f"{nodes}x{PROCS_PER_NODE}" for nodes in NODES]
     pairs = {
-        f"{peer}_{target}_{nodes}x{PROCS_PER_NODE}": tuple(
-            times[f"{variant}_{target}_{nodes}x{PROCS_PER_NODE}"] for variant in ("ours", peer)
-        )
-        for target, peer, _ in COMPARED
-        for nodes in NODES
+        f"{theirs}_{size}": (times[f"ours_{ours}_{size}"], times[f"{theirs}_{size}"])
+        for ours, theirs in COMPARED
+        for size in sizes
     }
-    few, many = (f"{nodes}x{PROCS_PER_NODE}" for nodes in NODES)
     return {
         "benchmark": "render",
         "what": "wall time of the command, ours / the peer's dry run",
