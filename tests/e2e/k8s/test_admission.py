@@ -58,7 +58,7 @@ def admitted(cluster: Cluster, manifests: str, namespace: str) -> None:
         foreign.add(FOREIGN["PodGroup"])  # which the operator of TrainJob makes
     for kind in foreign:
         if cluster.try_kubectl("get", kind, "--all-namespaces").returncode:
-            pytest.skip(f"this cluster has no {kind}")
+            pytest.skip(f"this cluster has no {kind}: install its CRD and controller, then run this again")
     # Really made, not a dry run: a TrainJob is held against the runtime before it.
     made = cluster.apply(manifests)
     assert made.count(" created") == len(found)
