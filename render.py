@@ -41,6 +41,8 @@ class Result:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the result is the exit code."""
+    # pydantic would look for plugins in everything that is installed, and show them the spec.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     args = _arguments(argv)
     try:
         result: Result = args.run(args)

@@ -27,6 +27,16 @@ def test_same_bytes_from_any_folder_locale_time_zone_and_environment(tmp_path: P
     assert "größe 図".encode() in made.pop()
 
 
+def test_plugins_of_pydantic_do_not_see_the_spec(tmp_path: Path) -> None:
+    installed = tmp_path / "plugin-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text("[pydantic]\nplugin = plugin:nothing\n")
+    (tmp_path / "plugin.py").write_text("open(__file__ + '.loaded', 'w').close()\nnothing = None\n")
+    assert command_line("torchrun", QUICKSTART, PYTHONPATH=str(tmp_path)).returncode == 0
+    assert not (tmp_path / "plugin.py.loaded").exists()
+
+
 def test_wrong_spec_is_exit_1_and_leaves_the_output_as_it_was(tmp_path: Path) -> None:
     output = tmp_path / "job.sh"
     output.write_text("old")
