@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     An error is printed before this returns: a mistake of the user as one paragraph, any other error with its traceback.
     """
     stop = StopSignal()
-    # torchrun ends the other processes as soon as one has failed: let each see and count its own mistake first.
+    # torchrun ends the other processes as soon as one has failed: let each find and report its own mistake first.
     stop.listen()
     try:
         procs, argv = split_procs(sys.argv[1:] if argv is None else argv)
@@ -48,16 +48,16 @@ def main(argv: list[str] | None = None) -> int:
         record_for_torchrun(str(error))
         return 1
     except Exception as error:
-        sys.excepthook(type(error), error, error.__traceback__)  # torch's own puts the rank before each line
+        sys.excepthook(type(error), error, error.__traceback__)  # torch's excepthook puts the rank before each line
         sys.stderr.flush()
         record_for_torchrun(f"{type(error).__name__}: {error}", traceback.format_exc())
         return 1
 
 
 def run(config: TrainConfig, world: World, stop: StopSignal) -> bool:
-    """Train once, from connecting the processes to the last record; return False if a signal stopped the run before."""
+    """Connect the processes, train, and write the last record; return False if a signal stopped the run before that."""
     attempt = Attempt(world)
-    # Imported here: torch takes seconds, and a wrong flag should not.
+    # Imported here: importing torch takes seconds, and a wrong flag should be reported at once.
     from train.loop import setup
     from train.loop.export import export
     from train.world.rendezvous import Timeouts, open_process_group
@@ -80,6 +80,6 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Leave at once: after an error NCCL waits for work that never ends, a thread may wait for a foreign server, and a
-    # thread of gloo that frees a tensor while Python shuts down aborts the process (docs/own-script.md).
+    # Leave at once (docs/own-script.md).  After an error NCCL waits for work that never ends, and a thread may wait for
+    # a foreign server.  A thread of gloo that frees a tensor while Python shuts down aborts the process.
     os._exit(code)

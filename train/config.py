@@ -1,6 +1,6 @@
 """TrainConfig: every setting of a run; train/flags.py reads it from flags and files, jobspec from a job spec.
 
-No torch here: jobspec imports this file to reject a wrong `train:` section before anything is submitted.
+This file imports no torch, because jobspec imports it to reject a wrong `train:` section before anything is submitted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
 
 
-# What is expected, by pydantic's name of the error, to follow "must be".
+# The words that follow "must be", by the type of pydantic's error.
 _EXPECTED = {
     "string_type": "text",
     "string_unicode": "text in UTF-8",
@@ -55,7 +55,7 @@ _EXPECTED = {
 
 
 def expected(error: ErrorDetails) -> str | None:
-    """What a value must be instead, in the words of the person who wrote it; None for an error of another kind."""
+    """Return what a value must be instead, in the user's words; None for an error of another kind."""
     limits = {
         name: f"{limit:.12g}" if isinstance(limit, float) else limit for name, limit in error.get("ctx", {}).items()
     }
@@ -67,7 +67,7 @@ def _one_of(kind: str) -> AfterValidator:
     def check(name: str) -> str:
         names = available(kind)
         if name not in names:
-            shown = name.encode("utf-8", "backslashreplace").decode()  # pydantic carries no half of a surrogate pair
+            shown = name.encode("utf-8", "backslashreplace").decode()  # pydantic cannot carry half of a surrogate pair
             raise PydanticCustomError(
                 "unknown_name",
                 '"{name}" is not one of {allowed}',
@@ -79,11 +79,11 @@ def _one_of(kind: str) -> AfterValidator:
 
 
 def _names(kind: str) -> WithJsonSchema:
-    """The names as an enumeration, so that an editor completes them."""
+    """Describe the names as an enumeration in the schema, so that an editor completes them."""
     return WithJsonSchema({"type": "string", "enum": available(kind)})
 
 
-# Of 18 digits at most: Python refuses to read integers of thousands of them.
+# At most 18 digits: Python refuses to read integers of thousands of digits.
 def _steps_in_order(text: str) -> str:
     match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
     if match is None or not 2 <= int(match[1]) <= int(match[2]):
@@ -283,11 +283,11 @@ class TrainConfig(BaseModel):
 
     @property
     def spreads_model(self) -> bool:
-        """Whether each rank holds a part of the model only."""
+        """Return True if each rank holds only a part of the model."""
         return self.strategy in ("fsdp", "pipeline")
 
     def reader(self, rank: int, world_size: int) -> tuple[int, int]:
-        """This process's number among those that read different samples, and how many these are.
+        """Return this process's number among the readers of different samples, and the number of readers.
 
         The stages of a pipeline all read the same samples.
         """
@@ -295,7 +295,7 @@ class TrainConfig(BaseModel):
 
 
 def choices(key: str) -> list[str]:
-    """The values that a setting may have, if they are few words."""
+    """Return the values of a setting that allows only certain words; an empty list for any other setting."""
     field = TrainConfig.model_fields.get(key)
     if field is None:
         return []
@@ -320,6 +320,6 @@ def to_argv(values: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             argv.append(flag(key) if value else flag("no_" + key))
         else:
-            # One word, so that a value may begin with a dash.
+            # Flag and value in one word, so that a value may begin with a dash.
             argv.append(f"{flag(key)}={value}")
     return argv

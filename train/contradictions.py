@@ -1,4 +1,4 @@
-"""Settings that cannot stand together: a run refuses them rather than do something else."""
+"""Settings that contradict each other: a run refuses them rather than do something that was not asked for."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any, NoReturn
 
 from pydantic_core import PydanticCustomError
 
-# A key, once it is given, needs the other: (key, whether a value needs it, the other key, what to say there).
+# One key needs another: (key, a test if its value needs the other, the other key, the advice for it).
 _NEEDS: list[tuple[str, Callable[[Any], bool], str, str]] = [
     ("resume", lambda value: value == "auto", "checkpoint_dir", "say where checkpoints are"),
     ("checkpoint_every", bool, "checkpoint_dir", "say where checkpoints are"),
     ("tensorboard", bool, "run_dir", "say where its files belong"),
     ("profile", bool, "run_dir", "say where its files belong"),
 ]
-# Keys of one strategy.
+# Keys that only one strategy has.
 _ONLY = {"fsdp_wrap": "fsdp", "fsdp_reshard": "fsdp", "pipeline_schedule": "pipeline"}
 _NO_WHOLE_MODEL: list[tuple[str, Any, str]] = [
     ("ema", None, "no rank holds the whole model, whose average would have to be kept"),
     ("on_oom", "halve", "the others would wait in the forward for the process that is out of memory"),
     ("compile", True, "it runs the layers one by one, with messages between them; use custom_ddp or ddp"),
 ]
-# What a strategy cannot do whatever the machine: (key, value, why); None is any value but none.
+# What a strategy cannot do on any machine: (key, value, why).  The value None stands for every value but None.
 _CANNOT: dict[str, list[tuple[str, Any, str]]] = {
     "fsdp": [
         (
@@ -43,7 +43,7 @@ _CANNOT: dict[str, list[tuple[str, Any, str]]] = {
 
 
 def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise pydantic's error, with the key it is about, for the first two settings that cannot stand together."""
+    """Raise pydantic's error, with both keys, for the first two settings that contradict each other."""
     for key, needs, other, advice in _NEEDS:
         if needs(values[key]) and values[other] is None:
             _refuse("{key} is given but {other} is not; {advice}", key=key, other=other, advice=advice)
@@ -85,12 +85,12 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
             )
 
 
-# The sentence is a LiteralString for pydantic, a type that Python 3.10 has not.
+# pydantic wants the sentence as a LiteralString, a type that Python 3.10 does not have.
 def _refuse(sentence: Any, *, key: str, other: str, **words: Any) -> NoReturn:
-    """key, other: the two at fault, which jobspec.reading.wording marks in the spec.
+    """Raise pydantic's error about `key` and `other`; jobspec.reading.wording marks both in the spec.
 
-    The sentence begins with the key: messages put its place before it.
+    The sentence begins with the key, because messages put the key's place before it.
     """
-    # As YAML has them: pydantic would write 1 for true.
+    # Written as in YAML: pydantic would write 1 for true.
     words = {name: str(word).lower() if isinstance(word, bool) else word for name, word in words.items()}
     raise PydanticCustomError("keys_disagree", sentence, {"key": key, "other": other, **words})

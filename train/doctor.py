@@ -69,7 +69,7 @@ def examine(world: World, options: Options) -> list[str]:
 
     Raises UserError if the processes cannot be connected, or SharedError if they do not fit together.
     """
-    # Imported here: torch takes seconds, and a wrong environment should not.
+    # Imported here: importing torch takes seconds, and a wrong environment should be reported at once.
     from train.diagnosis import card, meeting, picture, report
     from train.diagnosis.watch import Watch
     from train.world.rendezvous import choose_interfaces, connect_to_store, wait_until_resolvable
@@ -108,7 +108,7 @@ def _prefixed(store: dist.Store, world: World) -> dist.Store:
 
 
 def _connected(own: Card, store: dist.Store, watch: Watch) -> Ranks:
-    """Return the ranks with the groups that a training has, too: gloo for messages, NCCL for gradients on GPUs."""
+    """Connect the ranks by the same groups as a training: gloo for messages, NCCL for gradients on GPUs."""
     import torch
     import torch.distributed as dist
 
@@ -116,7 +116,7 @@ def _connected(own: Card, store: dist.Store, watch: Watch) -> Ranks:
     from train.world.placement import gradient_group
 
     watch.doing("connecting the ranks")
-    # Longer than the silence after which Watch names the rank that is waited for.
+    # Longer than the silence after which Watch names the missing rank.
     timeout_s = 120.0
     dist.init_process_group(
         "gloo", store=store, rank=own.rank, world_size=own.world_size, timeout=timedelta(seconds=timeout_s)
@@ -181,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    """A time to wait, for argparse."""
+    """Read a time to wait, for argparse."""
     with suppress(ValueError):
         if 0 < float(text) <= YEAR_S:
             return float(text)
@@ -192,5 +192,5 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # At once, as in train/__main__.py: threads of gloo and of a lost store would keep or abort the process.
+    # Leave at once, as in train/__main__.py: threads of gloo or of a lost store would keep the process or abort it.
     os._exit(code)

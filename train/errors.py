@@ -1,4 +1,4 @@
-"""The exceptions for mistakes that the person who started the run can mend, and what goes with them."""
+"""Exceptions for mistakes that the person who started the run can fix, and helpers for them."""
 
 from importlib.util import find_spec
 
@@ -20,7 +20,7 @@ def first_line(error: Exception) -> str:
 
 
 def refuse_without(package: str, option: str, extra: str) -> None:
-    """Raise UserError if `option` was given and `package`, which our `extra` brings, is not installed."""
+    """Raise UserError if `package`, which `option` needs and our `extra` brings, is not installed."""
     if find_spec(package) is None:
         raise UserError(
             f"{option} needs the package {package}, which is not installed here: "

@@ -18,7 +18,7 @@ from train.errors import UserError
 
 
 def from_argv(argv: list[str] | None = None) -> TrainConfig:
-    """Read flags and, below them, the file of `--config`.
+    """Read the flags and the file of `--config`; flags win over it.
 
     Raises UserError with every problem at once; each names its flag, or file and line.
     """
@@ -59,7 +59,7 @@ def _listed(problems: list[str], about: str) -> str:
 
 
 def _unknown_words(words: list[str], unknown: list[str]) -> list[str]:
-    """One line for each unknown flag and each word that no flag takes; `unknown`: those of `words` that remain."""
+    """Return one line for each unknown flag and stray word; `unknown`: what the parser left over of `words`."""
     problems = []
     end = 0
     for word in unknown:
@@ -71,7 +71,7 @@ def _unknown_words(words: list[str], unknown: list[str]) -> list[str]:
             on, off = _SWITCHES[before]
             problems.append(f"  {word}: {before} takes no value; write {on} or {off} alone")
         elif not (before in unknown and before.startswith("-") and "=" not in before):
-            # What follows an unknown flag is probably its value, and goes with it.
+            # The word after an unknown flag is probably the flag's value, and needs no second line.
             problems.append(f"  {word}: no flag stands before it; write --SETTING VALUE, a value with spaces in quotes")
     return problems
 
@@ -84,7 +84,7 @@ def _unknown_flag(word: str) -> str:
 
 
 def _sentence(problem: ErrorDetails, where: Mapping[str, str]) -> str:
-    """One line for one pydantic error: where it was said, what is wrong, what was probably meant."""
+    """Return one line for one pydantic error: where the value was given, what is wrong, what was probably meant."""
     context = problem.get("ctx", {})
     key = str(problem["loc"][0] if problem["loc"] else context["key"])
     place = where.get(key, key)
@@ -112,7 +112,7 @@ _SWITCHES = {
     for name in (flag(key), flag(f"no_{key}"))
 }
 
-# Titles of --help, by the first setting below each, in the order of TrainConfig.
+# Titles of groups in --help, by the first setting of each group, in the order of TrainConfig.
 _GROUPS = {
     "model": "model and data",
     "epochs": "training",
@@ -155,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read_yaml(file: Path) -> tuple[dict[str, str | None], dict[str, int]]:
-    """The keys of a flat YAML mapping as text (typed later, exactly like flags), and the line of each."""
+    """Return the values of a flat YAML mapping as text (typed later, exactly like flags), and the line of each key."""
     try:
         root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""python -m train.report: the curves of one or several runs, and where two of them part.
+"""python -m train.report: the curves of one or several runs, and where two of them differ.
 
 python -m train.report runs/a runs/b runs/c --out report
 python -m train.report --diff runs/a runs/b
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def write_report(folders: list[Path], compared: list[Path] | None, out: Path) -> None:
-    """Write the report of the runs in `folders`; `compared` are two of them.
+    """Write the report of the runs in `folders`, and how the two in `compared` differ.
 
     Raises UserError if a folder holds no run, or the report cannot be written.
     """

@@ -1,1 +1,1 @@
-"""Checkpoints that are whole or not there, and what a resumed run must have in common with the one that saved."""
+"""Checkpoints that are either whole or absent, and what a resumed run must share with the run that saved."""

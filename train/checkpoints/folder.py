@@ -1,7 +1,7 @@
-"""Checkpoints that are whole or not there: written beside, synced, renamed, and verified before they are read.
+"""Checkpoints that are whole or absent: written under another name, synced, renamed, and verified before they are read.
 
-CHECKPOINT_DIR/step-00000938/ holds state.pt and, written last, manifest.json with the size and SHA-256 of state.pt, and
-of what train/checkpoints/sharded.py has put beside it.
+CHECKPOINT_DIR/step-00000938/ holds state.pt and, written last, manifest.json.  The manifest has the size and SHA-256 of
+state.pt and of the files that train/checkpoints/sharded.py has put beside it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAME = re.compile(r"step-\d{8,}")
 
 
 class Checkpoints:
-    """The checkpoints of one run, saved by rank 0 off the training thread.
+    """The checkpoints of one run, saved by rank 0 in a background thread.
 
     Args:
         folder: CHECKPOINT_DIR; made if absent.
@@ -60,20 +60,20 @@ class Checkpoints:
         self._pending = self._thread.submit(self._write, step, buffer.getvalue())
 
     def beside(self, step: int) -> Path:
-        """Return the folder in which the checkpoint of `step` is made."""
+        """Return the folder in which the checkpoint of `step` is written."""
         return self.folder / f".unfinished-step-{step:08d}"
 
     def make_beside(self, step: int) -> None:
-        """Make that folder, empty.  Raises OSError."""
+        """Make the folder `beside(step)`, empty.  Raises OSError."""
         shutil.rmtree(self.beside(step), ignore_errors=True)
         self.beside(step).mkdir()
 
     def finish_in_background(self, step: int, content: bytes) -> None:
-        """Write state.pt and the manifest into `beside(step)`, and give the folder its name."""
+        """Write state.pt and the manifest into `beside(step)`, and give the folder its final name."""
         self._pending = self._thread.submit(self._finish, step, content)
 
     def wait(self) -> None:
-        """Return when the last save is on the disk; UserError if it could not be written."""
+        """Return when the last save is on the disk; raise UserError if it could not be written."""
         if self._pending is None:
             return
         try:
@@ -87,7 +87,7 @@ class Checkpoints:
         return f"cannot save a checkpoint in {self.folder}: {why}; older ones are intact"
 
     def ended(self, within_s: float) -> bool:
-        """Wait up to `within_s` for the last save; return True if it has ended, well or not."""
+        """Wait up to `within_s` for the last save; return True if it has ended, with an error or without."""
         return self._pending is None or not wait([self._pending], within_s).not_done
 
     def _write(self, step: int, content: bytes) -> None:
@@ -101,21 +101,21 @@ class Checkpoints:
         _write_synced(beside / _STATE, content)
         _write_synced(beside / _MANIFEST, json.dumps({"step": step, "files": files}, indent=1).encode())
         _sync_folder(beside)
-        # Of the same step, saved before its evaluation was done.
+        # A checkpoint of the same step, saved before its evaluation was done.
         former = self._set_aside(target) if target.exists() else None
         beside.rename(target)
         _sync_folder(self.folder)
         if former is not None:
             shutil.rmtree(former)
         for old in _newest_first(self.folder)[self.keep :]:
-            # Never half a checkpoint under a whole one's name, even if the removal is cut short.
+            # Renamed first: even if the removal is cut short, no half checkpoint has the name of a whole one.
             doomed = old.rename(self.folder / f".unfinished-old-{old.name}")
             shutil.rmtree(doomed)
 
     def set_aside_after(self, step: int, say: Callable[[str], None]) -> None:
-        """Rename what is newer than `step`, where the run continues: damaged, or of a branch that was given up.
+        """Rename the checkpoints newer than `step`, where the run continues: damaged, or of an abandoned branch.
 
-        Nothing is deleted, but it is neither found nor counted again.
+        Nothing is deleted, but the renamed checkpoints are neither found nor counted again.
         """
         for path in _newest_first(self.folder):
             if _step_of(path) > step:
@@ -126,14 +126,14 @@ class Checkpoints:
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """The folder of the checkpoint of `step`."""
+    """Return the folder of the checkpoint of `step`."""
     return folder / f"step-{step:08d}"
 
 
 def read_checkpoint(path: Path) -> bytes:
-    """The verified bytes of state.pt in one checkpoint folder, whose other files are verified, too.
+    """Return the bytes of state.pt in one checkpoint folder, after verifying it and all other files there.
 
-    The hash is checked before anything is parsed, since weights_only is no proof against a crafted file.
+    The hash is checked before state.pt is parsed, since weights_only does not protect against a crafted file.
     Raises UserError if a file is missing or has changed since it was saved.
     """
     try:
@@ -156,13 +156,13 @@ def read_checkpoint(path: Path) -> bytes:
 
 
 def find_checkpoint(resume: str, folder: Path | None, say: Callable[[str], None]) -> bytes | None:
-    """The verified bytes of the checkpoint that `--resume` asks for, or None for a new run.
+    """Return the verified bytes of the checkpoint that `--resume` asks for, or None for a new run.
 
     Args:
         resume: never, auto (the newest in `folder` that verifies) or the path of one checkpoint.
         say: reports what was found, and which were skipped and why.
-    Raises UserError if the named one does not verify, if none of several does, or if a new run would push out the
-    checkpoints of an earlier one.
+    Raises UserError if the named checkpoint does not verify, or if every checkpoint in `folder` is damaged.  Raises it
+    also if a new run would push out the checkpoints of an earlier run.
     """
     found = _newest_first(folder) if folder is not None and folder.is_dir() else []
     inside = folder is not None and Path(resume).resolve().parent == folder.resolve()

@@ -1,4 +1,4 @@
-"""How a state leaves the GPU: in one copy, into one buffer."""
+"""Copies of a state from the GPU to the host, all into one buffer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALIGNMENT_BYTES = 64
 def on_host(state: Any) -> Any:
     """Return nested dicts, lists and tuples with every CUDA tensor copied to the host; all else stays the same object.
 
-    A copy per tensor from the device to ordinary memory stops both sides each time; here the copies run one after the
+    A copy per tensor from the device to ordinary memory stops both sides each time.  Here the copies run one after the
     other into pinned memory, and the host waits once.
     """
     tensors = [tensor for tensor in _tensors(state) if tensor.is_cuda]
@@ -29,7 +29,7 @@ def on_host(state: Any) -> Any:
 def copy_into_one_buffer(tensors: list[Tensor], pinned: bool) -> list[Tensor]:
     """Return dense copies that lie in one buffer of host memory; from a device they are complete after a synchronise.
 
-    Each copy has a storage of its own size, because torch.save refuses views of one storage in several types.
+    Each copy has a separate storage of its size, because torch.save refuses views of one storage in several types.
     """
     starts, end = [], 0
     for tensor in tensors:
@@ -46,7 +46,7 @@ def copy_into_one_buffer(tensors: list[Tensor], pinned: bool) -> list[Tensor]:
 
 
 def _tensors(state: Any) -> list[Tensor]:
-    """Return each tensor once, however often it stands in the state."""
+    """Return each tensor once, however often it occurs in the state."""
     if isinstance(state, Tensor):
         return [state]
     children = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
@@ -57,7 +57,7 @@ def _replaced(state: Any, copies: dict[int, Tensor]) -> Any:
     if isinstance(state, Tensor):
         return copies.get(id(state), state)
     if isinstance(state, dict):
-        replaced = copy.copy(state)  # with the versions of layers, which a module's state dict has as an attribute
+        replaced = copy.copy(state)  # also copies an attribute of a module's state dict: the versions of layers
         replaced.update({key: _replaced(value, copies) for key, value in state.items()})
         return replaced
     if isinstance(state, list | tuple):

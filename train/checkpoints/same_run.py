@@ -1,4 +1,4 @@
-"""Whether a checkpoint can be continued with the settings given now."""
+"""Check that a checkpoint can be continued with the settings given now."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from train.config import TrainConfig
 from train.errors import UserError
 
-# With another value of one of these, what follows is no continuation of what was saved.
+# If one of these has another value now, the run is no continuation of the saved one.
 _SAME_RUN = (
     "model",
     "dataset",
@@ -28,10 +28,10 @@ _SAME_RUN = (
 
 
 def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
-    """Raise UserError, naming every setting that the checkpoint was made with and that is different now."""
+    """Raise UserError, naming each setting that differs from the checkpoint's but must not."""
     now = config.model_dump()
     keys = _SAME_RUN + (("epochs",) if config.scheduler in ("cosine", "one_cycle") else ())
-    # A checkpoint from before a setting existed was made with its default.
+    # A checkpoint that is older than a setting was made with the setting's default.
     saved = TrainConfig().model_dump() | saved
     spread = TrainConfig.model_validate({"strategy": saved["strategy"]}).spreads_model
     if spread != config.spreads_model:

@@ -1,7 +1,7 @@
-"""Checkpoints of a model that is spread over the ranks: each writes its part, through torch.distributed.checkpoint.
+"""Checkpoints of a model that is spread over the ranks: each rank writes its part by torch.distributed.checkpoint.
 
-CHECKPOINT_DIR/step-00000938/ holds files of each rank and .metadata, which says what is where; state.pt with all else;
-and, written last, manifest.json with size and SHA-256 of each of them.  All ranks must see the folder.
+CHECKPOINT_DIR/step-00000938/ holds files of each rank and .metadata, the index of these files; state.pt holds all else.
+manifest.json is written last, with size and SHA-256 of all these files.  All ranks must see the folder.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 class ShardedCheckpoints(Checkpoints):
-    """As Checkpoints, but each rank has one, and `save` is a collective that writes the tensors before it returns.
+    """Checkpoints with one object on each rank; `save` is a collective that writes the tensors before it returns.
 
-    A collective.  Raises SharedError if the folder cannot be written or another rank does not see it.
+    Making it is a collective.  Raises SharedError if the folder cannot be written or another rank does not see it.
     """
 
     def __init__(self, folder: Path, keep: int, world: World) -> None:
@@ -51,7 +51,7 @@ class ShardedCheckpoints(Checkpoints):
             probe.rmdir()
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Save `state`, of which `shards` differs between the ranks.  Returns as soon as `state` may change again.
+        """Save `state`, whose part `shards` differs between the ranks.  Returns as soon as `state` may change again.
 
         Raises SharedError if a rank could not write its part.
         """

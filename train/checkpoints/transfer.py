@@ -1,4 +1,4 @@
-"""How a checkpoint passes between rank 0, which sees the folder, and all other ranks."""
+"""Exchange of a checkpoint between rank 0, which sees the folder, and all other ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEET_S = 1.0
 def load_on_all_ranks(content: bytes | None) -> dict[str, Any] | None:
     """Return rank 0's checkpoint `content` as a state on every rank, so that only rank 0 needs to see the folder.
 
-    A collective; other ranks give None.  Tensors are on the CPU.  None if rank 0 has nothing.
+    A collective; other ranks pass None.  Tensors are on the CPU.  Returns None if rank 0 has no checkpoint.
     """
     size = torch.tensor([len(content or b"")])
     dist.broadcast(size, src=0)
@@ -33,10 +33,10 @@ def load_on_all_ranks(content: bytes | None) -> dict[str, Any] | None:
 
 
 def wait_on_all_ranks(world: World, checkpoints: Checkpoints | None) -> None:
-    """Return when rank 0's last save is on the disk; other ranks give None.  A collective.
+    """Return when rank 0's last save is on the disk; other ranks may pass None.  A collective.
 
-    The ranks meet each second meanwhile.  One collective for the whole save would need a timeout longer than any save,
-    and with such a timeout a rank that is lost with its node would be missed later.
+    The ranks meet each second meanwhile.  One collective for the whole save would need a timeout longer than any save.
+    With such a timeout the loss of a rank and its node would be noticed later.
     Raises SharedError if the save could not be written.
     """
     ended = torch.zeros(1)

@@ -1,1 +1,1 @@
-"""What ranks say to one another: agreements, broadcasts, statistics of a global batch, reports of a missing rank."""
+"""Messages between ranks: agreements, broadcasts, statistics of a global batch, reports of a missing rank."""

@@ -1,4 +1,4 @@
-"""What all ranks agree on before they continue: that none of them has found a mistake, and whether to stop."""
+"""Agreements of all ranks before they continue: that none of them has found a mistake, and whether to stop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from train.errors import SharedError, UserError
 from train.world.environment import World
 from train.world.signals import StopSignal
 
-# Seconds between a signal and the next agreement of the ranks, unless one step takes longer; and the most steps.
+# Limits of the time from a signal to the ranks' next agreement: in seconds (one step may take longer), in steps.
 _REACTION_S, _MOST_STEPS = 1.0, 32
 
 
@@ -44,15 +44,15 @@ def mistakes_shared_by_all_ranks(world: World) -> Iterator[None]:
 
 
 class Stopped(Exception):
-    """All ranks have raised this after the same step, because at least one of them was asked to stop."""
+    """Raised by all ranks after the same step, because at least one of them was asked to stop."""
 
 
 class StopAgreement:
     """Lets all ranks of a job learn after the same step that one of them has heard the signal.
 
     The ranks ask each other about once in `_REACTION_S`, not after each step.  The answer holds the step time of the
-    slowest rank, from which all count the same number of steps until they ask again.  They count at most `_MOST_STEPS`,
-    because steps may suddenly take longer.  It costs one all-reduce of two numbers.
+    slowest rank.  From this time all ranks compute after how many steps they ask again: at most `_MOST_STEPS`, because
+    steps may suddenly take longer.  Each question costs one all-reduce of two numbers.
     """
 
     def __init__(self, signal: StopSignal) -> None:

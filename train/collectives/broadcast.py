@@ -1,4 +1,4 @@
-"""Copies of one rank's tensors on all ranks, many tensors in one message."""
+"""Broadcasts of one rank's tensors to all ranks, many tensors in one message."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 _MESSAGE_BYTES = 256 * 2**20
-# No element type needs more, so a slice of a message can be seen as any type.
+# No element type needs a larger alignment, so a slice of a message can be viewed as any type.
 _ALIGNMENT_BYTES = 16
 
 
 class Message:
-    """Room for the bytes of some tensors of one device, whatever their types, to be sent as often as needed."""
+    """A buffer for the bytes of tensors of one device and any types, which can be sent as often as needed."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = list(tensors)
@@ -47,7 +47,7 @@ class Message:
 
 
 def messages(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """`tensors` cut into lists that each fit in one message: of one device, and of 256 MiB unless one is larger."""
+    """Cut `tensors` into lists that each fit in one message: of one device, at most 256 MiB unless one is larger."""
     cut: list[list[Tensor]] = []
     open_messages: dict[torch.device, tuple[list[Tensor], int]] = {}
     for tensor in tensors:
@@ -57,7 +57,7 @@ def messages(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         if not same or num_bytes + tensor.nbytes > _MESSAGE_BYTES:
             same, num_bytes = [], 0
             cut.append(same)
-        # Not detach(): autograd would take a buffer that is sent between two forwards for one that they have changed.
+        # Not detach(): if a buffer is sent between two forwards, autograd must not see it as changed.
         same.append(tensor.data)
         open_messages[tensor.device] = (same, num_bytes + tensor.nbytes)
     return cut
@@ -75,7 +75,7 @@ def broadcast_from_rank_0(tensors: Sequence[Tensor], group: dist.ProcessGroup | 
 
 
 class BufferBroadcast:
-    """Sends the buffers that `module` has now, or what has replaced them since, through memory that it keeps."""
+    """Sends the buffers that `module` has now, or their later replacements, through memory that it keeps."""
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None) -> None:
         self.group = group
@@ -89,7 +89,7 @@ class BufferBroadcast:
     def send(self, source: int) -> None:
         """Overwrite the buffers with those of the group's rank `source`.  A collective, unless there are none."""
         tensors = [tensor for part, name in self._places if (tensor := part._buffers[name]) is not None]
-        # A new buffer has replaced one, or new memory that of one (buffer.data = …).
+        # Different if a new buffer, or new memory of the same buffer (buffer.data = …), has replaced an old one.
         addresses = [tensor.data_ptr() for tensor in tensors]
         if addresses != self._addresses or any(a is not b for a, b in zip(tensors, self._tensors, strict=True)):
             self._tensors, self._addresses = tensors, addresses

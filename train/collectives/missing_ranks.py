@@ -21,9 +21,9 @@ _CONNECT_TIMEOUT_S = 2.0
 
 
 class MissingRanks(RuntimeError):
-    """A collective cannot complete without `ranks`, which are numbers in `group`; `why` says what happened to them.
+    """Error of a collective that cannot complete without `ranks`; `why` says what happened to these ranks.
 
-    The message has their numbers in the whole job.
+    `ranks` are numbers in `group`; the message has the ranks' numbers in the whole job.
     """
 
     def __init__(self, group: dist.ProcessGroup, ranks: list[int], why: str) -> None:
@@ -63,7 +63,7 @@ def reports(position: str, group: dist.ProcessGroup | None = None) -> list[str]:
     The ranks that gave up exchange their positions through the store.  Before a failure this costs nothing.
     """
     gathered = _Reports(position, group)
-    # A store that hangs ignores its timeouts.
+    # In a thread, because a store that hangs ignores its timeouts.
     thread = threading.Thread(target=gathered.collect, daemon=True)
     thread.start()
     thread.join(2 * _REPORTS_S)
@@ -82,7 +82,7 @@ def reports(position: str, group: dist.ProcessGroup | None = None) -> list[str]:
 
 
 def report_failure(error: Exception) -> None:
-    """Leave the reason why this rank ends where the other ranks look for it, unless it ends because of them."""
+    """Write into the store, for the other ranks to read, why this rank ends, unless it ends because of them."""
     if isinstance(error, SharedError) or (isinstance(error, UserError) and error.__cause__ is not None):
         return
     with suppress(OSError, RuntimeError):
@@ -100,7 +100,7 @@ def failures(group: dist.ProcessGroup | None) -> list[str]:
 
 
 class _Reports:
-    """Where the ranks of a group gave up, as each wrote it into the store.
+    """Places at which the ranks of a group gave up, as each rank wrote into the store.
 
     A rank that continues withdraws its report: a program may catch the error and train in another group.
     """
@@ -120,7 +120,7 @@ class _Reports:
         self.place = f" at {store.host}:{store.port}" if isinstance(store, dist.TCPStore) else ""
 
     def collect(self) -> None:
-        """Return when all ranks have reported or time is up.  `complete` stays False if the store is gone."""
+        """Collect reports until all ranks have reported or time is up.  `complete` stays False if the store is gone."""
         time.sleep(_CLOSING_S)
         deadline = time.monotonic() + _REPORTS_S
         try:
@@ -133,7 +133,7 @@ class _Reports:
             pass  # `complete` stays False
 
     def look(self) -> None:
-        """Read what has been written since; raise OSError or RuntimeError if the store is gone."""
+        """Read the reports that are new; raise OSError or RuntimeError if the store is gone."""
         self._refuse_lost_store()
         for rank in [rank for rank in sorted(self.silent) if self._store.check([str(rank)])]:
             self.silent.remove(rank)
@@ -158,7 +158,7 @@ class _Reports:
                 reports._store.delete_key(str(dist.get_rank()))
 
     def _refuse_lost_store(self) -> None:
-        # Tested by hand: a TCPStore without its server prints a page of stack for each request.
+        # A plain socket first: a TCPStore without its server prints a page of stack for each request.
         if self._server is not None:
             socket.create_connection(self._server, _CONNECT_TIMEOUT_S).close()
 

@@ -1,7 +1,7 @@
-"""BatchNorm over the global batch, the same on CPU and CUDA, right also for a rank without samples.
+"""BatchNorm over the global batch, the same on CPU and CUDA, and right for a rank without samples, too.
 
-torch.nn.SyncBatchNorm refuses to run on the CPU.  On CUDA an empty rank of it sends statistics of another type than
-the others under autocast, gives no gradients for weight and bias, and each layer waits for the device.
+torch.nn.SyncBatchNorm refuses to run on the CPU.  On CUDA each of its layers waits for the device.  A rank without
+samples gives no gradients for weight and bias, and under autocast it sends statistics of another type than the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from train.errors import UserError
 def convert_sync_batchnorm(module: nn.Module, group: dist.ProcessGroup | None) -> nn.Module:
     """Replace each BatchNorm of `module` by one that uses the statistics of all ranks' samples together.
 
-    Also torch.nn.SyncBatchNorm.  Names in the state dict stay the same.
+    torch.nn.SyncBatchNorm is replaced, too.  Names in the state dict stay the same.
     """
     if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
         return SyncBatchNorm.like(module, group)
@@ -30,33 +30,36 @@ def convert_sync_batchnorm(module: nn.Module, group: dist.ProcessGroup | None) -
 
 
 def has_batchnorm(module: nn.Module) -> bool:
-    """True if `module` has BatchNorm of any kind."""
+    """Return True if `module` has BatchNorm of any kind."""
     return any(isinstance(part, _BatchNorm) for part in module.modules())
 
 
 def has_sync_batchnorm(module: nn.Module) -> bool:
-    """True if `module` has BatchNorm over the global batch: every rank must then run each forward, samples or not."""
+    """Return True if `module` has BatchNorm over the global batch.
+
+    Every rank must then run each forward, with samples or without.
+    """
     return any(isinstance(part, SyncBatchNorm | nn.SyncBatchNorm) for part in module.modules())
 
 
 class SyncBatchNorm(_BatchNorm):
-    """BatchNorm whose mean and variance in training are those of the samples of all ranks of `process_group`.
+    """BatchNorm that in training takes mean and variance over the samples of all ranks of `process_group`.
 
     Input (N, C, …), any N including 0: a rank without samples takes part with weight zero.  Inputs, weight and bias
-    may be of any floating type; it computes and sends float32, or float64 for such inputs.  One all-gather of 2C + 1
-    numbers of each rank in forward and one all-reduce of 2C numbers in backward; none in evaluation, where a module
-    without running statistics takes those of this rank's samples.  Gradients of weight and bias are this rank's own,
-    zeros on a rank without samples.  The host never waits for the device.
+    may be of any floating type; the module computes and sends float32, or float64 for float64 inputs.  A forward does
+    one all-gather of 2C + 1 numbers of each rank, a backward one all-reduce of 2C numbers.  Evaluation needs neither; a
+    module without running statistics then uses the statistics of this rank's samples.  Gradients of weight and bias
+    come from this rank's samples alone; without samples they are zeros.  The host never waits for the device.
     Running statistics keep their values if all ranks together have fewer than two numbers for a channel.
     Raises UserError in a backward with create_graph=True: it has no second derivatives.
     Source: Ioffe and Szegedy (arXiv:1502.03167); backward as in torch.nn.SyncBatchNorm.
     """
 
-    process_group: dist.ProcessGroup | None  # under the name that torch.nn.SyncBatchNorm has for it
+    process_group: dist.ProcessGroup | None  # named as in torch.nn.SyncBatchNorm
 
     @classmethod
     def like(cls, norm: _BatchNorm, group: dist.ProcessGroup | None) -> SyncBatchNorm:
-        """A synchronised twin that holds the very parameters and buffers of `norm`."""
+        """Return a synchronised twin that shares the parameters and buffers of `norm`."""
         twin = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats, device="meta")
         twin._parameters, twin._buffers = norm._parameters, norm._buffers
         twin.training = norm.training
@@ -81,7 +84,7 @@ class SyncBatchNorm(_BatchNorm):
     def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         assert self.running_mean is not None and self.running_var is not None
         assert self.num_batches_tracked is not None
-        # One number has no variance, and none has no mean either.  The host does not wait for it.
+        # One number has no variance, and no number has no mean either.  The host does not wait for the count.
         counts = count > 1
         self.num_batches_tracked.add_(counts)
         share = 1 / self.num_batches_tracked.clamp(min=1) if self.momentum is None else self.momentum
@@ -96,7 +99,7 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        # Of a type that all ranks know: also that of an empty rank follows the input's alone.
+        # A type that all ranks know: it follows from the input's type alone, on a rank without samples, too.
         precise = torch.promote_types(input.dtype, torch.float32)
         mean, variance, count = _global_statistics(_local_statistics(input, precise), group)
         given = mean, variance, _to(precise, weight), _to(precise, bias)
@@ -117,7 +120,7 @@ class _Normalize(torch.autograd.Function):
         input, weight, mean, variance, count = ctx.saved_tensors
         channels, precise = input.size(1), mean.dtype
         if input.numel():
-            # With given statistics the native kernel yields dy·γ/σ, Σ dy·x̂ and Σ dy: all that is local.
+            # With given statistics the native kernel yields dy·γ/σ, Σ dy·x̂ and Σ dy: all that needs no other rank.
             grad_input, sum_grad_normed, sum_grad = torch.ops.aten.native_batch_norm_backward(
                 grads[0], input, _to(precise, weight), mean, variance, None, None, False, ctx.eps, [True, True, True]
             )
@@ -127,14 +130,14 @@ class _Normalize(torch.autograd.Function):
         sums = torch.cat([sum_grad, sum_grad_normed])
         dist.all_reduce(sums, group=ctx.group)
         mean_grad, mean_grad_normed = (sums / count.clamp(min=1)).double().view(2, channels)
-        # The statistics depend on x too: dx = γ/σ·(dy − mean(dy) − x̂·mean(dy·x̂)), the rest as one line a·x + b.
+        # The statistics depend on x too: dx = γ/σ·(dy − mean(dy) − x̂·mean(dy·x̂)), the last two as one line a·x + b.
         inverse_std = (variance.double() + ctx.eps).rsqrt()
         gain = inverse_std if weight is None else inverse_std * weight.double()
         slope = gain * inverse_std * mean_grad_normed
         offset = gain * mean_grad - slope * mean.double()
         shape = (1, channels, *[1] * (input.dim() - 2))
         slope, offset = slope.to(precise).view(shape), offset.to(precise).view(shape)
-        # In a narrow type the two would not cancel where the mean is far from zero.
+        # In a narrow type slope and offset would not cancel where the mean is far from zero.
         grad_input = grad_input.to(precise).addcmul_(input.to(precise), slope, value=-1).sub_(offset).to(input.dtype)
         if weight is None:
             return grad_input, None, None, None, None
@@ -146,8 +149,8 @@ def _local_statistics(input: Tensor, dtype: torch.dtype) -> Tensor:
     channels = input.size(1)
     local = torch.zeros(2 * channels + 1, dtype=dtype, device=input.device)
     if input.numel():
-        # The native kernel's own first half; torch.var_mean gives the same in four times the time.
-        # It computes in the type of running statistics, and without any in that of the input, which may be narrow.
+        # The first half of the native kernel; torch.var_mean gives the same in four times the time.
+        # It computes in the type of the running statistics or, without any, in the input's type, which may be narrow.
         unused = torch.zeros(channels, dtype=dtype, device=input.device)
         mean, variance = torch.ops.aten.batch_norm_update_stats(input, unused, unused, 0.0)
         local[:channels], local[channels:-1] = mean, variance
@@ -156,14 +159,14 @@ def _local_statistics(input: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _global_statistics(local: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance (C,) of all ranks' samples, and their count (), from those of each rank.  A collective.
+    """Mean and variance (C,) of all ranks' samples, and their count (), from each rank's statistics.  A collective.
 
     Gathered, not summed: a sum of squares less the square of a sum loses all digits where the mean is large.
     Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979.
     """
     gathered = local.new_empty(dist.get_world_size(group) * local.numel())
     dist.all_gather_into_tensor(gathered, local, group)
-    # A handful of numbers for each channel, so that double costs nothing.
+    # A handful of numbers for each channel, so double costs nothing.
     of_ranks = gathered.view(-1, local.numel()).double()
     counts = of_ranks[:, -1:]
     means, variances = of_ranks[:, :-1].unflatten(1, (2, -1)).unbind(1)

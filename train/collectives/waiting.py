@@ -1,6 +1,6 @@
-"""What this rank has waited for in its training steps, by the host's clock: its input, and the other ranks.
+"""Time that this rank waits in its training steps, by the host's clock: for its input, and for the other ranks.
 
-The waits also stand in a profile, under the names of `range_name`.
+A profile shows the waits, too, under the names of `range_name`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _seconds: dict[Cause, float] = defaultdict(float)
 
 
 def range_name(cause: Cause) -> str:
-    """Return the name under which a wait stands in a profile."""
+    """Return the name under which a wait appears in a profile."""
     return f"wait for {cause}"
 
 

@@ -1,1 +1,1 @@
-"""What torch does slowly on a CPU, done faster; readers with GPUs may skip this room."""
+"""Faster ways to do what torch does slowly on a CPU; readers with GPUs may skip this folder."""

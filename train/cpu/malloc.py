@@ -12,10 +12,11 @@ _TRIM_THRESHOLD = 2**30
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse blocks of up to 32 MiB, and give memory back only beyond 1 GiB of free space on top.
+    """Let glibc reuse blocks of up to 32 MiB, and give memory back only beyond 1 GiB at the end of the heap.
 
     A step on the CPU frees and allocates the same activations and gradients again and again.  By default glibc hands
-    the larger ones back to the kernel each time and gets them zeroed, page by page: a sixth of a step of mnist_cnn.
+    the larger ones back to the kernel each time and gets them zeroed, page by page.  This takes a sixth of a step of
+    mnist_cnn.
     Without glibc nothing happens.  Source: mallopt(3).
     """
     if sys.platform != "linux":

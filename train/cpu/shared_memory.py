@@ -1,9 +1,9 @@
 """Means of CPU tensors through memory that the ranks of one host share: no copy into a socket and out again.
 
-Each rank writes its gradients into memory of its own that all others have mapped.  A tensor is cut into as many pieces
-as there are ranks; each rank computes the mean of its piece, in the order of the ranks, and writes it to all.  So all
-hold the same bits, and each byte is read once and written once.  There is no thread: a rank works on its pieces when it
-hands in a tensor and while it waits for one.  The memory has no name, so nothing is left behind however a process ends.
+Each rank writes its gradients into its own memory, which all others have mapped.  A tensor is cut into one piece per
+rank.  Each rank computes the mean of its piece, in the order of the ranks, and writes it to all.  So all hold the same
+bits, and each byte is read once and written once.  There is no thread: a rank works on its pieces when it hands in a
+tensor and while it waits for one.  The memory has no name, so nothing is left behind however a process ends.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from train.collectives.missing_ranks import MissingRanks
 from train.cpu.malloc import give_back_freed_memory
 from train.errors import UserError
 
-# What stays in the cache of a core between the sum and its copies.
+# This much stays in the cache of a core between the sum and its copies.
 _BLOCK_BYTES = 2**18
-# A rank's two counters in its page, as indices of int64; each has a cache line of its own.
+# A rank's two counters in its page, as indices of int64; each has a separate cache line.
 _HANDED_IN, _REDUCED = 0, 8
-# Giving freed memory back takes milliseconds: not before each small tensor.
+# Giving freed memory back takes milliseconds, so it is not done before smaller tensors.
 _GIVEN_BACK_BYTES = 2**22
 _libc = ctypes.CDLL(None)
 _SPINS, _NAP_S, _PEERS_ALIVE_S = 200, 50e-6, 0.5
 
 
 class SharedMemory:
-    """Averages tensors that it allocated, on the ranks of `group`; `of_one_host` makes one.
+    """Averages tensors that it has allocated, over the ranks of `group`; `of_one_host` makes an instance.
 
     All ranks allocate the same tensors in the same order, and hand them in in the same order.
     """
@@ -53,7 +53,7 @@ class SharedMemory:
 
     @staticmethod
     def of_one_host(group: dist.ProcessGroup) -> SharedMemory | None:
-        """None, on all ranks, unless there are several and all of them can share memory.  A collective."""
+        """Return an instance; None, on all ranks, unless there are several and all can share memory.  A collective."""
         mapped = _map_for_all(mmap.PAGESIZE, group) if dist.get_world_size(group) > 1 else None
         return None if mapped is None else SharedMemory(group, *mapped)
 
@@ -61,7 +61,7 @@ class SharedMemory:
         """A tensor of zeros that the other ranks see.  A collective.  Raises UserError if there is no memory for it."""
         num_bytes = numel * dtype.itemsize
         if num_bytes > _GIVEN_BACK_BYTES:
-            # This memory is not the heap's, which would hold on to what the gradients of the last bucket have left.
+            # The new memory is not from the heap, and the heap would keep what the last bucket's gradients have freed.
             give_back_freed_memory()
         mapped = _map_for_all(num_bytes, self.group)
         if mapped is None:
@@ -69,7 +69,7 @@ class SharedMemory:
         of_ranks = [memory.view(dtype) for memory in mapped[0]]
         flat = of_ranks[self.rank]
         self._sums.setdefault(dtype, torch.empty(_BLOCK_BYTES // dtype.itemsize, dtype=dtype))
-        # Pieces and blocks begin at pages, so that no two ranks write to the same one.
+        # Pieces and blocks begin at pages, so that no two ranks write to the same page.
         piece_bytes = -(-num_bytes // (len(of_ranks) * mmap.PAGESIZE)) * mmap.PAGESIZE
         start, end = self.rank * piece_bytes, min((self.rank + 1) * piece_bytes, num_bytes)
         blocks = []
@@ -92,7 +92,7 @@ class SharedMemory:
     def wait_until_reduced(self, number: int) -> None:
         """Return when the first `number` tensors that were handed in have been replaced.
 
-        Raises MissingRanks if some have ended, or stay away for longer than the group's timeout.
+        Raises MissingRanks if ranks have ended, or stay away for longer than the group's timeout.
         """
         spins, deadline, look_at = 0, time.monotonic() + self.timeout_s, time.monotonic() + _PEERS_ALIVE_S
         while True:
@@ -110,7 +110,7 @@ class SharedMemory:
                 self._raise_if_peers_are_gone(number, now >= deadline)
 
     def is_reduced(self, number: int) -> bool:
-        """True if all ranks have replaced the first `number` tensors that were handed in."""
+        """Return True if all ranks have replaced the first `number` tensors that were handed in."""
         return self._least(_REDUCED) >= number
 
     def _least(self, counter: int) -> int:
@@ -156,9 +156,9 @@ class PendingMean:
 
 
 def _map_for_all(num_bytes: int, group: dist.ProcessGroup) -> tuple[list[Tensor], list[int]] | None:
-    """Zeroed memory of each rank, mapped by all, and the process ids; None, on all ranks, if that is impossible.
+    """Return zeroed memory of each rank, mapped by all, and the process ids; None, on all ranks, if impossible.
 
-    A collective.  Whether a rank is on this host shows by trying: the token is found in its memory, or it is not.
+    A collective.  A rank is on this host if the token that it sent is found in its memory.
     """
     fd = _new_memory(num_bytes)
     try:
@@ -166,7 +166,7 @@ def _map_for_all(num_bytes: int, group: dist.ProcessGroup) -> tuple[list[Tensor]
         offer = None
         if fd is not None:
             os.pwrite(fd, token, 0)
-            # Processes in different network namespaces count as different hosts: such are simulated nodes.
+            # Processes in different network namespaces count as different hosts: benchmarks simulate nodes by them.
             offer = (os.getpid(), fd, token, str(Path("/proc/self/ns/net").readlink()))
         offers = [offer] * dist.get_world_size(group)
         dist.all_gather_object(offers, offer, group)
@@ -174,7 +174,7 @@ def _map_for_all(num_bytes: int, group: dist.ProcessGroup) -> tuple[list[Tensor]
         results = [False] * len(offers)
         dist.all_gather_object(results, len(mapped) == len(offers), group)
     finally:
-        # Mappings stay valid without it.
+        # Mappings stay valid without the open file.
         if fd is not None:
             os.close(fd)
     if not all(results):
@@ -184,12 +184,12 @@ def _map_for_all(num_bytes: int, group: dist.ProcessGroup) -> tuple[list[Tensor]
 
 
 def _new_memory(num_bytes: int) -> int | None:
-    # Other processors may make writes visible in another order than the program's.
+    # Only x86: other processors may make writes visible in another order than the program's.
     if not hasattr(os, "memfd_create") or platform.machine() not in ("x86_64", "AMD64"):
         return None
     fd = os.memfd_create("gradients")
     try:
-        # All of it now: a page that is missing later would kill the process.
+        # Allocate all of it now: a page that is missing later would kill the process.
         os.posix_fallocate(fd, 0, num_bytes)
     except OSError:
         os.close(fd)
@@ -198,7 +198,7 @@ def _new_memory(num_bytes: int) -> int | None:
 
 
 def _map_all(offers: list[tuple[int, int, bytes, str]], num_bytes: int) -> list[Tensor]:
-    """The memory of each rank as bytes; fewer if one cannot be had."""
+    """Return the memory of each rank as bytes; a shorter list if one cannot be mapped."""
     mapped = []
     for pid, fd, token, network in offers:
         memory = Path(f"/proc/{pid}/fd/{fd}")
@@ -213,7 +213,7 @@ def _map_all(offers: list[tuple[int, int, bytes, str]], num_bytes: int) -> list[
 
 
 def _unmap(part: Tensor) -> None:
-    """Unmap pages of another rank until they are needed again; without that they count as memory of this process."""
+    """Unmap pages of another rank until they are needed again, because mapped pages count as memory of this process."""
     start = part.data_ptr()
     _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(part.nbytes), mmap.MADV_DONTNEED)
 

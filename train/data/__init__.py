@@ -1,1 +1,1 @@
-"""Which rank reads which sample at which step, and how batches reach the device."""
+"""The samples that each rank reads at each step, and the transfer of batches to the device."""

@@ -15,7 +15,7 @@ from train.data.workers import init_worker, worker_context
 from train.datasets import Samples
 from train.errors import UserError
 
-# Of the memory that a process could have, the part that its copy of a dataset may take.
+# The part of the memory available to a process that its copy of a dataset may take.
 _MEMORY_SHARE = 0.25
 
 Batch = tuple[Tensor, Tensor]
@@ -25,17 +25,17 @@ Item = tuple[Tensor, int | Tensor]
 class Batches:
     """Iterates over (images, labels): float32 (n, C, H, W), normalised, and int64 (n), both on `device`.
 
-    Of tokens: int64 (n, T) and their targets, int64 (n, T).
+    For tokens: int64 (n, T) and their targets, int64 (n, T).
 
     Args:
         samples: what to read.
         steps: for each step the indices of its samples; n may differ between steps and may be 0.
         input: `memory` keeps all samples as uint8 on the device (in pinned host memory if they do not fit there)
-            and picks each batch by index; `loader` reads them one by one in the processes of a DataLoader; `auto`
+            and picks each batch by index.  `loader` reads them one by one in the processes of a DataLoader.  `auto`
             takes memory if they fit and do not vary.
         workers: processes of the DataLoader.
         local_world_size: processes that share the host's memory, each with its own copy.
-    On CUDA a batch is prepared on a stream of its own while the one before it is computed on.
+    On CUDA a separate stream prepares each batch while the device computes on the batch before it.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Batches:
         std = torch.tensor(samples.std, dtype=torch.float32, device=device).view(per_channel)
         mean = torch.tensor(samples.mean, dtype=torch.float32, device=device).view(per_channel)
         self._scale, self._shift = 1 / (255 * std), mean / std
-        # One for all epochs: the allocator keeps freed memory per stream, so each new one would strand a batch or two.
+        # One stream for all epochs: freed memory stays with its stream, so each new stream would waste a batch or two.
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -120,7 +120,7 @@ class _InMemory:
                 self.images, self.labels = self.images.pin_memory(), self.labels.pin_memory()
 
     def __iter__(self) -> Iterator[Batch]:
-        # On CUDA only pinned memory is copied without a stop of the host.
+        # On CUDA only pinned memory is copied without stopping the host.
         pinned = torch.cuda.is_available() and (self.images.is_cuda or self.images.is_pinned())
         for indices in self.steps:
             chosen = torch.tensor(indices, dtype=torch.int64, pin_memory=pinned)

@@ -1,4 +1,4 @@
-"""How much memory this process may use: the machine's, or the limit of its cgroup (a container, a Slurm job)."""
+"""The memory that this process may use: the machine's, or the limit of its cgroup (a container, a Slurm job)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def host_memory_bytes(own_cgroups: Path = Path("/proc/self/cgroup"), hierarchies
     """Return the smallest of the machine's memory and the limits of this process's cgroup and its parents.
 
     Args:
-        own_cgroups: lines `number:controllers:path`; one without controllers is of version 2.
+        own_cgroups: a file of lines `number:controllers:path`; a line without controllers is of version 2.
         hierarchies: where version 2, or version 1's folder `memory`, is mounted.
     Source: cgroups(7); the kernel's admin-guide/cgroup-v2 (memory.max) and cgroup-v1/memory (memory.limit_in_bytes).
     """
@@ -31,8 +31,8 @@ def host_memory_bytes(own_cgroups: Path = Path("/proc/self/cgroup"), hierarchies
 def _limits(mount: Path, path: str, file: str) -> list[int]:
     """Return the limits of a cgroup and its parents.
 
-    Inside a container the path may be the host's, which is not mounted there; the container's own cgroup is then the
-    mount itself, which is looked at last.
+    Inside a container the path may be the host's, which is not mounted there.  The container's cgroup is then the mount
+    itself, which is read last.
     """
     found = []
     cgroup = Path(path.lstrip("/"))

@@ -1,4 +1,4 @@
-"""The torch Sampler over shard.py: for each step, the indices that one rank reads."""
+"""A torch Sampler on top of shard.py: for each step, the indices that one rank reads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from train.errors import UserError
 
 
 def evaluation_steps(num_samples: int, batch_size: int, rank: int, world_size: int) -> list[list[int]]:
-    """For each batch of an evaluation, the indices that `rank` reads: a contiguous share, in order, no sample twice.
+    """Return what `rank` reads in each batch of an evaluation: indices of a contiguous share, in order, none twice.
 
-    batch_size counts samples over all ranks together, as in training.  All ranks have as many batches, so that they
-    can meet after any; the last one may be empty.
+    batch_size counts samples over all ranks together, as in training.  All ranks have the same number of
+    batches, so that they can meet after each; the last one may be empty.
     """
     mine, longest = share(range(num_samples), rank, world_size), share(range(num_samples), 0, world_size)
     step = max(1, batch_size // world_size)
@@ -24,14 +24,14 @@ def evaluation_steps(num_samples: int, batch_size: int, rank: int, world_size: i
 class ShardSampler(Sampler[list[int]]):
     """Yields, for each step of the current epoch, this rank's list of sample indices (empty if none are left for it).
 
-    Give it to a DataLoader as `batch_sampler`.  Unlike torch's DistributedSampler it neither pads nor drops: an
+    Give it to a DataLoader as `batch_sampler`.  Unlike torch's DistributedSampler it neither pads nor drops.  An
     epoch reads each sample exactly once over all ranks, and `len()` is the same on every rank.
 
     Args:
         num_samples: size of the dataset.
         batch_size: samples of one step over all ranks together.
         rank, world_size: whose share.
-        seed: of the order; with `set_epoch` it decides the order completely.
+        seed: seed of the order; together with the epoch it decides the order completely.
     """
 
     def __init__(self, num_samples: int, batch_size: int, rank: int, world_size: int, seed: int) -> None:
@@ -62,7 +62,7 @@ class ShardSampler(Sampler[list[int]]):
             yield order[mine.start : mine.stop]
 
     def state_dict(self) -> dict[str, int]:
-        """The position, and what it is a position in; the world size is not part of it."""
+        """Return the position, and the settings with which it was counted; the world size is not one of them."""
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -74,8 +74,8 @@ class ShardSampler(Sampler[list[int]]):
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue at a saved position, on any world size.
 
-        Raises UserError if the position was counted with another seed, batch size or dataset size: the samples
-        that were not read yet would then not be the ones that follow.
+        Raises UserError if seed, batch size or dataset size were others when it was saved: the samples after the
+        position would then not be the unread ones.
         """
         now = self.state_dict()
         changed = [key for key in ("seed", "num_samples", "batch_size") if state[key] != now[key]]

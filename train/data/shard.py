@@ -1,12 +1,12 @@
-"""Which sample each rank reads at each step: ints in, ints out, no torch.
+"""The samples that each rank reads at each step: ints in, ints out, no torch.
 
 One epoch is one permutation of the samples, a function of (seed, epoch) alone.  Step s takes the s-th stretch
-of `batch_size` samples of it (the last may be shorter) and every rank reads a contiguous share of that stretch.
-So the samples of a step do not depend on the world size, and a run that starts at (epoch, step) reads exactly
+of `batch_size` samples of it; the last may be shorter.  Every rank reads a contiguous share of that stretch.
+So the samples of a step do not depend on the world size.  A run that starts at (epoch, step) reads exactly
 what is left.
 
-The flaw: shares of a stretch that does not divide differ by one sample, and a short last stretch may leave
-ranks without any.  The trainer weights gradients by samples, so the mean over the global batch stays exact.
+The drawback: if a stretch does not divide evenly, shares differ by one sample.  A short last stretch may leave
+ranks without samples.  The trainer weights gradients by samples, so the mean over the global batch stays exact.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import random
 def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
     """The order in which an epoch reads the samples 0 … num_samples-1.
 
-    The same on every machine and Python version: `random()` of a seeded generator is the one stream that Python
-    promises to keep, so the Fisher-Yates shuffle over it is written out here.  Other seeds and epochs give other
-    orders, but for one case: seeds 0 and 2**32 - 1 share that of epoch 1.
+    It is the same on every machine and Python version.  Python promises this only for `random()` of a seeded
+    generator, so the Fisher-Yates shuffle over it is written out here.  Other seeds and epochs give other
+    orders, with one exception: seeds 0 and 2**32 - 1 have the same order in epoch 1.
     """
     draw = random.Random((seed << 64) | epoch).random
     order = list(range(num_samples))
@@ -47,5 +47,5 @@ def share(whole: range, rank: int, world_size: int) -> range:
 
 
 def num_micro_batches(whole: range, world_size: int, most: int) -> int:
-    """How many micro-batches each rank cuts its share of `whole` into: `most`, but none that is empty on all ranks."""
+    """Number of micro-batches of each rank's share of `whole`: `most`, but none that is empty on all ranks."""
     return min(most, len(share(whole, 0, world_size)))

@@ -1,6 +1,6 @@
 """The processes of a DataLoader: forked from a small server, so that they share nothing with NCCL's or gloo's threads.
 
-A process that was forked while other threads ran may wait forever for a lock that one of them held; torch's note on
+A process that was forked while other threads ran may wait forever for a lock that one of them held.  torch's note on
 DistributedDataParallel asks for forkserver or spawn with NCCL.  The server imports torch once, then each worker starts
 in milliseconds.
 """
@@ -23,14 +23,14 @@ _PRELOADED = ["train.__main__", "train.data.batches"]
 def worker_context() -> ForkServerContext:
     """Return the context that starts workers, with its server running.
 
-    A scheduler, like Ctrl-C in a terminal, signals all processes of a job; a rank needs its workers to finish the step
-    it is in.  So the server, and every worker that it forks, has the signals blocked from its first instruction on.
+    A scheduler, like Ctrl-C in a terminal, signals all processes of a job.  But a rank needs its workers to finish its
+    current step.  So the server, and every worker that it forks, has the signals blocked from its first instruction on.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        resource_tracker.ensure_running()  # which lets SIGTERM through again
+        resource_tracker.ensure_running()  # this unblocks SIGTERM
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         forkserver.ensure_running()
     finally:
@@ -41,7 +41,7 @@ def worker_context() -> ForkServerContext:
 def init_worker(worker: int) -> None:
     """Ignore the signals that ask for an end, and end when the rank ends.
 
-    torch's own watch looks at the parent's process ID, which is the server's.
+    torch's own check looks at the parent's process ID, but here the parent is the server.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Datasets, one file each: `load(data_root, split, seed)` makes a Samples; and what they have in common."""
+"""Datasets, one file each, and what they share: `load(data_root, split, seed)` makes a Samples."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Split = Literal["train", "validation"]
 
 
 class Samples(Protocol):
-    """Samples of one split: labelled images, or rows of tokens of which each has the next one as its target.
+    """Samples of one split: labelled images, or rows of tokens, where the target of a token is the next one.
 
-    A map-style torch dataset that can also hand out everything at once.
+    A map-style torch dataset that can also return everything at once.
     """
 
     @property
@@ -27,22 +27,22 @@ class Samples(Protocol):
 
     @property
     def num_classes(self) -> int:
-        """How many values a label, or a token, may have."""
+        """Number of values that a label, or a token, may have."""
         ...
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Of each channel of the training images, pixels scaled to 0 … 1; empty for tokens, which stay as they are."""
+        """Channel means of the training images, pixels scaled to 0 … 1; empty for tokens, which stay as they are."""
         ...
 
     @property
     def std(self) -> tuple[float, ...]:
-        """As `mean`: the standard deviation."""
+        """Standard deviations of the channels, scaled as for `mean`."""
         ...
 
     @property
     def varies(self) -> bool:
-        """True if a sample is another one each time it is read, as augmented pictures are."""
+        """Return True if a sample differs each time it is read, as augmented pictures do."""
         ...
 
     def __len__(self) -> int: ...
@@ -57,7 +57,7 @@ class Samples(Protocol):
 
 
 def load(name: str, data_root: str, split: Split, seed: int) -> Samples:
-    """The split of the dataset in the file `name`.py; a `~` that begins `data_root` is the home of the processes.
+    """Return the split of the dataset in the file `name`.py; a leading `~` in `data_root` is the processes' home.
 
     Raises UserError if files are missing or damaged; it says which, and where they belong.
     """
@@ -66,9 +66,9 @@ def load(name: str, data_root: str, split: Split, seed: int) -> Samples:
 
 
 def download(name: str, data_root: str, world: World) -> None:
-    """Fetch the dataset's files where they are absent and a network is there; otherwise change nothing.
+    """Fetch the dataset's files if they are absent and there is a network; otherwise change nothing.
 
-    A collective: first rank 0, so that nodes that share a disk fetch once, then one process of each other node.
+    A collective.  Rank 0 comes first, then one process of each other node, so nodes with a shared disk fetch once.
     """
     fetch = getattr(import_module(f"train.datasets.{name}"), "download", None)
     for turn in (world.rank == 0, world.rank != 0 and world.local_rank == 0):

@@ -1,4 +1,4 @@
-"""MNIST and its relatives: torchvision fetches and reads their files; what is missing or damaged is named here."""
+"""MNIST and similar datasets: torchvision fetches and reads the files; errors here name what is missing or damaged."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def load_split(dataset: str, data_root: Path, split: str, mean: float, std: floa
 def download(dataset: str, data_root: Path) -> None:
     """Let torchvision fetch what is missing of `dataset`.
 
-    A failure is a note on stderr: reading the files then says which one is missing.
+    A failure only prints a note on stderr, because reading the files then says which one is missing.
     """
     folder = data_root / dataset / "raw"
     names = [f"{prefix}-{kind}-ubyte" for prefix in _PREFIX.values() for kind in ("images-idx3", "labels-idx1")]
@@ -84,14 +84,14 @@ def download(dataset: str, data_root: Path) -> None:
         with contextlib.redirect_stdout(sys.stderr):
             getattr(torchvision.datasets, dataset)(data_root, download=True)
     except (OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())  # torchvision's has a line for each mirror
+        reason = " ".join(str(error).split())  # torchvision's text has a line for each mirror
         print(f"note: could not download {dataset} to {folder}: {reason}", file=sys.stderr, flush=True)
     finally:
         socket.setdefaulttimeout(before)
 
 
 def _read(file: Path, reader: Callable[[str], Tensor], problems: list[str]) -> Tensor | None:
-    """The tensor in `file`, or None and one more problem."""
+    """Return the tensor in `file`; if that fails, add a problem and return None."""
     if not file.exists():
         packed = file.with_name(f"{file.name}.gz")
         remedy = f"run gunzip {packed}" if packed.exists() else "put it there"
@@ -102,7 +102,7 @@ def _read(file: Path, reader: Callable[[str], Tensor], problems: list[str]) -> T
         return None
     try:
         tensor = reader(str(file))
-    # torchvision promises no kind of error for a damaged file: bytes that are too few raise at least four.
+    # torchvision documents no type of error for a damaged file: a file that is too short raises at least four types.
     except Exception as error:
         reason = str(error) or "unexpected bytes"
         problems.append(f"cannot read {file}: {reason}. Replace it with an undamaged, readable copy")

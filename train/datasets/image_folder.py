@@ -1,7 +1,7 @@
-"""Pictures in folders, a folder a class, as torchvision's ImageFolder reads them; training pictures are augmented.
+"""Pictures in folders, one folder a class, as torchvision's ImageFolder reads them; training pictures are augmented.
 
-DATA_ROOT/train/CLASS/*.png (or .jpg, …) and DATA_ROOT/val/CLASS/*.  Pictures become RGB of 224×224 pixels, or of the
-smaller side of the first training picture if that is less.
+DATA_ROOT/train/CLASS/*.png (or .jpg, …) and DATA_ROOT/val/CLASS/*.  Pictures become RGB squares of 224 pixels,
+or of the smaller side of the first training picture if that is less.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FOLDER = {"train": "train", "validation": "val"}
 _LARGEST = 224
-# A picture is scaled to so much more than what is cut out of its middle, as in torchvision's reference for ImageNet.
+# A picture is scaled to this multiple of the crop from its middle, as in torchvision's reference for ImageNet.
 _MARGIN = 256 / 224
 
 
@@ -30,13 +30,13 @@ class FolderSamples:
     """One split, read from the files picture by picture; see train.datasets.Samples.
 
     Training pictures are cropped and mirrored by torchvision's transforms v2, differently each time.  The random
-    numbers are those of the process that reads, so a resumed run draws other ones.
+    numbers come from the process that reads, so a resumed run draws other ones.
     """
 
     files: ImageFolder
     size: int
     varies: bool
-    # Of ImageNet's training pictures, which other photographs are close to.
+    # The values of ImageNet's training pictures; other photographs have similar ones.
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
@@ -52,7 +52,7 @@ class FolderSamples:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Raises UserError if the file is no picture."""
+        """Read one picture and its class.  Raises UserError if the file is no picture."""
         try:
             image, label = self.files[index]
         except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for damaged files

@@ -53,7 +53,7 @@ class SyntheticSamples:
 
     @cached_property
     def _rolled(self) -> npt.NDArray[np.float64]:
-        """Half of each class's pattern, rolled by -2 to 2 pixels down and to the right."""
+        """Each class's pattern at half its brightness, rolled by -2 to 2 pixels down and to the right."""
         rolled = np.empty((self.num_classes, 5, 5, _SIZE, _SIZE))
         for label in range(self.num_classes):
             pattern = _generator(self.seed, "pattern", label).random((_SIZE // 4, _SIZE // 4)).repeat(4, 0).repeat(4, 1)
@@ -63,10 +63,10 @@ class SyntheticSamples:
 
 
 def load(data_root: Path, split: Split, seed: int) -> Samples:
-    """The split that `seed` makes; `data_root` is not looked at."""
+    """Return the split that `seed` makes; `data_root` is not used."""
     return SyntheticSamples(split, seed)
 
 
 def _generator(seed: int, what: str, index: int) -> np.random.Generator:
-    # As an array, which numpy takes as it is: a list costs more than the numbers that are drawn.
+    # As an array, which numpy takes as it is: a list would cost more than drawing the numbers.
     return np.random.default_rng(np.array([seed, *what.encode(), index], dtype=np.uint32))

@@ -53,7 +53,7 @@ class TokenSamples:
         return rows[index], targets[index].long()
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Both as views of the file, (N, T); the targets are cast to int64 a batch at a time."""
+        """Return tokens and targets as views of the file, (N, T); targets are cast to int64 a batch at a time."""
         end = len(self) * self.context
         return self.tokens[:end].view(-1, self.context), self.tokens[1 : end + 1].view(-1, self.context)
 
@@ -67,7 +67,7 @@ def load(data_root: Path, split: Split, seed: int) -> Samples:
     vocabulary, context = _read_sizes(folder / "tokens.json")
     file = folder / f"{split}.npy"
     try:
-        # "c": pages of our own once written to, which nobody does; torch warns of arrays that cannot be written to.
+        # "c": copy on write, though nobody writes, because torch warns about arrays that cannot be written to.
         array = np.load(file, mmap_mode="c")
     except FileNotFoundError:
         raise UserError(f"{file} is missing: {_REMEDY}") from None
@@ -131,7 +131,7 @@ def write(texts: Sequence[Path], data_root: Path, context: int) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line above; returns the exit code."""
+    """Run the command line above; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m train.datasets.tokens", description=str(__doc__).split("\n")[0])
     parser.add_argument("texts", metavar="TEXT", nargs="+", type=Path, help="files whose bytes become the tokens")
     parser.add_argument("--data-root", type=Path, default=Path("data"), help="as of python -m train (default: data)")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from train.errors import UserError
 from train.sync import Payload, Sync, Waitable
 
-# A larger gradient moves into its bucket as soon as it is there, so that two copies of it never live for long.
+# A larger gradient moves into its bucket as soon as it arrives, so that two copies of it never live for long.
 # Smaller ones wait for each other: one call for many costs a fraction of many calls.
 _MOVED_AT_ONCE_BYTES = 2**18
 
@@ -43,7 +43,7 @@ class Bucket:
         self.begin()
 
     def begin(self) -> None:
-        """Expect the gradients of one backward, except those of parameters that were frozen meanwhile."""
+        """Expect the gradients of one backward, without the parameters that were frozen meanwhile."""
         self._awaited = {slot for slot, param in enumerate(self.params) if param.requires_grad}
         self._times_left = list(self.times)
         self._absent: list[int] = []
@@ -77,7 +77,7 @@ class Bucket:
 
     @torch.no_grad()
     def start(self) -> None:
-        """Begin to average.  Where no gradient has arrived, the sum that no_sync() left in p.grad counts, else zero."""
+        """Begin to average.  A missing gradient counts as the sum that no_sync() left in p.grad, or else as zero."""
         late = [slot for slot, left in enumerate(self._times_left) if left]
         self._absent += self._gather(sorted({*self._small, *late}) if late else self._small)
         self.payload.used.fill_(self._prescale)
@@ -87,7 +87,7 @@ class Bucket:
 
     @torch.no_grad()
     def void(self) -> None:
-        """Begin to average NaN: the backward failed on this rank, and others must not take the rest for a mean."""
+        """Begin to average NaN: the backward failed on this rank, so the result must not look like a mean."""
         self.payload.flat.fill_(torch.nan)
         self._launch()
 
@@ -97,19 +97,19 @@ class Bucket:
             self._work.wait()
 
     def proceed(self) -> bool:
-        """After `wait`, start the next collective; return False if there is none: then the averages are there."""
+        """Start the next collective, after `wait`; return False if there is none: then the averages are there."""
         following = self._next_collective()
         self._work = self._work if following is None else following
         return following is not None
 
     def forget_work(self) -> Waitable | None:
-        """Return the last collective, which may still be running on NCCL, where wait() returns at once."""
+        """Forget and return the last collective.  On NCCL it may still run, because wait() returns at once there."""
         work, self._work = self._work, None
         return work
 
     def hand_out(self) -> None:
-        """Let averages become p.grad also where only other ranks used the parameter."""
-        # Only a rank that misses gradients looks at the numbers: reading them would stall a GPU.
+        """Let averages become p.grad of the parameters that only other ranks used, too."""
+        # Only a rank that lacks gradients reads the numbers, because reading would stall a GPU.
         if self._absent:
             shares = self.payload.used.tolist()
             for slot in self._absent:
@@ -162,7 +162,7 @@ class Bucket:
 
 
 def _view_like(flat: Tensor, param: nn.Parameter) -> Tensor:
-    """`flat` seen with the shape of `param`, and with its memory layout (channels last, say) if that is dense."""
+    """Return a view of `flat` with the shape of `param`, and with its memory layout (channels last, say) if dense."""
     if torch.ops.aten.is_non_overlapping_and_dense(param):
         return flat.as_strided(param.size(), param.stride())
     return flat.view(param.shape)

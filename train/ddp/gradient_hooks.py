@@ -1,4 +1,4 @@
-"""What CustomDDP asks of autograd's engine: the only file that calls its private functions.
+"""Access of CustomDDP to autograd's engine: the only file that calls the engine's private functions.
 
 torch itself relies on each of them elsewhere; tests/train/ddp/test_gradient_hooks.py calls them all.
 """
@@ -16,12 +16,12 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 
 def current_backward() -> int:
-    """The number of the backward that runs on this thread; -1 outside of one.  As in torch/autograd/graph.py."""
+    """Return the number of the backward that runs on this thread; -1 outside of one.  As in torch/autograd/graph.py."""
     return torch._C._current_graph_task_id()
 
 
 def will_run(node: Node) -> bool:
-    """True if the running backward will reach the node.  A backward nested inside it does not count.
+    """Return True if the running backward will reach the node.  A backward nested inside it does not count.
 
     As in torch/autograd/graph.py (register_multi_grad_hook).
     """
@@ -38,7 +38,7 @@ def call_at_end_of_backward(callback: Callable[[], None]) -> None:
 
 
 def is_compiled_backward() -> bool:
-    """True under compiled autograd, which runs hooks but skips end-of-backward callbacks.
+    """Return True under compiled autograd, which runs hooks but skips end-of-backward callbacks.
 
     As in torch/_dynamo/utils.py.
     """
@@ -49,9 +49,9 @@ def is_compiled_backward() -> bool:
 class GradientNode:
     """The autograd node that adds to `param.grad`; calls `ready(index)` each time the node has run.
 
-    A hook of the node runs after all hooks of the parameter, whenever those were registered: what they do to p.grad is
-    done before it is averaged.  The node is kept, because autograd would make another one, without the hook; it makes
-    another one also if the parameter gets another type or device.
+    A hook of the node runs after all hooks of the parameter, whenever those were registered.  So their changes to
+    p.grad are done before it is averaged.  The node is kept, because autograd would otherwise make a new one without
+    the hook.  Autograd also makes a new one if the type or device of the parameter changes.
 
     Args:
         ready: a bound method.  It is not kept alive: a module may be wrapped again after its wrapper is gone.
@@ -70,7 +70,7 @@ def _call_while_alive(
 ) -> Callable[..., None]:
     def hook(*_: Any) -> None:
         call = ready()
-        # Autograd comes here also if an operator has no gradient for the parameter.  That is an arrival, too: otherwise
+        # Autograd also calls this if an operator has no gradient for the parameter.  That is an arrival, too: otherwise
         # this rank would start the bucket later than the others, and meet them in the wrong collective.
         if call is not None and param.requires_grad:
             call(index)

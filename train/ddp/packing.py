@@ -1,4 +1,4 @@
-"""Which parameters travel together: sizes in, lists of indices out, no torch."""
+"""Assignment of parameters to buckets: sizes in, lists of indices out, no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def assign_buckets(
 
     Args:
         sizes_bytes, kinds: of each parameter, by its index.
-        order: parameter indices, the one whose gradient arrives first in front.
+        order: parameter indices, in the order in which gradients arrive.
         first_bucket_bytes: capacity of the first bucket of each kind: small, so that communication starts early.
         bucket_bytes: capacity of the others.  A bucket is closed once it has reached its capacity, so a single
             large parameter makes a bucket larger than that.

@@ -20,7 +20,7 @@ from train.sync import Sync
 
 
 class State(Enum):
-    """How far a backward has got."""
+    """The progress of a backward."""
 
     NONE = "no backward is running"
     BEGUN = "a backward is running, but may reach no parameter (torch.autograd.grad()); the other ranks do not wait"
@@ -34,7 +34,7 @@ class Reducer:
     buckets.  From then on a gradient moves into its bucket, and a full bucket is averaged at once.
 
     Args:
-        names, params: of the parameters that are trained, the same on all ranks.
+        names, params: the parameters that are trained, the same on all ranks.
         bucket_bytes, first_bucket_bytes: capacity of the buckets.
     """
 
@@ -88,7 +88,7 @@ class Reducer:
                     self._share()
 
     def gradient_ready(self, index: int) -> None:
-        """Hook: autograd has reached a parameter and, if there was a gradient, added it to p.grad."""
+        """Hook: runs when autograd has reached a parameter and, if there was a gradient, added it to p.grad."""
         with self._lock:
             if not self.averages:
                 return
@@ -143,7 +143,7 @@ class Reducer:
         self.num_backwards += 1
 
     def _void(self) -> None:
-        """Average NaN in every bucket that is not started yet, and forget the backward."""
+        """Fill every bucket that is not started yet with NaN, average it, and forget the backward."""
         if self._arrivals is not None:
             self._arrivals.clear()
         self._start_all(Bucket.void)
@@ -189,8 +189,8 @@ class Reducer:
     def _packed(self, arrivals: Sequence[int]) -> list[list[int]]:
         """Return which parameters share a bucket, by index, in the order in which gradients arrived on rank 0."""
         last = {index: time for time, index in enumerate(arrivals)}
-        # Parameters without a gradient come last, so that a bucket which waits for one delays no other bucket.  Among
-        # themselves they are in reverse order, in which a backward most likely reaches them.
+        # Parameters without a gradient come last, so that a bucket which waits for one delays no other bucket.  They
+        # are in reverse order, in which a backward most likely reaches them.
         order = sorted(reversed(range(len(self._params))), key=lambda index: last.get(index, len(arrivals)))
         return assign_buckets(
             [param.nbytes for param in self._params],

@@ -1,4 +1,4 @@
-"""What CustomDDP refuses, in words for the person who has to mend it: on all ranks, and never by waiting forever."""
+"""Errors of CustomDDP, in words for the person who has to fix them: on all ranks, and instead of waiting forever."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES_SHOWN = 5
 
 
 def refuse_what_has_no_mean(module: nn.Module) -> None:
-    """Raise UserError if there is nothing to average, a gradient does not fit in a bucket, or is used unaveraged."""
+    """Raise UserError if nothing can be averaged, or if a gradient fits in no bucket or is used before the average."""
     if not any(param.requires_grad for param in module.parameters()):
         raise UserError("no parameter requires a gradient, so there is nothing to average: leave the module unwrapped")
     for name, param in module.named_parameters():
@@ -69,7 +69,7 @@ def refuse_different_modules(module: nn.Module, options: Mapping[str, Any], grou
 
 
 class ParametersAsWrapped:
-    """Which parameters were trained when a module was wrapped, and of what type and on which device they were."""
+    """The parameters of a module as they were when it was wrapped: trained or frozen, type and device."""
 
     def __init__(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
         self._frozen = [(name, param) for name, param in named if not param.requires_grad]
@@ -77,7 +77,7 @@ class ParametersAsWrapped:
         self._kinds = [(param.dtype, param.device) for _, param in self._trained]
 
     def refuse_changes(self) -> None:
-        """Raise UserError, naming the parameter, if one is not what it was."""
+        """Raise UserError, naming the parameter, if one is no longer frozen or has another type or device."""
         for name, param in self._frozen:
             if param.requires_grad:
                 raise UserError(f"{name} was frozen when CustomDDP was made and is not now: wrap the module again")
@@ -102,13 +102,13 @@ def naming_the_bucket(names: Sequence[str], position: str, group: dist.ProcessGr
 
 
 def bucket_in_words(names: Sequence[str], position: str) -> str:
-    """The gradients of a bucket, by the first few names of its parameters."""
+    """Describe the gradients of a bucket by the first few names of its parameters."""
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return f"the gradients of {', '.join(names[:_NAMES_SHOWN])}{more} ({position})"
 
 
 def _described(value: object) -> str:
-    """The same on all ranks for the same setting: without addresses, which the repr of a function or an object has."""
+    """Return a text that is equal on all ranks for equal settings: without addresses, which repr() may show."""
     if isinstance(value, partial):
         options = [*map(_described, value.args), *(f"{key}={_described(v)}" for key, v in value.keywords.items())]
         return f"{_described(value.func)}({', '.join(options)})"

@@ -10,7 +10,7 @@ from train.errors import UserError
 
 
 class BareState(nn.Module):
-    """A module with the state dict of its `module`, also inside a larger module."""
+    """A module with the state dict of its `module`, even inside a larger module."""
 
     module: nn.Module
 
@@ -29,7 +29,7 @@ class BareState(nn.Module):
 
 
 def _load_as_part(_: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *__: object) -> None:
-    """Before a module that holds the wrapper loads: torch looks for the keys that it gives to `module`."""
+    """Put `module.` into the keys before a larger module loads, because torch looks for such keys."""
     _refuse_assign(metadata.get("assign_to_params_buffers", False))
     bare = {key: state.pop(key) for key in list(state) if key.startswith(prefix)}
     state.update({f"{prefix}module.{key.removeprefix(prefix)}": value for key, value in bare.items()})

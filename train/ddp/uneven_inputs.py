@@ -28,7 +28,7 @@ _HAS_RUN_OUT, _ADDS_ONLY, _AVERAGES = 0, 1, 2
 
 
 class Joining(Protocol):
-    """What joining needs of a wrapper, besides torch's Joinable."""
+    """The parts of a wrapper that joining needs, besides torch's Joinable."""
 
     module: nn.Module
     group: dist.ProcessGroup
@@ -44,7 +44,7 @@ class Joining(Protocol):
 
 
 class Shadow(JoinHook):
-    """What a rank without inputs does in each step of the others.  Its p.grad does not change: no_sync() may use it.
+    """Actions of a rank without inputs in the steps of the others.  Its p.grad stays, because no_sync() may use it.
 
     Args:
         divide_by_initial_world_size: True counts a rank without inputs as one whose gradients are zero.  False takes
@@ -86,7 +86,7 @@ def _gradients_kept(ddp: Joining) -> Iterator[None]:
 
 
 def announce(ddp: Joining) -> int:
-    """Tell the other ranks that this one runs a step.  Return the rank whose buffers all use in it."""
+    """Tell the other ranks that this one runs a step.  Return the rank whose buffers all ranks use in it."""
     work = Join.notify_join_context(cast(Any, ddp))
     if work is not None:
         work.wait()
@@ -94,7 +94,10 @@ def announce(ddp: Joining) -> int:
 
 
 def _exchange(ddp: Joining, step: int) -> list[int]:
-    """Return what each rank does next.  Also set the factor that turns the mean into one over the active ranks."""
+    """Return what each rank does next.
+
+    Also set the factor that turns the mean over all ranks into the mean over the active ranks.
+    """
     message = torch.zeros(dist.get_world_size(ddp.group), dtype=torch.int64, device=ddp.join_device)
     message[dist.get_rank(ddp.group)] = step
     dist.all_reduce(message, group=ddp.group)

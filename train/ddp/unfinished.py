@@ -1,7 +1,7 @@
 """Names the buckets that a hanging collective holds up, where `wait()` returns at once.
 
 On NCCL only the device waits, so no error ever reaches CustomDDP.  torch's watchdog ends the process; it knows ranks
-but no parameters.  A thread here checks the collectives that backward left unfinished and prints the names first.
+but no parameters.  A thread here checks the collectives that backward left unfinished and prints the names before that.
 """
 
 from __future__ import annotations
@@ -77,6 +77,6 @@ class UnfinishedBuckets:
             waited_s = time.monotonic() - oldest.since
             what = f"{bucket_in_words(oldest.names, oldest.position)} are not averaged after {waited_s:.0f} s"
             print("\n".join([what, *reports(oldest.position, self._group)]), file=sys.stderr, flush=True)
-            # The later ones wait for this one.
+            # Later collectives wait for this one.
             while not oldest.work.is_completed():
                 time.sleep(_POLL_S)

@@ -106,7 +106,7 @@ class CustomDDP(BareState, Joinable):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside only add to p.grad; the first one outside averages the sum."""
+        """Let backward passes inside only add to p.grad; the first one outside averages the sum."""
         before, self.reducer.averages = self.reducer.averages, False
         try:
             yield
@@ -121,7 +121,7 @@ class CustomDDP(BareState, Joinable):
                 self._sent_buffers.send(source)
 
     def shadow(self, source: int) -> None:
-        """Take part in the collectives of a step of other ranks, without gradients; buffers are those of `source`."""
+        """Take part in the collectives of a step of other ranks, without gradients; rank `source` sends its buffers."""
         self._send_buffers(source)
         self.reducer.shadow()
 

@@ -1,1 +1,1 @@
-"""What `python -m train.doctor` asks of the ranks, measures between them and finds wrong."""
+"""The questions of `python -m train.doctor` to the ranks, its measurements between them, and its findings."""

@@ -1,4 +1,4 @@
-"""Collectives whose right answer is known: each rank checks its own part of it, element by element."""
+"""Collectives with a known right answer: each rank checks its part of the answer, element by element."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Ranks:
     store: dist.Store
 
     def values(self, rank: int, peer: int = 0) -> Tensor:
-        """Return what `rank` has for `peer`: float32 of 1000 elements, each exact, unlike those of other ranks."""
+        """Return what `rank` has for `peer`: float32 of 1000 elements, each exact, different for each rank."""
         first = 1000 * rank + 7 * peer
         return torch.arange(first, first + _ELEMENTS, dtype=torch.float32, device=self.device)
 
@@ -35,7 +35,7 @@ class Ranks:
 
 
 def all_reduce(ranks: Ranks) -> bool:
-    """The sum over all ranks arrives at all ranks."""
+    """Check that the sum over all ranks arrives at all ranks."""
     values = ranks.values(ranks.rank)
     dist.all_reduce(values, group=ranks.group)
     expected = torch.stack([ranks.values(rank) for rank in range(ranks.world_size)]).double().sum(0)
@@ -43,7 +43,7 @@ def all_reduce(ranks: Ranks) -> bool:
 
 
 def broadcast(ranks: Ranks) -> bool:
-    """The values of the last rank arrive at all ranks."""
+    """Check that the values of the last rank arrive at all ranks."""
     last = ranks.world_size - 1
     values = ranks.values(last) if ranks.rank == last else ranks.empty()
     dist.broadcast(values, src=last, group=ranks.group)
@@ -51,14 +51,14 @@ def broadcast(ranks: Ranks) -> bool:
 
 
 def gather(ranks: Ranks) -> bool:
-    """The values of all ranks arrive at rank 0."""
+    """Check that the values of all ranks arrive at rank 0."""
     received = [ranks.empty() for _ in range(ranks.world_size)] if ranks.rank == 0 else None
     dist.gather(ranks.values(ranks.rank), received, dst=0, group=ranks.group)
     return all(torch.equal(values, ranks.values(rank)) for rank, values in enumerate(received or []))
 
 
 def scatter(ranks: Ranks) -> bool:
-    """Each rank gets its part from rank 0."""
+    """Check that each rank gets its part from rank 0."""
     parts = [ranks.values(0, peer) for peer in range(ranks.world_size)] if ranks.rank == 0 else None
     received = ranks.empty()
     dist.scatter(received, parts, src=0, group=ranks.group)
@@ -66,7 +66,7 @@ def scatter(ranks: Ranks) -> bool:
 
 
 def all_to_all(ranks: Ranks) -> bool:
-    """Each rank gets its part from each rank."""
+    """Check that each rank gets its part from each rank."""
     sent = torch.cat([ranks.values(ranks.rank, peer) for peer in range(ranks.world_size)])
     received = torch.full_like(sent, -1.0)
     dist.all_to_all_single(received, sent, group=ranks.group)
@@ -74,7 +74,7 @@ def all_to_all(ranks: Ranks) -> bool:
 
 
 def barrier(ranks: Ranks) -> bool:
-    """No rank leaves before the last has come; the store counts those that have come."""
+    """Check that no rank leaves before the last has come; the store counts the ranks that have come."""
     ranks.store.add("came-to-barrier", 1)
     dist.barrier(ranks.group, device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None)
     return ranks.store.add("came-to-barrier", 0) == ranks.world_size

@@ -22,7 +22,7 @@ class Card:
     """One process, as it sees itself.
 
     master_resolves_to: the address that this rank's host gives for MASTER_ADDR.
-    interface: what gloo uses.  device: None if there is none for this rank, which `mistake` explains.
+    interface: the network interface of gloo.  device: None if this rank has none; `mistake` says why.
     gpu: UUID, None for a CPU.  code: first digits of the SHA-256 over the files of the package train.
     """
 
@@ -54,7 +54,7 @@ class Card:
 
 
 def own_card(world: World, wanted_device: str) -> Card:
-    """Return the card of this process.  MASTER_ADDR has to resolve by now, and gloo's interface to be chosen."""
+    """Return the card of this process.  MASTER_ADDR must resolve, and gloo's interface must be chosen by now."""
     mistake, device = None, None
     host, gpu = socket.gethostname(), None
     try:

@@ -1,6 +1,6 @@
-"""The ranks exchange their cards through the store, and rank 0 judges whether collectives can work at all.
+"""Exchange of the ranks' cards through the store; from them rank 0 judges whether collectives can work at all.
 
-No collective is used here: each of the mistakes that this finds would make one wait until its timeout.
+No collective is used here: each mistake that is found here would make one wait until its timeout.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from train.world.placement import refuse_shared_devices
 from train.world.rendezvous import connect_to_store
 
 _POLL_S = 0.1
-# What the judgement may take after the last card came.
+# The time that the judgement may take after the last card has come.
 _JUDGEMENT_S = 5.0
 
 
 def open_store(world: World, timeout_s: float) -> dist.TCPStore:
     """Return the store at MASTER_ADDR:MASTER_PORT; on rank 0 this serves it, unless the launcher does.
 
-    Raises UserError; it adds what is wrong with MASTER_ADDR if rank 0 does not run there.
+    Raises UserError; if rank 0 does not run at MASTER_ADDR, the error says so.
     """
     if world.launcher == "none":
         return dist.TCPStore(world.master_addr, 0, 1, is_master=True)
@@ -118,7 +118,7 @@ def named(ranks: Sequence[int]) -> str:
 
 
 def _wait_for_cards(store: dist.Store, world_size: int, timeout_s: float) -> list[Card]:
-    """Return as many cards as there are to come, or those that came in time; fewer as soon as two contradict."""
+    """Return the cards of all ranks, or those that came in time; stop early if two cards contradict each other."""
     deadline = time.monotonic() + timeout_s
     cards: list[Card] = []
     while time.monotonic() < deadline and {card.rank for card in cards} < set(range(world_size)):

@@ -9,7 +9,7 @@ from train.errors import UserError
 
 
 def draw(report: Report, file: Path) -> None:
-    """Write the picture as PNG, or as what the ending of `file` says.
+    """Write the picture as PNG, or in the format that the ending of `file` names.
 
     Raises UserError if the file cannot be written.
     """

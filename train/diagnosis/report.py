@@ -1,4 +1,4 @@
-"""What was measured, as lines for a person, and what is wrong with it, in sentences."""
+"""The measurements as lines for a person, and the problems that they show as sentences."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from train.diagnosis.card import Card, in_columns
 from train.diagnosis.meeting import named
 from train.diagnosis.speed import AllReduce, Clock, Link
 
-# torchrun's c10d rendezvous ends nodes whose heartbeat is 5 s or more away, by the wall clock of each.
+# torchrun's c10d rendezvous ends nodes whose heartbeat is 5 s or more away by the wall clocks of the nodes.
 _CLOCK_S = 1.0
-# A rank is slow if it needs so many times the median; a link, if it has so small a part of the median of its kind.
+# A rank is slow above this multiple of the median time; a link, below this part of the median rate of its kind.
 _STRAGGLER, _LINK_PART = 2.0, 0.2
 _LINKS_SHOWN = 8
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that rank 0 knows at the end.
+    """The results that rank 0 has at the end.
 
-    wrong: the ranks at which a collective gave a wrong answer, by its name; an empty list where all were right.
+    wrong: the ranks at which a collective gave a wrong answer, by its name; an empty list if all are right.
     compute_s: seconds for the same work, by rank.
     """
 

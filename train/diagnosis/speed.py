@@ -1,4 +1,4 @@
-"""What is measured between the ranks: time of all-reduce by message size, rate of links, clocks, speed of computing."""
+"""Measurements between the ranks: time of all-reduce by message size, rate of links, clocks, speed of computing."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26)
 # A size that would take longer is left out, so that a slow link is found within a minute.
 _LONGEST_S = 6.0
 _REPEAT_S, _REPEATS = 0.3, 20
-# A message on a link grows until it takes so long, or is so large.
+# Messages on a link grow until one takes this long, or is this large.
 _LINK_S, _LINK_BYTES = 0.1, 1 << 24
 _PINGS = 10
 
 
 @dataclass(frozen=True)
 class AllReduce:
-    """One message size: seconds is the median, of the slowest rank; bytes_per_second counts what each rank sends."""
+    """All-reduce of one size: seconds is the slowest rank's median; bytes_per_second counts what each rank sends."""
 
     size: int
     seconds: float
@@ -32,7 +32,7 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class Link:
-    """The way from a rank to the next one, measured with point-to-point messages."""
+    """The link from a rank to the next one, measured with point-to-point messages."""
 
     source: int
     target: int
@@ -41,7 +41,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Clock:
-    """Clock of a rank minus that of rank 0, in seconds; the true value is at most `error_s` away."""
+    """Clock of a rank minus the clock of rank 0, in seconds; the true value is at most `error_s` away."""
 
     rank: int
     offset_s: float
@@ -130,7 +130,7 @@ def _timed_all_reduce(ranks: Ranks, values: torch.Tensor) -> float:
 
 
 def _turn(source: int, world_size: int) -> int:
-    """Return when a rank sends: no rank sends and receives at once, and the number of turns does not grow."""
+    """Return the turn in which a rank sends: no rank sends and receives at once, and three turns always suffice."""
     return 2 if world_size % 2 and source == world_size - 1 else source % 2
 
 

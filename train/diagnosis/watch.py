@@ -25,13 +25,13 @@ from train.errors import first_line
 from train.world.failure import record_for_torchrun
 
 _BEAT_S = 1.0
-# How long rank 0, whose end may end the store, waits for the others to read its judgement.
+# How long rank 0 waits for the others to read its judgement, because the store may end with rank 0.
 _READ_S = 3 * _BEAT_S
 
 
 @dataclass
 class _Rank:
-    """What the judge knows about a rank: its last sign of life, and when that one was new."""
+    """The judge's knowledge of a rank: its last sign of life, and when this sign was new."""
 
     sign: str = ""
     since: float = field(default_factory=time.monotonic)
@@ -43,14 +43,14 @@ class Watch:
     """Runs while the ranks check one another; ends the process with exit code 1 if that cannot go on.
 
     Args:
-        connect: makes a connection to the store for the thread alone, since one that waits blocks its other users.
-        silence_s: a rank without a sign of life for so long is taken for paused or gone.
+        connect: makes a connection to the store for the thread alone, since a waiting one blocks its other users.
+        silence_s: a rank without a sign of life for this long counts as paused or gone.
     """
 
     def __init__(self, connect: Callable[[], dist.Store], own: Card, cards: Sequence[Card], silence_s: float) -> None:
         self._connect, self._own, self._silence_s = connect, own, silence_s
         self._cards = {card.rank: card for card in cards}
-        # Rank 0 looks at all others, and each of them at rank 0.
+        # Rank 0 watches all other ranks, and each of them watches rank 0.
         watched = [card.rank for card in cards] if own.rank == 0 else [0]
         self._watched = {rank: _Rank() for rank in watched if rank != own.rank}
         self._doing = "the start"
@@ -120,8 +120,8 @@ class Watch:
     def _verdict(self) -> str | None:
         """Return why the checks cannot go on; None as long as they can.
 
-        A rank that dies lets the others fail at once; only its silence shows that it was the cause.  So a failure waits
-        until silent ranks are known.
+        If a rank dies, the others fail at once; only its silence shows that it was the cause.  So a failure is reported
+        only once a silent rank would be known.
         """
         now = time.monotonic()
         silent = [rank for rank, known in self._watched.items() if now - known.since > self._silence_s]
@@ -152,7 +152,7 @@ class Watch:
         )
 
     def _guard(self) -> None:
-        """End this process if the store itself does not answer, for which `_beat` would wait forever."""
+        """End this process if the store itself does not answer; `_beat` would wait for it forever."""
         while not self._stopped.wait(_BEAT_S):
             if time.monotonic() - self._store_answered > self._silence_s + _READ_S:
                 self._end(f"the store has not answered for {self._silence_s:g} s: {self._store_is_at()}")

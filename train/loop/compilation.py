@@ -1,4 +1,4 @@
-"""torch.compile for the model, or the reason why it cannot be had here."""
+"""torch.compile for the model, or the reason why it cannot be used here."""
 
 from __future__ import annotations
 

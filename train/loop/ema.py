@@ -13,8 +13,8 @@ from torch import nn
 class Ema:
     """The average of the weights after each step; a step counts `decay` times as much as the one after it.
 
-    In the first steps less of the past counts, (1 + n) / (10 + n) of it, so that the random start is soon forgotten.
-    Source of that: TensorFlow's ExponentialMovingAverage, `num_updates`.
+    In step n at most (1 + n) / (10 + n) of the past counts, so that the random start is soon forgotten.
+    Source of this limit: TensorFlow's ExponentialMovingAverage, `num_updates`.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -24,14 +24,14 @@ class Ema:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the present weights."""
+        """Take the present weights into the average."""
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         torch._foreach_lerp_(list(self._averages.values()), list(self._params.values()), 1 - decay)
 
     @contextmanager
     def in_place_of_weights(self) -> Iterator[None]:
-        """Let the model have the averages, in the block only."""
+        """Give the model the averages as its weights, in the block only."""
         self._swap()
         try:
             yield

@@ -1,4 +1,4 @@
-"""What is saved when a run fails: the state after its last whole step, by rank 0 alone, since others may be gone."""
+"""The save after a failure: the state after its last whole step, by rank 0 alone, since others may be gone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def save_after_failure(
 ) -> None:
     """Save the state after the last whole step, unless it is saved already; a second error only adds a line.
 
-    No collective: losses that the ranks have not yet summed are missing from the epoch's mean in the checkpoint.
+    Not a collective: losses that the ranks have not yet summed are missing from the epoch's mean in the checkpoint.
     """
     checkpoints = run.checkpoints
     if checkpoints is None or saved_step == steps_done or step.is_updating:

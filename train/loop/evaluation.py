@@ -27,9 +27,9 @@ def evaluate(
     """Return the mean loss and the accuracy over the validation set, the same on every rank.  A collective.
 
     Args:
-        batches: this rank's share; as many batches on all ranks, of which some may be empty.
+        batches: this rank's share; all ranks have equally many batches, some of which may be empty.
         precision: as in the config.
-        predict: called in place of the model; None for a batch means that another rank knows its logits.
+        predict: called in place of the model; it returns None if another rank has the logits of the batch.
     Raises Stopped if a signal asks for it.
     """
     model.eval()
@@ -56,6 +56,6 @@ def evaluate(
 
 
 def in_pieces(batches: Iterable[tuple[Tensor, Tensor]], pieces: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each batch in as many pieces, of which some may be empty."""
+    """Yield each batch in `pieces` pieces, some of which may be empty."""
     for images, labels in batches:
         yield from zip(images.tensor_split(pieces), labels.tensor_split(pieces), strict=True)

@@ -23,7 +23,7 @@ def refuse_impossible_export(path: str) -> None:
 def export(trainer: Trainer, path: str) -> None:
     """Let rank 0 write the weights that were evaluated (the average, with --ema) to `path`.  A collective.
 
-    Written beside and renamed, so that the file is whole or not there.  Raises UserError if it cannot be written.
+    Written under another name, then renamed: the file is whole or absent.  Raises UserError if it cannot be written.
     """
     with trainer.step.evaluated_weights():
         state = trainer.step.wrapped.state_dict()

@@ -1,4 +1,4 @@
-"""A Step that survives running out of memory: the same step again in micro-batches of half the size."""
+"""A Step that survives running out of memory: it repeats the step in micro-batches of half the size."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from train.loop.run import Run
 from train.loop.step import Step
 from train.strategies import Wrapped
 
-# How torch's allocator and oneDNN say on a CPU what on a GPU has an exception of its own.
+# How torch's allocator and oneDNN report lack of memory on a CPU; on a GPU there is a separate exception.
 _OUT_OF_MEMORY = re.compile(
     "can't allocate memory|not enough memory|std::bad_alloc"
-    # oneDNN's, which has no word for it; a primitive descriptor is about what it can compute.
+    # oneDNN has no error for lack of memory alone; errors about a primitive descriptor have another cause.
     "|could not create a memory|could not (?:create|execute) a primitive(?! descriptor)"
 )
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return True if memory is what the error is about, on the host or on a GPU."""
+    """Return True if the error is about lack of memory, on the host or on a GPU."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
@@ -38,8 +38,8 @@ class HalvingStep(Step):
     """A Step in which all ranks halve their micro-batches and repeat the step when one of them is out of memory.
 
     A rank that failed cannot take part in what the others send during backward.  So all ranks first add up their own
-    gradients, then agree that all of them have some, and average them last: communication hides behind nothing.
-    Raises SharedError at a model whose layers send messages of their own.
+    gradients, then agree that none has failed, and average last: communication is not hidden behind computing.
+    Raises SharedError for a model whose layers send messages.
     """
 
     def __init__(self, run: Run, model: nn.Module, wrapped: Wrapped, optimizer: optim.Optimizer) -> None:
@@ -61,7 +61,7 @@ class HalvingStep(Step):
         return {**super().state_dict(), "micro_batches": self.micro_batches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with micro-batches that have fitted."""
+        """Continue with micro-batches that have fitted in memory."""
         super().load_state_dict(state)
         self.micro_batches = max(self.micro_batches, state.get("micro_batches", 1))
 
@@ -82,7 +82,7 @@ class HalvingStep(Step):
             self._seed(position)
 
     def _gradients_of_this_rank(self, images: Tensor, labels: Tensor, position: ShardSampler) -> Tensor | None:
-        """Return the losses, or None if memory ran out: then all that the attempt has allocated is free again."""
+        """Return the losses, or None if memory ran out; all that the attempt has allocated is free again then."""
         try:
             with self.wrapped.no_sync():
                 return super()._compute_gradients(images, labels, position)

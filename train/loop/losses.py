@@ -1,4 +1,4 @@
-"""Losses as sums over samples: kept on the device, and made means over all ranks many steps at a time."""
+"""Losses as sums over samples: kept on the device, and turned into means over all ranks many steps at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from train.records.observer import StepRecord
 
 
 def losses_of_samples(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Return the cross entropy of each sample, float32 (n); that of a row of tokens is their mean.
+    """Return the cross entropy of each sample, float32 (n); a row of tokens has the mean of its tokens.
 
     Args:
         logits, labels: (n, classes) and (n), or (n, T, vocabulary) and (n, T).
@@ -29,18 +29,18 @@ def losses_of_samples(logits: Tensor, labels: Tensor, label_smoothing: float = 0
 
 
 def sum_of_correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return how many samples are classified rightly; of a row of tokens the share counts.  Shapes as above."""
+    """Return how many samples are classified correctly; a row of tokens counts by its share.  Shapes as above."""
     return (logits.argmax(dim=-1) == labels).sum() / math.prod(labels.shape[1:])
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What one step gave.
+    """The result of one step.
 
     loss_sum: sum of this rank's losses, float64, on the device, so that the host need not wait for it.
-    grad_norm: of the global gradient, before it was clipped, on its device; not finite if fp16 overflowed.
+    grad_norm: norm of the global gradient, before it was clipped, on its device; not finite if fp16 overflowed.
     skipped: why the optimizer did not use the gradient, the same on all ranks; None if it did.
-    repeated: why it took more than one attempt, the same on all ranks; None if it did not.
+    repeated: why the step took more than one attempt, the same on all ranks; None if it did not.
     """
 
     loss_sum: Tensor
@@ -87,18 +87,18 @@ class PendingLosses:
         return len(self._steps)
 
     def begin(self) -> None:
-        """Start the clock of the next steps here, behind an evaluation or a save."""
+        """Start the clock of the next steps here, after an evaluation or a save."""
         self._since = time.monotonic()
         waiting.take_seconds()
 
     def add(self, outcome: StepOutcome, *, epoch: int, step: int, lr: float, samples: int) -> None:
-        """Keep what this rank's share of a step gave; samples: those of the step on all ranks together."""
+        """Keep the result of this rank's share of a step; samples: how many the step has on all ranks together."""
         self._steps.append(_Pending(outcome, epoch, step, lr, samples, time.time()))
 
     def reduce(self, epoch_means: Means) -> list[StepRecord]:
         """Read and forget the pending steps, add them to `epoch_means` and return their records.  A collective.
 
-        One message sums the losses of all of them over the ranks; none is sent if there are none.
+        One message sums the losses of all these steps over the ranks; without pending steps none is sent.
         """
         if not self._steps:
             return []
@@ -131,7 +131,7 @@ class PendingLosses:
         return records
 
     def _shares(self, seconds: float) -> dict[str, float]:
-        """Return which part of the time this rank has waited for what, as far as its host can see it."""
+        """Return the share of the time that this rank has waited, for each cause, as far as its host can see it."""
         waited = waiting.take_seconds()
         shares = {"input_share": round(waited.get("input", 0.0) / seconds, 4)}
         if dist.get_world_size() == 1:
@@ -143,7 +143,7 @@ class PendingLosses:
 
 
 class WorthlessWeights(SharedError):
-    """The weights give no finite loss, so saving them helps nobody."""
+    """Error for weights that give no finite loss, so saving them helps nobody."""
 
 
 def refuse_if_not_finite(loss: float, what: str) -> None:

@@ -10,7 +10,7 @@ from train.data.sampler import ShardSampler
 from train.errors import SharedError
 from train.world.environment import World
 
-# More samples of one rank than these are not named, only counted.
+# At most this many samples of one rank are named; the others are only counted.
 _MOST_NAMED = 10
 
 MOST_SKIPPED_IN_A_ROW = 10
@@ -18,11 +18,11 @@ MOST_SKIPPED_IN_A_ROW = 10
 
 
 class NonFinite(SharedError):
-    """All ranks raise this at the same step, before the optimizer has used the gradient."""
+    """Error that all ranks raise at the same step, before the optimizer has used the gradient."""
 
 
 def marked(loss: Tensor) -> Tensor:
-    """Return `loss`, whose gradient is NaN if the loss is not finite, so that all ranks learn of it with the average.
+    """Return `loss` with a gradient of NaN if the loss is not finite, so that the average tells all ranks.
 
     An infinite loss may have a finite gradient.
     """

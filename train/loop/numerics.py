@@ -1,4 +1,4 @@
-"""How torch computes, set once and before CUDA starts: float32 in full or as TF32, and whether bits repeat."""
+"""Settings of torch's arithmetic, made once before CUDA starts: float32 in full or as TF32, bits that repeat or not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def set_numerics(config: TrainConfig) -> None:
     torch.set_flush_denormal(True)
     _set_tf32(config.precision == "tf32")
     if config.deterministic:
-        # cuBLAS reads it when it starts; without it torch refuses matrix products.
+        # cuBLAS reads this when it starts; without it torch refuses matrix products.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.deterministic = True
@@ -27,8 +27,8 @@ def set_numerics(config: TrainConfig) -> None:
 
 
 def _set_tf32(allowed: bool) -> None:
-    # torch 2.9 calls these names old, but only they keep the answers of old and new names (fp32_precision) alike:
-    # after the new ones alone, torch.backends.cudnn.flags() and others that ask by the old ones raise an error.
+    # torch 2.9 calls these names old, but only they set both old and new names (fp32_precision).  If only the new names
+    # are set, torch.backends.cudnn.flags() and others that read the old ones raise an error.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.backends.cuda.matmul.allow_tf32 = allowed

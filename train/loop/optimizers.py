@@ -11,7 +11,7 @@ from train.config import TrainConfig
 
 
 def make_optimizer(config: TrainConfig, params: Iterable[nn.Parameter]) -> optim.Optimizer:
-    """torch.optim's algorithm with torch's defaults, but for what the config sets."""
+    """Return torch.optim's algorithm, with torch's defaults for all that the config does not set."""
     lr, weight_decay = config.lr, config.weight_decay
     groups = _groups(config, params)
     match config.optimizer:
@@ -26,7 +26,7 @@ def make_optimizer(config: TrainConfig, params: Iterable[nn.Parameter]) -> optim
 
 
 def _groups(config: TrainConfig, params: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """Return the parameters as one group, or those of norms and biases, which are vectors, as a group without decay."""
+    """Return the parameters as one group, or norms and biases, which are vectors, as a second one without decay."""
     if config.decay_norms_and_biases:
         return [{"params": list(params)}]
     decayed: list[nn.Parameter] = []

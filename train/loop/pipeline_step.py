@@ -34,9 +34,9 @@ class PipelineStep(Step):
         self._samples = 0
 
     def _compute_gradients(self, images: Tensor, labels: Tensor, position: ShardSampler) -> Tensor:
-        """Run forward and backward of all micro-batches; return the losses of all samples, zeros but on the last rank.
+        """Run forward and backward of all micro-batches; return the samples' losses, zeros except on the last rank.
 
-        All micro-batches have one size, because the ranks expect it, so the last ones are filled up with blank samples
+        All micro-batches have one size, because the ranks expect it.  So the last ones are filled up with blank samples
         that do not count.
         """
         self._of_micro_batches = []

@@ -1,4 +1,4 @@
-"""What the parts of the training loop know about the run."""
+"""The knowledge about a run that all parts of the training loop share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Run:
     """One run as a rank sees it.
 
     context: the device, and the ranks that share the model.
-    checkpoints: rank 0's, and each rank's if the model is spread over them; None without --checkpoint-dir.
+    checkpoints: on rank 0, or on all ranks if the model is spread over them; None without --checkpoint-dir.
     stop: notes whether this rank was asked to stop.
     """
 

@@ -6,7 +6,7 @@ import math
 
 from train.config import TrainConfig
 
-# As torch's OneCycleLR: the part of the steps on which the rate rises, and how far below lr it starts and ends.
+# As in torch's OneCycleLR: the part of the steps on which the rate rises, and how far below lr it starts and ends.
 _RISING_SHARE, _START_FACTOR, _END_FACTOR = 0.3, 1 / 25, 1 / 25e4
 
 
@@ -34,5 +34,5 @@ def _one_cycle(step: int, peak: float, last: int) -> float:
 
 
 def _cosine(start: float, end: float, done: float) -> float:
-    """Return the value between `start` and `end` on half a wave of the cosine, of which the part `done` lies behind."""
+    """Return the value after the part `done` of the half cosine wave that leads from `start` to `end`."""
     return end + (start - end) * (1 + math.cos(math.pi * done)) / 2

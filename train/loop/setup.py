@@ -1,4 +1,4 @@
-"""From the config to a Trainer: data, model, strategy, observers.  `python -m train` calls these in turn."""
+"""Steps from a config to a Trainer: data, model, strategy, observers.  `python -m train` calls them in turn."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from train.world.signals import StopSignal
 
 @dataclass(frozen=True)
 class Parts:
-    """What a rank has loaded before training, each part checked on all ranks.
+    """The parts that a rank has loaded before training, each checked on all ranks.
 
     model: on `device`, not yet wrapped.
     saved: the bytes of the checkpoint to continue, on rank 0; checkpoints: where rank 0 saves.
@@ -94,13 +94,13 @@ def load_parts(config: TrainConfig, world: World) -> Parts:
         from train.checkpoints.sharded import ShardedCheckpoints
 
         checkpoints = ShardedCheckpoints(folder, config.keep_checkpoints, world)
-    # The progress first: batch scripts look for its last line, and the disk of the metrics may be full.
+    # Progress comes first: batch scripts look for its last line, and the disk of the metrics may be full.
     observers: list[Observer] = [progress.Progress(), metrics] if is_rank_0 else []
     return Parts(device, samples, validation, model, saved, checkpoints, metrics, [*observers, *more])
 
 
 def _optional_observers(config: TrainConfig, world: World, device: torch.device) -> list[Observer]:
-    """Return what this rank was asked to record besides.  Raises UserError if that cannot be done here."""
+    """Return the optional observers that this rank was asked for.  Raises UserError if that cannot be done here."""
     observers: list[Observer] = []
     if config.tensorboard and world.rank == 0:
         observers.append(TensorBoard(str(config.run_dir), device))
@@ -186,7 +186,7 @@ def _make_step(run: Run, model: nn.Module, wrapped: strategies.Wrapped) -> Step:
 
 
 def _micro_batch(config: TrainConfig, samples: Samples) -> Tensor:
-    """Return what a pipeline's first stage gets at a time, without content: the meta device has none."""
+    """Return one micro-batch of a pipeline's first stage, without content: the meta device has none."""
     tokens_or_pixels = torch.int64 if len(samples.shape) == 1 else torch.float32
     size = -(-config.batch_size // config.accumulate)
     return torch.empty((size, *samples.shape), dtype=tokens_or_pixels, device="meta")

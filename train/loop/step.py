@@ -57,7 +57,7 @@ class Step:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.config.precision == "fp16")
         self.ema = None if run.config.ema is None else Ema(model, run.config.ema)
         self.micro_batches = run.config.accumulate
-        # While it is true the weights are neither those before nor those after a step.  The Trainer ends it.
+        # While this is true, the weights are in a state neither before nor after a step.  The Trainer resets it.
         self.is_updating = False
         self._skipped_in_a_row = 0
         self._may_undo = run.config.on_nonfinite != "stop_late" or run.config.on_oom == "halve"
@@ -75,8 +75,8 @@ class Step:
         Args:
             images, labels: as train.data.batches makes them, on the device.
             position: the sampler that chose them, not yet advanced.
-        Raises UserError if BatchNorm has a single sample; NonFinite if the gradient is not finite and the run is to
-        stop, with the model as it was before.
+        Raises UserError if BatchNorm has a single sample.  Raises NonFinite, with the model as it was before, if the
+        gradient is not finite and the run is to stop.
         """
         self._seed(position)
         if self._may_undo:
@@ -116,7 +116,7 @@ class Step:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what state_dict() returned, but for shards (train.checkpoints.sharded); other keys are ignored."""
+        """Load what state_dict() returned, except shards (train.checkpoints.sharded); other keys are ignored."""
         if self.wrapped.local_part is None:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -127,10 +127,10 @@ class Step:
     def _compute_gradients(self, images: Tensor, labels: Tensor, position: ShardSampler) -> Tensor:
         """Run forward and backward of all micro-batches; return the loss of each sample of this rank, detached."""
         stretch = step_range(position.num_samples, position.batch_size, position.step)
-        # The wrapper takes the mean over ranks, so a sum over this rank's samples times this is the global mean.
+        # The wrapper takes the mean over ranks; this factor turns a rank's sum over its samples into the global mean.
         per_sample = self.world.world_size / len(stretch)
         losses = []
-        # As many micro-batches on each rank, because synchronised layers meet in each of them.
+        # The same number on each rank, because synchronised layers meet in each micro-batch.
         parts = num_micro_batches(stretch, self.world.world_size, self.micro_batches)
         for index, (x, y) in enumerate(zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True)):
             with self.wrapped.no_sync() if index < parts - 1 else nullcontext():
@@ -140,7 +140,7 @@ class Step:
         return torch.cat(losses)
 
     def _refuse_gradient(self, images: Tensor, losses: Tensor, position: ShardSampler) -> str | None:
-        """Return why the step is skipped; None if fp16 has only overflowed: then the scaler skips it.  A collective."""
+        """Return why the step is skipped; None if only fp16 overflowed: the scaler skips it then.  A collective."""
         why = nonfinite.found(self.world, position, images, losses)
         if why is None and self.scaler.is_enabled():
             return None

@@ -37,7 +37,7 @@ class Trainer:
         run: the config, and who takes part.
         step: the model with its strategy and its optimizer.
         sampler: this rank's share of each training step; `train_batches` follows it.
-        validation_batches: this rank's share of the validation set; as many batches on all ranks, some may be empty.
+        validation_batches: this rank's share of the validation set; equally many on all ranks, some may be empty.
         observers: what follows the run on this rank; each is called in this order.
     """
 
@@ -62,8 +62,8 @@ class Trainer:
     def fit(self) -> bool:
         """Train until the last epoch or step, and evaluate and save after each epoch.
 
-        Returns False if a signal stopped the run before: then its position is saved.  After an error, too, rank 0 saves
-        what it can.
+        Returns False if a signal stopped the run before that; its position is then saved.  After an error, too, rank 0
+        saves what it can.
         """
         try:
             with missing_ranks.naming_missing_ranks():
@@ -92,7 +92,7 @@ class Trainer:
             self._save_and_stop()
             return False
         except NonFinite:
-            self._record_losses(now=True)  # all ranks are here, so that what is saved lacks nothing
+            self._record_losses(now=True)  # all ranks are here, so the saved losses are complete
             raise
         self._end_run(weights_sha256(self.step.wrapped.state_dict()), self.step.wrapped.measured())
         self._wait_until_saved()
@@ -133,7 +133,7 @@ class Trainer:
         self.step.model.train()
         self._stop_agreement.begin()
         self._pending_losses.begin()
-        # A run that was stopped after its last step, in the evaluation, has none left.
+        # A run that was stopped after its last step, in the evaluation, has no steps left.
         for images, labels in () if self._is_last_step() else waiting_for_each(self.train_batches):
             self._train_step(images, labels)
             stops = self._stop_agreement.reached()
@@ -207,10 +207,10 @@ class Trainer:
             observer.run_ended(RunEnd(self.sampler.epoch, self.steps_done, saved, weights, measured or {}))
 
     def save(self) -> None:
-        """Let rank 0 save the state after the current step; nothing without checkpoint_dir.  A collective."""
+        """Let rank 0 save the state after the current step; do nothing without checkpoint_dir.  A collective."""
         if self.config.checkpoint_dir is None:
             return
-        self._wait_until_saved()  # the state before
+        self._wait_until_saved()  # the previous save
         state = self.state_dict()
         if self.run.checkpoints is not None:
             self.run.checkpoints.save(self.steps_done, state)

@@ -11,7 +11,7 @@ from train.errors import UserError, first_line
 
 
 def build(name: str, shape: tuple[int, ...], num_classes: int, dropout: float | None) -> nn.Module:
-    """The model of the file `name`.py for inputs of `shape`: images (C, H, W), or rows of T tokens (T,).
+    """Return the model of the file `name`.py for inputs of `shape`: images (C, H, W), or rows of T tokens (T,).
 
     Args:
         num_classes: number of outputs.

@@ -39,7 +39,7 @@ class Block(nn.TransformerEncoderLayer):
 def build(shape: tuple[int, ...], num_classes: int, dropout: float | None) -> nn.Module:
     """Tokens int64 (B, T), T at most `shape[0]` → logits of the next token, (B, T, num_classes).
 
-    No dropout unless a rate is given.  Raises UserError if `shape` is not that of a row of tokens.
+    No dropout unless a rate is given.  Raises UserError if `shape` is not the shape of a row of tokens.
     """
     if len(shape) != 1:
         raise UserError(f"--model=gpt reads rows of tokens, but the samples have shape {shape}: give --dataset=tokens")

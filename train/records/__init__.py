@@ -1,1 +1,1 @@
-"""What a run reports to people and programs."""
+"""Reports of a run to people and programs."""

@@ -1,4 +1,4 @@
-"""The curves of some runs as PNG, one picture a quantity, so that each stays readable on a narrow screen."""
+"""The curves of some runs as PNG, one picture for each quantity, so that each stays readable on a narrow screen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Points = list[tuple[float, float]]
 
-# So many points are too many to see their course; their means are so many.
+# More points than _NOISY hide the trend; the means of about _WINDOWS windows then show it.
 _NOISY = 200
 _WINDOWS = 50
 
@@ -24,7 +24,7 @@ class Curve:
     """One picture.
 
     points: (step, value) of a run; empty if it has none.  dashed: a second line for each run.
-    noisy: many points are drawn faintly, below their running mean.
+    noisy: if the points are many, they are drawn faintly, under their running mean.
     """
 
     file: str

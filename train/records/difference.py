@@ -1,4 +1,4 @@
-"""Where two runs part, in words: settings first, then the first step at which their losses differ."""
+"""Differences between two runs, in words: settings, then the first step at which their losses differ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from train.records.runs import RunRecords
 # Settings that change where records go and how often, not what is computed.
 _WITHOUT_EFFECT = {"run_dir", "checkpoint_dir", "checkpoint_every", "keep_checkpoints", "resume", "log_every", "config"}
 _WITHOUT_EFFECT |= {"tensorboard", "profile", "profile_ranks"}
-# Rounding moves a loss by less than the first; what follows from it, by less than the second.
+# Rounding changes a loss by less than the first limit; its consequences, by less than the second.
 _APART = (1e-4, 0.01)
 
 
@@ -20,7 +20,7 @@ def difference(first: RunRecords, second: RunRecords) -> str:
 
 
 def differing_settings(first: RunRecords, second: RunRecords) -> dict[str, tuple[Any, Any]]:
-    """Return the settings with an effect on what is computed that differ, with both values."""
+    """Return the differing settings that affect what is computed, each with both values."""
     one, two = (_facts(run) for run in (first, second))
     return {key: (one.get(key), two.get(key)) for key in sorted({*one, *two}) if one.get(key) != two.get(key)}
 

@@ -35,7 +35,7 @@ class MetricsFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
             self._file = path.open("a", encoding="utf-8")
-            if torn:  # a killed run's last record keeps a line to itself
+            if torn:  # end the cut-off line of a killed run, so that no record continues it
                 self._file.write("\n")
 
     def __enter__(self) -> MetricsFile:
@@ -49,7 +49,7 @@ class MetricsFile:
     def write(self, event: str, **values: Any) -> None:
         """Append `{"event": event, "time": seconds since 1970, …}`; whoever follows the file sees it at once.
 
-        A `time` among the values takes the place of the present one.
+        A `time` among the values replaces the current time.
         """
         if self._file is None:
             return
@@ -60,7 +60,7 @@ class MetricsFile:
                 self._file.flush()
             except OSError:
                 with suppress(OSError):
-                    self._file.close()  # which tries again what could not be written: now, and never after this
+                    self._file.close()  # tries the failed write again: now, and not at a later close
                 raise
 
     def run_started(self, start: dict[str, Any]) -> None:
@@ -100,8 +100,8 @@ def _naming(path: Path | str) -> Iterator[None]:
 def weights_sha256(state_dict: Mapping[str, Tensor]) -> str:
     """SHA-256 over the tensors in the order of their sorted names.
 
-    Of each: `name`, `dtype` (without "torch."), `shape` (numbers joined by commas), each ended by a zero byte, then
-    the elements' little-endian bytes in row-major order.
+    For each tensor: `name`, `dtype` (without "torch."), `shape` (numbers joined by commas), each ended by a zero byte;
+    then the elements' little-endian bytes in row-major order.
     """
     digest = hashlib.sha256()
     for name in sorted(state_dict):
@@ -109,6 +109,6 @@ def weights_sha256(state_dict: Mapping[str, Tensor]) -> str:
         dtype = str(tensor.dtype).removeprefix("torch.")
         shape = ",".join(map(str, tensor.shape))
         digest.update(f"{name}\0{dtype}\0{shape}\0".encode())
-        # PyTorch runs on little-endian machines only, so the bytes in memory are the ones that are meant.
+        # PyTorch runs on little-endian machines only, so the bytes in memory are little-endian already.
         digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -1,6 +1,6 @@
-"""What a run reports while it trains, and to whom: the one seam for records, progress and whatever else follows a run.
+"""Observers of a run: the one interface for records, progress and whatever else follows a run.
 
-An observer is given to the Trainer in a list; a new one changes nothing in the training.
+The Trainer gets a list of observers; a new one changes nothing in the training.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class StepRecord:
     seconds_per_step, samples_per_second: means over the steps whose losses were read together.
     grad_norm: norm of the whole gradient before it was clipped; None if it is not finite.
     input_share, communication_share: parts of seconds_per_step in which rank 0's host waited for its batch, and for the
-        gradients of other ranks.  None if they are unknown, as the second one is on CUDA and with native DDP.
+        gradients of other ranks.  None if unknown: communication_share is unknown on CUDA and with native DDP.
     """
 
     epoch: int
@@ -55,9 +55,9 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Incident:
-    """Something rare that changed the course of a run, all ranks together.
+    """A rare event that changed the course of a run, on all ranks together.
 
-    step: the one it happened at; kind: one word for programs; text: a sentence for people.
+    step: at which step it happened; kind: one word for programs; text: a sentence for people.
     """
 
     step: int
@@ -67,7 +67,7 @@ class Incident:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """Where a run has ended.
+    """The point at which a run has ended.
 
     saved: the run has --checkpoint-dir, so a checkpoint of this step is written.
     weights_sha256: hash of the final weights; None if a signal stopped the run before its end.
@@ -85,11 +85,11 @@ class Observer(Protocol):
     """Follows a run on one rank.  No method may run collectives: other ranks may have other observers."""
 
     def run_started(self, start: dict[str, Any]) -> None:
-        """The processes have met.  `start` is what train.records.start.start_record() returns."""
+        """Called when the processes have met.  `start` is what train.records.start.start_record() returns."""
         ...
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
-        """Step `step` has just ended on the host.
+        """Called when step `step` has just ended on the host.
 
         `known` holds the steps, up to this one, whose losses have been read now.  Losses stay on the device until
         `--log-every` of them are read at once, so `known` is empty after most steps.  A skipped step has no record.
@@ -97,20 +97,20 @@ class Observer(Protocol):
         ...
 
     def incident(self, incident: Incident) -> None:
-        """Something rare has happened at a step, before step_ended() of it."""
+        """Called for a rare event at a step, before step_ended() of the same step."""
         ...
 
     def epoch_ended(self, record: EpochRecord) -> None:
-        """An epoch has been trained and evaluated; its checkpoint is not yet saved."""
+        """Called when an epoch has been trained and evaluated; its checkpoint is not yet saved."""
         ...
 
     def run_ended(self, end: RunEnd) -> None:
-        """The run has reached its end or was stopped by a signal.  Not called after an error."""
+        """Called when the run has reached its end or was stopped by a signal, but not after an error."""
         ...
 
 
 class QuietObserver(Observer):
-    """An observer that does nothing: the base of those that follow only some of what happens."""
+    """An observer that does nothing: the base class of observers that follow only some events."""
 
     def run_started(self, start: dict[str, Any]) -> None:
         pass

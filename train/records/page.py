@@ -22,7 +22,7 @@ pre { white-space: pre-wrap; background: #f5f5f5; padding: .8rem; }
 
 
 def page(runs: Sequence[RunRecords], pictures: Sequence[Path], differences: str | None) -> str:
-    """Return the page; differences: what train.records.difference says, if it was asked."""
+    """Return the page; differences: the text of train.records.difference, if two runs are compared."""
     parts = [f"<h1>{escape(', '.join(run.name for run in runs))}</h1>", _table(_summary(runs))]
     if differences is not None:
         parts += ["<h2>Where they part</h2>", f"<pre>{escape(differences)}</pre>"]
@@ -71,7 +71,7 @@ def _summary(runs: Sequence[RunRecords]) -> list[list[str]]:
 
 def _settings(runs: Sequence[RunRecords]) -> list[list[str]]:
     """Return the settings in which any run differs from the first one."""
-    differing = [differing_settings(runs[0], run) for run in runs]  # the first from itself: nothing
+    differing = [differing_settings(runs[0], run) for run in runs]  # the first run differs from itself in nothing
     rows = [["setting", *(run.name for run in runs)]]
     for key in sorted(set().union(*differing)):
         pairs = [settings.get(key) for settings in differing]

@@ -19,7 +19,7 @@ from train.records.progress import say
 Interval = tuple[float, float]
 
 _TOP = 5
-# Names of what the backends record: gloo's collectives on the host, NCCL's kernels on the device.
+# How the recorded names of collectives begin: gloo's on the host, NCCL's kernels on the device.
 _COLLECTIVES = ("gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
 
 
@@ -47,7 +47,7 @@ class Profile(QuietObserver):
         self._running: profile | None = None
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
-        """Start behind the step before the first, and end behind the last."""
+        """Start the profile after the step before FIRST, and end it after LAST."""
         if self._running is None and step == self._first - 1:
             activities = [ProfilerActivity.CPU]
             if self._device.type == "cuda":
@@ -71,11 +71,11 @@ class Profile(QuietObserver):
 
 @dataclass(frozen=True)
 class Summary:
-    """What a profile says, in seconds.
+    """The result of a profile, in seconds.
 
-    total: from the first event to the last.  input_wait: the host waited for a batch.
+    total: from the first event to the last.  input_wait: while the host waited for a batch.
     hidden, exposed: communication while the device computed, and while it did not.
-    top: operators with the most time of their own, and that time.
+    top: the operators with the most self time, and that time.
     """
 
     total: float
@@ -88,8 +88,8 @@ class Summary:
 def summarize(recorded: profile) -> Summary:
     """Return the summary of a profile that has been stopped.
 
-    On CUDA the kernels count; on a CPU the operators, apart from those that ran while the host waited for other ranks.
-    A collective through shared memory (train/cpu) shows only the part that is waited for.
+    On CUDA the kernels count; on a CPU the operators, except those that ran while the host waited for other ranks.
+    Of a collective through shared memory (train/cpu), only the waiting shows.
     """
     events = list(recorded.events() or [])
     kernels = [event for event in events if event.device_type == DeviceType.CUDA]
@@ -146,7 +146,7 @@ def _intervals(events: Iterable[Any]) -> list[Interval]:
 
 
 def _union(intervals: Sequence[Interval]) -> list[Interval]:
-    """Return the same times as intervals that are sorted and apart."""
+    """Return the same times as sorted intervals that do not overlap."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -157,7 +157,7 @@ def _union(intervals: Sequence[Interval]) -> list[Interval]:
 
 
 def _without(intervals: Sequence[Interval], removed: Sequence[Interval]) -> list[Interval]:
-    """Return what of `intervals` lies in none of `removed`; both sorted and apart."""
+    """Return the parts of `intervals` that lie in none of `removed`; both are sorted and do not overlap."""
     left = []
     for start, end in intervals:
         for gap_start, gap_end in removed:

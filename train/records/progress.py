@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, plain lines elsewhere."""
+"""The progress that a person sees: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Progress:
             self._close()
 
     def incident(self, incident: Incident) -> None:
-        """Say it, above the bar."""
+        """Print the incident above the bar."""
         if self._epoch is not None:
             self._epoch.clear()
         say(f"step {incident.step}: {incident.text}")
@@ -65,7 +65,7 @@ class Progress:
         )
 
     def run_ended(self, end: RunEnd) -> None:
-        """Say how the run went, or where a signal has stopped it.  Batch scripts look for the latter line."""
+        """Say how the run went, or where a signal has stopped it.  Batch scripts look for the line about a signal."""
         self._close()
         if end.weights_sha256 is None:
             say(
@@ -84,7 +84,7 @@ class Progress:
 
 
 class _Epoch:
-    """The steps of one epoch.
+    """The display of one epoch's steps.
 
     Args:
         title: shown in front, `epoch 1/3`.
@@ -101,7 +101,7 @@ class _Epoch:
             self._bar = tqdm(desc=title, total=total, initial=done, unit="step", leave=False)
 
     def show(self, known: Sequence[StepRecord], seconds_left: float) -> None:
-        """Count the steps in `known`, and show the mean of their losses, and the rest as of the last of them."""
+        """Count the steps in `known`; show the mean of their losses, and the last step's other values."""
         last = known[-1]
         self.done += len(known)
         loss = sum(record.loss * record.samples for record in known) / sum(record.samples for record in known)

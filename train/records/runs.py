@@ -1,4 +1,4 @@
-"""What a run has left in RUN_DIR/metrics.jsonl, read back."""
+"""Records of a run, read back from RUN_DIR/metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Record = dict[str, Any]
 
 @dataclass
 class RunRecords:
-    """The records of one run; a step that a continued run has repeated counts once, as it was the last time.
+    """The records of one run.  If a resumed run repeated a step, only the step's last record counts.
 
     starts: one for each time the run was started.  end: the `end` record, None if the run has not reached its end.
     """
@@ -37,12 +37,12 @@ class RunRecords:
 
     @property
     def seconds(self) -> float:
-        """The sum over all steps, without evaluation, saving and the time between two starts."""
+        """Seconds of all steps together, without evaluation, saving and the time between two starts."""
         return sum(float(record.get("seconds_per_step", 0.0)) for record in self.steps.values())
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecords]:
-    """Read the runs; each is named by its folder, by the whole path if two folders have one name.
+    """Read the runs; each is named after its folder, or by the whole path if two folders have the same name.
 
     Raises UserError with every folder that holds no records.
     """

@@ -1,4 +1,4 @@
-"""What a run reports at its start, in words and as a record."""
+"""The report of a run at its start, in words and as a record."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def start_record(
     """Return the values of the `start` record of metrics.jsonl.
 
     where: what train.world.placement.where_ranks_are() returns; numbers: what arithmetic() returns.
-    run_id is random, another one for each start.  command_line is that of this process, as a shell reads it.
+    run_id is random and new at each start.  command_line is how a shell would start this process.
     """
     return {
         "run_id": uuid.uuid4().hex,

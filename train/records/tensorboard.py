@@ -22,7 +22,7 @@ class TensorBoard(QuietObserver):
     """The observer that writes each known step and each epoch.  Only rank 0 has one.
 
     Args:
-        device: whose memory is shown; on a CPU it is the process's.
+        device: the device whose memory is shown; on a CPU, the memory of the process.
     Raises UserError if TensorBoard is not installed or the folder cannot be written.
     """
 
@@ -48,7 +48,7 @@ class TensorBoard(QuietObserver):
             self._write(record.step, values, record.time)
         if known:
             self._write(step, {"memory/peak_mib": self._peak_mib()}, known[-1].time)
-            self._opened(step).flush()  # an error ends the process at once, and later values with it
+            self._opened(step).flush()  # an error ends the process at once; unwritten values would be lost
 
     def epoch_ended(self, record: EpochRecord) -> None:
         """Write the means of the epoch."""
@@ -74,9 +74,9 @@ class TensorBoard(QuietObserver):
 
     def _opened(self, step: int) -> SummaryWriter:
         if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter  # here: it takes a second
+            from torch.utils.tensorboard import SummaryWriter  # imported here: it takes a second
 
-            # A run that continues writes some steps again; TensorBoard then forgets the first version.
+            # A resumed run may write some steps again; TensorBoard then forgets the first version.
             self._writer = SummaryWriter(str(self._folder), purge_step=step)
         return self._writer
 

@@ -1,4 +1,4 @@
-"""How the processes share a model, one strategy a file: `wrap` returns what one training step calls."""
+"""Strategies by which processes share a model, one file each: `wrap` returns what one training step calls."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Context:
-    """Where a strategy works: the device, the ranks that share the model, and the options that it may have.
+    """The input of a strategy: the device, the ranks that share the model, and the options that it may have.
 
     group: the ranks that share the model (None is the default group); world_size: how many they are.
     ranks_have_own_buffers: BatchNorm is not synchronised, so rank 0's buffers have to be sent.
     sync: how gradients travel; a file in train/sync/.
-    micro_batch: of a pipeline, shape and type of its inputs, on the meta device; micro_batches: how many in a step.
+    micro_batch: shape and type of a pipeline's inputs, on the meta device; micro_batches: how many in a step.
     sync_batchnorm, precision, fsdp_wrap, fsdp_reshard, pipeline_schedule: as in the config.
     """
 
@@ -46,18 +46,18 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Wrapped:
-    """A model as a strategy runs it.  The optimizer's parameters are still those of the bare model.
+    """A model as a strategy runs it.  The optimizer has the parameters of the bare model.
 
     call: the forward of one micro-batch.  Its backward averages the gradients over the ranks.
-    no_sync: a context whose backwards only add to p.grad, for all micro-batches of a step but the last.
+    no_sync: a context in which backwards only add to p.grad, for all micro-batches of a step but the last.
     state_dict: the state of the whole model, with the bare model's names; at least on rank 0.  All ranks call it
         together.
     clip: scale the gradients down to a total norm of at most its argument, after the last backward of a step.  It
-        returns the norm before that, one number on the device, the same on all ranks.  Infinity only measures.
+        returns the norm before scaling, one number on the device, the same on all ranks.  Infinity only measures.
     after_backward: called between the last backward of a step and `clip`.  Only average_after_backward needs it.
     local_part: what this rank holds of a model that is spread over the ranks; None if each rank holds it all.
-    predict: the forward of an evaluation, on all ranks together; None on a rank that does not get to know the logits.
-        Without it the bare model is called.
+    predict: the forward of an evaluation, on all ranks together; it returns None on a rank that does not get the
+        logits.  Without `predict` the bare model is called.
     measured: numbers that the strategy has measured, at the end of a run.  All ranks call it together.
     """
 
@@ -89,7 +89,7 @@ def replicated(
 
 
 def wrap(name: str, model: nn.Module, context: Context) -> Wrapped:
-    """Return `model` wrapped by the strategy in the file `name`.py; the same parameters, so optimizers still fit.
+    """Return `model` wrapped by the strategy in the file `name`.py; optimizers take its parameters after this.
 
     Raises UserError if the strategy does not fit the context or if the ranks' models differ.
     """

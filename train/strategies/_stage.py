@@ -12,17 +12,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-# The first steps connect the ranks and fill caches; after so many more the share of waiting is known.
+# The first steps connect the ranks and fill caches; this many more show the share of waiting.
 _WARM_UP_STEPS, _MEASURED_STEPS = 5, 50
 
 Mark = float | torch.cuda.Event
 
 
 def bubble(works: Sequence[float], micro_batches: int) -> float:
-    """Return the share of the time in which the stages wait, mean over them, if messages take no time.
+    """Return the share of the time in which a stage waits, as the mean over the stages, if messages take no time.
 
-    A step takes as long as one micro-batch through all stages and the others through the slowest: with stages of even
-    work this is the published (stages - 1) / (micro_batches + stages - 1).
+    A step takes as long as one micro-batch through all stages and the other micro-batches through the slowest stage.
+    With stages of even work the result is the published (stages - 1) / (micro_batches + stages - 1).
 
     Args:
         works: of each stage, for one micro-batch, in any unit.
@@ -70,9 +70,9 @@ class TimedStage(PipelineStage):
             return super().backward_one_chunk(*args, **kwargs)
 
     def bubble(self, group: dist.ProcessGroup | None) -> float | None:
-        """Return the share of the time in which the ranks waited, mean over them; None before the sixth step.
+        """Return the share of the time in which a rank waited, as the mean over the ranks; None before the sixth step.
 
-        A collective.  The first stage starts a step first and ends it last, so its time is that of the step.
+        A collective.  The first stage starts a step first and ends it last, so its time is the time of the step.
         """
         if not self._stepping:
             return None
@@ -93,7 +93,7 @@ class TimedStage(PipelineStage):
     def _mark(self) -> Mark:
         if self.device.type != "cuda":
             return time.perf_counter()
-        # The host runs ahead of the GPU, whose own clock counts.
+        # The host runs ahead of the GPU, so the GPU's clock counts.
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event

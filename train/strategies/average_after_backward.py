@@ -13,7 +13,7 @@ from train.strategies import Context, Wrapped, replicated
 
 
 class AverageAfterBackward(nn.Module):
-    """One blocking all-reduce a parameter, in `average()`, which the training loop calls after the last backward."""
+    """One blocking all-reduce per parameter, in `average()`, which the training loop calls after the last backward."""
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
@@ -33,6 +33,6 @@ class AverageAfterBackward(nn.Module):
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
-    """Return the model and a loop over its gradients, over the ranks that share it."""
+    """Return the model and a loop that averages its gradients over the ranks that share it."""
     wrapped = AverageAfterBackward(model, context.group)
     return replicated(model, wrapped, after_backward=wrapped.average)

@@ -1,4 +1,4 @@
-"""Our CustomDDP: see train/ddp/wrapper.py."""
+"""CustomDDP as a strategy: see train/ddp/wrapper.py."""
 
 from __future__ import annotations
 

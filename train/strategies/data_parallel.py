@@ -12,7 +12,7 @@ from train.strategies import Context, Wrapped, replicated
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
-    """Return the model on all GPUs that torch sees; on the CPU, or with one GPU, it computes as it is and says so.
+    """Return the model on all GPUs that torch sees, or whole on the CPU or on the only GPU; print which of the two.
 
     Raises SharedError if there are several processes, or if BatchNorm would use the statistics of a GPU's share.
     """

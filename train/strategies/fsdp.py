@@ -1,6 +1,7 @@
 """torch's fully_shard (FSDP2): each rank keeps a part of every parameter, its gradient and its optimizer state.
 
-A unit's parameters are gathered when its forward or backward needs them; its gradients are averaged and cut at once.
+A unit's parameters are gathered when its forward or backward needs them.  Its gradients are averaged and sharded at
+once.
 Source: docs.pytorch.org, torch.distributed.fsdp.fully_shard.
 """
 
@@ -35,7 +36,7 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
     }
     for unit in units(model, context.fsdp_wrap, context.bucket_mib):
         fully_shard(unit, **options)
-    sharded: Any = fully_shard(model, **options)  # what is in no unit
+    sharded: Any = fully_shard(model, **options)  # the parameters in no unit
     return Wrapped(
         call=sharded,
         no_sync=lambda: _no_sync(sharded),
@@ -46,9 +47,9 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
 
 
 def units(model: nn.Module, by: str, bucket_mib: float) -> Iterator[list[nn.Module]]:
-    """Yield the layers of the model, its children with parameters, as the units that are gathered together.
+    """Yield the units that are gathered together: layers of the model, which are its children with parameters.
 
-    by: `block` makes each layer a unit of its own; `size` joins neighbours until a unit has at least bucket_mib.
+    by: `block` makes each layer a separate unit; `size` joins neighbours until a unit has at least bucket_mib.
     """
     unit: list[nn.Module] = []
     num_bytes = 0
@@ -82,7 +83,7 @@ def _no_sync(model: FSDPModule) -> Iterator[None]:
 
 
 def _whole_state_dict(model: nn.Module) -> dict[str, Any]:
-    """Return the whole state on rank 0's host memory, and nothing elsewhere.  A collective."""
+    """Return the whole state in rank 0's host memory, and nothing on other ranks.  A collective."""
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 

@@ -1,4 +1,4 @@
-"""Data parallelism as in many articles: a hook for each parameter that averages its gradient there and then."""
+"""Data parallelism as in many articles: a hook for each parameter that averages its gradient at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from train.strategies import Context, Wrapped, replicated
 
 
 class HookPerParameter(nn.Module):
-    """One blocking all-reduce a parameter, during backward.  All ranks must use the same parameters in each step."""
+    """One blocking all-reduce per parameter, during backward.  All ranks must use the same parameters in each step."""
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
@@ -47,6 +47,6 @@ class HookPerParameter(nn.Module):
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
-    """Return the model with hooks, over the ranks that share it."""
+    """Return the model with hooks that average its gradients over the ranks that share it."""
     wrapped = HookPerParameter(model, context.group)
     return replicated(model, wrapped, wrapped.no_sync)

@@ -1,7 +1,7 @@
-"""torch.distributed.pipelining: each rank computes a stretch of the layers, on one micro-batch after the other.
+"""torch.distributed.pipelining: each rank computes some neighbouring layers, on one micro-batch after the other.
 
 While the first micro-batches fill the pipeline and the last ones leave it, ranks wait: the bubble.  With stages of even
-work it is (stages - 1) / (micro-batches + stages - 1) of the time (GPipe, arXiv:1811.06965, section 2.3); 1F1B
+work the bubble is (stages - 1) / (micro-batches + stages - 1) of the time (GPipe, arXiv:1811.06965, section 2.3).  1F1B
 (PipeDream-Flush, arXiv:2006.09503) has the same bubble and keeps fewer activations.
 """
 
@@ -35,9 +35,9 @@ class Pipelined(Wrapped):
 
 
 def wrap(model: nn.Module, context: Context) -> Pipelined:
-    """Leave in `model` the layers of this rank alone; optimizers take its parameters after this.
+    """Keep only the layers of this rank in `model`; optimizers take its parameters after this.
 
-    Raises SharedError if the model cannot be cut into so many stages.
+    Raises SharedError if the model cannot be cut into one stage for each rank.
     """
     layers = refuse_what_cannot_be_cut(model, context)
     assert context.micro_batch is not None
@@ -78,7 +78,7 @@ Layers = list[dict[str, nn.Module]]
 
 
 def refuse_what_cannot_be_cut(model: nn.Module, context: Context) -> Layers:
-    """Return the places at which the model can be cut: neighbouring layers by name, each group with parameters."""
+    """Return groups of neighbouring layers by name, between which the model can be cut; each has parameters."""
     why = None
     layers: Layers = []
     if not isinstance(model, nn.Sequential):
@@ -102,7 +102,7 @@ def refuse_what_cannot_be_cut(model: nn.Module, context: Context) -> Layers:
 
 
 def _with_parameters(model: nn.Sequential) -> Layers:
-    """Join layers without parameters to the one before them; the first ones to the one behind."""
+    """Join each layer without parameters to the layer before it; at the start, to the layer after it."""
     groups: Layers = [{}]
     for name, layer in model.named_children():
         has_some = any(True for _ in layer.parameters())
@@ -115,7 +115,7 @@ def _with_parameters(model: nn.Sequential) -> Layers:
 def _meta_forward(layers: Layers, inputs: Tensor) -> tuple[list[int], list[Tensor]]:
     """Return the floating-point operations of each group of layers, and the tensors before, between and after them.
 
-    Computed on the meta device, so the result is the same on all ranks, machines and days.
+    Computed on the meta device, so the result is always the same, on all ranks and machines.
     """
     works, tensors = [], [inputs]
     for group in layers:
@@ -129,7 +129,7 @@ def _meta_forward(layers: Layers, inputs: Tensor) -> tuple[list[int], list[Tenso
 
 
 def even_stretches(works: Sequence[int], stages: int) -> list[range]:
-    """Cut neighbours into `stages` stretches, none empty, so that the largest sum is as small as can be."""
+    """Cut `works` into `stages` stretches of neighbours, none empty, with the smallest possible largest sum."""
 
     @cache
     def best(start: int, left: int) -> tuple[int, tuple[int, ...]]:
@@ -158,7 +158,7 @@ def _in_words(layers: Layers, works: Sequence[int], stages: Sequence[range], for
 
 
 class _Stage(nn.Module):
-    """The layers of one rank; what passes between the stages is float32 at any precision, so that its type is known."""
+    """The layers of one rank.  Tensors between stages are float32 at any precision, so that their type is known."""
 
     def __init__(self, layers: nn.Module, context: Context) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class _Stage(nn.Module):
 
 
 def _predict(stage: TimedStage, inputs: Tensor, context: Context) -> Tensor | None:
-    """Pass a batch through all stages; the last rank returns what comes out."""
+    """Pass a batch through all stages; the last rank returns the outputs."""
     if not stage.is_first:
         inputs = torch.empty((len(inputs), *stage.input_shape[1:]), device=context.device)
         dist.recv(inputs, group=context.group, group_src=stage.stage_index - 1)
@@ -192,7 +192,7 @@ def _gathered(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _measured(stage: TimedStage, formula: float, context: Context) -> dict[str, float]:
-    """Return the share of the time in which the ranks waited, and the formula's; empty if no step was measured."""
+    """Return the share of the time in which ranks waited, measured and by formula; empty if no step was measured."""
     waited = stage.bubble(context.group)
     if waited is None:
         return {}

@@ -1,4 +1,4 @@
-"""What is done with a full bucket of gradients, one way a file; the name of the file is the value of --sync."""
+"""Ways to average a full bucket of gradients, one file each; the name of the file is the value of --sync."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Waitable(Protocol):
         ...
 
     def is_completed(self) -> bool:
-        """True if it is done.  Returns at once."""
+        """Return True if it is done, without waiting."""
         ...
 
 
@@ -32,8 +32,8 @@ class Payload:
     """The gradients that travel together; the same object in each backward, so a sync may keep things beside it.
 
     flat: all of it, (numbers of all gradients + one for each gradient,).
-    views: each gradient, in its parameter's shape.  used: the numbers behind them, whose mean is 0 if no rank used
-    the parameter.  Both are parts of `flat`.
+    views: each gradient, in its parameter's shape.  used: the numbers behind them; the mean of one is 0 if no rank
+    used its parameter.  Both are parts of `flat`.
     """
 
     flat: Tensor
@@ -49,7 +49,7 @@ class Sync(ABC):
         self.world_size = dist.get_world_size(group)
 
     def prescale(self, dtype: torch.dtype, device: torch.device) -> float:
-        """What each gradient is multiplied by while it moves into its bucket, where that is free."""
+        """Return the factor for each gradient while it moves into its bucket, where multiplying costs nothing."""
         return 1.0
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -57,7 +57,7 @@ class Sync(ABC):
         return torch.zeros(numel, dtype=dtype, device=device)
 
     def of_rank_0(self, numbers: Sequence[int], device: torch.device) -> list[int]:
-        """The numbers that rank 0 gives, equally many on all ranks.  A collective, through memory of `device`."""
+        """Return the numbers of rank 0; all ranks give equally many.  A collective, through memory of `device`."""
         shared = torch.tensor(numbers, device=device)
         broadcast_from_rank_0([shared], self.group)
         return [int(number) for number in shared.tolist()]
@@ -76,6 +76,6 @@ MakeSync = Callable[[dist.ProcessGroup], Sync]
 
 
 def named(name: str) -> MakeSync:
-    """The way in the file `name`.py."""
+    """Return what makes the Sync of the file `name`.py."""
     make: MakeSync = import_module(f"train.sync.{name}").make
     return make

@@ -14,7 +14,7 @@ from train.sync import Payload, Sync, Waitable
 
 
 class AllReduce(Sync):
-    """Buckets in the memory of a CPU go through shared memory if all ranks can, others to the group's backend.
+    """Averages buckets on a CPU through shared memory if all ranks can, and all others by the group's backend.
 
     NCCL averages float32 and wider types.  Everything else is prescaled and summed.
 
@@ -66,7 +66,7 @@ def start_all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType, group: dist.Pr
 
 def _averages(group: dist.ProcessGroup, dtype: torch.dtype, device: torch.device) -> bool:
     # NCCL multiplies by 1/N in the type of the tensor, before the sum.  In 16 bits that factor is off by up to 0.4 %,
-    # and so is every mean: of bfloat16 0.2 % for 6, 12 or 24 ranks.
+    # and so is every mean.  A mean of bfloat16 is off by 0.2 % for 6, 12 or 24 ranks.
     name: str = group._get_backend(device).name()
     return name == "nccl" and dtype.itemsize >= 4
 

@@ -14,8 +14,8 @@ from train.sync.all_reduce import all_reduce_mean, prescale_of_backend, start_al
 class Bf16(Sync):
     """Mean over the ranks of gradients rounded to bfloat16; other types than float32 travel as they are.
 
-    Gradients are divided by the number of ranks in float32, on their way into the bucket; so the sum is the mean,
-    whatever 1/N is in bfloat16.  Relative error: up to 2**-8 for the rounding and for each addition.
+    Gradients are divided by the number of ranks in float32, on their way into the bucket.  So the sum is the mean,
+    whatever 1/N would be in bfloat16.  Relative error: up to 2**-8 for the rounding and for each addition.
     """
 
     def prescale(self, dtype: torch.dtype, device: torch.device) -> float:

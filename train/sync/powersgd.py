@@ -19,9 +19,9 @@ class PowerSGD(Sync):
     """Rank-`matrix_rank` approximation of the mean over the ranks; the difference is fed back (error feedback).
 
     Each parameter of two or more dimensions is a matrix of size(0) rows.  It is compressed if the factors have less
-    than half of its elements; the others travel in full, with the first factors.  One step of subspace iteration from
-    the last step's factor (warm start).  The difference is this rank's own, takes as much memory as the gradient, and
-    starts at zero after a resume.  A step in which no rank uses a parameter leaves both for the next one that does.
+    than half of its elements; others travel in full, with the first factors.  Each step is one subspace iteration from
+    the last step's factor (warm start).  Each rank has its own difference, which takes as much memory as the gradient
+    and starts at zero after a resume.  If no rank uses a parameter in a step, factor and difference do not change.
     Raises SharedError if ranks compute on unlike devices: each multiplies the factors, and last bits would differ.
 
     Args:
@@ -48,7 +48,7 @@ class PowerSGD(Sync):
     def reduce(self, payload: Payload) -> Iterator[Waitable]:
         state = self._states.setdefault(payload, _State())
         state.steps += 1
-        # Narrower types are too coarse to make columns orthogonal in.
+        # Narrower types are too coarse for orthogonal columns.
         if state.steps <= self.full_steps or payload.flat.dtype not in (torch.float32, torch.float64):
             yield all_reduce_mean(payload.flat, self.group)
             return
@@ -81,7 +81,7 @@ class PowerSGD(Sync):
 
 @dataclass
 class _State:
-    """What a bucket keeps from step to step."""
+    """The state that a bucket keeps from step to step."""
 
     steps: int = 0
     matrices: list[_Matrix] = field(default_factory=list)
@@ -92,7 +92,7 @@ class _Matrix:
     """A gradient as a matrix, the part of it that was not sent yet, and its right factor.
 
     Args:
-        used: the share of the ranks that use the parameter; that of all ranks when `approximate` is called.
+        used: the share of the ranks that use the parameter, counted over all ranks when `approximate` is called.
     """
 
     def __init__(self, view: Tensor, used: Tensor, rank: int, seed: int) -> None:
@@ -104,18 +104,18 @@ class _Matrix:
         self.right = self.start.clone()
 
     def add_gradient(self) -> Tensor:
-        """This rank's gradient, and what was left out before: it is in `error` until `approximate`."""
+        """Return this rank's gradient plus what was left out before; the sum is in `error` until `approximate`."""
         return self.error.add_(self.view.reshape(self.error.shape))
 
     def approximate(self, left: Tensor, right: Tensor, prescale: float) -> None:
-        """The gradient becomes the product of the factors, and the error what that leaves out of this rank's."""
-        # What nobody used gets no gradient: the error would be taken away and reach no optimizer.
+        """Set the gradient to the product of the factors, and the error to what it leaves out of this rank's."""
+        # A parameter that no rank used gets no gradient, so a part taken from the error would reach no optimizer.
         used = self.used != 0
         right = torch.where(used, right, 0.0)
         approximation = left @ right.t()
         self.error.sub_(approximation, alpha=prescale)
         self.view.copy_(approximation.view(self.view.shape))
-        # After a gradient of zeros, or one that was not finite, nothing would ever be found again.
+        # After a gradient of zeros, or one that was not finite, no later step would find a direction again.
         self.error.nan_to_num_(0.0, 0.0, 0.0)
         lengths = right.norm(dim=0)
         found = torch.where(lengths.isfinite() & (lengths > 0), right, self.start)
@@ -134,9 +134,10 @@ def _pays(view: Tensor, rank: int) -> bool:
 
 
 def _orthonormal(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """Orthonormal columns that span those of each matrix, and more where they are dependent; equal shapes in one call.
+    """Return orthonormal columns that span the columns of each matrix, and more if these are dependent.
 
-    More is right, too: the second factor of a direction that the gradient does not have is zero.
+    One call does all matrices of equal shape.  More columns are right, too: the second factor of a direction that the
+    gradient does not have is zero.
     """
     same_shape: dict[torch.Size, list[int]] = {}
     for index, matrix in enumerate(matrices):
@@ -150,7 +151,7 @@ def _orthonormal(matrices: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _refuse_unlike_devices(device: torch.device, group: dist.ProcessGroup) -> None:
-    """Raise SharedError, naming them, unless all ranks compute on the same kind of device.  A collective."""
+    """Raise SharedError, naming the devices, unless all ranks compute on the same kind of device.  A collective."""
     cuda = device.type == "cuda"
     mine = torch.cuda.get_device_name(device) if cuda else f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
     of_ranks = [mine] * dist.get_world_size(group)

@@ -1,1 +1,1 @@
-"""Who this process is, how the processes meet, and on which device each computes."""
+"""Identity of this process, the meeting of all processes, and the device on which each computes."""

@@ -1,8 +1,9 @@
-"""Whether the attempt for which torchrun started this process still goes on when the process is ready to take part.
+"""A check that the attempt for which torchrun started this process still runs when the process is ready to take part.
 
-A node that was killed and is started again at once meets what is left of the attempt it was killed in: the other nodes
-need some seconds to notice.  Its torchrun finds all keys of a rendezvous there, and its processes would wait for the
-others, and those for its torchrun, until timeouts of many minutes end it.  So each process asks for the end instead.
+If a node is killed and restarted at once, the other nodes need some seconds to notice.  Until then the restarted node
+meets the attempt in which it was killed.  Its torchrun finds all keys of a rendezvous there.  Its processes would wait
+for the other nodes, and the other nodes for its torchrun, until timeouts of many minutes end this.  So each process
+checks whether its attempt has ended, and then ends, too.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ class Attempt:
         self._world = world
         self._connection: socket.socket | None = None
         if world.store_is_served:
-            # torchrun was connected to it a moment ago.  Nothing is sent: the connection shows when the store closes.
+            # torchrun was connected to the store a moment ago.  Nothing is sent; the connection shows when it closes.
             try:
                 self._connection = socket.create_connection((world.master_addr, world.master_port), _TIMEOUT_S)
             except ConnectionError:
                 raise self._over("is gone") from None
             except OSError:
-                pass  # a name that does not resolve yet, which is waited for later
+                pass  # such as a name that does not resolve yet; it is waited for later
 
     def join(self, store: dist.Store, timeout: timedelta) -> None:
         """Enter this rank into the store of the attempt.
 
-        Raises UserError if it is the store of another attempt than the one the process was started for.
+        Raises UserError if the store belongs to another attempt than the one for which the process was started.
         """
         if self._connection is not None and _closed(self._connection):
             raise self._over("was closed")
         if store.add(f"starts-of-{self._world.rank}", 1) > 1:
             rank = self._world.rank
             print(f"rank {rank} was started again, but the attempt before has not ended: waiting", flush=True)
-            with suppress(RuntimeError):  # that the store was closed
+            with suppress(RuntimeError):  # raised once the store is closed
                 store.wait(["nothing"], timeout)
             raise self._over("knows this rank from before")
 

@@ -1,6 +1,6 @@
-"""World: who this process is among all processes, read from the environment and from nowhere else.
+"""World: the place of this process among all processes, read from the environment and from nowhere else.
 
-`World.detect` is the only reader of RANK and its relatives.  It imports no torch, so a wrong environment is
+`World.detect` is the only reader of RANK and related variables.  It imports no torch, so a wrong environment is
 reported at once; `train/world/rendezvous.py` opens the connections.
 """
 
@@ -132,7 +132,7 @@ class World:
 
 
 def _numbers(environ: Mapping[str, str], *names: str, also: tuple[str, ...] = ()) -> list[int]:
-    """The values of `names` as ints; UserError names every variable that is missing or not a number."""
+    """Return the values of `names` as ints; raise UserError with every variable that is missing or not a number."""
     missing = [name for name in (*names, *also) if not environ.get(name)]
     given = [name for name in (*names, *also) if environ.get(name)]
     if missing:
@@ -147,7 +147,7 @@ def _numbers(environ: Mapping[str, str], *names: str, also: tuple[str, ...] = ()
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    """The value of `name` as an int, `default` if it is not set."""
+    """Return the value of `name` as an int, or `default` if it is not set."""
     text = environ.get(name)
     if text is None:
         return default
@@ -194,10 +194,10 @@ def _first_slurm_node(environ: Mapping[str, str]) -> str:
 
 
 def interface_towards(address: str) -> str | None:
-    """Name of the network interface that this machine uses to reach `address`, or None if it cannot be told.
+    """Name of the network interface that this machine uses to reach `address`, or None if it is unknown.
 
-    Gloo wants one exact name, and the name that a host resolves itself to is often the loopback.  Where an address has
-    both families, IPv4 decides, as it does in gloo.  Linux only.
+    Gloo wants one exact name, and a host often resolves its own name to the loopback.  If an address is both IPv4 and
+    IPv6, IPv4 decides, as it does in gloo.  Linux only.
     """
     found = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)
     for family, kind, protocol, _, target in sorted(found, key=lambda entry: entry[0] != socket.AF_INET):

@@ -1,4 +1,4 @@
-"""What a process that fails leaves for torchrun, whose table of failed processes shows `<N/A>` otherwise."""
+"""The error file that a failing process leaves for torchrun; without it torchrun's table shows `<N/A>`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def record_for_torchrun(reason: str, traceback: str | None = None, environ: Mapping[str, str] = os.environ) -> None:
-    """Write why this process fails into TORCHELASTIC_ERROR_FILE; nothing happens under other launchers.
+    """Write why this process fails into TORCHELASTIC_ERROR_FILE; do nothing if that is not set.
 
     Args:
         reason: the sentence to show; traceback: shown in its place if there is one.
@@ -23,6 +23,6 @@ def record_for_torchrun(reason: str, traceback: str | None = None, environ: Mapp
     details = {"timestamp": str(int(time.time()))}
     if traceback is not None:
         details["py_callstack"] = traceback
-    # The reason is printed already: a full disk must not hide it behind another error.
+    # The reason is printed already; an error about a full disk must not hide it.
     with suppress(OSError):
         Path(file).write_text(json.dumps({"message": {"message": reason, "extraInfo": details}}))

@@ -26,7 +26,7 @@ def train_on_this_machine(procs: int, argv: list[str]) -> int:
     """Run `python -m train ARGV` as `procs` ranks; return 0, or the exit code of the first that failed.
 
     The ranks have the environment that torchrun would give them, so the result is the same.  The first failure ends the
-    others, with its reason as the last line.  A signal is passed on, and the ranks save and end.
+    others, and its reason is the last line.  A signal is passed on, and the ranks save and end.
     """
     with tempfile.TemporaryDirectory(prefix="train-procs-") as folder:
         ranks = _Ranks(procs, argv, Path(folder))
@@ -36,7 +36,7 @@ def train_on_this_machine(procs: int, argv: list[str]) -> int:
 
 
 def refuse_second_launcher(world: World) -> None:
-    """Raise UserError if this process is a rank already: each rank would start ranks."""
+    """Raise UserError if this process is a rank already: each rank would start more ranks."""
     if world.launcher != "none":
         raise UserError(
             f"--procs starts the processes itself, but {world.launcher} has started this one as rank {world.rank} of "
@@ -59,7 +59,7 @@ class _Ranks:
         }
         if procs > 1:
             common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")  # as torchrun
-        # A session of its own: Ctrl-C in the terminal comes here alone, and from here once to each rank.
+        # In new sessions: Ctrl-C in the terminal reaches only this process, which passes it on once to each rank.
         self._processes = [
             subprocess.Popen(
                 [sys.executable, "-m", "train", *argv],
@@ -70,7 +70,7 @@ class _Ranks:
         ]
 
     def wait(self) -> int:
-        """Return when all ranks have ended; the others end once one has failed."""
+        """Return the exit code when all ranks have ended; once one has failed, end the others."""
         while all(process.poll() in (None, 0) for process in self._processes):
             if all(process.poll() == 0 for process in self._processes):
                 return 0
@@ -83,7 +83,7 @@ class _Ranks:
         return code if code > 0 else 128 - code
 
     def pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Send a signal that came here to each rank."""
+        """Pass a signal on to each rank."""
         self._stopped = True
         self._send(number)
 
@@ -105,7 +105,7 @@ class _Ranks:
         return {"TORCHELASTIC_ERROR_FILE": str(self._folder / f"rank-{rank}.json")}
 
     def _reason(self, rank: int) -> str:
-        """Return what the rank has left as train/world/failure.py writes it, if anything."""
+        """Return the reason that the rank has left in the file of train/world/failure.py, if any."""
         with suppress(OSError, ValueError, LookupError):
             left = json.loads(Path(self._error_file(rank)["TORCHELASTIC_ERROR_FILE"]).read_text())
             return f": {left['message']['message']}"

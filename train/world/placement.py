@@ -1,4 +1,4 @@
-"""Which device each rank computes on, and the group in which gradients travel between these devices."""
+"""The device on which each rank computes, and the group in which gradients travel between these devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from train.world.environment import World
 def pick_device(world: World, wanted: str) -> torch.device:
     """Return this rank's device: CUDA device number local_rank, or the CPU.
 
-    A task that its site has bound to one GPU sees only that one, as number 0, whatever its local_rank.
+    If the site has bound a task to one GPU, the task sees only this GPU, as number 0, whatever its local_rank.
     Raises UserError if there are fewer CUDA devices than local ranks.
     """
     count = torch.cuda.device_count()
@@ -47,7 +47,7 @@ def gradient_group(device: torch.device, timeout_s: float) -> dist.ProcessGroup 
 def where_ranks_are(world: World, device: torch.device) -> list[str]:
     """Return one line for each rank: `rank 3: node 1 (host), local rank 1, cuda:1`.
 
-    A collective: call it on all ranks.  Raises SharedError if two ranks use one GPU, which NCCL cannot.
+    A collective: call it on all ranks.  Raises SharedError if two ranks use one GPU, which NCCL does not support.
     """
     line = (
         f"rank {world.rank}: node {world.node_rank} ({socket.gethostname()}), "
@@ -74,7 +74,7 @@ def device_identity(device: torch.device) -> tuple[str, str | None]:
 
 
 def refuse_shared_devices(devices: Sequence[tuple[str, str | None]]) -> None:
-    """Raise SharedError, with the ranks, if the same (host, UUID) stands at two ranks; None is shared by all CPUs."""
+    """Raise SharedError, with the ranks, if two ranks have the same (host, UUID); the UUID None may repeat."""
     ranks_of: dict[tuple[str, str], list[int]] = {}
     for rank, (host, uuid) in enumerate(devices):
         if uuid is not None:

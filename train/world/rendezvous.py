@@ -1,7 +1,7 @@
-"""Connections between the ranks, with bounded waits and a clear message.
+"""Connections between the ranks, with bounded waits and clear messages.
 
-Two planes.  The default group is gloo on the CPU: it exists before any device is chosen, so that a rank whose
-device is missing can still say so to the others.  Gradients travel in a group of their own (NCCL on CUDA).
+The default group is gloo on the CPU.  It exists before any device is chosen, so a rank whose device is missing can
+still tell the others.  On CUDA gradients travel in a second group, over NCCL.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from train.errors import UserError, first_line
 from train.world.attempt import Attempt
 from train.world.environment import World, interface_towards
 
-# A rank 0 that listens also answers; whatever stays silent for longer is another program.
+# Rank 0 answers once it listens; whatever stays silent for longer than this is another program.
 _ANSWER_TIMEOUT_S = 30.0
 
-# Kept alive on purpose.  torch 2.6 destroys a gloo group by waiting for its threads while it holds the GIL, and those
+# Kept alive on purpose.  torch 2.6 destroys a gloo group by waiting for its threads while it holds the GIL.  These
 # threads may need the GIL to free the tensors of the last collective: a deadlock.  The end of the process ends them.
 _groups: list[dist.ProcessGroup] = []
 
@@ -48,7 +48,7 @@ def open_process_group(world: World, attempt: Attempt, timeouts: Timeouts) -> It
     """
     timeout, of_collectives = timedelta(seconds=timeouts.rendezvous_s), timedelta(seconds=timeouts.collective_s)
     if world.world_size == 1 and not world.store_is_served:
-        # Alone: nothing to listen on, so nothing that could collide.
+        # A single process needs no port, so no port can be taken.
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=of_collectives)
     else:
         wait_until_resolvable(world.master_addr, timeouts.resolve_s)
@@ -63,7 +63,7 @@ def open_process_group(world: World, attempt: Attempt, timeouts: Timeouts) -> It
     _groups.append(dist.group.WORLD)
     yield
     # Only after success.  After an error NCCL would wait here for work that never ends, and the reason would not be
-    # printed; the end of the process frees the groups then.
+    # printed.  The end of the process then frees the groups.
     dist.destroy_process_group()
 
 
@@ -100,7 +100,7 @@ def connect_to_store(world: World, timeout: timedelta) -> dist.TCPStore:
     serve = world.rank == 0 and not world.store_is_served
     if not serve:
         _wait_until_something_listens(world, place, timeout)
-    # The timeout of TCPStore does not hold against a foreign server that accepts and stays silent, hence the thread.
+    # In a thread: TCPStore's timeout does not work with a foreign server that accepts and then stays silent.
     outcome: queue.SimpleQueue[dist.TCPStore | Exception] = queue.SimpleQueue()
 
     def connect() -> None:

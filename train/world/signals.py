@@ -1,7 +1,8 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C, by which a process is asked to stop.  train/collectives/agreement.py tells the others.
+"""SIGTERM, SIGUSR1 and Ctrl-C: requests to stop.  train/collectives/agreement.py passes them on to other ranks.
 
 A scheduler that preempts a job sends a signal and, some time later, SIGKILL.  The handler of a signal only notes it,
-so a second signal in the middle of a save changes nothing.  Only a second Ctrl-C does: a person wants to end now.
+so a second signal in the middle of a save changes nothing.  Only a second Ctrl-C ends the process at once, because a
+person wants to end it now.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class StopSignal:
 
     def _handle(self, handler: signal.Handlers | Callable[[int, FrameType | None], None]) -> None:
         for number in SIGNALS:
-            # A shell lets programs in its background ignore Ctrl-C, which is meant for the one in front.
+            # A shell lets its background programs ignore Ctrl-C, which is meant for the program in the foreground.
             if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, handler)
 
@@ -62,7 +63,7 @@ class StopSignal:
 def stop_with_parent() -> None:
     """Let Linux send this process a SIGTERM when its parent dies; elsewhere nothing happens.
 
-    torchrun that is killed, or gets a signal it does not handle, leaves its processes training with no one to end them.
+    If torchrun is killed, or gets a signal it does not handle, its processes continue, and nothing ends them.
     """
     pr_set_pdeathsig = 1
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
