@@ -7,7 +7,7 @@
     render.py schema > jobspec.schema.json
 
 Exit codes: 0 done; 1 the input is wrong (all problems on stderr, nothing written) or something differs; 2 usage;
-3 a bug in here.
+3 a bug in render.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from train import __version__
 
 @dataclass
 class Result:
-    """What a command prints, its exit code, and what it says on stderr besides."""
+    """Result of a command: what it prints, its exit code, and notes for stderr."""
 
     text: str
     code: int = 0
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         print(as_json(error.problems) if args.format == "json" else f"{error}\n", file=sys.stderr, end="")
         return 1
     except BrokenPipeError:
-        # Whoever read the output has gone; without this Python would complain again when it closes stdout.
+        # The reader of the output has gone.  Without this, Python would complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -72,13 +72,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The parsed command line.  A mistake in it ends the program with the usage of the command that was meant."""
+    """Parse the command line.  A mistake in it ends the program with the usage of the command that was meant."""
     words = sys.argv[1:] if argv is None else argv
     if words[:1] in (["kubernetes"], ["k8s"]):
         _parser().error(f"{words[0]} has four kinds of jobs: indexedjob, jobset, pytorchjob and trainjob")
     args, unknown = _parser().parse_known_args(argv)
     args.output = None if args.output == "-" else args.output
-    # argparse takes the files before an option and calls those behind it unknown.
+    # argparse takes the files before an option, and calls the files after it unknown.
     if any(word.startswith("-") and word != "-" for word in unknown) or (unknown and "files" not in args):
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if "artifact" in args and unknown:
@@ -185,7 +185,7 @@ def _takes_target(command: argparse.ArgumentParser) -> None:
     command.add_argument("--target", required=True, choices=targets.names(), help="what the artifact is for")
 
 
-# Each command imports what it needs itself: a render starts in a moment only if it loads nothing for the others.
+# Each command imports what it needs itself: a render starts fast only if it loads nothing for other commands.
 
 
 def _render(args: argparse.Namespace) -> Result:
@@ -250,7 +250,7 @@ def _schema(args: argparse.Namespace) -> Result:
 
 
 def _must_not_replace(args: argparse.Namespace) -> str:
-    """Say why the file of -o must stay as it is: the command reads it, or it is a file of others."""
+    """Say why the file of -o must not be replaced: the command reads it, or others wrote it."""
     output = args.output
     if output is None or not Path(output).is_file():
         return ""
@@ -268,7 +268,7 @@ def _must_not_replace(args: argparse.Namespace) -> str:
 
 
 def _inputs(args: argparse.Namespace) -> Iterator[str]:
-    """The files that a command reads, in folders too."""
+    """Yield the files that a command reads, including files in folders."""
     for path in [*getattr(args, "files", []), *([args.artifact] if "artifact" in args else [])]:
         if Path(path).is_dir():
             from lint import files_in
@@ -290,13 +290,13 @@ def _report_bug() -> None:
 
 def command_line() -> NoReturn:
     """Run the command of this process, and end it."""
-    gc.disable()  # it would find no garbage, and takes a fifth of the time: imports make many objects that all stay
+    gc.disable()  # collecting takes a fifth of the time and frees nothing: imports make many objects that all stay
     if sys.stderr is None:  # closed by the caller; print() would then write to stdout
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
     sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # at once: taking the modules apart again would take another tenth of the time
+    os._exit(code)  # at once: unloading the modules would take another tenth of the time
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Spec files and target → artifact: the whole way, in order."""
+"""Turn spec files and a target into an artifact: every step, in order."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from jobspec.spec.rules import rules_in
 
 
 def load(target: targets.Target, files: str | Sequence[str], overrides: Sequence[str] = ()) -> Plan:
-    """The plan of a spec for a target.  Raises like `read`."""
+    """Return the plan of a spec for a target.  Raises the same errors as `read`."""
     return plan_of(read(files, overrides), target)
 
 
 def read(
     files: str | Sequence[str], overrides: Sequence[str] = (), notes: list[str] | None = None
 ) -> yaml_source.Source:
-    """The spec in one file, or in several that are merged from left to right, after `--set` options; "-" is stdin.
+    """Read the spec from one file, or from several merged left to right, and apply `--set` options; "-" is stdin.
 
-    What looks odd, but is no mistake, is added to `notes`.
+    Oddities that are not mistakes are added to `notes`.
     Raises SpecError with all mistakes, OSError if a file cannot be read.
     """
     return override(read_all(_listed(files), notes), overrides)
 
 
 def plan_of(spec: yaml_source.Source, target: targets.Target) -> Plan:
-    """The plan of a parsed spec for a target.  Raises SpecError with all mistakes."""
+    """Return the plan of a parsed spec for a target.  Raises SpecError with all mistakes."""
     job = validate(spec, rules_in(target))
     job = job.model_copy(update={"name": job.name + spec.suffix})
     return make_plan(job, targets.rendezvous_timeout_s(target))
 
 
 def plans_of(spec: yaml_source.Source, target: targets.Target, index: int | None = None) -> list[Plan]:
-    """The plans of a parsed spec: one, or one for each combination of its sweep where each is an object of its own.
+    """Return the plans of a parsed spec: one, or one for each combination of its sweep if each is a separate object.
 
-    index: the number of the only combination that is wanted.
-    Raises SpecError with all mistakes, also where the target runs one combination and none is named.
+    index: the number of the only combination wanted; None for all.
+    Raises SpecError with all mistakes.  No index is a mistake if the target can run only one combination.
     """
     way = targets.sweeps(target)
     specs = specs_of(spec, target, index)
@@ -71,7 +71,7 @@ def plans_of(spec: yaml_source.Source, target: targets.Target, index: int | None
 
 
 def specs_of(spec: yaml_source.Source, target: targets.Target, index: int | None = None) -> list[yaml_source.Source]:
-    """The spec of each combination of a sweep, or of the one that `index` numbers; without a sweep the spec itself."""
+    """Return the spec of each combination of a sweep, or only of number `index`; without a sweep, the spec itself."""
     number = sweep.size(spec)
     sweep.refuse_index(index, number)
     if number == 0:
@@ -87,10 +87,10 @@ def render(
     notes: list[str] | None = None,
     sweep_index: int | None = None,
 ) -> str:
-    """The artifact of a spec for the target `name`.  `notes`, and what it raises, are as in `read` and `plans_of`.
+    """Render a spec for the target `name`.  For `notes` and the errors raised, see `read` and `plans_of`.
 
-    It depends on the spec, the names of its files (without the folders), the overrides and the templates: the same
-    bytes on any host at any time.
+    The artifact depends only on the spec and the `files` it includes, the names of the spec files (without folders),
+    the options and the templates.  So it has the same bytes on any host at any time.
     """
     words = [
         "render.py",
@@ -110,7 +110,7 @@ def _listed(files: str | Sequence[str]) -> Sequence[str]:
 
 
 def text_of(plan: Plan, name: str, command: str) -> str:
-    """The artifact of a plan for the target `name`; its header says that `command` made it."""
+    """Return the artifact of a plan for the target `name`; its header says that `command` made it."""
     target = targets.load(name)
     values = {
         "plan": plan,
@@ -122,7 +122,7 @@ def text_of(plan: Plan, name: str, command: str) -> str:
 
 
 def is_given(job: Job, key: str) -> bool:
-    """Whether a spec has a key such as "resources.memory" with a value."""
+    """Return True if a spec gives a key such as "resources.memory" a value."""
     section: BaseModel = job
     *above, last = key.split(".")
     for part in above:

@@ -1,7 +1,7 @@
-"""Who sets each variable that a process sees, and to what.
+"""Variables that a process sees: who sets each, and to what value.
 
-Each target says what it sets itself; what torchrun then sets for its workers is the same on all targets and
-stands here.  Source: torch/distributed/elastic/agent/server/local_elastic_agent.py, `_start_workers`.
+Each target lists the variables that it sets itself.  Those that torchrun then sets for its workers are the same on all
+targets, so they are here.  Source: torch/distributed/elastic/agent/server/local_elastic_agent.py, `_start_workers`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import Literal
 
 from jobspec.plan import Plan, Rank
 
-# Nodes whose names only the running job knows; `explain` puts them in where a person or the target gives them.
+# Placeholders for nodes whose names only the running job knows.  `explain` replaces them if the user or the target
+# gives the names.
 NODE_0 = "<name or address of node 0>"
 NODE_OF_RANK_0 = "<name or address of the node with rank 0>"
 THIS_NODE = "<name or address of this node>"
-# What torchrun itself makes up for a job of one node, and the port also under c10d.
+# Values that torchrun picks itself: both for a job of one node, and the port also under c10d.
 FREE_PORT, RANDOM_ID = "<free port that torchrun picks>", "<random id>"
 
 SetBy = Literal["spec", "script", "person", "scheduler", "operator", "torchrun"]
@@ -25,7 +26,7 @@ SetBy = Literal["spec", "script", "person", "scheduler", "operator", "torchrun"]
 class Variable:
     """One variable of one process.  A value known only when the job runs is in words, between < and >.
 
-    Of the setters, "script" is the artifact itself, and "person" whoever submits it.
+    In `set_by`, "script" is the artifact itself, and "person" is whoever submits it.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Variable:
 
 
 def common_variables(plan: Plan) -> list[Variable]:
-    """The variables of the plan, the same for every process: from the spec, or ours."""
+    """List the plan's variables and secrets, which are the same for every process."""
     env: list[Variable] = [
         Variable(name, value, "spec" if name in plan.job.env else "script") for name, value in plan.env.items()
     ]
@@ -44,9 +45,9 @@ def common_variables(plan: Plan) -> list[Variable]:
 def torchrun_variables(
     plan: Plan, rank: Rank, *, master_addr: str, master_port: str, run_id: str, max_restarts: int | None = None
 ) -> list[Variable]:
-    """What torchrun sets for one worker, once the rendezvous has ended with these values.
+    """List what torchrun sets for one worker after a rendezvous that ended with these values.
 
-    max_restarts: torchrun's own, where it is not the job's because something else restarts it.
+    max_restarts: torchrun's limit; by default the job's.  It differs where something else restarts the job.
     """
     per_node, world = plan.job.procs_per_node, plan.world_size
     values = {

@@ -2,7 +2,7 @@
 
 There is no list of examples.  The header of a rendered file names the target, the spec files, the `--set` options and
 the combination of a sweep.  The file's name is `JOB.TARGET.SUFFIX`, so an example with a damaged header is still
-recognised.  A file without such a header and such a name is hand-written and skipped.
+recognised.  A file with neither such a header nor such a name is hand-written and skipped.
 """
 
 from __future__ import annotations

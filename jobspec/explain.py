@@ -1,6 +1,6 @@
-"""Which process runs where and who sets each of its variables, before anything is submitted.
+"""Explain which process runs where and who sets each of its variables, before anything is submitted.
 
-`explain` gathers it, `as_json` and `as_table` print it.  A value that is known only when the job runs is in words,
+`explain` collects this, `as_json` and `as_table` format it.  A value that is known only when the job runs is in words,
 between < and >.
 """
 
@@ -26,7 +26,7 @@ _HEADS = {"rank": "RANK", "node": "NODE_RANK", "local_rank": "LOCAL_RANK"}
 class Process:
     """One process: where it runs, and its variables in the order in which they are set.
 
-    A name may come twice, such as once from an operator and then from torchrun: the later one holds.
+    A name may appear twice, for example first from an operator and then from torchrun: the later value counts.
     """
 
     rank: Rank
@@ -38,9 +38,9 @@ class Process:
 class Explanation:
     """A plan on one target.
 
-    `node_names` are by node number, and `c10d_order` is the order in which c10d would number the same nodes; both
-    are empty if the names are not known before the job runs.  `remarks` say what a variable's value does not, by name.
-    `origins` are there if they were asked for.
+    `node_names` are in the order of node numbers, `c10d_order` are the same names in the order of c10d's numbers.
+    Both are empty if the names are not known before the job runs.  `remarks` are notes on variables, by name.
+    `origins` is None unless it was requested.
     """
 
     plan: Plan
@@ -53,10 +53,10 @@ class Explanation:
 
 
 def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None = None) -> Explanation:
-    """Everything about each process; also where each value of the spec comes from, if its source is given.
+    """Collect everything about each process and, with `source`, where each value of the spec comes from.
 
-    `hosts` are the names of the nodes by node number, with commas, where only the person knows them; other targets
-    name their nodes themselves.  Raises SpecError if there are not as many as nodes, or if the target has named them.
+    `hosts` are the names of the nodes in the order of node numbers, separated by commas, if the target does not name
+    them.  Raises SpecError if it does, or if there is not one distinct name for each node.
     """
     names = _named_by_target(plan, target)
     if hosts:
@@ -75,9 +75,10 @@ def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None =
 
 
 def as_json(explanation: Explanation) -> str:
-    """For programs: one object; variables that all ranks have alike stand in it once, the others at each rank.
+    """Format an explanation for programs: one JSON object.
 
-    All variables of one name are in one of the two places, in their order.
+    Variables that are the same on all ranks appear once, the others under each rank.  All variables with one name are
+    in the same one of these places, in the order in which they are set.
     """
     plan = explanation.plan
     alike = _alike(explanation.processes)
@@ -108,13 +109,13 @@ def as_json(explanation: Explanation) -> str:
         }
         for process in explanation.processes
     )
-    # A rank is a line, because there may be thousands.
+    # One line for each rank, because there may be thousands.
     lines = ",\n    ".join(json.dumps(rank, ensure_ascii=False) for rank in ranks)
     return f'{json.dumps(head, indent=2, ensure_ascii=False)[:-2]},\n  "ranks": [\n    {lines}\n  ]\n}}\n'
 
 
 def as_table(explanation: Explanation) -> str:
-    """For people: the ranks as rows, then each variable once, with the ranks' own values where they differ."""
+    """Format an explanation for people: a row for each rank, then each variable once, by rank where values differ."""
     sections: list[Iterator[str]] = [
         _summary(explanation),
         _columns([*_HEADS.values(), "device", "node"], _rank_rows(explanation)),
@@ -127,7 +128,7 @@ def as_table(explanation: Explanation) -> str:
 
 
 def _alike(processes: Sequence[Process]) -> set[str]:
-    """Names of the variables that all processes have alike."""
+    """Return the names of the variables that are the same in all processes."""
     by_name = [_by_name(process) for process in processes]
     first = by_name[0]
     return {name for name, variables in first.items() if all(one.get(name) == variables for one in by_name)}
@@ -164,7 +165,7 @@ def _named_by_target(plan: Plan, target: Target) -> list[str]:
 
 
 def _named(variable: Variable, known: Mapping[str, str]) -> Variable:
-    """A variable whose value names nodes by their part in the job, with their own names."""
+    """Replace the placeholders for nodes in a variable's value with the nodes' names."""
     value = variable.value
     if "<" not in value:  # most values; a copy of each would take most of the time
         return variable
@@ -174,7 +175,7 @@ def _named(variable: Variable, known: Mapping[str, str]) -> Variable:
 
 
 def _unnamed(plan: Plan, node: int) -> str:
-    """A node whose name is not known yet: under c10d its number follows from its name."""
+    """Describe a node whose name is not known yet; under c10d, its number follows from its name."""
     return f"<number {node} in the text order of names>" if plan.backend == "c10d" else f"<node {node}>"
 
 
@@ -205,7 +206,7 @@ def _rank_rows(explanation: Explanation) -> Iterator[list[str]]:
 
 
 def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
-    """One row a variable, in the order in which they are first set; the value is the one that holds."""
+    """Yield one row for each variable, in the order in which they are first set, with the value that counts."""
     values: dict[str, dict[str, dict[int, str]]] = {}
     for process in explanation.processes:
         for variable in process.variables:
@@ -220,17 +221,17 @@ def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
 
 
 def _set_by(variable: Variable, explanation: Explanation) -> str:
-    """Who sets a variable; "script" stands for the artifact, which not everywhere is one."""
+    """Return who sets a variable; "script" becomes the target's word for its artifact, such as manifest."""
     return artifact(explanation.target) if variable.set_by == "script" else variable.set_by
 
 
 def _by_rank(name: str, values: dict[int, str], explanation: Explanation) -> str:
-    """The value that all ranks share, or how the values follow from the rank."""
+    """Return the value that all ranks share, or how the values depend on the rank."""
     ranks = [process.rank for process in explanation.processes]
     if len(values) == len(ranks):
         if len(set(values.values())) == 1:
             return _shown(values[0])
-        # LOCAL_RANK is that column also where there is but one node and RANK has the same numbers.
+        # The column of the same name comes first: on a single node, RANK and LOCAL_RANK have the same numbers.
         for column in sorted(_HEADS, key=lambda column: _HEADS[column] != name):
             if all(values[rank.rank] == str(getattr(rank, column)) for rank in ranks):
                 return f"<{_HEADS[column]} above>"
@@ -238,7 +239,7 @@ def _by_rank(name: str, values: dict[int, str], explanation: Explanation) -> str
 
 
 def _runs(values: dict[int, str]) -> Iterator[tuple[str, list[int]]]:
-    """Neighbouring ranks with the same value, so that a table of 64 nodes x 8 is not 512 times the same."""
+    """Group neighbouring ranks with the same value, so that a table of 64 nodes x 8 does not show it 512 times."""
     for (value, _), group in groupby(enumerate(values), lambda item: (values[item[1]], item[1] - item[0])):
         yield value, [rank for _, rank in group]
 
@@ -248,13 +249,13 @@ def _range(ranks: list[int]) -> str:
 
 
 def _shown(value: str) -> str:
-    """A value on one line; one that would not look like what it is, in quotes."""
+    """Return a value on one line, in quotes if it is empty, unprintable, or begins or ends with a space."""
     plain = value.isprintable() and value == value.strip() and value
     return value if plain else printable(json.dumps(value, ensure_ascii=False))
 
 
 def _order(explanation: Explanation) -> Iterator[str]:
-    """How c10d numbers the nodes; for a static job only where it would do so otherwise."""
+    """Describe how c10d numbers the nodes; for a static job, only if c10d would number them differently."""
     elastic, names, order = explanation.plan.backend == "c10d", explanation.node_names, explanation.c10d_order
     if explanation.plan.job.nodes.max == 1 or (names == order and not elastic):
         return
@@ -275,7 +276,7 @@ def _origin_rows(explanation: Explanation) -> Iterator[list[str]]:
 
 
 def _columns(head: Sequence[str], rows: Iterable[list[str]]) -> Iterator[str]:
-    """A table with columns as wide as their widest cell; the last one is open."""
+    """Format a table with columns as wide as their widest cell; the last column is not padded."""
     table = [list(head), *rows]
     widths = [max(len(row[column]) for row in table) for column in range(len(head) - 1)]
     for row in table:

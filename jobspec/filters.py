@@ -1,4 +1,4 @@
-"""Template → text: the one Jinja environment, and the filters that make any value safe where it is put.
+"""Render templates: the one Jinja environment, and the filters that make any value safe where it is inserted.
 
 A template inserts every value of a spec through one of these filters: `sh`, `argv`, `by_flag` and `assignments` in
 shell text, `run_lines` where the value is shell text itself, `directive` in an #SBATCH line, `yaml` and `block` in
@@ -21,7 +21,7 @@ from jobspec.spec.shell import run_lines
 from jobspec.targets import TEMPLATES
 
 _WIDTH = 118  # columns of a command before it continues on the next line
-# YAML reads these as line breaks or refuses them outside an escape; JSON leaves them as they are.
+# Unescaped, YAML reads these as line breaks or rejects them; json.dumps does not escape them.
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
@@ -67,7 +67,7 @@ def _folded(words: Sequence[str], indent: int) -> str:
 def directive(value: str) -> str:
     """Quote the value of an option in a line `#SBATCH --option=value`.
 
-    sbatch does not read these lines as a shell does: a backslash also counts inside quotes, and `#` begins a comment.
+    sbatch does not read these lines as a shell does: a backslash escapes also inside quotes, and `#` begins a comment.
     Source: Slurm, src/sbatch/opt.c, `get_argument`.
     """
     if re.fullmatch(r"[A-Za-z0-9_.,:@%+/=-]+", value):
@@ -82,10 +82,9 @@ def yaml(value: Any) -> str:
 
 
 def block(text: str, indent: int) -> str:
-    """Write text in YAML for people, as a literal block with lines indented by `indent`; as JSON where that would
-    change it.
+    """Write text in YAML as a literal block, which people can read, or as JSON if a block would change the text.
 
-    indent: of the lines; two more than that of the key.
+    indent: columns before each line; two more than before the key.
     """
     lines = text.split("\n")
     plain = all(line.replace("\t", " ").isprintable() for line in lines) and not _NOT_IN_YAML.search(text)
@@ -98,7 +97,7 @@ def block(text: str, indent: int) -> str:
 
 
 def merged(pod: str, patch: Mapping[str, Any], container: str) -> str:
-    """Return the YAML of a pod template with a patch of its spec; unchanged, comments too, if the patch is empty."""
+    """Patch the spec in the YAML of a pod template.  An empty patch leaves the YAML unchanged, with its comments."""
     if not patch:
         return pod
     from jobspec.kubernetes import pod_patch  # only here: no other target has pods
@@ -125,14 +124,14 @@ def _yaml_lines(value: Any, indent: str) -> Iterator[str]:
 
 
 def _key(key: str) -> str:
-    """Write a key as people do, or as JSON where a reader of YAML 1.1 takes it for something else, such as `no`."""
+    """Write a key as people do, or as JSON where a reader of YAML 1.1 reads it as something else, such as `no`."""
     return key if key.isidentifier() and load_yaml(key) == key and key not in ("y", "n", "Y", "N") else yaml(key)
 
 
 def kubelet(value: str) -> str:
     """Write a word of a pod's command, args or env in YAML.
 
-    The kubelet replaces `$(NAME)` by a variable and reads `$$` as `$`.  It also breaks a non-ASCII character behind a
+    The kubelet replaces `$(NAME)` with a variable and reads `$$` as `$`.  It also breaks a non-ASCII character after a
     lone `$`, because it copies a single byte.  So every `$` is doubled.
     Source: third_party/forked/golang/expansion/expand.go in kubernetes/kubernetes.
     """

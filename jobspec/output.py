@@ -1,4 +1,4 @@
-"""Where the text of a command goes, and what is said where a file cannot be read or written."""
+"""Write the text of a command, and say why a file cannot be read or written."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jobspec.problems import printable
 
 
 def write(text: str, output: str | None) -> None:
-    """To stdout or to a file, in UTF-8 whatever the locale.  A file has the old content or all of the new."""
-    data = text.encode(errors="surrogateescape")  # a diff may hold bytes of a file that are no UTF-8
+    """Write to stdout or a file, in UTF-8 whatever the locale.  A file has either the old content or all of the new."""
+    data = text.encode(errors="surrogateescape")  # a diff may hold bytes of a file that are not UTF-8
     if output is None and sys.stdout is None:  # closed by the caller
         if data:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -25,7 +25,7 @@ def write(text: str, output: str | None) -> None:
     try:
         path = Path(output).resolve()
         circle = path.is_symlink()
-    except RuntimeError:  # Python before 3.13
+    except RuntimeError:  # a circle of links, in Python before 3.13
         circle = True
     if circle:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), output)
@@ -45,7 +45,7 @@ def write(text: str, output: str | None) -> None:
 
 
 def unusable_file(error: OSError) -> str:
-    """Which file could not be read or written, why, and what to do."""
+    """Say which file could not be read or written, why, and what to do."""
     if error.filename is None:
         return f"stdout: {error.strerror}"
     path = Path(os.fsdecode(error.filename))

@@ -1,4 +1,4 @@
-"""Job → Plan: how many processes, which rank is where, what each is started with.  No shell text."""
+"""Turn a job into a plan: how many processes there are, where each rank is and what starts it.  No shell text."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import Literal
 from jobspec.spec.job import Job, world_size
 from train.config import to_argv
 
-# Below 32768, where Linux begins to hand out ports to clients, and below 30000, where Kubernetes begins to
-# give node ports to services.
+# Below 30000, because Kubernetes gives services node ports from there on, and Linux gives clients ports from 32768 on.
 PORTS = range(20000, 30000)
 
-# How long nodes wait for the last of them, where the spec and the target say nothing: torchrun's own for static.
+# How long nodes wait for the last one, unless the spec or the target says otherwise; torchrun's default for static.
 RENDEZVOUS_TIMEOUT_S = 900
 
-# Of /dev/shm in a container, where the spec says nothing: its own 64 MiB are too few for the workers of a DataLoader
-# and for NCCL.  A limit, not a reservation.
+# Size of /dev/shm in a container, unless the spec sets it.  The default of 64 MiB is too small for DataLoader workers
+# and NCCL.  This is a limit, not a reservation.
 _SHM_PER_PROCESS = 1 << 30
 
 
 def container_shm(job: Job) -> int:
-    """Bytes of /dev/shm in a container that has one of its own."""
+    """Return the bytes of /dev/shm in a container that does not use the host's."""
     return job.resources.shm or job.procs_per_node * _SHM_PER_PROCESS
 
 
@@ -47,14 +46,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Plan:
-    """What any target must bring about.
+    """Everything that each target must carry out in its own way.
 
-    `program` is what each process runs: a script or `-m` and a module, or with no_python any program, then
-    arguments.  `env` is what all processes have in their environment, by name; secrets are not in it, their values
-    come from elsewhere.
-    Nodes wait `rendezvous_timeout_s` seconds for the last of them.
+    `program` is what each process runs: a script, `-m` and a module, or with no_python any program; then arguments.
+    `env` holds the variables of all processes by name.  Secrets are not in it: their values come from elsewhere.
+    Nodes wait `rendezvous_timeout_s` seconds for the last one.
     `points` are the combinations of a sweep that is one job array; `program` and `env` then hold what they share.
-    An elastic job is planned at its largest: `world_size` and `ranks()` are those of `nodes.max`.
+    An elastic job is planned at its largest: `world_size` and `ranks()` count `nodes.max` nodes.
     """
 
     job: Job
@@ -71,19 +69,19 @@ class Plan:
 
     @property
     def torchrun_program(self) -> tuple[str, ...]:
-        """The program as it ends a torchrun command.
+        """Return the program as the last words of a torchrun command.
 
-        torchrun's parser looks at all words: it drops a first `--`, and stops at one like `--log`, which could
-        be short for two of its own.  After a `--` that we add it takes every word unchanged.  No flag of train
-        needs that.
+        torchrun's parser looks at these words too: it drops a first `--`, and fails at a word like `--log`, which
+        could be short for two of its options.  After a `--` that we add, it takes every word unchanged.  No flag of
+        train needs that.
 
-        torchrun then reads every word as a template, the script's name too: it puts the rank in for
-        `${local_rank}` and takes `$$` for `$`.  So each `$` is doubled.
+        torchrun then expands every word as a template, including the script's name: `${local_rank}` becomes the
+        rank, and `$$` becomes `$`.  So each `$` is doubled.
         Source: torch/distributed/elastic/utils/api.py, `macros.substitute`.
         """
         words = self.program
         if self.job.no_python:
-            # The program itself is no template.
+            # torchrun does not expand the program's name.
             return ("--no-python", "--", words[0], *for_torchrun(words[1:]))
         if self.job.train is None:
             split = 1 if words[0] == "-m" else 0
@@ -91,7 +89,7 @@ class Plan:
         return for_torchrun(words)
 
     def ranks(self) -> Iterator[Rank]:
-        """Every process in the order of ranks: node 0 has the first procs_per_node."""
+        """Yield every process in the order of ranks: node 0 has the first procs_per_node."""
         for rank in range(self.world_size):
             node, local_rank = divmod(rank, self.job.procs_per_node)
             device = "cpu" if self.job.device == "cpu" else f"cuda:{local_rank}"
@@ -99,14 +97,14 @@ class Plan:
 
 
 def for_torchrun(words: Iterable[str]) -> tuple[str, ...]:
-    """Words of a program as torchrun must get them; `Plan.torchrun_program` says why."""
+    """Return the words of a program as torchrun must get them; `Plan.torchrun_program` says why."""
     return tuple(word.replace("$", "$$") for word in words)
 
 
 def make_plan(job: Job, rendezvous_timeout_s: int = RENDEZVOUS_TIMEOUT_S) -> Plan:
-    """The plan of a job that keeps all rules.
+    """Make the plan of a job that breaks no rule.
 
-    rendezvous_timeout_s: where the spec says nothing.
+    rendezvous_timeout_s: the timeout if the spec sets none.
     """
     return Plan(
         job=job,
@@ -119,7 +117,7 @@ def make_plan(job: Job, rendezvous_timeout_s: int = RENDEZVOUS_TIMEOUT_S) -> Pla
 
 
 def as_array(plans: Sequence[Plan]) -> Plan:
-    """The plan of a job array whose tasks are these plans, which differ in settings of train and in variables."""
+    """Merge plans into a job array's plan, one task each; they may differ in settings of train and in variables."""
     words = [word for word in plans[0].program if all(word in plan.program for plan in plans)]
     env = {name: value for name, value in plans[0].env.items() if all(plan.env.get(name) == value for plan in plans)}
     points = tuple(
@@ -133,7 +131,7 @@ def as_array(plans: Sequence[Plan]) -> Plan:
 
 
 def _port(job: Job) -> int:
-    """The spec's port, or one that follows from the job's name: other jobs very likely get another one."""
+    """Return the spec's port, or one derived from the job's name: other jobs very likely get another one."""
     if job.rendezvous.port != "auto":
         return job.rendezvous.port
     digest = hashlib.sha256(job.name.encode()).digest()
@@ -142,7 +140,7 @@ def _port(job: Job) -> int:
 
 def _program(job: Job) -> tuple[str, ...]:
     if job.train is None:
-        assert job.command is not None  # rules.one_program
+        assert job.command is not None  # rules.one_program checks it
         return tuple(job.command)
     settings = {"device": job.device, **job.train.model_dump(exclude_unset=True)}
     return ("-m", "train", *to_argv(settings))
@@ -151,14 +149,14 @@ def _program(job: Job) -> tuple[str, ...]:
 def _defaults(job: Job) -> dict[str, str]:
     """Variables that every target sets unless the spec does."""
     env = {
-        "PYTHONUNBUFFERED": "1",  # what was printed is in the log, also when the process is then killed
+        "PYTHONUNBUFFERED": "1",  # output is in the log even if the process is then killed
         # Without it a restart may read addresses of the attempt that died, and hang (pytorch#135712).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     if job.resources.cpus is not None:
         env["OMP_NUM_THREADS"] = str(max(1, job.resources.cpus // job.procs_per_node))
     elif job.procs_per_node > 1:
-        # What torchrun would choose, less its warning.  A lone process takes all cores.
+        # The value that torchrun would choose, but without its warning.  A lone process uses all cores.
         env["OMP_NUM_THREADS"] = "1"
     return env | (_flight_recorder(job) if job.device == "cuda" else {})
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 Path = tuple[str | int, ...]
 """Keys and list positions from the root of a spec: ("mounts", 0, "path")."""
 
-_MOST_SHOWN = 20  # problems; who has mended these runs the command again
+_MOST_SHOWN = 20  # problems; the user fixes these and runs the command again
 _WIDEST = 100  # columns of a source line that are shown
 
 
@@ -65,7 +65,7 @@ class SpecError(Exception):
 def report(problems: Sequence[Problem], outcome: str = "; nothing was written", most: int | None = _MOST_SHOWN) -> str:
     """Return the first `most` problems, or all, as text for a terminal.
 
-    The last line has the number of all and `outcome`, and no newline.
+    The last line has the number of all problems and `outcome`, and no newline.
     """
     blocks = [_block(problem) for problem in problems[:most]]
     if len(problems) > len(blocks):

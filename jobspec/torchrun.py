@@ -1,6 +1,6 @@
-"""torchrun as the agent of a node: the flags of its command that are the same on every node.
+"""Flags of torchrun, as the agent of a node, that are the same on every node.
 
-What differs from node to node, or is known only when the job runs, each target adds in its own way.
+Each target adds in its own way what differs from node to node or is known only when the job runs.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
 def flags(plan: Plan, max_restarts: int | None = None) -> list[str]:
-    """Flags before the program, less --nnodes, the address and the number of the node.
+    """Return the flags before the program, without --nnodes, the address and the number of the node.
 
-    max_restarts: torchrun's own, where it is not the job's because something else restarts it.
+    max_restarts: torchrun's limit; by default the job's.  It differs where something else restarts the job.
     """
     job = plan.job
     restarts = job.max_restarts if max_restarts is None else max_restarts
@@ -27,16 +27,16 @@ def flags(plan: Plan, max_restarts: int | None = None) -> list[str]:
 
 
 def static_pod_flags(plan: Plan) -> list[str]:
-    """Flags in a pod of a fixed number of nodes; what differs between the nodes comes from the environment.
+    """Return the flags for a fixed number of pods; what differs between the pods comes from the environment.
 
-    After a failure the pods start again, together, so torchrun does not.
+    After a failure all pods restart together, so torchrun restarts nothing.
     """
     flags = [*_pod_flags(plan), "--max-restarts=0", "--rdzv-backend=static"]
     return [*flags, static_conf(plan)] if plan.job.nodes.max > 1 else flags
 
 
 def c10d_pod_flags(plan: Plan) -> list[str]:
-    """Flags in a pod whose peers come and go: torchrun starts the processes again with those that are left."""
+    """Return the flags for pods that come and go: torchrun restarts the processes with the pods that are left."""
     return [*_pod_flags(plan), f"--max-restarts={plan.job.max_restarts}"]
 
 
@@ -45,7 +45,7 @@ def _pod_flags(plan: Plan) -> list[str]:
 
 
 def static_conf(plan: Plan) -> str:
-    """The flag by which the nodes of a static rendezvous wait for each other.
+    """Return the flag for how long the nodes of a static rendezvous wait for each other.
 
     Source: torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py.
     """
@@ -53,10 +53,10 @@ def static_conf(plan: Plan) -> str:
 
 
 def c10d_conf(plan: Plan, is_host: str) -> str:
-    """The value of --rdzv-conf under c10d; `is_host` is 1 on the node that hosts the rendezvous, 0 elsewhere.
+    """Return the value of --rdzv-conf under c10d; `is_host` is 1 on the node that hosts the rendezvous, 0 elsewhere.
 
-    torchrun's own guess of the host compares names and is often wrong.  read_timeout is how long a node waits for
-    the host, join_timeout how long all wait for the last of them.
+    torchrun would guess the host by comparing names, and is often wrong.  read_timeout is how long a node waits for
+    the host, join_timeout how long all wait for the last node.
     Source: c10d_rendezvous_backend.py and dynamic_rendezvous.py in torch/distributed/elastic/rendezvous.
     """
     timeout_s = plan.rendezvous_timeout_s
@@ -64,15 +64,15 @@ def c10d_conf(plan: Plan, is_host: str) -> str:
 
 
 def nnodes(plan: Plan) -> str:
-    """The value of --nnodes: a number, or min:max of an elastic job."""
+    """Return the value of --nnodes: a number, or min:max of an elastic job."""
     nodes = plan.job.nodes
     return f"{nodes.min}:{nodes.max}" if nodes.elastic else str(nodes.max)
 
 
 def shutdown_timeout_s(grace_s: int) -> int:
-    """Seconds between a SIGTERM to torchrun and its SIGKILL to the processes, on all targets.
+    """Return the seconds between a SIGTERM to torchrun and its SIGKILL to the processes, on all targets.
 
     grace_s: seconds between that SIGTERM and the SIGKILL to torchrun itself.
-    A quarter of it, at most 30 s, stays for the end of torchrun and for what the artifact does after it.
+    A quarter of grace_s, at most 30 s, is left for torchrun to end and for what the artifact does afterwards.
     """
     return max(1, grace_s * 3 // 4, grace_s - 30)

@@ -47,11 +47,11 @@ def rule_names() -> list[str]:
 def lint(paths: Sequence[str], skipped: list[str] | None = None) -> list[Problem]:
     """Return every fault in some files and in the files of some folders, sorted by file and place; each file once.
 
-    A file that lint does not understand is a problem too; one of a folder is skipped instead, and added to `skipped`.
+    A file that lint does not understand is a problem too.  In a folder it is skipped instead, and added to `skipped`.
     Raises OSError if a file cannot be read.
     """
     problems: list[Problem] = []
-    given = {os.path.realpath(path) for path in paths}  # what is named is never skipped, in whatever folder it lies
+    given = {os.path.realpath(path) for path in paths}  # a file that was named is never skipped, wherever it is
     done: set[str] = set()
     for path in paths:
         is_folder = Path(path).is_dir()
@@ -72,12 +72,12 @@ def lint(paths: Sequence[str], skipped: list[str] | None = None) -> list[Problem
 
 
 def files_in(folder: str) -> list[str]:
-    """Return the files of a folder and of the folders in it that lint reads, sorted, without what is hidden."""
+    """Return the files that lint reads in a folder and the folders below it, sorted, without hidden ones."""
     files: list[str] = []
     for above, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         files += [str(Path(above, name)) for name in names if not name.startswith(".") and name.endswith(_IN_FOLDERS)]
-    return sorted(file for file in files if Path(file).is_file())  # no pipe, and no link to nowhere
+    return sorted(file for file in files if Path(file).is_file())  # no pipes and no broken links
 
 
 def _lint(file: str) -> Iterator[Problem]:

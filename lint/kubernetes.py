@@ -15,7 +15,7 @@ from lint.torchrun import torchrun_flags
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 
-# Ports of every job that sets none: PyTorchJob's and torch's.
+# Default ports of PyTorchJob and of torch: all jobs that set no port share them.
 _DEFAULT_PORTS = ("23456", "29500")
 
 
@@ -86,7 +86,7 @@ def each_pod_trains_alone(document: Node) -> Iterator[Fault]:
                 continue
             if torchrun_flags(script, "nnodes") or any(script.flags("--standalone")):
                 continue
-            # An address of another pod says that the pods belong together.
+            # The address of another pod shows that the pods belong together.
             for flag in [*torchrun_flags(script, "master-addr"), *torchrun_flags(script, "rdzv-endpoint")][:1]:
                 reason = f"without --nnodes torchrun takes each of the {pods} pods for a job of one node"
                 yield Fault(flag.place, reason, f"--nnodes={pods}, and --node-rank from JOB_COMPLETION_INDEX")

@@ -162,7 +162,7 @@ class Lexer:
             self._nested += inside.commands
 
     def _piece(self, word: Word) -> None:
-        """One character, escape or expansion outside single quotes."""
+        """Read one character, escape or expansion outside single quotes."""
         rest = self.text[self.at : self.at + 2]
         if rest[0] == "\\":
             word.value += rest[1:] if rest != "\\\n" else ""

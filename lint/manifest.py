@@ -131,7 +131,7 @@ def script_of(entrypoint: Node | None, arguments: Node | None) -> Script | None:
     values = [value for _, value in words]
     if values[0].rpartition("/")[2] in _SHELLS and len(values) > 2 and values[1].endswith("c"):
         return Script.parse(values[2], nodes[2].place_inside)
-    # The words in sequence are the text, so a place in the text belongs to the word there.
+    # The words joined by spaces are the text, so a place in the text belongs to the word there.
     starts = [sum(len(value) + 1 for value in values[:number]) for number in range(len(values))]
 
     def locate(start: int, length: int) -> Place:

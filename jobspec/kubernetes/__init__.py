@@ -1,7 +1,7 @@
-"""What the four Kubernetes targets share: the pod, the rules of admission, who sets which variable.
+"""Shared parts of the four Kubernetes targets: the pod, the admission rules, and who sets which variable.
 
-Kubernetes versions for which the manifests are made and checked: podReplacementPolicy begins with the oldest,
-the newest is the last one whose schemas the tests know.
+Manifests are made and checked for the Kubernetes versions from OLDEST to NEWEST.  podReplacementPolicy begins with
+OLDEST, and NEWEST is the last version whose schemas the tests know.
 """
 
 OLDEST = "1.29"

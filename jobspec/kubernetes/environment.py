@@ -1,4 +1,4 @@
-"""Who sets each variable of a process in a pod."""
+"""Variables of a process in a pod, and who sets each."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ COMPLETION_INDEX = "JOB_COMPLETION_INDEX"
 
 
 def pod_variables(plan: Plan) -> list[Variable]:
-    """The variables that all pods of a job have alike."""
+    """List the variables that are the same in all pods of a job."""
     ours = {name: value for name, value in pod_env(plan).items() if name not in plan.env}
     return [*(Variable(name, value, "script") for name, value in ours.items()), *common_variables(plan)]
 
 
 def indexed_variables(plan: Plan, rank: Rank) -> list[Variable]:
-    """What the Job controller adds to each container of an Indexed Job, unless it is there."""
+    """List what the Job controller adds to each container of an Indexed Job, unless the spec sets it."""
     if COMPLETION_INDEX in plan.env:
         return []
     return [Variable(COMPLETION_INDEX, str(rank.node), "scheduler")]
@@ -25,7 +25,7 @@ def indexed_variables(plan: Plan, rank: Rank) -> list[Variable]:
 def node_variables(
     plan: Plan, rank: Rank, master_addr: str, master_port: int, *, set_by: SetBy, node_rank: SetBy
 ) -> list[Variable]:
-    """What differs between nodes and jobs, as variables for torchrun; `set_by` sets all but the node's number."""
+    """List torchrun's variables that differ between nodes and jobs; `set_by` sets all but the node's number."""
     return [
         Variable("PET_NNODES", str(plan.job.nodes.max), set_by),
         Variable("PET_NODE_RANK", str(rank.node), node_rank),
@@ -35,6 +35,6 @@ def node_variables(
 
 
 def worker_variables(plan: Plan, rank: Rank, master_addr: str) -> list[Variable]:
-    """What torchrun gives to a process after a static rendezvous; pods are restarted, not their processes."""
+    """List what torchrun sets for a process after a static rendezvous; pods are restarted, not their processes."""
     port, run_id = str(plan.port), plan.job.name
     return torchrun_variables(plan, rank, master_addr=master_addr, master_port=port, run_id=run_id, max_restarts=0)

@@ -1,4 +1,4 @@
-"""Plan → what templates/_pod.yaml.j2 needs: one pod a node, whatever kind of object starts it.
+"""Values of a plan for templates/_pod.yaml.j2: one pod for each node, whatever kind of object starts it.
 
 Sources: Kubernetes API reference, Pod v1; Pod Security Standards, profiles baseline and restricted.
 """
@@ -22,23 +22,23 @@ from jobspec.spec.shell import before
 from jobspec.torchrun import SHUTDOWN_TIMEOUT, shutdown_timeout_s
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
-"""On every pod, with the job's name: what anti-affinity, spreading and people select by."""
+"""Label on every pod, with the job's name; anti-affinity, spreading and people select pods by it."""
 
 OUR_LABELS = {"app.kubernetes.io/managed-by": "render.py", "app.kubernetes.io/name": "torchrun"}
-"""On every object and pod unless the spec says otherwise; kubernetes.io/docs, "Recommended Labels"."""
+"""Labels on every object and pod unless the spec says otherwise; kubernetes.io/docs, "Recommended Labels"."""
 
 DISK = "ephemeral-storage"
 """The node's own disk: the container's layer, its logs and its emptyDirs."""
 
 HOME = files.WORKDIR
-"""A folder of the pod that its user can write to, whoever that is: an image's folders mostly belong to root."""
+"""A folder of the pod that any user can write to; the folders of an image mostly belong to root."""
 
 NOT_USED = {"slurm.array": "this is one job, not several"}
 
 RENDEZVOUS_TIMEOUT_S = 3600
-"""How long pods wait for the last of them: its image may have to be pulled, and its node to be added, first."""
+"""How long pods wait for the last one: its node may have to be added, and its image pulled, first."""
 
-_MOST_APPLIED = 200 << 10  # bytes of files, which as JSON still fit the 256 KiB of an object's annotations
+_MOST_APPLIED = 200 << 10  # bytes of files; as JSON they still fit the 256 KiB of an object's annotations
 _LEAST_GRACE = 120  # seconds; a checkpoint of a large model takes most of that
 
 
@@ -56,19 +56,19 @@ def template_values(
     deadline_s: int | None = None,
     patch: bool = False,
 ) -> dict[str, Any]:
-    """The values for the shared templates.
+    """Return the values for the shared templates.
 
     Args:
-        container: name of the container; operators look for one.
+        container: name of the container; operators look for a certain name.
         torchrun: the command up to the program, in exec form.
-        waits: whether it begins with a wait where a container starts again.
-        port_name: name of the rendezvous port; the training operator looks for one.
+        waits: True if the command waits first in a container that was restarted.
+        port_name: name of the rendezvous port; the training operator looks for a certain name.
         env: variables of this target, with known values.
-        fields: variables of this target that the kubelet takes from a field of the pod, by field path.
+        fields: variables of this target and the path of the pod's field from which the kubelet takes each.
         subdomain: name of the headless Service; None where an operator sets it.
-        restart_policy: of the pod; None where an operator sets it.
+        restart_policy: the pod's restart policy; None where an operator sets it.
         deadline_s: seconds after which the kubelet ends the pod; None for no limit.
-        patch: only what a TrainJob may change in the pods of a runtime that the cluster has.
+        patch: True for only what a TrainJob may change in the pods of a runtime of the cluster.
     """
     job = plan.job
     setup = job.setup
@@ -114,29 +114,29 @@ def file_key(number: int, name: str) -> str:
 
 
 def pod_env(plan: Plan) -> dict[str, str]:
-    """The variables of the plan, a home, and how long torchrun waits for its processes when the pod is taken back."""
+    """Return the plan's variables, HOME, and how long torchrun waits for its processes when the pod is preempted."""
     ours = {"HOME": HOME, SHUTDOWN_TIMEOUT: str(shutdown_timeout_s(grace_s(plan.job)))}
     return dict(sorted({**ours, **plan.env}.items()))
 
 
 def grace_s(job: Job) -> int:
-    """Seconds between the SIGTERM and the SIGKILL of a pod."""
+    """Return the seconds between the SIGTERM and the SIGKILL of a pod."""
     return max(_LEAST_GRACE, job.preemption.grace if job.preemption else 0)
 
 
 def holder_of(job: Job, name: SecretName) -> str:
-    """The Secret that holds the value of one of the job's secrets."""
+    """Return the name of the Secret that holds the value of one of the job's secrets."""
     return name.secret or job.kubernetes.secret or job.name
 
 
 def run_as_user(job: Job) -> int | None:
-    """The user number of the processes; None leaves it to the image, which `restricted` does not allow."""
+    """Return the user number of the processes; None, which `restricted` does not allow, leaves it to the image."""
     given = "run_as_user" in job.kubernetes.model_fields_set
     return job.kubernetes.run_as_user if given or job.kubernetes.security == "restricted" else None
 
 
 def beyond_baseline(job: Job) -> list[str]:
-    """What the spec asks for that neither Pod Security Standard allows, in words."""
+    """List what the spec requests beyond the Pod Security Standard baseline, in words."""
     asked = {
         "host network": job.kubernetes.host_network,
         "folders of the node": any(mount.volume is None for mount in job.mounts),
@@ -146,7 +146,7 @@ def beyond_baseline(job: Job) -> list[str]:
 
 
 def _notes(job: Job) -> Iterator[str]:
-    """What a person must know who submits the manifest."""
+    """Yield what the user must know before submitting the manifest."""
     if job.kubernetes.pod:
         standard = job.kubernetes.security
         yield f"kubernetes.pod is merged into the pods; whether they then meet {standard} is not checked."
@@ -173,7 +173,7 @@ def _notes(job: Job) -> Iterator[str]:
 
 
 def _requests(job: Job) -> dict[str, str]:
-    """Requested and limited alike: pods of the class Guaranteed are the last to be evicted."""
+    """Return amounts that are both requests and limits: pods of the class Guaranteed are the last to be evicted."""
     amounts = {}
     if job.resources.cpus is not None:
         amounts["cpu"] = str(job.resources.cpus)

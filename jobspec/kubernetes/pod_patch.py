@@ -1,7 +1,7 @@
 """`kubernetes.pod`: keys of a pod's spec that this program has no key for, merged into the rendered pod.
 
-Mappings are merged key by key.  In a list, elements with one name are merged, as Kubernetes' own strategic merge does;
-other elements are added behind those that are there.  The container `node` is the one of the processes on every kind.
+Mappings are merged key by key.  In a list, elements with the same name are merged, as in Kubernetes' strategic merge;
+other elements are appended.  For every kind of job, the container `node` is the one that runs the processes.
 Source: Kubernetes API reference, PodSpec v1.
 """
 
@@ -20,7 +20,7 @@ from train.config import nearest
 
 NODE = "node"
 
-# Keys of a pod's spec, and what in the spec decides those that the job itself depends on.
+# Keys of a pod's spec: first those that a patch may set, then those that a key of the job spec decides.
 _FREE_NAMES = """
     affinity dnsConfig dnsPolicy ephemeralContainers hostAliases hostIPC hostPID hostUsers initContainers os overhead
     preemptionPolicy priority readinessGates resourceClaims runtimeClassName schedulingGates securityContext
@@ -60,9 +60,9 @@ _NAMED_BY = {"volumeMounts": "mountPath", "ports": "containerPort"}  # every oth
 
 
 def merge(spec: Mapping[str, Any], patch: Mapping[str, Any], container: str) -> dict[str, Any]:
-    """Return a pod's spec with a patch.
+    """Return a pod's spec with a patch merged in.
 
-    container: what the kind calls the container of the processes.
+    container: the name of the container of the processes in this kind of job.
     """
     merged: dict[str, Any] = _merge(dict(spec), _renamed(patch, container), "")
     return merged
@@ -159,7 +159,7 @@ def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Fi
 
 
 def _requests_fit(job: Job, requests: Mapping[str, Any], at: Path) -> Iterator[Finding]:
-    """Check requests that are smaller than the limits; a device is always requested as it is limited."""
+    """Check that requests are not above the limits; a device's request always equals its limit."""
     limits = {"cpu": job.resources.cpus, "memory": job.resources.memory}
     for name, value in requests.items():
         amount = _amount(value)
@@ -175,7 +175,7 @@ def _requests_fit(job: Job, requests: Mapping[str, Any], at: Path) -> Iterator[F
 
 
 def _amount(value: Any) -> Decimal | None:
-    """Return a quantity of Kubernetes as a number; None if it is none."""
+    """Return a Kubernetes quantity as a number; None if the value is no quantity."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(m|k|[MGT]|[KMGT]i)?", str(value), re.ASCII)
     if found is None or isinstance(value, bool) or Decimal(found[1]) == 0:
         return None

@@ -1,4 +1,4 @@
-"""What the API server, the operators and the Pod Security Standards refuse, told before anything is submitted.
+"""Rules of the API server, the operators and the Pod Security Standards, checked before anything is submitted.
 
 `POD` holds the rules of every pod; the functions below it make rules for single kinds.
 Sources: pkg/apis/core/validation/validation.go of Kubernetes; the validating webhooks of the operators; Pod
@@ -22,9 +22,9 @@ from jobspec.torchrun import SHUTDOWN_TIMEOUT
 
 _MOST_ANNOTATIONS = 256 << 10  # bytes of all keys and values together
 _LARGEST_CONFIG_MAP = 1 << 20  # bytes; core/validation MaxSecretSize
-_MOST_SECONDS = 2**31 - 1  # of a field of 32 bits
+_MOST_SECONDS = 2**31 - 1  # the most that a field of 32 bits holds
 
-# Labels that the operators, Kueue and this program set; another value would take the pod away from them.
+# Labels that the operators, Kueue and this program set; with another value, they would not find the pod.
 _RESERVED_LABELS = (
     "batch.kubernetes.io/",
     "jobset.sigs.k8s.io/",
@@ -117,7 +117,7 @@ def further_resources_are_known_to_a_cluster(job: Job) -> Iterator[Finding]:
 
 
 def _is_device(name: str) -> bool:
-    """Whether a resource's name is one that a device plugin gives, not one of Kubernetes itself."""
+    """Return True if a resource's name is from a device plugin, not from Kubernetes itself."""
     domain, slash, _ = name.partition("/")
     return bool(slash) and not f".{domain}".endswith(".kubernetes.io")
 
@@ -144,7 +144,7 @@ def shared_memory_fits_the_memory(job: Job) -> Iterator[Finding]:
 @Rule
 def mounts_are_possible(job: Job) -> Iterator[Finding]:
     for number, mount in enumerate(job.mounts):
-        place = posixpath.normpath("/" + mount.path.lstrip("/"))  # it keeps two slashes at the start
+        place = posixpath.normpath("/" + mount.path.lstrip("/"))  # normpath keeps two slashes at the start
         if place == "/dev/shm":
             message = f"mounts[{number}].path is /dev/shm, which is shared memory"
             yield Finding(("mounts", number, "path"), message, "resources.shm is its size")
@@ -223,7 +223,7 @@ files_are_here = files.files_are_here
 def files_fit_a_config_map(job: Job) -> Iterator[Finding]:
     names = files.found(job)
     if any(files.problem(name) for name in names):
-        return  # files_are_here
+        return  # files_are_here reports it
     size = sum(len(pod.file_key(number, name)) + File(name).stat().st_size for number, name in enumerate(names))
     if size > _LARGEST_CONFIG_MAP:
         message = f"files have {size} bytes; a ConfigMap holds at most {_LARGEST_CONFIG_MAP}"
@@ -234,7 +234,7 @@ POD = tuple(rules_in(sys.modules[__name__]))
 
 
 def fixed_size(reason: str) -> Rule:
-    """A rule: neither a range of nodes nor c10d, because of `reason`."""
+    """Make a rule that rejects a range of nodes and c10d, because of `reason`."""
 
     @Rule
     def check(job: Job) -> Iterator[Finding]:
@@ -249,9 +249,10 @@ def fixed_size(reason: str) -> Rule:
 
 
 def preemption_needs_restarts(reason: str, *, of_one_node: bool = False) -> Rule:
-    """A rule: `preemption` without restarts ends the job at the first preemption, because of `reason`.
+    """Make a rule that rejects `preemption` without restarts, because the first preemption would end the job.
 
-    of_one_node: whether that holds for a job of one node, too.
+    reason: why it would end it.
+    of_one_node: True if the rule also applies to a job of one node.
     """
 
     @Rule

@@ -1,1 +1,1 @@
-"""YAML → Job, or every mistake with its place in the file."""
+"""Read YAML into a Job, or report every mistake with its place in the file."""

@@ -1,7 +1,7 @@
-"""Several spec files → one: what runs stands in one file, where it runs in another.
+"""Merge several spec files into one: one file says what runs, another where it runs.
 
-Mappings are merged key by key.  Any other value replaces the one before it, and nothing (`key:` or `key: null`) takes
-the key away.  A list under `+key` follows the list that is there.
+Mappings are merged key by key.  Any other value replaces the earlier one, and an empty value (`key:` or `key: null`)
+removes the key.  A list under `+key` is appended to the list that is there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read_all(files: Sequence[str], notes: list[str] | None = None) -> Source:
 
 
 def _several_jobs(sources: Sequence[Source]) -> Iterator[str]:
-    """Say that the files give different names, as those of jobs/*.yaml do."""
+    """Say if the files give different names, as the files jobs/*.yaml do."""
     named = [source for source in sources if source.values.get("name") is not None]
     if len({shown(source.values["name"]) for source in named}) > 1:
         places = [(source.values["name"], source.items["name",]) for source in named]
@@ -74,7 +74,7 @@ class _Merged:
         self._add(source, source.values, self.values, ())
 
     def _add(self, source: Source, new: dict[str, Any], there: dict[str, Any], at: Path) -> None:
-        """Merge the mapping `new` of the source into `there`; both stand at the same path."""
+        """Merge the mapping `new` of the source into `there`; both are at the same path."""
         for written, value in new.items():
             read_at = (*at, written)
             if _appends(written):
@@ -99,7 +99,7 @@ class _Merged:
                 self._take_places(source, read_at, read_at, value)
 
     def _append(self, source: Source, read_at: Path, value: Any, new: dict[str, Any], there: dict[str, Any]) -> None:
-        """Put the list under `+key` behind the list that is there."""
+        """Append the list under `+key` to the list that is there."""
         *above, written = read_at
         key = str(written)[1:]
         path = (*above, key)
@@ -131,7 +131,7 @@ class _Merged:
         self.problems.append(Problem(source.keys[read_at], message, hint))
 
     def _take_places(self, source: Source, read_at: Path, path: Path, value: Any) -> None:
-        """Note where a value of the source, and all that is in it, was written."""
+        """Record where a value of the source and everything in it were written."""
         for below in _paths(value):
             for places, new in ((self.keys, source.keys), (self.items, source.items)):
                 if read_at + below in new:
@@ -144,7 +144,7 @@ class _Merged:
 
 
 def _instead(key: str, old: Any, new: Any) -> str:
-    """What to write where a mapping meets something else."""
+    """Return what to write if one file has a mapping and another has a different kind of value."""
     if isinstance(old, list):
         return f"write {key}: […] to replace the list, +{key}: […] to add to it"
     if isinstance(new, list):
@@ -157,7 +157,7 @@ def _appends(key: str | int) -> bool:
 
 
 def _paths(value: Any) -> Iterator[Path]:
-    """The path of a value, which is empty, and the paths of all that is in it."""
+    """Yield the path of a value, which is empty, and the paths of everything in it."""
     yield ()
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, element in inside:

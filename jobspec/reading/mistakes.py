@@ -1,4 +1,4 @@
-"""Every mistake of a wrong spec at once.
+"""Find every mistake of a wrong spec at once.
 
 Pydantic makes no job from a spec with a wrong value, but the rules need a job.  So a placeholder replaces each wrong
 value.  A rule that reads a placeholder stops there.
@@ -50,7 +50,7 @@ _PLACEHOLDERS: dict[str, Any] = {
 
 
 def mistakes(source: Source, rules: Iterable[Rule]) -> list[Finding]:
-    """Return the wrong keys and values of a spec with some, and the rules that its right ones break."""
+    """Return the wrong keys and values of a wrong spec, and the rules that its correct ones break."""
     job, found, wrong = _read(source)
     placeholders = set(_remove_placeholders(job, wrong))
     broken = [finding for rule in rules for finding in _stop_at_placeholder(rule, job, placeholders)]
@@ -84,7 +84,7 @@ def _replace(values: Any, path: Path) -> None:
     parent: Any = values
     for part in above[:-1] if last == KEY else above:
         if isinstance(parent, dict) and part not in parent:
-            return  # a value under a key that is wrong itself, and dropped
+            return  # the key above this value was wrong itself, and has been dropped
         parent = parent[part]
     model = model_at(tuple(above))
     if last == KEY:

@@ -9,7 +9,7 @@ from jobspec.problems import Path
 
 
 def dotted(path: Path) -> str:
-    """A path as people write it: ("mounts", 0, "path") is `mounts[0].path`."""
+    """Return a path as people write it: ("mounts", 0, "path") is `mounts[0].path`."""
     parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in path]
     return "".join(parts).removeprefix(".")
 

@@ -1,4 +1,4 @@
-"""Where each value of a spec comes from: a line of a file, a `--set` option, or the default."""
+"""Origin of each value of a spec: a line of a file, a `--set` option, or the default."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def origins_of(source: Source, job: Job) -> Iterator[Origin]:
 
 
 def _below(path: Path, written: Any, read: Any, source: Source) -> Iterator[Origin]:
-    """Yield the values of one that was written; `read` is what it became."""
+    """Yield the values inside a value that was written; `read` is what it became in the job."""
     if isinstance(written, dict) and (written or isinstance(read, BaseModel)):
         fields = type(read).model_fields if isinstance(read, BaseModel) else {}
         for key in [*fields, *(key for key in written if key not in fields)]:
@@ -42,7 +42,7 @@ def _below(path: Path, written: Any, read: Any, source: Source) -> Iterator[Orig
             became = read[number] if isinstance(read, list) else None
             yield from _below((*path, number), element, became, source)
     else:
-        place = source.items.get(path) or source.keys[path]  # --set may write a key alone
+        place = source.items.get(path) or source.keys[path]  # --set may give a key without a value
         yield Origin(_dotted(path), written, "--set" if place.option else f"{place.name}:{place.line}")
 
 

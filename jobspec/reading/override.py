@@ -15,7 +15,7 @@ from jobspec.reading.yaml_source import MAX_DEPTH, Reader, Source
 def override(source: Source, overrides: Sequence[str]) -> Source:
     """Return the source with each `KEY=VALUE` applied: KEY is a path with dots, VALUE is YAML.
 
-    Without VALUE a key that is there is taken away.  The place of a value is in the option as typed.  Raises SpecError
+    Without VALUE, a key that is there is removed.  The place of a value is in the option as typed.  Raises SpecError
     with every wrong option.
     """
     result = copy.deepcopy(source)

@@ -1,4 +1,4 @@
-"""The options of sbatch by long name: which there are, and which take a value.
+"""The options of sbatch by long name: which exist, and which take a value.
 
 One list for the job spec (`slurm.options`) and for lint (`#SBATCH` lines).
 Source: `sbatch --help` of Slurm 22.05, and what 25.05 adds.
@@ -29,12 +29,12 @@ _NAMES_WITH_OR_WITHOUT = "exclusive get-user-env nice no-kill propagate resv-por
 WITH_VALUE = frozenset(_NAMES_WITH_VALUE.split())
 FLAGS = frozenset(_NAMES_OF_FLAGS.split())
 OPTIONS = WITH_VALUE | FLAGS | frozenset(_NAMES_WITH_OR_WITHOUT.split())
-"""Plugins of a cluster may add others."""
+"""All options of sbatch itself; plugins of a cluster may add others."""
 
 PYXIS = "container-"
-"""Prefix of all options of that plugin."""
+"""Prefix of all options of the plugin pyxis."""
 
-# Names of older versions, of srun's siblings and of torchrun.
+# Names for these options in older versions, in other commands of Slurm and in torchrun.
 _ELSEWHERE = {"workdir": "chdir", "name": "job-name", "nnodes": "nodes", "nproc-per-node": "ntasks-per-node"}
 
 

@@ -1,7 +1,7 @@
-"""`sweep` of a spec → one spec for each combination of its values, in order; the last key changes fastest.
+"""Turn the `sweep` of a spec into one spec for each combination of its values; the last key changes fastest.
 
-The folders to which `python -m train` writes get the number of the combination behind them, and the file that it
-exports gets it in its name, so that no two runs share one.
+The number of the combination is added to the folders that `python -m train` writes to, as a subfolder, and to the name
+of the file that it exports.  So no two runs share a folder or file.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from jobspec.problems import Finding, Path, Problem, SpecError, option_place
 from jobspec.reading.yaml_source import Source
 
 MOST = 1000
-"""Combinations; Slurm's MaxArraySize allows numbers up to 1000 unless a site changes it."""
+"""The most combinations; Slurm's MaxArraySize allows numbers up to 1000 unless a site changes it."""
 
 _FOLDERS = ("run_dir", "checkpoint_dir")
 
 
 def size(source: Source) -> int:
-    """Return the number of combinations; 0 without a sweep, or where it is not the mapping of lists that it must be.
+    """Return the number of combinations; 0 without a sweep, or if it is not a mapping with non-empty lists.
 
     Raises SpecError if there are more than MOST.
     """
@@ -42,7 +42,7 @@ def size(source: Source) -> int:
 def combinations(source: Source, *, named: bool) -> Iterator[Source]:
     """Yield the spec of each combination.
 
-    named: the job's name gets the number, too, because each combination is a job of its own.
+    named: True if the job's name gets the number too, because each combination is a separate job.
     """
     sweep = source.values["sweep"]
     chosen = itertools.product(*(range(len(values)) for values in sweep.values()))
@@ -57,7 +57,7 @@ def combinations(source: Source, *, named: bool) -> Iterator[Source]:
             if isinstance(train.get(folder), str):
                 train[folder] = f"{train[folder].rstrip('/')}/{number}"
         if isinstance(train, dict) and isinstance(train.get("export"), str):
-            # In the name, because `python -m train` makes no folder for this file.
+            # The number is in the name, because `python -m train` makes no folder for this file.
             stem, ending = posixpath.splitext(train["export"])
             train["export"] = f"{stem}-{number}{ending}"
         yield one

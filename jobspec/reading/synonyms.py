@@ -1,4 +1,4 @@
-"""Keys as other tools call them, and where the same stands in a job spec."""
+"""Keys as other tools call them, and the matching keys of a job spec."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jobspec.reading.sbatch_options import OPTIONS
 from jobspec.slurm.option_rules import instead
 from jobspec.spec.kubernetes import Kubernetes
 
-# By the key as people write it, in snake case; the path is from the root of the spec.
+# Maps a key as people write it, in snake case, to the path of our key from the root of the spec.
 _EVERYWHERE: dict[str, Path] = {
     **dict.fromkeys(["script", "args", "arguments", "argv", "cmd", "entrypoint", "program", "wrap"], ("command",)),
     **dict.fromkeys(["container", "container_image", "docker_image"], ("image",)),
@@ -53,12 +53,12 @@ _IN_SECTION: dict[str, dict[str, Path]] = {
 
 
 def snake_case(key: str) -> str:
-    """Return a key as a spec would write it: nodeSelector and node-selector are node_selector."""
+    """Return a key as a spec would write it: nodeSelector and node-selector become node_selector."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower().replace("-", "_")
 
 
 def home_of(path: Path) -> Path | None:
-    """Return where in a spec the key belongs that somebody wrote at a path, by what other tools call it."""
+    """Return the path of the spec's own key, if the last part of `path` is another tool's name for it."""
     key, section = snake_case(str(path[-1])), str(path[0])
     if len(path) > 1 and (home := _IN_SECTION.get(section, {}).get(key)):
         return home
@@ -67,7 +67,7 @@ def home_of(path: Path) -> Path | None:
 
 
 def way_of(path: Path) -> str | None:
-    """Return what to write for a key right below `slurm` or `kubernetes` that is sbatch's or of a pod's spec."""
+    """Return what to write for an option of sbatch right below `slurm`, or a key of a pod right below `kubernetes`."""
     if len(path) != 2:
         return None
     key = snake_case(str(path[1]))

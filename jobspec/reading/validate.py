@@ -1,4 +1,4 @@
-"""Values of a spec → Job, or every mistake in it at once."""
+"""Turn the values of a spec into a Job, or report every mistake at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def validate(source: Source, target_rules: Iterable[Rule] = ()) -> Job:
     try:
         job = Job.model_validate(source.values, strict=True)
     except ValidationError:
-        from jobspec.reading.mistakes import mistakes  # only here: a right spec needs none of its words
+        from jobspec.reading.mistakes import mistakes  # only here: a correct spec does not need it
 
         raise SpecError(map(source.locate, mistakes(source, every))) from None
     if broken := [finding for rule in every for finding in rule.check(job)]:

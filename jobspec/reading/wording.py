@@ -1,4 +1,4 @@
-"""pydantic's errors → findings in the words of the spec's author."""
+"""Turn pydantic's errors into findings in the words of the spec's author."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from train.config import expected, nearest
 
 _UNKNOWN = "extra_forbidden"
 _DISAGREE = "keys_disagree"
-# Of values, by what people call them elsewhere; by its letters "gpu" would be "cpu".
+# Values by their names in other tools; judged by its letters, "gpu" would become "cpu".
 _OTHER_NAMES = {"gpu": "cuda", "enroot": "pyxis", "singularity": "apptainer", "charliecloud": "apptainer"}
 _PLAIN = re.compile(r"[\w./][\w./=+-]*|--?[a-zA-Z][\w./=+-]*")  # texts that YAML reads as they are
 KEY = "[key]"
@@ -63,7 +63,7 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
     path, kind, value = detail["loc"], detail["type"], detail["input"]
     context = detail.get("ctx", {})
     if kind == "string_type" and (value is None or isinstance(value, bool | int | float)):
-        # Quotes are the answer only if what is in them is then accepted.
+        # Quotes help only if the quoted text is then accepted.
         text = _written(path, source) if value is not None else ""
         if refusal := _refusal(path, text):
             return _finding({**refusal, "loc": path, "input": value}, source)
@@ -86,7 +86,7 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
     if wanted is None:
         return Finding(path, f"{dotted(path)}: {detail['msg']}", on_key=True)
     hint = context.get("hint", "") or _hint(kind, value, wanted, path, source)
-    # The carets stand under the key if the value has several lines or none.
+    # The carets go under the key if the value has several lines or none.
     on_key = value is None or isinstance(value, dict | list)
     return Finding(path, f"{dotted(path)} must be {wanted}, not {shown(value)}", hint, on_key)
 
@@ -96,7 +96,7 @@ def _written(path: Path, source: Source) -> str:
 
 
 def _refusal(path: Path, value: Any) -> ErrorDetails | None:
-    """Return what the models of the spec have against a value at a path; None if they accept it."""
+    """Return pydantic's error for a value at a path; None if the models of the spec accept it."""
     at = tuple(0 if isinstance(part, int) else part for part in path)
     for part in reversed(at):
         value = [value] if part == 0 else {part: value}
@@ -114,7 +114,7 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
         text = f'"{written if value is not None else ""}"'
         place = source.items.get(path, source.keys.get(path))
         key = ".".join(map(str, path))
-        if place and place.option and key.count(".") < len(path):  # the shell takes quotes away that stand alone
+        if place and place.option and key.count(".") < len(path):  # the shell would remove quotes around VALUE alone
             text = f"--set {shlex.quote(f'{key}={text}')}"
         return f"put it in quotes: {text}" if value is not None else f"for an empty text write {text}"
     if kind == "model_type" and (model := model_at(path)):
@@ -135,8 +135,8 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
 
 
 def _command_hint(value: str, source: Source) -> str:
-    """Return the list that a command line was probably meant to be; nothing where that would be refused or odd."""
-    if re.search(r"[\n;|&<>]|^\s*\w+=", value):  # what only a shell does
+    """Return the list that a command line was probably meant to be; empty if that would be rejected or odd."""
+    if re.search(r"[\n;|&<>]|^\s*\w+=", value):  # only a shell understands these
         return ""
     given = source.values.get("no_python") is True
     try:
@@ -155,8 +155,8 @@ def _command_hint(value: str, source: Source) -> str:
 
 
 def _list_hint(path: Path, value: str) -> str:
-    """Return the list that a text was probably meant to be; nothing where that would be refused."""
-    if path[0] == "sweep":  # of text or of numbers
+    """Return the list that a text was probably meant to be; empty if that would be rejected."""
+    if path[0] == "sweep":  # the hint cannot know whether text or numbers are meant
         return ""
     words = value.splitlines()
     if path[-1] not in ("setup", "prologue", "epilogue"):
@@ -216,7 +216,7 @@ def _meant(path: Path) -> str | None:
 
 
 def _sections() -> Iterator[tuple[Path, set[str]]]:
-    """The top level and each section directly below it, with their keys."""
+    """Yield the top level and each section directly below it, with their keys."""
     yield (), set(Job.model_fields)
     for name in Job.model_fields:
         model = model_at((name,))
@@ -235,7 +235,7 @@ def model_at(path: Path) -> type[BaseModel] | None:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model in `Model`, `Model | None` or `list[Model]`."""
+    """Return the model in `Model`, `Model | None` or `list[Model]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((model for model in map(_model_in, get_args(annotation)) if model), None)

@@ -1,7 +1,7 @@
-"""YAML text → plain values, and the place of every key and value.
+"""Read YAML text into plain values, with the place of every key and value.
 
 Scalars are typed by the core schema of YAML 1.2 (yaml.org/spec/1.2.2, section 10.3.2): `no` and `12:30:00`
-are text, `1e-3` is a number.  Whatever could make a spec mean something else than it shows is a mistake: duplicate
+are text, `1e-3` is a number.  Whatever could make a spec mean something other than it shows is a mistake: duplicate
 keys, anchors, aliases, tags, a second document.
 """
 
@@ -39,8 +39,8 @@ _WORDS = {
 class Source:
     """The values of a spec; `keys` and `items` hold the place of each key and of each value by path.
 
-    `removed` holds the places that took a key away: nothing in a later file or in an option.
-    `suffix` is what the job's name gets behind it once the spec is known to be right.
+    `removed` holds the places that removed a key: an empty value in a later file or in an option.
+    `suffix` is appended to the job's name once the spec is known to be correct.
     """
 
     values: dict[str, Any]
@@ -93,7 +93,7 @@ def read(file: str) -> str:
 
 
 def parse(text: str, name: str, may_be_empty: bool = False) -> Source:
-    """Return the mapping in a YAML text; `may_be_empty`: comments alone are an empty one.
+    """Return the mapping in a YAML text; with `may_be_empty`, comments alone are an empty mapping.
 
     Raises SpecError with all mistakes.
     """
@@ -270,7 +270,7 @@ def _mark(error: yaml.MarkedYAMLError) -> Any:
 
 
 def _hint(error: yaml.MarkedYAMLError, before: str) -> str:
-    """Return what to do; `before` is the text of the line in front of the mistake."""
+    """Return what to do; `before` is the part of the line before the mistake."""
     problem = error.problem or ""
     if r"'\t'" in problem:
         return "YAML is indented with spaces, never with tabs"

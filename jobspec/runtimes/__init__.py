@@ -1,7 +1,7 @@
-"""What runs the image on a Slurm node: one file each here; the file's name is the value of `slurm.runtime`.
+"""Runtimes, which run the image on a Slurm node: one file each, with the value of `slurm.runtime` as its name.
 
-A task of Slurm is a shell that sets the variables of its process and then ends in the runtime's command.  The program
-and its variables reach the container as text in the variable JOB_PROGRAM, which the runtime lets in.
+A task of Slurm is a shell that sets the variables of its process and then runs the runtime's command.  The program and
+its variables reach the container as text in the variable JOB_PROGRAM, which the runtime passes on.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ _PREFIXES = ("MASTER_", "PET_", "SLURM_")
 
 
 class Runtime(Protocol):
-    """What a file in this folder defines.
+    """The interface of a file in this folder.
 
-    Below, `passed` are names of variables that the processes must see as the task's shell has them.
+    Below, `passed` are names of variables that the processes must see with the values from the task's shell.
     """
 
     @property
     def PROGRAM(self) -> str | None:
-        """The runtime's own program, which each node must have, if there is one."""
+        """The runtime's own program, which each node must have; None if there is no such program."""
 
     @property
     def RUN(self) -> str | None:
-        """The command that starts a container; None where the task's shell is already where the processes run."""
+        """The command that starts a container; None if the task's shell already is where the processes run."""
 
     def srun_flags(self, plan: Plan, passed: Sequence[str]) -> list[str]:
-        """Flags of the srun that starts the tasks."""
+        """Return flags of the srun that starts the tasks."""
 
     def before(self, plan: Plan, passed: Sequence[str]) -> list[str]:
-        """Lines of a task's shell before the command, with no value of the spec; they may fill "$@"."""
+        """Return lines for a task's shell before the command.  They hold no value of the spec, and may fill "$@"."""
 
     def words(self, plan: Plan, passed: Sequence[str]) -> list[str]:
-        """What stands between RUN with "$@" and the command in the container."""
+        """Return the words between RUN with "$@" and the command in the container."""
 
     def image_problem(self, image: str) -> str | None:
-        """Why this runtime cannot run an image of this name, or None."""
+        """Return why this runtime cannot run an image of this name, or None."""
 
 
 def names() -> list[str]:
-    """All runtimes, sorted."""
+    """List all runtimes, sorted."""
     return sorted(file.stem for file in Path(__file__).parent.glob("*.py") if not file.stem.startswith("_"))
 
 
 def load(name: str) -> Runtime:
-    """The runtime of a name from `names()`."""
+    """Return the runtime of a name from `names()`."""
     return cast(Runtime, importlib.import_module(f"{__name__}.{name}"))
 
 
 def problems(job: Job) -> Iterable[Finding]:
-    """Why the job's runtime cannot run its image and mounts; without a container there is nothing to run."""
+    """Yield why the job's runtime cannot run its image and mounts; nothing without a container."""
     runtime = job.slurm.runtime
     if runtime == "none":
         return
@@ -74,12 +74,12 @@ def problems(job: Job) -> Iterable[Finding]:
 
 
 def in_shell(passed: Sequence[str]) -> str:
-    """The same names as words of bash, all those with the launchers' prefixes among them that are set."""
+    """Write the names as words of bash; one with a launcher's prefix becomes all set variables with that prefix."""
     prefixes = {name[: name.index("_") + 1] for name in passed if name.startswith(_PREFIXES)}
     plain = [name for name in passed if not name.startswith(_PREFIXES)]
     return " ".join([*plain, *(f'"${{!{prefix}@}}"' for prefix in sorted(prefixes))])
 
 
 def is_file(image: str) -> bool:
-    """Whether an image is given as the path of a file, not as a name in a registry."""
+    """Return True if an image is given as the path of a file, not as a name in a registry."""
     return image.startswith(("/", "."))

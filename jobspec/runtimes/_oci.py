@@ -1,4 +1,4 @@
-"""What the command lines of docker and podman have in common."""
+"""Parts that the command lines of docker and podman have in common."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from jobspec.spec.job import Mount
 
 
 def flags(plan: Plan) -> list[str]:
-    """Flags of `run` that are the same on every node."""
-    # The host's network: the nodes know each other by the names of their hosts.  The host's /dev/shm: NCCL
-    # connects the processes of a node through it, also those in containers of their own.
+    """Return flags of `run` that are the same on every node."""
+    # The host's network, because the nodes know each other by host name.  The host's /dev/shm, because NCCL
+    # connects the processes of a node through it, even if they are in different containers.
     result = ["--rm", "--network=host", "--ipc=host"]
     if plan.job.resources.rdma:
         result += ["--device=/dev/infiniband", "--cap-add=IPC_LOCK", "--ulimit=memlock=-1:-1"]
@@ -20,16 +20,16 @@ def flags(plan: Plan) -> list[str]:
 
 
 def let_in(names: Sequence[str]) -> str:
-    """A line of bash that puts flags for these variables into "$@", by name: values must not be arguments."""
+    """Return bash that adds flags for these variables to "$@", by name only: values must not be arguments."""
     return f'for name in JOB_PROGRAM {in_shell(names)}; do set -- "$@" "--env=$name"; done'
 
 
 def gpus() -> list[str]:
-    """Lines of bash that put the UUIDs of the task's GPUs into $gpus, with commas or ends of lines between them.
+    """Return bash that puts the UUIDs of the task's GPUs into $gpus, separated by commas or line breaks.
 
-    Slurm's numbers count from 0 among the GPUs that the task may use, or among all GPUs of the node; it depends on
+    Slurm counts from 0 among the GPUs that the task may use or among all GPUs of the node, depending on
     ConstrainDevices in cgroup.conf.  nvidia-smi counts in the same way, but docker and CDI do not: they are outside
-    the job.  UUIDs mean the same everywhere.  MIG slices are given by UUID already.
+    the job.  UUIDs mean the same everywhere.  Slurm already gives MIG slices by UUID.
     """
     return [
         "gpus=${CUDA_VISIBLE_DEVICES:?is not set: Slurm gave this task no GPU}",
@@ -38,7 +38,7 @@ def gpus() -> list[str]:
 
 
 def image(plan: Plan) -> list[str]:
-    """The image, without what it would start by itself: the words after it are the whole command."""
+    """Return the image, without its entrypoint: the words after it are the whole command."""
     return ["--entrypoint=", plan.job.image or ""]
 
 

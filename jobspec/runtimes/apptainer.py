@@ -1,6 +1,6 @@
 """apptainer: a container from a registry or from a .sif file, started by each task.
 
-The host's environment goes in, CUDA_VISIBLE_DEVICES with it: --cleanenv would drop that.
+The container gets the host's environment, with CUDA_VISIBLE_DEVICES, which --cleanenv would drop.
 Source: apptainer.org/docs/user/main, "Environment and Metadata" and "GPU Support".
 """
 
@@ -12,7 +12,7 @@ from jobspec.plan import Plan
 from jobspec.runtimes import in_shell, is_file
 
 PROGRAM = "apptainer"
-RUN = "apptainer exec --no-eval"  # since 1.1; without it $(id) in an APPTAINERENV_ value is run
+RUN = "apptainer exec --no-eval"  # since 1.1; without it, $(id) in an APPTAINERENV_ value would be run
 
 
 def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
@@ -25,7 +25,7 @@ def words(plan: Plan, passed: Sequence[str]) -> list[str]:
 
 
 def before(plan: Plan, passed: Sequence[str]) -> list[str]:
-    # Of a variable that the image sets too, the image's value wins over all but this prefix.
+    # If the image sets a variable too, the image's value wins unless the variable has this prefix.
     forced = [f'for name in {in_shell(passed)}; do export "APPTAINERENV_$name=${{!name}}"; done']
     if plan.job.device == "cpu":
         return forced

@@ -25,7 +25,7 @@ def words(plan: Plan, passed: Sequence[str]) -> list[str]:
     flags = _oci.flags(plan)
     tasks = tasks_per_node(job)
     # Ranks of a node share memory through /proc/PID/fd, so their containers must see each other's processes.  The
-    # program is then not process 1, which alone needs an init: it gets no signal that it does not handle.
+    # program is then not process 1 and needs no init: only process 1 ignores signals that it does not handle.
     flags.append("--pid=host" if tasks > 1 else "--init")
     if job.resources.cpus is not None:
         flags.append(f"--cpus={max(1, job.resources.cpus // tasks)}")
@@ -35,10 +35,10 @@ def words(plan: Plan, passed: Sequence[str]) -> list[str]:
 
 
 def before(plan: Plan, passed: Sequence[str]) -> list[str]:
-    # Files on the mounts belong to who submitted the job, not to root.  torch asks for the user's name, and the
-    # container has no user of this number.
-    # Slurm's SIGKILL ends docker's client and not the container: by its name people find it, and so does the next start
-    # of a requeued job.
+    # --user: files on the mounts then belong to the user who submitted the job, not to root.  USER: torch asks for the
+    # user's name, and the container knows no user with this number.
+    # --name: Slurm's SIGKILL ends docker's client but not the container.  People, and the next start of a requeued job,
+    # find the container by its name.
     lines = [
         "name=slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID",
         'docker rm --force "$name" >/dev/null 2>&1 || true',

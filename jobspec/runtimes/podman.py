@@ -21,13 +21,13 @@ def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
 
 def words(plan: Plan, passed: Sequence[str]) -> list[str]:
     # SELinux would refuse the mounts, and giving them new labels would lock out other jobs.
-    # The init passes on signals.  No --pid=host, as with docker: each container of a user has its own user namespace,
-    # so the kernel may refuse /proc/PID/fd all the same, and podman without cgroups refuses the flag.
+    # The init passes on signals.  Unlike docker, no --pid=host: each container of a user has its own user namespace,
+    # so the kernel may refuse /proc/PID/fd all the same, and podman without cgroups rejects the flag.
     return [*_oci.flags(plan), "--init", "--security-opt=label=disable", *_oci.image(plan)]
 
 
 def before(plan: Plan, passed: Sequence[str]) -> list[str]:
-    # Files on the mounts belong to who submitted the job; for root they do so anyway, and podman refuses the flag.
+    # Files on the mounts then belong to the user who submitted the job; for root they do anyway, and podman rejects it.
     lines = ['if [ "$(id -u)" != 0 ]; then set -- --userns=keep-id; fi', _oci.let_in(passed)]
     if plan.job.device == "cuda":
         lines += [*_oci.gpus(), 'for gpu in ${gpus//,/ }; do set -- "$@" "--device=nvidia.com/gpu=$gpu"; done']

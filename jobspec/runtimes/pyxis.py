@@ -11,7 +11,7 @@ from jobspec.plan import Plan
 from jobspec.runtimes import is_file
 from jobspec.spec.job import Mount
 
-PROGRAM = None  # it is srun's own plugin
+PROGRAM = None  # pyxis is a plugin of srun
 RUN = None
 
 
@@ -19,7 +19,7 @@ def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
     flags = [f"--container-image={_image(plan.job.image or '')}"]
     if plan.job.mounts:
         flags.append("--container-mounts=" + ",".join(map(_mount, plan.job.mounts)))
-    # Of a variable that the image sets too, the image's value wins unless it is named here (pyxis#124).
+    # If the image sets a variable too, the image's value wins unless the variable is named here (pyxis#124).
     return [*flags, f"--container-env={','.join(passed)}"]
 
 
@@ -38,7 +38,10 @@ def image_problem(image: str) -> str | None:
 
 
 def _image(image: str) -> str:
-    """enroot puts "#" between registry and name; what has no dot and no port is a name on Docker Hub."""
+    """Return an image as enroot writes it, with "#" between registry and name.
+
+    Only a first part with a dot or a port, or localhost, is a registry; other images are on Docker Hub.
+    """
     registry, slash, name = image.partition("/")
     if is_file(image) or not slash or not ("." in registry or ":" in registry or registry == "localhost"):
         return image

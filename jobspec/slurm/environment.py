@@ -1,4 +1,4 @@
-"""Who sets each variable of a process under Slurm."""
+"""Variables of a process under Slurm, and who sets each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REMARKS = {"WORLD_SIZE": _SCALES, "PET_NNODES": _SCALES, "GROUP_WORLD_SIZE": _SC
 
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
-    """Every variable of the process at `rank`, in the order in which they are set."""
+    """List every variable of the process at `rank`, in the order in which they are set."""
     start = [*_by_slurm(plan, rank), *common_variables(plan), *_swept(plan), *agent_variables(plan)]
     if plan.job.slurm.launcher == "srun":
         return [*start, *_meeting_point(plan), *_numbers(plan, rank)]
@@ -37,7 +37,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
 
 
 def _by_slurm(plan: Plan, rank: Rank) -> list[Variable]:
-    """A task is a process with the launcher srun, a node with torchrun."""
+    """List Slurm's own variables.  With the launcher srun a task is a process, with torchrun a node."""
     node, task, number_on_node = str(rank.node), str(rank.node), "0"
     if plan.job.slurm.launcher == "srun":
         task, number_on_node = str(rank.rank), str(rank.local_rank)
@@ -58,7 +58,7 @@ def _by_slurm(plan: Plan, rank: Rank) -> list[Variable]:
 
 
 def _swept(plan: Plan) -> list[Variable]:
-    """The variables that differ between the tasks of a sweep, all of which have the same names."""
+    """List the variables that differ between the tasks of a sweep; their names are the same in all tasks."""
     names = plan.points[0].env if plan.points else ()
     return [Variable(name, "<value of the combination>", "spec") for name in names]
 

@@ -1,4 +1,4 @@
-"""What the head of a batch script says of the job."""
+"""Notes about the job at the head of a batch script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jobspec.spec.job import Job
 
 
 def notes(job: Job) -> list[str]:
-    """Lines of a comment, without the "#"."""
+    """Return the lines of a comment, without the "#"."""
     return [*_not_used(job), *_to_know(job)]
 
 

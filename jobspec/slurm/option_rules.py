@@ -1,4 +1,4 @@
-"""What `slurm.options` and `slurm.srun_options` may hold: nothing that other keys decide, or that sbatch refuses."""
+"""Rules for `slurm.options` and `slurm.srun_options`: nothing that other keys decide or that sbatch rejects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jobspec.reading.sbatch_options import FLAGS, WITH_VALUE
 from jobspec.spec.job import Job
 from jobspec.spec.rules import Rule
 
-# Options of sbatch that follow from keys of the spec: given a second time, one of the two would be lost.
+# Options of sbatch that follow from keys of the spec.  If one were given again, one of the two would be lost.
 _OPTIONS_OF_KEYS = {
     "job-name": "name",
     "nodes": "nodes",
@@ -31,7 +31,7 @@ _OPTIONS_OF_KEYS = {
     "open-mode": "preemption",
     **{key: f"slurm.{key}" for key in ("partition", "account", "qos", "constraint", "reservation", "array")},
 }
-# Options of sbatch that may stand for a key which is left out, and the key beside which they are refused.
+# Options of sbatch that may replace a key of `resources`, and that key; giving both is rejected.
 _OPTIONS_INSTEAD_OF_KEYS = {
     "cpus-per-gpu": "cpus",
     "mem": "memory",
@@ -66,7 +66,7 @@ _OF_SRUN = "slurm: {srun_options: {overcommit: true}}"
 
 
 def instead(name: str) -> str:
-    """What to do with an option of sbatch that somebody wrote as a key of `slurm`."""
+    """Return what to do with an option of sbatch that somebody wrote as a key of `slurm`."""
     if name in _OPTIONS_OF_KEYS:
         return f"it is set from {_OPTIONS_OF_KEYS[name]}; leave it out"
     special = {**dict.fromkeys(_NO_JOB, _BY_HAND), "overcommit": _OF_SRUN}

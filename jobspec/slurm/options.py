@@ -1,4 +1,4 @@
-"""What the job asks of sbatch and srun: nodes, tasks, limits, and what happens when a task fails."""
+"""Options for sbatch and srun: nodes, tasks, limits, and what happens when a task fails."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jobspec.spec.job import Job
 
 
 def directives(plan: Plan) -> list[tuple[str, str]]:
-    """Options of sbatch with their values, "" for a flag."""
+    """Return the options of sbatch with their values, "" for a flag."""
     job, slurm = plan.job, plan.job.slurm
     array = f"0-{len(plan.points) - 1}" if plan.points else slurm.array
     log = f"{job.name}-%A_%a.log" if array else f"{job.name}-%j.log"
@@ -36,15 +36,19 @@ def directives(plan: Plan) -> list[tuple[str, str]]:
 
 
 def srun_flags(plan: Plan) -> list[str]:
-    """Flags of the srun that starts the tasks, beside their number; srun takes over from sbatch neither the CPUs of a
-    task nor, after `sbatch --export=NONE`, the environment of the script."""
+    """Return flags of the srun that starts the tasks, except for their number.
+
+    srun does not inherit the CPUs of a task from sbatch.  After `sbatch --export=NONE`, it does not inherit the
+    environment of the script either.
+    """
     job = plan.job
     flags = ["--export=ALL"]
     if cpus := _cpus_per_task(job):
         flags.append(f"--cpus-per-task={cpus}")
     if job.slurm.launcher == "srun":
-        # Ranks fill one node after the other.  Without --gpu-bind each process sees all GPUs of its node, and NCCL
-        # connects them directly; --gpu-bind=none would leave CUDA_VISIBLE_DEVICES unset and show those of other jobs.
+        # Ranks fill one node after the other.  Without --gpu-bind each process sees all the job's GPUs on its node, and
+        # NCCL connects them directly.  --gpu-bind=none would leave CUDA_VISIBLE_DEVICES unset and also show the GPUs of
+        # other jobs.
         flags.append("--distribution=block")
     if job.nodes.elastic:
         flags += ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
@@ -63,13 +67,13 @@ def tasks_per_node(job: Job) -> int:
 
 
 def ntasks(job: Job) -> str:
-    """The number of tasks as a word of the script: it follows the number of nodes that Slurm gave."""
+    """Return the number of tasks as a word of bash, computed from the number of nodes that Slurm gave."""
     per_node = tasks_per_node(job)
     return '"$SLURM_JOB_NUM_NODES"' if per_node == 1 else f"$(( SLURM_JOB_NUM_NODES * {per_node} ))"
 
 
 def what_ends_what(job: Job) -> str:
-    """In words, what srun_flags say of a task that ends or fails."""
+    """Say in words what srun_flags do about a task that ends or fails."""
     if job.nodes.elastic:
         return "The other nodes go on when one is lost."
     if job.preemption:
@@ -78,8 +82,11 @@ def what_ends_what(job: Job) -> str:
 
 
 def _cpus_per_task(job: Job) -> int | None:
-    """None leaves the number to Slurm: sites have defaults such as DefCpuPerGPU, and each task of a step that asks for
-    none may use all that the job got on its node."""
+    """Return the CPUs of a task; None leaves the number to Slurm.
+
+    Sites have defaults such as DefCpuPerGPU.  If a step requests no CPUs, each of its tasks may use all CPUs that the
+    job got on its node.
+    """
     if job.resources.cpus is None:
         return None
     return max(1, job.resources.cpus // tasks_per_node(job))
@@ -92,7 +99,7 @@ def _gpus(job: Job) -> str | None:
 
 
 def _time(seconds: int) -> str:
-    """Slurm's days-hours:minutes:seconds."""
+    """Write a time as Slurm does, days-hours:minutes:seconds."""
     minutes, second = divmod(seconds, 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)

@@ -1,4 +1,4 @@
-"""What Slurm demands of a job, and what only one of its launchers and runtimes can do."""
+"""Rules of Slurm for a job, and rules for what only one of its launchers and runtimes can do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobspec.spec.rules import Rule, names_in_env
 
 _MAX_GRACE = 65535  # seconds; sbatch takes no more in --signal
 
-_LONGEST_TASK = 120 * 1024  # bytes; Linux takes 128 KiB in one variable, and some is for the rest of the function
+_LONGEST_TASK = 120 * 1024  # bytes; Linux allows 128 KiB in one variable, and the rest of the function needs some
 
 # Variables that the script itself sets.
 VARIABLES_OF_SCRIPT = {
@@ -46,7 +46,7 @@ def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
 
 @Rule
 def values_fit_into_one_variable(job: Job) -> Iterator[Finding]:
-    """The program and its variables reach the tasks as one variable, so that no value is an argument of srun."""
+    """Limit the program and its variables: they reach the tasks as one variable, so that srun gets no value."""
     swept: list[str] = []
     number = math.prod(map(len, job.sweep.values()))
     for key, values in job.sweep.items():
@@ -54,7 +54,7 @@ def values_fit_into_one_variable(job: Job) -> Iterator[Finding]:
     sizes = {
         "command": _shell_bytes(job.command or ()),
         "setup": _shell_bytes(job.setup),
-        # Of each combination it holds the swept variables, too.
+        # Swept variables count under "sweep", once for each combination.
         "env": _shell_bytes(f"{name}={value}" for name, value in job.env.items() if f"env.{name}" not in job.sweep),
         "sweep": _shell_bytes(swept),
     }
@@ -96,7 +96,7 @@ def each_task_has_a_cpu(job: Job) -> Iterator[Finding]:
 
 @Rule
 def tasks_of_an_array_keep_apart(job: Job) -> Iterator[Finding]:
-    """All tasks of an array have one spec; what each of them writes to must not be the same."""
+    """Check that the tasks of an array, which all have one spec, do not write to the same path."""
     if job.slurm.array is None or job.train is None:
         return
     for key, what in (("checkpoint_dir", "folder"), ("run_dir", "folder"), ("export", "file")):
@@ -121,7 +121,7 @@ def grace_fits(job: Job) -> Iterator[Finding]:
 
 @Rule
 def secrets_are_not_the_scripts_variables(job: Job) -> Iterator[Finding]:
-    """The value comes from the shell that calls sbatch, and the script would put its own over it."""
+    """Reject secrets named like the script's variables: the script would replace the value of the calling shell."""
     for number, name in enumerate(job.secrets):
         if name in VARIABLES_OF_SCRIPT:
             message = f"secrets: {name} is a variable of the batch script, which would replace its value"

@@ -1,4 +1,4 @@
-"""What the shell of each task sets, and the command it starts."""
+"""Shell of each task: what it sets, and the command that it starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jobspec.plan import Plan, for_torchrun
 
 
 def agent(plan: Plan) -> list[str]:
-    """What the batch script sets for torchrun on all nodes: torchrun reads a flag from each PET_ variable."""
+    """Return what the batch script sets for torchrun on all nodes: torchrun reads a flag from each PET_ variable."""
     nodes = plan.job.nodes
     if plan.job.slurm.launcher == "srun" or nodes.max == 1:
         return []
@@ -23,7 +23,7 @@ def agent(plan: Plan) -> list[str]:
 
 
 def lines(plan: Plan) -> list[str]:
-    """What the shell of each task sets: all that differs from task to task, and only Slurm's variables in it."""
+    """Return the lines that set what differs from task to task; the only variables in them are Slurm's."""
     job = plan.job
     if job.slurm.launcher == "srun":
         return [
@@ -42,7 +42,7 @@ def lines(plan: Plan) -> list[str]:
 
 
 def for_runtime(plan: Plan) -> dict[str, str]:
-    """Variables of the spec that the container runtime and its hooks read before the program starts.
+    """Return variables of the spec that the container runtime and its hooks read before the program starts.
 
     Sources: enroot, doc/configuration.md and doc/standard-hooks.md; NVIDIA Container Toolkit, "Specialized
     Configurations with Docker".
@@ -53,7 +53,7 @@ def for_runtime(plan: Plan) -> dict[str, str]:
 
 
 def passed(plan: Plan) -> list[str]:
-    """Variables of a task's shell that the processes must see also where a container has its own."""
+    """List variables of a task's shell that the processes must see, even if a container has its own variables."""
     job = plan.job
     names: list[str] = [*job.secrets]
     if job.slurm.launcher == "srun":
@@ -67,13 +67,15 @@ def passed(plan: Plan) -> list[str]:
 
 
 def environment(plan: Plan) -> Mapping[str, str]:
-    """Variables of the processes; none of the image's may win.  srun and the container runtime may see only those of
-    `for_runtime`, and not PATH or LD_LIBRARY_PATH."""
+    """Return variables of the processes; none of the image's may win.
+
+    srun and the container runtime may see only the variables of `for_runtime`, and not PATH or LD_LIBRARY_PATH.
+    """
     return {variable.name: variable.value for variable in agent_variables(plan)} | dict(plan.env)
 
 
 def launcher(plan: Plan) -> list[str]:
-    """What starts the program in a task; empty where the program starts itself."""
+    """Return the words before the program in a task; empty if the task starts the program directly."""
     if plan.job.slurm.launcher == "srun":
         return [] if plan.job.no_python else ["python3"]
     return ["torchrun", *torchrun.flags(plan), *(["--tee=3"] if labels(plan) else [])]
@@ -86,13 +88,13 @@ def program(plan: Plan) -> list[str]:
 
 
 def points(plan: Plan) -> list[tuple[Sequence[str], Mapping[str, str]]]:
-    """The words and variables of each task of a sweep."""
+    """Return the words and variables of each task of a sweep."""
     torchrun = plan.job.slurm.launcher == "torchrun"
     return [(for_torchrun(point.words) if torchrun else point.words, point.env) for point in plan.points]
 
 
 def train_timeout(plan: Plan) -> list[str]:
-    """The flag by which train itself waits for the other nodes, without torchrun; none where its own default holds."""
+    """Return train's flag for how long it waits for the other nodes without torchrun; empty for train's default."""
     job = plan.job
     if job.train is None or job.rendezvous.timeout is None or "rendezvous_timeout_s" in job.train.model_fields_set:
         return []
@@ -100,14 +102,14 @@ def train_timeout(plan: Plan) -> list[str]:
 
 
 def labels(plan: Plan) -> bool:
-    """Whether each line is to begin with its rank, where torchrun has to say so: Slurm knows only the nodes then."""
+    """Return True if torchrun must begin each line with its rank: with torchrun, Slurm knows only the nodes."""
     return plan.job.slurm.launcher == "torchrun" and "label" in plan.job.slurm.srun_options
 
 
 def agent_variables(plan: Plan) -> list[Variable]:
-    """How torchrun takes a signal and marks lines.
+    """Return variables for how torchrun handles signals and marks lines.
 
-    By default it dies of SIGUSR1, and after a SIGTERM it leaves its processes 30 s, too few for a large checkpoint.
+    By default it dies of SIGUSR1, and after a SIGTERM it gives its processes 30 s, too few for a large checkpoint.
     """
     values: dict[str, str] = {}
     if plan.job.preemption is not None and plan.job.slurm.launcher == "torchrun":

@@ -1,1 +1,1 @@
-"""What a job is: the models with every key, and the rules between keys."""
+"""Definition of a job: the models with every key, and the rules between keys."""

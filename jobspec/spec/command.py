@@ -1,4 +1,4 @@
-"""Command lines as people have them in a shell: what in them starts Python, and where the script begins."""
+"""Command lines as people type them in a shell: which words start Python, and where the script begins."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _SHELLS = "(?:ba|da|z|k)?sh"
 
 
 def starts_python(word: str) -> bool:
-    """Whether a word is Python or a launcher of it, in any folder."""
+    """Return True if a word is Python or a launcher for it, in any folder."""
     return re.fullmatch(f"{_PYTHON}|{_LAUNCHERS}", _base(word)) is not None
 
 
 def is_for_a_shell(word: str) -> bool:
-    """Whether a word is a shell or a script of one."""
+    """Return True if a word is a shell or a shell script."""
     return re.fullmatch(rf"{_SHELLS}|.*\.(?:ba)?sh", _base(word)) is not None
 
 
 def from_script(words: Sequence[str]) -> list[str]:
-    """The words from the script or `-m` on, without what starts Python; all of them where that cannot be told."""
+    """Return the words from the script or `-m` on, without what starts Python; all words if that is unclear."""
     if not words or not starts_python(words[0]):
         return list(words)
     for at, word in enumerate(words[1:], 1):
@@ -35,7 +35,7 @@ def from_script(words: Sequence[str]) -> list[str]:
 
 
 def as_line(word: str) -> list[str]:
-    """The words of a whole command line in one word; none where it is the name of a script, perhaps with spaces."""
+    """Split a word that is a whole command line; empty if it is the name of a script, perhaps with spaces."""
     try:
         words = shlex.split(word)
     except ValueError:  # a quote that is not closed

@@ -1,4 +1,4 @@
-"""What in a right spec is probably not meant: render.py says it on stderr as notes, and renders."""
+"""Find what is correct in a spec but probably not meant: render.py notes it on stderr, and still renders."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from jobspec.spec.value import Value, matching
 
-# A line break in a directive line (#SBATCH, a comment, a path) starts a new line there that somebody obeys.
-# No quoting protects it, so no such value may hold one, nor another control character.
-# Values that only ever become an argument or an environment variable may have line breaks and tabs.
+# A line break in a directive line (#SBATCH, a comment, a path) starts a new line, which some program obeys.
+# Quoting does not help, so such a value may hold neither a line break nor any other control character.
+# Values that only become an argument or an environment variable may have line breaks and tabs.
 _LINE = r"[^\u0000-\u001f\u007f-\u009f\u2028\u2029]+"
 LINES = r"[^\u0000-\u0008\u000b-\u001f\u007f-\u009f\u2028\u2029]*"
 
@@ -137,7 +137,7 @@ SweptValue = Annotated[
 GpuType = Annotated[
     str,
     matching(
-        # A number of one or two digits would be how many; 4090 is a type.
+        # A number of one or two digits is taken for a count of GPUs; 4090 is a type.
         r"(?![0-9]{1,2}$)[A-Za-z0-9][A-Za-z0-9_.-]{0,62}",
         "a type of GPU such as h100 or a100-80gb (procs_per_node says how many)",
     ),

@@ -1,6 +1,6 @@
 """`files` of a spec: the user's own files, which travel in the artifact where the nodes share no file system.
 
-Paths are those of `command`: relative to the folder in which the spec is rendered, and in a container to `workdir`.
+Paths are as in `command`: relative to the folder in which render.py is called, and in a container to `workdir`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def files_are_here(job: Job) -> Iterator[Finding]:
 def _matching(pattern: str) -> list[str]:
     try:
         return sorted(path.as_posix() for path in Path().glob(pattern) if path.is_file())
-    except (ValueError, IndexError, RecursionError):  # ".", "a**" or a thousand folders: for pathlib no pattern
+    except (ValueError, IndexError, RecursionError):  # ".", "a**" or a thousand folders: no pattern for pathlib
         return []
-    except OSError:  # problem() says why: a name that is too long, a folder of somebody else
+    except OSError:  # problem() says why: a name that is too long, a folder of another user
         return [pattern]

@@ -1,7 +1,7 @@
 """The job spec as pydantic models: every key, its type, its default and one line on what it does.
 
 Defaults and descriptions live here only; the JSON Schema (`render.py schema`) comes from these models.
-What one key demands of another is in rules.py, what a target demands in its own file under targets/.
+Rules between keys are in rules.py, and the rules of each target in its file under targets/.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from jobspec.spec.section import Section
 from jobspec.spec.slurm import Slurm
 from train.config import TrainConfig
 
-# Far above any machine; a slip of the finger does not become a million lines of commands.
+# Far above any machine, but a typo does not become a million lines of commands.
 MAX_NODES = 16384
 MAX_PROCS_PER_NODE = 256
 
@@ -50,7 +50,7 @@ _Count = Annotated[int, Field(ge=1, le=MAX_NODES)]
 
 
 def _given(key: str) -> JsonDict:
-    """The JSON Schema of a mapping in which a key is written and not empty."""
+    """Return the JSON Schema of a mapping in which a key is given and not empty."""
     return {"required": [key], "properties": {key: {"not": {"type": "null"}}}}
 
 
@@ -107,12 +107,12 @@ class Mount(Section):
 
     @property
     def volume(self) -> str | None:
-        """The key that says what a target with volumes mounts; None where it is the folder of the node."""
+        """The key that says what a target with volumes mounts; None if it mounts the folder of the node."""
         return next((key for key in VOLUMES if getattr(self, key) is not None), None)
 
     @property
     def folder(self) -> str | None:
-        """The folder of the node."""
+        """The folder of the node, with `sub_path`."""
         if self.source is None or self.sub_path is None:
             return self.source
         return f"{self.source.rstrip('/')}/{self.sub_path}"
@@ -238,5 +238,5 @@ class Job(Section):
 
 
 def world_size(job: Job) -> int:
-    """Processes of a job; of an elastic one, at its largest."""
+    """Return the number of processes of a job; for an elastic job, the largest number."""
     return job.nodes.max * job.procs_per_node

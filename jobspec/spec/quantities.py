@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from jobspec.spec.value import Value
 
-_LARGEST = 1 << 50  # bytes, 1024 TiB: a slip of the finger is no size
+_LARGEST = 1 << 50  # bytes, 1024 TiB: anything larger is a typo
 
 
 def _read_size(value: Any) -> int:
@@ -36,7 +36,7 @@ Size = Annotated[
 
 
 def _read_amount(value: Any) -> int | str:
-    """A number of devices as it is; bytes as a quantity of Kubernetes, such as 4Gi."""
+    """Return a number of devices unchanged, and a size as a Kubernetes quantity such as 4Gi."""
     if type(value) is int and 1 <= value < 2**31:
         return value
     if type(value) is int:
@@ -45,7 +45,7 @@ def _read_amount(value: Any) -> int | str:
 
 
 def quantity(size: int) -> str:
-    """Bytes (whole MiB) as a Kubernetes quantity: 200Gi, 512Mi."""
+    """Write bytes (whole MiB) as a Kubernetes quantity: 200Gi, 512Mi."""
     for shift, unit in ((40, "Ti"), (30, "Gi"), (20, "Mi")):
         if size % (1 << shift) == 0:
             return f"{size >> shift}{unit}"
@@ -65,7 +65,7 @@ Amount = Annotated[
         },
     ),
 ]
-"""A number, or bytes as a quantity of Kubernetes."""
+"""A number, or bytes as a Kubernetes quantity."""
 
 _DURATION = r"(?=.*[1-9])(?:([0-9]{1,5})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?"
 
@@ -74,7 +74,7 @@ def _duration_hint(value: Any) -> str:
     if type(value) is int and value > 0:
         units = [f"{value}{unit}" for unit in "smh" if re.fullmatch(_DURATION, f"{value}{unit}")]
         return f"with its unit: {' or '.join(units)}" if units else ""
-    found = re.fullmatch(r"(?:([0-9]{1,3})-)?([0-9]{1,3}):([0-9]{2}):([0-9]{2})", str(value))  # as Slurm has it
+    found = re.fullmatch(r"(?:([0-9]{1,3})-)?([0-9]{1,3}):([0-9]{2}):([0-9]{2})", str(value))  # as Slurm writes it
     parts = zip(found.groups(), "dhms", strict=True) if found else ()
     written = "".join(f"{int(part)}{unit}" for part, unit in parts if part and int(part))
     return f"write {written}" if written else ""

@@ -1,6 +1,6 @@
-"""What the keys of a job spec demand of each other, one rule a function.
+"""Rules between the keys of a job spec, one function each.
 
-Targets have rules of their own in their files.
+The rules of a target are in its own file.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _IMAGE: Path = ("image",)
 
 @dataclass(frozen=True)
 class Rule:
-    """A check over several keys; stands above its function as a decorator."""
+    """A check over several keys; used as the decorator of its function."""
 
     check: Callable[[Job], Iterable[Finding]]
 
 
 def rules_in(module: object) -> list[Rule]:
-    """Every rule at the top level of a module, alone or in a tuple, in its order."""
+    """List every rule at the top level of a module, alone or in a tuple, in the order of the module."""
     found: list[Rule] = []
     for value in vars(module).values():
         several = value if isinstance(value, tuple) else (value,)
@@ -44,12 +44,12 @@ def rules_in(module: object) -> list[Rule]:
 
 
 def missing_image(runner: str, path: Path = _IMAGE) -> Finding:
-    """There must be an image because of `runner`, which is asked for at `path`."""
+    """Return the finding that `runner`, which the key at `path` requests, needs an image."""
     return Finding(path, f"image is missing: {runner} runs one", _AN_IMAGE, on_key=path == _IMAGE)
 
 
 def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:
-    """A rule: the job's name leaves room for what the target adds to it in the names of `what`, labels of DNS."""
+    """Make a rule: with the suffix that the target adds, the job's name fits the DNS label that names `what`."""
 
     @Rule
     def check(job: Job) -> Iterator[Finding]:
@@ -74,7 +74,7 @@ def one_program(job: Job) -> Iterator[Finding]:
         return
     swept = [key for key in job.sweep if key.startswith("train.")]
     if job.train.model_fields_set <= {key.removeprefix("train.") for key in swept}:
-        # As far as can be told here, train is there only because of the sweep.
+        # As far as this rule can tell, train is there only because of the sweep.
         for key in swept:
             hint = "sweep env.NAME, a variable that the command reads; or leave command out"
             yield Finding(("sweep", key), f"{key} is a key of train, but the job has a command", hint, on_key=True)
@@ -154,7 +154,7 @@ def elastic_needs_c10d(job: Job) -> Iterator[Finding]:
 
 @Rule
 def every_process_gets_samples(job: Job) -> Iterator[Finding]:
-    """A batch that does not divide is fine: the train package weighs uneven shares exactly."""
+    """Check that each process gets a sample; an uneven batch is fine, because train weighs uneven shares exactly."""
     if job.train is None or job.train.batch_size >= world_size(job):
         return
     nodes = f"nodes {job.nodes.max} x procs_per_node {job.procs_per_node}"
@@ -178,7 +178,7 @@ def type_of_gpu_needs_gpus(job: Job) -> Iterator[Finding]:
 
 @Rule
 def settings_are_text(job: Job) -> Iterator[Finding]:
-    """What becomes an argument can hold no zero byte, and a terminal must not obey what a log shows."""
+    """Reject control characters: no argument can hold a zero byte, and a terminal must not obey what a log shows."""
     for key, value in job.train or ():
         if isinstance(value, str) and not re.fullmatch(LINES, value):
             yield Finding(("train", key), f"train.{key} must be {LINES_EXPECTED}, not {json.dumps(value)}")
@@ -186,11 +186,11 @@ def settings_are_text(job: Job) -> Iterator[Finding]:
 
 @Rule
 def values_fit_into_one_argument(job: Job) -> Iterator[Finding]:
-    """An argument or `NAME=value` that is longer starts no process: "Argument list too long"."""
+    """Limit each argument and `NAME=value`: if one is longer, no process starts ("Argument list too long")."""
     values: list[tuple[Path, str]] = [(("command", number), word) for number, word in enumerate(job.command or ())]
     for key in job.train.model_fields_set if job.train is not None else ():
         values += [(("train", key), word) for word in to_argv({key: getattr(job.train, key)})]
-    # torchrun gets each `$` of these twice.
+    # Each `$` in these is doubled for torchrun.
     sizes = [(path, len(word.encode()) + word.count("$")) for path, word in values]
     sizes += [(("env", name), len(f"{name}={value}".encode())) for name, value in job.env.items()]
     for path, size in sizes:
@@ -214,7 +214,7 @@ def preempted_training_resumes(job: Job) -> Iterator[Finding]:
 
 
 def names_in_env(job: Job) -> Iterator[tuple[Path, str]]:
-    """The place and name of each variable that the spec sets or asks for."""
+    """Yield the path and name of each variable that the spec sets or requests."""
     for name in job.env:
         yield ("env", name), name
     for number, name in enumerate(job.secrets):
@@ -240,7 +240,7 @@ def variables_may_be_set(job: Job) -> Iterator[Finding]:
 def secrets_are_only_names(job: Job) -> Iterator[Finding]:
     for number, name in enumerate(job.secrets):
         if is_set_by_launcher(name) or is_bash_variable(name):
-            continue  # variables_may_be_set
+            continue  # variables_may_be_set reports it
         path = ("secrets", number)
         if name in SET_BY_US:
             message = f"secrets: {name} is set for each process and cannot be a secret"

@@ -8,10 +8,10 @@ from jobspec.spec.job import Job
 
 
 def json_schema(part: bool = False) -> dict[str, Any]:
-    """The schema, in the 2020-12 dialect.  It knows every key and type; rules over several keys it does not know.
+    """Return the schema, in the 2020-12 dialect.  It has every key and type, but not the rules between keys.
 
-    part: of one of several files that are merged, in which no key is required, `+key` adds to a list, and nothing takes
-    a key away.
+    part: True for one of several files that are merged.  In such a file no key is required, `+key` adds to a list, and
+    an empty value removes a key.
     """
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Job.model_json_schema()}
     _close(schema)

@@ -1,4 +1,4 @@
-"""What all mappings of a job spec have in common."""
+"""Base class of all mappings of a job spec."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Lines of bash in a spec (`setup`, `slurm.prologue`, `slurm.epilogue`), and how an artifact runs them.
 
-Each line is a command of its own.  bash reads it with `eval`, so that no line can change the script around it, and a
-line that fails ends the shell with its text.
+Each line is a separate command.  bash reads it with `eval`, so that no line can change the script around it.  If a line
+fails, the shell prints it and exits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PROBLEM = re.compile(r"line [0-9]+: (.*)")
 
 @cache  # all combinations of a sweep have the same lines
 def syntax_error(line: str) -> str | None:
-    """Return why bash cannot read a line as a whole command; None if it can, or where there is no bash to ask."""
+    """Return why bash cannot read a line as a whole command; None if it can, or if there is no bash."""
     import subprocess  # only here: most specs have no such lines
 
     bash = shutil.which("bash")

@@ -1,4 +1,4 @@
-"""A type of a job spec's values: how one is read, and in words what is expected."""
+"""Type of a job spec's values: how a value is read, and what is expected, in words."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Value:
     """A field's type for pydantic.
 
     Args:
-        expected: what is accepted, to follow "must be".
-        read: the value from what the YAML holds.  Raises TypeError if that must be text and is not,
+        expected: what is accepted, in words that follow "must be".
+        read: makes the value from what the YAML holds.  Raises TypeError if that must be text and is not,
             ValueError with a hint (or none) if it is not accepted.
         schema: the JSON Schema of what the YAML holds.
     """
@@ -45,13 +45,13 @@ class Value:
 
 
 def matching(pattern: str, expected: str) -> Value:
-    """Text that matches the whole of a regular expression (of the dialect that JSON Schema knows too)."""
+    """Make a type for text that matches a regular expression as a whole; JSON Schema must know the dialect too."""
 
     def read(value: Any) -> str:
         if not isinstance(value, str):
             raise TypeError
         if not re.fullmatch(pattern, value):
-            # Upper case and underscores are the usual slip in DNS labels.
+            # Upper case and underscores are the usual mistake in DNS labels.
             guess = value.lower().replace("_", "-")
             raise ValueError(f'did you mean "{guess}"?' if re.fullmatch(pattern, guess) else "")
         return value

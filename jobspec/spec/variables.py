@@ -29,7 +29,7 @@ _BASH_VARIABLES = re.compile(
 
 
 def is_set_by_launcher(name: str) -> bool:
-    """Whether a variable is the launcher's: a value in the spec would be lost or break the job."""
+    """Return True if the launcher sets a variable: a value in the spec would be lost or break the job."""
     return name in _SET_BY_LAUNCHER or name.startswith(("PET_", "TORCHELASTIC_"))
 
 

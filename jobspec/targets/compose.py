@@ -1,4 +1,4 @@
-"""A compose file: each node is a service, all on one machine, in a network of their own."""
+"""A compose file: each node is a service, all on one machine, in their own network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOT_USED = {
     "slurm.array": "this is one job, not several",
 }
 
-# Seconds that compose leaves a stopped node; torchrun leaves its processes 30, and compose by itself only 10.
+# Seconds that compose gives a stopped node; torchrun gives its processes 30, and compose by default only 10.
 _STOP_GRACE = 40
 
 
@@ -59,9 +59,9 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
 
 
 def node_name(plan: Plan, node: int) -> str:
-    """The service, and by that its name in the DNS of the project's network.
+    """Return the name of the service, which is also its DNS name in the project's network.
 
-    With the job's name in it: compose takes the services of all files in a folder for one project.
+    It contains the job's name, because compose takes the services of all files in a folder for one project.
     """
     return f"{plan.job.name}-{node}"
 
@@ -110,16 +110,16 @@ def _flags(plan: Plan) -> list[str]:
 
 
 def _torchrun_restarts(plan: Plan) -> int:
-    """How many of the job's restarts are torchrun's: those of an elastic job, which goes on with the nodes it has left.
+    """Return how many of the job's restarts torchrun makes: all for an elastic job, which continues with fewer nodes.
 
-    Any other job needs all its nodes, also one whose container was killed, which only the engine can start again.
-    The others fail with it, so that all of them start again together.
+    Any other job needs all its nodes.  If a container is killed, only the engine can restart it.  The other nodes then
+    fail too, so that all of them restart together.
     """
     return plan.job.max_restarts if plan.job.nodes.elastic else 0
 
 
 def _node(plan: Plan, node: int) -> dict[str, Any]:
-    """What is different in the service of one node; it has GPUs for itself, which it sees from number 0."""
+    """Return what is different in the service of one node; no other node has its GPUs, which it sees from number 0."""
     first = node * plan.job.procs_per_node
     gpus = range(first, first + plan.job.procs_per_node) if plan.job.device == "cuda" else range(0)
     return {"name": node_name(plan, node), "environment": _node_environment(plan, node), "gpus": list(map(str, gpus))}
@@ -134,7 +134,7 @@ def _node_environment(plan: Plan, node: int) -> dict[str, str]:
 
 
 def _own_variables(plan: Plan) -> list[Variable]:
-    """How long torchrun waits for its processes after SIGTERM, if the spec says how long it has."""
+    """List the variable for how long torchrun waits for its processes after SIGTERM, if the spec has `preemption`."""
     if plan.job.preemption is None or torchrun.SHUTDOWN_TIMEOUT in plan.env:
         return []
     seconds = torchrun.shutdown_timeout_s(plan.job.preemption.grace)

@@ -1,6 +1,6 @@
 """A plain Job of Kubernetes with numbered pods, and the headless Service that gives them names.  No operator.
 
-A Job never restarts the group: each pod that fails is replaced for itself, and its peers fail with it because
+A Job never restarts its pods as a group: each failed pod is replaced individually, and its peers fail too because
 their connections break.  So a restart of the job costs one failure for each node.
 Source: kubernetes.io/docs/concepts/workloads/controllers/job, "Indexed".
 """
@@ -51,7 +51,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
 
 
 def node_name(plan: Plan, node: int) -> str:
-    """The pod's name in DNS, within the namespace."""
+    """Return the pod's name in DNS, within the namespace."""
     return f"{plan.job.name}-{node}.{plan.job.name}"
 
 

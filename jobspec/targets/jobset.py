@@ -1,4 +1,4 @@
-"""A JobSet: one Indexed Job that is started again as a whole when a pod fails.
+"""A JobSet: one Indexed Job that is restarted as a whole when a pod fails.
 
 The controller makes the headless Service, with the JobSet's name.
 Source: jobset.sigs.k8s.io/docs/concepts and its API reference (v1alpha2).
@@ -47,7 +47,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
 
 
 def node_name(plan: Plan, node: int) -> str:
-    """The pod's name in DNS, within the namespace: JobSet, replicated job, its number, the pod's number."""
+    """Return the pod's name in DNS, within the namespace: JobSet, replicated job, its number, the pod's number."""
     return f"{plan.job.name}-node-0-{node}.{plan.job.name}"
 
 

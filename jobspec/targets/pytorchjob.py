@@ -1,7 +1,7 @@
 """A PyTorchJob of Kubeflow's training operator: a Master and Workers, or Workers only for an elastic job.
 
-The operator adds its variables after ours, so its values win.  RANK and WORLD_SIZE there are those of the pod;
-torchrun gives each process its own.
+The operator adds its variables after ours, so its values win.  Its RANK is the number of the pod; torchrun then gives
+each process its own RANK.
 Source: pkg/controller.v1/pytorch of kubeflow/training-operator 1.9 (envvar.go, elastic.go, initcontainer.go).
 """
 
@@ -30,16 +30,16 @@ preemption_needs_restarts = rules.preemption_needs_restarts(
 
 _UNBUFFERED = "PYTHONUNBUFFERED"  # the operator adds it to every container
 
-# The kubelet starts a container again at once, when its peers have not noticed yet that it is gone.  torchrun would
-# meet what is left of the failed attempt, take its ranks and then wait for ever, as node 0 of the next one does.
-# What is in /dev/shm outlives the container.
+# The kubelet restarts a container at once, when its peers have not yet noticed that it is gone.  torchrun would join
+# what is left of the failed attempt, take its ranks and then wait forever, and so would node 0 of the next attempt.
+# Files in /dev/shm outlive the container.
 _STATIC_START = (
     "if ! mkdir /dev/shm/started 2>/dev/null; then trap 'exit 143' TERM; sleep 20 & wait $!; fi; exec torchrun \"$@\""
 )
 
 
 def _workers_only(job: Job) -> bool:
-    """Whether the nodes meet by c10d, which the operator does for Workers without a Master."""
+    """Return True if the nodes meet by c10d, which the operator uses for Workers without a Master."""
     return job.nodes.elastic or job.rendezvous.backend == "c10d"
 
 
@@ -68,7 +68,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
         torchrun = ["sh", "-c", _c10d_start(plan), "torchrun", *c10d_pod_flags(plan)]
         fields = {
             "PET_REPLICA_INDEX": "metadata.labels['training.kubeflow.org/replica-index']",
-            # Its address, because not every cluster can look the name of a node up.
+            # The pod's address, because not every cluster can look up the name of a pod.
             "PET_LOCAL_ADDR": "status.podIP",
         }
     shared = pod.template_values(
@@ -78,7 +78,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
         waits=waits,
         port_name="pytorchjob-port",
         fields=fields,
-        # A pod that ends by its own deadline stays ended only if it is not restarted.
+        # A pod with its own deadline ends for good only if nothing restarts it.
         deadline_s=job.time_limit if job.max_restarts == 0 else None,
     )
     return {
@@ -112,7 +112,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
 
 
 def node_name(plan: Plan, node: int) -> str | None:
-    """The pod's name, which is its Service's name too; c10d numbers the pods by their addresses, which nobody knows."""
+    """Return the name of the pod and its Service; None under c10d, which numbers pods by addresses not known yet."""
     if plan.backend == "c10d":
         return None
     return _master(plan) if node == 0 else f"{plan.job.name}-worker-{node - 1}"
@@ -123,7 +123,10 @@ def _master(plan: Plan) -> str:
 
 
 def _c10d_start(plan: Plan) -> str:
-    """The operator gives all pods the same variables, so the pod's number is read here; exec keeps torchrun first."""
+    """Return the shell command that starts torchrun under c10d; exec makes torchrun the container's first process.
+
+    The operator gives all pods the same variables, so the command reads the pod's number.
+    """
     return f'exec torchrun --rdzv-conf="{c10d_conf(plan, "$((PET_REPLICA_INDEX == 0))")}" "$@"'
 
 
@@ -154,8 +157,8 @@ def _notes(job: Job) -> Iterator[str]:
 
 
 def _backoff_limit(job: Job) -> int:
-    """The operator ends the job when its containers have restarted so often, in all pods together.
+    """Return how many restarts of containers, in all pods together, make the operator end the job.
 
-    When one node fails its peers do: a restart of the job counts once for each.
+    When one node fails, its peers do too, so a restart of the job counts once for each node.
     """
     return job.max_restarts * job.nodes.max + 1 if job.max_restarts else 0

@@ -48,13 +48,13 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "ntasks": options.ntasks(job),
         "ends": options.what_ends_what(job),
         "srun_flags": [*options.srun_flags(plan), *runtime.srun_flags(plan, passed)],
-        # Later than torchrun, which kills its processes itself, and before Slurm's own end.
+        # After torchrun has killed its processes itself, and before Slurm ends the job.
         "give_up": max(1, job.preemption.grace * 7 // 8, job.preemption.grace - 15) if job.preemption else 0,
     }
 
 
 def _needed(plan: Plan) -> str | None:
-    """The program that each node must have in its PATH; None where setup may bring it, or the job itself has it."""
+    """Return the program that each node must have in its PATH; None if setup may bring it or the job itself has it."""
     job = plan.job
     if job.slurm.runtime != "none":
         return runtimes.load(job.slurm.runtime).PROGRAM

@@ -1,4 +1,4 @@
-"""A bash script that starts torchrun: at once for one node, run once on each node for several."""
+"""A bash script that starts torchrun: directly for one node; for several, it is run once on each node."""
 
 from __future__ import annotations
 

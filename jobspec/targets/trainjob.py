@@ -1,9 +1,9 @@
 """A TrainJob of Kubeflow Trainer, and before it the TrainingRuntime that it refers to, unless the cluster has one.
 
-With `kubernetes.runtime` the TrainJob says itself what runs (`trainer`), and patches the runtime's pods where the
-operator lets it (`runtimePatches`); the rest, restarts above all, is the runtime's.
+With `kubernetes.runtime` the TrainJob itself says what runs (`trainer`), and patches the runtime's pods where the
+operator lets it (`runtimePatches`).  The runtime decides the rest, above all the restarts.
 
-The operator makes a JobSet of both.  It gives torchrun its settings as PET_ variables, in the container `node`
+The operator makes a JobSet from both.  It gives torchrun its settings as PET_ variables, in the container `node`
 only, and only because the TrainJob has a `trainer`.
 Source: pkg/runtime/framework/plugins/torch/torch.go of kubeflow/trainer 2.3.
 """
@@ -24,7 +24,7 @@ from jobspec.torchrun import static_pod_flags
 
 NOT_USED = {
     **pod.NOT_USED,
-    # trainer#3779, mended by #3891: it forgets that the job has failed and makes the JobSet again, without end.
+    # trainer#3779, fixed by #3891: Trainer forgets that the job has failed, and makes the JobSet again and again.
     "kubernetes.ttl": "Trainer 2.3 runs a failed job again and again once its JobSet is deleted (trainer#3779)",
 }
 RENDEZVOUS_TIMEOUT_S = pod.RENDEZVOUS_TIMEOUT_S
@@ -34,7 +34,7 @@ POD_RULES = tuple(rule for rule in rules.POD if rule is not rules.image_is_given
 name_fits = leaves_room("a pod", lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")
 fixed_size = rules.fixed_size("the operator of TrainJob tells torchrun one number of nodes, not a range")
 
-# What a TrainJob cannot change in a runtime of the cluster.
+# Keys that a TrainJob cannot change in a runtime of the cluster.
 _RUNTIMES = (
     "max_restarts",
     "preemption",
@@ -99,7 +99,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
 
 
 def node_name(plan: Plan, node: int) -> str:
-    """The pod's name in DNS, within the namespace: that of the JobSet which the operator makes."""
+    """Return the pod's name in DNS, within the namespace, as in the JobSet that the operator makes."""
     return f"{plan.job.name}-node-0-{node}.{plan.job.name}"
 
 
@@ -113,7 +113,10 @@ def _notes(job: Job) -> Iterator[str]:
 
 
 def _jobset_annotations(job: Job) -> dict[str, str]:
-    """The operator takes the queue of Volcano from there, and gives the TrainJob's own annotations to nobody."""
+    """Return the JobSet's annotations.
+
+    The operator reads Volcano's queue there.  It does not pass on the TrainJob's own annotations.
+    """
     queue = {"scheduling.volcano.sh/queue-name": job.kubernetes.volcano_queue} if job.kubernetes.volcano_queue else {}
     return {**job.kubernetes.annotations, **queue}
 
