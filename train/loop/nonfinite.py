@@ -14,7 +14,7 @@ from train.world.environment import World
 _MOST_NAMED = 10
 
 MOST_SKIPPED_IN_A_ROW = 10
-"""So many steps in a row without a finite gradient are no fault of their samples."""
+"""Limit of consecutive steps without a finite gradient: more of them are not the fault of single samples."""
 
 
 class NonFinite(SharedError):

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""What asks for an end: Slurm sends the signal that the job chose, a terminal SIGINT, everything else SIGTERM."""
+"""Signals that ask for an end: Slurm sends the one that the job chose, a terminal SIGINT, all others SIGTERM."""
 
 EXIT_STOPPED = 128 + signal.SIGTERM
 """Exit code of a run that was stopped, whichever the signal: as if SIGTERM had ended the program.
 
-Never 0, so that whoever started the run sees that there is more to do."""
+Never 0, so that the program that started the run sees that there is more to do."""
 
 _STDERR = 2
 
