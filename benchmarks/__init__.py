@@ -1,1 +1,1 @@
-"""One script for each claim; each measures its peer in the same run: `python -m benchmarks.NAME`."""
+"""Benchmarks: one script for each claim, which measures its peer in the same run: `python -m benchmarks.NAME`."""

@@ -1,15 +1,15 @@
-"""How long a data-parallel training step takes: link, bucket schedule and number of ranks in, seconds out; no torch.
+"""Predict the seconds of a data-parallel training step from link, bucket schedule and number of ranks; no torch.
 
 A ring all-reduce of n bytes over p ranks is 2(p−1) messages of n/p bytes one after the other:
 
     T(n, p) = 2(p−1) (α + n/p · β)
 
 α is the latency of a message in seconds, β the seconds of a byte on the wire.  Buckets travel in the order in which
-backward fills them; one begins when it is full and the one before is done.
+backward fills them; a bucket starts when it is full and the previous one is done.
 
-Moving a byte also costs c seconds of a core.  Where p ranks share m cores, that is c·p/m seconds in which none of them
-computes: as long as backward runs a byte takes β + c·p/m, and only β of it is hidden.  Once all ranks just wait for the
-network there are cores enough.
+Moving a byte also costs c seconds of a core.  If p ranks share m cores, none of them computes for c·p/m seconds.  So
+while backward runs, a byte takes β + c·p/m, and only β of it is hidden.  Once all ranks only wait for the network,
+there are enough cores.
 Sources: Thakur et al., IJHPCA 19 (2005), for the ring; Li et al., VLDB 2020 (arXiv:2006.15704), for the buckets.
 """
 
@@ -27,7 +27,7 @@ class Link:
 
     alpha_s: seconds a message, whatever its size.
     beta_s_per_byte: seconds a byte, headers of the packets included.
-    core_s_per_byte: seconds of a core that the rank spends for each byte that it sends, c above.
+    core_s_per_byte: seconds of a core that the rank spends on each byte that it sends (c above).
     """
 
     alpha_s: float
@@ -39,9 +39,9 @@ class Link:
 class Schedule:
     """A training step without a network, all times in seconds from its beginning.
 
-    bucket_bytes, bucket_full_s: of each bucket, in the order in which they travel.
-    backward_end_s: the last gradient is there.
-    step_s: the optimizer is done.
+    bucket_bytes, bucket_full_s: size of each bucket and when it is full, in the order in which buckets travel.
+    backward_end_s: when the last gradient is there.
+    step_s: when the optimizer is done.
     """
 
     bucket_bytes: tuple[int, ...]
@@ -59,26 +59,26 @@ class Step:
 
 
 def bytes_sent(num_bytes: float, ranks: int) -> float:
-    """What each rank sends in a ring all-reduce of `num_bytes`."""
+    """Return the bytes that each rank sends in a ring all-reduce of `num_bytes`."""
     return 2 * (ranks - 1) / ranks * num_bytes
 
 
 def all_reduce_seconds(num_bytes: float, ranks: int, link: Link) -> float:
-    """Of a ring all-reduce while nobody computes."""
+    """Return the seconds of a ring all-reduce while no rank computes."""
     return 2 * (ranks - 1) * link.alpha_s + bytes_sent(num_bytes, ranks) * link.beta_s_per_byte
 
 
 def predict_step(schedule: Schedule, ranks: int, link: Link, cores: float = float("inf")) -> Step:
-    """The step on `ranks` ranks that share `cores` cores; infinitely many: moving bytes costs no computing."""
+    """Predict the step on `ranks` ranks that share `cores` cores; with infinitely many, moving bytes delays nothing."""
     now = computed = overlapped = total = 0.0
     for size, full_s in zip(schedule.bucket_bytes, schedule.bucket_full_s, strict=True):
-        # No bucket is under way: computing goes on undisturbed until this one is full.
+        # No bucket is under way: computing continues undisturbed until this one is full.
         if computed < full_s:
             now, computed = now + full_s - computed, full_s
         wire_s = all_reduce_seconds(size, ranks, link)
         taken_s = bytes_sent(size, ranks) * link.core_s_per_byte * ranks / cores
         total += wire_s
-        # As long as there is something to compute, wire time hides computing and the cores' time adds to both.
+        # While backward computes, time on the wire hides computing; the cores' time for the bytes delays both.
         beside_s = min(wire_s, schedule.backward_end_s - computed)
         if wire_s > 0:
             now += wire_s + taken_s * beside_s / wire_s
@@ -89,11 +89,11 @@ def predict_step(schedule: Schedule, ranks: int, link: Link, cores: float = floa
 
 
 def fit_link(num_bytes: Sequence[int], ranks: Sequence[int], rates: Sequence[float], seconds: Sequence[float]) -> Fit:
-    """α, and by how much more than its bytes a message occupies the wire, from measured all-reduces.
+    """Fit α, and how much more than its bytes a message occupies the wire, to measured all-reduces.
 
     Args:
-        num_bytes, ranks, rates, seconds: of each measurement; rates in bytes per second.
-    Least squares of the relative error, so that short messages count as much as long ones.
+        num_bytes, ranks, rates, seconds: one of each for every measurement; rates in bytes per second.
+    The fit is least squares of the relative error, so that short messages count as much as long ones.
     """
     # seconds ≈ alpha · messages + overhead · wire, each row divided by its seconds: normal equations of two unknowns.
     rows = [
@@ -110,11 +110,11 @@ def fit_link(num_bytes: Sequence[int], ranks: Sequence[int], rates: Sequence[flo
 
 @dataclass(frozen=True)
 class Fit:
-    """What was learnt on some links and holds for links of other rates: latency, and wire time / time of the bytes."""
+    """A fit on some links that holds for links with other rates: latency, and wire time / time of the bytes."""
 
     alpha_s: float
     overhead: float
 
     def link(self, mbit_per_s: float, core_s_per_byte: float = 0.0) -> Link:
-        """A link of another rate."""
+        """Return a link with another rate."""
         return Link(self.alpha_s, self.overhead * BITS_PER_BYTE / (mbit_per_s * 1e6), core_s_per_byte)

@@ -2,22 +2,22 @@
 
     python -m benchmarks.ddp [--processes 2] [--workload resnet18|mlp|small_layers|gpt|all] [--device cpu|cuda]
 
-    ours                   train.ddp.CustomDDP as it is
+    ours                   train.ddp.CustomDDP with its defaults
     ours_gloo              the same with shared memory turned off: every byte goes through gloo, as in native
-    native                 torch.nn.parallel.DistributedDataParallel as it is
+    native                 torch.nn.parallel.DistributedDataParallel with its defaults
     native_bucket_view     … with gradient_as_bucket_view=True
     native_static_graph    … with static_graph=True
-    hook_per_parameter     an all-reduce in a hook of each parameter, as tutorials have it
+    hook_per_parameter     an all-reduce in a hook of each parameter, as in tutorials
     average_after_backward an all-reduce of each parameter after backward
 
 All variants live in the same processes.  Each has its own copy of the model, the same initial weights and the same
 batches.  They take turns: in a round each variant runs one step that is not counted and some that are.  The result is
-the ratio to the native variant whose median step is the shortest.  One thread a process, gloo over loopback.  With
---device=cuda one process on NCCL, and the module without any wrapper (`bare`) is a variant, too.
+the ratio of ours to the native variant with the shortest median step.  Each process has one thread and uses gloo over
+loopback.  With --device=cuda there is one process on NCCL, and one more variant: the module without a wrapper (`bare`).
 
 The variants must do the same work: the benchmark compares their losses in float64, averaged over the ranks, after equal
-numbers of steps.  Peak memory (VmHWM) is measured in processes that hold only one variant: the largest rank's, the
-median of the rounds.
+numbers of steps.  Peak memory (VmHWM) is measured in processes that hold only one variant.  The largest rank counts,
+as the median over the rounds.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from benchmarks.steps import WARM_UP_STEPS, losses_in_double, peak_memory_mib, t
 from benchmarks.variants import NATIVE, PLAIN
 from benchmarks.workloads import WORKLOADS
 
-# Median step / best native's, by the number of processes; on CUDA one process has nothing to reduce.
+# Our median step / the best native one, by the number of processes; on CUDA one process has nothing to reduce.
 RATIO_AT_MOST = {1: 1.0, 2: 0.90, 4: 0.95}
 BARE_RATIO_AT_MOST = 1.01
-# Step of a hook per parameter / ours.
+# Median step with a hook per parameter / ours.
 TIMES_FASTER_AT_LEAST = {"resnet18": 1.5, "small_layers": 6.0}
-# Counted steps of a variant in a round: half a second of them, or more.
+# Counted steps of a variant in a round: enough for half a second or more.
 STEPS = {"resnet18": 4, "mlp": 60, "small_layers": 10, "gpt": 2}
 CUDA_STEPS = 50
 MEMORY_VARIANTS = ("ours", "native_bucket_view")
-# In float64, where sums over ranks in another order differ by 1e-16 at first.
+# For float64, in which sums over ranks in another order differ by 1e-16 at first.
 LOSS_TOLERANCE = 1e-9
-# Buckets are laid out anew after the first; two rounds of the batches.
+# Buckets are rebuilt after the first step; eight steps use each batch twice.
 LOSS_STEPS = 8
 _TIMEOUT_S = 900.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, write results/ddp_PROCESSES.json (ddp_cuda.json); 1 if the losses of the variants do not agree."""
+    """Measure and write results/ddp_PROCESSES.json (or ddp_cuda.json); return 1 if the losses do not agree."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp", description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=2, help="ranks on this machine (CUDA: always one)")
     parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all")
@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
 def time_workload(
     workload: str, variants: Sequence[str], processes: int, rounds: int, steps: int, device: str
 ) -> dict[str, Any]:
-    """What rank 0 measured of all variants: seconds a step, and losses in float64."""
+    """Return what rank 0 measured for all variants: seconds per step, and losses in float64."""
     nodes, backend = [HERE] * processes, "nccl" if device == "cuda" else "gloo"
     arguments = {"workload": workload, "variants": list(variants), "device": device}
     [timed, *_] = run_ranks(time_variants, nodes, _TIMEOUT_S, backend=backend, rounds=rounds, steps=steps, **arguments)
@@ -123,7 +123,7 @@ def time_workload(
 
 
 def measure_memory(workload: str, processes: int, rounds: int) -> dict[str, list[float]]:
-    """MiB of the largest rank by variant and round; one step more than buckets need to settle."""
+    """Return the MiB of the largest rank, by variant and round, after one step more than buckets need to settle."""
 
     def largest(variant: str, number: int) -> float:
         nodes = [HERE] * processes
@@ -137,12 +137,12 @@ def measure_memory(workload: str, processes: int, rounds: int) -> dict[str, list
 
 
 def memory_ratio(peaks: Mapping[str, Sequence[float]]) -> float:
-    """Ours / native with bucket view."""
+    """Return our median peak memory / native's with bucket view."""
     return statistics.median(peaks["ours"]) / statistics.median(peaks["native_bucket_view"])
 
 
 def compare(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Ratios of one workload, from the seconds a step and the losses of its variants."""
+    """Return the ratios of one workload, from the seconds per step and the losses of its variants."""
     seconds, losses = outcome["step_seconds"], outcome["losses"]
     best = min(NATIVE, key=lambda variant: statistics.median(seconds[variant]))
     difference = loss_difference(losses)
@@ -162,16 +162,17 @@ def compare(outcome: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def loss_difference(losses: Mapping[str, Sequence[float]]) -> float:
-    """The largest difference between ours and another variant after equally many steps, as a share of the first loss.
+    """Return the largest difference between ours and another variant after equal steps, as a share of the first loss.
 
-    Not of the loss then: on batches that come round again it falls to nothing, and a rounding is a large part of that.
+    It is not a share of the same step's loss.  On repeated batches the loss falls to almost nothing, so that a rounding
+    error would be a large share of it.
     """
     pairs = [pair for variant in losses for pair in zip(losses["ours"], losses[variant], strict=True)]
     return max(abs(ours - theirs) for ours, theirs in pairs) / losses["ours"][0]
 
 
 def in_words(part: Mapping[str, Any]) -> str:
-    """One line for a person."""
+    """Return one line of text about a workload."""
     low, high = part["ratio_quartiles"]
     others = ", ".join(f"{variant} {1 / ratio:.2f}" for variant, ratio in part["ratio_to_variant"].items())
     verdict = f"losses agree to {part['loss_difference']:.1e}" if part["losses_agree"] else "LOSSES DIFFER"

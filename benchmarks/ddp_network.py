@@ -2,15 +2,16 @@
 
     python -m benchmarks.ddp_network [--mbit-per-s 1000 200]        (as root: it makes network namespaces)
 
-Two ranks, each in a network namespace of its own, joined by a link on which tc (tbf) lets each send at the given rate.
+There are two ranks, each in its own network namespace, joined by a link.  tc (tbf) limits each rank's sending to the
+given rate.
 
     fp32        ours against the fastest of three native variants (see benchmarks/ddp.py)
-    bf16        ours against that native fp32, and against native's bf16_compress_hook
-    powersgd    ours against native's powerSGD_hook, both of matrix rank 4 and compressing from the third step on
+    bf16        ours against that fastest native fp32 variant, and against native's bf16_compress_hook
+    powersgd    ours against native's powerSGD_hook, both with matrix rank 4 and compressing from the third step on
 
 Variants take turns as in benchmarks/ddp.py.  Losses of the fp32 variants must agree.  The compressing variants round,
-so theirs are reported, not compared.  The overlap is the share of communication that runs during backward.  It comes
-from torch.profiler: of the time with an all-reduce under way, what lies before the end of backward's last operator.
+so their losses are reported, not compared.  The overlap is the share of communication that runs during backward.  It
+comes from torch.profiler: the share of all-reduce time that lies before the end of backward's last operator.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from benchmarks.variants import NATIVE, POWERSGD_FULL_STEPS, POWERSGD_RANK
 from benchmarks.workloads import WORKLOADS
 
 VARIANTS = ("ours", "ours_bf16", "ours_powersgd", *NATIVE, "native_bf16", "native_powersgd")
-# Our variant, its peer ("native": the fastest fp32 variant), the median ratio to be reached.
+# Our variant, its peer ("native": the fastest fp32 variant), and the target: a median ratio of at most this.
 COMPARISONS = {
     "fp32": ("ours", "native", 0.97),
     "bf16 / native fp32": ("ours_bf16", "native", 0.60),
@@ -43,7 +44,7 @@ _TIMEOUT_S = 800.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, write results/ddp_network_RATE.json; 1 if the losses of the fp32 variants do not agree."""
+    """Measure and write results/ddp_network_RATE.json; return 1 if the losses of the fp32 variants do not agree."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp_network", description=__doc__.splitlines()[0])
     parser.add_argument("--mbit-per-s", type=int, nargs="+", default=[1000, 200])
     parser.add_argument("--workload", choices=list(WORKLOADS), default="resnet18")
@@ -89,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def compare(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """The result at one rate."""
+    """Return the result at one rate."""
     seconds, losses = outcome["step_seconds"], outcome["losses"]
     best = min(NATIVE, key=lambda variant: statistics.median(seconds[variant]))
     pairs = {name: (ours, best if peer == "native" else peer) for name, (ours, peer, _) in COMPARISONS.items()}
@@ -119,7 +120,7 @@ def compare(outcome: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_words(result: Mapping[str, Any]) -> str:
-    """A few lines for a person."""
+    """Return a few lines of text about one rate."""
     lines = []
     for name, ratio in result["ratio"].items():
         low, high = result["ratio_quartiles"][name]

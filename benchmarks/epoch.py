@@ -5,20 +5,21 @@
     ours    python -m train, as torchrun starts it
     peer    benchmarks/peers/plain.py, started the same way
 
-Both are given the same flags: model, initial weights, global batch, optimizer, seed; both run as two processes of one
-thread over gloo.  They take turns: ours, peer, ours, peer, …  Round n has seed n.  Memory layout is part of what is
-compared: ours of mnist_cnn is channels-last, the peer's is what a plain nn.Module has.
+Both get the same flags: model, initial weights, global batch, optimizer, seed.  Both run as two processes over gloo,
+with one thread each.  They take turns: ours, peer, ours, peer, …  Round n has seed n.  Memory layout is part of what is
+compared: our mnist_cnn is channels-last, the peer's has the layout of a plain nn.Module.
 
-`train_seconds`, the time that counts, runs in both from where all ranks are connected and built to where the last
-optimizer step is done.  Reading data is in it, for the peer also the start of its workers; imports and evaluation are
-not.  `command_seconds` is the whole command: imports, reading of files and one evaluation are in it.
+`train_seconds` is the time that counts.  In both it starts when all ranks are connected and have built the model, and
+ends after the last optimizer step.  It includes reading data, and for the peer the start of its workers, but neither
+imports nor evaluation.  `command_seconds` is the whole command, with imports, reading of files and one evaluation.
 
-A ratio means something only if both learn the same: the training loss of the epoch, mean over the rounds, must agree.
-The variants draw different orders of samples, so it agrees up to noise; fewer steps have more of it.  (Ours is a mean
-over samples, the peer's over batches as published: a short last batch counts more in it.)
-In both variants BatchNorm takes the statistics of each rank's own samples, because torch has no BatchNorm over all
-ranks for the CPU.  Where the model has BatchNorm a third variant, `ours_sync_batchnorm`, has ours do that additional
-work as well; it can be left out with --no-sync-batchnorm.
+A ratio means something only if both learn the same: their training losses of the epoch, mean over the rounds, must
+agree.  The variants draw different orders of samples, so the losses agree up to noise, which is larger with fewer
+steps.  (Our loss is a mean over samples.  The peer's is a mean over batches, as published, so that the samples of a
+short last batch count more.)
+In `ours` and `peer`, BatchNorm uses the statistics of each rank's own samples, because torch has no BatchNorm over all
+ranks for the CPU.  If the model has BatchNorm, a third variant, `ours_sync_batchnorm`, also computes the statistics
+over all ranks.  --no-sync-batchnorm leaves this variant out.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ TARGET = 0.6
 SETTINGS = {"processes": PROCESSES, "threads": 1, "backend": "gloo", "device": "cpu"}
 DATASETS = {"fashion_mnist": torchvision.datasets.FashionMNIST, "mnist": torchvision.datasets.MNIST}
 
-# Variant: the module that torchrun starts, and the flags that only this variant is given.
+# For each variant: the module that torchrun starts, and the flags that only this variant gets.
 VARIANTS = {
     "ours": ("train", ["--no-sync-batchnorm"]),
     "peer": ("benchmarks.peers.plain", []),
@@ -83,7 +84,7 @@ class Run:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, write results/epoch_WORKLOAD.json; 1 if the losses of a workload do not agree."""
+    """Measure and write results/epoch_WORKLOAD.json; return 1 if the losses of a workload do not agree."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.epoch", description=__doc__.splitlines()[0])
     parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all")
     parser.add_argument("--data-root", default="data", help="folder in torchvision's layout; downloaded if absent")
@@ -117,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
 def run_epoch(variant: str, flags: Sequence[str], number: int) -> Run:
     """Start the two processes of `variant` for round `number` and wait for their end.
 
-    Raises CalledProcessError if they fail; what they have to say about it is on stderr by then.
+    Raises CalledProcessError if they fail.  Their own error messages are on stderr by then.
     """
     module, own_flags = VARIANTS[variant]
     with tempfile.TemporaryDirectory() as folder:
@@ -135,7 +136,7 @@ def run_epoch(variant: str, flags: Sequence[str], number: int) -> Run:
 
 
 def compare(runs: dict[str, list[Run]], tolerance: float) -> dict[str, Any]:
-    """The result of one workload: ratios of each of our variants to the peer, and the figures that they come from."""
+    """Return the result of one workload: the ratio of each of our variants to the peer, and the figures behind it."""
     train_seconds = {variant: [run.train_seconds for run in of_variant] for variant, of_variant in runs.items()}
     command_seconds = {variant: [run.command_seconds for run in of_variant] for variant, of_variant in runs.items()}
     train_loss = {variant: [run.train_loss for run in of_variant] for variant, of_variant in runs.items()}
@@ -159,7 +160,7 @@ def compare(runs: dict[str, list[Run]], tolerance: float) -> dict[str, Any]:
 
 
 def in_words(result: dict[str, Any]) -> str:
-    """One line for a person."""
+    """Return one line of text about a workload."""
     parts = [
         f"{variant} / peer {ratio:.3f} (command {result['command_ratio'][variant]:.3f}, "
         f"loss {result['loss_difference'][variant]:+.1%})"

@@ -2,15 +2,15 @@
 
     python -m benchmarks.input --data-root DIR
 
-Each variant reads one shuffled epoch of MNIST on the CPU, from the request of the first batch to the receipt of the
-last, as float32 batches of 64 that are normalised and ready for a model:
+Each variant reads one shuffled epoch of MNIST on the CPU, as float32 batches of 64 that are normalised and ready for a
+model.  The time runs from the request for the first batch to the receipt of the last:
 
     ours      train.data.batches.Batches over ShardSampler
     peers     torchvision.datasets.MNIST with ToTensor and Normalize through a DataLoader with 0 and with 2 workers
 
-Workers are persistent and each variant has read one epoch before: neither the start of workers nor the reading of the
-files is timed.  Drawing the order of the epoch is.  All variants live in one process and take turns.
-The results are compared first: for the same indices both must give the same images and labels.
+Workers are persistent and each variant has read one epoch before.  So neither the start of workers nor the reading of
+the files is timed, but drawing the order of the epoch is.  All variants live in one process and take turns.
+Their outputs are compared first: for the same indices, ours and torchvision must give the same images and labels.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ BATCH_SIZE = 64
 PEER_WORKERS = (0, 2)
 TARGET = 20.0
 
-# One rounding to float32 more or less, on values up to 2.8.
+# The variants may differ by one rounding to float32, on values up to 2.8.
 _TOLERANCE = 1e-6
 _NUM_COMPARED = 1000
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compare, measure, write results/input.json; 1 if the variants do not give the same values."""
+    """Compare, measure and write results/input.json; return 1 if the variants do not give the same values."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.input", description=__doc__.splitlines()[0])
     parser.add_argument("--data-root", default="data", help="folder that holds MNIST/raw; downloaded if absent")
     parser.add_argument("--rounds", type=int, default=5, help="epochs that each variant reads")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for input.json")
     options = parser.parse_args(argv)
 
-    # As torchrun sets it for each of several processes.
+    # torchrun gives each of several processes one thread, too.
     torch.set_num_threads(1)
     peer_dataset = mnist_of_torchvision(options.data_root)
     samples = load(Path(options.data_root), "train", seed=0)
@@ -89,13 +89,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def mnist_of_torchvision(data_root: str) -> Any:
-    """The training set as PyTorch's MNIST example reads it."""
+    """Return the training set as PyTorch's MNIST example reads it."""
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
     return datasets.MNIST(data_root, train=True, download=True, transform=transform)
 
 
 def largest_difference(samples: Samples, peer_dataset: Any) -> float:
-    """Largest absolute difference of a pixel over samples spread evenly; infinite if a label differs."""
+    """Return the largest absolute difference of a pixel, over evenly spread samples; infinite if a label differs."""
     indices = list(range(0, len(samples), max(1, len(samples) // _NUM_COMPARED)))
     [(images, labels)] = Batches(samples, [indices], torch.device("cpu"))
     peer_images, peer_labels = zip(*(peer_dataset[index] for index in indices), strict=True)
@@ -105,7 +105,7 @@ def largest_difference(samples: Samples, peer_dataset: Any) -> float:
 
 
 def our_variant(samples: Samples) -> Callable[[int], float]:
-    """Images per second of one epoch of our input path, in the order of epoch `number` + 1."""
+    """Return a function that reads epoch `number` + 1 through our input path and returns images per second."""
     sampler = ShardSampler(len(samples), BATCH_SIZE, rank=0, world_size=1, seed=0)
     batches = Batches(samples, sampler, torch.device("cpu"))
 
@@ -117,7 +117,7 @@ def our_variant(samples: Samples) -> Callable[[int], float]:
 
 
 def peer_variant(dataset: Any, workers: int) -> Callable[[int], float]:
-    """Images per second of one epoch of `dataset` through a DataLoader."""
+    """Return a function that reads `dataset` once through a DataLoader and returns images per second."""
     loader: DataLoader[Any] = DataLoader(
         dataset, batch_size=BATCH_SIZE, shuffle=True, num_workers=workers, persistent_workers=workers > 0
     )
@@ -125,7 +125,7 @@ def peer_variant(dataset: Any, workers: int) -> Callable[[int], float]:
 
 
 def images_per_second(batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """Of one pass over `batches`."""
+    """Return the images per second of one pass over `batches`."""
     images_read = 0
     started = time.perf_counter()
     for _, labels in batches:

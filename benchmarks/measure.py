@@ -1,4 +1,4 @@
-"""What all benchmarks share: interleaved rounds, ratios, and a record that says on what kind of machine they hold.
+"""Shared parts of all benchmarks: interleaved rounds, ratios, and a record of the kind of machine.
 
 Times on one machine say little about another, and two runs on a busy machine little about each other.  So both
 variants of a comparison take turns, each round gives one ratio, and the median of the ratios is the result.
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def in_turns(variants: Mapping[str, Callable[[int], T]], rounds: int) -> dict[str, list[T]]:
-    """Call all variants in round 1, then all in round 2, …; what each returned, by round.
+    """Call all variants in round 1, then all in round 2, …; return what each variant returned, by round.
 
     A variant is given the number of the round, from 1.
     """
@@ -33,23 +33,23 @@ def in_turns(variants: Mapping[str, Callable[[int], T]], rounds: int) -> dict[st
 
 
 def ratios(ours: Sequence[float], peer: Sequence[float]) -> list[float]:
-    """ours / peer of each round."""
+    """Return ours / peer for each round."""
     return [mine / theirs for mine, theirs in zip(ours, peer, strict=True)]
 
 
 def median_ratio(ours: Sequence[float], peer: Sequence[float]) -> float:
-    """The median over the rounds of ours / peer."""
+    """Return the median over the rounds of ours / peer."""
     return statistics.median(ratios(ours, peer))
 
 
 def quartiles(values: Sequence[float]) -> list[float]:
-    """The first and the third."""
+    """Return the first and the third quartile."""
     first, _, third = statistics.quantiles([*values, *values] if len(values) == 1 else values, n=4, method="inclusive")
     return [first, third]
 
 
 def machine() -> dict[str, Any]:
-    """The kind of machine and software, without a name or a path that could tell which one."""
+    """Return the kind of machine and software, without a name or a path that could identify it."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -59,7 +59,7 @@ def machine() -> dict[str, Any]:
 
 
 def write_result(folder: Path, name: str, result: Mapping[str, Any]) -> None:
-    """Write `result` as folder/name.json; floats with four significant digits, more is noise."""
+    """Write `result` as folder/name.json; floats get four significant digits, because more is noise."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(_rounded(result), indent=2, allow_nan=False) + "\n")
 

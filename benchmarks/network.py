@@ -1,7 +1,7 @@
 """Nodes on one machine whose links are as slow as asked: network namespaces around a bridge, limited by tbf.
 
 The namespaces have no names.  Each lives as long as a process in it, and that process as long as its standard input,
-a pipe from us: whether we end in order, by Ctrl-C or by SIGKILL, the kernel takes everything away.
+a pipe from us.  So the kernel removes everything, whether we end normally, by Ctrl-C or by SIGKILL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TOOLS = ("ip", "tc", "unshare", "nsenter")
 
 
 def missing_for_nodes() -> str | None:
-    """What `start_nodes` needs and does not find, in words; None if nothing is missing."""
+    """Say what `start_nodes` needs and does not find; None if nothing is missing."""
     if os.geteuid() != 0:
         return "network namespaces need root: run it with sudo"
     absent = [tool for tool in _TOOLS if shutil.which(tool) is None]
@@ -30,9 +30,9 @@ def missing_for_nodes() -> str | None:
 
 @contextmanager
 def start_nodes(number: int) -> Iterator[list[Node]]:
-    """`number` nodes on one switch, each with a network of its own; links are as fast as the machine.
+    """Start `number` nodes on one switch, each in its own network namespace; links are as fast as the machine.
 
-    Raises RuntimeError with the words of the tool that failed.
+    Raises RuntimeError with the message of the tool that failed.
     """
     with ExitStack() as stack:
         switch = stack.enter_context(_namespace())
@@ -51,14 +51,14 @@ def start_nodes(number: int) -> Iterator[list[Node]]:
 
 
 def limit_rate(mbit_per_s: float) -> None:
-    """Let the node that calls this send at most so much; what it may receive is limited by the senders."""
+    """Limit the rate at which the calling node sends; the senders limit what it receives."""
     limit = ["rate", f"{mbit_per_s:g}mbit", "burst", "256kb", "latency", "50ms"]
     _run(["tc", "qdisc", "replace", "dev", INTERFACE, "root", "tbf", *limit])
 
 
 @contextmanager
 def _namespace() -> Iterator[int]:
-    """A process in a new network namespace; its process id."""
+    """Start a process in a new network namespace; yield its process id."""
     command = ["unshare", "--net", "--", "sh", "-c", "echo; exec cat"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None

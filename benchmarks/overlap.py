@@ -1,4 +1,4 @@
-"""The share of communication that runs during backward, from a profile."""
+"""Share of communication that runs during backward, from a profile."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LAST_OF_BACKWARD = "torch::autograd::AccumulateGrad"
 
 
 def overlap_share_of(step: Callable[[], None]) -> float:
-    """The part of the time with an all-reduce under way that lies before the end of backward's last operator.
+    """Return the share of communication in one step on this rank that lies before the end of backward's last operator.
 
-    Of one step, on this rank.  An all-reduce is under way from where it was handed to gloo to where it is done.
+    Communication is the time in which an all-reduce is under way: from when it is handed to gloo until it is done.
     """
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         step()
@@ -27,7 +27,7 @@ def overlap_share_of(step: Callable[[], None]) -> float:
 
 
 def overlap_share(all_reduces: Sequence[Interval], backward_end: float) -> float:
-    """The share of the union of `all_reduces` (start, end) that lies before `backward_end`.
+    """Return the share of the union of `all_reduces` (start, end) that lies before `backward_end`.
 
     Raises ValueError if there are none: then there is no share.
     """

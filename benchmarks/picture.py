@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def draw_ratios(results: Mapping[str, Any], file: Path) -> None:
-    """One panel for each result."""
+    """Draw one panel for each result."""
     from matplotlib import pyplot
 
     columns = min(_COLUMNS, len(results))
@@ -64,7 +64,7 @@ def _draw_ratio(panel: Any, result: Mapping[str, Any]) -> None:
 
 
 def draw_scaling(result: Mapping[str, Any], file: Path) -> None:
-    """Predicted against measured steps, and a panel for each model of the prediction."""
+    """Draw predicted against measured steps, and a panel for each model of the prediction."""
     from matplotlib import pyplot
 
     models = list(dict.fromkeys(row["model"] for row in result["predictions"]))

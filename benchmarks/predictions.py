@@ -1,8 +1,8 @@
-"""What the cost model says about up to 1,024 nodes.  Nothing here was measured at that size: it is a prediction.
+"""Predictions of the cost model for up to 1,024 nodes.  Nothing here was measured at that size.
 
-Assumed, where this machine cannot tell:
+Assumptions that this machine cannot check:
     one rank a node, with all cores to itself, and one flat ring over all nodes;
-    a link of 100 or 400 Gbit/s that has the overhead of a byte which was measured here;
+    a link of 100 or 400 Gbit/s with the overhead of a byte as measured here;
     a message's latency either as measured here (TCP between namespaces) or 5 us, as RDMA networks have it;
     resnet18: the bucket schedule measured here, its times divided so that a step without a network takes 10 ms;
     1e9 parameters: gradients in float32, 25 MiB a bucket, filled evenly over the last two thirds of a step that takes
@@ -26,7 +26,7 @@ _BUCKET_BYTES = 25 * 2**20
 
 
 def predictions(resnet18: Schedule, fit: Fit) -> list[dict[str, Any]]:
-    """A row for each model, link and latency: seconds of a step by number of nodes, and those without a network."""
+    """Return a row for each model, link and latency: seconds of a step by number of nodes, and without a network."""
     schedules = {
         "resnet18": scaled(resnet18, _RESNET18_STEP_S),
         "1e9 parameters": even_schedule(4 * _LARGE_PARAMETERS, _BUCKET_BYTES, _LARGE_STEP_S),
@@ -53,7 +53,7 @@ def predictions(resnet18: Schedule, fit: Fit) -> list[dict[str, Any]]:
 
 
 def scaled(schedule: Schedule, step_s: float) -> Schedule:
-    """The same schedule on a device that takes `step_s` for the step."""
+    """Return the same schedule on a device that takes `step_s` for the step."""
     factor = step_s / schedule.step_s
     return Schedule(
         schedule.bucket_bytes,
@@ -64,7 +64,7 @@ def scaled(schedule: Schedule, step_s: float) -> Schedule:
 
 
 def even_schedule(num_bytes: int, bucket_bytes: int, step_s: float) -> Schedule:
-    """Buckets that fill evenly over backward, the last two thirds of the step; the optimizer takes no time."""
+    """Return buckets that fill evenly over backward, the last two thirds of the step; the optimizer takes no time."""
     full, rest = divmod(num_bytes, bucket_bytes)
     sizes = [bucket_bytes] * full + [rest] * (rest > 0)
     moments = [step_s / 3 + 2 / 3 * step_s * (index + 1) / len(sizes) for index in range(len(sizes))]

@@ -39,10 +39,10 @@ HERE = Node()
 def run_ranks(
     function: Callable[..., Any], nodes: Sequence[Node], timeout_s: float, *, backend: str = "gloo", **arguments: Any
 ) -> list[Any]:
-    """`function(**arguments)` on one process for each of `nodes`; what they return, by rank.
+    """Run `function(**arguments)` in one process for each of `nodes`; return the results by rank.
 
     Args:
-        function: of a module that can be imported; arguments and result go through JSON.
+        function: must be in a module that can be imported; arguments and result go through JSON.
         timeout_s: for the whole run, and for each collective in it.
     Raises RuntimeError if a rank fails (its traceback is on stderr by then) or is not done in time.
     """
@@ -66,7 +66,7 @@ def run_ranks(
                     "OMP_NUM_THREADS": "1",
                     "PYTHONPATH": str(ROOT),
                 }
-                # A session of its own: Ctrl-C reaches the parent alone, and that ends the ranks.
+                # In a separate session, so that Ctrl-C reaches only the parent, which then ends the ranks.
                 processes.append(subprocess.Popen(command, env=environment, start_new_session=True))
             for rank, process in enumerate(processes):
                 if process.wait(max(0.0, deadline - time.monotonic())):
@@ -108,5 +108,5 @@ if __name__ == "__main__":
     _rank(Path(sys.argv[1]), int(sys.argv[2]))
     sys.stdout.flush()
     sys.stderr.flush()
-    # At once: about one process in ten in which native DDP had several groups was aborted while it was taken apart.
+    # At once: with several groups of native DDP, about one process in ten was aborted during a normal exit.
     os._exit(0)

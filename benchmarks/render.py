@@ -4,12 +4,13 @@
 
     ours        render.py slurm, render.py pytorchjob
     torchx      torchx run --dryrun --scheduler slurm, kubernetes, with the component dist.ddp
-    nemo_run    Experiment.dryrun() with a SlurmExecutor.  Its KubeflowExecutor asks the cluster of the user's kubectl
-                before it makes anything, so it is not measured.
+    nemo_run    Experiment.dryrun() with a SlurmExecutor.  Its KubeflowExecutor is not measured: it contacts the cluster
+                of the user's kubectl before it makes anything.
 
-Each round starts every command once, as a process of its own, and takes the time from its start to its end: imports
-are most of it.  One round before is not counted; it writes the byte code.
-The first run installs each peer from PyPI into an environment of its own.  An option names one that you have already.
+Each round starts every command once, in a new process, and measures the time until the process ends.  Most of this
+time goes into imports.  One round before the others is not counted: it writes the byte code.
+The first run installs each peer from PyPI into a separate environment.  With --torchx and --nemo-run it uses an
+installed peer instead.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from typing import Any
 from benchmarks.measure import RESULTS, in_turns, machine, median_ratio, ratios, write_result
 
 ROOT = Path(__file__).parent.parent
-# nemo_run 0.11.1 imports what leptonai 0.47 no longer has.
+# nemo_run 0.11.1 imports something that leptonai 0.47 no longer has.
 PACKAGES = {"torchx": ["torchx[kubernetes]==0.7.0"], "nemo_run": ["nemo_run==0.11.1", "leptonai==0.27.3"]}
 VERSION_OF_NEMO_RUN = "import importlib.metadata as m; print('nemo_run', m.version('nemo_run'))"
 NODES = (2, 64)
 PROCS_PER_NODE = 8
-# Our target and the peer's.
+# Each pair is compared: our target and the peer's.
 COMPARED = [("slurm", "torchx_slurm"), ("pytorchjob", "torchx_kubernetes"), ("slurm", "nemo_run_slurm")]
 TARGETS = ("slurm", "pytorchjob")
 TARGET_RATIO = 0.6
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, write results/render.json; 1 if an artifact grows with the number of nodes."""
+    """Measure and write results/render.json; return 1 if an artifact grows with the number of nodes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.render", description=__doc__.splitlines()[0])
     parser.add_argument("--torchx", type=Path, help="torchx to be measured; default: one of our own")
     parser.add_argument("--nemo-run", type=Path, help="Python that has nemo_run; default: one of our own")
@@ -87,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def installed(peer: str) -> Path:
-    """The programs of a peer's environment, which is made if it is not there."""
+    """Return the folder of programs in a peer's environment, which is created if it is missing or incomplete."""
     environment = ROOT / f".venv-{peer}"
     programs = environment / "bin"
     if not (environment / "complete").exists():
@@ -99,7 +100,7 @@ def installed(peer: str) -> Path:
 
 
 def our_command(folder: Path, target: str, nodes: int) -> list[str]:
-    """The command for the job's spec, which it writes into `folder`.  The peers below get the same job."""
+    """Write the job's spec into `folder` and return our command for it.  The peers below get the same job."""
     spec = folder / f"{nodes}.yaml"
     spec.write_text(
         f"name: train\nnodes: {nodes}\nprocs_per_node: {PROCS_PER_NODE}\n"
@@ -109,7 +110,7 @@ def our_command(folder: Path, target: str, nodes: int) -> list[str]:
 
 
 def torchx_command(torchx: Path, scheduler: str, nodes: int) -> list[str]:
-    """Without a workspace, which would be built into an image."""
+    """Return the command of torchx, without a workspace, because torchx would build that into an image."""
     job = ["-j", f"{nodes}x{PROCS_PER_NODE}", "--script", "train.py", "--image", "registry.example/train:1"]
     job += ["--cpu", "32", "--gpu", str(PROCS_PER_NODE)]
     queue = ["-cfg", "queue=default"] if scheduler == "kubernetes" else []
@@ -117,24 +118,24 @@ def torchx_command(torchx: Path, scheduler: str, nodes: int) -> list[str]:
 
 
 def nemo_run_command(python: Path, nodes: int) -> list[str]:
-    """As a program of NeMo-Run, which has no command line for a script."""
+    """Return the command of a program that calls NeMo-Run, because NeMo-Run has no command line for a script."""
     return [str(python), str(Path(__file__).parent / "peers" / "nemo_run_job.py"), str(nodes), str(PROCS_PER_NODE)]
 
 
 def run(command: Sequence[str], folder: str) -> bytes:
-    """What a command prints.  Raises CalledProcessError if it fails."""
+    """Return what a command prints.  Raises CalledProcessError if it fails."""
     return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
 
 
 def seconds(command: Sequence[str], folder: str, number: int) -> float:
-    """Wall time of one start of a command; `number` is the round."""
+    """Return the wall time of one run of a command; `number` is the round."""
     started = time.perf_counter()
     run(command, folder)
     return time.perf_counter() - started
 
 
 def compare(times: dict[str, list[float]]) -> dict[str, Any]:
-    """Ratios of ours to each peer's target and size, and of 64 nodes to 2 within ours."""
+    """Return the ratios of ours to each peer, by target and size, and of 64 nodes to 2 nodes for ours."""
     few, many = sizes = [f"{nodes}x{PROCS_PER_NODE}" for nodes in NODES]
     pairs = {
         f"{theirs}_{size}": (times[f"ours_{ours}_{size}"], times[f"{theirs}_{size}"])
@@ -156,7 +157,7 @@ def compare(times: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def grows(target: str, sizes: dict[str, int]) -> bool:
-    """Whether an artifact of 64 nodes is longer by more than the digits of numbers."""
+    """Return True if the artifact for 64 nodes is over 1 % longer; a few more digits in numbers are no growth."""
     few, many = (sizes[f"ours_{target}_{nodes}x{PROCS_PER_NODE}"] for nodes in NODES)
     return many > 1.01 * few
 

@@ -2,13 +2,15 @@
 
     python -m benchmarks.scaling [--workload resnet18]        (as root: it makes network namespaces)
 
-Fitted on two ranks, over links limited to 200 Mbit/s and 1 Gbit/s: latency of a message and overhead of a byte on the
-wire, from all-reduces of 16 KiB to 26 MiB; seconds of a core that a byte costs, from how much slower a computation gets
-beside them.  Checked on 3, 4 and 6 ranks with 500 Mbit/s and 2 Gbit/s: predicted against measured training steps of
-CustomDDP, all-reduce in float32.  For each number of ranks the model is told when buckets are full in a step without a
-network: ranks share this machine's cores, so they compute more slowly than ranks with machines of their own.
+The model is fitted on two ranks, over links limited to 200 Mbit/s and 1 Gbit/s.  All-reduces of 16 KiB to 26 MiB give
+the latency of a message and the overhead of a byte on the wire.  A computation beside them gets slower, which gives the
+seconds of a core that a byte costs.
+It is checked on 3, 4 and 6 ranks with 500 Mbit/s and 2 Gbit/s: predicted against measured training steps of CustomDDP,
+all-reduce in float32.  For each number of ranks, the model gets the times at which buckets are full in a step without a
+network.  Ranks share this machine's cores, so they compute more slowly than ranks on separate machines.
 
-Extended to 1,024 nodes as a prediction: benchmarks/predictions.py says what is assumed, benchmarks/picture.py draws it.
+benchmarks/predictions.py extends the model to 1,024 nodes and says what is assumed; benchmarks/picture.py draws the
+prediction.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _TIMEOUT_S = 600.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, fit, predict; write results/scaling.json; 1 if a prediction is further off than 15 %."""
+    """Measure, fit, predict and write results/scaling.json; return 1 if a prediction is off by more than 15 %."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__.splitlines()[0])
     parser.add_argument("--workload", choices=list(WORKLOADS), default="resnet18")
     parser.add_argument("--repeats", type=int, default=5, help="all-reduces and steps of which the median is taken")
@@ -114,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def fit_to(all_reduces: Sequence[Mapping[str, float]]) -> Fit:
-    """From rows of measured all-reduces on FIT_RANKS ranks."""
+    """Fit the link to rows of measured all-reduces on FIT_RANKS ranks."""
     return fit_link(
         [int(row["bytes"]) for row in all_reduces],
         [FIT_RANKS] * len(all_reduces),
@@ -124,16 +126,16 @@ def fit_to(all_reduces: Sequence[Mapping[str, float]]) -> Fit:
 
 
 def cores_of_a_byte(slowdown: float, fit: Fit, cores: int) -> float:
-    """Seconds of a core for a byte sent, from how much slower a computation got beside all-reduces.
+    """Return the seconds of a core for a byte sent, from how much slower a computation got beside all-reduces.
 
-    With the model's own rule: a byte takes β + c·p/m instead of β, and only β of it is computed in.
+    This follows the rule of the cost model: a byte takes β + c·p/m instead of β, and computing advances by only β.
     """
     beta = fit.link(max(FIT_MBIT_PER_S)).beta_s_per_byte
     return max(0.0, (slowdown - 1) * beta * cores / FIT_RANKS)
 
 
 def schedule_of(figures: Mapping[str, Any]) -> Schedule:
-    """From what JSON holds."""
+    """Make a Schedule from its fields as JSON holds them."""
     return Schedule(
         tuple(figures["bucket_bytes"]), tuple(figures["bucket_full_s"]), figures["backward_end_s"], figures["step_s"]
     )
@@ -142,7 +144,7 @@ def schedule_of(figures: Mapping[str, Any]) -> Schedule:
 def compare(
     figures: Mapping[str, Any], ranks: int, fit: Fit, core_s_per_byte: float, cores: int
 ) -> list[dict[str, float]]:
-    """A row for each rate at which steps of `ranks` ranks were measured."""
+    """Return a row for each rate at which steps of `ranks` ranks were measured."""
     rows = []
     for row in figures["steps"]:
         link = fit.link(row["mbit_per_s"], core_s_per_byte)
@@ -161,7 +163,7 @@ def compare(
 
 
 def in_words(row: Mapping[str, float]) -> str:
-    """One line for a person."""
+    """Return one line of text about a row."""
     fitted = " (fitted on these links)" if row["ranks"] == FIT_RANKS else ""
     return (
         f"{row['ranks']:g} ranks, {row['mbit_per_s']:g} Mbit/s: predicted {row['predicted_s']:.3f} s, "

@@ -1,4 +1,4 @@
-"""What each rank measures for the cost model: all-reduces on limited links, compute without a network, whole steps."""
+"""Measure on each rank for the cost model: all-reduces on limited links, compute without a network, whole steps."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from train.sync import MakeSync, Payload, Sync, Waitable
 from train.sync.all_reduce import AllReduce
 
 _WARM_UP_STEPS = 2
-# All-reduces of one size follow each other for about so long, so that the meeting before them does not count.
+# All-reduces of one size follow each other for about this long, so that the barrier before them hardly counts.
 _ALL_REDUCES_S = 0.3
 _COMPUTE_S = 0.5
 
 
 class Silent(Sync):
-    """Averages nothing: notes when each bucket is full, and how large it is."""
+    """Sync that averages nothing, but records when each bucket is full and how large it is."""
 
     def __init__(self, group: dist.ProcessGroup, full: list[tuple[float, int]]) -> None:
         super().__init__(group)
@@ -37,7 +37,7 @@ class Silent(Sync):
 
 
 def measure_link(rates: Sequence[float], sizes_bytes: Sequence[int], repeats: int) -> dict[str, Any]:
-    """Seconds of all-reduces by rate (Mbit/s) and size; compute that is lost for each byte, at the highest rate."""
+    """Measure all-reduces by rate (Mbit/s) and size, and how much they slow down compute at the highest rate."""
     rows = []
     for rate in rates:
         limit_rate(rate)
@@ -52,7 +52,7 @@ def measure_link(rates: Sequence[float], sizes_bytes: Sequence[int], repeats: in
 
 
 def measure_steps(workload: str, rates: Sequence[float], steps: int) -> dict[str, Any]:
-    """The schedule of a step without a network, and the seconds of a step at each rate (Mbit/s); medians."""
+    """Measure the schedule of a step without a network, and the seconds of a step at each rate (Mbit/s), as medians."""
     schedule = record_schedule(workload, steps)
     take_step = _training(workload, AllReduce)
     rows = []
@@ -65,7 +65,7 @@ def measure_steps(workload: str, rates: Sequence[float], steps: int) -> dict[str
 
 
 def record_schedule(workload: str, steps: int) -> dict[str, Any]:
-    """The fields of cost_model.Schedule; each moment is that of the last rank, the median over `steps`."""
+    """Return the fields of cost_model.Schedule; each time is the last rank's, as the median over `steps`."""
     full: list[tuple[float, int]] = []
     backward_end: list[float] = []
     take_step = _training(workload, partial(Silent, full=full), lambda: backward_end.append(time.perf_counter()))
@@ -90,7 +90,7 @@ def record_schedule(workload: str, steps: int) -> dict[str, Any]:
 
 
 def _training(workload: str, sync: MakeSync, after_backward: Callable[[], None] = lambda: None) -> Callable[[], None]:
-    """A function that takes one step.  Buffers are not sent: the model is about gradients."""
+    """Return a function that takes one step.  Buffers are not sent: the cost model is about gradients."""
     model = CustomDDP(WORKLOADS[workload].model(), sync=sync, broadcast_buffers=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=WORKLOADS[workload].lr)
     [batch, *_] = WORKLOADS[workload].batches(dist.get_rank())
@@ -110,7 +110,7 @@ def _all_reduce(flat: torch.Tensor, times: int) -> None:
 
 
 def _slowdown_of_compute(num_bytes: int) -> float:
-    """Time of a computation while all-reduces are under way / its time alone."""
+    """Return the time of a computation while all-reduces are under way / its time alone."""
     matrix = torch.eye(256)
     flat = torch.ones(num_bytes // 4)
 
@@ -121,7 +121,7 @@ def _slowdown_of_compute(num_bytes: int) -> float:
         return time.perf_counter() - started
 
     times = int(_COMPUTE_S / compute(200) * 200)
-    # Twice as long as the computation takes alone, so that they outlast it.
+    # All-reduces for twice as long as the computation takes alone, so that they outlast it.
     number = math.ceil(2 * _COMPUTE_S / _seconds(partial(dist.all_reduce, flat)))
     dist.barrier()
     alone = compute(times)
@@ -137,7 +137,7 @@ def _slowdown_of_compute(num_bytes: int) -> float:
 
 
 def _seconds(action: Callable[[], Any]) -> float:
-    """From where all ranks begin to where the last is done."""
+    """Return the seconds from when all ranks begin until the last is done."""
     dist.barrier()
     started = time.perf_counter()
     action()

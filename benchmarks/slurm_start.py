@@ -5,9 +5,9 @@
     ours    render.py slurm, launcher srun: checks of the nodes (preflight) and then the step
     peer    what people write: the variables of the rendezvous, and a single srun
 
-Both start the same two processes on two nodes of the tests' own Slurm (tests/e2e/slurm/cluster.py, as root), which has
-two slow cores for everything.  The first line notes the time before anything else; each process notes its own.
-The two take turns, one job at a time.
+Both start the same two processes on two nodes of the tests' Slurm (tests/e2e/slurm/cluster.py, as root), where
+everything shares two slow cores.  The first line records the time before anything else; each process records when it
+starts.  The two scripts take turns, one job at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from tests.e2e.slurm import observer
 from tests.e2e.slurm.cluster import Cluster, missing
 
 MORE_AT_MOST_S = 0.3
-# A start that waits for something is an outlier; what it would wait for here takes srun two minutes.
+# A start of ours is an outlier if it takes this much longer than the peer's median: it waited for something.  Such a
+# wait of srun takes two minutes here.
 OUTLIER_S = 5.0
 NODES = ["n1", "n2"]
 FIRST_LINE = 'echo "$EPOCHREALTIME" > {folder}/"$SLURM_JOB_ID.first"\n'
@@ -48,7 +49,7 @@ srun --cpus-per-task=2 bash -c 'RANK=$SLURM_PROCID exec python3 {folder}/observe
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, write results/slurm_start.json; 1 if ours takes more than it may, or has an outlier."""
+    """Measure and write results/slurm_start.json; return 1 if ours takes longer than it may, or has an outlier."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.slurm_start", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=40, help="how often each script is started")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for slurm_start.json")
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
                 "ours": partial(start, cluster, with_first_line(ours, folder)),
                 "peer": partial(start, cluster, with_first_line(BY_HAND.format(folder=folder), folder)),
             }
-            start(cluster, with_first_line(ours, folder), 0)  # writes the byte code
+            start(cluster, with_first_line(ours, folder), 0)  # not counted: it writes the byte code
             seconds = in_turns(variants, options.rounds)
 
     result = compare(seconds)
@@ -78,14 +79,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def with_first_line(script: str, folder: Path) -> str:
-    """The script with a first command that notes the time; comments and `#SBATCH` lines stay before it."""
+    """Return the script with a first command that records the time; comments and `#SBATCH` lines stay before it."""
     lines = script.splitlines(keepends=True)
     first = next(number for number, line in enumerate(lines) if line.strip() and not line.startswith("#"))
     return "".join([*lines[:first], FIRST_LINE.format(folder=folder), *lines[first:]])
 
 
 def start(cluster: Cluster, script: str, number: int) -> float:
-    """Seconds from the first line to the first process of one job; `number` is the round."""
+    """Run one job; return the seconds from its first line to its first process.  `number` is the round."""
     job = cluster.wait_for_end(cluster.submit(script))
     if job.state != "COMPLETED":
         raise RuntimeError(f"job {job.number} of round {number} is {job.state}:\n{cluster.logs()}")
@@ -94,7 +95,7 @@ def start(cluster: Cluster, script: str, number: int) -> float:
 
 
 def compare(seconds: dict[str, list[float]]) -> dict[str, Any]:
-    """How much longer ours takes, by round, and the starts of ours that are far off."""
+    """Return how much longer ours takes, as median and quartiles over the rounds, and the outliers of ours."""
     more = [ours - peer for ours, peer in zip(seconds["ours"], seconds["peer"], strict=True)]
     usual = statistics.median(seconds["peer"])
     return {

@@ -1,4 +1,4 @@
-"""What each rank does in the comparisons of wrappers: training steps of each variant in turns, timed or weighed."""
+"""Steps of each rank in the comparisons of wrappers: each variant trains in turn, and time or memory is measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.variants import VARIANTS
 from benchmarks.workloads import WORKLOADS, loss_of
 from train.strategies.average_after_backward import AverageAfterBackward
 
-# Buckets are laid out anew after the first step, by PowerSGD after the second; then nothing changes any more.
+# Buckets are rebuilt after the first step, by PowerSGD after the second; then nothing changes any more.
 WARM_UP_STEPS = 4
 
 
@@ -46,9 +46,9 @@ class Training:
         self.losses.append(loss.detach())
 
     def seconds_per_step(self, steps: int) -> float:
-        """Mean over `steps` steps, from where all ranks begin to where the last is done.
+        """Return the mean over `steps` steps, from when all ranks begin until the last is done.
 
-        A step before them is not counted: in it this variant's data comes back into the caches.
+        One step before them is not counted: it brings this variant's data back into the caches.
         """
         self.step()
         self._meet()
@@ -59,7 +59,7 @@ class Training:
         return (time.perf_counter() - started) / steps
 
     def mean_losses(self) -> list[float]:
-        """The loss of each step so far, mean over the ranks."""
+        """Return the loss of each step so far, mean over the ranks."""
         losses = torch.stack(self.losses)
         dist.all_reduce(losses)
         return [float(loss) / dist.get_world_size() for loss in losses]
@@ -79,10 +79,10 @@ def time_variants(
     mbit_per_s: float | None = None,
     profiled_steps: int = 0,
 ) -> dict[str, Any]:
-    """Seconds a step of each variant by round, and the mean loss of each step.
+    """Return the seconds per step of each variant by round, and the mean loss of each step.
 
-    With `mbit_per_s` the nodes send no faster; with `profiled_steps` the share of communication behind backward in as
-    many steps at the end comes along.
+    With `mbit_per_s` the nodes send no faster than that.  With `profiled_steps`, as many steps at the end also give the
+    share of communication during backward.
     """
     if mbit_per_s is not None:
         limit_rate(mbit_per_s)
@@ -100,10 +100,10 @@ def time_variants(
 
 
 def losses_in_double(workload: str, variants: Sequence[str], steps: int, device: str = "cpu") -> dict[str, list[float]]:
-    """Loss of each step by variant, mean over the ranks, in float64.
+    """Return the loss of each step by variant, mean over the ranks, in float64.
 
-    In float32 sums in another order come apart by per cents within 30 steps of a BatchNorm network, native DDP's with
-    two sizes of buckets, too.  What differs in float64 is another computation.
+    In float32, sums in another order drift apart by per cents within 30 steps of a BatchNorm network.  Even native
+    DDP drifts from itself if its buckets have another size.  A difference in float64 means a different computation.
     """
     losses = {}
     for variant in variants:
@@ -115,7 +115,7 @@ def losses_in_double(workload: str, variants: Sequence[str], steps: int, device:
 
 
 def peak_memory_mib(workload: str, variant: str, steps: int) -> float:
-    """The most memory that this process ever held, in MiB (VmHWM), after `steps` steps of one variant."""
+    """Return the most memory that this process ever held, in MiB (VmHWM), after `steps` steps of one variant."""
     run = Training(workload, variant)
     for _ in range(steps):
         run.step()

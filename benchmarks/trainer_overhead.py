@@ -5,9 +5,9 @@
     trainer  Trainer.train_epoch() as `python -m train --run-dir DIR --tensorboard` runs it
     bare     the same model in CustomDDP, the same batches and optimizer: forward, backward, step, and nothing else
 
-Both run in the same two processes of one thread, and take turns: one epoch of the synthetic dataset each.  Each round
-gives one ratio of seconds per step; the median is the result.  The load average says how busy the machine was: ratios
-from a busy one are noise.
+Both run in the same two processes, with one thread each, and take turns: one epoch of the synthetic dataset each.
+Each round gives one ratio of seconds per step; the median is the result.  The load average says how busy the machine
+was: ratios from a busy machine are noise.
 """
 
 from __future__ import annotations

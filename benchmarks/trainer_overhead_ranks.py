@@ -1,4 +1,4 @@
-"""What each rank of benchmarks/trainer_overhead.py does: train an epoch in turns, through Trainer and by hand."""
+"""Code of each rank of benchmarks/trainer_overhead.py: train an epoch in turns, through Trainer and by hand."""
 
 from __future__ import annotations
 

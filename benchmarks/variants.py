@@ -19,7 +19,7 @@ from train.sync.powersgd import PowerSGD
 NATIVE = ("native", "native_bucket_view", "native_static_graph")
 PLAIN = ("hook_per_parameter", "average_after_backward")
 
-# Columns of PowerSGD's factors, and the steps before it begins to compress: native's least, its buckets settle in them.
+# Columns of PowerSGD's factors, and steps before it compresses: native's fewest, in which its buckets settle.
 POWERSGD_RANK = 4
 POWERSGD_FULL_STEPS = 2
 
@@ -31,8 +31,8 @@ def _native_bf16(model: nn.Module) -> nn.Module:
 
 
 def _native_powersgd(model: nn.Module) -> nn.Module:
-    # One bucket: of several, the hook starts the second collective of one and the first of the next in an order that
-    # differs between ranks, and gloo aborts ("Received data size doesn't match expected size") or waits for ever.
+    # One bucket.  With several, the hook starts the second collective of one and the first of the next in an order that
+    # differs between ranks.  gloo then aborts ("Received data size doesn't match expected size") or waits forever.
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=2**10)
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=POWERSGD_FULL_STEPS

@@ -1,4 +1,4 @@
-"""What is trained where wrappers are compared: a model and random batches, the same for each variant."""
+"""Workloads on which wrappers are compared: a model and random batches, the same for each variant."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Workload:
     lr: float = 0.01
 
     def model(self) -> nn.Module:
-        """The model; its initial weights are the same at each call."""
+        """Build the model; its initial weights are the same at each call."""
         torch.manual_seed(0)
         return self.build()
 
     def batches(self, rank: int) -> list[Batch]:
-        """A few batches of this rank's own."""
+        """Draw a few batches, which are different on each rank."""
         generator = torch.Generator().manual_seed(rank)
         return [self.draw(generator) for _ in range(_NUM_BATCHES)]
 
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross entropy, mean over samples (images) or positions (tokens)."""
+    """Return the cross entropy, mean over samples (images) or positions (tokens)."""
     inputs, targets = batch
     return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
 
@@ -60,7 +60,7 @@ def _tokens(batch_size: int) -> Callable[[torch.Generator], Batch]:
 
 
 def _small_layers() -> nn.Module:
-    """200 linear layers of 64×64; orthogonal, so that over so many neither signal nor gradient vanishes."""
+    """Build 200 linear layers, all but the last 64×64 and orthogonal, so that neither signal nor gradient vanishes."""
     layers = [nn.Linear(64, 64) for _ in range(NUM_SMALL_LAYERS - 1)]
     for layer in layers:
         nn.init.orthogonal_(layer.weight)

@@ -4,7 +4,7 @@
     python -m benchmarks.gpu c e        some of them
 
 Each check runs in a separate process group and is killed at its time limit. The other checks still run.  The record
-is results/gpu.json.  Records of the checks that are not run now stay in it if they come from the same kind of machine.
+is results/gpu.json.  Checks that are not run now keep their records in it if those come from the same kind of machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmarks.ranks import ROOT
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the checks; 1 if one of them failed."""
+    """Run the checks; return 1 if one of them failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("checks", nargs="*", metavar="LETTER", help=f"{', '.join(CHECKS)}; default: all")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: only to try the checks out")
@@ -84,7 +84,7 @@ def run(letter: str, check: Check, device: str) -> dict[str, Any]:
 
 
 def keep(folder: Path, records: Mapping[str, Any], device: str) -> None:
-    """Write the records beside those of earlier runs on the same kind of machine."""
+    """Write the records, and keep the records of other checks from earlier runs on the same kind of machine."""
     name = "gpu" if device == "cuda" else "gpu_on_cpu"
     here = machine(device)
     file = folder / f"{name}.json"
@@ -95,7 +95,7 @@ def keep(folder: Path, records: Mapping[str, Any], device: str) -> None:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """The kind of machine, with the GPU, its driver and the libraries that talk to it."""
+    """Return the kind of machine, with the GPU, its driver and the libraries that talk to it."""
     if device == "cpu":
         return {**measure.machine(), "gpu": None}
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -116,7 +116,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def in_words(letter: str, record: Mapping[str, Any]) -> str:
-    """One line for a person."""
+    """Return one line of text about a check."""
     why = f": {record['why']}" if record.get("why") else ""
     return f"({letter}) {record['outcome']} in {record['seconds']:.0f} s: {record['title']}{why}"
 

@@ -12,7 +12,7 @@ from typing import Any
 class Check:
     """One check.
 
-    function: "module:name"; a module without a dot is one of this package.  It is called with the device, "cuda" or
+    function: "module:name"; a module without a dot is in this package.  It is called with the device, "cuda" or
     "cpu", and returns a record of plain numbers and words, or raises Skipped, Failed or any other error.
     """
 

@@ -12,7 +12,7 @@ from benchmarks.gpu import jobs
 from benchmarks.gpu.outcome import Failed, Skipped
 
 _START_S = 140.0
-# Collectives give up after --rendezvous-timeout-s; a survivor that waits for that has noticed nothing before.
+# Collectives give up after --rendezvous-timeout-s; a survivor that waits so long did not notice the death.
 TIMEOUT_S = 60.0
 LIMIT_S = 30.0
 _FLAGS = ("--model=mlp", "--epochs=1000", "--batch-size=64", f"--rendezvous-timeout-s={TIMEOUT_S:g}")
@@ -30,7 +30,7 @@ def run(device: str) -> dict[str, Any]:
 
 
 def killed(device: str, folder: Path) -> dict[str, Any]:
-    """kill -9 to rank 1 after some steps; what rank 0 says, and when it has ended."""
+    """Send kill -9 to rank 1 after some steps; return what rank 0 says and when it has ended."""
     with jobs.started(device, folder, _FLAGS, ranks=2) as job:
         _wait_for_steps(job)
         job.processes[1].send_signal(signal.SIGKILL)
@@ -38,7 +38,7 @@ def killed(device: str, folder: Path) -> dict[str, Any]:
 
 
 def out_of_memory(device: str, folder: Path) -> dict[str, Any]:
-    """A real allocation that cannot succeed, in rank 1's 50th forward; what both say, and when rank 0 has ended."""
+    """Make a real allocation fail in rank 1's 50th forward; check what both ranks say and when rank 0 has ended."""
     modules = ("train", "benchmarks.gpu.train_out_of_memory")
     with jobs.started(device, folder, _FLAGS, ranks=2, modules=modules) as job:
         _wait_for_steps(job)

@@ -1,4 +1,4 @@
-"""Start `python -m train` on one device, alone or as two ranks, and read what it leaves."""
+"""Start `python -m train` on one device, alone or as two ranks, and read what it writes."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from typing import Any
 from benchmarks.gpu.outcome import Failed
 from benchmarks.ranks import ROOT
 
-# What a launcher sets; the checks themselves may run under one.
+# Variables that a launcher sets; the checks themselves may run under a launcher.
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "PET_", "SLURM_", "TORCHELASTIC_", "GROUP_", "NODE_RANK")
 BASE_FLAGS = ("--dataset=synthetic", "--dropout=0", "--log-every=1")
-# Without processes of a loader, and without making the samples that are not read: short runs start at once.
+# No loader processes, and only samples that are read are made, so that short runs start at once.
 _INPUT = ("--input=loader", "--workers=0")
 
 
 def nccl_variables(rank: int) -> dict[str, str]:
-    """Variables with which NCCL may accept two ranks on one GPU: from 2.30 on by its own switch, before that because it
-    takes them for two hosts, which it connects through sockets."""
+    """Return variables with which NCCL may accept two ranks on one GPU.
+
+    From 2.30 on NCCL has a switch for it.  Earlier versions take the ranks for two hosts, connected through sockets.
+    """
     return {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
 
 @dataclass
 class Job:
-    """The processes of one run, by rank; what each prints is in its file."""
+    """The processes of one run, by rank; `logs` holds the file with the output of each."""
 
     processes: list[subprocess.Popen[bytes]]
     logs: list[Path]
@@ -43,13 +45,13 @@ class Job:
         return self.logs[rank].read_text(errors="replace")
 
     def records(self, event: str) -> list[dict[str, Any]]:
-        """The records of one kind so far."""
+        """Return the records of one kind so far."""
         file = self.run_dir / "metrics.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
         return [record for record in map(json.loads, lines) if record["event"] == event]
 
     def wait_for(self, what: str, reached: Callable[[], bool], timeout_s: float) -> None:
-        """Return once `reached()`; Failed if a process ends before, or time does."""
+        """Return once `reached()` is true.  Raises Failed if a process ends first, or after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not reached():
             for rank, process in enumerate(self.processes):
@@ -60,7 +62,7 @@ class Job:
             time.sleep(0.05)
 
     def wait(self, rank: int, timeout_s: float) -> tuple[int, float]:
-        """Exit code of a rank, and the seconds until it ended; Failed if it does not end."""
+        """Return a rank's exit code and the seconds until it ended.  Raises Failed if it does not end."""
         started = time.monotonic()
         try:
             code = self.processes[rank].wait(timeout_s)
@@ -69,7 +71,7 @@ class Job:
         return code, time.monotonic() - started
 
     def finish(self, timeout_s: float) -> str:
-        """Wait for a good end; the hash of the weights."""
+        """Wait until all ranks have ended without error; return the hash of the weights."""
         for rank in range(len(self.processes)):
             code, _ = self.wait(rank, timeout_s)
             if code != 0:
@@ -82,9 +84,9 @@ class Job:
 def started(
     device: str, folder: Path, flags: Sequence[str], ranks: int = 1, modules: Sequence[str] = ("train", "train")
 ) -> Iterator[Job]:
-    """A run of `ranks` processes that all compute on the same device; they are killed at the end.
+    """Start a run of `ranks` processes that all compute on the same device; kill them at the end.
 
-    modules: what each rank runs, `train` or something that ends in it.
+    modules: what each rank runs, `train` or a module that then calls it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     own = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)}

@@ -1,4 +1,4 @@
-"""Losses of the first steps on the device, in each precision, against those of the CPU in fp32."""
+"""Compare losses of the first steps on the device, in each precision, with the losses of the CPU in fp32."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from benchmarks.gpu import jobs
 from benchmarks.gpu.outcome import Failed
 
 MODELS = ("mlp", "mnist_cnn", "resnet18")
-# The largest difference of a loss, as a share of the CPU's.  fp32: sums in another order, which ten steps multiply.
-# bf16 has 8 bits and fp16 11; both round each layer's output.
+# The largest difference of a loss, as a share of the CPU's.  In fp32, sums are in another order, and ten steps
+# multiply the difference.  bf16 has 8 bits and fp16 11; both round each layer's output.
 TOLERANCES = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 2e-2}
 STEPS = 10
 _TIMEOUT_S = 250.0
@@ -26,7 +26,7 @@ def run(device: str, models: tuple[str, ...] = MODELS, steps: int = STEPS) -> di
             raise Failed(f"{model} learns nothing in {steps} steps on the CPU, so equal losses would mean little")
         for precision, tolerance in TOLERANCES.items():
             if precision == "fp16" and device == "cpu":
-                continue  # train refuses it there
+                continue  # train rejects it there
             losses = losses_of(device, model, precision, steps)
             largest = max(abs(ours / theirs - 1) for ours, theirs in zip(losses, expected, strict=True))
             differences[f"{model} {precision}"] = largest

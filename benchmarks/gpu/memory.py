@@ -26,7 +26,7 @@ def run(device: str, epochs: int = EPOCHS) -> dict[str, Any]:
 
 
 def reserved_mib(device: str, input: str, epochs: int) -> list[float]:
-    """MiB that are reserved after each epoch of reading, where each batch is used once on the training's stream."""
+    """Return the MiB reserved after each epoch of reading; each batch is used once on the training's stream."""
     on_cuda = device == "cuda"
     samples = SyntheticSamples("validation", 0)
     sampler = ShardSampler(len(samples), 600, rank=0, world_size=1, seed=0)

@@ -14,7 +14,7 @@ from benchmarks.gpu.outcome import Failed, Skipped
 
 
 def outcome(check: Check, device: str) -> dict[str, Any]:
-    """The record of a check, whichever way it ends."""
+    """Return the record of a check, whichever way it ends."""
     try:
         return {"outcome": "passed", **check.load()(device)}
     except Skipped as reason:
@@ -34,4 +34,4 @@ if __name__ == "__main__":
     partial.rename(file)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # a group of NCCL whose peer is gone may wait forever in its destructor
+    os._exit(0)  # an NCCL group whose peer is gone may wait forever in its destructor

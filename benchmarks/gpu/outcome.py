@@ -1,4 +1,4 @@
-"""How a check ends when it does not return its record."""
+"""Exceptions for a check that does not return its record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Skipped(Exception):
 
 
 class Failed(Exception):
-    """What the check looks at is wrong.  `record` holds the figures, so that they are kept, too."""
+    """The check has found an error.  `record` holds the figures, so that they are kept too."""
 
     def __init__(self, message: str, record: dict[str, Any] | None = None) -> None:
         super().__init__(message)

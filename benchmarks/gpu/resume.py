@@ -1,4 +1,4 @@
-"""Weights of a run that was stopped in the middle and resumed, against those of one that was not."""
+"""Compare the weights of a run that was stopped in the middle and resumed with the weights of an unbroken run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(device: str, steps: int = STEPS, model: str = "resnet18") -> dict[str, A
 
 
 def hashes(device: str, folder: Path, steps: int, model: str, *more: str) -> tuple[str, str]:
-    """SHA-256 of the weights without and with an interruption after half of the steps."""
+    """Return the SHA-256 of the weights without and with an interruption after half of the steps."""
     flags = (f"--model={model}", "--precision=bf16", "--batch-size=64", "--momentum=0.9", *more)
     with jobs.started(device, folder / "whole", [*flags, f"--max-steps={steps}"]) as job:
         whole = job.finish(_TIMEOUT_S)

@@ -12,9 +12,9 @@ from benchmarks.gpu.outcome import Failed
 
 
 def run(device: str, *more: str) -> dict[str, Any]:
-    """The medians of all variants; the whole record goes to results/ddp_cuda.json.
+    """Return the medians of all variants; the whole record goes to results/ddp_cuda.json.
 
-    Only losses that differ fail: a slower step is a figure to be kept, not an error.
+    Only losses that differ make the check fail: a slower step is a figure to keep, not an error.
     """
     with tempfile.TemporaryDirectory() as folder:
         results = measure.RESULTS if device == "cuda" else Path(folder)

@@ -1,4 +1,4 @@
-"""Run pytest with CUDA visible and count what it says."""
+"""Run pytest with CUDA visible and count the outcomes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from xml.etree import ElementTree
 from benchmarks.gpu.outcome import Failed
 from benchmarks.ranks import ROOT
 
-# Of an image without the tools for development, whose tests cannot be imported then.
+# The error in an image without the development tools, where the tests that need them cannot be imported.
 _MISSING = "No module named"
 
 
 def whole(device: str) -> dict[str, Any]:
-    """Every test; those that need a package that is not installed are listed, not counted as failures."""
+    """Run every test; tests that need a missing package are listed, not counted as failures."""
     workers = max(1, (len(os.sched_getaffinity(0)) - 2) // 2)
     return pytest(["-n", str(workers), "--dist=worksteal", "--timeout=300", "tests"])
 
 
 def pytest(arguments: list[str], limit_s: float = 540.0) -> dict[str, Any]:
-    """Numbers of tests by outcome, the reasons of those that were skipped, and what failed.
+    """Return the numbers of tests by outcome, the reasons for skipped tests, and the failed tests.
 
     Raises Failed if a test fails, if none ran, or if some did not start within `limit_s`.
     """

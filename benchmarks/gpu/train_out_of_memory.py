@@ -16,7 +16,7 @@ _FORWARD = 50
 
 
 def exhaust_memory_in_a_forward() -> None:
-    """Let the allocator of the model's own device fail, as it does when a batch is too large."""
+    """Make the allocator of the model's own device fail, as it does when a batch is too large."""
     calls = count(1)
 
     def allocate(module: nn.Module, inputs: tuple[object, ...]) -> None:

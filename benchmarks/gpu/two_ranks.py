@@ -32,7 +32,7 @@ BATCHNORM_TOLERANCES = {"fp32": 1e-3, "bf16": 5e-2}
 SHARES = ((8, 8), (16, 0), (5, 11))
 _TIMEOUT_S = 180.0
 _DELAY_S = 0.02
-_DELAY_CYCLES = 30_000_000  # as long at 1.5 GHz; long against a kernel
+_DELAY_CYCLES = 30_000_000  # the same time at 1.5 GHz; long compared with a kernel
 
 
 def over_gloo(device: str) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def over_gloo(device: str) -> dict[str, Any]:
 
 
 def marked_tests(device: str) -> dict[str, Any]:
-    """The tests marked for CUDA, then BatchNorm over gloo."""
+    """Run the tests marked for CUDA, then check BatchNorm over gloo."""
     record = {} if device == "cpu" else suite.pytest(["-m", "cuda", "--timeout=300", "-n", "4", "tests/train"], 400)
     return record | _compared(device, "gloo", ["batchnorm"])
 
@@ -72,7 +72,7 @@ def _nodes(device: str, backend: str) -> list[Node]:
 
 
 def _compared(device: str, backend: str, kinds: Sequence[str], steps: int = STEPS) -> dict[str, Any]:
-    """Differences of losses between the device and the CPU, and whether both ranks hold the same weights."""
+    """Compare losses between the device and the CPU, and check that both ranks hold the same weights."""
     differences, wrong = {}, []
     for kind in kinds:
         expected = run_ranks(all_cases, [HERE, HERE], _TIMEOUT_S, kind=kind, device="cpu", steps=steps)
@@ -100,7 +100,7 @@ def _sum_of_ranks(results: Sequence[dict[str, Any]], name: str) -> list[float]:
 
 
 def all_cases(kind: str, device: str, steps: int) -> dict[str, Any]:
-    """What this rank saw in each case of a kind: its part of each step's loss, and the hash of the weights."""
+    """Return what this rank saw in each case of a kind: its part of each step's loss, and the hash of the weights."""
     if device == "cuda":
         torch.cuda.set_device(0)
     train = partial(_train, torch.device(device), steps)
@@ -142,7 +142,7 @@ def _train(
 
 
 def _share(step: int, uneven: bool) -> tuple[Tensor, Tensor]:
-    """This rank's samples of a step: points around ten centres."""
+    """Return this rank's samples of a step: points around ten centres."""
     generator = torch.Generator().manual_seed(step)
     centres = torch.randn(10, 64, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(10, (sum(SHARES[0]),), generator=generator)
@@ -154,7 +154,7 @@ def _share(step: int, uneven: bool) -> tuple[Tensor, Tensor]:
 
 
 def _delay_on_rank_1(grad: Tensor) -> None:
-    """Let the gradients of one rank come late: on CUDA for the device only, as long kernels do."""
+    """Delay the gradients of one rank; on CUDA only the device is delayed, as by long kernels."""
     if dist.get_rank() == 1:
         if grad.is_cuda:
             torch.cuda._sleep(_DELAY_CYCLES)

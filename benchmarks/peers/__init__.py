@@ -1,1 +1,1 @@
-"""What we are measured against, written the way it is published."""
+"""Peers that we are measured against, written as they are published."""

@@ -1,4 +1,4 @@
-"""The batch script that NeMo-Run makes of the benchmark's job; started by its own Python, with NODES and PROCS."""
+"""Print NeMo-Run's batch script for the benchmark's job; run by NeMo-Run's Python, with arguments NODES and PROCS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main() -> None:
             cpus_per_task=32,
             container_image="registry.example/train:1",
             launcher="torchrun",
-            packager=run.Packager(),  # the others would pack the folder into an archive
+            packager=run.Packager(),  # other packagers would pack the folder into an archive
             tunnel=run.LocalTunnel(job_dir=folder),
         )
         with run.Experiment("train", base_dir=folder) as experiment:

@@ -5,9 +5,9 @@ parameter that averages its gradient over the ranks, `loss.item()` at each step,
 Sources: PyTorch's tutorial "Writing Distributed Applications" (all_reduce and division, one call a parameter) and
 PyTorch's MNIST example (transforms, loop).
 
-It shares with ours what is not compared: the flags, the model and its initial weights, the format of its record.
-The clock runs as that of our `train_seconds`: from before the first batch to the last step.  The start of the
-DataLoader's workers is in it, because in this style they start anew in each epoch.
+It shares with our code what is not compared: the flags, the model and its initial weights, the format of its record.
+The clock runs as for our `train_seconds`: from before the first batch to the last step.  The start of the DataLoader's
+workers is included, because in this style they are restarted in each epoch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(config: TrainConfig) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(config.seed)
     model = models.build(config.model, (1, 28, 28), 10, config.dropout)
-    # Dropout that is the same on both ranks would learn less from as many samples.
+    # With the same dropout on both ranks, the model would learn less from as many samples.
     torch.manual_seed(config.seed * dist.get_world_size() + dist.get_rank())
     average_gradients(model)
     optimizer = OPTIMIZERS[config.optimizer](model.parameters(), lr=config.lr)
@@ -59,7 +59,7 @@ def main(config: TrainConfig) -> None:
 
 
 def average_gradients(model: nn.Module) -> None:
-    """Let backward replace each gradient by its mean over the ranks as soon as it is there."""
+    """Make backward replace each gradient with its mean over the ranks as soon as it is there."""
 
     def average(param: torch.Tensor) -> None:
         assert param.grad is not None
@@ -83,7 +83,7 @@ def make_loader(config: TrainConfig, train: bool) -> Loader:
 
 
 def train_epoch(model: nn.Module, optimizer: optim.Optimizer, loader: Loader, max_steps: int | None) -> float:
-    """Mean of this rank's losses over the steps."""
+    """Train for an epoch; return the mean of this rank's losses over the steps."""
     model.train()
     losses = []
     for images, labels in loader:
@@ -99,7 +99,7 @@ def train_epoch(model: nn.Module, optimizer: optim.Optimizer, loader: Loader, ma
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: Loader) -> float:
-    """Mean of this rank's losses over the batches."""
+    """Return the mean of this rank's losses over the batches."""
     model.eval()
     losses = [F.cross_entropy(model(images), labels).item() for images, labels in loader]
     return sum(losses) / len(losses)

@@ -1,7 +1,7 @@
 """One task of a job array: the same training with another learning rate, in a run folder of its own.
 
-    --lr=A,B,C    task number 0 takes A, number 1 takes B …; without an array it is number 0
-    --run-dir=D   the folder is D/0, D/1 …; ~ is the home of the process
+    --lr=A,B,C    task number 0 takes A, number 1 takes B …; without an array the task is number 0
+    --run-dir=D   the folder is D/0, D/1 …; ~ is the home directory of the process
 All other flags go to `python -m train` as they are.
 """
 
@@ -16,7 +16,7 @@ from train.__main__ import main
 
 
 def flags_of_task(task: int, argv: list[str]) -> list[str]:
-    """The flags of `python -m train` for this task.  Exits with a message if there is no learning rate for it."""
+    """Return the flags of `python -m train` for this task.  Exits with a message if the task has no learning rate."""
     parser = argparse.ArgumentParser(prog="jobs.scripts.array_task", description=__doc__, allow_abbrev=False)
     parser.add_argument("--lr", required=True)
     parser.add_argument("--run-dir", required=True)

@@ -16,14 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    """Fit a plane to random points of each rank's own; all ranks end with the same weights."""
+    """Fit a plane to random points, different on each rank; all ranks end with the same weights."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--lr", type=float, default=0.1)
     args = parser.parse_args()
 
     cuda = torch.cuda.is_available()
-    # The remainder also fits where each process was given one GPU of its own, which it sees as number 0.
+    # The remainder is also right if each process sees only its own GPU, as number 0.
     device = torch.device(f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}" if cuda else "cpu")
     dist.init_process_group("nccl" if cuda else "gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
