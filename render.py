@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         "which of the examples in slurm/, k8s/ and docker/ differ from what jobs/ and sites/ give; exit code 1 if any"
     )
     command = _command(commands, "check", text, _check)
-    command.add_argument("--write", action="store_true", help="write these examples anew")
+    command.add_argument("--write", action="store_true", help="write these examples again")
 
     text = "known faults in scripts and manifests that others wrote; exit code 1 if any"
     command = _command(commands, "lint", text, _lint)

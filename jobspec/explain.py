@@ -155,7 +155,7 @@ def _hosts(plan: Plan, hosts: str, given: list[str]) -> list[str]:
     if len(names) != nodes:
         raise SpecError([Problem(place, f"one name for each node is needed: {nodes}, not {len(names)}")])
     if len(set(names)) != len(names) or not all(names):
-        raise SpecError([Problem(place, "each node needs a name of its own")])
+        raise SpecError([Problem(place, "each node needs its own name")])
     return names
 
 

@@ -62,7 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "runs", nargs="*", type=Path, metavar="RUN_DIR", help="a folder that was the --run-dir of a run"
     )
-    parser.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="say in words where these two runs part")
+    parser.add_argument(
+        "--diff", nargs=2, type=Path, metavar=("A", "B"), help="say in words where two runs first differ"
+    )
     parser.add_argument("--out", type=Path, default=Path("report"), help="folder to write to (default: %(default)s)")
     return parser
 

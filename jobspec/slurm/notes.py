@@ -26,8 +26,7 @@ def _not_used(job: Job) -> Iterator[str]:
         yield f"Not used here: files; the processes see {inside}."
     if job.resources.shm and not slurm.preflight:
         yield (
-            "Not used here: resources.shm; /dev/shm is that of the nodes, and the preflight, which would measure it, "
-            "is off."
+            "Not used here: resources.shm; /dev/shm is the node's, and the preflight, which would measure it, is off."
         )
     if slurm.launcher == "srun" and job.rendezvous.timeout and job.train is None:
         yield (

@@ -75,7 +75,7 @@ def ntasks(job: Job) -> str:
 def what_ends_what(job: Job) -> str:
     """Say in words what srun_flags do about a task that ends or fails."""
     if job.nodes.elastic:
-        return "The other nodes go on when one is lost."
+        return "The other nodes continue when one is lost."
     if job.preemption:
         return "A node that has saved and ended must not end those that still save."
     return "A node that fails ends the others, which would wait for it."

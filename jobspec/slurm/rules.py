@@ -34,7 +34,7 @@ def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
     if job.slurm.launcher == "torchrun":
         return
     if job.nodes.elastic:
-        message = "slurm.launcher is srun, but only torchrun goes on when nodes come and go (nodes is a range)"
+        message = "slurm.launcher is srun, but only torchrun continues when nodes come and go (nodes is a range)"
         yield Finding(("slurm", "launcher"), message, "launcher: torchrun")
     elif job.rendezvous.backend == "c10d":
         message = "slurm.launcher is srun, but rendezvous.backend c10d is torchrun's"

@@ -116,7 +116,7 @@ def _read_shell_line(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
     if not re.fullmatch(_LINE, value):
-        raise ValueError("each line is an element of its own" if "\n" in value else "")
+        raise ValueError("write each line as a separate element" if "\n" in value else "")
     return value
 
 

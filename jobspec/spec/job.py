@@ -168,9 +168,7 @@ class Preemption(Section):
 class Compose(Section):
     """Keys that only compose has."""
 
-    project: DnsLabel | None = Field(
-        None, description="name of the project, for Compose 2; default: that of the folder"
-    )
+    project: DnsLabel | None = Field(None, description="name of the project, for Compose 2; default: the folder's name")
 
 
 class Job(Section):
@@ -223,9 +221,7 @@ class Job(Section):
     resources: Resources = Field(Resources(), description="what each node gives to the job")
     time_limit: Duration | None = Field(None, description="the job is ended after this time, such as 2h")
     rendezvous: Rendezvous = Field(Rendezvous(), description="how the nodes find each other")
-    max_restarts: int = Field(
-        0, ge=0, le=10000, description="how often the processes are started again after a failure"
-    )
+    max_restarts: int = Field(0, ge=0, le=10000, description="how often the processes are restarted after a failure")
     preemption: Preemption | None = Field(None, description="the scheduler may take the nodes back")
     sweep: dict[SweepKey, Annotated[list[SweptValue], Field(min_length=1)]] = Field(
         {},

@@ -16,9 +16,9 @@ from jobspec.spec.rules import Rule, leaves_room, missing_image
 from jobspec.spec.shell import before
 
 NOT_USED = {
-    "gpu": "GPUs are those of the machine",
+    "gpu": "the machine's GPUs are used",
     "time_limit": "nothing ends the job",
-    "resources.devices": "its names are those of Kubernetes",
+    "resources.devices": "only Kubernetes knows its names",
     "slurm.array": "this is one job, not several",
 }
 

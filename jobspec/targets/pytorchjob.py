@@ -24,9 +24,7 @@ RENDEZVOUS_TIMEOUT_S = pod.RENDEZVOUS_TIMEOUT_S
 SWEEPS = "objects"
 
 POD_RULES = rules.POD
-preemption_needs_restarts = rules.preemption_needs_restarts(
-    "a pod that is taken back counts as failed", of_one_node=True
-)
+preemption_needs_restarts = rules.preemption_needs_restarts("a preempted pod counts as failed", of_one_node=True)
 
 _UNBUFFERED = "PYTHONUNBUFFERED"  # the operator adds it to every container
 

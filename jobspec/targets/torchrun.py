@@ -17,14 +17,14 @@ from jobspec.environment import (
 from jobspec.plan import Plan, Rank
 
 NOT_USED = {
-    "gpu": "GPUs are those of the machine",
+    "gpu": "the machine's GPUs are used",
     "image": "this script runs in the shell's own environment, not in a container",
     "mounts": "the processes see the paths of the machine",
     "files": "the processes see the folder in which the script is started",
     "resources.memory": "nothing limits the processes",
     "resources.shm": "/dev/shm is the machine's own",
-    "resources.rdma": "devices are those of the machine",
-    "resources.devices": "devices are those of the machine",
+    "resources.rdma": "the machine's devices are used",
+    "resources.devices": "the machine's devices are used",
     "time_limit": "nothing ends the job",
     "slurm.array": "this is one job, not several",
     "preemption": "no scheduler takes the nodes back",

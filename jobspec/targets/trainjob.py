@@ -56,7 +56,7 @@ def image_is_given_or_the_runtimes(job: Job) -> Iterator[Finding]:
 @Rule
 def preemption_needs_restarts_or_a_runtime(job: Job) -> Iterator[Finding]:
     if job.kubernetes.runtime is None:
-        yield from rules.preemption_needs_restarts("the peers of a pod that is taken back may fail first").check(job)
+        yield from rules.preemption_needs_restarts("the peers of a preempted pod may fail first").check(job)
 
 
 @Rule

@@ -63,7 +63,7 @@ task() {  # on the node, once for its 2 processes
 export -f task
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
-# The other nodes go on when one is lost.
+# The other nodes continue when one is lost.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --export=ALL --no-kill --kill-on-bad-exit=0 --wait=0 --output="$log" --open-mode=append \
   bash -euc "export -fn task; task"

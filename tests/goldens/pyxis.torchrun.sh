@@ -4,7 +4,7 @@
 # Not used here: mounts; the processes see the paths of the machine.
 # Not used here: resources.memory; nothing limits the processes.
 # Not used here: resources.shm; /dev/shm is the machine's own.
-# Not used here: resources.rdma; devices are those of the machine.
+# Not used here: resources.rdma; the machine's devices are used.
 # Not used here: time_limit; nothing ends the job.
 # Not used here: preemption; no scheduler takes the nodes back.
 #

@@ -195,8 +195,8 @@ def test_ranks_of_a_c10d_job_follow_the_text_of_the_names(spec: Path) -> None:
     ("hosts", "message"),
     [
         ("a", "one name for each node is needed: 3, not 1"),
-        ("a,b,a", "each node needs a name of its own"),
-        ("a,,b", "each node needs a name of its own"),
+        ("a,b,a", "each node needs its own name"),
+        ("a,,b", "each node needs its own name"),
     ],
 )
 def test_wrong_hosts_are_refused(spec: Path, hosts: str, message: str) -> None:

@@ -37,7 +37,7 @@ def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
     if spread != config.spreads_model:
         raise UserError(
             f"the checkpoint was saved with --strategy={saved['strategy']}, "
-            + ("each rank's part in files of its own" if spread else "the whole model in one file")
+            + ("each rank's part in separate files" if spread else "the whole model in one file")
             + f", which {config.strategy} cannot read: continue with the old strategy"
             + (" or the other of fsdp and pipeline" if spread else " or another that is neither fsdp nor pipeline")
         )

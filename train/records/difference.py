@@ -50,7 +50,7 @@ def _losses(first: RunRecords, second: RunRecords) -> list[str]:
     rates = [(step, one["lr"], two["lr"]) for step, one, two in pairs if one["lr"] != two["lr"]]
     if rates:
         step, one, two = rates[0]
-        lines.append(f"learning rates part at step {step}: {one:g} and {two:g}")
+        lines.append(f"learning rates first differ at step {step}: {one:g} and {two:g}")
     apart = [(step, one["loss"], two["loss"]) for step, one, two in pairs if one["loss"] != two["loss"]]
     if not apart:
         return [*lines, f"all {len(common)} losses recorded in both are the same numbers"]
@@ -58,7 +58,7 @@ def _losses(first: RunRecords, second: RunRecords) -> list[str]:
     place = f"step {step} (epoch {first.steps[step]['epoch']})"
     before = f"losses are the same numbers up to step {step - 1} and" if step > min(common) else "losses"
     lines.append(
-        f"{before} part at {place}: {one:.6g} and {two:.6g}, {_relative(one, two):.2g} of the larger one apart"
+        f"{before} first differ at {place}: {one:.6g} and {two:.6g}, {_relative(one, two):.2g} of the larger one apart"
     )
     for limit in _APART:
         beyond = [step for step, one, two in apart if _relative(one, two) > limit]

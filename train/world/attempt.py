@@ -49,7 +49,7 @@ class Attempt:
             raise self._over("was closed")
         if store.add(f"starts-of-{self._world.rank}", 1) > 1:
             rank = self._world.rank
-            print(f"rank {rank} was started again, but the attempt before has not ended: waiting", flush=True)
+            print(f"rank {rank} was restarted, but the previous attempt has not ended: waiting", flush=True)
             with suppress(RuntimeError):  # raised once the store is closed
                 store.wait(["nothing"], timeout)
             raise self._over("knows this rank from before")

@@ -76,7 +76,7 @@ def test_a_damaged_part_is_skipped_and_another_strategy_refused(tmp_path: Path) 
     said = train(2, *quick, "--max-steps=4", FSDP, timeout_s=200).stdout
     assert f"step-00000004 is damaged: {part.name} is not what manifest.json says" in said
     assert f"resume: {tmp_path / 'step-00000002'}" in said
-    with pytest.raises(RuntimeError, match="saved with --strategy=fsdp, each rank's part in files of its own, which s"):
+    with pytest.raises(RuntimeError, match="saved with --strategy=fsdp, each rank's part in separate files, which s"):
         train_on_ranks(1, *quick, "--max-steps=6", "--strategy=single", timeout_s=200)
 
 

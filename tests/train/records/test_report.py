@@ -84,15 +84,15 @@ def test_where_two_runs_part_is_said_with_step_epoch_and_distance(
 ) -> None:
     _, lines, _ = _said(capsys, "--diff", runs / "long", runs / "other", "--out", tmp_path)
     assert lines[1:3] == ["lr: 0.01 and 0.02", "scheduler: none and step"]
-    assert "learning rates part at step 1: 0.01 and 0.02" in lines
+    assert "learning rates first differ at step 1: 0.01 and 0.02" in lines
     # The first loss is that of the same first weights.
     losses = [
         [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
         for name in ("long", "other")
     ]
     one, two = (next(record["loss"] for record in run if record.get("step") == 2) for run in losses)
-    (parting,) = [line for line in lines if "part at step 2 " in line]
-    assert parting.startswith("losses are the same numbers up to step 1 and part at step 2 (epoch 1): ")
+    (parting,) = [line for line in lines if line.startswith("losses are the same")]
+    assert parting.startswith("losses are the same numbers up to step 1 and first differ at step 2 (epoch 1): ")
     assert f"{one:.6g} and {two:.6g}" in parting
 
 
