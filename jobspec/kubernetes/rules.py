@@ -259,6 +259,6 @@ def preemption_needs_restarts(reason: str, *, of_one_node: bool = False) -> Rule
     def check(job: Job) -> Iterator[Finding]:
         if job.preemption is not None and job.max_restarts == 0 and (of_one_node or job.nodes.max > 1):
             message = f"preemption is given, but max_restarts is 0: {reason}"
-            yield Finding(("preemption",), message, "max_restarts: 10, or as many as are to be expected", on_key=True)
+            yield Finding(("preemption",), message, "max_restarts: 10, or as many as you expect", on_key=True)
 
     return check

@@ -157,7 +157,7 @@ class Reader:
             lines = _LINE_BREAK.split(self._text[: found.start()])
             place = self._at(len(lines) - 1, len(lines[-1]), 1)
             message = f"character U+{ord(found.group()):04X} is not allowed in YAML"
-            self.add(place, message, "no text file holds it: was another file meant?")
+            self.add(place, message, "no text file contains it; did you mean another file?")
             raise _Stop
 
     def _event(self, take: bool = True) -> Any:
@@ -233,7 +233,7 @@ class Reader:
         try:
             return str(event.value).encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
-            self.add(place, "half of a surrogate pair, which no text can carry", "write the character itself")
+            self.add(place, "half of a surrogate pair, which is not a character", "write the character itself")
             return ""
 
     def _place(self, event: Any) -> Place:

@@ -40,7 +40,7 @@ def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
         message = "slurm.launcher is srun, but rendezvous.backend c10d is torchrun's"
         yield Finding(("slurm", "launcher"), message, "leave rendezvous.backend out")
     if job.max_restarts:
-        message = f"max_restarts is {job.max_restarts}, but slurm.launcher is srun: nothing starts processes again"
+        message = f"max_restarts is {job.max_restarts}, but slurm.launcher is srun: nothing restarts processes"
         yield Finding(("max_restarts",), message, "launcher: torchrun, or preemption for a requeue of the whole job")
 
 

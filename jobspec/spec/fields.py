@@ -163,7 +163,7 @@ Port = Annotated[
 
 def _read_option(value: Any) -> bool | int | str:
     if value is False:
-        raise ValueError("leave an option out that is not wanted")
+        raise ValueError("leave out an option that you do not want")
     if isinstance(value, int) or (isinstance(value, str) and re.fullmatch(_LINE, value)):
         return value
     raise ValueError
