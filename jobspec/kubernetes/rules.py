@@ -53,7 +53,7 @@ def standard_is_kept(job: Job) -> Iterator[Finding]:
     for number, mount in enumerate(job.mounts):
         if mount.volume is None and mount.source is not None:
             message = f"mounts[{number}].source is a folder of the node, which kubernetes.security {standard} forbids"
-            yield Finding(("mounts", number, "source"), message, f"claim: NAME beside it, or {hint}")
+            yield Finding(("mounts", number, "source"), message, f"add claim: NAME to this mount, or {hint}")
     if job.kubernetes.host_network:
         message = f"kubernetes.host_network is true, which kubernetes.security {standard} forbids"
         yield Finding(("kubernetes", "host_network"), message, hint)

@@ -115,7 +115,8 @@ def grace_fits(job: Job) -> Iterator[Finding]:
         message = f"preemption.grace is {grace} s; Slurm signals at most {_MAX_GRACE} s before the end"
         yield Finding(("preemption", "grace"), message)
     elif job.time_limit is not None and grace >= job.time_limit:
-        message = f"preemption.grace is {grace} s of a time_limit of {job.time_limit} s: nothing is left to train in"
+        limit = f"time_limit ({job.time_limit} s)"
+        message = f"preemption.grace ({grace} s) must be below {limit}: no time is left to train"
         yield Finding(("preemption", "grace"), message)
 
 

@@ -96,7 +96,9 @@ class Mount(Section):
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [_given(key) for key in ("source", *VOLUMES)]})
 
-    source: FolderPath | None = Field(None, description="folder on every node; Kubernetes takes what stands beside it")
+    source: FolderPath | None = Field(
+        None, description="folder on every node; Kubernetes takes it if neither claim nor scratch is given"
+    )
     claim: DnsName | None = Field(None, description="PersistentVolumeClaim (Kubernetes) or volume (compose)")
     scratch: Size | None = Field(None, description="empty space on the node's own disk, which ends with the pod")
     config_map: DnsName | None = Field(None, description="ConfigMap whose keys become files (Kubernetes)")

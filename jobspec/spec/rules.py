@@ -111,7 +111,8 @@ def command_begins_with_a_script(job: Job) -> Iterator[Finding]:
         hint += ", and no_python: true" if is_for_a_shell(words[0]) else ""
         yield Finding(("command", 0), "command: its first element is a whole command line, not a script", hint)
     elif starts_python(first):
-        yield Finding(("command", 0), f"command begins with {first}", "begin with the script; torchrun starts Python")
+        message = f"command must begin with the script, not with {first}"
+        yield Finding(("command", 0), message, "write its name first, such as mine.py; torchrun starts Python")
     elif is_for_a_shell(first):
         message = f"command begins with {first}, which is not for Python"
         hint = "begin with a Python script; no_python: true has torchrun start a shell or any program"

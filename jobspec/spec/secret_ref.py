@@ -49,7 +49,7 @@ def _read_secret(value: Any) -> SecretName:
 SecretRef = Annotated[
     SecretName,
     Value(
-        "the name of a variable, or {HF_TOKEN: {secret: NAME, key: KEY}} with the Secret of Kubernetes and its key",
+        "the name of a variable, or {HF_TOKEN: {secret: NAME, key: KEY}} for a key of a Kubernetes Secret",
         _read_secret,
         {
             "anyOf": [

@@ -22,7 +22,7 @@ SWEEPS = "objects"
 
 POD_RULES = rules.POD
 name_fits = leaves_room("a pod", lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")
-fixed_size = rules.fixed_size("a JobSet starts all pods again when one fails")
+fixed_size = rules.fixed_size("a JobSet restarts all pods when one fails")
 preemption_needs_restarts = rules.preemption_needs_restarts("the peers of a preempted pod may fail first")
 
 
