@@ -41,7 +41,10 @@ def read(
 def plan_of(spec: yaml_source.Source, target: targets.Target) -> Plan:
     """Return the plan of a parsed spec for a target.  Raises SpecError with all mistakes."""
     job = validate(spec, rules_in(target))
-    job = job.model_copy(update={"name": job.name + spec.suffix})
+    if spec.suffix:
+        # All runs of a sweep read the same Secret, so its default name is the job's without the number.
+        kubernetes = job.kubernetes.model_copy(update={"secret": job.kubernetes.secret or job.name})
+        job = job.model_copy(update={"name": job.name + spec.suffix, "kubernetes": kubernetes})
     return make_plan(job, targets.rendezvous_timeout_s(target))
 
 

@@ -50,6 +50,16 @@ def rank_is_that_of_the_node(document: Node) -> Iterator[Fault]:
             yield Fault(entry.key_place, reason, "torchrun instead of python; it reads the rest from PET_ variables")
 
 
+@rule("https://github.com/kubeflow/trainer/blob/v1.9.0/pkg/webhooks/pytorch/pytorchjob_webhook.go")
+def container_is_called_pytorch(document: Node) -> Iterator[Fault]:
+    for _, role in roles(document):
+        named = [container.get("name") for container in role.elements("template", "spec", "containers")]
+        names = [name for name in named if name]
+        if names and all(name.text() != "pytorch" for name in names):
+            reason = "the operator refuses a PyTorchJob without a container called pytorch"
+            yield Fault(names[0].place, reason, "name: pytorch")
+
+
 @rule("https://github.com/kubeflow/trainer/pull/1840")
 def nproc_per_node_is_text(document: Node) -> Iterator[Fault]:
     given = document.get("spec", "nprocPerNode")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator
 
 from jobspec.reading.sbatch_options import OPTIONS, PYXIS, meant
 from jobspec.reading.secret_names import names_secret
+from jobspec.spec import files
 from jobspec.spec.job import Job
 
 _CURLY = re.compile("[\u2018\u2019\u201c\u201d]")
@@ -19,6 +21,13 @@ def doubts(job: Job) -> Iterator[str]:
     first = job.command[0] if job.command else "x.py"
     if first != "-m" and not first.endswith(".py") and not job.no_python:
         yield f'command begins with "{first}", which is no name of a Python file; torchrun has Python run it'
+    travels = job.files and job.command and job.workdir is None and not job.setup
+    elsewhere = first == "-m" or posixpath.isabs(first)
+    if travels and not elsewhere and posixpath.normpath(first) not in files.found(job):
+        yield f"files does not contain {first}, the script of command; Kubernetes and compose would not find it"
+    restarts = job.max_restarts > 0 or job.nodes.min < job.nodes.max
+    if restarts and job.train and job.train.checkpoint_dir is not None and job.train.resume == "never":
+        yield "train.resume is never, so a restart stops at the checkpoints of the first start; write resume: auto"
     if job.image is not None and not job.image.startswith(("/", ".")) and not job.image.endswith(".sif"):
         name = re.sub(r"[:@].*", "", job.image.rpartition("/")[2])
         path = job.image.partition("/")[2].rpartition("/")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,14 @@ def test_each_object_has_its_own(kind: str, spec: str) -> None:
     assert documents(render(kind, spec, sweep_index=3)) == [
         one for one in manifests if one["metadata"]["name"] == "job-3"
     ]
+
+
+@pytest.mark.parametrize(("given", "secret"), [([], "job"), (["kubernetes.secret=ours"], "ours")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_objects_read_the_same_secret(kind: str, given: list[str], secret: str, spec: str) -> None:
+    manifests = render(kind, spec, ["secrets=[TOKEN]", *given])
+    assert manifests.count(f'Needed beforehand: Secret "{secret}" with the keys TOKEN.') == 8
+    assert set(re.findall(r"secretKeyRef: .*name: \"?([a-z0-9-]+)", manifests)) == {secret}
 
 
 def test_one_combination_runs_elsewhere(spec: str) -> None:

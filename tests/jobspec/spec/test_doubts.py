@@ -21,17 +21,36 @@ ALL = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
         ("command=[train]", 'command begins with "train", which is no name of a Python file'),
         ("image=registry.example/Team/train:1", 'image "registry.example/Team/train:1" has capital letters'),
         ("env={HF_TOKEN: hf_abc}", "env.HF_TOKEN looks like a secret, and its value is in the artifact"),
+        ("files=[lib.py]", "files does not contain mine.py, the script of command"),
         ("slurm.options={mail-tpye: END}", "no option mail-tpye, only a plugin may; did you mean mail-type?"),
         ("slurm.options={of-our-plugin: 1}", "no option of-our-plugin, only a plugin may"),
     ],
 )
-def test_doubt_is_said_once_and_without_a_secret(keys: str, said: str, tmp_path: Path) -> None:
+def test_doubt_is_said_once_and_without_a_secret(
+    keys: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lib.py").touch()
     (tmp_path / "job.yaml").write_text(TWO_NODES)
     notes: list[str] = []
     assert render("slurm", str(tmp_path / "job.yaml"), [keys], notes)
     (note,) = notes
     assert said in note
     assert "hf_abc" not in note
+
+
+@pytest.mark.parametrize("keys", ["max_restarts=1", "nodes={min: 1, max: 2}"])
+def test_restart_that_would_refuse_its_own_checkpoints_is_doubted(keys: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(TWO_NODES)
+    trains = [keys, "command=", "train={checkpoint_dir: /checkpoints}"]
+    notes: list[str] = []
+    render("torchrun", str(tmp_path / "job.yaml"), trains, notes)
+    assert notes == [
+        "train.resume is never, so a restart stops at the checkpoints of the first start; write resume: auto"
+    ]
+    notes.clear()
+    render("torchrun", str(tmp_path / "job.yaml"), [*trains, "train.resume=auto"], notes)
+    assert notes == []
 
 
 @pytest.mark.parametrize(
