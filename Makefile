@@ -16,7 +16,7 @@ demo: $(READY)
 	$(BIN)/python render.py torchrun jobs/quickstart.yaml $(DEMO_SET) -o runs/demo.sh
 	bash runs/demo.sh
 
-# Five minutes on two quiet cores, of which the tests start processes most of the time.
+# Five minutes on two quiet cores.  Most of this time goes into starting processes.
 test: lint
 	$(BIN)/python -m pytest -m "not slow"
 

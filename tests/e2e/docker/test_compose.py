@@ -135,7 +135,7 @@ def test_two_nodes_of_two_processes_end_with_the_weights_of_the_same_run_on_two_
     trained: Project, tmp_path: Path
 ) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root can play two machines")
+        pytest.skip("playing two machines needs root: run it with sudo")
     (start,) = trained.records("start")
     if start["versions"]["torch"] != torch.__version__:
         pytest.skip(f"torch is {start['versions']['torch']} in the image and {torch.__version__} here")
