@@ -17,6 +17,7 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import FlopCounterMode
 
 from train.collectives.broadcast import broadcast_from_rank_0
@@ -40,6 +41,7 @@ def wrap(model: nn.Module, context: Context) -> Pipelined:
     Raises SharedError if the model cannot be cut into one stage for each rank.
     """
     layers = refuse_what_cannot_be_cut(model, context)
+    refuse_lost_messages(context)
     assert context.micro_batch is not None
     broadcast_from_rank_0([*model.parameters(), *model.buffers()], context.group)
     rank, num_stages = dist.get_rank(context.group), context.world_size
@@ -99,6 +101,20 @@ def refuse_what_cannot_be_cut(model: nn.Module, context: Context) -> Layers:
     if why is not None:
         raise SharedError(f"--strategy=pipeline cannot be used here: {why}. Other models: gpt, mlp, mnist_cnn")
     return layers
+
+
+def refuse_lost_messages(context: Context) -> None:
+    """Refuse 1F1B where torch lets go of messages on their way.
+
+    Before 2.8, torch/distributed/pipelining/schedules.py keeps only the last of the sends and receives that it starts
+    together.  Gloo drops the others, so ranks wait forever or read unfinished buffers.  NCCL joins them into one.
+    """
+    loses = torch.__version__ < TorchVersion("2.8") and context.device.type == "cpu" and context.world_size > 1
+    if loses and context.pipeline_schedule == "1f1b":
+        raise SharedError(
+            f"--pipeline-schedule=1f1b would hang: between CPUs, torch {torch.__version__} loses some of its messages. "
+            "Give --pipeline-schedule=gpipe, or install torch 2.8 or newer"
+        )
 
 
 def _with_parameters(model: nn.Sequential) -> Layers:
