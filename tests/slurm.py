@@ -90,18 +90,21 @@ case "$1 $2" in
   array=${SLURM_ARRAY_JOB_ID:+ArrayJobId=$SLURM_ARRAY_JOB_ID ArrayTaskId=$SLURM_ARRAY_TASK_ID }
   echo "JobId=$SLURM_JOB_ID $array$(cat "$STAND_IN/job")"
   ;;
-"show config") echo "SlurmdTimeout           = 300 sec" ;;
+"show config")
+  echo "SlurmdTimeout           = 300 sec"
+  echo "TmpFS                   = $STAND_IN/disk"
+  ;;
 requeue*) echo "$2" >> "$STAND_IN/requeued" ;;
 *) exit 99 ;;
 esac
 """
 
 # Without --batch or --full a signal other than KILL goes to the tasks of the steps, not to the batch script.  The
-# number of an array, which is also that of its last task, means all of its tasks.
-_SCANCEL = """#!/bin/sh
+# number of an array, which is also that of its last task, means all of its tasks.  A task is a group of processes.
+_SCANCEL = """#!/bin/bash
 task=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 [ "$*" = "--signal=TERM ${task:-$SLURM_JOB_ID}" ] || exit 99
-for pid in $(cat "$STAND_IN/pids"); do kill -TERM "$pid"; done
+for pid in $(cat "$STAND_IN/pids"); do kill -TERM -- "-$pid"; done
 """
 
 # The steps that are not over; a test writes them down.
@@ -185,6 +188,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         (self.folder / "bin").mkdir(exist_ok=True)
+        (self.folder / "disk").mkdir(exist_ok=True)
         self.install("srun", _SRUN)
         self.install("scontrol", _SCONTROL)
         self.install("scancel", _SCANCEL)

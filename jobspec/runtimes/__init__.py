@@ -7,13 +7,14 @@ its variables reach the container as text in the variable JOB_PROGRAM, which the
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
+from jobspec.filters import sh
 from jobspec.plan import Plan
 from jobspec.problems import Finding
-from jobspec.spec.job import Job
+from jobspec.spec.job import Job, Mount
 from jobspec.spec.rules import missing_image
 
 _PREFIXES = ("MASTER_", "PET_", "SLURM_")
@@ -30,6 +31,10 @@ class Runtime(Protocol):
         """The runtime's own program, which each node must have; None if there is no such program."""
 
     @property
+    def STOP(self) -> str | None:
+        """Bash that asks the containers of a node to stop; None if they get the signals that Slurm sends."""
+
+    @property
     def RUN(self) -> str | None:
         """The command that starts a container; None if the task's shell already is where the processes run."""
 
@@ -37,7 +42,7 @@ class Runtime(Protocol):
         """Return flags of the srun that starts the tasks."""
 
     def before(self, plan: Plan, passed: Sequence[str]) -> list[str]:
-        """Return lines for a task's shell before the command.  They hold no value of the spec, and may fill "$@"."""
+        """Return lines for a task's shell before the command.  They may fill "$@"; of the spec they hold only paths."""
 
     def words(self, plan: Plan, passed: Sequence[str]) -> list[str]:
         """Return the words between RUN with "$@" and the command in the container."""
@@ -66,7 +71,9 @@ def problems(job: Job) -> Iterable[Finding]:
     elif problem := load(runtime).image_problem(job.image):
         yield Finding(("image",), f'slurm.runtime {runtime} cannot run image "{job.image}": {problem}')
     for number, mount in enumerate(job.mounts):
-        if mount.source is None and mount.volume is not None:
+        if mount.empty and mount.sub_path is not None:
+            yield Finding(("mounts", number, "sub_path"), f"mounts[{number}].sub_path: an empty folder has no folders")
+        elif mount.source is None and mount.volume is not None and not mount.empty:
             message = f"mounts[{number}].{mount.volume}: Slurm has no volumes; its nodes have folders"
             yield Finding(
                 ("mounts", number, mount.volume), message, "add source, the folder on every node, to this mount"
@@ -83,3 +90,23 @@ def in_shell(passed: Sequence[str]) -> str:
 def is_file(image: str) -> bool:
     """Return True if an image is given as the path of a file, not as a name in a registry."""
     return image.startswith(("/", "."))
+
+
+def mount_empty(job: Job, flag: str, target: Callable[[Mount], str]) -> list[str]:
+    """Return bash that makes a folder on the node's disk for each empty mount, mounts it, and removes it at the end.
+
+    For runtimes that start a container for each task.  The task's shell outlives the container, so that it can remove
+    the folders.  It waits at signals, which the container gets, too.
+
+    Args:
+        flag, target: what stands before and after the folder in the runtime's flag.
+    """
+    empty = {f'"$scratch/{number}"': mount for number, mount in enumerate(job.mounts) if mount.empty}
+    if not empty:
+        return []
+    return [
+        'scratch=$(mktemp -d "$disk/scratch-$SLURM_JOB_ID.XXXXXX")',
+        """trap 'rm -rf "$scratch"' EXIT; trap : HUP INT TERM USR1 USR2""",
+        f"mkdir {' '.join(empty)}",
+        *(f'set -- "$@" {flag}{folder}{sh(target(mount))}' for folder, mount in empty.items()),
+    ]

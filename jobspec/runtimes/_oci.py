@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jobspec import runtimes
 from jobspec.plan import Plan
 from jobspec.runtimes import in_shell, is_file
 from jobspec.spec.job import Mount
+
+_SOURCE = "--mount=type=bind,source="
 
 
 def flags(plan: Plan) -> list[str]:
@@ -16,7 +19,12 @@ def flags(plan: Plan) -> list[str]:
     result = ["--rm", "--network=host", "--ipc=host"]
     if plan.job.resources.rdma:
         result += ["--device=/dev/infiniband", "--cap-add=IPC_LOCK", "--ulimit=memlock=-1:-1"]
-    return [*result, *(_mount(mount) for mount in plan.job.mounts)]
+    return [*result, *(f"{_SOURCE}{mount.folder}{_target(mount)}" for mount in plan.job.mounts if not mount.empty)]
+
+
+def mount_empty(plan: Plan) -> list[str]:
+    """Return bash that adds a flag to "$@" for each empty mount."""
+    return runtimes.mount_empty(plan.job, _SOURCE, _target)
 
 
 def let_in(names: Sequence[str]) -> str:
@@ -48,5 +56,5 @@ def image_problem(image: str) -> str | None:
     return None
 
 
-def _mount(mount: Mount) -> str:
-    return f"--mount=type=bind,source={mount.folder},target={mount.path}" + (",readonly" if mount.read_only else "")
+def _target(mount: Mount) -> str:
+    return f",target={mount.path}" + (",readonly" if mount.read_only else "")

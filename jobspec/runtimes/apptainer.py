@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jobspec.plan import Plan
-from jobspec.runtimes import in_shell, is_file
+from jobspec.runtimes import in_shell, is_file, mount_empty
+from jobspec.spec.job import Mount
 
 PROGRAM = "apptainer"
+_BIND = "--bind="
 RUN = "apptainer exec --no-eval"  # since 1.1; without it, $(id) in an APPTAINERENV_ value would be run
+STOP = None
 
 
 def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
@@ -20,16 +23,16 @@ def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
 
 
 def words(plan: Plan, passed: Sequence[str]) -> list[str]:
-    binds = [f"--bind={mount.folder}:{mount.path}" + (":ro" if mount.read_only else "") for mount in plan.job.mounts]
+    binds = [f"{_BIND}{mount.folder}{_target(mount)}" for mount in plan.job.mounts if not mount.empty]
     return [*binds, _image(plan.job.image or "")]
 
 
 def before(plan: Plan, passed: Sequence[str]) -> list[str]:
     # If the image sets a variable too, the image's value wins unless the variable has this prefix.
     forced = [f'for name in {in_shell(passed)}; do export "APPTAINERENV_$name=${{!name}}"; done']
-    if plan.job.device == "cpu":
-        return forced
-    return [*forced, "if [ -e /dev/nvidiactl ]; then set -- --nv; else set -- --rocm; fi"]
+    if plan.job.device == "cuda":
+        forced.append("if [ -e /dev/nvidiactl ]; then set -- --nv; else set -- --rocm; fi")
+    return [*forced, *mount_empty(plan.job, _BIND, _target)]
 
 
 def image_problem(image: str) -> str | None:
@@ -38,3 +41,7 @@ def image_problem(image: str) -> str | None:
 
 def _image(image: str) -> str:
     return image if is_file(image) or "://" in image or image.endswith(".sif") else f"docker://{image}"
+
+
+def _target(mount: Mount) -> str:
+    return f":{mount.path}" + (":ro" if mount.read_only else "")

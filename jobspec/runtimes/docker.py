@@ -14,6 +14,7 @@ from jobspec.slurm.options import tasks_per_node
 
 PROGRAM = "docker"
 RUN = "docker run"
+STOP = None
 
 
 def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
@@ -44,6 +45,7 @@ def before(plan: Plan, passed: Sequence[str]) -> list[str]:
         'docker rm --force "$name" >/dev/null 2>&1 || true',
         'set -- --name="$name" --user="$(id -u):$(id -g)"',
         _oci.let_in(["USER", *passed]),
+        *_oci.mount_empty(plan),
     ]
     if plan.job.device == "cuda":
         lines += [*_oci.gpus(), 'set -- "$@" --gpus="\\"device=${gpus//[[:space:]]/,}\\""']

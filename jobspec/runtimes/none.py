@@ -8,6 +8,7 @@ from jobspec.plan import Plan
 
 PROGRAM = None
 RUN = None
+STOP = None
 
 
 def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:

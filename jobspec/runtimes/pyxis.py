@@ -7,24 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jobspec.filters import sh
 from jobspec.plan import Plan
 from jobspec.runtimes import is_file
 from jobspec.spec.job import Mount
 
 PROGRAM = None  # pyxis is a plugin of srun
 RUN = None
+STOP = None
 
 
 def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
     flags = [f"--container-image={_image(plan.job.image or '')}"]
-    if plan.job.mounts:
-        flags.append("--container-mounts=" + ",".join(map(_mount, plan.job.mounts)))
+    if mounts := [_mount(mount) for mount in plan.job.mounts if not mount.empty]:
+        flags.append(f"--container-mounts={','.join(mounts)}")
+    if _empty(plan):
+        flags.append("--container-writable")
     # If the image sets a variable too, the image's value wins unless the variable is named here (pyxis#124).
     return [*flags, f"--container-env={','.join(passed)}"]
 
 
 def before(plan: Plan, passed: Sequence[str]) -> list[str]:
-    return []
+    # Folders of the container itself, which enroot unpacks on the node's disk and pyxis removes after the job.  The
+    # tasks of a node share them, as they share the container.
+    paths = _empty(plan)
+    return [f"mkdir -p {' '.join(map(sh, paths))}"] if paths else []
 
 
 def words(plan: Plan, passed: Sequence[str]) -> list[str]:
@@ -35,6 +42,10 @@ def image_problem(image: str) -> str | None:
     if "://" in image:
         return "enroot knows images by registry and name, without docker://"
     return None
+
+
+def _empty(plan: Plan) -> list[str]:
+    return [mount.path for mount in plan.job.mounts if mount.empty]
 
 
 def _image(image: str) -> str:

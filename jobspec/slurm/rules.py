@@ -19,8 +19,8 @@ _LONGEST_TASK = 120 * 1024  # bytes; Linux allows 128 KiB in one variable, and t
 
 # Variables that the script itself sets.
 VARIABLES_OF_SCRIPT = {
-    *("JOB_PROGRAM", "address", "before", "failed", "gpu", "gpus", "is_host", "job", "log"),
-    *("name", "record", "restart", "shm", "state", "status", "step", "wait_s"),
+    *("JOB_PROGRAM", "address", "before", "disk", "failed", "free", "gpu", "gpus", "is_host"),
+    *("job", "log", "name", "record", "restart", "scratch", "shm", "state", "status", "step", "wait_s"),
 }
 
 

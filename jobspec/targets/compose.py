@@ -87,7 +87,7 @@ def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
             yield Finding(
                 ("mounts", number, mount.volume), message, "add source, a folder of this machine, to this mount"
             )
-        if mount.scratch is not None and mount.source is None and mount.sub_path is not None:
+        if mount.empty and mount.sub_path is not None:
             yield Finding(("mounts", number, "sub_path"), f"mounts[{number}].sub_path: an empty volume has no folders")
         path = posixpath.normpath("/" + mount.path.lstrip("/"))
         if path == "/dev/shm":

@@ -24,6 +24,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
     passed = task.passed(plan)
     own_log = "output" not in job.slurm.options
     in_shell = job.slurm.runtime == "none"
+    scratch = sum(mount.scratch or 0 for mount in job.mounts if mount.empty) if runtime.RUN else 0
     return {
         "notes": notes.notes(job),
         "directives": options.directives(plan),
@@ -36,12 +37,14 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "path_of_program": f"PATH={sh(plan.env['PATH'])} " if in_shell and "PATH" in plan.env else "",
         "remedy": "activate its environment before sbatch" if in_shell else "install it on the node",
         "shm_mib": (job.resources.shm or 0) >> 20,
+        "scratch_mib": -(-scratch >> 20),
         "for_runtime": task.for_runtime(plan),
         "env": task.environment(plan),
         "launcher": task.launcher(plan),
         "program": task.program(plan),
         "points": task.points(plan),
         "run": runtime.RUN,
+        "stop": runtime.STOP,
         "words": runtime.words(plan, passed),
         "task": [*task.lines(plan), *runtime.before(plan, passed)],
         "tasks_per_node": options.tasks_per_node(job),

@@ -17,7 +17,7 @@ set -euo pipefail
 
 # What is left of the job in which sbatch was called: srun and torchrun would take it for their options.
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
-  [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES) ]] || unset "$name"
+  [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
 done
 record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # an array's number has many
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"

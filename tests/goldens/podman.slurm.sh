@@ -19,7 +19,7 @@ set -euo pipefail
 
 # What is left of the job in which sbatch was called: srun and torchrun would take it for their options.
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
-  [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES) ]] || unset "$name"
+  [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
 done
 record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # an array's number has many
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
@@ -81,7 +81,8 @@ JOB_PROGRAM="$(declare -f program); program"
 task() {  # on the node, once a process
   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID
   export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=4
-  if [ "$(id -u)" != 0 ]; then set -- --userns=keep-id; fi
+  set -- --name="slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID" --replace
+  if [ "$(id -u)" != 0 ]; then set -- "$@" --userns=keep-id; fi
   for name in JOB_PROGRAM RANK LOCAL_RANK NODE_RANK WORLD_SIZE LOCAL_WORLD_SIZE "${!MASTER_@}" "${!SLURM_@}"; do set -- "$@" "--env=$name"; done
   gpus=${CUDA_VISIBLE_DEVICES:?is not set: Slurm gave this task no GPU}
   [[ $gpus == *-* ]] || gpus=$(nvidia-smi --id="$gpus" --query-gpu=uuid --format=csv,noheader)
@@ -103,7 +104,8 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks=$(( SLURM_JOB_NUM_NODES * 4 )) --nt
 stop() {
   trap "" USR1  # another one changes nothing
   echo "Slurm takes the nodes; the processes are asked to save and end" >&2
-  scancel --signal=TERM "$job" || true  # torchrun passes on no USR1, and srun answers a SIGTERM with SIGKILL
+  srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
+    bash -c 'podman ps --quiet --filter "name=^slurm-$SLURM_JOB_ID[.]" | xargs --no-run-if-empty podman kill --signal=TERM' >/dev/null || true
   { sleep 105; kill "$step"; } >/dev/null 2>&1 &  # a process that hangs must not cost the requeue
   wait "$step" && exit 0  # the processes had made their last step
   requeue

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +86,114 @@ def test_compose_takes_the_folders_and_else_makes_volumes(spec: str) -> None:
     assert found["volumes"] == {"data": {}}
 
 
-@pytest.mark.parametrize(("target", "key"), [("slurm", "secret"), ("slurm", "scratch"), ("compose", "config_map")])
+_SCRATCH = """
+name: job
+nodes: 2
+procs_per_node: 1
+device: cpu
+image: a/b:1
+command: [mine.py]
+mounts: [{source: /data, path: /data}, {scratch: 1MiB, path: /my cache}, {scratch: 1MiB, path: /two, read_only: true}]
+"""
+# Writes down which folders there are while it runs.
+_PROGRAM = """#!/bin/sh
+find {disk} -mindepth 2 -empty -writable | tee -a {disk}.seen
+"""
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "docker", "podman"])
+def test_scratch_on_slurm_is_empty_folders_of_the_node_which_end_with_the_task(
+    runtime: str, tmp_path: Path, own_cluster: Cluster
+) -> None:
+    (tmp_path / "job.yaml").write_text(_SCRATCH)
+    disk = own_cluster.folder / "disk"
+    own_cluster.install("torchrun", _PROGRAM.format(disk=disk))
+    code, out = own_cluster.run(render("slurm", str(tmp_path / "job.yaml"), [f"slurm.runtime={runtime}"]))
+    assert code == 0, out
+    assert [*disk.iterdir()] == []
+    seen = (disk.parent / "disk.seen").read_text().split()
+    for task in range(2):
+        words = "\n".join(own_cluster.container(task))
+        name = re.search(f"{disk}/(scratch-{own_cluster.job_id}[.]\\w+)/1", words)
+        assert name is not None, words
+        first, second = f"{disk}/{name[1]}/1", f"{disk}/{name[1]}/2"
+        assert {first, second} <= {*seen}
+        if runtime == "apptainer":
+            assert f"--bind={first}:/my cache\n" in words and f"--bind={second}:/two:ro\n" in words
+        else:
+            assert f"--mount=type=bind,source={first},target=/my cache\n" in words
+            assert f"--mount=type=bind,source={second},target=/two,readonly\n" in words
+
+
+def test_scratch_of_tasks_that_slurm_killed_is_removed(tmp_path: Path, own_cluster: Cluster) -> None:
+    (tmp_path / "job.yaml").write_text(_SCRATCH)
+    own_cluster.install("torchrun", "#!/bin/sh\n[ $SLURM_NODEID = 1 ] && exit 7\nsleep 60\n")
+    code, out = own_cluster.run(render("slurm", str(tmp_path / "job.yaml"), ["slurm.runtime=apptainer"]))
+    assert code != 0, out
+    assert [*(own_cluster.folder / "disk").iterdir()] == []
+
+
+def test_scratch_with_pyxis_is_folders_of_the_container(tmp_path: Path, own_cluster: Cluster) -> None:
+    inside = tmp_path / "my cache"
+    (tmp_path / "job.yaml").write_text(_SCRATCH.replace("/my cache", str(inside)).replace("/two", f"{tmp_path}/two"))
+    own_cluster.install("torchrun", f"#!/bin/sh\n[ -d '{inside}' ]")
+    code, out = own_cluster.run(render("slurm", str(tmp_path / "job.yaml"), ["slurm.runtime=pyxis"]))
+    assert code == 0, out
+    assert {"--container-writable", "--container-mounts=/data:/data"} <= {*own_cluster.sruns()[-1]}
+
+
+# Saves when it is told to stop, as an agent does, and writes down how many folders there still are.
+_SAVING = """
+import glob, os, signal, sys
+here, node = os.environ["STAND_IN"], os.environ["SLURM_NODEID"]
+def save(*_):
+    with open(f"{here}/saved-{node}", "w") as file:
+        file.write(str(len(glob.glob(f"{here}/disk/*/1"))))
+    sys.exit(1)
+signal.signal(signal.SIGTERM, save)
+os.open(f"{here}/running-{node}", os.O_CREAT)
+signal.pause()
+"""
+
+
+def test_scratch_lasts_until_the_processes_have_saved(tmp_path: Path, own_cluster: Cluster) -> None:
+    own_cluster.nodes = ["n1"]
+    (tmp_path / "job.yaml").write_text(_SCRATCH.replace("nodes: 2", "nodes: 1") + "preemption: {grace: 20s}\n")
+    own_cluster.install("torchrun", _SAVING)
+    job = own_cluster.start(render("slurm", str(tmp_path / "job.yaml"), ["slurm.runtime=apptainer"]))
+    deadline = time.monotonic() + 30
+    while not (own_cluster.folder / "running-0").exists():
+        assert time.monotonic() < deadline, "the agent did not start"
+        time.sleep(0.02)
+    job.send_signal(signal.SIGUSR1)
+    out = job.communicate(timeout=30)[0].decode()
+    assert (own_cluster.folder / "saved-0").read_text() == "1", out
+    assert (own_cluster.folder / "requeued").exists()
+    assert [*(own_cluster.folder / "disk").iterdir()] == []
+
+
+def test_the_preflight_measures_the_disk_for_scratch(tmp_path: Path, own_cluster: Cluster) -> None:
+    (tmp_path / "job.yaml").write_text(_SCRATCH.replace("{scratch: 1MiB", "{scratch: 1000TiB"))
+    code, out = own_cluster.run(render("slurm", str(tmp_path / "job.yaml"), ["slurm.runtime=docker"]))
+    assert code != 0
+    for node in own_cluster.nodes:
+        assert re.search(
+            f"preflight: {node}: .*/disk has [0-9]+ MiB free, less than the [0-9]+ of scratch in mounts", out
+        )
+
+
+@pytest.mark.parametrize(("target", "key"), [("slurm", "secret"), ("slurm", "config_map"), ("compose", "config_map")])
 def test_what_a_target_does_not_know_is_refused_without_a_folder(target: str, key: str, spec: str) -> None:
-    number = {"scratch": 1, "config_map": 2, "secret": 3}[key]
+    number = {"config_map": 2, "secret": 3}[key]
     with pytest.raises(SpecError) as error:
         render(target, spec, [f"mounts.{number}.source=", "slurm.runtime=docker"])
     (problem,) = error.value.problems
     assert problem.message.startswith(f"mounts[{number}].{key}")
+
+
+@pytest.mark.parametrize("target", ["slurm", "compose"])
+def test_an_empty_folder_has_no_folder_to_mount(target: str, spec: str) -> None:
+    with pytest.raises(SpecError) as error:
+        render(target, spec, ["mounts.1.source=", "mounts.1.sub_path=a", "slurm.runtime=docker"])
+    (problem,) = error.value.problems
+    assert problem.message.startswith("mounts[1].sub_path")

@@ -182,6 +182,17 @@ def test_epilogue_runs_before_a_requeue(own_cluster: Cluster) -> None:
     assert order(own_cluster) == ["before", "after"]
 
 
+def test_a_signal_during_the_prologue_requeues_without_the_epilogue(own_cluster: Cluster) -> None:
+    spec = (
+        TWO_NODES + "preemption: {grace: 20s}\n" + LINES.format(extra="").replace("; export", "; kill -USR1 $$; export")
+    )
+    code, out = own_cluster.run(rendered(own_cluster, spec))
+    assert code == 0, out
+    assert "not found" not in out
+    assert (own_cluster.folder / "requeued").exists()
+    assert order(own_cluster) == ["before"]
+
+
 @pytest.mark.parametrize("line", ["if true; then", "cat <<END", "echo $(", "{", "a; ;"])
 def test_line_that_is_no_whole_command_is_refused(line: str) -> None:
     assert syntax_error(line)

@@ -55,7 +55,7 @@ def test_signal_lets_every_node_save_and_requeues_once(own_cluster: Cluster) -> 
 
 def test_second_signal_changes_nothing(own_cluster: Cluster) -> None:
     """Slurm's own, say, after somebody's."""
-    own_cluster.install("scancel", "#!/bin/sh\nkill -USR1 $PPID\n" + (own_cluster.folder / "bin/scancel").read_text())
+    own_cluster.install("scancel", "#!/bin/bash\nkill -USR1 $PPID\n" + (own_cluster.folder / "bin/scancel").read_text())
     job = preemptible(own_cluster, SAVING)
     job.send_signal(signal.SIGUSR1)
     status, out = ended(job)

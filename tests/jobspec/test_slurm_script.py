@@ -191,6 +191,7 @@ def test_a_secret_is_no_variable_of_the_script(tmp_path: Path) -> None:
         job.write_text(
             f"name: job\nimage: a/b:1\nprocs_per_node: 2\n{size}\nresources: {{shm: 1GiB, rdma: true}}\n"
             "train: {model: mlp, checkpoint_dir: /c, resume: auto}\npreemption: {grace: 60s}\n"
+            "mounts: [{scratch: 1GiB, path: /scratch}]\n"
             f"slurm: {{runtime: {runtime}, launcher: {launcher}}}\n"
         )
         scripts.append(render("slurm", str(job)))

@@ -126,6 +126,64 @@ def test_a_job_in_containers_ends_with_the_losses_of_one_without(
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "expected"), rel=1e-4)
 
 
+# Says which files it finds, writes one, and stays until a signal, at which it says whether its file is still there.
+_KEEPER = """
+import os, signal, sys
+print("found", os.listdir("/cache"), flush=True)
+open("/cache/one", "w").close()
+def stop(*_):
+    print("at the end", os.listdir("/cache"), flush=True)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, stop)
+print("wrote", flush=True)
+if sys.argv[1] == "fail" and os.environ["RANK"] == "0":
+    sys.exit(7)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("how", ["preempted", "fail"])
+def test_scratch_ends_with_each_start_and_not_before_the_containers_have_saved(
+    how: str, cluster: Cluster, podman: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "keeper.py").write_text(_KEEPER)
+    sources = [*_python_and_its_packages(), tmp_path]
+    spec = _SPEC.format(
+        image=_IMAGE,
+        train="model: mlp",
+        folder=tmp_path,
+        mounts=", ".join([f"{{source: {path}, path: {path}}}" for path in sources] + ["{scratch: 1MiB, path: /cache}"]),
+        path=f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        root=ROOT,
+    )
+    lines = [line for line in spec.splitlines() if not line.startswith("train:")]
+    more = [
+        f"command: [{tmp_path / 'keeper.py'}, {how}]",
+        *(["preemption: {grace: 60s}"] if how == "preempted" else []),
+    ]
+    job = cluster.submit(script(cluster, "\n".join([*lines, *more]), "slurm.launcher=srun"), environ=podman)
+
+    def said(start: int) -> str:
+        log = cluster.folder / f"podman-{job}-r{start}.log"
+        return log.read_text() if log.exists() else ""
+
+    def folders() -> list[Path]:
+        return list(Path("/tmp").glob(f"scratch-{job}.*"))
+
+    if how == "preempted":
+        cluster.wait_for("all wrote", lambda: said(0).count("wrote") == 4)
+        assert len(folders()) == 4
+        cluster.command("scancel", "--batch", "--signal=USR1", job)
+        cluster.wait_for("back", lambda: cluster.job(job).restarts == 1 or cluster.job(job).state == "FAILED")
+        assert said(0).count("at the end ['one']") == 4, cluster.logs()
+        cluster.wait_for("no folder left", lambda: not folders())
+        cluster.command("scancel", job)
+    else:
+        assert cluster.wait_for_end(job).state == "FAILED", cluster.logs()
+        assert "found []" in said(0), cluster.logs()
+        cluster.wait_for("no folder left", lambda: not folders())
+
+
 def _python_and_its_packages() -> list[Path]:
     """Folders without which this Python does not run, none within another."""
     folders = {Path(sys.prefix).resolve(), Path(sys.prefix), Path(sys.base_prefix), ROOT}

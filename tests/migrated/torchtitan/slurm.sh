@@ -16,7 +16,7 @@ set -euo pipefail
 
 # What is left of the job in which sbatch was called: srun and torchrun would take it for their options.
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
-  [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES) ]] || unset "$name"
+  [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
 done
 record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # an array's number has many
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
@@ -37,8 +37,9 @@ for JOB_LINE in \
 done
 set -u
 
-epilogue() {  # slurm.epilogue of the spec
+epilogue() {
   trap - EXIT
+  # slurm.epilogue of the spec.
   set +u  # what the lines source may read variables that are not set
   # shellcheck disable=SC2041
   for JOB_LINE in \
