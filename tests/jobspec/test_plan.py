@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from jobspec.plan import Plan, container_shm, make_plan
+from jobspec.environment import torchrun_variables
+from jobspec.plan import Plan, as_array, container_shm, make_plan
 from jobspec.spec.job import Job
 
 
@@ -98,3 +99,24 @@ def test_gpu_job_records_its_last_collectives_and_a_cpu_job_does_not() -> None:
     assert not any(name.startswith("TORCH_NCCL") for name in plan_of().env)
     off = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}
     assert plan_of(device="cuda", env=off).env["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "0"
+
+
+def test_an_array_has_what_its_tasks_share_and_each_point_the_rest() -> None:
+    plans = [plan_of(command=["mine.py", f"--lr={lr}", "--seed=1"], env={"A": "1", "B": lr}) for lr in ("0.1", "0.2")]
+    array = as_array(plans)
+    assert array.program == ("mine.py", "--seed=1")
+    assert array.env["A"] == "1" and "B" not in array.env
+    assert [(point.words, point.env) for point in array.points] == [
+        (("--lr=0.1",), {"B": "0.1"}),
+        (("--lr=0.2",), {"B": "0.2"}),
+    ]
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "3"), (0, "0")])
+def test_torchruns_limit_of_restarts_is_the_jobs_unless_something_else_restarts_it(
+    given: int | None, expected: str
+) -> None:
+    plan = plan_of(max_restarts=3)
+    rank = next(iter(plan.ranks()))
+    found = torchrun_variables(plan, rank, master_addr="a", master_port="1", run_id="none", max_restarts=given)
+    assert {one.name: one.value for one in found}["TORCHELASTIC_MAX_RESTARTS"] == expected

@@ -115,7 +115,7 @@ def test_requests_of_the_patch_may_be_below_the_limits(kind: str, spec: str) -> 
         assert given == {"requests": {"cpu": "500m", "memory": "1.5G"}, "limits": {"nvidia.com/gpu": "8"}}
 
 
-@pytest.mark.parametrize("key", ["no", "on", "null", "n", "1.5", "app.kubernetes.io/name"])
+@pytest.mark.parametrize("key", ["no", "on", "null", "n", "y", "N", "Y", "1.5", "app.kubernetes.io/name"])
 def test_keys_stay_text_for_every_reader_of_yaml(key: str, spec: str) -> None:
     labels = "kubernetes.labels={" + json.dumps(key) + ": a}"
     patched = render("jobset", spec, [labels, "kubernetes.pod.hostPID=false"])
