@@ -102,9 +102,11 @@ def render(
         *(word for assignment in overrides for word in ("--set", assignment)),
         *(["--sweep-index", str(sweep_index)] if sweep_index is not None else []),
     ]
-    plans = plans_of(read(files, overrides, notes), targets.load(name), sweep_index)
+    target = targets.load(name)
+    plans = plans_of(read(files, overrides, notes), target, sweep_index)
     if notes is not None:
-        notes += doubts(plans[0].job)
+        job = plans[0].job
+        notes += doubts(job, "image" not in target.NOT_USED and (name != "slurm" or job.slurm.runtime != "none"))
     return "".join(text_of(plan, name, shlex.join(words)) for plan in plans)
 
 

@@ -21,6 +21,9 @@ _NO_WHOLE_MODEL: list[tuple[str, Any, str]] = [
     ("on_oom", "halve", "the others would wait in the forward for the process that is out of memory"),
     ("compile", True, "it runs the layers one by one, with messages between them; use custom_ddp or ddp"),
 ]
+# What these models read; other files in train/models/ and train/datasets/ say themselves what they cannot.
+_IMAGE_MODELS = ("mlp", "mnist_bn", "mnist_cnn", "resnet18")
+_IMAGE_DATASETS = ("fashion_mnist", "image_folder", "mnist", "synthetic")
 # What a strategy cannot do on any machine: (key, value, why).  The value None stands for every value but None.
 _CANNOT: dict[str, list[tuple[str, Any, str]]] = {
     "fsdp": [
@@ -53,6 +56,13 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
             key="evaluate_only",
             other="resume",
         )
+    model, dataset = values["model"], values["dataset"]
+    if model == "gpt" and dataset in _IMAGE_DATASETS:
+        sentence = "{key} is gpt, which reads tokens, but {other} is {dataset}; only the dataset tokens has them"
+        _refuse(sentence, key="model", other="dataset", dataset=dataset)
+    if dataset == "tokens" and model in _IMAGE_MODELS:
+        sentence = "{key} is tokens, but {other} is {model}, which reads images; only the model gpt reads tokens"
+        _refuse(sentence, key="dataset", other="model", model=model)
     strategy = values["strategy"]
     if values["sync"] != "all_reduce" and strategy != "custom_ddp":
         _refuse(

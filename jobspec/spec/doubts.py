@@ -15,8 +15,11 @@ _CURLY = re.compile("[\u2018\u2019\u201c\u201d]")
 _DASH = re.compile("^[\u2013\u2014]")  # where an option begins
 
 
-def doubts(job: Job) -> Iterator[str]:
-    """Yield what looks odd, each with what to do."""
+def doubts(job: Job, in_container: bool = False) -> Iterator[str]:
+    """Yield what looks odd, each with what to do.
+
+    in_container: the target runs the job in containers, whose own files end with them.
+    """
     yield from _typed_in_a_word_processor(job)
     first = job.command[0] if job.command else "x.py"
     if first != "-m" and not first.endswith(".py") and not job.no_python:
@@ -28,6 +31,8 @@ def doubts(job: Job) -> Iterator[str]:
     restarts = job.max_restarts > 0 or job.nodes.min < job.nodes.max
     if restarts and job.train and job.train.checkpoint_dir is not None and job.train.resume == "never":
         yield "train.resume is never, so a restart stops at the checkpoints of the first start; write resume: auto"
+    if in_container:
+        yield from _lost_with_the_container(job)
     if job.image is not None and not job.image.startswith(("/", ".")) and not job.image.endswith(".sif"):
         name = re.sub(r"[:@].*", "", job.image.rpartition("/")[2])
         path = job.image.partition("/")[2].rpartition("/")[0]
@@ -40,6 +45,14 @@ def doubts(job: Job) -> Iterator[str]:
         if option not in OPTIONS and not option.startswith(PYXIS):
             hint = f"; did you mean {instead}?" if (instead := meant(option)) else ""
             yield f"slurm.options: sbatch itself has no option {option}, only a plugin may{hint}"
+
+
+def _lost_with_the_container(job: Job) -> Iterator[str]:
+    kept = [mount.path for mount in job.mounts if mount.source is not None or mount.claim is not None]
+    for key in ("checkpoint_dir", "run_dir", "export"):
+        path = getattr(job.train, key, None)
+        if path is not None and not any(f"{path}/".startswith(f"{above.rstrip('/')}/") for above in kept):
+            yield f"train.{key} is {path}, which is in no mount and ends with the container; mounts: keeps files"
 
 
 def _typed_in_a_word_processor(job: Job) -> Iterator[str]:

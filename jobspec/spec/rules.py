@@ -214,6 +214,19 @@ def preempted_training_resumes(job: Job) -> Iterator[Finding]:
         yield Finding(("preemption",), message, "train: {resume: auto}", on_key=True)
 
 
+@Rule
+def micro_batches_fill_the_pipeline(job: Job) -> Iterator[Finding]:
+    if job.train is None or job.train.strategy != "pipeline":
+        return
+    stages = world_size(job)
+    if job.train.accumulate < stages:
+        message = (
+            f"train.accumulate is {job.train.accumulate}, the micro-batches of a step, too few to fill the {stages} "
+            "stages of strategy pipeline, one for each process"
+        )
+        yield Finding(("train", "accumulate"), message, f"accumulate: {stages}, or more", on_key=True)
+
+
 def names_in_env(job: Job) -> Iterator[tuple[Path, str]]:
     """Yield the path and name of each variable that the spec sets or requests."""
     for name in job.env:

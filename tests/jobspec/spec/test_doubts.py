@@ -70,6 +70,27 @@ def test_what_is_meant_so_raises_no_doubt(keys: str, tmp_path: Path) -> None:
     assert notes == []
 
 
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [("/runs/one", True), ("/runs", True), ("/runs2", False), ("~/runs", False), ("runs", False), ("/cache/a", False)],
+)
+def test_a_folder_that_ends_with_the_container_is_doubted(path: str, kept: bool, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(TWO_NODES)
+    mounts = "mounts=[{claim: runs, source: /home/me, path: /runs}, {scratch: 1GiB, path: /cache}]"
+    train = ["command=", "image=a/b:1", mounts, f"train={{checkpoint_dir: {path}}}"]
+    lost = [f"train.checkpoint_dir is {path}, which is in no mount and ends with the container; mounts: keeps files"]
+    for target, settings, in_container in [
+        ("torchrun", (), False),
+        ("slurm", (), False),
+        ("slurm", ("slurm.runtime=apptainer",), True),
+        ("compose", (), True),
+        ("jobset", (), True),
+    ]:
+        notes: list[str] = []
+        render(target, str(tmp_path / "job.yaml"), [*train, *settings], notes)
+        assert notes == (lost if in_container and not kept else [])
+
+
 @pytest.mark.parametrize("job", ALL, ids=lambda job: job.stem)
 def test_examples_raise_no_doubt(job: Path) -> None:
     notes: list[str] = []
