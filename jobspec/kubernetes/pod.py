@@ -35,6 +35,8 @@ HOME = files.WORKDIR
 
 NOT_USED = {"slurm.array": "this is one job, not several"}
 
+_NOT_ROOT = 1000
+
 RENDEZVOUS_TIMEOUT_S = 3600
 """How long pods wait for the last one: its node may have to be added, and its image pulled, first."""
 
@@ -131,8 +133,9 @@ def holder_of(job: Job, name: SecretName) -> str:
 
 def run_as_user(job: Job) -> int | None:
     """Return the user number of the processes; None, which `restricted` does not allow, leaves it to the image."""
-    given = "run_as_user" in job.kubernetes.model_fields_set
-    return job.kubernetes.run_as_user if given or job.kubernetes.security == "restricted" else None
+    if job.kubernetes.run_as_user is None and job.kubernetes.security == "restricted":
+        return _NOT_ROOT
+    return job.kubernetes.run_as_user
 
 
 def beyond_baseline(job: Job) -> list[str]:

@@ -58,8 +58,12 @@ class Kubernetes(Section):
     security: Literal["restricted", "baseline", "privileged"] = Field(
         "restricted", description="Pod Security Standard that the pods meet"
     )
-    run_as_user: int = Field(
-        1000, ge=0, lt=2**31, description="user number of the processes; 0, root, not with security: restricted"
+    run_as_user: int | None = Field(
+        None,
+        ge=0,
+        lt=2**31,
+        description="user number of the processes; left out, 1000 with security: restricted, else the image's user; "
+        "0, root, not with restricted",
     )
     fs_group: int | None = Field(None, ge=1, lt=2**31, description="group number that owns the mounted volumes")
     gpu_types: dict[GpuType, dict[LabelKey, LabelValue]] = Field(
