@@ -153,7 +153,8 @@ def _hosts(plan: Plan, hosts: str, given: list[str]) -> list[str]:
         message = f"the target names the nodes itself: {', '.join(given[:3])}{', …' * (nodes > 3)}"
         raise SpecError([Problem(place, message, "leave --hosts out")])
     if len(names) != nodes:
-        raise SpecError([Problem(place, f"one name for each node is needed: {nodes}, not {len(names)}")])
+        hint = f"scontrol show hostnames '{hosts}' lists the names of a range" if "[" in hosts else ""
+        raise SpecError([Problem(place, f"one name for each node is needed: {nodes}, not {len(names)}", hint)])
     if len(set(names)) != len(names) or not all(names):
         raise SpecError([Problem(place, "each node needs its own name")])
     return names

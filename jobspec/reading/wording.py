@@ -23,7 +23,11 @@ from train.config import expected, nearest
 _UNKNOWN = "extra_forbidden"
 _DISAGREE = "keys_disagree"
 # Values by their names in other tools; judged by its letters, "gpu" would become "cpu".
-_OTHER_NAMES = {"gpu": "cuda", "enroot": "pyxis", "singularity": "apptainer", "charliecloud": "apptainer"}
+_OTHER_NAMES = {
+    **{"gpu": "cuda", "enroot": "pyxis", "singularity": "apptainer", "charliecloud": "apptainer"},
+    **{"etcd": "c10d", "etcd-v2": "c10d"},
+}
+_SWITCHES = {("train", "resume"): {True: "auto", False: "never"}}  # texts that people write as yes or no
 _PLAIN = re.compile(r"[\w./][\w./=+-]*|--?[a-zA-Z][\w./=+-]*")  # texts that YAML reads as they are
 KEY = "[key]"
 """The last part of pydantic's path to a wrong key in a mapping with user-chosen names."""
@@ -111,10 +115,13 @@ def _refusal(path: Path, value: Any) -> ErrorDetails | None:
 def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str:
     written = _written(path, source)
     if kind == "string_type" and (value is None or isinstance(value, bool | int | float)):
+        if isinstance(value, bool) and path in _SWITCHES:
+            return f'did you mean "{_SWITCHES[path][value]}"?'
         text = f'"{written if value is not None else ""}"'
         place = source.items.get(path, source.keys.get(path))
         key = ".".join(map(str, path))
-        if place and place.option and key.count(".") < len(path):  # the shell would remove quotes around VALUE alone
+        # The shell would remove quotes around VALUE alone.
+        if place and place.option and key.count(".") < len(path) and not place.text.startswith("sweep="):
             text = f"--set {shlex.quote(f'{key}={text}')}"
         return f"put it in quotes: {text}" if value is not None else f"for an empty text write {text}"
     if kind == "model_type" and (model := model_at(path)):
@@ -196,6 +203,8 @@ def _unknown_key(path: Path) -> Finding:
     elif homes:
         hint = f'"{key}" belongs to {" or ".join(homes)}'
         hint += ", and is a type such as h100; procs_per_node says how many" if key == "gpu" else ""
+    elif key.startswith("+"):  # in a file it would have been read as one
+        hint = f"only a file appends to a list; --set '{key[1:]}=[…]' replaces the list"
     elif guess:
         hint = f'did you mean "{guess}"?'
     return Finding(path, message, hint, on_key=True)

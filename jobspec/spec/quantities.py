@@ -74,7 +74,11 @@ def _duration_hint(value: Any) -> str:
     if type(value) is int and value > 0:
         units = [f"{value}{unit}" for unit in "smh" if re.fullmatch(_DURATION, f"{value}{unit}")]
         return f"with its unit: {' or '.join(units)}" if units else ""
-    found = re.fullmatch(r"(?:([0-9]{1,3})-)?([0-9]{1,3}):([0-9]{2}):([0-9]{2})", str(value))  # as Slurm writes it
+    text = str(value)
+    if found := re.fullmatch(r"[0-9dhm]*([dhm])[0-9]+", text):  # without the last unit
+        text += {"d": "h", "h": "m", "m": "s"}[found[1]]
+        return f"write {text}" if re.fullmatch(_DURATION, text) else ""
+    found = re.fullmatch(r"(?:([0-9]{1,3})-)?([0-9]{1,3}):([0-9]{2}):([0-9]{2})", text)  # as Slurm writes it
     parts = zip(found.groups(), "dhms", strict=True) if found else ()
     written = "".join(f"{int(part)}{unit}" for part, unit in parts if part and int(part))
     return f"write {written}" if written else ""

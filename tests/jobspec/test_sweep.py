@@ -15,7 +15,7 @@ from jobspec.problems import SpecError
 from tests.cli import environment, records
 from tests.clusters import KINDS, documents, processes
 from tests.compose import read
-from tests.slurm import NVIDIA_SMI, Cluster, directives
+from tests.slurm import NVIDIA_SMI, TWO_NODES, Cluster, directives
 from tests.workers import words
 
 SPEC = """
@@ -153,3 +153,17 @@ def test_combinations_train_to_different_weights_in_folders_of_their_own(tmp_pat
 def test_wrong_value_under_a_wrong_name_is_a_mistake_of_the_spec(spec: str) -> None:
     with pytest.raises(SpecError, match="a key must be a key of train or env"):
         render("slurm", spec, ['sweep={"": [null], "train.": 5, "x y": [null, 1]}'])
+
+
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ("sweep={env.A: [1]}", 'put it in quotes: "1"'),
+        ("+mounts=[]", "only a file appends to a list; --set 'mounts=[…]' replaces the list"),
+    ],
+)
+def test_hint_for_an_option_can_be_followed(setting: str, hint: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(TWO_NODES)
+    with pytest.raises(SpecError) as error:
+        render("slurm", str(tmp_path / "job.yaml"), [setting])
+    assert [problem.hint for problem in error.value.problems] == [hint]
