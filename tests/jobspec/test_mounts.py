@@ -142,11 +142,12 @@ def test_scratch_with_pyxis_is_folders_of_the_container(tmp_path: Path, own_clus
     assert {"--container-writable", "--container-mounts=/data:/data"} <= {*own_cluster.sruns()[-1]}
 
 
-# Saves when it is told to stop, as an agent does, and writes down how many folders there still are.
+# Needs a while to save when it is told to stop, and then writes down how many folders there still are.
 _SAVING = """
-import glob, os, signal, sys
+import glob, os, signal, sys, time
 here, node = os.environ["STAND_IN"], os.environ["SLURM_NODEID"]
 def save(*_):
+    time.sleep(0.5)
     with open(f"{here}/saved-{node}", "w") as file:
         file.write(str(len(glob.glob(f"{here}/disk/*/1"))))
     sys.exit(1)
