@@ -106,7 +106,8 @@ def render(
     plans = plans_of(read(files, overrides, notes), target, sweep_index)
     if notes is not None:
         job = plans[0].job
-        notes += doubts(job, "image" not in target.NOT_USED and (name != "slurm" or job.slurm.runtime != "none"))
+        # apptainer and pyxis also show folders of the node that no spec names, such as the home.
+        notes += doubts(job, job.slurm.runtime in ("docker", "podman") if name == "slurm" else name != "torchrun")
     return "".join(text_of(plan, name, shlex.join(words)) for plan in plans)
 
 

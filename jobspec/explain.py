@@ -152,9 +152,11 @@ def _hosts(plan: Plan, hosts: str, given: list[str]) -> list[str]:
     if given:
         message = f"the target names the nodes itself: {', '.join(given[:3])}{', …' * (nodes > 3)}"
         raise SpecError([Problem(place, message, "leave --hosts out")])
+    if "[" in hosts:
+        hint = f"scontrol show hostnames '{hosts}' | paste -sd, writes the names of a range"
+        raise SpecError([Problem(place, "a range is no name of a node", hint)])
     if len(names) != nodes:
-        hint = f"scontrol show hostnames '{hosts}' lists the names of a range" if "[" in hosts else ""
-        raise SpecError([Problem(place, f"one name for each node is needed: {nodes}, not {len(names)}", hint)])
+        raise SpecError([Problem(place, f"one name for each node is needed: {nodes}, not {len(names)}")])
     if len(set(names)) != len(names) or not all(names):
         raise SpecError([Problem(place, "each node needs its own name")])
     return names

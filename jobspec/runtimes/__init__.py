@@ -73,11 +73,20 @@ def problems(job: Job) -> Iterable[Finding]:
     for number, mount in enumerate(job.mounts):
         if mount.empty and mount.sub_path is not None:
             yield Finding(("mounts", number, "sub_path"), f"mounts[{number}].sub_path: an empty folder has no folders")
+        elif mount.empty and runtime == "pyxis" and any(_inside(mount, other) for other in job.mounts):
+            message = (
+                f"mounts[{number}].scratch would be a folder in another mount, because pyxis cannot mount a new one"
+            )
+            yield Finding(("mounts", number, "path"), message, "a path outside of the other mounts")
         elif mount.source is None and mount.volume is not None and not mount.empty:
             message = f"mounts[{number}].{mount.volume}: Slurm has no volumes; its nodes have folders"
             yield Finding(
                 ("mounts", number, mount.volume), message, "add source, the folder on every node, to this mount"
             )
+
+
+def _inside(mount: Mount, other: Mount) -> bool:
+    return other is not mount and f"{mount.path}/".startswith(f"{other.path.rstrip('/')}/")
 
 
 def in_shell(passed: Sequence[str]) -> str:
@@ -92,21 +101,32 @@ def is_file(image: str) -> bool:
     return image.startswith(("/", "."))
 
 
+def mount_flags(job: Job, flag: str, target: Callable[[Mount], str]) -> list[str]:
+    """Return the runtime's flags for all mounts; none if some are empty, because then the task's shell writes all."""
+    if any(mount.empty for mount in job.mounts):
+        return []
+    return [f"{flag}{mount.folder}{target(mount)}" for mount in job.mounts]
+
+
 def mount_empty(job: Job, flag: str, target: Callable[[Mount], str]) -> list[str]:
-    """Return bash that makes a folder on the node's disk for each empty mount, mounts it, and removes it at the end.
+    """Return bash that makes a folder on the node's disk for each empty mount, and removes them at the end.
 
     For runtimes that start a container for each task.  The task's shell outlives the container, so that it can remove
-    the folders.  It waits at signals, which the container gets, too.
+    the folders.  It waits at signals, which the container gets, too.  It adds the flags of all mounts to "$@", in their
+    order, because one may be in another.
 
     Args:
         flag, target: what stands before and after the folder in the runtime's flag.
     """
-    empty = {f'"$scratch/{number}"': mount for number, mount in enumerate(job.mounts) if mount.empty}
-    if not empty:
+    folders = {number: f'"$scratch/{number}"' for number, mount in enumerate(job.mounts) if mount.empty}
+    if not folders:
         return []
     return [
         'scratch=$(mktemp -d "$disk/scratch-$SLURM_JOB_ID.XXXXXX")',
-        """trap 'rm -rf "$scratch"' EXIT; trap : HUP INT TERM USR1 USR2""",
-        f"mkdir {' '.join(empty)}",
-        *(f'set -- "$@" {flag}{folder}{sh(target(mount))}' for folder, mount in empty.items()),
+        """trap '{ chmod -R u+rwX "$scratch"; rm -rf "$scratch"; } || true' EXIT; trap : HUP INT TERM USR1 USR2""",
+        f"mkdir {' '.join(folders.values())}",
+        *(
+            f'set -- "$@" {flag}{folders.get(number) or sh(mount.folder or "")}{sh(target(mount))}'
+            for number, mount in enumerate(job.mounts)
+        ),
     ]

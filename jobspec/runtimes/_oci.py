@@ -19,11 +19,11 @@ def flags(plan: Plan) -> list[str]:
     result = ["--rm", "--network=host", "--ipc=host"]
     if plan.job.resources.rdma:
         result += ["--device=/dev/infiniband", "--cap-add=IPC_LOCK", "--ulimit=memlock=-1:-1"]
-    return [*result, *(f"{_SOURCE}{mount.folder}{_target(mount)}" for mount in plan.job.mounts if not mount.empty)]
+    return [*result, *runtimes.mount_flags(plan.job, _SOURCE, _target)]
 
 
 def mount_empty(plan: Plan) -> list[str]:
-    """Return bash that adds a flag to "$@" for each empty mount."""
+    """Return bash for empty mounts; nothing if there are none."""
     return runtimes.mount_empty(plan.job, _SOURCE, _target)
 
 

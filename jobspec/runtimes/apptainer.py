@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jobspec.plan import Plan
-from jobspec.runtimes import in_shell, is_file, mount_empty
+from jobspec.runtimes import in_shell, is_file, mount_empty, mount_flags
 from jobspec.spec.job import Mount
 
 PROGRAM = "apptainer"
@@ -23,8 +23,7 @@ def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
 
 
 def words(plan: Plan, passed: Sequence[str]) -> list[str]:
-    binds = [f"{_BIND}{mount.folder}{_target(mount)}" for mount in plan.job.mounts if not mount.empty]
-    return [*binds, _image(plan.job.image or "")]
+    return [*mount_flags(plan.job, _BIND, _target), _image(plan.job.image or "")]
 
 
 def before(plan: Plan, passed: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ _DASH = re.compile("^[\u2013\u2014]")  # where an option begins
 def doubts(job: Job, in_container: bool = False) -> Iterator[str]:
     """Yield what looks odd, each with what to do.
 
-    in_container: the target runs the job in containers, whose own files end with them.
+    in_container: the job runs in containers, and all that they write outside of mounts ends with them.
     """
     yield from _typed_in_a_word_processor(job)
     first = job.command[0] if job.command else "x.py"
@@ -51,8 +51,10 @@ def _lost_with_the_container(job: Job) -> Iterator[str]:
     kept = [mount.path for mount in job.mounts if mount.source is not None or mount.claim is not None]
     for key in ("checkpoint_dir", "run_dir", "export"):
         path = getattr(job.train, key, None)
+        if path and job.workdir and not path.startswith(("/", "~")):
+            path = posixpath.join(job.workdir, path)
         if path is not None and not any(f"{path}/".startswith(f"{above.rstrip('/')}/") for above in kept):
-            yield f"train.{key} is {path}, which is in no mount and ends with the container; mounts: keeps files"
+            yield f"train.{key} is {path}, which ends with the container: it is in no mount with a source or claim"
 
 
 def _typed_in_a_word_processor(job: Job) -> Iterator[str]:

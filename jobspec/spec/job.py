@@ -92,7 +92,7 @@ class Mount(Section):
     """A folder, claim or other volume, seen inside the container under `path`.
 
     `source` may stand beside one of the others: targets with folders take the one, targets with volumes the other.
-    Each target can make the empty space of `scratch`.
+    Each target with containers can make the empty space of `scratch`.
     """
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [_given(key) for key in ("source", *VOLUMES)]})
@@ -101,7 +101,9 @@ class Mount(Section):
         None, description="folder on every node; Kubernetes takes it if neither claim nor scratch is given"
     )
     claim: DnsName | None = Field(None, description="PersistentVolumeClaim (Kubernetes) or volume (compose)")
-    scratch: Size | None = Field(None, description="empty space on the node's own disk, which ends with the container")
+    scratch: Size | None = Field(
+        None, description="empty space on the node's own disk, which ends with the pod or container"
+    )
     config_map: DnsName | None = Field(None, description="ConfigMap whose keys become files (Kubernetes)")
     secret: DnsName | None = Field(None, description="Secret whose keys become files (Kubernetes)")
     sub_path: SubPath | None = Field(None, description="only this folder or file of it, such as team/data")

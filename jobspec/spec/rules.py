@@ -221,8 +221,8 @@ def micro_batches_fill_the_pipeline(job: Job) -> Iterator[Finding]:
     stages = world_size(job)
     if job.train.accumulate < stages:
         message = (
-            f"train.accumulate is {job.train.accumulate}, the micro-batches of a step, too few to fill the {stages} "
-            "stages of strategy pipeline, one for each process"
+            f"train.accumulate is {job.train.accumulate}, but strategy pipeline has {stages} stages, one for each "
+            "process, and needs as many micro-batches"
         )
         yield Finding(("train", "accumulate"), message, f"accumulate: {stages}, or more", on_key=True)
 

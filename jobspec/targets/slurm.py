@@ -24,7 +24,9 @@ def template_values(plan: Plan) -> dict[str, Any]:
     passed = task.passed(plan)
     own_log = "output" not in job.slurm.options
     in_shell = job.slurm.runtime == "none"
-    scratch = sum(mount.scratch or 0 for mount in job.mounts if mount.empty) if runtime.RUN else 0
+    # Each task starts its own container.
+    tasks = options.tasks_per_node(job) if runtime.RUN else 0
+    scratch = tasks * sum(mount.scratch or 0 for mount in job.mounts if mount.empty)
     return {
         "notes": notes.notes(job),
         "directives": options.directives(plan),

@@ -104,9 +104,9 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks=$(( SLURM_JOB_NUM_NODES * 4 )) --nt
 stop() {
   trap "" USR1  # another one changes nothing
   echo "Slurm takes the nodes; the processes are asked to save and end" >&2
-  srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
-    bash -c 'podman ps --quiet --filter "name=^slurm-$SLURM_JOB_ID[.]" | xargs --no-run-if-empty podman kill --signal=TERM' >/dev/null || true
   { sleep 105; kill "$step"; } >/dev/null 2>&1 &  # a process that hangs must not cost the requeue
+  timeout 20 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
+    bash -c 'podman ps --quiet --filter "name=^slurm-$SLURM_JOB_ID[.]" | xargs --no-run-if-empty podman kill --signal=TERM' >/dev/null || scancel --signal=TERM "$job" || true
   wait "$step" && exit 0  # the processes had made their last step
   requeue
 }

@@ -96,8 +96,8 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per
 stop() {
   trap "" USR1  # another one changes nothing
   echo "Slurm takes the nodes; the processes are asked to save and end" >&2
-  scancel --signal=TERM "$job" || true  # torchrun passes on no USR1, and srun answers a SIGTERM with SIGKILL
   { sleep 105; kill "$step"; } >/dev/null 2>&1 &  # a process that hangs must not cost the requeue
+  scancel --signal=TERM "$job" || true  # torchrun passes on no USR1, and srun answers a SIGTERM with SIGKILL
   wait "$step" && exit 0  # the processes had made their last step
   requeue
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -131,6 +132,40 @@ def test_scratch_of_tasks_that_slurm_killed_is_removed(tmp_path: Path, own_clust
     code, out = own_cluster.run(render("slurm", str(tmp_path / "job.yaml"), ["slurm.runtime=apptainer"]))
     assert code != 0, out
     assert [*(own_cluster.folder / "disk").iterdir()] == []
+
+
+def test_scratch_that_cannot_simply_be_removed_changes_no_exit_status(tmp_path: Path, own_cluster: Cluster) -> None:
+    own_cluster.nodes = ["n1"]
+    spec = _SCRATCH.replace("nodes: 2", "nodes: 1") + "slurm: {runtime: apptainer, epilogue: ['touch epilogue']}\n"
+    (tmp_path / "job.yaml").write_text(spec)
+    disk = own_cluster.folder / "disk"
+    locked = f"for one in {disk}/*/1; do mkdir $one/a; touch $one/a/b; chmod 555 $one/a; done"
+    own_cluster.install("torchrun", f"#!/bin/sh\n{locked}\nexit 7\n")
+    own_cluster.install("rm", f'#!/bin/sh\nPATH={os.environ["PATH"]}\nrm "$@"; exit 1\n')
+    code, out = own_cluster.run(render("slurm", str(tmp_path / "job.yaml")))
+    assert code == 7, out
+    assert (own_cluster.folder / "epilogue").exists()
+    assert [*disk.iterdir()] == []
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "docker", "podman"])
+def test_scratch_within_a_mount_is_mounted_after_it(runtime: str, tmp_path: Path, own_cluster: Cluster) -> None:
+    own_cluster.nodes = ["n1"]
+    mounts = "mounts=[{source: /home/me, path: /home/me}, {scratch: 1MiB, path: /home/me/.cache}]"
+    (tmp_path / "job.yaml").write_text(_SCRATCH.replace("nodes: 2", "nodes: 1"))
+    own_cluster.install("torchrun", "#!/bin/sh\n")
+    code, out = own_cluster.run(render("slurm", str(tmp_path / "job.yaml"), [f"slurm.runtime={runtime}", mounts]))
+    assert code == 0, out
+    home, cache = (word for word in own_cluster.container() if word.startswith(("--bind", "--mount")))
+    assert home.endswith(("/home/me", "/home/me:/home/me")) and "/scratch-" in cache
+
+
+def test_scratch_within_a_mount_is_refused_with_pyxis(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(_SCRATCH)
+    with pytest.raises(SpecError) as error:
+        render("slurm", str(tmp_path / "job.yaml"), ["slurm.runtime=pyxis", "mounts.1.path=/data/cache"])
+    (problem,) = error.value.problems
+    assert problem.message.startswith("mounts[1].scratch would be a folder in another mount")
 
 
 def test_scratch_with_pyxis_is_folders_of_the_container(tmp_path: Path, own_cluster: Cluster) -> None:

@@ -78,17 +78,22 @@ def test_a_folder_that_ends_with_the_container_is_doubted(path: str, kept: bool,
     (tmp_path / "job.yaml").write_text(TWO_NODES)
     mounts = "mounts=[{claim: runs, source: /home/me, path: /runs}, {scratch: 1GiB, path: /cache}]"
     train = ["command=", "image=a/b:1", mounts, f"train={{checkpoint_dir: {path}}}"]
-    lost = [f"train.checkpoint_dir is {path}, which is in no mount and ends with the container; mounts: keeps files"]
+    end = "which ends with the container: it is in no mount with a source or claim"
+    lost = [f"train.checkpoint_dir is {path}, {end}"]
     for target, settings, in_container in [
         ("torchrun", (), False),
         ("slurm", (), False),
-        ("slurm", ("slurm.runtime=apptainer",), True),
+        ("slurm", ("slurm.runtime=apptainer",), False),  # which shows the home and /tmp of the node
+        ("slurm", ("slurm.runtime=docker",), True),
         ("compose", (), True),
         ("jobset", (), True),
     ]:
         notes: list[str] = []
         render(target, str(tmp_path / "job.yaml"), [*train, *settings], notes)
         assert notes == (lost if in_container and not kept else [])
+    notes = []
+    render("compose", str(tmp_path / "job.yaml"), [*train, "workdir=/runs", "train.checkpoint_dir=ck"], notes)
+    assert notes == []
 
 
 @pytest.mark.parametrize("job", ALL, ids=lambda job: job.stem)
