@@ -92,11 +92,19 @@ def test_buckets_start_in_the_order_of_the_first_backward_also_when_gradients_ar
     arrived: list[int] = []
     for param in model:
         param.register_hook(lambda grad: arrived.append(grad.numel()))
+    average = reducer._average
+
+    def end() -> None:
+        started.append(0)
+        average()
+
     # The parameter that forward uses last has its gradient first.
     for order_of_use in ([2, 1, 0], [0, 1, 2]):
         _backward(reducer, torch.stack([model[index].sum() for index in order_of_use]))
+        reducer._average = end  # type: ignore[method-assign]
     assert arrived == [1, 2, 3, 3, 2, 1]
-    assert started == [1, 2, 3, 1, 2, 3]
+    # All start as soon as the first is full, not only at the end of the backward.
+    assert started == [1, 2, 3, 1, 2, 3, 0]
 
 
 def test_autograd_grad_is_no_backward_that_others_take_part_in() -> None:
