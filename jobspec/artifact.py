@@ -105,9 +105,7 @@ def render(
     target = targets.load(name)
     plans = plans_of(read(files, overrides, notes), target, sweep_index)
     if notes is not None:
-        job = plans[0].job
-        # apptainer and pyxis also show folders of the node that no spec names, such as the home.
-        notes += doubts(job, job.slurm.runtime in ("docker", "podman") if name == "slurm" else name != "torchrun")
+        notes += doubts(plans[0].job, targets.hides_the_node(target, plans[0].job))
     return "".join(text_of(plan, name, shlex.join(words)) for plan in plans)
 
 

@@ -35,7 +35,7 @@ HOME = files.WORKDIR
 
 NOT_USED = {"slurm.array": "this is one job, not several"}
 
-_NOT_ROOT = 1000
+_NOT_ROOT = 1000  # restricted allows all but 0; this is the first user of most images
 
 RENDEZVOUS_TIMEOUT_S = 3600
 """How long pods wait for the last one: its node may have to be added, and its image pulled, first."""

@@ -24,8 +24,12 @@ _UNKNOWN = "extra_forbidden"
 _DISAGREE = "keys_disagree"
 # Values by their names in other tools; judged by its letters, "gpu" would become "cpu".
 _OTHER_NAMES = {
-    **{"gpu": "cuda", "enroot": "pyxis", "singularity": "apptainer", "charliecloud": "apptainer"},
-    **{"etcd": "c10d", "etcd-v2": "c10d"},
+    "gpu": "cuda",
+    "enroot": "pyxis",
+    "singularity": "apptainer",
+    "charliecloud": "apptainer",
+    "etcd": "c10d",
+    "etcd-v2": "c10d",
 }
 _SWITCHES = {("train", "resume"): {True: "auto", False: "never"}}  # texts that people write as yes or no
 _PLAIN = re.compile(r"[\w./][\w./=+-]*|--?[a-zA-Z][\w./=+-]*")  # texts that YAML reads as they are
@@ -120,8 +124,8 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
         text = f'"{written if value is not None else ""}"'
         place = source.items.get(path, source.keys.get(path))
         key = ".".join(map(str, path))
-        # The shell would remove quotes around VALUE alone.
-        if place and place.option and key.count(".") < len(path) and not place.text.startswith("sweep="):
+        # The shell would remove quotes around VALUE alone.  In a sweep the option has another key.
+        if place and place.option and key.count(".") < len(path) and place.text.startswith(str(path[0])):
             text = f"--set {shlex.quote(f'{key}={text}')}"
         return f"put it in quotes: {text}" if value is not None else f"for an empty text write {text}"
     if kind == "model_type" and (model := model_at(path)):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol, cast
 
 from jobspec.filters import sh
 from jobspec.plan import Plan
 from jobspec.problems import Finding
 from jobspec.spec.job import Job, Mount
-from jobspec.spec.rules import missing_image
+from jobspec.spec.rules import empty_mounts_have_no_folders, missing_image
 
 _PREFIXES = ("MASTER_", "PET_", "SLURM_")
 
@@ -66,17 +66,14 @@ def problems(job: Job) -> Iterable[Finding]:
     runtime = job.slurm.runtime
     if runtime == "none":
         return
+    yield from empty_mounts_have_no_folders(job)
     if job.image is None:
         yield missing_image(f"slurm.runtime {runtime}", ("slurm", "runtime"))
     elif problem := load(runtime).image_problem(job.image):
         yield Finding(("image",), f'slurm.runtime {runtime} cannot run image "{job.image}": {problem}')
     for number, mount in enumerate(job.mounts):
-        if mount.empty and mount.sub_path is not None:
-            yield Finding(("mounts", number, "sub_path"), f"mounts[{number}].sub_path: an empty folder has no folders")
-        elif mount.empty and runtime == "pyxis" and any(_inside(mount, other) for other in job.mounts):
-            message = (
-                f"mounts[{number}].scratch would be a folder in another mount, because pyxis cannot mount a new one"
-            )
+        if mount.empty and load(runtime).RUN is None and any(_inside(mount, other) for other in job.mounts):
+            message = f"mounts[{number}].scratch is in another mount, and {runtime} cannot mount a new folder there"
             yield Finding(("mounts", number, "path"), message, "a path outside of the other mounts")
         elif mount.source is None and mount.volume is not None and not mount.empty:
             message = f"mounts[{number}].{mount.volume}: Slurm has no volumes; its nodes have folders"
@@ -86,7 +83,7 @@ def problems(job: Job) -> Iterable[Finding]:
 
 
 def _inside(mount: Mount, other: Mount) -> bool:
-    return other is not mount and f"{mount.path}/".startswith(f"{other.path.rstrip('/')}/")
+    return other is not mount and PurePosixPath(mount.path).is_relative_to(other.path)
 
 
 def in_shell(passed: Sequence[str]) -> str:
@@ -102,7 +99,7 @@ def is_file(image: str) -> bool:
 
 
 def mount_flags(job: Job, flag: str, target: Callable[[Mount], str]) -> list[str]:
-    """Return the runtime's flags for all mounts; none if some are empty, because then the task's shell writes all."""
+    """Return the runtime's flags for all mounts; none if one is empty, because `mount_empty` then adds all of them."""
     if any(mount.empty for mount in job.mounts):
         return []
     return [f"{flag}{mount.folder}{target(mount)}" for mount in job.mounts]
@@ -111,9 +108,9 @@ def mount_flags(job: Job, flag: str, target: Callable[[Mount], str]) -> list[str
 def mount_empty(job: Job, flag: str, target: Callable[[Mount], str]) -> list[str]:
     """Return bash that makes a folder on the node's disk for each empty mount, and removes them at the end.
 
-    For runtimes that start a container for each task.  The task's shell outlives the container, so that it can remove
-    the folders.  It waits at signals, which the container gets, too.  It adds the flags of all mounts to "$@", in their
-    order, because one may be in another.
+    For runtimes that start a container for each task.  The task's shell waits for the container, also after a signal,
+    which the container gets too.  Then the shell removes the folders.  One mount may be in another, so the flags of all
+    mounts are added to "$@" in the order of the spec.
 
     Args:
         flag, target: what stands before and after the folder in the runtime's flag.

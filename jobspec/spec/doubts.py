@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from jobspec.reading.sbatch_options import OPTIONS, PYXIS, meant
 from jobspec.reading.secret_names import names_secret
@@ -15,10 +16,10 @@ _CURLY = re.compile("[\u2018\u2019\u201c\u201d]")
 _DASH = re.compile("^[\u2013\u2014]")  # where an option begins
 
 
-def doubts(job: Job, in_container: bool = False) -> Iterator[str]:
+def doubts(job: Job, node_is_hidden: bool = False) -> Iterator[str]:
     """Yield what looks odd, each with what to do.
 
-    in_container: the job runs in containers, and all that they write outside of mounts ends with them.
+    node_is_hidden: what the processes write outside of mounts ends with their container.
     """
     yield from _typed_in_a_word_processor(job)
     first = job.command[0] if job.command else "x.py"
@@ -31,7 +32,7 @@ def doubts(job: Job, in_container: bool = False) -> Iterator[str]:
     restarts = job.max_restarts > 0 or job.nodes.min < job.nodes.max
     if restarts and job.train and job.train.checkpoint_dir is not None and job.train.resume == "never":
         yield "train.resume is never, so a restart stops at the checkpoints of the first start; write resume: auto"
-    if in_container:
+    if node_is_hidden:
         yield from _lost_with_the_container(job)
     if job.image is not None and not job.image.startswith(("/", ".")) and not job.image.endswith(".sif"):
         name = re.sub(r"[:@].*", "", job.image.rpartition("/")[2])
@@ -51,9 +52,9 @@ def _lost_with_the_container(job: Job) -> Iterator[str]:
     kept = [mount.path for mount in job.mounts if mount.source is not None or mount.claim is not None]
     for key in ("checkpoint_dir", "run_dir", "export"):
         path = getattr(job.train, key, None)
-        if path and job.workdir and not path.startswith(("/", "~")):
+        if path is not None and job.workdir and not path.startswith("~"):
             path = posixpath.join(job.workdir, path)
-        if path is not None and not any(f"{path}/".startswith(f"{above.rstrip('/')}/") for above in kept):
+        if path is not None and not any(PurePosixPath(path).is_relative_to(folder) for folder in kept):
             yield f"train.{key} is {path}, which ends with the container: it is in no mount with a source or claim"
 
 

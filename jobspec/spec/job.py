@@ -117,7 +117,7 @@ class Mount(Section):
 
     @property
     def empty(self) -> bool:
-        """Whether a target with folders makes an empty one for this mount."""
+        """True if a target with folders makes an empty one for this mount."""
         return self.source is None and self.scratch is not None
 
     @property

@@ -48,6 +48,13 @@ def missing_image(runner: str, path: Path = _IMAGE) -> Finding:
     return Finding(path, f"image is missing: {runner} runs one", _AN_IMAGE, on_key=path == _IMAGE)
 
 
+def empty_mounts_have_no_folders(job: Job) -> Iterator[Finding]:
+    """Yield each `sub_path` of a mount for which a target with folders makes an empty one."""
+    for number, mount in enumerate(job.mounts):
+        if mount.empty and mount.sub_path is not None:
+            yield Finding(("mounts", number, "sub_path"), f"mounts[{number}].sub_path: an empty folder has no folders")
+
+
 def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:
     """Make a rule: with the suffix that the target adds, the job's name fits the DNS label that names `what`."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 if TYPE_CHECKING:
     from jobspec.environment import Variable
     from jobspec.plan import Plan, Rank
+    from jobspec.spec.job import Job
 
 _JOBSPEC = Path(__file__).parents[1]
 TEMPLATES = next(folder / "templates" for folder in (_JOBSPEC.parent, _JOBSPEC) if (folder / "templates").is_dir())
@@ -70,6 +71,15 @@ def sweeps(target: Target) -> str | None:
     A target that can run them all has a `SWEEPS`.
     """
     return cast("str | None", getattr(target, "SWEEPS", None))
+
+
+def hides_the_node(target: Target, job: Job) -> bool:
+    """Return True if the processes see only those files of their node that the spec mounts.
+
+    Where the job decides, the target has a function `hides_the_node(job)`.  Elsewhere all targets with images do.
+    """
+    own = getattr(target, "hides_the_node", None)
+    return "image" not in target.NOT_USED if own is None else cast(bool, own(job))
 
 
 def names() -> list[str]:

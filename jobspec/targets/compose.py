@@ -12,7 +12,7 @@ from jobspec.plan import Plan, Rank, container_shm
 from jobspec.problems import Finding
 from jobspec.spec import files
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule, leaves_room, missing_image
+from jobspec.spec.rules import Rule, empty_mounts_have_no_folders, leaves_room, missing_image
 from jobspec.spec.shell import before
 
 NOT_USED = {
@@ -79,6 +79,9 @@ def there_is_an_image(job: Job) -> Iterator[Finding]:
         yield Finding(("image",), message)
 
 
+empty_mounts = Rule(empty_mounts_have_no_folders)
+
+
 @Rule
 def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
     for number, mount in enumerate(job.mounts):
@@ -87,8 +90,6 @@ def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
             yield Finding(
                 ("mounts", number, mount.volume), message, "add source, a folder of this machine, to this mount"
             )
-        if mount.empty and mount.sub_path is not None:
-            yield Finding(("mounts", number, "sub_path"), f"mounts[{number}].sub_path: an empty volume has no folders")
         path = posixpath.normpath("/" + mount.path.lstrip("/"))
         if path == "/dev/shm":
             message = f"mounts[{number}].path is /dev/shm, which is shared memory"

@@ -9,6 +9,7 @@ from jobspec.filters import sh
 from jobspec.plan import PORTS, Plan
 from jobspec.slurm import notes, option_rules, options, rules, task
 from jobspec.slurm.environment import REMARKS, environment
+from jobspec.spec.job import Job
 from jobspec.spec.rules import rules_in
 
 __all__ = ["NOT_USED", "REMARKS", "RULES", "SWEEPS", "environment", "template_values"]
@@ -16,6 +17,11 @@ __all__ = ["NOT_USED", "REMARKS", "RULES", "SWEEPS", "environment", "template_va
 NOT_USED = {"resources.devices": "only Kubernetes knows its names; slurm.options asks for more, as {gres: nic:1}"}
 SWEEPS = "array"
 RULES = (*rules_in(rules), *rules_in(option_rules))
+
+
+def hides_the_node(job: Job) -> bool:
+    """Return True for docker and podman.  apptainer and pyxis also show what no spec names, such as the home."""
+    return job.slurm.runtime in ("docker", "podman")
 
 
 def template_values(plan: Plan) -> dict[str, Any]:

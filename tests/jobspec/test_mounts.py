@@ -96,7 +96,7 @@ image: a/b:1
 command: [mine.py]
 mounts: [{source: /data, path: /data}, {scratch: 1MiB, path: /my cache}, {scratch: 1MiB, path: /two, read_only: true}]
 """
-# Writes down which folders there are while it runs.
+# Records which folders exist while it runs.
 _PROGRAM = """#!/bin/sh
 find {disk} -mindepth 2 -empty -writable | tee -a {disk}.seen
 """
@@ -165,7 +165,7 @@ def test_scratch_within_a_mount_is_refused_with_pyxis(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as error:
         render("slurm", str(tmp_path / "job.yaml"), ["slurm.runtime=pyxis", "mounts.1.path=/data/cache"])
     (problem,) = error.value.problems
-    assert problem.message.startswith("mounts[1].scratch would be a folder in another mount")
+    assert problem.message == "mounts[1].scratch is in another mount, and pyxis cannot mount a new folder there"
 
 
 def test_scratch_with_pyxis_is_folders_of_the_container(tmp_path: Path, own_cluster: Cluster) -> None:
@@ -177,7 +177,7 @@ def test_scratch_with_pyxis_is_folders_of_the_container(tmp_path: Path, own_clus
     assert {"--container-writable", "--container-mounts=/data:/data"} <= {*own_cluster.sruns()[-1]}
 
 
-# Needs a while to save when it is told to stop, and then writes down how many folders there still are.
+# Saves for half a second after a SIGTERM, and then records how many folders still exist.
 _SAVING = """
 import glob, os, signal, sys, time
 here, node = os.environ["STAND_IN"], os.environ["SLURM_NODEID"]

@@ -104,10 +104,10 @@ def refuse_what_cannot_be_cut(model: nn.Module, context: Context) -> Layers:
 
 
 def refuse_lost_messages(context: Context) -> None:
-    """Refuse 1F1B where torch lets go of messages on their way.
+    """Refuse 1F1B where torch loses messages.
 
-    Before 2.8, torch/distributed/pipelining/schedules.py keeps only the last of the sends and receives that it starts
-    together.  Gloo drops the others, so ranks wait forever or read unfinished buffers.  NCCL joins them into one.
+    torch/distributed/pipelining/schedules.py starts several sends and receives together.  Before 2.8 it keeps only the
+    last.  Gloo drops the others, so ranks wait forever or read unfinished buffers.  NCCL joins them into one.
     """
     loses = torch.__version__ < TorchVersion("2.8") and context.device.type == "cpu" and context.world_size > 1
     if loses and context.pipeline_schedule == "1f1b":

@@ -31,7 +31,7 @@ from train.world.signals import StopSignal
 CPU = torch.device("cpu")
 _ONE_F_ONE_B = pytest.param(
     "1f1b",
-    marks=pytest.mark.skipif(torch.__version__ < TorchVersion("2.8"), reason="1f1b needs torch 2.8 here"),
+    marks=pytest.mark.skipif(torch.__version__ < TorchVersion("2.8"), reason="torch before 2.8 loses messages of 1f1b"),
 )
 
 
