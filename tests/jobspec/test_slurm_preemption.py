@@ -53,6 +53,34 @@ def test_signal_lets_every_node_save_and_requeues_once(own_cluster: Cluster) -> 
     assert (own_cluster.folder / "requeued").read_text() == "70123\n"
 
 
+# Its containers are known by name, and its own process gets no signal.
+_PODMAN = """#!/bin/bash
+case $1 in
+ps) echo "$4" > "$STAND_IN/asked-$SLURM_NODEID"; ls "$STAND_IN" | grep "^container-of-node-$SLURM_NODEID" ;;
+kill) kill -TERM "$(cat "$STAND_IN/$3")" ;;
+run)
+  echo $$ > "$STAND_IN/container-of-node-$SLURM_NODEID"
+  while [[ $1 != a/b:1 ]]; do shift; done
+  exec "${@:2}"
+esac
+"""
+
+
+def test_podman_itself_gets_no_signal_but_its_containers_do(own_cluster: Cluster) -> None:
+    own_cluster.install("podman", _PODMAN)
+    own_cluster.install("scancel", "#!/bin/sh\ntouch $STAND_IN/cancelled\n")
+    spec = TWO_NODES + "image: a/b:1\nslurm: {runtime: podman}\n"
+    job = preemptible(own_cluster, SAVING, spec)
+    job.send_signal(signal.SIGUSR1)
+    status, out = ended(job)
+    assert status == 0, out
+    for node in range(2):
+        assert (own_cluster.folder / f"saved-{node}").exists(), out
+        assert (own_cluster.folder / f"asked-{node}").read_text() == "name=^slurm-70123[.]\n"
+    assert (own_cluster.folder / "requeued").exists()
+    assert not (own_cluster.folder / "cancelled").exists()
+
+
 def test_second_signal_changes_nothing(own_cluster: Cluster) -> None:
     """Slurm's own, say, after somebody's."""
     own_cluster.install("scancel", "#!/bin/bash\nkill -USR1 $PPID\n" + (own_cluster.folder / "bin/scancel").read_text())
