@@ -55,11 +55,11 @@ durations: $(READY)
 	grep -E "^[0-9.]+s (call|setup|teardown)|passed" runs/durations > tests/durations.txt
 
 # On a real Slurm of three nodes within this machine, as root.  QUICK=1 takes one test of each kind.
-e2e-slurm: PODMAN := $(if $(QUICK),,podman crun catatonit debootstrap uidmap)
+e2e-slurm: CONTAINERS := $(if $(QUICK),,podman crun catatonit debootstrap uidmap docker.io)
 e2e-slurm: $(READY)
-	@which slurmctld munged $(PODMAN:uidmap=newuidmap) >/dev/null || [ "$$(id -u)" != 0 ] \
-	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge $(PODMAN); } >/dev/null \
-	  || echo "Slurm or podman could not be installed: its tests skip" >&2
+	@which slurmctld munged $(subst docker.io,dockerd,$(CONTAINERS:uidmap=newuidmap)) >/dev/null || [ "$$(id -u)" != 0 ] \
+	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge $(CONTAINERS); } >/dev/null \
+	  || echo "Slurm or container runtimes could not be installed: their tests skip" >&2
 	$(BIN)/python -m pytest tests/e2e/slurm -rs $(if $(QUICK),-m "not slow")
 
 # The image and the compose files, on the engine that `docker` reaches or one of their own; BASE_IMAGE names a base.

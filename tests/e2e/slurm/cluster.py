@@ -29,6 +29,7 @@ _NETWORK = "10.231.7"
 _BRIDGE = "switch"
 _ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY")
 _NOT_THE_USERS = ("SLURM", "SBATCH", "SRUN", "PET_", "XDG_", "SUDO_", "MAIL", "TMPDIR")
+PYXIS = Path("/usr/local/lib/slurm/spank_pyxis.so")  # where its own Makefile installs it
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch")
 
 # Times: a node that is silent for SlurmdTimeout is down; SIGKILL comes KillWait after SIGTERM; a job that was requeued
@@ -56,6 +57,7 @@ JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 GresTypes=gpu
+PlugStackConfig={folder}/plugstack.conf
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ReturnToService=2
@@ -272,6 +274,8 @@ class Cluster:
             os.mknod(self.system / f"gpu{number}", 0o666 | 0o020000, os.makedev(1, 3))  # like /dev/null
         (self.system / "gres.conf").write_text(f"Name=gpu File={self.system}/gpu[0-1]\n")
         (self.system / "cgroup.conf").write_text("")
+        pyxis = f"required {PYXIS} runtime_path={self.system}/pyxis\n" if PYXIS.exists() else ""
+        (self.system / "plugstack.conf").write_text(pyxis)
         smi = self.folder / "bin" / "nvidia-smi"
         smi.write_text(_NVIDIA_SMI)
         smi.chmod(0o755)

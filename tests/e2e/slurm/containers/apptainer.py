@@ -1,0 +1,35 @@
+"""apptainer without rights of its own (no setuid), with the image in a .sif file that the nodes share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.e2e.slurm.cluster import Cluster
+from tests.e2e.slurm.containers import Image
+
+_FUSE = Path("/dev/fuse")
+
+
+def missing() -> str | None:
+    return None if shutil.which("apptainer") else "apptainer not installed: apptainer.org/docs/admin/main"
+
+
+@contextmanager
+def ready(cluster: Cluster, root: Path, folder: Path) -> Iterator[Image]:
+    file = folder / "image.sif"
+    subprocess.run(["apptainer", "build", str(file), str(root)], check=True, capture_output=True, timeout=600)
+    machines = cluster.machines.values()
+    if _FUSE.exists():  # users mount a .sif file with it; as on a cluster, every user may open it
+        device = folder / "fuse"
+        os.mknod(device, 0o666 | 0o020000, _FUSE.stat().st_rdev)
+        device.chmod(0o666)
+        for machine in machines:
+            machine.run("mount", "--bind", str(device), str(_FUSE))
+    yield Image(str(file))
+    for machine in machines if _FUSE.exists() else ():
+        machine.run("umount", str(_FUSE))
