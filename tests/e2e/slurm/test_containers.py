@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from jobspec import filters
+from tests import hostile
 from tests.cli import ROOT
 from tests.e2e.slurm import containers
 from tests.e2e.slurm.cluster import Cluster
@@ -22,19 +26,6 @@ pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 # What Python's own modules are linked with, beside libc.
 _LIBRARIES = "zlib1g,libffi8,libssl3,libbz2-1.0,liblzma5,libsqlite3-0,libreadline8,libuuid1,libexpat1"
 _TRAIN = {"model": "mlp", "max_steps": 30, "lr": 0.1}
-_SPEC = """
-name: {runtime}
-nodes: 2
-procs_per_node: 2
-device: cpu
-image: {image}
-train: {{{train}, run_dir: {folder}}}
-mounts: [{mounts}]
-env: {{PATH: '{path}', PYTHONPATH: {root}}}
-resources: {{cpus: 2}}
-time_limit: 20m
-slurm: {{runtime: {runtime}}}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -71,22 +62,33 @@ def test_a_job_in_containers_ends_with_the_losses_of_one_without(
     launcher: str, cluster: Cluster, runtime: str, image: Image, tmp_path: Path
 ) -> None:
     run_on_ranks(4, _TRAIN, tmp_path / "expected")
-    spec = _SPEC.format(
-        runtime=runtime,
-        image=image.name,
-        train=", ".join(f"{key}: {value}" for key, value in _TRAIN.items()),
-        folder=tmp_path / "run",
-        mounts=", ".join(
-            [f"{{source: {path}, path: {path}, read_only: true}}" for path in _python_and_its_packages()]
-            + [f"{{source: {tmp_path}, path: {tmp_path}}}"]
-        ),
-        path=f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        root=ROOT,
-    )
-    text = script(cluster, spec, f"slurm.launcher={launcher}")
-    job = cluster.wait_for_end(cluster.submit(text, environ=image.environ))
+    keys = {"train": _TRAIN | {"run_dir": str(tmp_path / "run")}}
+    job = cluster.wait_for_end(_submit(cluster, runtime, image, tmp_path, keys, launcher))
     assert job.state == "COMPLETED", cluster.logs()
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "expected"), rel=1e-4)
+
+
+_WRITE_WHAT_ARRIVED = """
+import json, os, pathlib, sys
+pathlib.Path(__file__).with_name(os.environ["RANK"]).write_text(json.dumps([sys.argv[1:], dict(os.environ)]))
+"""
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_hostile_values_arrive_in_containers_and_win_over_those_of_the_image(
+    launcher: str, cluster: Cluster, runtime: str, image: Image, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(_WRITE_WHAT_ARRIVED)
+    values = {f"TEXT_{number}": text for number, text in enumerate(hostile.ARGUMENTS)}
+    values |= dict.fromkeys(containers.OWN, "the spec")
+    keys = {"command": [str(tmp_path / "mine.py"), *hostile.ARGUMENTS], "env": values}
+    job = cluster.wait_for_end(_submit(cluster, runtime, image, tmp_path, keys, launcher))
+    assert job.state == "COMPLETED", cluster.logs()
+    for rank in range(4):
+        arguments, environment = json.loads((tmp_path / str(rank)).read_text())
+        assert arguments == hostile.ARGUMENTS
+        assert {name: environment.get(name) for name in values} == values
+    assert not [*cluster.folder.rglob(hostile.CANARY), *tmp_path.rglob(hostile.CANARY)]
 
 
 # Says which files it finds, writes one, and stays until a signal, at which it says whether its file is still there.
@@ -112,25 +114,13 @@ def test_scratch_ends_with_each_start_and_not_before_the_containers_have_saved(
     if (runtime, how) == ("podman", "cancelled"):
         pytest.xfail("rootless podman ends at Slurm's own SIGTERM and leaves its container behind (docs/slurm.md)")
     (tmp_path / "keeper.py").write_text(_KEEPER)
-    sources = [*_python_and_its_packages(), tmp_path]
-    spec = _SPEC.format(
-        runtime=runtime,
-        image=image.name,
-        train="model: mlp",
-        folder=tmp_path,
-        mounts=", ".join([f"{{source: {path}, path: {path}}}" for path in sources] + ["{scratch: 1MiB, path: /cache}"]),
-        path=f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        root=ROOT,
-    )
-    lines = [line for line in spec.splitlines() if not line.startswith("train:")]
-    more = [
-        f"command: [{tmp_path / 'keeper.py'}, {how}]",
-        *(["preemption: {grace: 60s}"] if how == "preempted" else []),
-    ]
-    job = cluster.submit(script(cluster, "\n".join([*lines, *more]), "slurm.launcher=srun"), environ=image.environ)
+    keys = {"command": [str(tmp_path / "keeper.py"), how], "mounts": [{"scratch": "1MiB", "path": "/cache"}]}
+    if how == "preempted":
+        keys["preemption"] = {"grace": "60s"}
+    job = _submit(cluster, runtime, image, tmp_path, keys, "srun")
 
-    def said(start: int) -> str:
-        log = cluster.folder / f"{runtime}-{job}-r{start}.log"
+    def said() -> str:
+        log = cluster.folder / f"{runtime}-{job}-r0.log"
         return log.read_text() if log.exists() else ""
 
     def folders() -> str:
@@ -139,24 +129,42 @@ def test_scratch_ends_with_each_start_and_not_before_the_containers_have_saved(
             machine.run("bash", "-c", f"compgen -G {pattern} || true") for machine in cluster.machines.values()
         )
 
-    if how != "fail":
-        cluster.wait_for("all wrote", lambda: said(0).count("wrote") == 4)
-        assert folders()
+    if how == "fail":
+        assert cluster.wait_for_end(job).state == "FAILED", cluster.logs()
+        assert "found []" in said(), cluster.logs()
+        cluster.wait_for("no folder left", lambda: not folders())
+        return
+    cluster.wait_for("all wrote", lambda: said().count("wrote") == 4)
+    assert folders()
     if how == "preempted":
         cluster.command("scancel", "--batch", "--signal=USR1", job)
         cluster.wait_for("back", lambda: cluster.job(job).restarts == 1 or cluster.job(job).state == "FAILED")
-        assert said(0).count("at the end ['one']") == 4, cluster.logs()
-        cluster.wait_for("no folder left", lambda: not folders())
-        cluster.command("scancel", job)
-    elif how == "cancelled":
+    else:
         cluster.command("scancel", job)
         assert cluster.wait_for_end(job).state == "CANCELLED", cluster.logs()
-        assert said(0).count("at the end ['one']") == 4, cluster.logs()
-        cluster.wait_for("no folder left", lambda: not folders())
-    else:
-        assert cluster.wait_for_end(job).state == "FAILED", cluster.logs()
-        assert "found []" in said(0), cluster.logs()
-        cluster.wait_for("no folder left", lambda: not folders())
+    assert said().count("at the end ['one']") == 4, cluster.logs()
+    cluster.wait_for("no folder left", lambda: not folders())
+    cluster.command("scancel", job)
+
+
+def _submit(cluster: Cluster, runtime: str, image: Image, folder: Path, keys: dict[str, Any], launcher: str) -> str:
+    """The number of a job of two nodes in containers, with this Python and with `folder` as mounts."""
+    sources = [*_python_and_its_packages(), folder]
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    spec = {
+        "name": runtime,
+        "nodes": 2,
+        "procs_per_node": 2,
+        "device": "cpu",
+        "image": image.name,
+        "resources": {"cpus": 2},
+        "time_limit": "20m",
+        "slurm": {"runtime": runtime, "launcher": launcher},
+        **keys,
+        "env": {"PATH": path, "PYTHONPATH": str(ROOT), **keys.get("env", {})},
+        "mounts": [*({"source": str(source), "path": str(source)} for source in sources), *keys.get("mounts", [])],
+    }
+    return cluster.submit(script(cluster, filters.yaml(spec)), environ=image.environ)
 
 
 def _python_and_its_packages() -> list[Path]:

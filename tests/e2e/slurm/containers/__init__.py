@@ -11,6 +11,9 @@ from typing import Protocol, cast
 
 from tests.e2e.slurm.cluster import Cluster
 
+OWN = {"SET_BY": "the image"}
+"""Variables that each image sets."""
+
 
 @dataclass(frozen=True)
 class Image:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.e2e.slurm.cluster import Cluster
-from tests.e2e.slurm.containers import Image
+from tests.e2e.slurm.containers import OWN, Image
 
 _FUSE = Path("/dev/fuse")
 
@@ -21,6 +21,9 @@ def missing() -> str | None:
 
 @contextmanager
 def ready(cluster: Cluster, root: Path, folder: Path) -> Iterator[Image]:
+    variables = root / ".singularity.d/env/90-environment.sh"
+    variables.parent.mkdir(parents=True)
+    variables.write_text("".join(f"export {name}={value!r}\n" for name, value in OWN.items()))
     file = folder / "image.sif"
     subprocess.run(["apptainer", "build", str(file), str(root)], check=True, capture_output=True, timeout=600)
     machines = cluster.machines.values()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.e2e.docker.engine import cgroup_of, remove_cgroups
 from tests.e2e.slurm.cluster import Cluster
-from tests.e2e.slurm.containers import Image
+from tests.e2e.slurm.containers import OWN, Image
 from tests.e2e.slurm.machine import Machine
 from tests.e2e.slurm.user import UID
 
@@ -32,7 +32,7 @@ cp /etc/hosts /run/etc
 mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/etc,workdir=/run/work /etc
 exec dockerd "$@"
 """
-_IMPORT = 'tar --create --directory="$1" . | docker --host="$2" import - "$3"'
+_IMPORT = 'tar --create --directory="$1" . | docker --host="$2" import "${@:4}" - "$3"'
 
 
 @contextmanager
@@ -49,9 +49,10 @@ def ready(cluster: Cluster, root: Path, folder: Path) -> Iterator[Image]:
         machine.run("mount", "-t", "tmpfs", "-o", "mode=755", "none", str(node))
         with (folder / f"{name}.log").open("w") as said:
             machine.start(["unshare", "--mount", "sh", "-euc", _DAEMON, "sh", *options], said)
+    changes = [f"--change=ENV {name}={value!r}" for name, value in OWN.items()]
     for name, machine in cluster.machines.items():
         cluster.wait_for(f"docker on {name}", partial(_answers, machine, host))
-        machine.run("bash", "-euo", "pipefail", "-c", _IMPORT, "bash", str(root), host, _IMAGE)
+        machine.run("bash", "-euo", "pipefail", "-c", _IMPORT, "bash", str(root), host, _IMAGE, *changes)
     yield Image(_IMAGE, {"DOCKER_HOST": host})
     for machine in cluster.machines.values():
         machine.run("pkill", "-x", "dockerd")

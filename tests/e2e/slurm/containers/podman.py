@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.e2e.slurm.cluster import Cluster
-from tests.e2e.slurm.containers import Image
+from tests.e2e.slurm.containers import OWN, Image
 from tests.e2e.slurm.user import UID
 
 _PROGRAMS = ("podman", "crun", "catatonit", "newuidmap")
@@ -61,7 +61,9 @@ def ready(cluster: Cluster, root: Path, folder: Path) -> Iterator[Image]:
         machine.run("mount", "-t", "tmpfs", "none", "/sys/fs/cgroup")
         # As /run is: what podman keeps there names processes of this node.
         machine.run("mount", "-t", "tmpfs", "-o", f"uid={UID},gid={UID},mode=700", "none", str(folder / "node"))
-    cluster.command("podman", "import", "--quiet", str(folder / "root.tar"), _IMAGE, environ=own, timeout_s=600.0)
+    changes = [f"--change=ENV {name}={value!r}" for name, value in OWN.items()]
+    podman = ["podman", "import", "--quiet", *changes, str(folder / "root.tar"), _IMAGE]
+    cluster.command(*podman, environ=own, timeout_s=600.0)
     yield Image(_IMAGE, own)
     for machine in machines:
         assert machine.run("ls", "/sys/fs/cgroup") == "", "podman made groups"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.e2e.slurm.cluster import PYXIS, Cluster
-from tests.e2e.slurm.containers import Image
+from tests.e2e.slurm.containers import OWN, Image
 from tests.e2e.slurm.user import UID
 
 
@@ -22,6 +22,7 @@ def missing() -> str | None:
 
 @contextmanager
 def ready(cluster: Cluster, root: Path, folder: Path) -> Iterator[Image]:
+    (root / "etc/environment").write_text("".join(f"{name}={value}\n" for name, value in OWN.items()))
     file = folder / "image.sqsh"
     command = ["mksquashfs", str(root), str(file), "-all-root", "-no-progress"]
     subprocess.run(command, check=True, capture_output=True, timeout=600)
