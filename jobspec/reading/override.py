@@ -39,7 +39,7 @@ def _apply(source: Source, assignment: str, number: int) -> None:
     if wrong := next((char for char in key if not char.isprintable()), ""):
         raise SpecError([Problem(place, f"character U+{ord(wrong):04X} is not allowed in KEY")])
     if key.count(".") >= MAX_DEPTH:
-        raise SpecError([Problem(place, f"nested deeper than {MAX_DEPTH} levels; no job spec is")])
+        raise SpecError([Problem(place, f"nested deeper than {MAX_DEPTH} levels; a job spec never needs that many")])
     reader = Reader(value, place.name, replace(place, column=len(key) + 2))
     new = reader.document()
     if reader.problems:

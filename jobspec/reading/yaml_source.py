@@ -188,7 +188,7 @@ class Reader:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             self.add(place, f'tag "{tag}": a job spec has no tags', "quotes make a value text")
         if len(path) > MAX_DEPTH:
-            self.add(place, f"nested deeper than {MAX_DEPTH} levels; no job spec is")
+            self.add(place, f"nested deeper than {MAX_DEPTH} levels; a job spec never needs that many")
             raise _Stop
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(path)

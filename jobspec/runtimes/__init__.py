@@ -78,7 +78,7 @@ def problems(job: Job) -> Iterable[Finding]:
         elif mount.source is None and mount.volume is not None and not mount.empty:
             message = f"mounts[{number}].{mount.volume}: Slurm has no volumes; its nodes have folders"
             yield Finding(
-                ("mounts", number, mount.volume), message, "add source, the folder on every node, to this mount"
+                ("mounts", number, mount.volume), message, "give this mount a folder that every node has as source"
             )
 
 

@@ -195,7 +195,7 @@ class Job(Section):
     )
     device: Literal["cuda", "cpu"] = Field("cuda", description="what the processes compute on")
     gpu: GpuType | None = Field(
-        None, description="type of GPU, such as h100: Slurm's own name, and a key of kubernetes.gpu_types"
+        None, description="type of GPU, such as h100: given to Slurm as it is, looked up in kubernetes.gpu_types on Kubernetes"
     )
     image: Image | None = Field(None, description="container image; targets that run no container do without")
     setup: list[ShellLine] = Field(

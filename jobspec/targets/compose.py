@@ -88,7 +88,7 @@ def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
         if mount.source is None and mount.volume in ("config_map", "secret"):
             message = f"mounts[{number}].{mount.volume} is of Kubernetes; compose mounts folders and volumes"
             yield Finding(
-                ("mounts", number, mount.volume), message, "add source, a folder of this machine, to this mount"
+                ("mounts", number, mount.volume), message, "give this mount a folder of this machine as source"
             )
         path = posixpath.normpath("/" + mount.path.lstrip("/"))
         if path == "/dev/shm":
