@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -46,33 +46,37 @@ def is_compiled_backward() -> bool:
     return compiled is not None and bool(compiled.in_compiled_autograd_region)
 
 
+class Receiver(Protocol):
+    """What is told of each gradient that is there."""
+
+    def gradient_ready(self, index: int) -> None: ...
+
+
 class GradientNode:
-    """The autograd node that adds to `param.grad`; calls `ready(index)` each time the node has run.
+    """The autograd node that adds to `param.grad`; calls `receiver.gradient_ready(index)` each time the node has run.
 
     A hook of the node runs after all hooks of the parameter, whenever those were registered.  So their changes to
     p.grad are done before it is averaged.  The node is kept, because autograd would otherwise make a new one without
     the hook.  Autograd also makes a new one if the type or device of the parameter changes.
 
     Args:
-        ready: a bound method.  It is not kept alive: a module may be wrapped again after its wrapper is gone.
+        receiver: is not kept alive: a module may be wrapped again after its wrapper is gone.
     """
 
-    def __init__(self, param: nn.Parameter, ready: Callable[[int], None], index: int) -> None:
+    def __init__(self, param: nn.Parameter, receiver: Receiver, index: int) -> None:
         self.node = get_gradient_edge(param).node
-        self._hook = self.node.register_hook(_call_while_alive(weakref.WeakMethod(ready), index, param))
+        self._hook = self.node.register_hook(_call_while_alive(weakref.ref(receiver), index, param))
 
     def remove_hook(self) -> None:
         self._hook.remove()
 
 
-def _call_while_alive(
-    ready: weakref.WeakMethod[Callable[[int], None]], index: int, param: nn.Parameter
-) -> Callable[..., None]:
+def _call_while_alive(receiver: weakref.ref[Receiver], index: int, param: nn.Parameter) -> Callable[..., None]:
     def hook(*_: Any) -> None:
-        call = ready()
+        alive = receiver()
         # Autograd also calls this if an operator has no gradient for the parameter.  That is an arrival, too: otherwise
         # this rank would start the bucket later than the others, and meet them in the wrong collective.
-        if call is not None and param.requires_grad:
-            call(index)
+        if alive is not None and param.requires_grad:
+            alive.gradient_ready(index)
 
     return hook

@@ -61,7 +61,7 @@ class Reducer:
         self._unfinished = UnfinishedBuckets(sync.group)
         # Autograd has a thread for each device.
         self._lock = threading.RLock()
-        self._nodes = [GradientNode(param, self.gradient_ready, index) for index, param in enumerate(params)]
+        self._nodes = [GradientNode(param, self, index) for index, param in enumerate(params)]
 
     def __del__(self) -> None:
         for node in self.__dict__.get("_nodes", []):

@@ -26,14 +26,14 @@ class _Ready:
     def __init__(self) -> None:
         self.indices: list[int] = []
 
-    def ready(self, index: int) -> None:
+    def gradient_ready(self, index: int) -> None:
         self.indices.append(index)
 
 
 def test_the_engine_knows_its_backward_and_calls_back_at_its_end() -> None:
     used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     ready = _Ready()
-    nodes = [GradientNode(param, ready.ready, index) for index, param in enumerate((used, unused))]
+    nodes = [GradientNode(param, ready, index) for index, param in enumerate((used, unused))]
     seen: list[object] = []
 
     def hook(_: Tensor) -> None:
@@ -51,7 +51,7 @@ def test_the_engine_knows_its_backward_and_calls_back_at_its_end() -> None:
 def test_a_hook_keeps_neither_its_callee_alive_nor_calls_after_its_end() -> None:
     param, ready = nn.Parameter(torch.ones(2)), _Ready()
     indices = ready.indices
-    node = GradientNode(param, ready.ready, 7)
+    node = GradientNode(param, ready, 7)
     param.sum().backward()
     del ready
     gc.collect()
