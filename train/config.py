@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from train.contradictions import refuse_contradictions
@@ -100,6 +100,7 @@ def _ranks_or_all(text: str) -> str:
 _DAY_S = 86_400.0
 YEAR_S = 365 * _DAY_S
 _MOST = 10**12  # more than any run has, and a number that floats and sizes can still hold
+_NAME_BYTES = 255  # what the file systems of Linux allow
 _STEPS = "two numbers FIRST:LAST of steps, the first at least 2 and at most the last"
 
 
@@ -274,6 +275,14 @@ class TrainConfig(BaseModel):
     resolve_timeout_s: float = Field(
         60.0, gt=0, le=_DAY_S, description="how long to wait until the name in MASTER_ADDR resolves, in seconds"
     )
+
+    @field_validator("data_root", "run_dir", "checkpoint_dir", "resume", "export")
+    @classmethod
+    def _names_fit(cls, path: str | None) -> str | None:
+        if any(len(name.encode()) > _NAME_BYTES for name in (path or "").split("/")):
+            expected = f"a path of names with at most {_NAME_BYTES} bytes each"
+            raise PydanticCustomError("unexpected", "must be {expected}", {"expected": expected})
+        return path
 
     @model_validator(mode="after")
     def _keys_agree(self) -> TrainConfig:

@@ -22,7 +22,7 @@ VALUES: dict[str, Callable[[int], dict[str, Any]]] = {
     "command.1 with $": lambda most: {"command": ["mine.py", "x" + "$" * ((most - 1) // 2) + "x" * ((most - 1) % 2)]},
     "command.1 in two bytes each": lambda most: {"command": ["mine.py", "é" * (most // 2) + "x" * (most % 2)]},
     "env.NOTE": lambda most: {"command": ["mine.py"], "env": {"NOTE": "x" * (most - len("NOTE="))}},
-    "train.run_dir": lambda most: {"train": {"run_dir": "x" * (most - len("--run-dir="))}},
+    "train.run_dir": lambda most: {"train": {"run_dir": ("x/" * most)[: most - len("--run-dir=")]}},
 }
 
 
