@@ -138,7 +138,7 @@ def variable_is_no_text(document: Node) -> Iterator[Fault]:
     for entry in [*entries, *document.elements("spec", "trainer", "env")]:
         value = entry.get("value")
         if value and value.is_number_or_switch:
-            reason = f"the value of {entry.text('name')} is a number or a switch in YAML, and the cluster accepts only text"
+            reason = f"the value of {entry.text('name')} is a number or switch in YAML, but must be text"
             yield Fault(value.place, reason, f'value: "{value.text()}"')
 
 

@@ -195,7 +195,7 @@ class Job(Section):
     )
     device: Literal["cuda", "cpu"] = Field("cuda", description="what the processes compute on")
     gpu: GpuType | None = Field(
-        None, description="type of GPU, such as h100: given to Slurm as it is, looked up in kubernetes.gpu_types on Kubernetes"
+        None, description="type of GPU, such as h100: on Slurm as it is, on Kubernetes a key of kubernetes.gpu_types"
     )
     image: Image | None = Field(None, description="container image; targets that run no container do without")
     setup: list[ShellLine] = Field(

@@ -52,7 +52,8 @@ def empty_mounts_have_no_folders(job: Job) -> Iterator[Finding]:
     """Yield each `sub_path` of a mount for which a target with folders makes an empty one."""
     for number, mount in enumerate(job.mounts):
         if mount.empty and mount.sub_path is not None:
-            yield Finding(("mounts", number, "sub_path"), f"mounts[{number}].sub_path: scratch is a new, empty folder, so it has no folder to mount")
+            message = f"mounts[{number}].sub_path: scratch is a new, empty folder, so it has no folder to mount"
+            yield Finding(("mounts", number, "sub_path"), message)
 
 
 def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:
