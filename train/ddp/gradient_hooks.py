@@ -47,7 +47,7 @@ def is_compiled_backward() -> bool:
 
 
 class Receiver(Protocol):
-    """What is told of each gradient that is there."""
+    """Something to call whenever a gradient is complete."""
 
     def gradient_ready(self, index: int) -> None: ...
 

@@ -32,13 +32,17 @@ _CGROUPS = Path("/sys/fs/cgroup")
 # The kernel ends these processes when we end, also by SIGKILL.
 WITH_US = ["setpriv", "--pdeathsig=KILL", "--"]
 
-# As the first process of its namespaces.  In /run are the engine's sockets, whose names must be short; in /etc it
-# leaves a key, and finds its name server: slirp4netns.
-_SCRIPT = """
-ip link set lo up
+OWN_RUN_AND_ETC = """
 mount -t tmpfs tmpfs /run
 mkdir /run/etc /run/work
 mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/etc,workdir=/run/work /etc
+"""
+"""In mounts of its own an engine has its sockets in /run, whose names must be short, and leaves a key in /etc."""
+
+# As the first process of its namespaces.  Its name server is slirp4netns.
+_SCRIPT = f"""
+ip link set lo up
+{OWN_RUN_AND_ETC}
 rm -f /etc/resolv.conf
 echo nameserver 10.0.2.3 > /etc/resolv.conf
 exec docker-init -- dockerd "$@"

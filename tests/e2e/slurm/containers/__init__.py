@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, cast
 
 from tests.e2e.slurm.cluster import Cluster
+from tests.e2e.slurm.machine import Machine
+from tests.e2e.slurm.user import UID
 
 OWN = {"SET_BY": "the image"}
 """Variables that each image sets."""
+
+OWN_IN_OCI = [f'--change=ENV {name}="{value}"' for name, value in OWN.items()]
+"""These variables as flags of `import`, of docker and of podman."""
+
+OF_THE_USER = f"uid={UID},gid={UID},mode=700"
+"""Options of a tmpfs that belongs to the user who submits the jobs."""
 
 
 @dataclass(frozen=True)
@@ -44,3 +53,19 @@ def names() -> list[str]:
 
 def load(name: str) -> Runtime:
     return cast(Runtime, importlib.import_module(f"{__name__}.{name}"))
+
+
+def absent(programs: Iterable[str], remedy: str) -> str | None:
+    """Why a runtime that needs these programs cannot be used here, or None."""
+    missing = [program for program in programs if shutil.which(program) is None]
+    return f"{', '.join(missing)} not installed: {remedy}" if missing else None
+
+
+@contextmanager
+def tmpfs_on_each(machines: Iterable[Machine], folder: Path, options: str, *lazily: str) -> Iterator[None]:
+    """Give each machine a content of the folder that no other machine sees."""
+    for machine in machines:
+        machine.run("mount", "-t", "tmpfs", "-o", options, "none", str(folder))
+    yield
+    for machine in machines:
+        machine.run("umount", *lazily, str(folder))

@@ -1,29 +1,29 @@
-"""apptainer without rights of its own (no setuid), with the image in a .sif file that the nodes share."""
+"""apptainer, installed without setuid; the nodes share the image, a .sif file."""
 
 from __future__ import annotations
 
 import os
-import shutil
+import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.e2e.slurm.cluster import Cluster
-from tests.e2e.slurm.containers import OWN, Image
+from tests.e2e.slurm.containers import OWN, Image, absent
 
 _FUSE = Path("/dev/fuse")
 
 
 def missing() -> str | None:
-    return None if shutil.which("apptainer") else "apptainer not installed: apptainer.org/docs/admin/main"
+    return absent(["apptainer"], "apptainer.org/docs/admin/main")
 
 
 @contextmanager
 def ready(cluster: Cluster, root: Path, folder: Path) -> Iterator[Image]:
     variables = root / ".singularity.d/env/90-environment.sh"
     variables.parent.mkdir(parents=True)
-    variables.write_text("".join(f"export {name}={value!r}\n" for name, value in OWN.items()))
+    variables.write_text("".join(f"export {name}={shlex.quote(value)}\n" for name, value in OWN.items()))
     file = folder / "image.sif"
     subprocess.run(["apptainer", "build", str(file), str(root)], check=True, capture_output=True, timeout=600)
     machines = cluster.machines.values()

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from tests.e2e.docker.engine import cgroup_of, remove_cgroups
+from tests.e2e.docker.engine import OWN_RUN_AND_ETC, cgroup_of, remove_cgroups
 from tests.e2e.slurm.cluster import Cluster
-from tests.e2e.slurm.containers import OWN, Image
+from tests.e2e.slurm.containers import OWN_IN_OCI, Image, absent, tmpfs_on_each
 from tests.e2e.slurm.machine import Machine
 from tests.e2e.slurm.user import UID
 
-_PROGRAMS = ("docker", "dockerd", "docker-init")
 _IMAGE = "e2e:1"
-
-
-def missing() -> str | None:
-    absent = [program for program in _PROGRAMS if shutil.which(program) is None]
-    return f"{', '.join(absent)} not installed: apt-get install docker.io" if absent else None
-
-
-# In /run are the daemon's own sockets, and in /etc it leaves a key.  Containers get the node's own /etc/hosts.
-_DAEMON = """
-mount -t tmpfs tmpfs /run
-mkdir /run/etc /run/work
-cp /etc/hosts /run/etc
-mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/etc,workdir=/run/work /etc
+# Containers get the node's /etc/hosts, which a mount of its own replaces.
+_DAEMON = f"""
+hosts=$(cat /etc/hosts)
+{OWN_RUN_AND_ETC}
+echo "$hosts" > /etc/hosts
 exec dockerd "$@"
 """
 _IMPORT = 'tar --create --directory="$1" . | docker --host="$2" import "${@:4}" - "$3"'
+
+
+def missing() -> str | None:
+    return absent(["docker", "dockerd", "docker-init"], "apt-get install docker.io")
 
 
 @contextmanager
@@ -45,20 +39,21 @@ def ready(cluster: Cluster, root: Path, folder: Path) -> Iterator[Image]:
     options = [f"--host={host}", f"--group={UID}", f"--config-file={folder}/daemon.json", f"--data-root={node}/data"]
     options += ["--bridge=none", "--iptables=false", f"--cgroup-parent=/{cgroup}"]
     options += ["--exec-opt=native.cgroupdriver=cgroupfs"]
-    for name, machine in cluster.machines.items():
-        machine.run("mount", "-t", "tmpfs", "-o", "mode=755", "none", str(node))
-        with (folder / f"{name}.log").open("w") as said:
-            machine.start(["unshare", "--mount", "sh", "-euc", _DAEMON, "sh", *options], said)
-    changes = [f"--change=ENV {name}={value!r}" for name, value in OWN.items()]
-    for name, machine in cluster.machines.items():
-        cluster.wait_for(f"docker on {name}", partial(_answers, machine, host))
-        machine.run("bash", "-euo", "pipefail", "-c", _IMPORT, "bash", str(root), host, _IMAGE, *changes)
-    yield Image(_IMAGE, {"DOCKER_HOST": host})
-    for machine in cluster.machines.values():
-        machine.run("pkill", "-x", "dockerd")
-        machine.run("sh", "-c", "while pgrep -x dockerd; do sleep 0.1; done")
-        machine.run("umount", str(node))
-    remove_cgroups(cgroup)
+    machines = cluster.machines
+    with tmpfs_on_each(machines.values(), node, "mode=755"):
+        try:
+            for name, machine in machines.items():
+                with (folder / f"{name}.log").open("w") as said:
+                    machine.start(["unshare", "--mount", "sh", "-euc", _DAEMON, "sh", *options], said)
+            for name, machine in machines.items():
+                cluster.wait_for(f"docker on {name}", partial(_answers, machine, host))
+                command = ["bash", "-euo", "pipefail", "-c", _IMPORT, "bash", str(root), host, _IMAGE]
+                machine.run(*command, *OWN_IN_OCI)
+            yield Image(_IMAGE, {"DOCKER_HOST": host})
+        finally:
+            for machine in machines.values():
+                machine.run("sh", "-c", "while pkill -x dockerd; do sleep 0.1; done")
+            remove_cgroups(cgroup)
 
 
 def _answers(machine: Machine, host: str) -> bool:

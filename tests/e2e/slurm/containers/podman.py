@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.e2e.slurm.cluster import Cluster
-from tests.e2e.slurm.containers import OWN, Image
-from tests.e2e.slurm.user import UID
+from tests.e2e.slurm.containers import OF_THE_USER, OWN_IN_OCI, Image, absent, tmpfs_on_each
 
 _PROGRAMS = ("podman", "crun", "catatonit", "newuidmap")
 _IMAGE = "localhost/e2e:1"
@@ -37,8 +35,7 @@ tmp_dir = "{folder}/node/tmp"
 
 
 def missing() -> str | None:
-    absent = [program for program in _PROGRAMS if shutil.which(program) is None]
-    return f"{', '.join(absent)} not installed: apt-get install podman crun catatonit uidmap" if absent else None
+    return absent(_PROGRAMS, "apt-get install podman crun catatonit uidmap")
 
 
 @contextmanager
@@ -51,24 +48,33 @@ def ready(cluster: Cluster, root: Path, folder: Path) -> Iterator[Image]:
         "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
         "CONTAINERS_CONF": str(folder / "containers.conf"),
     }
-    (folder / "node").mkdir()
-    queues = Path("/dev/mqueue")  # that of the host is mounted in containers, but a container of CI may have none
-    made = not queues.exists()
-    queues.mkdir(exist_ok=True)
+    node, groups = folder / "node", Path("/sys/fs/cgroup")
+    node.mkdir()
     machines = [cluster.control, *cluster.machines.values()]
-    for machine in machines:
+    with (
+        _queues(),
         # crun refuses to look at a mixture of the two generations of control groups, even to make none.
-        machine.run("mount", "-t", "tmpfs", "none", "/sys/fs/cgroup")
-        # As /run is: what podman keeps there names processes of this node.
-        machine.run("mount", "-t", "tmpfs", "-o", f"uid={UID},gid={UID},mode=700", "none", str(folder / "node"))
-    changes = [f"--change=ENV {name}={value!r}" for name, value in OWN.items()]
-    podman = ["podman", "import", "--quiet", *changes, str(folder / "root.tar"), _IMAGE]
-    cluster.command(*podman, environ=own, timeout_s=600.0)
-    yield Image(_IMAGE, own)
-    for machine in machines:
-        assert machine.run("ls", "/sys/fs/cgroup") == "", "podman made groups"
-        machine.run("umount", "/sys/fs/cgroup")
-        machine.run("umount", "--lazy", str(folder / "node"))  # a process of podman stays, which holds its namespace
-    if made:
-        queues.rmdir()
+        tmpfs_on_each(machines, groups, "mode=755"),
+        # As /run is: what podman keeps there names processes of this node.  One of them stays, and holds its namespace.
+        tmpfs_on_each(machines, node, OF_THE_USER, "--lazy"),
+    ):
+        podman = ["podman", "import", "--quiet", *OWN_IN_OCI, str(folder / "root.tar"), _IMAGE]
+        cluster.command(*podman, environ=own, timeout_s=600.0)
+        yield Image(_IMAGE, own)
+        for machine in machines:
+            assert machine.run("ls", str(groups)) == "", "podman made groups"
     assert str(folder) not in Path("/proc/self/mountinfo").read_text(), "podman left a mount"
+
+
+@contextmanager
+def _queues() -> Iterator[None]:
+    """podman mounts the host's message queues in containers, but a container of CI may have none."""
+    queues = Path("/dev/mqueue")
+    if queues.exists():
+        yield
+        return
+    queues.mkdir()
+    try:
+        yield
+    finally:
+        queues.rmdir()
