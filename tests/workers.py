@@ -30,6 +30,7 @@ def words(argv: Sequence[str]) -> list[str]:
 def _words(argv: tuple[str, ...]) -> tuple[str, ...]:
     with mock.patch.dict(os.environ):  # torchrun sets some
         parsed = _PARSER.parse_args(argv)
+        parsed.log_dir = parsed.log_dir or os.devnull  # otherwise it makes a folder in /tmp, and leaves it there
         _, first, others = config_from_args(parsed)
     words = macros.substitute(others, LOCAL_RANK)
     return (str(first), *words) if parsed.no_python else tuple(words)
