@@ -11,6 +11,7 @@ from lint.manifest import Node, script_of
 from lint.rules import Fault, rule
 from lint.secrets import masked
 from lint.shell import Script
+from lint.torchrun import c10d, several_nodes, torchrun_flags
 
 
 def services(document: Node) -> list[Node]:
@@ -21,10 +22,7 @@ def services(document: Node) -> list[Node]:
 
 def scripts_in(document: Node) -> Iterator[Script]:
     """Yield what the services start."""
-    for service in services(document):
-        script = script_of(service.get("entrypoint"), service.get("command"))
-        if script:
-            yield script
+    return filter(None, map(_script, services(document)))
 
 
 def environment(service: Node) -> Iterator[tuple[str, str, Node]]:
@@ -37,14 +35,39 @@ def environment(service: Node) -> Iterator[tuple[str, str, Node]]:
         yield name, text, entry
 
 
+def _script(service: Node) -> Script | None:
+    """Return what a service starts, after its variables; without secrets, for which there is a rule of its own here."""
+    variables = [(name, value, node) for name, value, node in environment(service) if not names_secret(name)]
+    script = script_of(service.get("entrypoint"), service.get("command"))
+    if script is None:
+        return None
+    script = script.after([(f"{name}={value}", node.place) for name, value, node in variables])
+    return replace(script, one_network=service.text("network_mode") == "host")
+
+
 @rule("https://github.com/pytorch/pytorch/issues/108861")
 def shared_memory_of_a_service_is_small(document: Node) -> Iterator[Fault]:
     for service in services(document):
-        script = script_of(service.get("entrypoint"), service.get("command"))
+        script = _script(service)
         trains = script is not None and any(command.has(*TORCHRUN) for command in script.commands)
         if trains and not service.get("shm_size") and service.text("ipc") not in ("host", "shareable"):
             reason = "/dev/shm of a container has 64 MiB: DataLoader workers and NCCL die of it"
             yield Fault(service.key_place, reason, "shm_size: 16gb")
+
+
+@rule("https://github.com/narumiruna/pytorch-distributed-example/issues/19")
+def services_have_the_same_node_rank(document: Node) -> Iterator[Fault]:
+    first: dict[tuple[str, ...], str] = {}
+    for service in services(document):
+        script, name = _script(service), str(service.key.value)
+        if script is None or not several_nodes(script) or c10d(script):
+            continue
+        meets = [flag.value for option in ("master-addr", "rdzv-endpoint") for flag in torchrun_flags(script, option)]
+        for flag in torchrun_flags(script, "node-rank"):
+            other = first.setdefault((*meets, flag.value), name)
+            if flag.value.isdigit() and other != name:
+                reason = f"{other} has node rank {flag.value} already, so one node of the job never comes"
+                yield Fault(flag.place, reason, "number the services from 0: --node-rank=0, --node-rank=1, ...")
 
 
 @rule("https://github.com/NVIDIA/nvidia-container-toolkit/issues/2037")

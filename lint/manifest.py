@@ -41,11 +41,9 @@ class Node:
         return str(node.raw.value) if node and isinstance(node.raw, yaml.ScalarNode) else ""
 
     def items(self) -> Iterator[tuple[str, Node]]:
-        """Yield keys and values of a mapping; nothing for any other value."""
-        if isinstance(self.raw, yaml.MappingNode):
-            for key, value in self.raw.value:
-                if isinstance(key, yaml.ScalarNode):
-                    yield str(key.value), Node(value, key, self.file, self.lines)
+        """Yield keys and values of a mapping, with those of its merge keys (`<<`); nothing for any other value."""
+        for key, value in _pairs(self.raw, frozenset()).values():
+            yield str(key.value), Node(value, key, self.file, self.lines)
 
     def elements(self, *path: str) -> list[Node]:
         """Return the elements of the list below some keys; none if there is no list."""
@@ -140,6 +138,21 @@ def script_of(entrypoint: Node | None, arguments: Node | None) -> Script | None:
 
     command = Command([Word(start, value, value) for start, value in zip(starts, values, strict=True)])
     return Script("", locate, [command])
+
+
+def _pairs(raw: yaml.Node, parents: frozenset[int]) -> dict[str, tuple[yaml.ScalarNode, yaml.Node]]:
+    """Return the keys and values of a mapping by name.  Its own win over merged ones, and earlier merged ones win."""
+    if not isinstance(raw, yaml.MappingNode) or id(raw) in parents:  # an alias may lead back to a parent
+        return {}
+    own: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
+    merged: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
+    for key, value in raw.value:
+        if isinstance(key, yaml.ScalarNode) and key.tag == "tag:yaml.org,2002:merge":
+            for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                merged = _pairs(source, parents | {id(raw)}) | merged
+        elif isinstance(key, yaml.ScalarNode):
+            own[str(key.value)] = (key, value)
+    return merged | own
 
 
 def _words(node: Node | None) -> Sequence[tuple[Node, str]]:

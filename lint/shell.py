@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from jobspec.problems import Place
@@ -27,19 +28,36 @@ class Flag:
 class Script:
     """The commands of a script, in the order in which they begin, and its `#SBATCH` options.
 
-    `locate(start, length)` is the place of a piece of the text.
+    `locate(start, length)` is the place of a piece of the text.  With `one_network`, localhost is the same machine for
+    all nodes.
     """
 
     text: str
     locate: Callable[[int, int], Place]
     commands: list[Command] = field(default_factory=list)
     directives: list[Directive] = field(default_factory=list)
+    one_network: bool = False
 
     @classmethod
     def parse(cls, text: str, locate: Callable[[int, int], Place]) -> Script:
         lexer = Lexer(text)
         _mark_functions_of_other_shells(text, lexer.commands)
         return cls(text, locate, lexer.commands, list(directives(text, locate, lexer)))
+
+    def after(self, assignments: Sequence[tuple[str, Place]]) -> Script:
+        """Return a script that makes some assignments, which stand elsewhere, before its commands."""
+        if not assignments:
+            return self
+        # Behind all text, where no other word is.
+        end = 1 + max((word.start + len(word.text) for command in self.commands for word in command.words), default=0)
+        starts = [end + sum(len(text) for text, _ in assignments[:number]) for number in range(len(assignments))]
+
+        def locate(start: int, length: int) -> Place:
+            number = bisect_right(starts, start) - 1
+            return self.locate(start, length) if number < 0 else assignments[number][1]
+
+        words = [Word(start, text, text) for start, (text, _) in zip(starts, assignments, strict=True)]
+        return Script(self.text, locate, [Command(words), *self.commands], self.directives)
 
     @property
     def is_batch(self) -> bool:

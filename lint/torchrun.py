@@ -62,7 +62,8 @@ def node_rank_is_ignored(script: Script) -> Iterator[Fault]:
     asked = c10d(script)
     for flag in torchrun_flags(script, "node-rank"):
         # Every command sees a variable; an option belongs to one command.
-        if any(other.command is flag.command or not other.command.has(*TORCHRUN) for other in asked):
+        is_variable = flag.command.name in ("", "export")
+        if any(is_variable or other.command is flag.command or not other.command.has(*TORCHRUN) for other in asked):
             reason = "c10d ignores the node's rank: it numbers the nodes in the text order of their names"
             yield Fault(flag.place, reason, "--rdzv-backend=static keeps the numbers; else leave --node-rank out")
 
@@ -97,7 +98,7 @@ def _step_of(script: Script, command: Command) -> Command | None:
 
 @rule("https://github.com/nebius/nebius-solutions-library/issues/177")
 def master_is_every_node_itself(script: Script) -> Iterator[Fault]:
-    if not several_nodes(script):
+    if script.one_network or not several_nodes(script):
         return
     given = [(script.place(word), word.assigned_value) for name, word in script.assignments() if name == "MASTER_ADDR"]
     given += [(flag.place, flag.value) for flag in torchrun_flags(script, "master-addr")]
