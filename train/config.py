@@ -284,6 +284,14 @@ class TrainConfig(BaseModel):
             raise PydanticCustomError("unexpected", "must be {expected}", {"expected": expected})
         return path
 
+    @field_validator("resume")
+    @classmethod
+    def _is_no_switch(cls, resume: str) -> str:
+        if resume.lower() in ("yes", "no", "true", "false", "on", "off"):
+            expected = f"never, auto or the path of a checkpoint (./{resume} for a folder of this name)"
+            raise PydanticCustomError("unexpected", "must be {expected}", {"expected": expected})
+        return resume
+
     @model_validator(mode="after")
     def _keys_agree(self) -> TrainConfig:
         defaults = {key: field.default for key, field in type(self).model_fields.items()}

@@ -102,6 +102,7 @@ def test_all_problems_are_told_at_once_each_with_its_place(tmp_path: Path) -> No
         ('lr: 1\n"\\ud800": 1', "run.yaml:2: a key must be a single word"),
         ('run_dir: "\\0"', "run.yaml:1: run_dir: holds a zero byte"),
         (f"checkpoint_dir: /tmp/{'a' * 256}", "it must be a path of names with at most 255 bytes each"),
+        ("resume: yes", "it must be never, auto or the path of a checkpoint (./yes for a folder of this name)"),
         ('run_dir: "\\ud800"', 'run.yaml:1: run_dir: "\ud800" is not accepted; it must be text in UTF-8'),
         ("model: mlp\nresume: auto", "run.yaml:2: resume is given but checkpoint_dir is not; say where"),
     ],
