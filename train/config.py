@@ -101,6 +101,7 @@ _DAY_S = 86_400.0
 YEAR_S = 365 * _DAY_S
 _MOST = 10**12  # more than any run has, and a number that floats and sizes can still hold
 _NAME_BYTES = 255  # what the file systems of Linux allow
+_SWITCHES = ("yes", "no", "true", "false", "on", "off")
 _STEPS = "two numbers FIRST:LAST of steps, the first at least 2 and at most the last"
 
 
@@ -253,6 +254,7 @@ class TrainConfig(BaseModel):
         min_length=1,
         description="never, auto (the newest checkpoint in checkpoint_dir that verifies, if any) "
         "or the path of one checkpoint",
+        json_schema_extra={"not": {"enum": [*_SWITCHES]}},
     )
     export: str | None = Field(
         None, min_length=1, description="file for the weights alone at the end of the run, as safetensors"
@@ -287,7 +289,7 @@ class TrainConfig(BaseModel):
     @field_validator("resume")
     @classmethod
     def _is_no_switch(cls, resume: str) -> str:
-        if resume.lower() in ("yes", "no", "true", "false", "on", "off"):
+        if resume.lower() in _SWITCHES:
             expected = f"never, auto or the path of a checkpoint (./{resume} for a folder of this name)"
             raise PydanticCustomError("unexpected", "must be {expected}", {"expected": expected})
         return resume

@@ -52,7 +52,7 @@ def empty_mounts_have_no_folders(job: Job) -> Iterator[Finding]:
     """Yield each `sub_path` of a mount for which a target with folders makes an empty one."""
     for number, mount in enumerate(job.mounts):
         if mount.empty and mount.sub_path is not None:
-            message = f"mounts[{number}].sub_path: scratch is a new, empty folder, so it has no folder to mount"
+            message = f"mounts[{number}].sub_path: a mount with scratch starts empty, so it has no folders yet"
             yield Finding(("mounts", number, "sub_path"), message)
 
 

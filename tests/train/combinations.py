@@ -122,10 +122,12 @@ def page(found: dict[Cell, str | None]) -> str:
 
 _HEAD = f"""# Which settings work together
 
-Made by `python -m tests.train.combinations` on a CPU; `tests/train/test_combinations.py` checks it. **works**: {STEPS}
-steps of the MLP on MNIST's form have the losses of one process on the whole batch (to {_TOLERANCE["fp32"]:g} in fp32,
-{_TOLERANCE["bf16"]:g} in bf16 and fp16). **refused**: the run ends before it starts, with the reason below. The
-strategies single and data_parallel are one process by their nature; all others are two.
+Made by `python -m tests.train.combinations` on a CPU; `tests/train/test_combinations.py` checks it.
+
+- **works**: over {STEPS} steps of the MLP on data in the form of MNIST, the losses equal those of one process that
+  trains on the whole batch (within {_TOLERANCE["fp32"]:g} in fp32, {_TOLERANCE["bf16"]:g} in bf16 and fp16). The
+  strategies single and data_parallel run in one process, all others in two.
+- **refused**: the run ends before it starts, with the reason below.
 
 fsdp and pipeline are values of one setting, `--strategy`, so a pipeline of sharded stages cannot be asked for.
 """
