@@ -134,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     command = _command(commands, "schema", "the JSON Schema of the job spec, for editors", _schema)
-    command.add_argument("--part", action="store_true", help="of one of several files, such as a site's")
+    command.add_argument("--part", action="store_true", help="the schema of one of several files, such as a site's")
     return parser
 
 
@@ -146,7 +146,7 @@ def _command(
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=f"Print {text}.", allow_abbrev=False)
     command.add_argument("-o", "--output", metavar="PATH", help="write there and not to stdout; - is stdout")
-    command.add_argument("--format", choices=("text", "json"), default="text", help="of problems; text by default")
+    command.add_argument("--format", choices=("text", "json"), default="text", help="format of problems; default: text")
     command.add_argument("--force", action="store_true", help="replace the file of -o also if others have written it")
     command.set_defaults(run=run, parser=command)
     return command

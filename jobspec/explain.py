@@ -153,7 +153,7 @@ def _hosts(plan: Plan, hosts: str, given: list[str]) -> list[str]:
         message = f"the target names the nodes itself: {', '.join(given[:3])}{', …' * (nodes > 3)}"
         raise SpecError([Problem(place, message, "leave --hosts out")])
     if "[" in hosts:
-        hint = f"scontrol show hostnames '{hosts}' | paste -sd, writes the names of a range"
+        hint = f"write the names out: scontrol show hostnames '{hosts}' | paste -sd,"
         raise SpecError([Problem(place, "a range is no name of a node", hint)])
     if len(names) != nodes:
         raise SpecError([Problem(place, f"one name for each node is needed: {nodes}, not {len(names)}")])
@@ -197,9 +197,9 @@ def _summary(explanation: Explanation) -> Iterator[str]:
         yield "The lines of setup run first; they may change any variable below."
     if plan.points and explanation.origins:
         tasks = f"An array of {len(plan.points)} tasks, one for each combination of sweep"
-        yield f"{tasks}; keys are shown with the values of the first."
+        yield f"{tasks}; the keys below have the values of the first."
     if nodes.elastic:
-        yield f"Shown at {nodes.max} nodes; ranks and world size are new ones whenever a node comes or goes."
+        yield f"Shown for {nodes.max} nodes; ranks and world size change whenever a node comes or goes."
 
 
 def _rank_rows(explanation: Explanation) -> Iterator[list[str]]:

@@ -141,7 +141,7 @@ def _not_looked_into(document: Node) -> Iterator[Problem]:
     kind = document.get("kind")
     if kind and document.has("containers") and not any(templates(document)) and kind.text() != "TrainJob":
         message = f"lint does not know where the pods of kind {kind.text()} are, and has not looked into them"
-        yield Problem(kind.place, message, "give it the pod template as a Pod, and its script as a file")
+        yield Problem(kind.place, message, "give lint the pod template as a Pod, and the pod's script as a file")
 
 
 def _apply(rules: Iterable[LintRule[Node]], document: Node, scripts: Iterable[Script]) -> Iterator[Problem]:

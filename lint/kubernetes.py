@@ -35,7 +35,7 @@ def host_network_without_cluster_names(document: Node) -> Iterator[Fault]:
     for template in templates(document):
         own = template.get("spec", "hostNetwork")
         if own and own.text() == "true" and template.text("spec", "dnsPolicy") != "ClusterFirstWithHostNet":
-            reason = "with the node's network pods ask the node's name server, which knows no Service and no pod"
+            reason = "pods on the node's network ask the node's name server, which knows no Service and no pod"
             yield Fault(own.place, reason, "dnsPolicy: ClusterFirstWithHostNet")
 
 
@@ -71,7 +71,7 @@ def names_come_too_late(document: Node) -> Iterator[Fault]:
         return
     of_a_job = any(key.rpartition("/")[2] in ("job-name", "jobset-name") for key, _ in selector.items())
     if of_a_job and document.text("spec", "publishNotReadyAddresses") != "true":
-        reason = "a pod has no name until it is ready, and waits for the other pods' names to become ready"
+        reason = "a pod gets its DNS name only when it is ready, but needs the others' names before that"
         yield Fault(selector.key_place, reason, "publishNotReadyAddresses: true")
 
 

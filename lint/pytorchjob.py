@@ -46,7 +46,7 @@ def rank_is_that_of_the_node(document: Node) -> Iterator[Fault]:
         several = document.text("spec", "nprocPerNode") not in ("", "1") or gpus(container) not in ("", "1")
         if several and starts(container, "python", "python3") and not starts(container, *TORCHRUN):
             entry = container.get("command") or container.get("args") or container
-            reason = "RANK and WORLD_SIZE of a PyTorchJob are the node's: plain python starts one process a node"
+            reason = "in a PyTorchJob RANK and WORLD_SIZE count nodes: plain python starts one process a node"
             yield Fault(entry.key_place, reason, "torchrun instead of python; it reads the rest from PET_ variables")
 
 
@@ -127,6 +127,6 @@ def variable_is_the_operators(document: Node) -> Iterator[Fault]:
         for entry in container.elements("env"):
             name = entry.get("name")
             if name and name.text() in _SET_BY_OPERATOR:
-                reason = f"the operator gives each pod its own {name.text()}, after this one: this value is lost"
-                fix = "leave it out; replicas and nprocPerNode decide it, and the Master's port named pytorchjob-port"
+                reason = f"the operator sets {name.text()} in each pod after this entry, so this value is lost"
+                fix = "leave it out; it follows from replicas, nprocPerNode and the Master's port named pytorchjob-port"
                 yield Fault(name.place, reason, fix)

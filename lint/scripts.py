@@ -70,7 +70,7 @@ def expanded_by_the_batch_shell(script: Script) -> Iterator[Fault]:
                     yield Fault(
                         script.locate(found.start, len(found.text)),
                         f"{found.name} is replaced before srun starts a task: it is 0 on every node",
-                        f"put it in single quotes until a task's own shell reads it: srun bash -c '… ${found.name} …'",
+                        f"keep it in single quotes, for the shell of a task: srun bash -c '… ${found.name} …'",
                     )
 
 
@@ -111,7 +111,7 @@ def requeue_overwrites_log(script: Script) -> Iterator[Fault]:
 def signal_without_trap(script: Script) -> Iterator[Fault]:
     asked = script.directive("signal")
     if asked and asked.value.startswith("B:") and not any(command.name == "trap" for command in script.commands):
-        reason = "B: sends the signal to the batch shell alone, which dies of it: the processes never see it"
+        reason = "with B: only the batch shell gets the signal, and dies of it: the processes never see it"
         yield Fault(asked.place, reason, 'trap it, and forward it: trap \'kill -USR1 "$step"; wait "$step"\' USR1')
 
 
@@ -197,7 +197,7 @@ def address_of_hostname(script: Script) -> Iterator[Fault]:
 
 @rule("https://github.com/mlc-ai/pith-train/pull/91")
 def falls_back_to_localhost(script: Script) -> Iterator[Fault]:
-    fix = "let it fail: resolve the name outside the container, and export it"
+    fix = "remove the fallback; resolve the name outside the container, and export it"
     reason = "if the name is not found, each node trains alone, without an error"
     for command in script.commands:
         words = [word for word in command.words if _HERE_ONLY.fullmatch(word.value)]
@@ -220,7 +220,9 @@ def image_hides_variables(script: Script) -> Iterator[Fault]:
     if not exported or any(script.flags("--container-env")):
         return
     for flag in script.flags("--container-image"):
-        reason = f"a variable that the image sets, too, hides the job's: {', '.join(dict.fromkeys(exported))}"
+        reason = (
+            f"if the image sets these variables, too, its values hide the job's: {', '.join(dict.fromkeys(exported))}"
+        )
         yield Fault(flag.place, reason, f"srun --container-env={','.join(dict.fromkeys(exported))} …")
 
 

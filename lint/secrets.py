@@ -35,7 +35,7 @@ def secret_in_script(script: Script) -> Iterator[Fault]:
             reason = (
                 f"the value of {name} is in the file, and so in each copy, backup and `scontrol write batch_script`"
             )
-            fix = f'export it before the start; here only ask for it: : "${{{name}:?}}"'
+            fix = f'export it before the start; here only check that it is set, with `: "${{{name}:?}}"`'
             yield Fault(masked(script.place(word, name)), reason, fix)
 
 

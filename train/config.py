@@ -102,7 +102,7 @@ YEAR_S = 365 * _DAY_S
 _MOST = 10**12  # more than any run has, and a number that floats and sizes can still hold
 _NAME_BYTES = 255  # what the file systems of Linux allow
 _SWITCHES = ("yes", "no", "true", "false", "on", "off")
-_STEPS = "two numbers FIRST:LAST of steps, the first at least 2 and at most the last"
+_STEPS = "steps FIRST:LAST, with 2 <= FIRST <= LAST"
 
 
 class TrainConfig(BaseModel):
@@ -144,9 +144,9 @@ class TrainConfig(BaseModel):
     )
     on_nonfinite: Literal["stop", "skip", "stop_late"] = Field(
         "stop",
-        description="what all processes do together when a loss or the gradient is not finite: stop, with the state "
-        "before that step saved, or skip the step (ten in a row stop the run). Both make the host wait for a GPU once "
-        "a step; stop_late does not, and stops when losses are next written, with nothing saved since",
+        description="what all processes do together when a loss or the gradient is not finite. stop: save the state "
+        "before that step, and stop; skip: skip the step, but stop after ten in a row. Both make the host wait for a "
+        "GPU once a step. stop_late does not: it stops when losses are next written, with nothing saved in between",
     )
     on_oom: Literal["stop", "halve"] = Field(
         "stop",
@@ -167,14 +167,14 @@ class TrainConfig(BaseModel):
     )
     scheduler: Literal["none", "step", "cosine", "one_cycle"] = Field(
         "none",
-        description="learning rate: constant, times lr_gamma each epoch, or step by step a cosine to 0 or one cycle "
-        "(up from lr / 25 to lr, then down to almost 0)",
+        description="learning rate. none: constant; step: times lr_gamma after each epoch; cosine: each step, along a "
+        "cosine to 0; one_cycle: each step, up from lr / 25 to lr, then down to almost 0",
     )
     warmup_steps: int = Field(
         0,
         ge=0,
         le=_MOST,
-        description="steps on which the learning rate rises to lr; 0 is none, and for one_cycle 30 % of all steps",
+        description="in how many steps the learning rate rises to lr; 0: in none, with one_cycle in 30 % of all steps",
     )
     lr_gamma: float = Field(0.7, gt=0, le=1, description="factor of the step scheduler, once an epoch")
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
@@ -204,11 +204,12 @@ class TrainConfig(BaseModel):
         25.0,
         gt=0,
         le=16384,
-        description="capacity of a gradient bucket of custom_ddp and ddp, and least size of a unit of fsdp by size, in "
-        "MiB",
+        description="in MiB, capacity of a gradient bucket of custom_ddp and ddp; with fsdp_wrap size, least size of "
+        "what fsdp gathers together",
     )
     fsdp_wrap: Literal["block", "size"] = Field(
-        "block", description="what fsdp gathers together: each layer of the model, or layers of bucket_mib in all"
+        "block",
+        description="what fsdp gathers together. block: each layer; size: neighbouring layers of at least bucket_mib",
     )
     fsdp_reshard: bool = Field(
         True,
@@ -218,7 +219,7 @@ class TrainConfig(BaseModel):
     pipeline_schedule: Literal["gpipe", "1f1b"] = Field(
         "1f1b",
         description="order of the micro-batches of pipeline (as many as accumulate): gpipe runs all forwards, then all "
-        "backwards; 1f1b alternates, as fast with fewer activations",
+        "backwards; 1f1b alternates: as fast, but it keeps fewer activations",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where torch sees it")
     seed: int = Field(0, ge=0, lt=2**32, description="seed of weights, sample order and dropout")

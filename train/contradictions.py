@@ -17,7 +17,7 @@ _NEEDS: list[tuple[str, Callable[[Any], bool], str, str]] = [
 # Keys that only one strategy has.
 _ONLY = {"fsdp_wrap": "fsdp", "fsdp_reshard": "fsdp", "pipeline_schedule": "pipeline"}
 _NO_WHOLE_MODEL: list[tuple[str, Any, str]] = [
-    ("ema", None, "no rank holds the whole model, whose average would have to be kept"),
+    ("ema", None, "no rank holds the whole model, so none can keep its average"),
     ("on_oom", "halve", "the others would wait in the forward for the process that is out of memory"),
     ("compile", True, "it runs the layers one by one, with messages between them; use custom_ddp or ddp"),
 ]

@@ -161,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Say who is where, check and time the messages between all processes, and say what is wrong.",
         allow_abbrev=False,
     )
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="as of python -m train")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="as in python -m train")
     parser.add_argument("--picture", type=Path, metavar="PATH", help="draw the measured times as PNG, SVG or PDF")
     parser.add_argument(
         "--slow-mbit-s",

@@ -165,7 +165,9 @@ def _requests_fit(job: Job, requests: Mapping[str, Any], at: Path) -> Iterator[F
         amount = _amount(value)
         if name not in limits:
             message = f"kubernetes.pod: the request of {name} follows from resources and procs_per_node"
-            yield Finding((*at, name), message, "only the requests of cpu and memory can be lower", on_key=True)
+            yield Finding(
+                (*at, name), message, "only requests of cpu and memory can be lower than their limits", on_key=True
+            )
         elif amount is None:
             message = f"kubernetes.pod: the request of {name} is not an amount of Kubernetes"
             yield Finding((*at, name), message, "cpu: 8, memory: 32Gi")

@@ -103,7 +103,7 @@ def further_resources_are_known_to_a_cluster(job: Job) -> Iterator[Finding]:
         path: Path = ("resources", "devices", name)
         pages = name.startswith("hugepages-")
         if name in own:
-            yield Finding(path, f"resources.devices: {name} is asked for by {own[name]}", "leave it out", on_key=True)
+            yield Finding(path, f"resources.devices: {own[name]} already asks for {name}", "leave it out", on_key=True)
         elif not pages and name != DISK and not _is_device(name):
             message = f"resources.devices: {name} is not the full name of a device"
             yield Finding(path, message, "as in `kubectl describe node`, such as vpc.amazonaws.com/efa", on_key=True)
@@ -125,8 +125,8 @@ def _is_device(name: str) -> bool:
 @Rule
 def queues_have_their_scheduler(job: Job) -> Iterator[Finding]:
     if job.kubernetes.workload_priority_class is not None and job.kubernetes.queue is None:
-        message = "kubernetes.workload_priority_class is given, but kubernetes.queue is not: only Kueue reads it"
-        hint = "kubernetes: {queue: NAME}; priority_class is the one of the pods"
+        message = "kubernetes.workload_priority_class is only for Kueue, but kubernetes.queue is not given"
+        hint = "kubernetes: {queue: NAME}; priority_class is for the pods"
         yield Finding(("kubernetes", "workload_priority_class"), message, hint, on_key=True)
     if job.kubernetes.volcano_queue is not None and job.kubernetes.scheduler != "volcano":
         message = "kubernetes.volcano_queue is given, but kubernetes.scheduler is not volcano"
@@ -146,11 +146,13 @@ def mounts_are_possible(job: Job) -> Iterator[Finding]:
     for number, mount in enumerate(job.mounts):
         place = posixpath.normpath("/" + mount.path.lstrip("/"))  # normpath keeps two slashes at the start
         if place == "/dev/shm":
-            message = f"mounts[{number}].path is /dev/shm, which is shared memory"
-            yield Finding(("mounts", number, "path"), message, "resources.shm is its size")
+            message = f"mounts[{number}].path: /dev/shm is shared memory, not a place for mounts"
+            yield Finding(("mounts", number, "path"), message, "resources.shm sets its size")
         if place == HOME:
             message = f"mounts[{number}].path is {HOME}, which is a folder of the pod and the HOME of its processes"
-            yield Finding(("mounts", number, "path"), message, "another path; env: {HOME: …} names it as the home")
+            yield Finding(
+                ("mounts", number, "path"), message, "choose another path; env: {HOME: PATH} makes it the home"
+            )
         if mount.volume is None and ".." in (mount.source or "").split("/"):
             yield Finding(("mounts", number, "source"), f'mounts[{number}].source must not hold ".."')
 
@@ -238,11 +240,11 @@ def fixed_size(reason: str) -> Rule:
 
     @Rule
     def check(job: Job) -> Iterator[Finding]:
-        hint = "the target pytorchjob can do it"
+        hint = "use the target pytorchjob"
         if job.nodes.elastic:
             yield Finding(("nodes",), f"nodes is a range, but {reason}", hint, on_key=True)
         elif job.rendezvous.backend == "c10d":
-            message = "rendezvous.backend is c10d, which gives ranks by address; here they follow the pods' numbers"
+            message = "rendezvous.backend is c10d, which gives ranks by address; on this target they follow the pods"
             yield Finding(("rendezvous", "backend"), message, f"leave it out; {hint}")
 
     return check

@@ -107,7 +107,7 @@ class _Merged:
         if key in new:
             self._refuse(source, read_at, f'"{key}" and "+{key}" in one file', f"write all in one list under {key}")
         elif not isinstance(value, list):
-            hint = f"write {key}: without the +, which is for lists"
+            hint = f'write "{key}:"; the + is for lists'
             if isinstance(old, list):
                 hint = f"write +{key}: […]"
             elif old is None and not isinstance(value, dict):

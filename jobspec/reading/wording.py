@@ -208,7 +208,7 @@ def _unknown_key(path: Path) -> Finding:
         hint = f'"{key}" belongs to {" or ".join(homes)}'
         hint += ", and is a type such as h100; procs_per_node says how many" if key == "gpu" else ""
     elif key.startswith("+"):  # in a file it would have been read as one
-        hint = f"only a file appends to a list; --set '{key[1:]}=[…]' replaces the list"
+        hint = f"{key} works only in a file; --set '{key[1:]}=[…]' replaces the list"
     elif guess:
         hint = f'did you mean "{guess}"?'
     return Finding(path, message, hint, on_key=True)

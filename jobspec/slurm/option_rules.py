@@ -20,9 +20,9 @@ _OPTIONS_OF_KEYS = {
     "cpus-per-task": "resources.cpus",
     "gpus": "nodes and procs_per_node",
     "gpus-per-node": "procs_per_node",
-    "gpus-per-task": "procs_per_node; it would hide the other GPUs from each process",
+    "gpus-per-task": "procs_per_node; this option would hide the other GPUs from each process",
     "tasks-per-node": "procs_per_node and slurm.launcher",
-    "tres-per-task": "procs_per_node and resources.cpus; it would hide the other GPUs from each process",
+    "tres-per-task": "procs_per_node and resources.cpus; this option would hide the other GPUs from each process",
     "time": "time_limit",
     "signal": "preemption",
     "requeue": "preemption",
@@ -56,7 +56,7 @@ _SRUN_OPTIONS_OF_SCRIPT = {
     "ntasks-per-node": "procs_per_node and slurm.launcher",
     "open-mode": "preemption",
     "tasks-per-node": "procs_per_node and slurm.launcher",
-    "output": "name; slurm.options.output names one log for all",
+    "output": "name; with slurm.options.output, script and processes share one log",
     "wait": "preemption",
 }
 _SRUN_OPTIONS_FOR_PYXIS = {"container-image": "image", "container-mounts": "mounts", "container-env": "env and secrets"}
@@ -68,7 +68,7 @@ _OF_SRUN = "slurm: {srun_options: {overcommit: true}}"
 def instead(name: str) -> str:
     """Return what to do with an option of sbatch that somebody wrote as a key of `slurm`."""
     if name in _OPTIONS_OF_KEYS:
-        return f"it is set from {_OPTIONS_OF_KEYS[name]}; leave it out"
+        return f"leave it out: it is set from {_OPTIONS_OF_KEYS[name]}"
     special = {**dict.fromkeys(_NO_JOB, _BY_HAND), "overcommit": _OF_SRUN}
     return special.get(name, f"slurm: {{options: {{{name}: …}}}}")
 
@@ -97,7 +97,7 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
             yield Finding(path, message, _OF_SRUN, on_key=True)
         if name == "gres" and re.match(r"(.*,)?(gres:|gres/)?gpu\b", str(value)):
             message = "slurm.options: GPUs follow from procs_per_node"
-            yield Finding(path, message, "gpu: h100 asks for GPUs of one type", on_key=True)
+            yield Finding(path, message, "for one type of GPU, set the key gpu: h100", on_key=True)
 
 
 @Rule

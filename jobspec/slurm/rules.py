@@ -60,7 +60,7 @@ def values_fit_into_one_variable(job: Job) -> Iterator[Finding]:
     }
     size = sum(sizes.values())
     if size > _LONGEST_TASK:
-        message = f"command, setup, env and sweep take {size} bytes as shell text; on Slurm they have {_LONGEST_TASK}"
+        message = f"command, setup, env and sweep take {size} bytes as shell text; on Slurm at most {_LONGEST_TASK}"
         largest = max(sizes, key=lambda key: sizes[key])
         yield Finding((largest,), message, "put long values in a file", on_key=True)
 

@@ -24,14 +24,14 @@ def doubts(job: Job, node_is_hidden: bool = False) -> Iterator[str]:
     yield from _typed_in_a_word_processor(job)
     first = job.command[0] if job.command else "x.py"
     if first != "-m" and not first.endswith(".py") and not job.no_python:
-        yield f'command begins with "{first}", which is no name of a Python file; torchrun has Python run it'
+        yield f'command begins with "{first}", which is no name of a Python file, but torchrun starts it with Python'
     travels = job.files and job.command and job.workdir is None and not job.setup
     elsewhere = first == "-m" or posixpath.isabs(first)
     if travels and not elsewhere and posixpath.normpath(first) not in files.found(job):
         yield f"files does not contain {first}, the script of command; Kubernetes and compose would not find it"
     restarts = job.max_restarts > 0 or job.nodes.min < job.nodes.max
     if restarts and job.train and job.train.checkpoint_dir is not None and job.train.resume == "never":
-        yield "train.resume is never, so a restart stops at the checkpoints of the first start; write resume: auto"
+        yield "train.resume is never, so a restart finds checkpoints and refuses to run; write resume: auto"
     if node_is_hidden:
         yield from _lost_with_the_container(job)
     if job.image is not None and not job.image.startswith(("/", ".")) and not job.image.endswith(".sif"):
@@ -55,7 +55,7 @@ def _lost_with_the_container(job: Job) -> Iterator[str]:
         if path is not None and job.workdir and not path.startswith("~"):
             path = posixpath.join(job.workdir, path)
         if path is not None and not any(PurePosixPath(path).is_relative_to(folder) for folder in kept):
-            yield f"train.{key} is {path}, which ends with the container: it is in no mount with a source or claim"
+            yield f"train.{key} is {path}, which is lost with the container: it is in no mount with a source or claim"
 
 
 def _typed_in_a_word_processor(job: Job) -> Iterator[str]:

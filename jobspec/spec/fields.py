@@ -93,7 +93,7 @@ SlurmWord = Annotated[
     str,
     matching(
         r"[A-Za-z0-9_][A-Za-z0-9_.,:@%+-]*",
-        "a word of letters, digits and _ . , : @ % + -, the first a letter, a digit or _",
+        "a word that begins with a letter, a digit or _, and may also contain . , : @ % + -",
     ),
 ]
 SlurmConstraint = Annotated[

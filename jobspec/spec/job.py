@@ -102,11 +102,13 @@ class Mount(Section):
     )
     claim: DnsName | None = Field(None, description="PersistentVolumeClaim (Kubernetes) or volume (compose)")
     scratch: Size | None = Field(
-        None, description="empty space on the node's own disk, which ends with the pod or container"
+        None, description="empty space on the node's own disk, deleted when the pod or container ends"
     )
     config_map: DnsName | None = Field(None, description="ConfigMap whose keys become files (Kubernetes)")
     secret: DnsName | None = Field(None, description="Secret whose keys become files (Kubernetes)")
-    sub_path: SubPath | None = Field(None, description="only this folder or file of it, such as team/data")
+    sub_path: SubPath | None = Field(
+        None, description="only this folder or file of the source or volume, such as team/data"
+    )
     path: FolderPath = Field(description="where the processes see it")
     read_only: bool = Field(False, description="no process can write to it")
 
@@ -153,11 +155,12 @@ class Rendezvous(Section):
 
     backend: Literal["static", "c10d"] | None = Field(
         None,
-        description="static (the default): ranks follow node numbers; c10d (the default of a range): elastic",
+        description="static (the default): ranks follow node numbers; c10d (the default if nodes is a range): elastic",
     )
     port: Port = Field(
         "auto",
-        description="port of the rendezvous on node 0; auto: from the name, below the ephemeral range",
+        description="port of the rendezvous on node 0; auto: from the job's name, on Slurm from its number, below the "
+        "ephemeral range",
     )
     timeout: Duration | None = Field(
         None,
@@ -201,7 +204,7 @@ class Job(Section):
     setup: list[ShellLine] = Field(
         [],
         description="lines of bash that run where the processes run, before them: module load, source, export; "
-        "in a container its bash runs them",
+        "in a container, the container's bash runs them",
     )
     workdir: FolderPath | None = Field(
         None,
@@ -225,7 +228,7 @@ class Job(Section):
     secrets: list[SecretRef] = Field(
         [],
         description="names of environment variables whose values stay out of the spec; "
-        "{HF_TOKEN: {secret: hf, key: token}} where a Secret of Kubernetes holds one under another name",
+        "{HF_TOKEN: {secret: hf, key: token}} if a Secret of Kubernetes has the value under another name",
     )
     mounts: list[Mount] = Field([], description="folders and claims inside the container")
     resources: Resources = Field(Resources(), description="what each node gives to the job")
@@ -236,7 +239,7 @@ class Job(Section):
     sweep: dict[SweepKey, Annotated[list[SweptValue], Field(min_length=1)]] = Field(
         {},
         description="one run for each combination of values, such as {train.lr: [0.1, 0.01], train.seed: [0, 1]}: an "
-        "array on Slurm, one object each on Kubernetes, elsewhere the one that --sweep-index names",
+        "array on Slurm, one object each on Kubernetes, elsewhere only the run that --sweep-index names",
     )
     slurm: Slurm = Field(Slurm(), description="keys that only Slurm has")
     kubernetes: Kubernetes = Field(Kubernetes(), description="keys that only the Kubernetes targets have")

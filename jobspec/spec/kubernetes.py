@@ -14,11 +14,11 @@ from jobspec.spec.section import Section
 class Toleration(Section):
     """A taint that the pods tolerate."""
 
-    key: LabelKey | None = Field(None, description="key of the taint; none tolerates all keys")
+    key: LabelKey | None = Field(None, description="key of the taint; left out: all keys")
     operator: Literal["Equal", "Exists"] = Field("Equal", description="Equal compares the value, Exists does not")
     value: LabelValue | None = Field(None, description="value of the taint, with operator Equal")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        None, description="effect of the taint; none tolerates all effects"
+        None, description="effect of the taint; left out: all effects"
     )
     seconds: int | None = Field(None, ge=0, lt=2**31, description="how long NoExecute is tolerated")
 
@@ -27,30 +27,33 @@ class TopologySpread(Section):
     """Spread the pods evenly over the values of a node label."""
 
     key: LabelKey = Field(description="node label, such as topology.kubernetes.io/zone")
-    max_skew: int = Field(1, ge=1, lt=2**31, description="how many more pods one value may have than another")
+    max_skew: int = Field(
+        1, ge=1, lt=2**31, description="how many more pods one value of the label may have than another"
+    )
     when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
-        "ScheduleAnyway", description="what happens when pods cannot be spread so"
+        "ScheduleAnyway", description="what happens when pods cannot be spread like this"
     )
 
 
 class Kubernetes(Section):
     """Keys that only the Kubernetes targets have."""
 
-    namespace: DnsLabel | None = Field(None, description="namespace; none leaves it to kubectl")
+    namespace: DnsLabel | None = Field(None, description="namespace; left out: kubectl's")
     queue: DnsName | None = Field(None, description="Kueue LocalQueue")
     workload_priority_class: DnsLabel | None = Field(
         None, description="Kueue WorkloadPriorityClass: the job's place in the queue"
     )
     priority_class: DnsName | None = Field(None, description="PriorityClass of the pods")
     runtime: DnsName | None = Field(
-        None, description="ClusterTrainingRuntime of the cluster that a TrainJob takes; none makes one for the job"
+        None,
+        description="ClusterTrainingRuntime of the cluster that a TrainJob takes; left out: the manifest has a runtime",
     )
     volcano_queue: DnsName | None = Field(None, description="queue of Volcano, with scheduler: volcano")
     scheduler: DnsName | None = Field(None, description="schedulerName of the pods, such as a gang scheduler")
     service_account: DnsName | None = Field(None, description="ServiceAccount of the pods")
     image_pull_secrets: list[DnsName] = Field([], description="Secrets with registry passwords")
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
-        None, description="when the image is pulled; none leaves it to Kubernetes"
+        None, description="when the image is pulled; left out: Kubernetes decides"
     )
     secret: DnsName | None = Field(
         None, description="Secret that holds the keys named in `secrets`; default: the job's name"
@@ -62,16 +65,16 @@ class Kubernetes(Section):
         None,
         ge=0,
         lt=2**31,
-        description="user number of the processes; left out, 1000 with security: restricted, else the image's user; "
-        "0, root, not with restricted",
+        description="user number of the processes; left out: 1000 with security: restricted, otherwise the image's "
+        "user; restricted forbids 0 (root)",
     )
     fs_group: int | None = Field(None, ge=1, lt=2**31, description="group number that owns the mounted volumes")
     gpu_types: dict[GpuType, dict[LabelKey, LabelValue]] = Field(
         {},
         description="labels of the nodes with each type of GPU, such as {h100: {nvidia.com/gpu.product: NVIDIA-H100}}",
     )
-    gpu_resource: LabelKey = Field("nvidia.com/gpu", description="name of a GPU among the resources")
-    rdma_resource: LabelKey | None = Field(None, description="name of an RDMA device among the resources")
+    gpu_resource: LabelKey = Field("nvidia.com/gpu", description="resource name of GPUs")
+    rdma_resource: LabelKey | None = Field(None, description="resource name of RDMA devices")
     host_network: bool = Field(False, description="pods use the network of their node")
     node_selector: dict[LabelKey, LabelValue] = Field({}, description="labels that the nodes must have")
     tolerations: list[Toleration] = Field([], description="taints that the pods tolerate")

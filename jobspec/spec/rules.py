@@ -65,7 +65,9 @@ def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:
         suffix = (f"-{runs - 1}" if job.sweep else "") + longest_suffix(job)
         room = _LONGEST_NAME - len(suffix)
         if len(job.name) > room:
-            message = f'name has {len(job.name)} characters; {what} is called "<name>{suffix}", at most {_LONGEST_NAME}'
+            message = (
+                f'name has {len(job.name)} characters; {what} has the name "<name>{suffix}", at most {_LONGEST_NAME}'
+            )
             yield Finding(("name",), message, f"at most {room} characters")
 
     return check
@@ -84,7 +86,7 @@ def one_program(job: Job) -> Iterator[Finding]:
     if job.train.model_fields_set <= {key.removeprefix("train.") for key in swept}:
         # As far as this rule can tell, train is there only because of the sweep.
         for key in swept:
-            hint = "sweep env.NAME, a variable that the command reads; or leave command out"
+            hint = "write env.NAME here, a variable that the command reads, or leave command out"
             yield Finding(("sweep", key), f"{key} is a key of train, but the job has a command", hint, on_key=True)
     else:
         yield Finding(("command",), "both train and command: only one can run", on_key=True)
@@ -103,7 +105,7 @@ def command_begins_with_a_program(job: Job) -> Iterator[Finding]:
         yield Finding(("command", 0), "command: its first element is a whole command line, not a program", hint)
     elif first.startswith("-") or not first:
         message = "command must begin with a program, not with an option"
-        yield Finding(("command", 0), message, "with no_python: true nothing comes before its first element")
+        yield Finding(("command", 0), message, "with no_python: true the first element is the program")
 
 
 @Rule
@@ -123,7 +125,7 @@ def command_begins_with_a_script(job: Job) -> Iterator[Finding]:
         yield Finding(("command", 0), message, "write its name first, such as mine.py; torchrun starts Python")
     elif is_for_a_shell(first):
         message = f"command begins with {first}, which is not for Python"
-        hint = "begin with a Python script; no_python: true has torchrun start a shell or any program"
+        hint = "begin with a Python script, or add no_python: true for a shell or any other program"
         yield Finding(("command", 0), message, hint)
     elif first.startswith("-") or not first:
         message = "command must begin with a script or with -m and a module, not with an option"
@@ -266,7 +268,7 @@ def secrets_are_only_names(job: Job) -> Iterator[Finding]:
         path = ("secrets", number)
         if name in SET_BY_US:
             message = f"secrets: {name} is set for each process and cannot be a secret"
-            yield Finding(path, message, "it is no secret: env may set it")
+            yield Finding(path, message, "its value is no secret; set it in env")
         if name in job.secrets[:number]:
             yield Finding(path, f"secrets: {name} is given twice", "leave this one out")
         elif name in job.env:

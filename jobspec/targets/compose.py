@@ -18,7 +18,7 @@ from jobspec.spec.shell import before
 NOT_USED = {
     "gpu": "the machine's GPUs are used",
     "time_limit": "nothing ends the job",
-    "resources.devices": "only Kubernetes knows its names",
+    "resources.devices": "only Kubernetes knows these names",
     "slurm.array": "this is one job, not several",
 }
 
@@ -92,8 +92,8 @@ def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
             )
         path = posixpath.normpath("/" + mount.path.lstrip("/"))
         if path == "/dev/shm":
-            message = f"mounts[{number}].path is /dev/shm, which is shared memory"
-            yield Finding(("mounts", number, "path"), message, "resources.shm is its size")
+            message = f"mounts[{number}].path: /dev/shm is shared memory, not a place for mounts"
+            yield Finding(("mounts", number, "path"), message, "resources.shm sets its size")
         elif path in ("/", "/dev", "/proc", "/sys") or path.startswith(("/proc/", "/sys/")):
             message = f"mounts[{number}].path is {mount.path}, which the container has itself"
             yield Finding(("mounts", number, "path"), message, "another path, such as /data")

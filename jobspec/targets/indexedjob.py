@@ -23,7 +23,7 @@ SWEEPS = "objects"
 POD_RULES = rules.POD
 name_fits = leaves_room("a pod", lambda job: f"-{job.nodes.max - 1}")
 fixed_size = rules.fixed_size("a Job is complete only when each of its pods has completed")
-preemption_needs_restarts = rules.preemption_needs_restarts("the peers of a preempted pod fail once")
+preemption_needs_restarts = rules.preemption_needs_restarts("when a pod is preempted, the others fail, too")
 
 NODE_RANK_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 

@@ -14,7 +14,7 @@ from jobspec.spec.rules import rules_in
 
 __all__ = ["NOT_USED", "REMARKS", "RULES", "SWEEPS", "environment", "template_values"]
 
-NOT_USED = {"resources.devices": "only Kubernetes knows its names; slurm.options asks for more, as {gres: nic:1}"}
+NOT_USED = {"resources.devices": "only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}"}
 SWEEPS = "array"
 RULES = (*rules_in(rules), *rules_in(option_rules))
 

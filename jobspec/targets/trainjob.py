@@ -56,7 +56,7 @@ def image_is_given_or_the_runtimes(job: Job) -> Iterator[Finding]:
 @Rule
 def preemption_needs_restarts_or_a_runtime(job: Job) -> Iterator[Finding]:
     if job.kubernetes.runtime is None:
-        yield from rules.preemption_needs_restarts("the peers of a preempted pod may fail first").check(job)
+        yield from rules.preemption_needs_restarts("when a pod is preempted, others may fail first").check(job)
 
 
 @Rule
@@ -64,13 +64,13 @@ def runtime_of_the_cluster_decides(job: Job) -> Iterator[Finding]:
     for key in _RUNTIMES if job.kubernetes.runtime is not None else ():
         section, _, last = key.rpartition(".")
         if getattr(job.kubernetes if section else job, last):
-            message = f"{key} is given, but kubernetes.runtime is too: a TrainJob cannot change that in a runtime"
+            message = f"{key} and kubernetes.runtime are both given, but a TrainJob cannot change {key} in a runtime"
             hint = "leave one of them out; without kubernetes.runtime the manifest brings a runtime along"
             yield Finding(tuple(key.split(".")), message, hint, on_key=True)
 
 
 _OPERATORS_PORT = 29500
-REMARKS = {"PET_MASTER_PORT": "the operator's for all jobs; torchrun's flag --master-port wins"}
+REMARKS = {"PET_MASTER_PORT": "the operator sets this for all jobs; the flag --master-port wins"}
 
 
 def template_values(plan: Plan) -> dict[str, Any]:
@@ -105,11 +105,11 @@ def node_name(plan: Plan, node: int) -> str:
 
 def _notes(job: Job) -> Iterator[str]:
     if job.kubernetes.runtime is not None:
-        yield f"Needed beforehand: ClusterTrainingRuntime {job.kubernetes.runtime} for torch, with a job and container"
-        yield "called node.  Whether and how the job restarts after a failure is the runtime's."
+        yield f"Needed beforehand: ClusterTrainingRuntime {job.kubernetes.runtime} for torch, with a job and a"
+        yield "container that are both called node.  The runtime decides whether the job restarts after a failure."
     if job.kubernetes.scheduler == "volcano" and job.kubernetes.priority_class is not None:
-        yield "Trainer 2.3 reads the priority class, but its own role does not let it: without the permission to"
-        yield "get, list and watch priorityclasses its webhook refuses the TrainJob after 10 s."
+        yield "Trainer 2.3 must get, list and watch priorityclasses, but its own role does not permit this."
+        yield "Without this permission its webhook refuses the TrainJob after 10 s."
 
 
 def _jobset_annotations(job: Job) -> dict[str, str]:

@@ -166,7 +166,7 @@ def test_table_calls_the_artifact_what_it_is(target: str, word: str, spec: Path)
 def test_both_ports_of_a_trainjob_are_explained(spec: Path) -> None:
     _, table = explained("trainjob", spec)
     (row,) = [line for line in table.splitlines() if line.startswith("PET_MASTER_PORT")]
-    assert row.endswith("29500  (the operator's for all jobs; torchrun's flag --master-port wins)")
+    assert row.endswith("29500  (the operator sets this for all jobs; the flag --master-port wins)")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_ranks_of_a_c10d_job_follow_the_text_of_the_names(spec: Path) -> None:
     ("hosts", "message"),
     [
         ("a", "one name for each node is needed: 3, not 1"),
-        ("a[1-3]", "(?s)a range is no name.*scontrol show hostnames 'a.1-3.' | paste -sd, writes"),
+        ("a[1-3]", "(?s)a range is no name.*write the names out: scontrol show hostnames 'a.1-3.' | paste -sd,"),
         ("a[1,2,3]", "a range is no name"),
         ("a,b,a", "each node needs its own name"),
         ("a,,b", "each node needs its own name"),

@@ -98,7 +98,7 @@ def test_patched_pods_fit_the_schemas(kind: str, version: str, spec: str, schema
 
 
 def test_runtime_of_the_cluster_takes_no_patch(spec: str) -> None:
-    with pytest.raises(SpecError, match=r"kubernetes\.pod is given, but kubernetes\.runtime is too"):
+    with pytest.raises(SpecError, match=r"kubernetes\.pod and kubernetes\.runtime are both given"):
         render("trainjob", spec, ["kubernetes.runtime=torch-distributed"])
 
 

@@ -159,7 +159,7 @@ def test_wrong_value_under_a_wrong_name_is_a_mistake_of_the_spec(spec: str) -> N
     ("setting", "hint"),
     [
         ("sweep={env.A: [1]}", 'put it in quotes: "1"'),
-        ("+mounts=[]", "only a file appends to a list; --set 'mounts=[…]' replaces the list"),
+        ("+mounts=[]", "+mounts works only in a file; --set 'mounts=[…]' replaces the list"),
     ],
 )
 def test_hint_for_an_option_can_be_followed(setting: str, hint: str, tmp_path: Path) -> None:

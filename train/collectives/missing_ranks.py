@@ -71,8 +71,8 @@ def reports(position: str, group: dist.ProcessGroup | None = None) -> list[str]:
     if not gathered.complete:
         return [
             *elsewhere,
-            f"cannot tell which ranks are missing, because the store{gathered.place} is gone too. It runs in rank 0 or "
-            "in the torchrun of its node: check that node and its last log lines first",
+            f"cannot tell which ranks are missing, because the store{gathered.place} is gone, too. Rank 0 or the "
+            "torchrun of its node serves the store: check that node and its last log lines first",
         ]
     if gathered.silent:
         elsewhere.append(

@@ -76,7 +76,7 @@ def load(data_root: Path, split: Split, seed: int) -> Samples:
     if array.ndim != 1 or array.dtype not in (np.uint8, np.int32) or len(array) <= context:
         raise UserError(
             f"{file} holds {array.dtype} of shape {array.shape}; expected one dimension of uint8 or int32, with more "
-            f"tokens than the {context} of a row (context in tokens.json)"
+            f"than {context} tokens (the context in tokens.json)"
         )
     low, high = int(array.min()), int(array.max())
     if low < 0 or high >= vocabulary:
@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line above; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m train.datasets.tokens", description=str(__doc__).split("\n")[0])
     parser.add_argument("texts", metavar="TEXT", nargs="+", type=Path, help="files whose bytes become the tokens")
-    parser.add_argument("--data-root", type=Path, default=Path("data"), help="as of python -m train (default: data)")
+    parser.add_argument("--data-root", type=Path, default=Path("data"), help="as in python -m train (default: data)")
     parser.add_argument("--context", type=int, default=64, help="tokens of a row (default: 64)")
     arguments = parser.parse_args(argv)
     if arguments.context < 1:

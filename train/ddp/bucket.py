@@ -67,8 +67,8 @@ class Bucket:
         if left < 0:
             raise RuntimeError(
                 f"the gradient of {self.names[slot]} was completed more than {self.times[slot]} times in one backward, "
-                "unlike in the first one. Reentrant checkpointing does this if it runs a layer more often than then: "
-                "use checkpoint(..., use_reentrant=False)"
+                "unlike in the first one. Reentrant checkpointing does this if it runs a layer more often than in the "
+                "first backward: use checkpoint(..., use_reentrant=False)"
             )
         if self._is_large[slot]:
             self._absent += self._gather([slot])

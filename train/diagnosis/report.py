@@ -52,8 +52,8 @@ def lines(report: Report) -> str:
         in_columns(rows),
         "links" + (f" (the {_LINKS_SHOWN} slowest)" if len(report.links) > _LINKS_SHOWN else ""),
         *[f"  {link}" for link in links],
-        f"clocks: rank {farthest.rank} is farthest from rank 0, by {farthest.offset_s * 1e3:+.1f} ms "
-        f"(within {farthest.error_s * 1e3:.1f} ms)",
+        f"clocks: rank {farthest.rank} differs most from rank 0, by {farthest.offset_s * 1e3:+.1f} ms "
+        f"(± {farthest.error_s * 1e3:.1f} ms)",
         f"computing: the same matrix product takes {_seconds(min(report.compute_s))} to {_seconds(slow)}; "
         f"slowest is rank {report.compute_s.index(slow)}",
     ]

@@ -140,7 +140,7 @@ class Watch:
 
     def _silence_of(self, rank: int, now: float) -> str:
         card, known = self._cards[rank], self._watched[rank]
-        head = f"{card.process} has given no sign of life for {now - known.since:.0f} s, since {known.doing}"
+        head = f"{card.process} has given no sign of life for {now - known.since:.0f} s; the last during: {known.doing}"
         state = _state(card.pid) if card.host == self._own.host else "unknown"
         if state == "T":
             return f"{head}: its process is stopped (SIGSTOP or a debugger); `kill -CONT {card.pid}` lets it go on"
@@ -159,11 +159,13 @@ class Watch:
 
     def _store_is_at(self) -> str:
         first = self._cards[0]
-        server = "torchrun on its node" if self._own.launcher == "torchrun" else f"rank 0 (pid {first.pid})"
+        server = "the torchrun of rank 0's node" if self._own.launcher == "torchrun" else f"rank 0 (pid {first.pid})"
         where = f"the store at {self._own.master_addr}:{self._own.master_port} runs in {server}, on {first.host}"
         if server.startswith("rank") and first.host == self._own.host and _state(first.pid) == "T":
             return f"{where}, whose process is stopped (SIGSTOP or a debugger); `kill -CONT {first.pid}` lets it go on"
-        return f"{where}. It is paused or has ended, or its network is gone; look at the last lines of its log"
+        return (
+            f"{where}. This process is paused or has ended, or its network is gone; look at the last lines of its log"
+        )
 
     def _end(self, reason: str) -> NoReturn:
         if self._own.rank == 0 or self._own.local_rank == 0:

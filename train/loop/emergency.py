@@ -22,7 +22,10 @@ def save_after_failure(
         return
     if run.config.spreads_model:
         if run.world.rank == 0:
-            say("nothing is saved now, because others hold parts of the model; --resume=auto takes the last checkpoint")
+            say(
+                "nothing is saved now, because other ranks hold parts of the model; "
+                "--resume=auto takes the last checkpoint"
+            )
         return
     try:
         checkpoints.save(steps_done, state_dict())

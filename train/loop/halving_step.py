@@ -107,8 +107,9 @@ class HalvingStep(Step):
             raise SharedError(f"{who} with a single sample in a micro-batch: take a smaller model or more memory")
         self.micro_batches = 2 * before
         self._repeated = (
-            f"{who}; from now on all ranks cut a step into {self.micro_batches} micro-batches instead of {before}, of "
-            f"at most {-(-largest // self.micro_batches)} samples. The global batch stays, and the step was repeated"
+            f"{who}; from now on all ranks cut a step into {self.micro_batches} micro-batches (before: {before}), "
+            f"each of at most {-(-largest // self.micro_batches)} samples. The global batch stays the same, and the "
+            "step was repeated"
         )
 
     def _average(self, images: Tensor, labels: Tensor) -> None:

@@ -26,7 +26,7 @@ def build(name: str, shape: tuple[int, ...], num_classes: int, dropout: float | 
             logits = build_module(shape, num_classes, dropout)(torch.empty(2, *shape, dtype=dtype))
         wanted = (2, *shape, num_classes) if len(shape) == 1 else (2, num_classes)
         if logits.shape != wanted:
-            raise ValueError(f"it answers {tuple(logits.shape)} to a batch of two where {wanted} is needed")
+            raise ValueError(f"for a batch of two its output is {tuple(logits.shape)}, not {wanted}")
     except (RuntimeError, ValueError) as error:
         kind = "rows of tokens of shape {} (T,)" if len(shape) == 1 else "images of shape {} (C, H, W)"
         raise UserError(f"--model={name} cannot take {kind.format(shape)}: {first_line(error)}") from None

@@ -58,12 +58,13 @@ def _losses(first: RunRecords, second: RunRecords) -> list[str]:
     place = f"step {step} (epoch {first.steps[step]['epoch']})"
     before = f"losses are the same numbers up to step {step - 1} and" if step > min(common) else "losses"
     lines.append(
-        f"{before} first differ at {place}: {one:.6g} and {two:.6g}, {_relative(one, two):.2g} of the larger one apart"
+        f"{before} first differ at {place}: {one:.6g} and {two:.6g}, {_relative(one, two):.2g} of the larger one "
+        "between them"
     )
     for limit in _APART:
         beyond = [step for step, one, two in apart if _relative(one, two) > limit]
         if beyond:
-            lines.append(f"first more than {limit:.2%} apart at step {beyond[0]}; at {len(beyond)} steps in all")
+            lines.append(f"more than {limit:.2%} apart at {len(beyond)} steps, first at step {beyond[0]}")
         else:
             lines.append(f"never more than {limit:.2%} apart in {len(common)} steps")
             break

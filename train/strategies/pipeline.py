@@ -164,7 +164,7 @@ def even_stretches(works: Sequence[int], stages: int) -> list[range]:
 def _in_words(layers: Layers, works: Sequence[int], stages: Sequence[range], formula: float, context: Context) -> str:
     lines = [
         f"pipeline: {len(stages)} stage{'s' * (len(stages) > 1)} by {context.pipeline_schedule}, micro-batches a step: "
-        f"{context.micro_batches}; by the formula {formula:.1%} of the time is bubble"
+        f"{context.micro_batches}; expected bubble: {formula:.1%} of the time"
     ]
     for number, stage in enumerate(stages):
         names = [name for at in stage for name in layers[at]]
@@ -213,5 +213,5 @@ def _measured(stage: TimedStage, formula: float, context: Context) -> dict[str, 
     if waited is None:
         return {}
     if stage.is_first:
-        say(f"pipeline: {waited:.1%} of the time was bubble; by the formula it is {formula:.1%}")
+        say(f"pipeline: {waited:.1%} of the time was bubble; {formula:.1%} was expected")
     return {"pipeline_bubble": waited, "pipeline_bubble_by_formula": formula}

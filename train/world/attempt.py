@@ -57,8 +57,8 @@ class Attempt:
     def _over(self, why: str) -> UserError:
         return UserError(
             f"rank {self._world.rank} came too late: the store at {self._world.master_addr}:{self._world.master_port} "
-            f"(MASTER_ADDR:MASTER_PORT) {why}, so the attempt that this process was started for has ended. It ends, "
-            "too, so that whatever starts the nodes can start it together with the others"
+            f"(MASTER_ADDR:MASTER_PORT) {why}, so the attempt that this process was started for has ended. So "
+            "this process ends, too, and can then be started again together with the others"
         )
 
 

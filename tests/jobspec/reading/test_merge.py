@@ -137,9 +137,9 @@ def test_file_of_comments_is_empty_only_beside_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("job", "site", "hint"),
     [
-        ("nodes: 1", "+nodes: 2", "write nodes: without the +, which is for lists"),
-        ("env: {A: a}", "+env: {B: b}", "write env: without the +, which is for lists"),
-        ("{}", "+env: {B: b}", "write env: without the +, which is for lists"),
+        ("nodes: 1", "+nodes: 2", 'write "nodes:"; the + is for lists'),
+        ("env: {A: a}", "+env: {B: b}", 'write "env:"; the + is for lists'),
+        ("{}", "+env: {B: b}", 'write "env:"; the + is for lists'),
         ("secrets: [A]", "+secrets: B", "write +secrets: […]"),
         ("{}", "+a: B", "+a: […] adds to a list, a: without the + sets any other value"),
         ("mounts: [a]", "mounts: {a: b}", "write mounts: […] to replace the list, +mounts: […] to add to it"),

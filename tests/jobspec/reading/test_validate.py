@@ -115,8 +115,8 @@ def test_hint_for_a_text_of_an_option_survives_the_shell(setting: str, hint: str
 @pytest.mark.parametrize(
     ("keys", "hint"),
     [
-        ("slurm: {ntasks_per_gpu: 1}", "it is set from procs_per_node and slurm.launcher; leave it out"),
-        ("slurm: {open_mode: append}", "it is set from preemption; leave it out"),
+        ("slurm: {ntasks_per_gpu: 1}", "leave it out: it is set from procs_per_node and slurm.launcher"),
+        ("slurm: {open_mode: append}", "leave it out: it is set from preemption"),
         ("slurm: {test_only: true}", "give it to sbatch by hand"),
         ("slurm: {overcommit: true}", "slurm: {srun_options: {overcommit: true}}"),
         ("slurm: {wrap: hostname}", "a spec calls it command"),

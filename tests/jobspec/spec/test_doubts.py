@@ -45,9 +45,7 @@ def test_restart_that_would_refuse_its_own_checkpoints_is_doubted(keys: str, tmp
     trains = [keys, "command=", "train={checkpoint_dir: /checkpoints}"]
     notes: list[str] = []
     render("torchrun", str(tmp_path / "job.yaml"), trains, notes)
-    assert notes == [
-        "train.resume is never, so a restart stops at the checkpoints of the first start; write resume: auto"
-    ]
+    assert notes == ["train.resume is never, so a restart finds checkpoints and refuses to run; write resume: auto"]
     notes.clear()
     render("torchrun", str(tmp_path / "job.yaml"), [*trains, "train.resume=auto"], notes)
     assert notes == []
@@ -78,7 +76,7 @@ def test_a_folder_that_ends_with_the_container_is_doubted(path: str, kept: bool,
     (tmp_path / "job.yaml").write_text(TWO_NODES)
     mounts = "mounts=[{claim: runs, source: /home/me, path: /runs}, {scratch: 1GiB, path: /cache}]"
     train = ["command=", "image=a/b:1", mounts, f"train={{checkpoint_dir: {path}}}"]
-    end = "which ends with the container: it is in no mount with a source or claim"
+    end = "which is lost with the container: it is in no mount with a source or claim"
     lost = [f"train.checkpoint_dir is {path}, {end}"]
     for target, settings, in_container in [
         ("torchrun", (), False),

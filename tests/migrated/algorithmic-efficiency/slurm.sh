@@ -27,7 +27,7 @@ restart=${record#* Restarts=} restart=${restart%% *}
 log=algoperf-$job-r$restart.log
 
 # slurm.prologue of the spec.
-set +u  # what the lines source may read variables that are not set
+set +u  # the lines may source files that read variables that are not set
 # shellcheck disable=SC2041
 for JOB_LINE in \
   'gcloud auth configure-docker us-central1-docker.pkg.dev --quiet'; do

@@ -30,7 +30,7 @@ restart=${record#* Restarts=} restart=${restart%% *}
 log=gpt-imdb-$job-r$restart.log
 
 # slurm.prologue of the spec.
-set +u  # what the lines source may read variables that are not set
+set +u  # the lines may source files that read variables that are not set
 for JOB_LINE in \
   'module purge' \
   'module use /appl/local/containers/ai-modules' \

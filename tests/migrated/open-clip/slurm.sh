@@ -30,7 +30,7 @@ MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that share a node get different ones
 
 # slurm.prologue of the spec.
-set +u  # what the lines source may read variables that are not set
+set +u  # the lines may source files that read variables that are not set
 for JOB_LINE in \
   'module load openmpi' \
   'module load cuda/11.7'; do
@@ -64,7 +64,7 @@ task() {  # on the node, once a process
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/testopenclip-nccl-rank- \
     TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000
   cd /shared/open_clip/src
-  set +u  # what the lines source may read variables that are not set
+  set +u  # the lines may source files that read variables that are not set
   # shellcheck disable=SC2041
   for JOB_LINE in \
     'export PYTHONPATH=${PYTHONPATH:-}:/shared/open_clip/src'; do

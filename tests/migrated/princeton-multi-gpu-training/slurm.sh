@@ -30,7 +30,7 @@ MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that share a node get different ones
 
 # slurm.prologue of the spec.
-set +u  # what the lines source may read variables that are not set
+set +u  # the lines may source files that read variables that are not set
 for JOB_LINE in \
   'module purge' \
   'module load anaconda3/2023.9' \

@@ -29,7 +29,7 @@ export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that 
 export PET_NNODES=$SLURM_JOB_NUM_NODES PET_RDZV_ID=$SLURM_JOB_ID.$restart PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
 
 # slurm.prologue of the spec.
-set +u  # what the lines source may read variables that are not set
+set +u  # the lines may source files that read variables that are not set
 # shellcheck disable=SC2041
 for JOB_LINE in \
   'dcgmi profile --pause'; do
@@ -40,7 +40,7 @@ set -u
 epilogue() {
   trap - EXIT
   # slurm.epilogue of the spec.
-  set +u  # what the lines source may read variables that are not set
+  set +u  # the lines may source files that read variables that are not set
   # shellcheck disable=SC2041
   for JOB_LINE in \
     'dcgmi profile --resume'; do
@@ -72,7 +72,7 @@ task() {  # on the node, once for its 8 processes
     NCCL_DEBUG=WARN NCCL_SOCKET_IFNAME=eth0,en,eth,em,bond OMP_NUM_THREADS=12 PYTHONFAULTHANDLER=1 PYTHONUNBUFFERED=1 \
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/torchtitan-multi-node-nccl-rank- \
     TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000
-  set +u  # what the lines source may read variables that are not set
+  set +u  # the lines may source files that read variables that are not set
   # shellcheck disable=SC2041
   for JOB_LINE in \
     'export LD_LIBRARY_PATH=/usr/local/lib/:/opt/amazon/efa/lib:${LD_LIBRARY_PATH:-}'; do

@@ -87,7 +87,7 @@ def test_missing_files_are_named_with_the_command_that_makes_them(tmp_path: Path
     [
         (np.zeros(100), "holds float64 of shape"),
         (np.zeros((10, 10), np.uint8), r"shape \(10, 10\); expected one dimension"),
-        (np.zeros(8, np.uint8), "more tokens than the 8 of a row"),
+        (np.zeros(8, np.uint8), "more than 8 tokens"),
         (np.full(100, 200, np.uint8), "tokens from 200 to 200, but tokens.json says vocabulary 100"),
         (np.full(100, -1, np.int32), "tokens from -1 to -1"),
     ],

@@ -31,7 +31,7 @@ def test_a_healthy_job_has_no_problems_and_its_measurements_are_told_with_units(
         "1 MiB          1.00 ms  8.0 Gbit/s",
         "links",
         *[f"  rank {rank} to {(rank + 1) % 4}: 100.0 Gbit/s" for rank in range(4)],
-        "clocks: rank 1 is farthest from rank 0, by -2.5 ms (within 0.1 ms)",
+        "clocks: rank 1 differs most from rank 0, by -2.5 ms (± 0.1 ms)",
         "computing: the same matrix product takes 1.00 ms to 1.10 ms; slowest is rank 2",
     ]
 

@@ -60,7 +60,7 @@ def test_times_that_overlap_count_once_and_those_removed_do_not_count() -> None:
 
 @pytest.mark.parametrize("steps", ["1:3", "5:4", "3", "a:b", "2:"])
 def test_a_window_that_is_none_is_refused(steps: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r'--profile: ".*" is not accepted; it must be two numbers FIRST:LAST'):
+    with pytest.raises(UserError, match=r'--profile: ".*" is not accepted; it must be steps FIRST:LAST'):
         from_argv([f"--profile={steps}", f"--run-dir={tmp_path}"])
 
 
