@@ -180,7 +180,7 @@ class TrainConfig(BaseModel):
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
         "fp32",
         description="fp32 in full; tf32 rounds the inputs of float32 convolutions and matrix products to 10 bits, on "
-        "GPUs since Ampere; bf16 and fp16 are types of autocast, of which fp16 scales the loss",
+        "GPUs with Ampere or newer; bf16 and fp16 are types of autocast, of which fp16 scales the loss",
     )
     compile: bool = Field(
         False, description="torch.compile the model: the first steps take a minute or so, then faster"

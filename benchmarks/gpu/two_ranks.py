@@ -24,9 +24,9 @@ from train.ddp.wrapper import CustomDDP
 from train.sync import named
 
 STEPS = 10
-# The largest difference of a step's loss, as a share of the CPU's: 24, 8 and 11 bits on the wire.  PowerSGD rounds
-# its factors once more.
-TOLERANCES = {"all_reduce": 1e-4, "bf16": 2e-2, "fp16": 2e-3, "powersgd": 2e-2}
+# The largest difference of a step's loss, as a share of the CPU's: 24 and 8 bits on the wire.  PowerSGD rounds its
+# factors once more.
+TOLERANCES = {"all_reduce": 1e-4, "bf16": 2e-2, "powersgd": 2e-2}
 BATCHNORM_TOLERANCES = {"fp32": 1e-3, "bf16": 5e-2}
 # Samples of the ranks, step by step; rank 1 has none in the second.
 SHARES = ((8, 8), (16, 0), (5, 11))

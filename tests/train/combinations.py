@@ -127,7 +127,7 @@ Made by `python -m tests.train.combinations` on a CPU; `tests/train/test_combina
 - **works**: over {STEPS} steps of the MLP on data in the form of MNIST, the losses equal those of one process that
   trains on the whole batch (within {_TOLERANCE["fp32"]:g} in fp32, {_TOLERANCE["bf16"]:g} in bf16 and fp16). The
   strategies single and data_parallel run in one process, all others in two.
-- **refused**: the run ends before it starts, with the reason below.
+- **refused**: the run ends before its first step, with the reason below.
 
 fsdp and pipeline are values of one setting, `--strategy`, so a pipeline of sharded stages cannot be asked for.
 """

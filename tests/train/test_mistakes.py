@@ -74,7 +74,7 @@ MISTAKES = {
     "no device for the rank": Mistake(
         [*_QUICK, "--device=cuda"], ["LOCAL_RANK is 0 but torch sees 0 CUDA devices"], {"CUDA_VISIBLE_DEVICES": ""}
     ),
-    "tf32 on a CPU": Mistake([*_QUICK, "--precision=tf32", "--device=cpu"], ["tf32 needs a GPU since Ampere"]),
+    "tf32 on a CPU": Mistake([*_QUICK, "--precision=tf32", "--device=cpu"], ["tf32 needs a GPU with Ampere or newer"]),
     "single strategy on two processes": Mistake(
         [*_QUICK, "--strategy=single"], ["--strategy=single trains one process, but 2 were started"]
     ),

@@ -39,7 +39,7 @@ def refuse_impossible(config: TrainConfig, world: World, device: torch.device) -
             "sample in each micro-batch"
         )
     if config.precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
-        raise UserError(f"--precision=tf32 needs a GPU since Ampere, and this is {device}; fp32 works here")
+        raise UserError(f"--precision=tf32 needs a GPU with Ampere or newer, and this is {device}; fp32 works here")
 
 
 class Step:

@@ -94,9 +94,9 @@ def refuse_what_cannot_be_cut(model: nn.Module, context: Context) -> Layers:
         if len(layers) < context.world_size:
             why = f"the model has {len(layers)} layers with parameters, too few for {context.world_size} stages"
         elif context.micro_batches < context.world_size:
-            why = (
-                f"--accumulate is {context.micro_batches}, the micro-batches of a step, too few to fill "
-                f"{context.world_size} stages: give at least {context.world_size}"
+            raise SharedError(
+                f"--strategy=pipeline needs --accumulate={context.world_size} or more: with {context.micro_batches} a "
+                f"step has too few micro-batches to fill {context.world_size} stages"
             )
     if why is not None:
         raise SharedError(f"--strategy=pipeline cannot be used here: {why}. Other models: gpt, mlp, mnist_cnn")

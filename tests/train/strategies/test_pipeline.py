@@ -154,14 +154,14 @@ class _Shared(nn.Sequential):
         (lambda: models.build("resnet18", (1, 28, 28), 10, None), 2, 2, "no nn.Sequential"),
         (lambda: models.build("mnist_bn", (1, 28, 28), 10, None), 2, 2, "BatchNorm would take the statistics"),
         (lambda: models.build("mlp", (1, 28, 28), 10, None), 4, 4, "3 layers with parameters, too few for 4 stages"),
-        (lambda: models.build("mlp", (1, 28, 28), 10, None), 2, 1, "--accumulate is 1, .* give at least 2"),
+        (lambda: models.build("mlp", (1, 28, 28), 10, None), 2, 1, "needs --accumulate=2 or more"),
         (_Shared, 2, 2, "share a parameter"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_with_the_reason(
     model: Any, world_size: int, micro_batches: int, says: str
 ) -> None:
-    with pytest.raises(SharedError, match=f"--strategy=pipeline cannot be used here: .*{says}"):
+    with pytest.raises(SharedError, match=f"--strategy=pipeline .*{says}"):
         refuse_what_cannot_be_cut(model(), _context(world_size, micro_batches))
 
 
