@@ -123,6 +123,17 @@ def patch_keeps_the_plumbing(job: Job) -> Iterator[Finding]:
                 yield Finding((*here, "name"), message, f"name: {NODE}")
             elif kind == "containers" and element["name"] == NODE:
                 yield from _node_keeps(job, element, here)
+            if kind in ("containers", "initContainers") and isinstance(element, dict):
+                yield from _variables_are_text(element, here)
+
+
+def _variables_are_text(container: Mapping[str, Any], at: Path) -> Iterator[Finding]:
+    """Reject numbers and switches as values of variables, as Kubernetes does."""
+    for number, variable in enumerate(_list(container, "env")):
+        value = variable.get("value") if isinstance(variable, dict) else None
+        if value is not None and not isinstance(value, str):
+            message = f"kubernetes.pod: value of the variable {variable.get('name')} must be text"
+            yield Finding((*at, "env", number, "value"), message, "put it in quotes")
 
 
 def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Finding]:

@@ -33,6 +33,7 @@ _EVERYWHERE: dict[str, Path] = {
 }
 _IN_SECTION: dict[str, dict[str, Path]] = {
     "slurm": {
+        "gres": ("slurm", "options", "gres"),
         **dict.fromkeys(["container", "container_runtime"], ("slurm", "runtime")),
         **dict.fromkeys(["pre", "before"], ("slurm", "prologue")),
         **dict.fromkeys(["post", "after"], ("slurm", "epilogue")),

@@ -45,6 +45,7 @@ _EXCLUSIVE = ("user", "mcs", "topo")
 
 # Options of srun that the script sets itself.
 _SRUN_OPTIONS_OF_SCRIPT = {
+    **{key: _OPTIONS_OF_KEYS[key] for key in ("gpus", "gpus-per-node", "gpus-per-task", "tres-per-task")},
     "cpus-per-task": "resources.cpus",
     "distribution": "slurm.launcher",
     "export": "env and secrets",
@@ -95,9 +96,6 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
         if name == "overcommit":
             message = "slurm.options: overcommit does not reach the tasks: the script drops SLURM_OVERCOMMIT"
             yield Finding(path, message, _OF_SRUN, on_key=True)
-        if name == "gres" and re.match(r"(.*,)?(gres:|gres/)?gpu\b", str(value)):
-            message = "slurm.options: GPUs follow from procs_per_node"
-            yield Finding(path, message, "for one type of GPU, set the key gpu: h100", on_key=True)
 
 
 @Rule
@@ -133,3 +131,23 @@ def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
             yield Finding(
                 path, f"slurm.srun_options: label is a flag, so its value is true, not {value}", "true, or leave it out"
             )
+        elif name == "multi-prog":
+            message = "slurm.srun_options: with multi-prog srun takes the program for a configuration file"
+            yield Finding(path, message, "leave it out", on_key=True)
+
+
+@Rule
+def each_process_sees_its_gpus(job: Job) -> Iterator[Finding]:
+    for section, options in (("options", job.slurm.options), ("srun_options", job.slurm.srun_options)):
+        gres, bind = str(options.get("gres", "")), str(options.get("gpu-bind", ""))
+        if re.match(r"(.*,)?(gres:|gres/)?gpu\b", gres):
+            message = f"slurm.{section}: GPUs follow from procs_per_node"
+            hint = "for one type of GPU, set the key gpu: h100"
+            yield Finding(("slurm", section, "gres"), message, hint, on_key=True)
+        several = job.slurm.launcher == "torchrun" and job.procs_per_node > 1
+        if several and re.match(r"(verbose,)?(single|map_gpu)", bind):
+            message = (
+                f"slurm.{section}: gpu-bind {bind} would leave one GPU for the {job.procs_per_node} processes of a task"
+            )
+            hint = "leave it out; or slurm.launcher: srun, which starts one task a process"
+            yield Finding(("slurm", section, "gpu-bind"), message, hint, on_key=True)

@@ -237,6 +237,19 @@ def micro_batches_fill_the_pipeline(job: Job) -> Iterator[Finding]:
         yield Finding(("train", "accumulate"), message, f"accumulate: {stages}, or more", on_key=True)
 
 
+@Rule
+def strategy_of_one_process_has_one(job: Job) -> Iterator[Finding]:
+    if job.train is not None and job.train.strategy in ("single", "data_parallel") and world_size(job) > 1:
+        message = f"train.strategy {job.train.strategy} is one process, but {world_size(job)} start"
+        yield Finding(("train", "strategy"), message, "nodes: 1, procs_per_node: 1; or strategy: custom_ddp")
+
+
+@Rule
+def tf32_needs_gpus(job: Job) -> Iterator[Finding]:
+    if job.train is not None and job.train.precision == "tf32" and job.device == "cpu":
+        yield Finding(("train", "precision"), "train.precision is tf32, but device is cpu", "precision: fp32")
+
+
 def names_in_env(job: Job) -> Iterator[tuple[Path, str]]:
     """Yield the path and name of each variable that the spec sets or requests."""
     for name in job.env:
