@@ -112,7 +112,7 @@ def documents(text: str, file: str) -> list[Node]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line, mark.column) if mark else (0, 0)
-        hint = "a template is linted after it was rendered" if "{{" in text else ""
+        hint = "this is a template: render it first, and give the result to lint" if "{{" in text else ""
         place = Place(file, line + 1, column + 1, 1, lines[min(line, len(lines) - 1)])
         raise SpecError([Problem(place, f"not YAML: {error.problem}", hint)]) from None
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError):

@@ -46,8 +46,12 @@ def rank_is_that_of_the_node(document: Node) -> Iterator[Fault]:
         several = document.text("spec", "nprocPerNode") not in ("", "1") or gpus(container) not in ("", "1")
         if several and starts(container, "python", "python3") and not starts(container, *TORCHRUN):
             entry = container.get("command") or container.get("args") or container
-            reason = "in a PyTorchJob RANK and WORLD_SIZE count nodes: plain python starts one process a node"
-            yield Fault(entry.key_place, reason, "torchrun instead of python; it reads the rest from PET_ variables")
+            reason = "in a PyTorchJob RANK and WORLD_SIZE count nodes: plain python starts one process per node"
+            yield Fault(
+                entry.key_place,
+                reason,
+                "start the script with torchrun, which reads the number of nodes and its rank from PET_ variables",
+            )
 
 
 @rule("https://github.com/kubeflow/trainer/blob/v1.9.0/pkg/webhooks/pytorch/pytorchjob_webhook.go")

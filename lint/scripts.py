@@ -135,7 +135,7 @@ def task_sees_one_gpu(script: Script) -> Iterator[Fault]:
     for found in [*options, *script.flags("--gpus-per-task", "--gpu-bind")]:
         if found.value != "none":
             reason = "each task sees its own GPU alone, as number 0: cuda:LOCAL_RANK is an invalid device ordinal"
-            yield Fault(found.place, reason, "--gpus-per-node and one task a node, which torchrun shares out")
+            yield Fault(found.place, reason, "--gpus-per-node and one task per node, which torchrun shares out")
 
 
 @rule("https://www.shellcheck.net/wiki/SC2128")

@@ -41,6 +41,6 @@ def _to_know(job: Job) -> Iterator[str]:
         yield f"Make the folder of {output} first: where it is missing, Slurm ends the job without a word."
     if job.slurm.launcher == "torchrun":
         processes = f"{job.procs_per_node} process{'es' * (job.procs_per_node > 1)}"
-        yield f"One task a node: torchrun, which starts the {processes} of its node."
+        yield f"One task per node: torchrun, which starts the {processes} of its node."
     else:
-        yield f"One task a process, {job.procs_per_node} on each node; Slurm starts them all."
+        yield f"One task per process, {job.procs_per_node} on each node; Slurm starts them all."

@@ -149,5 +149,5 @@ def each_process_sees_its_gpus(job: Job) -> Iterator[Finding]:
             message = (
                 f"slurm.{section}: gpu-bind {bind} would leave one GPU for the {job.procs_per_node} processes of a task"
             )
-            hint = "leave it out; or slurm.launcher: srun, which starts one task a process"
+            hint = "leave it out; or slurm.launcher: srun, which starts one task per process"
             yield Finding(("slurm", section, "gpu-bind"), message, hint, on_key=True)

@@ -131,7 +131,7 @@ class Mount(Section):
 
 
 class Resources(Section):
-    """What each node gives to the job; one GPU a process is added when device is cuda."""
+    """What each node gives to the job; one GPU per process is added when device is cuda."""
 
     cpus: int | None = Field(
         None,
@@ -194,7 +194,7 @@ class Job(Section):
     procs_per_node: int = Field(
         ge=1,
         le=MAX_PROCS_PER_NODE,
-        description="processes on each node: one a GPU, or one a share of the CPU",
+        description="processes on each node: one per GPU, or any number that shares the CPUs",
     )
     device: Literal["cuda", "cpu"] = Field("cuda", description="what the processes compute on")
     gpu: GpuType | None = Field(
@@ -238,8 +238,8 @@ class Job(Section):
     preemption: Preemption | None = Field(None, description="the scheduler may take the nodes back")
     sweep: dict[SweepKey, Annotated[list[SweptValue], Field(min_length=1)]] = Field(
         {},
-        description="one run for each combination of values, such as {train.lr: [0.1, 0.01], train.seed: [0, 1]}: an "
-        "array on Slurm, one object each on Kubernetes, elsewhere only the run that --sweep-index names",
+        description="lists of values, such as {train.lr: [0.1, 0.01], train.seed: [0, 1]}; each combination is one "
+        "run. Slurm gets one array, Kubernetes one object per run; other targets take the run that --sweep-index names",
     )
     slurm: Slurm = Field(Slurm(), description="keys that only Slurm has")
     kubernetes: Kubernetes = Field(Kubernetes(), description="keys that only the Kubernetes targets have")

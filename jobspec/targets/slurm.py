@@ -1,4 +1,4 @@
-"""A batch script for Slurm: one task a node with torchrun as the agent, or one task a process without it."""
+"""A batch script for Slurm: one task per node with torchrun as the agent, or one task per process without it."""
 
 from __future__ import annotations
 

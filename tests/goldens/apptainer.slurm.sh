@@ -1,7 +1,7 @@
 #!/bin/bash
 # Rendered by `render.py slurm apptainer.yaml`; edit the spec, not this file.
 # Submit it with sbatch from the folder that is to hold the logs.
-# One task a node: torchrun, which starts the 4 processes of its node.
+# One task per node: torchrun, which starts the 4 processes of its node.
 #SBATCH --job-name=apptainer
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

@@ -3,7 +3,7 @@
 # Submit it with sbatch from the folder that is to hold the logs.
 # Not used here: image; slurm.runtime is none, so the processes run in the environment of the shell that calls sbatch.
 # Not used here: mounts; slurm.runtime is none, so the processes see the paths of the nodes.
-# One task a node: torchrun, which starts the 2 processes of its node.
+# One task per node: torchrun, which starts the 2 processes of its node.
 #SBATCH --job-name=elastic
 #SBATCH --nodes=1-3
 #SBATCH --ntasks-per-node=1

@@ -2,7 +2,7 @@
 # Rendered by `render.py slurm own-script.yaml`; edit the spec, not this file.
 # Submit it with sbatch from the folder that is to hold the logs.
 # Not used here: image; slurm.runtime is none, so the processes run in the environment of the shell that calls sbatch.
-# One task a node: torchrun, which starts the 2 processes of its node.
+# One task per node: torchrun, which starts the 2 processes of its node.
 #SBATCH --job-name=own-script
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Rendered by `render.py slurm podman.yaml`; edit the spec, not this file.
 # Submit it with sbatch from the folder that is to hold the logs.
-# One task a process, 4 on each node; Slurm starts them all.
+# One task per process, 4 on each node; Slurm starts them all.
 #SBATCH --job-name=podman
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4

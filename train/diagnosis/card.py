@@ -85,7 +85,7 @@ def own_card(world: World, wanted_device: str) -> Card:
 
 
 def table(cards: Sequence[Card]) -> str:
-    """Return who is where, one line a rank."""
+    """Return who is where, one line per rank."""
     rows = [("rank", "host", "pid", "device", "backend", "interface", "MASTER_ADDR", "torch", "code")]
     for card in cards:
         address = f"{card.master_addr}:{card.master_port}"

@@ -25,7 +25,7 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
     if devices > 1 and has_batchnorm(model) and context.sync_batchnorm:
         raise SharedError(
             "--strategy=data_parallel cannot synchronise BatchNorm between the GPUs of one process: use "
-            "--strategy=custom_ddp with one process a GPU, or --no-sync-batchnorm for the statistics of each share"
+            "--strategy=custom_ddp with one process per GPU, or --no-sync-batchnorm for the statistics of each share"
         )
     where = f"cut among {devices} GPUs" if devices > 1 else f"whole on {context.device}, the only device"
     say(f"data_parallel: each micro-batch is computed {where}")

@@ -33,7 +33,7 @@ time_limit: 20m
 """
 LAUNCHES = {
     "torchrun": (),
-    "one task a GPU": ("slurm.launcher=srun",),
+    "one task per GPU": ("slurm.launcher=srun",),
     "c10d": ("rendezvous.backend=c10d",),
     "one node": ("nodes=1",),
     "a task of an array": ("slurm.array=3-3",),

@@ -2,7 +2,7 @@
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
-# One task a node, whatever sbatch was asked for.
+# One task per node, whatever sbatch was asked for.
 srun --kill-on-bad-exit=1 --ntasks-per-node=1 torchrun --nnodes=2 --nproc-per-node=8 train.py
 srun --kill-on-bad-exit=1 --ntasks="$SLURM_NNODES" torchrun --nnodes=2 --nproc-per-node=8 train.py
 srun --kill-on-bad-exit=1 -n 2 torchrun --nnodes=2 --nproc-per-node=8 train.py

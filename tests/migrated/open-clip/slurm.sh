@@ -1,7 +1,7 @@
 #!/bin/bash
 # Rendered by `render.py slurm job.yaml site.slurm.yaml`; edit the spec, not this file.
 # Submit it with sbatch from the folder that is to hold the logs.
-# One task a process, 8 on each node; Slurm starts them all.
+# One task per process, 8 on each node; Slurm starts them all.
 #SBATCH --job-name=testopenclip
 #SBATCH --nodes=30
 #SBATCH --ntasks-per-node=8
