@@ -106,11 +106,10 @@ def mount_flags(job: Job, flag: str, target: Callable[[Mount], str]) -> list[str
 
 
 def mount_empty(job: Job, flag: str, target: Callable[[Mount], str]) -> list[str]:
-    """Return bash that makes a folder on the node's disk for each empty mount, and removes them at the end.
+    """Return bash that makes a folder on the node's disk for each empty mount; the batch script removes them.
 
-    For runtimes that start a container for each task.  The task's shell waits for the container, also after a signal,
-    which the container gets too.  Then the shell removes the folders.  One mount may be in another, so the flags of all
-    mounts are added to "$@" in the order of the spec.
+    For runtimes that start a container for each task.  One mount may be in another, so the flags of all mounts are
+    added to "$@" in the order of the spec.
 
     Args:
         flag, target: what stands before and after the folder in the runtime's flag.
@@ -120,7 +119,6 @@ def mount_empty(job: Job, flag: str, target: Callable[[Mount], str]) -> list[str
         return []
     return [
         'scratch=$(mktemp -d "$disk/scratch-$SLURM_JOB_ID.XXXXXX")',
-        """trap '{ chmod -R u+rwX "$scratch"; rm -rf "$scratch"; } || true' EXIT; trap : HUP INT TERM USR1 USR2""",
         f"mkdir {' '.join(folders.values())}",
         *(
             f'set -- "$@" {flag}{folders.get(number) or sh(mount.folder or "")}{sh(target(mount))}'

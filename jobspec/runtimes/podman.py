@@ -15,7 +15,11 @@ PROGRAM = "podman"
 RUN = "podman run"
 # Slurm's signal would reach podman itself, too: rootless podman then ends at once, with 0 (seen with 4.3), while its
 # container still saves.
-STOP = 'podman ps --quiet --filter "name=^slurm-$SLURM_JOB_ID[.]" | xargs --no-run-if-empty podman kill --signal=TERM'
+# Nodes may share podman's database (in a home directory), so `podman ps` lists the containers of all of them.
+STOP = (
+    'podman ps --quiet --filter "name=^slurm-$SLURM_JOB_ID[.]" --filter "label=node=$SLURMD_NODENAME" | '
+    "xargs --no-run-if-empty podman kill --signal=TERM"
+)
 
 
 def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
@@ -32,7 +36,7 @@ def words(plan: Plan, passed: Sequence[str]) -> list[str]:
 def before(plan: Plan, passed: Sequence[str]) -> list[str]:
     # Files on the mounts then belong to the user who submitted the job; for root they do anyway, and podman rejects it.
     lines = [
-        'set -- --name="slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID" --replace',
+        'set -- --name="slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID" --label="node=$SLURMD_NODENAME" --replace',
         'if [ "$(id -u)" != 0 ]; then set -- "$@" --userns=keep-id; fi',
         _oci.let_in(passed),
         *_oci.mount_empty(plan),

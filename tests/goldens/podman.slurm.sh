@@ -81,7 +81,7 @@ JOB_PROGRAM="$(declare -f program); program"
 task() {  # on the node, once a process
   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID
   export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=4
-  set -- --name="slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID" --replace
+  set -- --name="slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID" --label="node=$SLURMD_NODENAME" --replace
   if [ "$(id -u)" != 0 ]; then set -- "$@" --userns=keep-id; fi
   for name in JOB_PROGRAM RANK LOCAL_RANK NODE_RANK WORLD_SIZE LOCAL_WORLD_SIZE "${!MASTER_@}" "${!SLURM_@}"; do set -- "$@" "--env=$name"; done
   gpus=${CUDA_VISIBLE_DEVICES:?is not set: Slurm gave this task no GPU}
@@ -106,7 +106,7 @@ stop() {
   echo "Slurm takes the nodes; the processes are asked to save and end" >&2
   { sleep 105; kill "$step"; } >/dev/null 2>&1 &  # a process that hangs must not cost the requeue
   timeout 20 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
-    bash -c 'podman ps --quiet --filter "name=^slurm-$SLURM_JOB_ID[.]" | xargs --no-run-if-empty podman kill --signal=TERM' >/dev/null || scancel --signal=TERM "$job" || true
+    bash -c 'podman ps --quiet --filter "name=^slurm-$SLURM_JOB_ID[.]" --filter "label=node=$SLURMD_NODENAME" | xargs --no-run-if-empty podman kill --signal=TERM' >/dev/null || scancel --signal=TERM "$job" || true
   wait "$step" && exit 0  # the processes had made their last step
   requeue
 }

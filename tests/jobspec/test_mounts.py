@@ -103,7 +103,7 @@ find {disk} -mindepth 2 -empty -writable | tee -a {disk}.seen
 
 
 @pytest.mark.parametrize("runtime", ["apptainer", "docker", "podman"])
-def test_scratch_on_slurm_is_empty_folders_of_the_node_which_end_with_the_task(
+def test_scratch_on_slurm_is_empty_folders_of_the_node_which_end_with_the_job(
     runtime: str, tmp_path: Path, own_cluster: Cluster
 ) -> None:
     (tmp_path / "job.yaml").write_text(_SCRATCH)
@@ -146,6 +146,17 @@ def test_scratch_that_cannot_simply_be_removed_changes_no_exit_status(tmp_path: 
     assert code == 7, out
     assert (own_cluster.folder / "epilogue").exists()
     assert [*disk.iterdir()] == []
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "docker", "podman"])
+def test_the_runtime_takes_the_place_of_the_shell_that_slurm_signals(
+    runtime: str, tmp_path: Path, own_cluster: Cluster
+) -> None:
+    (tmp_path / "job.yaml").write_text(_SCRATCH)
+    own_cluster.install("torchrun", '#!/bin/sh\necho "child of $(cat /proc/$PPID/comm)"\n')
+    code, out = own_cluster.run(render("slurm", str(tmp_path / "job.yaml"), [f"slurm.runtime={runtime}"]))
+    assert code == 0, out
+    assert re.findall("child of (.*)", out) == ["srun", "srun"], out
 
 
 @pytest.mark.parametrize("runtime", ["apptainer", "docker", "podman"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -155,8 +156,33 @@ def test_scratch_ends_with_each_start_and_not_before_the_containers_have_saved(
         cluster.command("scancel", job)
         assert cluster.wait_for_end(job).state == "CANCELLED", cluster.logs()
     assert said().count("at the end ['one']") == 4, cluster.logs()
+    if how == "cancelled" and runtime != "pyxis":  # docs/slurm.md
+        for machine in cluster.machines.values():
+            machine.run("bash", "-c", f"rm -r {image.scratch.format(job=job)} || true")
     cluster.wait_for("no folder left", lambda: not folders())
     cluster.command("scancel", job)
+
+
+def test_a_training_in_containers_saves_at_each_signal_and_resumes_at_the_same_step(
+    cluster: Cluster, runtime: str, image: Image, tmp_path: Path
+) -> None:
+    places = {"run_dir": str(tmp_path / "run"), "checkpoint_dir": str(tmp_path / "checkpoints")}
+    train = _TRAIN | places | {"max_steps": 10**6, "epochs": 10**4, "resume": "auto"}
+    job = _submit(cluster, runtime, image, tmp_path, {"train": train, "preemption": {"grace": "60s"}}, "torchrun")
+
+    def saved_step(start: int) -> str:
+        said = (cluster.folder / f"{runtime}-{job}-r{start}.log").read_text()
+        (step,) = re.findall(r"stopped by a signal at epoch \d+, step (\d+); saved", said)
+        return f"{tmp_path}/checkpoints/step-{int(step):08d}"
+
+    cluster.wait_for_line(job, f"{runtime}-{job}-r0.log", "epoch 1/")
+    cluster.command("scancel", "--batch", "--signal=USR1", job)
+    cluster.wait_for_line(job, f"{runtime}-{job}-r1.log", "epoch ")
+    assert f"resume: {saved_step(0)}\n" in (cluster.folder / f"{runtime}-{job}-r1.log").read_text()
+    cluster.command("scancel", job)
+    assert cluster.wait_for_end(job).state == "CANCELLED", cluster.logs()
+    if runtime != "podman":  # docs/slurm.md
+        assert Path(saved_step(1)).is_dir()
 
 
 def _submit(cluster: Cluster, runtime: str, image: Image, folder: Path, keys: dict[str, Any], launcher: str) -> str:
