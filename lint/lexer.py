@@ -1,8 +1,8 @@
 """Split a shell script into commands and words, as far as lint needs them.
 
-Nothing is expanded.  The lexer knows quotes, comments, line continuations, here-documents and commands inside
-commands (`$(…)`, backquotes, `bash -c '…'`), so a rule sees words and not text.
-Grammar: POSIX.1-2017, Shell & Utilities, 2.2, 2.3 and 2.10; arrays and `$'…'` from bash's manual.
+Nothing is expanded.  The lexer knows quotes, comments, line continuations, here-documents, arithmetic and commands
+inside commands (`$(…)`, backquotes, `bash -c '…'`), so a rule sees words and not text.
+Grammar: POSIX.1-2017, Shell & Utilities, 2.2, 2.3, 2.6 and 2.10; arrays, `((…))` and `$'…'` from bash's manual.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 """Programs and modules that start torchrun's agent."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_QUOTES = "'\""
+_SPECIAL = "?$!#@*-0123456789"  # parameters of one character
+_ESCAPED_LITERAL = re.compile(r"\$'[^'\\]*(?:\\.[^'\\]*)*'?", re.S)
+_BRACKET = re.compile(r"[()]")
 _HERE = re.compile(r"<<(-?)[ \t]*(\\?)(['\"]?)([A-Za-z_][A-Za-z0-9_]*)\3")
 _OPERATOR = re.compile(r"\|\||&&|;;|\|&|[|&;()\n]")
 _REDIRECTION = re.compile(r"[0-9]*(?:<<<|<>|>>|<&|>&|>\||[<>](?!\())|&>>?")
@@ -104,7 +108,7 @@ class Lexer:
                 self.at = here.end()
             elif redirection := _REDIRECTION.match(self.text, self.at):
                 self.at = redirection.end()
-            elif operator := _OPERATOR.match(self.text, self.at):
+            elif not self._is_arithmetic(self.at) and (operator := _OPERATOR.match(self.text, self.at)):
                 self.at = operator.end()
                 self._depth += {"(": 1, ")": -1}.get(operator[0], 0)
                 if operator[0] == "\n":
@@ -137,12 +141,10 @@ class Lexer:
                 break
             if char == "(" and _ASSIGNMENT.fullmatch(self.text, word.start, self.at):
                 self._array()
-            elif char == "'":
-                self._literal(word, 1, "'")
-            elif char == '"':
-                self._double(word)
+            elif self._is_arithmetic(self.at):
+                self._arithmetic(word, 0)
             else:
-                self._piece(word)
+                self._piece(word, _QUOTES)
         if self.at == word.start:
             self.at += 1  # a bracket that closes nothing
         word.text = self.text[word.start : self.at]
@@ -161,47 +163,67 @@ class Lexer:
             inside = Lexer(self.text[: word.start + len(word.text) - 1], start, inner=True)
             self._nested += inside.commands
 
-    def _piece(self, word: Word) -> None:
-        """Read one character, escape or expansion outside single quotes."""
+    def _piece(self, word: Word, quotes: str) -> None:
+        """Read one character, escape, expansion or quoted text; only the characters in `quotes` quote here."""
         rest = self.text[self.at : self.at + 2]
         if rest[0] == "\\":
             word.value += rest[1:] if rest != "\\\n" else ""
             self.at += 2
-        elif rest == "$'":
-            self._literal(word, 2, "'")
+        elif rest[0] == "'" and "'" in quotes:
+            self._literal(word)
+        elif rest == "$'" and "'" in quotes:
+            self._escaped_literal(word)
+        elif rest[0] == '"' and '"' in quotes:
+            self._double(word)
+        elif rest == "$(" and self._is_arithmetic(self.at + 1):
+            self._arithmetic(word, 1)
         elif rest == "$(":
             self._substitution(word, 2, ")")
         elif rest[0] == "`":
             self._substitution(word, 1, "`")
         elif rest[0] == "$":
-            self._expansion(word)
+            self._expansion(word, quotes)
         else:
             word.value += rest[0]
             self.at += 1
 
-    def _literal(self, word: Word, opening: int, quote: str) -> None:
-        end = self._find(quote, self.at + opening)
-        word.value += self.text[self.at + opening : end]
+    def _literal(self, word: Word) -> None:
+        end = self._find("'", self.at + 1)
+        word.value += self.text[self.at + 1 : end]
         self.at = end + 1
+
+    def _escaped_literal(self, word: Word) -> None:
+        """Read `$'…'`, in which a backslash keeps a `'` from being the end."""
+        match = _ESCAPED_LITERAL.match(self.text, self.at)
+        if match:
+            word.value += match[0][2:].removesuffix("'")
+            self.at = match.end()
 
     def _double(self, word: Word) -> None:
         self.at += 1
         while self.at < len(self.text) and self.text[self.at] != '"':
-            self._piece(word)
+            self._piece(word, "")
         self.at += 1
 
-    def _expansion(self, word: Word) -> None:
+    def _expansion(self, word: Word, quotes: str) -> None:
         start = self.at
         braced = self.text.startswith("{", start + 1)
         name = _NAME.match(self.text, start + 1 + braced)
+        inside = Word(start)  # its value is not the command's: only its expansions are
         if braced:
-            self.at = self._find("}") + 1
-        else:
             self.at = name.end() if name else start + 2
+            while self.at < len(self.text) and self.text[self.at] != "}":
+                self._piece(inside, quotes or '"')  # "${name:-"it's"}" has quotes inside quotes
+            self.at += 1
+        elif name:
+            self.at = name.end()
+        else:
+            self.at += 2 if self.text[start + 1 : start + 2] in _SPECIAL else 1
         text = self.text[start : self.at]
         word.value += text
         if name:
             word.expansions.append(Expansion(name[0], text, start))
+        word.expansions += inside.expansions
 
     def _substitution(self, word: Word, opening: int, end: str) -> None:
         start = self.at
@@ -213,6 +235,26 @@ class Lexer:
         ]
         self.at = inside.at + 1
         word.value += self.text[start : self.at]
+
+    def _is_arithmetic(self, at: int) -> bool:
+        """Return True for the `((` of an expression; two subshells that open together do not close together."""
+        depth = 0
+        for bracket in _BRACKET.finditer(self.text, at) if self.text.startswith("((", at) else ():
+            depth += 1 if bracket[0] == "(" else -1
+            if depth == 1 and bracket[0] == ")":
+                return self.text.startswith("))", bracket.start())
+        return False
+
+    def _arithmetic(self, word: Word, opening: int) -> None:
+        """Read `((…))`, in which `<<` shifts bits and `;` ends no command."""
+        start, depth = self.at, 2
+        inside = Word(start)
+        self.at += opening + 2
+        while self.at < len(self.text) and depth:
+            depth += {"(": 1, ")": -1}.get(self.text[self.at], 0)
+            self._piece(inside, "")
+        word.value += self.text[start : self.at]
+        word.expansions += inside.expansions
 
     def _array(self) -> None:
         """Read `name=( … )`: its elements often become a command's words."""
@@ -230,7 +272,7 @@ class Lexer:
             if expanded:
                 word = Word(self.at, self.text[self.at : stop])
                 while self.at < stop:
-                    self._piece(word)
+                    self._piece(word, "")
                 command.words.append(word)
             self.at = match.end() if match else stop
         self._here.clear()

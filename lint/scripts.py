@@ -27,6 +27,7 @@ _PROGRAMS = (
 )
 _NTASKS, _PER_NODE = ("--ntasks", "-n"), ("--ntasks-per-node",)
 _HERE_ONLY = re.compile(r"localhost|127\.0\.0\.1")
+_HERE_BY_DEFAULT = re.compile(rf"\$\{{\w+:?[-=](?:{_HERE_ONLY.pattern})")
 
 
 def starts_training(command: Command) -> bool:
@@ -205,7 +206,7 @@ def falls_back_to_localhost(script: Script) -> Iterator[Fault]:
             yield Fault(script.place(words[0]), reason, fix)
         for word in command.words:
             for found in word.expansions:
-                if "SLURM_" in script.text and re.search(rf":?[-=](?:{_HERE_ONLY.pattern})", found.text):
+                if "SLURM_" in script.text and _HERE_BY_DEFAULT.match(found.text):
                     yield Fault(script.locate(found.start, len(found.text)), reason, fix)
 
 
