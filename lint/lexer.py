@@ -22,6 +22,8 @@ _HERE = re.compile(r"<<(-?)[ \t]*(\\?)(['\"]?)([A-Za-z_][A-Za-z0-9_]*)\3")
 _OPERATOR = re.compile(r"\|\||&&|;;|\|&|[|&;()\n]")
 _REDIRECTION = re.compile(r"[0-9]*(?:<<<|<>|>>|<&|>&|>\||[<>](?!\())|&>>?")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^]]*\])?\+?=")
+_BEFORE_A_PROGRAM = ("exec", "env", "nohup", "time", "!", "if", "then", "do", "while", "else", "{")
+_TIMEOUT_WITH_VALUE = ("-k", "--kill-after", "-s", "--signal")
 _RUNS_TEXT = re.compile(r"(?:^|/)(?:ba|da|k|z)?sh$")
 _HOLDS_COMMAND = re.compile(r"(?:^|\s)(?:srun|torchrun|\S*python3? -m torch\.distributed\.\w+)\s")
 
@@ -68,11 +70,24 @@ class Command:
     inner: bool = False
 
     @property
+    def program(self) -> list[Word]:
+        """The words from the program on, past assignments and words that start it, like exec or `timeout 23h`."""
+        at = 0
+        while at < len(self.words):
+            word = self.words[at]
+            if word.value == "timeout":
+                at += 1
+                while at < len(self.words) and self.words[at].value.startswith("-"):
+                    at += 2 if self.words[at].value in _TIMEOUT_WITH_VALUE else 1
+            elif word.assigned is None and word.value not in _BEFORE_A_PROGRAM:
+                break
+            at += 1
+        return self.words[at:]
+
+    @property
     def name(self) -> str:
-        """The program's name without its folder, past assignments and words like exec; empty if there is none."""
-        wrappers = ("exec", "time", "!", "if", "then", "do", "while", "else", "{")
-        names = (word.value for word in self.words if word.assigned is None and word.value not in wrappers)
-        return next(names, "").rpartition("/")[2]
+        """The program's name without its folder; empty if there is none."""
+        return next((word.value for word in self.program), "").rpartition("/")[2]
 
     def has(self, *programs: str) -> bool:
         """Return True if a program is the command or started by it, such as torchrun by srun."""
