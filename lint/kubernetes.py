@@ -9,7 +9,7 @@ from jobspec.reading.secret_names import names_secret
 from lint.lexer import TORCHRUN
 from lint.manifest import Node, script_of
 from lint.pods import containers, gpus, starts, templates
-from lint.rules import Fault, rule
+from lint.rules import Fault, number, rule
 from lint.secrets import masked
 from lint.torchrun import torchrun_flags
 
@@ -144,9 +144,10 @@ def variable_is_no_text(document: Node) -> Iterator[Fault]:
 
 @rule("https://github.com/kubeflow/trainer/issues/1992")
 def processes_are_not_gpus(document: Node) -> Iterator[Fault]:
-    for place, processes, asked in _processes_and_gpus(document):
-        if processes.isdigit() and asked.isdigit() and processes != asked:
-            idle = int(asked) - int(processes)
+    for place, *texts in _processes_and_gpus(document):
+        processes, asked = map(number, texts)
+        if processes is not None and asked is not None and processes != asked:
+            idle = asked - processes
             reason = f"{processes} processes of a pod share its {asked} GPUs: the last ones find no device"
             if idle > 0:
                 reason = f"{processes} processes of a pod leave {idle} of its {asked} GPUs idle"

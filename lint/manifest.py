@@ -6,6 +6,7 @@ reader is not jobspec's.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from jobspec.problems import Place, Problem, SpecError
 from lint.lexer import Command, Word
 from lint.shell import Script
 
+_LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # those of YAML 1.1
 _SHELLS = ("sh", "bash", "ash", "dash", "zsh")
 
 
@@ -106,7 +108,7 @@ class Node:
 
 def documents(text: str, file: str) -> list[Node]:
     """Return the documents of a YAML file.  Raises SpecError if it is not YAML."""
-    lines = (*text.split("\n"), "")  # the end of a file is a place too
+    lines = (*_LINE_BREAK.split(text), "")  # the end of a file is a place too
     try:
         nodes = [node for node in yaml.compose_all(text, yaml.SafeLoader) if node is not None]
     except yaml.MarkedYAMLError as error:
