@@ -42,6 +42,8 @@ def rank_is_that_of_the_node(document: Node) -> Iterator[Fault]:
     if document.text("kind") != "PyTorchJob":
         return
     for container in containers(document):
+        if container.text("name") != "pytorch":
+            continue  # a sidecar does not train
         several = document.text("spec", "nprocPerNode") not in ("", "1") or gpus(container) not in ("", "1")
         if several and starts(container, "python", "python3") and not starts(container, *TORCHRUN):
             entry = container.get("command") or container.get("args") or container
