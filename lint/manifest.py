@@ -21,6 +21,28 @@ _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # those of YAML 1.1
 _SHELLS = ("sh", "bash", "ash", "dash", "zsh")
 
 
+# What Kubernetes takes for a number or a boolean: sigs.k8s.io/yaml, which is Go's yaml.v2.  It reads more of them than
+# YAML 1.1 (1e3, 0o7, y), but no times of day; a number in JSON is one of these, too.
+_NUMBER = r"""(?x)
+    [-+]? (?: 0[xX]_*[0-9a-fA-F][0-9a-fA-F_]* | 0[bB]_*[01][01_]* | 0[oO]_*[0-7][0-7_]*
+            | [0-9][0-9_]*(?:\.[0-9_]*)?(?:[eE][-+]?[0-9][0-9_]*)? | \.[0-9]+(?:[eE][-+]?[0-9]+)?
+            | \.(?:inf|Inf|INF) ) \Z
+    | \.(?:nan|NaN|NAN) \Z
+"""
+_SWITCH = r"(?:[yYnN]|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|true|True|TRUE|false|False|FALSE)\Z"
+
+
+class _Loader(yaml.SafeLoader):
+    """Loader that gives a plain value the tag that Kubernetes gives it."""
+
+    yaml_implicit_resolvers = {}
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_NUMBER), list("-+.0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(_SWITCH), list("yYnNoOtTfF"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"<<\Z"), ["<"])
+
+
 @dataclass(frozen=True)
 class Node:
     """A value of a document; `key` is its key, or the value itself in a list."""
@@ -76,9 +98,8 @@ class Node:
 
     @property
     def is_number_or_switch(self) -> bool:
-        """True if Kubernetes reads the value as a number or a boolean: it reads YAML 1.1 except for times."""
-        kinds = ("int", "float", "bool")
-        return str(self.raw.tag).removeprefix("tag:yaml.org,2002:") in kinds and ":" not in self.text()
+        """True if Kubernetes reads the value as a number or a boolean."""
+        return str(self.raw.tag).removeprefix("tag:yaml.org,2002:") in ("int", "float", "bool")
 
     @property
     def place(self) -> Place:
@@ -110,7 +131,7 @@ def documents(text: str, file: str) -> list[Node]:
     """Return the documents of a YAML file.  Raises SpecError if it is not YAML."""
     lines = (*_LINE_BREAK.split(text), "")  # the end of a file is a place too
     try:
-        nodes = [node for node in yaml.compose_all(text, yaml.SafeLoader) if node is not None]
+        nodes = [node for node in yaml.compose_all(text, _Loader) if node is not None]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line, mark.column) if mark else (0, 0)
