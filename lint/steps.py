@@ -70,9 +70,9 @@ def _values(script: Script, values: Sequence[str], replaced: set[str]) -> Iterat
     """Yield some words, with each variable that holds options, such as `$SRUN_ARGS`, replaced by its words once."""
     for value in values:
         variable = _VARIABLE.fullmatch(value)
-        name = variable[1] if variable and variable[1] not in replaced else ""
-        texts = [word.text.partition("=")[2] for assigned, word in script.assignments() if assigned == name]
-        if texts and all(map(_OPTIONS_FIRST.match, texts)):
+        name = variable[1] if variable else ""
+        texts = script.variables.get(name, [])
+        if texts and name not in replaced and all(map(_OPTIONS_FIRST.match, texts)):
             replaced.add(name)
             yield from _values(script, re.findall(r"[^\s\"'()\\]+", " ".join(texts)), replaced)
         else:
