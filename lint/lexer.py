@@ -7,6 +7,7 @@ Grammar: POSIX.1-2017, Shell & Utilities, 2.2, 2.3, 2.6 and 2.10; arrays, `((…
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 
@@ -17,7 +18,9 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _QUOTES = "'\""
 _SPECIAL = "?$!#@*-0123456789"  # parameters of one character
 _ESCAPED_LITERAL = re.compile(r"\$'[^'\\]*(?:\\.[^'\\]*)*'?", re.S)
-_BRACKET = re.compile(r"[()]")
+# Two subshells that open together do not close together, so `((a) | b)` is none.  Brackets nest up to 5 deep.
+_BALANCED = functools.reduce(lambda inside, _: rf"[^()]*(?:\({inside}\)[^()]*)*", range(5), "[^()]*")
+_ARITHMETIC = re.compile(rf"\(\({_BALANCED}\)\)")
 _HERE = re.compile(r"<<(-?)[ \t]*(\\?)(['\"]?)([A-Za-z_][A-Za-z0-9_]*)\3")
 _OPERATOR = re.compile(r"\|\||&&|;;|\|&|[|&;()\n]")
 _REDIRECTION = re.compile(r"[0-9]*(?:<<<|<>|>>|<&|>&|>\||[<>](?!\())|&>>?")
@@ -123,7 +126,9 @@ class Lexer:
                 self.at = here.end()
             elif redirection := _REDIRECTION.match(self.text, self.at):
                 self.at = redirection.end()
-            elif not self._is_arithmetic(self.at) and (operator := _OPERATOR.match(self.text, self.at)):
+            elif _ARITHMETIC.match(self.text, self.at):
+                self._word(command)
+            elif operator := _OPERATOR.match(self.text, self.at):
                 self.at = operator.end()
                 self._depth += {"(": 1, ")": -1}.get(operator[0], 0)
                 if operator[0] == "\n":
@@ -156,8 +161,8 @@ class Lexer:
                 break
             if char == "(" and _ASSIGNMENT.fullmatch(self.text, word.start, self.at):
                 self._array()
-            elif self._is_arithmetic(self.at):
-                self._arithmetic(word, 0)
+            elif arithmetic := _ARITHMETIC.match(self.text, self.at):
+                self._arithmetic(word, arithmetic)
             else:
                 self._piece(word, _QUOTES)
         if self.at == word.start:
@@ -190,8 +195,8 @@ class Lexer:
             self._escaped_literal(word)
         elif rest[0] == '"' and '"' in quotes:
             self._double(word)
-        elif rest == "$(" and self._is_arithmetic(self.at + 1):
-            self._arithmetic(word, 1)
+        elif rest == "$(" and (arithmetic := _ARITHMETIC.match(self.text, self.at + 1)):
+            self._arithmetic(word, arithmetic)
         elif rest == "$(":
             self._substitution(word, 2, ")")
         elif rest[0] == "`":
@@ -251,22 +256,11 @@ class Lexer:
         self.at = inside.at + 1
         word.value += self.text[start : self.at]
 
-    def _is_arithmetic(self, at: int) -> bool:
-        """Return True for the `((` of an expression; two subshells that open together do not close together."""
-        depth = 0
-        for bracket in _BRACKET.finditer(self.text, at) if self.text.startswith("((", at) else ():
-            depth += 1 if bracket[0] == "(" else -1
-            if depth == 1 and bracket[0] == ")":
-                return self.text.startswith("))", bracket.start())
-        return False
-
-    def _arithmetic(self, word: Word, opening: int) -> None:
+    def _arithmetic(self, word: Word, found: re.Match[str]) -> None:
         """Read `((…))`, in which `<<` shifts bits and `;` ends no command."""
-        start, depth = self.at, 2
-        inside = Word(start)
-        self.at += opening + 2
-        while self.at < len(self.text) and depth:
-            depth += {"(": 1, ")": -1}.get(self.text[self.at], 0)
+        start, inside = self.at, Word(self.at)
+        self.at = found.start() + len("((")
+        while self.at < found.end():
             self._piece(inside, "")
         word.value += self.text[start : self.at]
         word.expansions += inside.expansions

@@ -35,9 +35,8 @@ _SWITCH = r"(?:[yYnN]|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|true|True|TRUE|f
 class _Loader(yaml.SafeLoader):
     """Loader that gives a plain value the tag that Kubernetes gives it."""
 
-    yaml_implicit_resolvers = {}
 
-
+_Loader.yaml_implicit_resolvers = {}  # none of YAML 1.1
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_NUMBER), list("-+.0123456789"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(_SWITCH), list("yYnNoOtTfF"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"<<\Z"), ["<"])

@@ -27,6 +27,7 @@ FAULTY = "export NODE_RANK=$SLURM_NODEID\nexport HF_TOKEN=hush MASTER_PORT=29500
         '(( size = 1 << n )); size="$((1 << n))"',
         "for (( i = 1; i << n < 64; i++ )); do echo; done",
         "port=$(( (20000 + $(id -u)) % 100 ))",
+        "x=$(((1 + 2) * 3)) y=$(( $(nproc) / ${A:-$((1 << n))} ))",
         "lines=$((cd /tmp && ls) | wc -l); ((cd /tmp; ls) | wc -l)",
         """cat <<END\nit's "${A:-it's "}"}" $(( 1 << n ))\nEND""",
     ],
