@@ -66,11 +66,13 @@ class Command:
     """One simple command; `after` is the operator in front of it, such as `||` or `|`.
 
     `inner` is True if another shell runs it, not the script's, such as the shell of a task.
+    `text` are the commands in the quoted text of `bash -c '…'`, if the command has one.
     """
 
     words: list[Word]
     after: str = ""
     inner: bool = False
+    text: list[Command] = field(default_factory=list)
 
     @property
     def program(self) -> list[Word]:
@@ -182,6 +184,7 @@ class Lexer:
             start = word.start + len(word.text) - len(quoted) + 1
             inside = Lexer(self.text[: word.start + len(word.text) - 1], start, inner=True)
             self._nested += inside.commands
+            command.text = inside.commands if runs else command.text
 
     def _piece(self, word: Word, quotes: str) -> None:
         """Read one character, escape, expansion or quoted text; only the characters in `quotes` quote here."""

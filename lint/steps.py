@@ -25,6 +25,13 @@ _PROGRAMS = (
     "podman",
 )
 
+# A text of these alone looks at the nodes, or prepares them.
+_NAMES_OF_TOOLS = """
+    [ [[ cat cd cp date df done echo export fi for free grep head hostname ls mkdir nvidia-smi printenv printf pwd rm
+    rsync set sleep sort tail tar test touch true ulimit uname unzip
+"""
+_TOOLS = frozenset(_NAMES_OF_TOOLS.split())
+
 _LONG = {"c": "cpus-per-task", "K": "kill-on-bad-exit", "N": "nodes", "n": "ntasks"}
 _SHORT_FLAGS = "EHkhlOQsuvVXZ"
 _SHORT_WITH_OR_WITHOUT = "IK"  # their value follows without a space
@@ -43,9 +50,11 @@ _OPTIONS_FIRST = re.compile(r"[\s\"'(\\]*(?:-|\$\{?\w)")
 
 def starts_training(command: Command) -> bool:
     """Return True if an srun starts the job and does not only inspect the nodes."""
+    if command.name != "srun" or (command.text and all(inner.name in _TOOLS for inner in command.text)):
+        return False
     words = [word.value for word in command.words]
     scripts = any(value.endswith((".py", ".sh")) or value.startswith("--container-image") for value in words)
-    return command.name == "srun" and (scripts or command.has(*_PROGRAMS) or words[-1].startswith("$"))
+    return scripts or command.has(*_PROGRAMS) or words[-1].startswith("$")
 
 
 def options(script: Script, srun: Command) -> dict[str, str]:
