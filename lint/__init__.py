@@ -1,7 +1,8 @@
 """Find known faults in scripts, manifests and compose files that others wrote.
 
-Reading order: what the rules see (lexer.py, sbatch.py, shell.py; manifest.py, pods.py), rules.py (what a rule is), then
-the rules themselves in directives.py, scripts.py, torchrun.py, secrets.py, kubernetes.py, pytorchjob.py and compose.py.
+Reading order: what the rules see (lexer.py, sbatch.py, shell.py, steps.py; manifest.py, pods.py), rules.py (what a
+rule is), then the rules themselves in directives.py, scripts.py, torchrun.py, secrets.py, kubernetes.py, pytorchjob.py
+and compose.py.
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ def _lint(file: str) -> Iterator[Problem]:
             yield Problem(_start(file, text), _UNKNOWN, _READS)
     except SpecError as error:
         yield from error.problems
+    except RecursionError:
+        yield Problem(_start(file, text), "its brackets and quotes are nested too deeply for lint")
 
 
 def _is_shell(text: str, suffix: str) -> bool:

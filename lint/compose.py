@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,6 +13,9 @@ from lint.rules import Fault, rule
 from lint.secrets import masked
 from lint.shell import Script
 from lint.torchrun import c10d, several_nodes, torchrun_flags
+
+# What compose replaces, in text without braces, too; two dollars are one in the container.
+_VARIABLE = re.compile(r"(?<!\$)(?:\$\$)*\$[A-Za-z_{]")
 
 
 def services(document: Node) -> list[Node]:
@@ -83,7 +87,7 @@ def rdma_without_locked_memory(document: Node) -> Iterator[Fault]:
 def secret_in_compose_file(document: Node) -> Iterator[Fault]:
     for service in services(document):
         for name, value, node in environment(service):
-            if names_secret(name) and value and not value.startswith("${"):
+            if names_secret(name) and value and not _VARIABLE.search(value):
                 reason = f"the value of {name} is in the file, and so in each copy of it"
                 place = masked(replace(node.key_place, length=len(name)))
                 yield Fault(place, reason, f"{name}: ${{{name}:?}}, from the environment of whoever starts it")

@@ -8,8 +8,8 @@ from jobspec.problems import Place
 from jobspec.reading.secret_names import names_secret
 from lint.lexer import TORCHRUN
 from lint.manifest import Node, script_of
-from lint.pods import containers, gpus, starts, templates
-from lint.rules import Fault, rule
+from lint.pods import containers, gpus, starts, templates, variables
+from lint.rules import Fault, number, rule
 from lint.secrets import masked
 from lint.torchrun import torchrun_flags
 
@@ -124,18 +124,16 @@ def variable_is_reserved(document: Node) -> Iterator[Fault]:
 
 @rule("https://github.com/kubernetes/test-infra/issues/29455")
 def secret_in_manifest(document: Node) -> Iterator[Fault]:
-    for container in containers(document):
-        for entry in container.elements("env"):
-            value = entry.get("value")
-            if value and names_secret(entry.text("name")) and value.text():
-                reason = f"everybody who may read the object reads the value of {entry.text('name')}"
-                yield Fault(masked(value.key_place), reason, "valueFrom: {secretKeyRef: {name: …, key: …}}")
+    for entry in variables(document):
+        value = entry.get("value")
+        if value and names_secret(entry.text("name")) and value.text():
+            reason = f"everybody who may read the object reads the value of {entry.text('name')}"
+            yield Fault(masked(value.key_place), reason, "valueFrom: {secretKeyRef: {name: …, key: …}}")
 
 
 @rule("https://github.com/kubernetes/kubernetes/issues/82296")
 def variable_is_no_text(document: Node) -> Iterator[Fault]:
-    entries = [entry for container in containers(document) for entry in container.elements("env")]
-    for entry in [*entries, *document.elements("spec", "trainer", "env")]:
+    for entry in variables(document):
         value = entry.get("value")
         if value and value.is_number_or_switch:
             reason = f"the value of {entry.text('name')} is a number or switch in YAML, but must be text"
@@ -144,9 +142,10 @@ def variable_is_no_text(document: Node) -> Iterator[Fault]:
 
 @rule("https://github.com/kubeflow/trainer/issues/1992")
 def processes_are_not_gpus(document: Node) -> Iterator[Fault]:
-    for place, processes, asked in _processes_and_gpus(document):
-        if processes.isdigit() and asked.isdigit() and processes != asked:
-            idle = int(asked) - int(processes)
+    for place, *texts in _processes_and_gpus(document):
+        processes, asked = map(number, texts)
+        if processes is not None and asked is not None and processes != asked:
+            idle = asked - processes
             reason = f"{processes} processes of a pod share its {asked} GPUs: the last ones find no device"
             if idle > 0:
                 reason = f"{processes} processes of a pod leave {idle} of its {asked} GPUs idle"

@@ -1,12 +1,13 @@
 """Split a shell script into commands and words, as far as lint needs them.
 
-Nothing is expanded.  The lexer knows quotes, comments, line continuations, here-documents and commands inside
-commands (`$(…)`, backquotes, `bash -c '…'`), so a rule sees words and not text.
-Grammar: POSIX.1-2017, Shell & Utilities, 2.2, 2.3 and 2.10; arrays and `$'…'` from bash's manual.
+Nothing is expanded.  The lexer knows quotes, comments, line continuations, here-documents, arithmetic and commands
+inside commands (`$(…)`, backquotes, `bash -c '…'`), so a rule sees words and not text.
+Grammar: POSIX.1-2017, Shell & Utilities, 2.2, 2.3, 2.6 and 2.10; arrays, `((…))` and `$'…'` from bash's manual.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 
@@ -14,10 +15,18 @@ TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 """Programs and modules that start torchrun's agent."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_QUOTES = "'\""
+_SPECIAL = "?$!#@*-0123456789"  # parameters of one character
+_ESCAPED_LITERAL = re.compile(r"\$'[^'\\]*(?:\\.[^'\\]*)*'?", re.S)
+# Two subshells that open together do not close together, so `((a) | b)` is none.  Brackets nest up to 5 deep.
+_BALANCED = functools.reduce(lambda inside, _: rf"[^()]*(?:\({inside}\)[^()]*)*", range(5), "[^()]*")
+_ARITHMETIC = re.compile(rf"\(\({_BALANCED}\)\)")
 _HERE = re.compile(r"<<(-?)[ \t]*(\\?)(['\"]?)([A-Za-z_][A-Za-z0-9_]*)\3")
 _OPERATOR = re.compile(r"\|\||&&|;;|\|&|[|&;()\n]")
 _REDIRECTION = re.compile(r"[0-9]*(?:<<<|<>|>>|<&|>&|>\||[<>](?!\())|&>>?")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^]]*\])?\+?=")
+_BEFORE_A_PROGRAM = ("exec", "env", "nohup", "time", "!", "if", "then", "do", "while", "else", "{")
+_TIMEOUT_WITH_VALUE = ("-k", "--kill-after", "-s", "--signal")
 _RUNS_TEXT = re.compile(r"(?:^|/)(?:ba|da|k|z)?sh$")
 _HOLDS_COMMAND = re.compile(r"(?:^|\s)(?:srun|torchrun|\S*python3? -m torch\.distributed\.\w+)\s")
 
@@ -57,18 +66,33 @@ class Command:
     """One simple command; `after` is the operator in front of it, such as `||` or `|`.
 
     `inner` is True if another shell runs it, not the script's, such as the shell of a task.
+    `text` are the commands in the quoted text of `bash -c '…'`, if the command has one.
     """
 
     words: list[Word]
     after: str = ""
     inner: bool = False
+    text: list[Command] = field(default_factory=list)
+
+    @property
+    def program(self) -> list[Word]:
+        """The words from the program on, past assignments and words that start it, like exec or `timeout 23h`."""
+        at = 0
+        while at < len(self.words):
+            word = self.words[at]
+            if word.value == "timeout":
+                at += 1
+                while at < len(self.words) and self.words[at].value.startswith("-"):
+                    at += 2 if self.words[at].value in _TIMEOUT_WITH_VALUE else 1
+            elif word.assigned is None and word.value not in _BEFORE_A_PROGRAM:
+                break
+            at += 1
+        return self.words[at:]
 
     @property
     def name(self) -> str:
-        """The program's name without its folder, past assignments and words like exec; empty if there is none."""
-        wrappers = ("exec", "time", "!", "if", "then", "do", "while", "else", "{")
-        names = (word.value for word in self.words if word.assigned is None and word.value not in wrappers)
-        return next(names, "").rpartition("/")[2]
+        """The program's name without its folder; empty if there is none."""
+        return next((word.value for word in self.program), "").rpartition("/")[2]
 
     def has(self, *programs: str) -> bool:
         """Return True if a program is the command or started by it, such as torchrun by srun."""
@@ -104,6 +128,8 @@ class Lexer:
                 self.at = here.end()
             elif redirection := _REDIRECTION.match(self.text, self.at):
                 self.at = redirection.end()
+            elif _ARITHMETIC.match(self.text, self.at):
+                self._word(command)
             elif operator := _OPERATOR.match(self.text, self.at):
                 self.at = operator.end()
                 self._depth += {"(": 1, ")": -1}.get(operator[0], 0)
@@ -137,12 +163,10 @@ class Lexer:
                 break
             if char == "(" and _ASSIGNMENT.fullmatch(self.text, word.start, self.at):
                 self._array()
-            elif char == "'":
-                self._literal(word, 1, "'")
-            elif char == '"':
-                self._double(word)
+            elif arithmetic := _ARITHMETIC.match(self.text, self.at):
+                self._arithmetic(word, arithmetic)
             else:
-                self._piece(word)
+                self._piece(word, _QUOTES)
         if self.at == word.start:
             self.at += 1  # a bracket that closes nothing
         word.text = self.text[word.start : self.at]
@@ -160,48 +184,69 @@ class Lexer:
             start = word.start + len(word.text) - len(quoted) + 1
             inside = Lexer(self.text[: word.start + len(word.text) - 1], start, inner=True)
             self._nested += inside.commands
+            command.text = inside.commands if runs else command.text
 
-    def _piece(self, word: Word) -> None:
-        """Read one character, escape or expansion outside single quotes."""
+    def _piece(self, word: Word, quotes: str) -> None:
+        """Read one character, escape, expansion or quoted text; only the characters in `quotes` quote here."""
         rest = self.text[self.at : self.at + 2]
         if rest[0] == "\\":
             word.value += rest[1:] if rest != "\\\n" else ""
             self.at += 2
-        elif rest == "$'":
-            self._literal(word, 2, "'")
+        elif rest[0] == "'" and "'" in quotes:
+            self._literal(word)
+        elif rest == "$'" and "'" in quotes:
+            self._escaped_literal(word)
+        elif rest[0] == '"' and '"' in quotes:
+            self._double(word)
+        elif rest == "$(" and (arithmetic := _ARITHMETIC.match(self.text, self.at + 1)):
+            self._arithmetic(word, arithmetic)
         elif rest == "$(":
             self._substitution(word, 2, ")")
         elif rest[0] == "`":
             self._substitution(word, 1, "`")
         elif rest[0] == "$":
-            self._expansion(word)
+            self._expansion(word, quotes)
         else:
             word.value += rest[0]
             self.at += 1
 
-    def _literal(self, word: Word, opening: int, quote: str) -> None:
-        end = self._find(quote, self.at + opening)
-        word.value += self.text[self.at + opening : end]
+    def _literal(self, word: Word) -> None:
+        end = self._find("'", self.at + 1)
+        word.value += self.text[self.at + 1 : end]
         self.at = end + 1
+
+    def _escaped_literal(self, word: Word) -> None:
+        """Read `$'…'`, in which a backslash keeps a `'` from being the end."""
+        match = _ESCAPED_LITERAL.match(self.text, self.at)
+        if match:
+            word.value += match[0][2:].removesuffix("'")
+            self.at = match.end()
 
     def _double(self, word: Word) -> None:
         self.at += 1
         while self.at < len(self.text) and self.text[self.at] != '"':
-            self._piece(word)
+            self._piece(word, "")
         self.at += 1
 
-    def _expansion(self, word: Word) -> None:
+    def _expansion(self, word: Word, quotes: str) -> None:
         start = self.at
         braced = self.text.startswith("{", start + 1)
         name = _NAME.match(self.text, start + 1 + braced)
+        inside = Word(start)  # its value is not the command's: only its expansions are
         if braced:
-            self.at = self._find("}") + 1
-        else:
             self.at = name.end() if name else start + 2
+            while self.at < len(self.text) and self.text[self.at] != "}":
+                self._piece(inside, quotes or '"')  # "${name:-"it's"}" has quotes inside quotes
+            self.at += 1
+        elif name:
+            self.at = name.end()
+        else:
+            self.at += 2 if self.text[start + 1 : start + 2] in _SPECIAL else 1
         text = self.text[start : self.at]
         word.value += text
         if name:
             word.expansions.append(Expansion(name[0], text, start))
+        word.expansions += inside.expansions
 
     def _substitution(self, word: Word, opening: int, end: str) -> None:
         start = self.at
@@ -213,6 +258,15 @@ class Lexer:
         ]
         self.at = inside.at + 1
         word.value += self.text[start : self.at]
+
+    def _arithmetic(self, word: Word, found: re.Match[str]) -> None:
+        """Read `((…))`, in which `<<` shifts bits and `;` ends no command."""
+        start, inside = self.at, Word(self.at)
+        self.at = found.start() + len("((")
+        while self.at < found.end():
+            self._piece(inside, "")
+        word.value += self.text[start : self.at]
+        word.expansions += inside.expansions
 
     def _array(self) -> None:
         """Read `name=( … )`: its elements often become a command's words."""
@@ -230,7 +284,7 @@ class Lexer:
             if expanded:
                 word = Word(self.at, self.text[self.at : stop])
                 while self.at < stop:
-                    self._piece(word)
+                    self._piece(word, "")
                 command.words.append(word)
             self.at = match.end() if match else stop
         self._here.clear()

@@ -6,6 +6,7 @@ reader is not jobspec's.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,29 @@ from jobspec.problems import Place, Problem, SpecError
 from lint.lexer import Command, Word
 from lint.shell import Script
 
+_LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # those of YAML 1.1
 _SHELLS = ("sh", "bash", "ash", "dash", "zsh")
+
+
+# What Kubernetes takes for a number or a boolean: sigs.k8s.io/yaml, which is Go's yaml.v2.  It reads more of them than
+# YAML 1.1 (1e3, 0o7, y), but no times of day; a number in JSON is one of these, too.
+_NUMBER = r"""(?x)
+    [-+]? (?: 0[xX]_*[0-9a-fA-F][0-9a-fA-F_]* | 0[bB]_*[01][01_]* | 0[oO]_*[0-7][0-7_]*
+            | [0-9][0-9_]*(?:\.[0-9_]*)?(?:[eE][-+]?[0-9][0-9_]*)? | \.[0-9]+(?:[eE][-+]?[0-9]+)?
+            | \.(?:inf|Inf|INF) ) \Z
+    | \.(?:nan|NaN|NAN) \Z
+"""
+_SWITCH = r"(?:[yYnN]|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|true|True|TRUE|false|False|FALSE)\Z"
+
+
+class _Loader(yaml.SafeLoader):
+    """Loader that gives a plain value the tag that Kubernetes gives it."""
+
+
+_Loader.yaml_implicit_resolvers = {}  # none of YAML 1.1
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_NUMBER), list("-+.0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(_SWITCH), list("yYnNoOtTfF"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"<<\Z"), ["<"])
 
 
 @dataclass(frozen=True)
@@ -74,9 +97,8 @@ class Node:
 
     @property
     def is_number_or_switch(self) -> bool:
-        """True if Kubernetes reads the value as a number or a boolean: it reads YAML 1.1 except for times."""
-        kinds = ("int", "float", "bool")
-        return str(self.raw.tag).removeprefix("tag:yaml.org,2002:") in kinds and ":" not in self.text()
+        """True if Kubernetes reads the value as a number or a boolean."""
+        return str(self.raw.tag).removeprefix("tag:yaml.org,2002:") in ("int", "float", "bool")
 
     @property
     def place(self) -> Place:
@@ -106,9 +128,9 @@ class Node:
 
 def documents(text: str, file: str) -> list[Node]:
     """Return the documents of a YAML file.  Raises SpecError if it is not YAML."""
-    lines = (*text.split("\n"), "")  # the end of a file is a place too
+    lines = (*_LINE_BREAK.split(text), "")  # the end of a file is a place too
     try:
-        nodes = [node for node in yaml.compose_all(text, yaml.SafeLoader) if node is not None]
+        nodes = [node for node in yaml.compose_all(text, _Loader) if node is not None]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line, mark.column) if mark else (0, 0)

@@ -29,9 +29,17 @@ def roles(document: Node) -> list[tuple[str, Node]]:
 
 
 def containers(document: Node) -> Iterator[Node]:
-    """Yield the containers of all pods, in order."""
+    """Yield the containers of all pods, in order, without init containers: those prepare the training."""
     for template in templates(document):
         yield from template.elements("spec", "containers")
+
+
+def variables(document: Node) -> Iterator[Node]:
+    """Yield the entries of env: those of all containers, init containers included, and of a TrainJob's trainer."""
+    for template in templates(document):
+        for container in [*template.elements("spec", "initContainers"), *template.elements("spec", "containers")]:
+            yield from container.elements("env")
+    yield from document.elements("spec", "trainer", "env")
 
 
 def scripts_in(document: Node) -> Iterator[Script]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lint.lexer import TORCHRUN
 from lint.manifest import Node
 from lint.pods import containers, gpus, roles, starts
-from lint.rules import Fault, rule
+from lint.rules import Fault, number, rule
 from train.config import nearest
 
 # What the operator sets in every container; pkg/controller.v1/pytorch/envvar.go.
@@ -26,8 +26,7 @@ _SET_BY_OPERATOR = (
 
 def replicas(document: Node) -> int:
     """Return how many pods a PyTorchJob has."""
-    counts = [role.text("replicas") or "1" for _, role in roles(document)]
-    return sum(int(count) for count in counts if count.isdigit())
+    return sum(number(role.text("replicas") or "1") or 0 for _, role in roles(document))
 
 
 @rule("https://github.com/kubeflow/trainer/issues/1762")
@@ -43,6 +42,8 @@ def rank_is_that_of_the_node(document: Node) -> Iterator[Fault]:
     if document.text("kind") != "PyTorchJob":
         return
     for container in containers(document):
+        if container.text("name") != "pytorch":
+            continue  # a sidecar does not train
         several = document.text("spec", "nprocPerNode") not in ("", "1") or gpus(container) not in ("", "1")
         if several and starts(container, "python", "python3") and not starts(container, *TORCHRUN):
             entry = container.get("command") or container.get("args") or container
@@ -102,8 +103,9 @@ def failed_job_keeps_gpus(document: Node) -> Iterator[Fault]:
 @rule("https://github.com/kubeflow/trainer/issues/1825")
 def half_a_gang_may_start(document: Node) -> Iterator[Fault]:
     least = document.get("spec", "runPolicy", "schedulingPolicy", "minAvailable")
-    if least and least.text().isdigit() and int(least.text()) < replicas(document):
-        reason = f"{least.text()} of {replicas(document)} pods may start, and wait for the rest while they hold GPUs"
+    pods = number(least.text()) if least else None
+    if least and pods is not None and pods < replicas(document):
+        reason = f"{pods} of {replicas(document)} pods may start, and wait for the rest while they hold GPUs"
         yield Fault(least.place, reason, f"minAvailable: {replicas(document)}")
 
 

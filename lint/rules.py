@@ -5,6 +5,7 @@ A rule's name is its function's name with dashes.  Messages show it, and its exa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -43,6 +44,11 @@ def rule(link: str) -> Callable[[Callable[[Subject], Iterable[Fault]]], LintRule
         return LintRule(check.__name__.replace("_", "-"), link, check)
 
     return made
+
+
+def number(text: str) -> int | None:
+    """Return a whole number as written in a file; None for a variable, another text or more than 9 digits."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
 
 
 def rules_in(*modules: object) -> list[LintRule[Subject]]:

@@ -6,55 +6,16 @@ import re
 from collections.abc import Iterator
 
 from jobspec.problems import Place
-from lint.lexer import TORCHRUN, Command
+from lint.lexer import TORCHRUN
 from lint.rules import Fault, rule
 from lint.sbatch import Directive
 from lint.shell import Flag, Script
+from lint.steps import nodes, options, starts_training
 
 _OF_A_TASK = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
 _LOOKS = ("echo", "printf", "[", "[[", "test", "case")
-_PROGRAMS = (
-    "torchrun",
-    "python",
-    "python3",
-    "accelerate",
-    "bash",
-    "sh",
-    "apptainer",
-    "singularity",
-    "docker",
-    "podman",
-)
-_NTASKS, _PER_NODE = ("--ntasks", "-n"), ("--ntasks-per-node",)
 _HERE_ONLY = re.compile(r"localhost|127\.0\.0\.1")
-
-
-def starts_training(command: Command) -> bool:
-    """Return True if an srun starts the job and does not only inspect the nodes."""
-    words = [word.value for word in command.words]
-    scripts = any(value.endswith((".py", ".sh")) or value.startswith("--container-image") for value in words)
-    return command.name == "srun" and (scripts or command.has(*_PROGRAMS) or words[-1].startswith("$"))
-
-
-def nodes(script: Script) -> int:
-    """Return how many nodes the script requests; the maximum of a range."""
-    found = script.directive("nodes")
-    last = found.value.rpartition("-")[2] if found else ""
-    return int(last) if last.isdigit() else 1
-
-
-def tasks_per_node(script: Script, srun: Command) -> int:
-    """Return how many tasks an srun starts on each node; 1 if no number says it."""
-    own = {name: [flag.value for flag in script.flags(*name) if flag.command is srun] for name in (_NTASKS, _PER_NODE)}
-    if own[_PER_NODE]:
-        count = own[_PER_NODE][-1]
-    elif own[_NTASKS] or not (asked := script.directive("ntasks-per-node")):
-        total = script.directive("ntasks")
-        tasks = own[_NTASKS][-1] if own[_NTASKS] else total.value if total else ""
-        count = str(int(tasks) // nodes(script)) if tasks.isdigit() else ""
-    else:
-        count = asked.value
-    return int(count) if count.isdigit() else 1
+_HERE_BY_DEFAULT = re.compile(rf"\$\{{\w+:?[-=](?:{_HERE_ONLY.pattern})")
 
 
 @rule("https://github.com/huggingface/accelerate/issues/2816")
@@ -77,21 +38,25 @@ def expanded_by_the_batch_shell(script: Script) -> Iterator[Fault]:
 @rule("https://github.com/reframe-hpc/reframe/issues/2655")
 def srun_without_cpus(script: Script) -> Iterator[Fault]:
     asked = script.directive("cpus-per-task")
-    given = [*script.flags("--cpus-per-task"), *(flag for flag in script.flags("-c") if flag.value.isdigit())]
-    if asked is None or given or any(name == "SRUN_CPUS_PER_TASK" for name, _ in script.assignments()):
+    if asked is None or any(name == "SRUN_CPUS_PER_TASK" for name, _ in script.assignments()):
         return
     for command in filter(starts_training, script.commands):
-        reason = "since Slurm 22.05 srun does not inherit --cpus-per-task from sbatch: each task gets one core"
-        yield Fault(script.place(command.words[0]), reason, f"srun --cpus-per-task={asked.value} …")
+        # A step that overlaps others, such as a check of the nodes, runs beside the training and needs few cores.
+        if not options(script, command).keys() & {"cpus-per-task", "overlap"}:
+            reason = "since Slurm 22.05 srun does not inherit --cpus-per-task from sbatch: each task gets one core"
+            yield Fault(script.place(command.program[0]), reason, f"srun --cpus-per-task={asked.value} …")
 
 
 @rule("https://github.com/meta-pytorch/torchx/issues/479")
 def srun_goes_on_without_a_node(script: Script) -> Iterator[Fault]:
-    if nodes(script) == 1 or any(script.flags("--kill-on-bad-exit", "-K")):
+    if any(name == "SLURM_KILL_BAD_EXIT" for name, _ in script.assignments()):
         return
     for command in filter(starts_training, script.commands):
-        reason = "when one node fails, the others wait for it until the time limit"
-        yield Fault(script.place(command.words[0]), reason, "srun --kill-on-bad-exit=1 --wait=60 …")
+        own = options(script, command)
+        is_alone = nodes(script, command) == 1 or own.get("ntasks") == "1"
+        if not is_alone and "kill-on-bad-exit" not in own:
+            reason = "when one node fails, the others wait for it until the time limit"
+            yield Fault(script.place(command.program[0]), reason, "srun --kill-on-bad-exit=1 --wait=60 …")
 
 
 @rule("https://github.com/rwth-i6/sisyphus/issues/201")
@@ -205,7 +170,7 @@ def falls_back_to_localhost(script: Script) -> Iterator[Fault]:
             yield Fault(script.place(words[0]), reason, fix)
         for word in command.words:
             for found in word.expansions:
-                if "SLURM_" in script.text and re.search(rf":?[-=](?:{_HERE_ONLY.pattern})", found.text):
+                if "SLURM_" in script.text and _HERE_BY_DEFAULT.match(found.text):
                     yield Fault(script.locate(found.start, len(found.text)), reason, fix)
 
 

@@ -6,13 +6,20 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from jobspec.problems import Place
 from lint.lexer import Command, Lexer, Word
 from lint.sbatch import Directive, directives
 
-_FUNCTION = re.compile(r"^(?:function +)?(\w+) *\(\) *\{.*?^\}", re.MULTILINE | re.DOTALL)
-_HANDED_OVER = re.compile(r"\b(?:export|declare) -f (\w+)")
+# A function ends on its first line, or at a brace that is indented as its beginning is.
+_FUNCTION = re.compile(
+    r"""(?mx)
+    ^([ \t]*) (?: function[ \t]+(\w+)[ \t]*(?:\([ \t]*\))? | (\w+)[ \t]*\([ \t]*\) )
+    (?:\s|\#.*)* \{ (?: .*[;&][ \t]*\}[ \t]*(?:\#.*)?$ | (?s:.*?) ^\1\} )
+    """
+)
+_HANDED_OVER = re.compile(r"\b(?:export|declare|typeset) -f((?:[ \t]+\w+)+)")
 
 
 @dataclass(frozen=True)
@@ -93,12 +100,20 @@ class Script:
                 if word.assigned is not None:
                     yield word.assigned, word
 
+    @cached_property
+    def variables(self) -> dict[str, list[str]]:
+        """The texts that the script assigns to each variable, as written."""
+        found: dict[str, list[str]] = {}
+        for name, word in self.assignments():
+            found.setdefault(name, []).append(word.text.partition("=")[2])
+        return found
+
 
 def _mark_functions_of_other_shells(text: str, commands: list[Command]) -> None:
     """Set `inner` for the commands of each function that `export -f` or `declare -f` hands to another shell."""
-    handed_over = set(_HANDED_OVER.findall(text))
+    handed_over = {name for names in _HANDED_OVER.findall(text) for name in names.split()}
     for function in _FUNCTION.finditer(text):
-        if function[1] in handed_over:
+        if {function[2], function[3]} & handed_over:
             for command in commands:
                 if command.words and function.start() < command.words[0].start < function.end():
                     command.inner = True

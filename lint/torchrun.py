@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lint.lexer import TORCHRUN, Command
-from lint.rules import Fault, rule
-from lint.scripts import nodes, starts_training, tasks_per_node
+from lint.rules import Fault, number, rule
 from lint.shell import Flag, Script
+from lint.steps import nodes, starts_training, tasks_per_node
 
 _THIS_HOST = ("localhost", "127.0.0.1")
 
@@ -25,7 +25,7 @@ def torchrun_flags(script: Script, option: str) -> list[Flag]:
 def several_nodes(script: Script) -> bool:
     """Return True if the options give torchrun more than one node."""
     counts = [flag.value.rpartition(":")[2] for flag in torchrun_flags(script, "nnodes")]
-    numbers = [int(count) for count in counts if count.isdigit()]
+    numbers = [each for each in map(number, counts) if each is not None]
     return not any(script.flags("--standalone")) and (max(numbers) if numbers else nodes(script)) > 1
 
 

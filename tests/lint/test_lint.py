@@ -188,6 +188,32 @@ def test_job_spec_is_told_where_it_is_checked() -> None:
     assert problem.hint.startswith("check a job spec with `render.py TARGET ")
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.sh", "#SBATCH -N 0 -n 4\nsrun torchrun --nproc-per-node=2 t.py"),
+        ("a.sh", "#SBATCH -N 1-0 -n 4\nsrun torchrun --nproc-per-node=2 t.py"),
+        ("a.sh", "#SBATCH --nodes=0-0 -n 4\nsrun -N 0 torchrun --nproc-per-node=2 t.py"),
+        ("a.sh", "#SBATCH -N 2 --ntasks-per-node=²\nsrun -n ² torchrun --nproc-per-node=² --nnodes=² t.py"),
+        ("a.sh", f"#SBATCH -N {'9' * 5000}\nsrun -n {'9' * 5000} torchrun --nproc-per-node=2 t.py"),
+        ("a.sh", "$(" * 5000),
+        ("a.sh", "${a:-" * 5000),
+        ("a.sh", "a=(" * 5000),
+        ("a.yaml", "kind: Job\x85\u2028\u2029\r\nspec: {template: {spec: {containers: [{env: [{value: 1}]}]}}}"),
+        (
+            "a.yaml",
+            "kind: PyTorchJob\nspec: {nprocPerNode: ², runPolicy: {schedulingPolicy: {minAvailable: ²}}, "
+            "pytorchReplicaSpecs: {Master: {replicas: ², template: {spec: {containers: "
+            "[{resources: {limits: {nvidia.com/gpu: ²}}}]}}}}}",
+        ),
+    ],
+)
+def test_hostile_file_does_not_end_the_lint_of_its_folder(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(f"#!/bin/bash\n{content}\n")
+    (tmp_path / "job.sh").write_text(FAULT)
+    assert str(tmp_path / "job.sh") in [problem.place.name for problem in lint([str(tmp_path)])]
+
+
 @given(st.data())
 def test_any_change_of_an_example_is_linted_without_a_traceback(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

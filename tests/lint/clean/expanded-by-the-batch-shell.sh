@@ -15,5 +15,11 @@ task() {
 }
 export -f task
 srun --kill-on-bad-exit=1 bash -c 'export -fn task; task'
+function launch {
+  export PET_NODE_RANK=$SLURM_NODEID
+  exec torchrun --nproc-per-node=4 train.py
+}
+export -f launch
+srun --kill-on-bad-exit=1 bash -c launch
 look() { echo "$SLURM_PROCID"; }
 srun --kill-on-bad-exit=1 bash -c "$(declare -f look); look"

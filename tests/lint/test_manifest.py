@@ -1,0 +1,41 @@
+"""lint reads the values of a manifest as Kubernetes does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from lint.manifest import documents
+
+NUMBERS = """
+    1e-3 1e3 6e-4 -1e-3 1e+3 1E5 1.e3 .5e3 1_e3 0o7 0O7 -0o7 0x1F 0X1F 0b11 0B11 -0b11 010 08 0777 1_000 1.5_0 .5 5. -.5
+    +1 -0 1.0
+"""
+SWITCHES = "y Y n N yes Yes YES no on On off OFF true TRUE False"
+TEXTS = """
+    1:30 12:30:00 1:30.5 2024-01-01 1.2.3 1,000 0o8 0b2 0x 1e _1 . -. e3 .e3 .5_ inf nan tRue yES oN '1' "y" "1e-3"
+"""
+
+
+def config_map(values: str) -> str:
+    lines = "".join(f"\n  a{number}: {value}" for number, value in enumerate(values.split()))
+    return f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: a}}\ndata:{lines}\n"
+
+
+@pytest.mark.parametrize(("values", "expected"), [(NUMBERS, True), (SWITCHES, True), (TEXTS, False)])
+def test_numbers_and_switches_are_those_of_kubernetes(values: str, expected: bool) -> None:
+    (document,) = documents(config_map(values), "a.yaml")
+    data = document.get("data")
+    assert data
+    assert [value.text() for _, value in data.items() if value.is_number_or_switch != expected] == []
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="compares with kubectl")
+@pytest.mark.parametrize(("values", "kinds"), [(NUMBERS, {int, float}), (SWITCHES, {bool}), (TEXTS, {str})])
+def test_kubectl_agrees(values: str, kinds: set[type]) -> None:
+    words = ["kubectl", "annotate", "--local", "--filename=-", "a=b", "--output=json"]
+    run = subprocess.run(words, input=config_map(values), capture_output=True, text=True, check=True)
+    assert set(map(type, json.loads(run.stdout)["data"].values())) == kinds
