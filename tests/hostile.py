@@ -17,7 +17,7 @@ from tests import workers
 
 Spec = dict[str, Any]
 
-JOBS = max(500, settings().max_examples)
+JOBS = max(300, settings().max_examples)
 """How many are tried: more with --hypothesis-profile=fuzz."""
 
 CANARY = "pwned"

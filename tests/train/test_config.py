@@ -62,7 +62,9 @@ def values(key: str) -> st.SearchStrategy[Any]:
             allow_infinity=False,
         )
     else:
-        found = TEXT
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        refused: Any = extra.get("not", {"enum": []})
+        found = TEXT.filter(lambda text: text.lower() not in refused["enum"])
     return found | st.none() if field.default is None else found
 
 

@@ -218,6 +218,7 @@ def _from_two_threads(world: World) -> int:
     return wrong
 
 
+@pytest.mark.slow
 def test_gradients_may_arrive_from_the_threads_of_several_devices() -> None:
     assert run_ranks(2, _from_two_threads) == [0, 0]
 
