@@ -210,7 +210,9 @@ class Job(Section):
         None,
         description="folder in which setup and the processes start; default: the image's, or where you submit",
     )
-    train: TrainConfig | None = Field(None, description="settings of python -m train; either this or command")
+    train: TrainConfig | None = Field(
+        None, description="settings of python -m train; a spec has either train or command"
+    )
     command: list[Lines] | None = Field(
         None,
         min_length=1,

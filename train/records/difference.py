@@ -58,8 +58,8 @@ def _losses(first: RunRecords, second: RunRecords) -> list[str]:
     place = f"step {step} (epoch {first.steps[step]['epoch']})"
     before = f"losses are the same numbers up to step {step - 1} and" if step > min(common) else "losses"
     lines.append(
-        f"{before} first differ at {place}: {one:.6g} and {two:.6g}, {_relative(one, two):.2g} of the larger one "
-        "between them"
+        f"{before} first differ at {place}: {one:.6g} and {two:.6g}; the difference is "
+        f"{_relative(one, two):.2g} of the larger one"
     )
     for limit in _APART:
         beyond = [step for step, one, two in apart if _relative(one, two) > limit]

@@ -14,7 +14,10 @@ from collections.abc import Callable
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""Signals that ask for an end: Slurm sends the one that the job chose, a terminal SIGINT, all others SIGTERM."""
+"""Signals that ask for an end.
+
+Slurm sends the one that the job chose, a terminal sends SIGINT, and everyone else sends SIGTERM.
+"""
 
 EXIT_STOPPED = 128 + signal.SIGTERM
 """Exit code of a run that was stopped, whichever the signal: as if SIGTERM had ended the program.
