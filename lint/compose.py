@@ -17,6 +17,9 @@ from lint.torchrun import c10d, several_nodes, torchrun_flags
 # What compose replaces, in text without braces, too; two dollars are one in the container.
 _VARIABLE = re.compile(r"(?<!\$)(?:\$\$)*\$[A-Za-z_{]")
 
+# The options that say where the nodes of a job meet.
+_MEETS = ("master-addr", "master-port", "rdzv-endpoint")
+
 
 def services(document: Node) -> list[Node]:
     """Return every service of the file."""
@@ -26,7 +29,7 @@ def services(document: Node) -> list[Node]:
 
 def scripts_in(document: Node) -> Iterator[Script]:
     """Yield what the services start."""
-    return filter(None, map(_script, services(document)))
+    return filter(None, (_script(document, service) for service in services(document)))
 
 
 def environment(service: Node) -> Iterator[tuple[str, str, Node]]:
@@ -39,20 +42,28 @@ def environment(service: Node) -> Iterator[tuple[str, str, Node]]:
         yield name, text, entry
 
 
-def _script(service: Node) -> Script | None:
+def _script(document: Node, service: Node) -> Script | None:
     """Return what a service starts, after its variables; without secrets, for which there is a rule of its own here."""
     variables = [(name, value, node) for name, value, node in environment(service) if not names_secret(name)]
     script = script_of(service.get("entrypoint"), service.get("command"))
     if script is None:
         return None
     script = script.after([(f"{name}={value}", node.place) for name, value, node in variables])
-    return replace(script, one_network=service.text("network_mode") == "host")
+    return replace(script, one_network=_shares_its_network(document, service))
+
+
+def _shares_its_network(document: Node, service: Node) -> bool:
+    """Return True if localhost in the service is the same machine as in others."""
+    of_another = f"service:{service.key.value}"
+    return any(other.text("network_mode") == of_another for other in services(document)) or service.text(
+        "network_mode"
+    ).startswith(("host", "service:", "container:"))
 
 
 @rule("https://github.com/pytorch/pytorch/issues/108861")
 def shared_memory_of_a_service_is_small(document: Node) -> Iterator[Fault]:
     for service in services(document):
-        script = _script(service)
+        script = _script(document, service)
         trains = script is not None and any(command.has(*TORCHRUN) for command in script.commands)
         if trains and not service.get("shm_size") and service.text("ipc") not in ("host", "shareable"):
             reason = "/dev/shm of a container has 64 MiB: DataLoader workers and NCCL die of it"
@@ -63,12 +74,13 @@ def shared_memory_of_a_service_is_small(document: Node) -> Iterator[Fault]:
 def services_have_the_same_node_rank(document: Node) -> Iterator[Fault]:
     first: dict[tuple[str, ...], str] = {}
     for service in services(document):
-        script, name = _script(service), str(service.key.value)
+        script, name = _script(document, service), str(service.key.value)
         if script is None or not several_nodes(script) or c10d(script):
             continue
-        meets = [flag.value for option in ("master-addr", "rdzv-endpoint") for flag in torchrun_flags(script, option)]
+        profiles = [profile.text() for profile in service.elements("profiles")]  # they start together, others may not
+        meets = [flag.value for option in _MEETS for flag in torchrun_flags(script, option)]
         for flag in torchrun_flags(script, "node-rank"):
-            other = first.setdefault((*meets, flag.value), name)
+            other = first.setdefault((*profiles, *meets, flag.value), name)
             if flag.value.isdigit() and other != name:
                 reason = f"{other} has node rank {flag.value} already, so one node of the job never comes"
                 yield Fault(flag.place, reason, "number the services from 0: --node-rank=0, --node-rank=1, ...")

@@ -65,7 +65,7 @@ class Node:
 
     def items(self) -> Iterator[tuple[str, Node]]:
         """Yield keys and values of a mapping, with those of its merge keys (`<<`); nothing for any other value."""
-        for key, value in _pairs(self.raw, frozenset()).values():
+        for key, value in _pairs(self.raw, set()).values():
             yield str(key.value), Node(value, key, self.file, self.lines)
 
     def elements(self, *path: str) -> list[Node]:
@@ -162,16 +162,17 @@ def script_of(entrypoint: Node | None, arguments: Node | None) -> Script | None:
     return Script("", locate, [command])
 
 
-def _pairs(raw: yaml.Node, parents: frozenset[int]) -> dict[str, tuple[yaml.ScalarNode, yaml.Node]]:
+def _pairs(raw: yaml.Node, seen: set[int]) -> dict[str, tuple[yaml.ScalarNode, yaml.Node]]:
     """Return the keys and values of a mapping by name.  Its own win over merged ones, and earlier merged ones win."""
-    if not isinstance(raw, yaml.MappingNode) or id(raw) in parents:  # an alias may lead back to a parent
+    if not isinstance(raw, yaml.MappingNode) or id(raw) in seen:  # an alias may lead back to a parent
         return {}
+    seen.add(id(raw))
     own: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
     merged: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
     for key, value in raw.value:
         if isinstance(key, yaml.ScalarNode) and key.tag == "tag:yaml.org,2002:merge":
             for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                merged = _pairs(source, parents | {id(raw)}) | merged
+                merged = _pairs(source, seen) | merged
         elif isinstance(key, yaml.ScalarNode):
             own[str(key.value)] = (key, value)
     return merged | own

@@ -16,7 +16,7 @@ from lint.sbatch import Directive, directives
 _FUNCTION = re.compile(
     r"""(?mx)
     ^([ \t]*) (?: function[ \t]+(\w+)[ \t]*(?:\([ \t]*\))? | (\w+)[ \t]*\([ \t]*\) )
-    (?:\s|\#.*)* \{ (?: .*[;&][ \t]*\}[ \t]*(?:\#.*)?$ | (?s:.*?) ^\1\} )
+    (?:\s|\#.*$)* (?P<body>\{) (?: .*[;&][ \t]*\}[ \t]*(?:\#.*)?$ | (?s:.*?) ^\1\} )
     """
 )
 _HANDED_OVER = re.compile(r"\b(?:export|declare|typeset) -f((?:[ \t]+\w+)+)")
@@ -115,5 +115,5 @@ def _mark_functions_of_other_shells(text: str, commands: list[Command]) -> None:
     for function in _FUNCTION.finditer(text):
         if {function[2], function[3]} & handed_over:
             for command in commands:
-                if command.words and function.start() < command.words[0].start < function.end():
+                if command.words and function.start("body") <= command.words[0].start < function.end():
                     command.inner = True

@@ -27,8 +27,8 @@ _PROGRAMS = (
 
 # A text of these alone looks at the nodes, or prepares them.
 _NAMES_OF_TOOLS = """
-    [ [[ cat cd cp date df done echo export fi for free grep head hostname ls mkdir nvidia-smi printenv printf pwd rm
-    rsync set sleep sort tail tar test touch true ulimit uname unzip
+    [ [[ awk cat cd cp cut date df done echo export fi for free grep head hostname ip ls lscpu mkdir nvidia-smi printenv
+    printf pwd rm rsync sed set sleep sort tail tar tee test touch tr true ulimit uname uniq unzip wc
 """
 _TOOLS = frozenset(_NAMES_OF_TOOLS.split())
 
@@ -80,7 +80,7 @@ def _values(script: Script, values: Sequence[str], replaced: set[str]) -> Iterat
     for value in values:
         variable = _VARIABLE.fullmatch(value)
         name = variable[1] if variable else ""
-        texts = script.variables.get(name, [])
+        texts = [text for text in script.variables.get(name, []) if text.strip("\"'() ")]  # it often starts empty
         if texts and name not in replaced and all(map(_OPTIONS_FIRST.match, texts)):
             replaced.add(name)
             yield from _values(script, re.findall(r"[^\s\"'()\\]+", " ".join(texts)), replaced)

@@ -90,7 +90,7 @@ def tasks_start_all_processes_each(script: Script) -> Iterator[Fault]:
 def _step_of(script: Script, command: Command) -> Command | None:
     """Return the srun whose tasks run a command or see its variable; None for what the batch script runs once."""
     outer = [other for other in script.commands[: script.commands.index(command) + 1] if not other.inner]
-    if starts_training(outer[-1]):
+    if outer and starts_training(outer[-1]):
         return outer[-1]
     in_variable = command.inner or command.name in ("", "export")
     return next(filter(starts_training, script.commands), None) if in_variable else None

@@ -129,17 +129,19 @@ def patch_keeps_the_plumbing(job: Job) -> Iterator[Finding]:
 
 def _variables_are_text(container: Mapping[str, Any], at: Path) -> Iterator[Finding]:
     """Reject numbers and switches as values of variables, as Kubernetes does."""
+    if not isinstance(container.get("env", []), list):
+        yield Finding((*at, "env"), "kubernetes.pod: env must be a list", on_key=True)
     for number, variable in enumerate(_list(container, "env")):
         value = variable.get("value") if isinstance(variable, dict) else None
         if value is not None and not isinstance(value, str):
-            message = f"kubernetes.pod: value of the variable {variable.get('name')} must be text"
+            message = "kubernetes.pod: the value of a variable must be text"
             yield Finding((*at, "env", number, "value"), message, "put it in quotes")
 
 
 def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Finding]:
     """Check the patch of the container in which the processes run."""
     for key, value in container.items():
-        if key in ("env", "volumeMounts") and not isinstance(value, list):
+        if key == "volumeMounts" and not isinstance(value, list):
             yield Finding((*at, key), f"kubernetes.pod: {key} must be a list", on_key=True)
         if key in _DECIDED_IN_NODE:
             message = f"kubernetes.pod: {key} of the container {NODE} is set from {_DECIDED_IN_NODE[key]}"

@@ -140,14 +140,13 @@ def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
 def each_process_sees_its_gpus(job: Job) -> Iterator[Finding]:
     for section, options in (("options", job.slurm.options), ("srun_options", job.slurm.srun_options)):
         gres, bind = str(options.get("gres", "")), str(options.get("gpu-bind", ""))
-        if re.match(r"(.*,)?(gres:|gres/)?gpu\b", gres):
+        if re.match(r"(.*,)?(gres:|gres/)?gpu(?=[:=,]|$)", gres):
             message = f"slurm.{section}: GPUs follow from procs_per_node"
             hint = "for one type of GPU, set the key gpu: h100"
             yield Finding(("slurm", section, "gres"), message, hint, on_key=True)
         several = job.slurm.launcher == "torchrun" and job.procs_per_node > 1
-        if several and re.match(r"(verbose,)?(single|map_gpu)", bind):
+        if several and re.match(r"(?i)(verbose,)?(single|map_gpu|per_task:1\b)", bind):
             message = (
                 f"slurm.{section}: gpu-bind {bind} would leave one GPU for the {job.procs_per_node} processes of a task"
             )
-            hint = "leave it out; or slurm.launcher: srun, which starts one task per process"
-            yield Finding(("slurm", section, "gpu-bind"), message, hint, on_key=True)
+            yield Finding(("slurm", section, "gpu-bind"), message, "leave it out", on_key=True)

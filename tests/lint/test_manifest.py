@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from lint import lint
 from lint.manifest import documents
 
 NUMBERS = """
@@ -39,3 +41,10 @@ def test_kubectl_agrees(values: str, kinds: set[type]) -> None:
     words = ["kubectl", "annotate", "--local", "--filename=-", "a=b", "--output=json"]
     run = subprocess.run(words, input=config_map(values), capture_output=True, text=True, check=True)
     assert set(map(type, json.loads(run.stdout)["data"].values())) == kinds
+
+
+def test_aliases_that_double_at_each_level_take_no_time(tmp_path: Path) -> None:
+    levels = "".join(f"x{n + 1}: &x{n + 1}\n  <<: [*x{n}, *x{n}]\n" for n in range(40))
+    file = tmp_path / "compose.yaml"
+    file.write_text(f"x0: &x0\n  image: a\n{levels}services:\n  node:\n    <<: *x40\n")
+    assert lint([str(file)]) == []

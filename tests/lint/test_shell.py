@@ -23,6 +23,7 @@ def lines(folder: Path, text: str) -> list[int]:
         f"launch() {{\n  {BODY}\n}}\n",
         f"launch ( )\n{{\n  {BODY}\n}}\n",
         f"launch()  # in a task\n{{\n  {BODY}\n}}\n",
+        f"launch()\n{'#' * 80}\n# starts it\n{'#' * 80}\n{{\n  {BODY}\n}}\n",
         f"function launch {{\n  {BODY}\n}}\n",
         f"function launch() {{\n  {BODY}\n}}\n",
         f"function launch\n{{\n  if true; then {{ :; }}\n  fi\n  {BODY}\n}}\n",
@@ -40,3 +41,12 @@ def test_function_of_another_shell_is_expanded_there(tmp_path: Path, function: s
 
 def test_function_of_the_batch_shell_is_expanded_there(tmp_path: Path) -> None:
     assert lines(tmp_path, f"function launch {{\n  {BODY}\n}}\nlaunch\n") == [4]
+
+
+def test_a_banner_of_signs_below_a_function_without_an_end_takes_no_time(tmp_path: Path) -> None:
+    assert lines(tmp_path, f"python - <<E\ndef main()\n{'#' * 200}\nE\nusage()\n{'#' * 200}\n{{\n  true\n  }}\n") == []
+
+
+def test_an_indented_function_that_is_the_first_command_is_read(tmp_path: Path) -> None:
+    run = "  run() {\n    torchrun --nnodes=2 --nproc-per-node=8 train.py\n  }\n"
+    assert lines(tmp_path, f"{run}  export -f run\n  srun --kill-on-bad-exit=1 bash -c run\n") == []

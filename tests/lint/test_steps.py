@@ -34,6 +34,8 @@ def rules(folder: Path, text: str) -> list[str]:
         ("args=(-K\n  --cpus-per-task 8)\nsrun ${args[@]} python train.py", []),
         ("base='-c 8'\nargs=\"$base -K\"\nsrun $args python train.py", []),
         ("args='-K'\nsrun $args python train.py", [CPUS]),
+        ("args=''\nargs=\"$args -K -c 8\"\nsrun $args python train.py", []),
+        ("srun bash -c 'nvidia-smi -L | wc -l | tee smi.log'", []),
         ("srun -c 8 python train.py -K", [GOES_ON]),
         ("srun -l bash -c 'python train.py'", [CPUS, GOES_ON]),
         ("srun -K -c 1 hostname\nsrun python train.py", [CPUS, GOES_ON]),
