@@ -142,6 +142,13 @@ def test_scratch_ends_with_each_start_and_not_before_the_containers_have_saved(
             machine.run("bash", "-c", f"compgen -G {pattern} || true") for machine in cluster.machines.values()
         )
 
+    @request.addfinalizer
+    def remove_what_stays_after_scancel() -> None:  # docs/slurm.md
+        cluster.command("scancel", job)
+        cluster.wait_for_end(job)
+        for machine in cluster.machines.values():
+            machine.run("bash", "-c", f"rm -rf {image.scratch.format(job=job)}")
+
     if how == "fail":
         assert cluster.wait_for_end(job).state == "FAILED", cluster.logs()
         assert "found []" in said(), cluster.logs()
@@ -158,11 +165,6 @@ def test_scratch_ends_with_each_start_and_not_before_the_containers_have_saved(
     assert said().count("at the end ['one']") == 4, cluster.logs()
     if how == "preempted" or runtime == "pyxis":
         cluster.wait_for("no folder left", lambda: not folders())
-    cluster.command("scancel", job)
-    cluster.wait_for_end(job)
-    if runtime != "pyxis":  # what stays after scancel (docs/slurm.md)
-        for machine in cluster.machines.values():
-            machine.run("bash", "-c", f"rm -rf {image.scratch.format(job=job)}")
 
 
 def test_a_training_in_containers_saves_at_each_signal_and_resumes_at_the_same_step(
