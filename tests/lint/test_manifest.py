@@ -35,7 +35,9 @@ def test_numbers_and_switches_are_those_of_kubernetes(values: str, expected: boo
     assert [value.text() for _, value in data.items() if value.is_number_or_switch != expected] == []
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="compares with kubectl")
+@pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="kubectl is not installed (one file: kubernetes.io/docs/tasks/tools)"
+)
 @pytest.mark.parametrize(("values", "kinds"), [(NUMBERS, {int, float}), (SWITCHES, {bool}), (TEXTS, {str})])
 def test_kubectl_agrees(values: str, kinds: set[type]) -> None:
     words = ["kubectl", "annotate", "--local", "--filename=-", "a=b", "--output=json"]
