@@ -124,11 +124,11 @@ def patch_keeps_the_plumbing(job: Job) -> Iterator[Finding]:
             elif kind == "containers" and element["name"] == NODE:
                 yield from _node_keeps(job, element, here)
             if kind in ("containers", "initContainers") and isinstance(element, dict):
-                yield from _variables_are_text(element, here)
+                yield from _variables_are_valid(element, here)
 
 
-def _variables_are_text(container: Mapping[str, Any], at: Path) -> Iterator[Finding]:
-    """Reject numbers and switches as values of variables, as Kubernetes does."""
+def _variables_are_valid(container: Mapping[str, Any], at: Path) -> Iterator[Finding]:
+    """Reject what Kubernetes would: variables that are no list, and numbers and switches as values."""
     if not isinstance(container.get("env", []), list):
         yield Finding((*at, "env"), "kubernetes.pod: env must be a list", on_key=True)
     for number, variable in enumerate(_list(container, "env")):

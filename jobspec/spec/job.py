@@ -102,7 +102,7 @@ class Mount(Section):
     )
     claim: DnsName | None = Field(None, description="PersistentVolumeClaim (Kubernetes) or volume (compose)")
     scratch: Size | None = Field(
-        None, description="empty space on the node's own disk, deleted when the pod or container ends"
+        None, description="empty space on the node's own disk; its content is lost when the pod or container ends"
     )
     config_map: DnsName | None = Field(None, description="ConfigMap whose keys become files (Kubernetes)")
     secret: DnsName | None = Field(None, description="Secret whose keys become files (Kubernetes)")
