@@ -63,7 +63,7 @@ def test_survivors_of_rank_0_say_that_the_store_is_gone_and_accuse_nobody(way: s
         what, who = _message(rank)
         assert "were not averaged: " in what or what.startswith("a message between the processes failed: ")
         assert who.startswith("cannot tell which ranks are missing, because the store at 127.0.0.1:")
-        assert "in rank 0 or in the torchrun of its node" in who
+        assert "Rank 0 or the torchrun of its node serves the store" in who
 
 
 @pytest.mark.parametrize("way", WAYS)
