@@ -115,14 +115,18 @@ class _Normalize(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise UserError(
                 "SyncBatchNorm has no second derivatives, which backward(create_graph=True) and "
-                "autograd.grad(create_graph=True) ask for: leave that out, or keep BatchNorm (--no-sync-batchnorm)"
+                "autograd.grad(create_graph=True) ask for: drop create_graph, or keep BatchNorm (--no-sync-batchnorm)"
             )
         input, weight, mean, variance, count = ctx.saved_tensors
         channels, precise = input.size(1), mean.dtype
+        inverse_std = (variance.double() + ctx.eps).rsqrt()
         if input.numel():
             # With given statistics the native kernel yields dy·γ/σ, Σ dy·x̂ and Σ dy: all that needs no other rank.
+            # For channels-last inputs CUDA takes them from the second pair, the CPU always from the first
+            # (batch_norm_backward_cuda in aten/src/ATen/native/cuda/Normalization.cu).
+            statistics = mean, variance, mean, inverse_std.to(precise)
             grad_input, sum_grad_normed, sum_grad = torch.ops.aten.native_batch_norm_backward(
-                grads[0], input, _to(precise, weight), mean, variance, None, None, False, ctx.eps, [True, True, True]
+                grads[0], input, _to(precise, weight), *statistics, False, ctx.eps, [True, True, True]
             )
         else:
             grad_input = torch.empty_like(input)
@@ -131,7 +135,6 @@ class _Normalize(torch.autograd.Function):
         dist.all_reduce(sums, group=ctx.group)
         mean_grad, mean_grad_normed = (sums / count.clamp(min=1)).double().view(2, channels)
         # The statistics depend on x too: dx = γ/σ·(dy − mean(dy) − x̂·mean(dy·x̂)), the last two as one line a·x + b.
-        inverse_std = (variance.double() + ctx.eps).rsqrt()
         gain = inverse_std if weight is None else inverse_std * weight.double()
         slope = gain * inverse_std * mean_grad_normed
         offset = gain * mean_grad - slope * mean.double()

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ranks import run_ranks
 from train.collectives.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, has_sync_batchnorm
@@ -219,6 +220,35 @@ def test_second_derivatives_are_refused_rather_than_wrong() -> None:
     for _, message in beside_training():
         assert message.startswith("SyncBatchNorm has no second derivatives")
         assert "create_graph=True" in message and "--no-sync-batchnorm" in message
+
+
+class _Backward(TorchDispatchMode):
+    """Notes the arguments of the native kernel of the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.arguments: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.native_batch_norm_backward.default:
+            self.arguments.append(args)
+        return func(*args, **(kwargs or {}))
+
+
+def _statistics_of_backward(world: World) -> list[tuple[Tensor, ...]]:
+    norm = convert_sync_batchnorm(nn.BatchNorm1d(3), None)
+    output = norm(torch.randn(4, 3))
+    with _Backward() as backward:
+        output.square().sum().backward()
+    [(_, _, _, *statistics, _, _, _)] = backward.arguments
+    return [tuple(statistics)]
+
+
+def test_the_kernel_of_backward_gets_both_pairs_of_statistics_as_cuda_wants_them() -> None:
+    """CUDA's kernel for inputs (N, C) and channels-last ones reads the second pair, and aborts without it."""
+    [(mean, variance, saved_mean, saved_inverse_std)] = run_ranks(2, _statistics_of_backward)[0]
+    assert torch.equal(saved_mean, mean)
+    assert torch.allclose(saved_inverse_std, (variance + 1e-5).rsqrt())
 
 
 def test_conversion_keeps_names_parameters_and_buffers() -> None:
