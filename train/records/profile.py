@@ -92,7 +92,8 @@ def summarize(recorded: profile) -> Summary:
     Of a collective through shared memory (train/cpu), only the waiting shows.
     """
     events = list(recorded.events() or [])
-    kernels = [event for event in events if event.device_type == DeviceType.CUDA]
+    # The ranges of record_function appear among the kernels, too, and would count as computing.
+    kernels = [event for event in events if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
     on_host = [event for event in events if event.device_type == DeviceType.CPU]
     waits = _intervals(event for event in on_host if event.name == range_name("communication"))
     if kernels:

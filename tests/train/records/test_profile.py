@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import profile
 
 from tests.ranks import train_on_ranks
 from train.errors import UserError
 from train.flags import from_argv
-from train.records.profile import Summary, _length, _union, _without, in_words
+from train.records.profile import Summary, _length, _union, _without, in_words, summarize
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -50,6 +55,22 @@ def test_the_summary_has_milliseconds_a_step_and_shares() -> None:
     ]
 
 
+def _event(name: str, start_us: int, end_us: int, **kind: Any) -> FunctionEvent:
+    return FunctionEvent(id=0, name=name, thread=0, start_us=start_us, end_us=end_us, **kind)
+
+
+def test_the_range_in_which_a_host_waits_for_nccl_is_no_computing_of_the_gpu() -> None:
+    """The profiler repeats each record_function of the host among the kernels."""
+    gpu: dict[str, Any] = {"device_type": DeviceType.CUDA}
+    events = [
+        _event("wait for communication", 0, 10, device_type=DeviceType.CPU),
+        _event("wait for communication", 0, 10, is_user_annotation=True, **gpu),
+        _event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 2, 8, **gpu),
+    ]
+    summary = summarize(cast(profile, SimpleNamespace(events=lambda: events, key_averages=list)))
+    assert summary.exposed == pytest.approx(6e-6) and summary.hidden == 0
+
+
 def test_times_that_overlap_count_once_and_those_removed_do_not_count() -> None:
     busy = _union([(5, 7), (0, 2), (1, 3), (3, 4)])
     assert busy == [(0, 4), (5, 7)]
@@ -65,5 +86,5 @@ def test_a_window_that_is_none_is_refused(steps: str, tmp_path: Path) -> None:
 
 
 def test_ranks_that_are_none_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--profile-ranks: .* ranks such as 0,3, or all"):
+    with pytest.raises(UserError, match=r"--profile-ranks: .* ranks such as 0,3 or the word all"):
         from_argv(["--profile=2:3", "--profile-ranks=first", f"--run-dir={tmp_path}"])
