@@ -19,11 +19,15 @@ from train.loop.run import Run
 from train.loop.step import Step
 from train.strategies import Wrapped
 
-# How torch's allocator and oneDNN report lack of memory on a CPU; on a GPU there is a separate exception.
+# How torch's allocator and oneDNN report lack of memory on a CPU.  On a GPU torch's allocator has a separate
+# exception; libraries that allocate by themselves do not raise it.
 _OUT_OF_MEMORY = re.compile(
     "can't allocate memory|not enough memory|std::bad_alloc"
     # oneDNN has no error for lack of memory alone; errors about a primitive descriptor have another cause.
     "|could not create a memory|could not (?:create|execute) a primitive(?! descriptor)"
+    "|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+    # cuDNN, after each of its algorithms was refused the memory that it needs.
+    "|unable to find an engine to execute this computation"
 )
 
 
@@ -47,7 +51,7 @@ class HalvingStep(Step):
         self._repeated: str | None = None
         if self._runs_on_empty_batches:
             raise SharedError(
-                "--on-oom=halve does not go with BatchNorm over all processes: the others would wait for the one that "
+                "--on-oom=halve cannot be used with synchronised BatchNorm: other ranks would wait for the one that "
                 "is out of memory. Add --no-sync-batchnorm, or leave out --on-oom"
             )
 

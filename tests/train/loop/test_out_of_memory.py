@@ -13,6 +13,7 @@ from tests.ranks import run_ranks, train_on_ranks
 from tests.train.devices import needs_cuda
 from train.flags import from_argv
 from train.loop import setup
+from train.loop.halving_step import is_out_of_memory
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -72,3 +73,17 @@ def test_the_micro_batch_is_halved_and_the_losses_stay(
     assert incidents[0]["step"] == 1
     assert f"into {counts[0]} micro-batches" in incidents[-1]["text"]
     assert _losses(tmp_path / "little") == pytest.approx(_losses(tmp_path / "plenty"), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("message", "is_it"),
+    [
+        ("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("GET was unable to find an engine to execute this computation", True),
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", False),
+    ],
+)
+def test_libraries_on_a_gpu_have_their_own_words_for_it(message: str, is_it: bool) -> None:
+    assert is_out_of_memory(RuntimeError(message)) is is_it
