@@ -64,7 +64,7 @@ def run_ranks(
                 environment = os.environ | {
                     "GLOO_SOCKET_IFNAME": node.interface,
                     "OMP_NUM_THREADS": "1",
-                    "PYTHONPATH": str(ROOT),
+                    "PYTHONPATH": python_path(),
                 }
                 # In a separate session, so that Ctrl-C reaches only the parent, which then ends the ranks.
                 processes.append(subprocess.Popen(command, env=environment, start_new_session=True))
@@ -78,6 +78,11 @@ def run_ranks(
                 process.kill()
                 process.wait()
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(len(nodes))]
+
+
+def python_path() -> str:
+    """Return PYTHONPATH with this repository before the folders that it had already."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 def end_with_parent() -> None:

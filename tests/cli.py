@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ranks import python_path
+
 ROOT = Path(__file__).parent.parent
 # What a launcher sets; the tests themselves may run under one.
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "PET_", "SLURM_", "TORCHELASTIC_", "GROUP_", "OMP_")
@@ -19,7 +21,7 @@ _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "PET_", "SLURM_", "T
 def environment(**extra: str) -> dict[str, str]:
     """This process's environment without any launcher's variables, one thread a process, plus `extra`."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)}
-    return own | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | extra
+    return own | {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()} | extra
 
 
 def command(world_size: int, *flags: str, python: str = sys.executable) -> list[str]:

@@ -91,6 +91,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(4, os.cpu_count() or 1) if whole else 0
 
 
+@pytest.fixture(autouse=True)
+def only_tests_marked_cuda_see_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the GPUs from all other tests: their ranks would meet on a machine's only one, and be refused."""
+    if request.node.get_closest_marker("cuda") is None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
     """`golden(file, text)` fails unless the file holds exactly the text.  A missing file is a failure, too."""

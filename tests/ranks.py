@@ -39,6 +39,7 @@ def run_ranks(
 ) -> list[Result]:
     """`function(world, *args)` on each of `world_size` processes, connected over gloo; what they return, by rank.
 
+    A process sees the GPUs that this one's CUDA_VISIBLE_DEVICES names now.
     Raises RuntimeError with the traceback of the first rank that failed; nothing is left running.
     """
     waits = Timeouts(timeout_s, collective_timeout_s or timeout_s, timeout_s)
@@ -66,6 +67,7 @@ def _start(world_size: int, function: Callable[..., Any], timeout_s: float, *arg
         forkserver.ensure_running()
     # The parent serves the store on a port of the system's choice: tests side by side cannot collide.
     store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # the server has that of the first test
     processes, pipes = [], []
     for rank in range(world_size):
         ours, theirs = _processes.Pipe(duplex=False)
@@ -78,7 +80,7 @@ def _start(world_size: int, function: Callable[..., Any], timeout_s: float, *arg
             launcher="environment",
             store_is_served=True,
         )
-        process = _processes.Process(target=_rank, args=(theirs, function, world, timeout_s, *args))
+        process = _processes.Process(target=_rank, args=(theirs, visible, function, world, timeout_s, *args))
         process.start()
         theirs.close()
         processes.append(process)
@@ -91,7 +93,9 @@ def _start(world_size: int, function: Callable[..., Any], timeout_s: float, *arg
             process.join()
 
 
-def _rank(pipe: Connection, function: Callable[..., Any], *args: Any) -> None:
+def _rank(pipe: Connection, visible: str | None, function: Callable[..., Any], *args: Any) -> None:
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    os.environ.update({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     try:
         # Pickled here, because a pipe would send tensors as handles that end with this process.
         pipe.send((True, pickle.dumps(function(*args))))

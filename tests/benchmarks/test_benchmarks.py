@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.ranks import python_path
 from tests.idx import write_split
 from train.datasets.synthetic import load
 
@@ -27,7 +28,7 @@ def write_dataset(folder: Path, images: Tensor, labels: Tensor) -> None:
 
 def run_benchmark(name: str, *arguments: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": python_path()}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=280)
 
 
