@@ -114,4 +114,4 @@ def test_example_of_one_combination_of_a_sweep_is_rendered_from_it(root: Path) -
 def test_header_that_would_reach_out_of_jobs_is_no_command(root: Path) -> None:
     example = root / EXAMPLE
     example.write_text("# Rendered by `render.py torchrun ../secret.yaml`; edit the spec, not this file.\n")
-    assert "this is no command" in check(root)
+    assert "render.py never writes this command" in check(root)

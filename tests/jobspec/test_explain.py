@@ -97,7 +97,7 @@ def test_hosts_are_numbered_as_given_and_by_c10d_in_the_order_of_their_text(targ
     told, table = explained(target, spec, hosts="gpu2,gpu10,gpu1")
     assert [rank["node"] for rank in told["ranks"][::2]] == ["gpu2", "gpu10", "gpu1"]
     assert told["c10d_order"] == ["gpu1", "gpu10", "gpu2"]
-    assert "c10d would number the nodes" in table
+    assert "c10d (not used here) would number the nodes" in table
 
 
 @named_nodes
@@ -113,7 +113,9 @@ def test_hosts_are_refused_where_the_names_follow_from_the_job(target: str, spec
 def test_order_of_c10d_is_told_for_a_static_job_only_where_it_is_another(target: str, spec: Path) -> None:
     assert "c10d" not in explained(target, spec)[1]
     many = explained(target, spec, "nodes=12")[1]
-    assert ("c10d would number" in many) == (target in ("compose", "indexedjob", "jobset", "trainjob", "pytorchjob"))
+    assert ("c10d (not used here) would number" in many) == (
+        target in ("compose", "indexedjob", "jobset", "trainjob", "pytorchjob")
+    )
 
 
 @each_target
@@ -194,9 +196,9 @@ def test_ranks_of_a_c10d_job_follow_the_text_of_the_names(spec: Path) -> None:
 @pytest.mark.parametrize(
     ("hosts", "message"),
     [
-        ("a", "one name for each node is needed: 3, not 1"),
-        ("a[1-3]", "(?s)a range is no name.*write the names out: scontrol show hostnames 'a.1-3.' | paste -sd,"),
-        ("a[1,2,3]", "a range is no name"),
+        ("a", "give 3 names, one for each node, not 1"),
+        ("a[1-3]", "(?s)a range is not the name.*write the names out: scontrol show hostnames 'a.1-3.' | paste -sd,"),
+        ("a[1,2,3]", "a range is not the name"),
         ("a,b,a", "each node needs its own name"),
         ("a,,b", "each node needs its own name"),
     ],

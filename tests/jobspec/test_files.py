@@ -116,10 +116,10 @@ def test_files_that_cannot_travel_are_refused_all_at_once(target: str, folder: P
         render(target, "job.yaml", ['files=["weights.bin", "no/*.py", "a:b.py", "zero.txt", train.py]'])
     messages = [problem.message for problem in error.value.problems]
     assert messages == [
-        "files[0]: weights.bin cannot travel: it is not UTF-8 text",
+        "files[0]: weights.bin is unusable: it is not UTF-8 text",
         'files[1]: no file here is called "no/*.py"',
-        "files[2]: a:b.py cannot travel: its name has characters that a container's mounts cannot have",
-        "files[3]: zero.txt cannot travel: it holds a zero byte",
+        "files[2]: a:b.py is unusable: its name has characters that a container's mounts cannot have",
+        "files[3]: zero.txt is unusable: it holds a zero byte",
         'files[4]: no file here is called "train.py"',
     ]
 

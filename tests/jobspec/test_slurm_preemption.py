@@ -1,4 +1,4 @@
-"""The batch script when Slurm takes its nodes: who is signalled, who is waited for, what goes back into the queue."""
+"""The batch script when Slurm takes its nodes: who is signalled, who is waited for, what is requeued."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_requeues_end_at_max_requeues(own_cluster: Cluster, done: int, requeued:
     assert (own_cluster.folder / "saved-1").exists()
     if not requeued:
         assert status == 1
-        assert "not back into the queue: preemption.max_requeues is 3" in out
+        assert "not requeued: the limit preemption.max_requeues (3) is reached" in out
 
 
 @pytest.mark.parametrize(("step", "requeued"), [(8, True), (4, False)])

@@ -25,14 +25,14 @@ def test_preflight_refuses_a_name_that_does_not_resolve(own_cluster: Cluster) ->
     own_cluster.install("getent", "raise SystemExit(2)")
     out = preflight(own_cluster, TWO_NODES)
     for node in ("n1", "n2"):
-        assert f"preflight: {node}: n1, the first node, resolves to nothing, which" in out
+        assert f"preflight: {node}: n1, the first node, resolves to no address, so" in out
 
 
 @pytest.mark.parametrize("address", ["127.0.1.1", "::1"])
 def test_preflight_refuses_a_loopback_address(own_cluster: Cluster, address: str) -> None:
     own_cluster.install("getent", f"print('{address} STREAM n1')")
     told = preflight(own_cluster, TWO_NODES)
-    assert f"n1, the first node, resolves to {address}, which no other node can reach" in told
+    assert f"n1, the first node, resolves to {address}, so other nodes cannot reach it" in told
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])

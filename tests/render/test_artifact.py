@@ -66,7 +66,7 @@ def test_what_a_target_leaves_out_is_a_note_on_stderr_and_in_the_artifact(tmp_pa
     done = command_line("torchrun", str(spec))
     notes = [
         "Not used here: image; this script runs in the shell's own environment, not in a container.",
-        "Not used here: time_limit; nothing ends the job.",
+        "Not used here: time_limit; torchrun has no time limit.",
     ]
     assert (done.returncode, done.stderr.decode().splitlines()) == (0, [f"note: {note}" for note in notes])
     assert all(f"# {note}\n" in done.stdout.decode() for note in notes)

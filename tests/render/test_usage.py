@@ -46,7 +46,7 @@ def test_schema_is_json() -> None:
     [
         (["torchrun", "none/job.yaml"], "none/job.yaml: No such file or directory\n  hint: there is no folder none\n"),
         (["torchrun", "jobs.yaml"], "jobs.yaml: No such file or directory\n  hint: did you mean job.yaml?\n"),
-        (["torchrun", "zzz.yaml"], "zzz.yaml: No such file or directory\n  hint: in . are: job.yaml\n"),
+        (["torchrun", "zzz.yaml"], "zzz.yaml: No such file or directory\n  hint: files in .: job.yaml\n"),
         (["torchrun", "."], ".: Is a directory\n  hint: name a file in it\n"),
         (
             ["torchrun", "job.yaml", "-o", "none/job.sh"],
@@ -76,7 +76,7 @@ def test_bug_is_exit_3_with_what_to_report(monkeypatch: pytest.MonkeyPatch, caps
 def test_kubernetes_is_answered_with_its_kinds() -> None:
     done = command_line("kubernetes", QUICKSTART)
     assert done.returncode == 2
-    assert done.stderr.endswith(b"kubernetes has four kinds of jobs: indexedjob, jobset, pytorchjob and trainjob\n")
+    assert done.stderr.endswith(b"kubernetes; choose indexedjob, jobset, pytorchjob or trainjob\n")
 
 
 def test_problems_are_json_for_programs(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_scancel_usr1_saves_requeues_and_resumes_at_the_same_step(
     assert job.restarts == 1
     assert long_job.no_step_twice(tmp_path)
     assert "; saved, --resume=auto continues there" in log(nodes, number, 0)
-    assert "back into the queue" in log(nodes, number)
+    assert "requeueing the job" in log(nodes, number)
     assert f"resume: {tmp_path}/checkpoints/" in log(nodes, number, 1)
 
 
@@ -54,7 +54,7 @@ def test_at_the_time_limit_the_job_saves_and_comes_back_for_the_rest(
     # The signal comes 110 s before the end, which is at once.
     number = start("preemption: {grace: 110s}\n", settings=FOR_EVER)
     long_job.lower_limit(nodes, number)
-    nodes.wait_for_line(number, f"fault-{number}.log", "back into the queue")
+    nodes.wait_for_line(number, f"fault-{number}.log", "requeueing the job")
     nodes.wait_for_state(number, "PENDING")
     nodes.administer("scontrol", "update", f"JobId={number}", "TimeLimit=20")
     nodes.wait_for_line(number, f"fault-{number}-r1.log", f"resume: {tmp_path}/checkpoints/")

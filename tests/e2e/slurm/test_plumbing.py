@@ -72,11 +72,11 @@ def _compare(process: dict[str, Any], env: dict[str, Any], job_id: str) -> None:
     # Of a name that is set twice the later value holds.
     told = {variable["name"]: variable["value"] for variable in process["environment"]}
     in_words = {
-        "<number of the job>": job_id,
+        "<job ID>": job_id,
         "<number of its restarts>": "0",
-        "<number in the array>": "3",
+        "<array task ID>": "3",
         "<numbers of the job's 2 GPUs on the node>": "0,1",
-        "<port from the number of the job>": str(PORTS.start + int(job_id) % len(PORTS)),
+        "<port derived from the job ID>": str(PORTS.start + int(job_id) % len(PORTS)),
     }
     for words, value in in_words.items():
         told = {name: text.replace(words, value) for name, text in told.items()}

@@ -111,7 +111,7 @@ def test_required_key_that_was_taken_away_is_told_where() -> None:
     for merged, place in ((merge([job, site]), "site.yaml:1:1"), (override(job, ["nodes="]), "--set nodes=:1:1")):
         with pytest.raises(SpecError) as refusal:
             validate(merged)
-        assert str(refusal.value).startswith(f'{place}: "nodes" is taken away here, but must be there\n')
+        assert str(refusal.value).startswith(f'{place}: "nodes" is removed here, but is required\n')
 
 
 @pytest.mark.parametrize(("key", "target"), [("image", "jobset"), ("command", "slurm")])

@@ -18,12 +18,12 @@ ALL = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
         ("command=[train.py, '“a”']", 'command.1 has the character "“"'),
         ("command=[train.py, –lr, x]", 'command.1 has the character "–"'),
         ("setup=['export A=‘b’']", 'setup.0 has the character "‘"'),
-        ("command=[train]", 'command begins with "train", which is no name of a Python file'),
+        ("command=[train]", 'command begins with "train", not a .py file'),
         ("image=registry.example/Team/train:1", 'image "registry.example/Team/train:1" has capital letters'),
-        ("env={HF_TOKEN: hf_abc}", "env.HF_TOKEN looks like a secret, and its value is in the artifact"),
-        ("files=[lib.py]", "files does not contain mine.py, the script of command"),
-        ("slurm.options={mail-tpye: END}", "no option mail-tpye, only a plugin may; did you mean mail-type?"),
-        ("slurm.options={of-our-plugin: 1}", "no option of-our-plugin, only a plugin may"),
+        ("env={HF_TOKEN: hf_abc}", "env.HF_TOKEN looks like a secret, and its value is in the output"),
+        ("files=[lib.py]", "files does not list mine.py, which command runs"),
+        ("slurm.options={mail-tpye: END}", "no option mail-tpye, unless a plugin adds it; did you mean mail-type?"),
+        ("slurm.options={of-our-plugin: 1}", "no option of-our-plugin, unless a plugin adds it"),
     ],
 )
 def test_doubt_is_said_once_and_without_a_secret(
@@ -76,7 +76,7 @@ def test_a_folder_that_ends_with_the_container_is_doubted(path: str, kept: bool,
     (tmp_path / "job.yaml").write_text(TWO_NODES)
     mounts = "mounts=[{claim: runs, source: /home/me, path: /runs}, {scratch: 1GiB, path: /cache}]"
     train = ["command=", "image=a/b:1", mounts, f"train={{checkpoint_dir: {path}}}"]
-    end = "which is lost with the container: it is in no mount with a source or claim"
+    end = "which is lost with the container: mount a source or claim there"
     lost = [f"train.checkpoint_dir is {path}, {end}"]
     for target, settings, in_container in [
         ("torchrun", (), False),

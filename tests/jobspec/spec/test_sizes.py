@@ -45,7 +45,7 @@ def test_longer_values_are_refused_on_every_target(place: str, target: str) -> N
     module = targets.load(target)
     if target == "slurm" and "command" in VALUES[place](0):
         # There the program and its variables reach the tasks as one variable.
-        with pytest.raises(SpecError, match="shell text; on Slurm at most 122880"):
+        with pytest.raises(SpecError, match="shell text; Slurm's limit is 122880"):
             plan_of(parsed(122_880), module)
         assert text_of(plan_of(parsed(122_000), module), target, "command")
         return
@@ -53,5 +53,5 @@ def test_longer_values_are_refused_on_every_target(place: str, target: str) -> N
     with pytest.raises(SpecError) as error:
         plan_of(parsed(LONGEST + 1), module)
     (problem,) = error.value.problems
-    assert problem.message == f"{place.split()[0]} takes 131072 bytes; Linux hands a process at most 131071"
+    assert problem.message == f"{place.split()[0]} takes 131072 bytes; Linux allows 131071 per argument"
     assert problem.hint == "put it in a file that the processes read"

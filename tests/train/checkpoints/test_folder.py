@@ -99,7 +99,7 @@ def test_a_named_checkpoint_that_is_damaged_is_an_error_although_there_are_other
 
 
 def test_a_named_checkpoint_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"step-5 is no whole checkpoint: manifest\.json is missing"):
+    with pytest.raises(UserError, match=r"step-5 is incomplete: manifest\.json is missing"):
         find_checkpoint(str(tmp_path / "step-5"), None, pytest.fail)
 
 
@@ -128,10 +128,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: (path / "state.pt").write_bytes(bytes((path / "state.pt").stat().st_size)),
         "damaged: state.pt",
     ),
-    "state missing": (lambda path: (path / "state.pt").unlink(), "no whole checkpoint: state.pt is missing"),
+    "state missing": (lambda path: (path / "state.pt").unlink(), "is incomplete: state.pt is missing"),
     "manifest missing": (
         lambda path: (path / "manifest.json").unlink(),
-        "no whole checkpoint: manifest.json is missing",
+        "is incomplete: manifest.json is missing",
     ),
     "manifest empty": (lambda path: (path / "manifest.json").write_bytes(b""), "manifest.json cannot be understood"),
     "manifest binary": (

@@ -121,14 +121,14 @@ def apart() -> list[list[str]]:
 
 def test_a_rank_that_misses_the_first_backward_is_named() -> None:
     assert apart()[0][0].startswith("agreeing on the buckets failed: ")
-    assert apart()[0][0].endswith("rank 1 gave up elsewhere: forward after backward 0")
+    assert apart()[0][0].endswith("rank 1 gave up waiting elsewhere: forward after backward 0")
 
 
 def test_a_rank_that_misses_the_buffers_of_a_forward_is_named() -> None:
     assert apart()[1][0].startswith("sending rank 0's buffers failed: ")
-    assert apart()[1][0].endswith("rank 0 gave up elsewhere: end of backward 1")
+    assert apart()[1][0].endswith("rank 0 gave up waiting elsewhere: end of backward 1")
 
 
 def test_a_later_failure_says_nothing_of_an_earlier_one_after_which_the_ranks_went_on() -> None:
     assert apart()[0][1].startswith("the gradients of bias, weight (backward 2, bucket 1) were not averaged: ")
-    assert apart()[0][1].splitlines()[1:] == ["no report within 2 s from rank 1: ended, or still waiting"]
+    assert apart()[0][1].splitlines()[1:] == ["no report within 2 s from rank 1 (ended or still waiting): see its log"]

@@ -155,7 +155,10 @@ def _frozen_then_not(world: World) -> str:
 
 def test_a_parameter_that_was_frozen_and_is_not_any_more_is_refused() -> None:
     for message in run_ranks(2, _frozen_then_not):
-        assert message == "UserError: 0.weight was frozen when CustomDDP was made and is not now: wrap the module again"
+        assert (
+            message
+            == "UserError: 0.weight was frozen when CustomDDP was made, but is now trained: wrap the module again"
+        )
 
 
 def _converted_later(world: World) -> list[str]:

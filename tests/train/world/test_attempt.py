@@ -58,7 +58,7 @@ def test_rank_that_comes_back_waits_for_the_end_of_the_attempt_and_ends_with_it(
     assert not said
     del server
     returning.join(_TIMEOUT.total_seconds() / 2)
-    assert "knows this rank from before" in said[0] and "together with the others" in said[0]
+    assert "already had this rank" in said[0] and "together with the other ranks" in said[0]
 
 
 def test_process_whose_store_was_replaced_while_it_started_ends() -> None:
@@ -67,7 +67,7 @@ def test_process_whose_store_was_replaced_while_it_started_ends() -> None:
     attempt = Attempt(world(0, port))
     del server
     successor = serve(port)
-    with pytest.raises(UserError, match="was closed, so the attempt that this process was started for has ended"):
+    with pytest.raises(UserError, match="was closed, so its attempt has ended"):
         attempt.join(connect(successor.port), _TIMEOUT)
 
 

@@ -94,7 +94,7 @@ def test_the_other_ranks_say_why_one_failed_and_rank_0_saves_the_last_whole_step
     reason = "rank 1 failed: OutOfMemoryError('CUDA out of memory. Tried to allocate 20.00 MiB.')"
     assert reason in said[0], said
     assert "rank 0 failed" not in said[0]
-    assert "saved step 2, the last whole one; --resume=auto continues there" in said[0]
+    assert "saved the last complete step, 2; --resume=auto continues there" in said[0]
     train_on_ranks(2, *flags, "--resume=auto")
     assert [record["step"] for record in records(tmp_path, "step")] == [*range(3, 21)]
 
