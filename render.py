@@ -75,7 +75,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line.  A mistake in it ends the program with the usage of the command that was meant."""
     words = sys.argv[1:] if argv is None else argv
     if words[:1] in (["kubernetes"], ["k8s"]):
-        _parser().error(f"{words[0]} has four kinds of jobs: indexedjob, jobset, pytorchjob and trainjob")
+        _parser().error(f"there is no target {words[0]}; choose indexedjob, jobset, pytorchjob or trainjob")
     args, unknown = _parser().parse_known_args(argv)
     args.output = None if args.output == "-" else args.output
     # argparse takes the files before an option, and calls the files after it unknown.
@@ -100,11 +100,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in targets.names():
-        command = _command(commands, name, f"the job as an artifact for {name}", _render)
+        command = _command(commands, name, f"the rendered job for {name}", _render)
         _takes_spec(command)
         command.set_defaults(target=name)
 
-    command = _command(commands, "explain", "where each process runs and who sets which of its variables", _explain)
+    command = _command(commands, "explain", "where each process runs, its variables, and who sets them", _explain)
     _takes_spec(command)
     _takes_target(command)
     command.add_argument("--json", action="store_true", help="one JSON object, for programs")
@@ -113,12 +113,12 @@ def _parser() -> argparse.ArgumentParser:
         "--hosts",
         metavar="NAME,NAME…",
         default="",
-        help="names of the nodes, in the order of nodes, where only you know them",
+        help="names of the nodes, node 0 first, if the target does not know them",
     )
 
     command = _command(commands, "diff", "what would change in a rendered file; exit code 1 if anything", _diff)
     _takes_spec(command)
-    command.add_argument("artifact", metavar="ARTIFACT", help="the rendered file as it is")
+    command.add_argument("artifact", metavar="ARTIFACT", help="the file rendered earlier")
     _takes_target(command)
 
     text = (
@@ -134,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     command = _command(commands, "schema", "the JSON Schema of the job spec, for editors", _schema)
-    command.add_argument("--part", action="store_true", help="the schema of one of several files, such as a site's")
+    command.add_argument("--part", action="store_true", help="the schema of a partial spec, such as a site's")
     return parser
 
 
@@ -147,7 +147,7 @@ def _command(
     command = commands.add_parser(name, help=text, description=f"Print {text}.", allow_abbrev=False)
     command.add_argument("-o", "--output", metavar="PATH", help="write there and not to stdout; - is stdout")
     command.add_argument("--format", choices=("text", "json"), default="text", help="format of problems; default: text")
-    command.add_argument("--force", action="store_true", help="replace the file of -o also if others have written it")
+    command.add_argument("--force", action="store_true", help="replace the file of -o even if not written by render.py")
     command.set_defaults(run=run, parser=command)
     return command
 
@@ -182,7 +182,7 @@ def _combination(text: str) -> int:
 
 
 def _takes_target(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--target", required=True, choices=targets.names(), help="what the artifact is for")
+    command.add_argument("--target", required=True, choices=targets.names(), help="what to render for")
 
 
 # Each command imports what it needs itself: a render starts fast only if it loads nothing for other commands.
@@ -235,7 +235,7 @@ def _lint(args: argparse.Namespace) -> Result:
 
     skipped: list[str] = []
     problems = lint(args.files, skipped)
-    notes = [f"skipped, because lint does not know what it is: {printable(file)}" for file in skipped]
+    notes = [f"skipped a file of a kind that lint does not know: {printable(file)}" for file in skipped]
     if args.format == "json":
         return Result(as_json(problems), 1 if problems else 0, notes)
     return Result(f"{report(problems, '', most=None)}\n" if problems else "", 1 if problems else 0, notes)

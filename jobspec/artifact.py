@@ -66,7 +66,7 @@ def plans_of(spec: yaml_source.Source, target: targets.Target, index: int | None
     if number and way is None and not problems:
         message = f"sweep has {number} combinations, and this target runs one job"
         problems = [
-            spec.locate(Finding(("sweep",), message, f"--sweep-index 0 to {number - 1} names one", on_key=True))
+            spec.locate(Finding(("sweep",), message, f"choose one: --sweep-index 0 to {number - 1}", on_key=True))
         ]
     if problems:
         raise SpecError(problems)

@@ -86,7 +86,7 @@ def _parse(command: str) -> tuple[str, list[str], list[str], int | None]:
     options = words[len(specs) :]
     ours = target in targets.names() and specs and options[::2] == ["--set"] * (len(options) // 2)
     if not ours or any("/" in spec or spec == "-" for spec in specs):
-        raise ValueError("this is no command that render.py writes into a header")
+        raise ValueError("render.py never writes this command into a header")
     return target, specs, options[1::2], sweep_index
 
 

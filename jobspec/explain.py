@@ -154,9 +154,9 @@ def _hosts(plan: Plan, hosts: str, given: list[str]) -> list[str]:
         raise SpecError([Problem(place, message, "leave --hosts out")])
     if "[" in hosts:
         hint = f"write the names out: scontrol show hostnames '{hosts}' | paste -sd,"
-        raise SpecError([Problem(place, "a range is no name of a node", hint)])
+        raise SpecError([Problem(place, "a range is not the name of a node", hint)])
     if len(names) != nodes:
-        raise SpecError([Problem(place, f"one name for each node is needed: {nodes}, not {len(names)}")])
+        raise SpecError([Problem(place, f"give {nodes} names, one for each node, not {len(names)}")])
     if len(set(names)) != len(names) or not all(names):
         raise SpecError([Problem(place, "each node needs its own name")])
     return names
@@ -179,7 +179,7 @@ def _named(variable: Variable, known: Mapping[str, str]) -> Variable:
 
 def _unnamed(plan: Plan, node: int) -> str:
     """Describe a node whose name is not known yet; under c10d, its number follows from its name."""
-    return f"<number {node} in the text order of names>" if plan.backend == "c10d" else f"<node {node}>"
+    return f"<number {node} in alphabetical order>" if plan.backend == "c10d" else f"<node {node}>"
 
 
 def _summary(explanation: Explanation) -> Iterator[str]:
@@ -262,8 +262,8 @@ def _order(explanation: Explanation) -> Iterator[str]:
     elastic, names, order = explanation.plan.backend == "c10d", explanation.node_names, explanation.c10d_order
     if explanation.plan.job.nodes.max == 1 or (names == order and not elastic):
         return
-    verb = "numbers" if elastic else "would number"
-    yield f"c10d {verb} the nodes in the text order of their names, gpu10 before gpu2:"
+    verb = "numbers" if elastic else "(not used here) would number"
+    yield f"c10d {verb} the nodes in alphabetical order of their names, gpu10 before gpu2:"
     if not order:
         yield "  the names are known only when the job runs; --hosts gpu1,gpu2,… shows their order"
         return

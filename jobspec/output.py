@@ -62,7 +62,7 @@ def unusable_file(error: OSError) -> str:
         stems = {entry.stem: entry for entry in sorted(path.parent.iterdir())}
         meant = nearest(path.stem, stems)
         alike = [entry.name for entry in stems.values() if entry.suffix == path.suffix]
-        listed = f"in {path.parent} are: {', '.join(alike[:10])}" if alike else ""
+        listed = f"files in {path.parent}: {', '.join(alike[:10])}" if alike else ""
         hint = f"did you mean {stems[meant]}?" if meant else listed
     text = f"{printable(str(path))}: {error.strerror}"
     return f"{text}\n  hint: {printable(hint)}" if hint else text

@@ -35,7 +35,7 @@ _IN_FOLDERS = (".sh", ".sbatch", ".slurm", ".yaml", ".yml")
 _UNKNOWN = "lint does not know what this is"
 _NO_MANIFEST = "neither a Kubernetes manifest nor a compose file"
 _READS = (
-    f"it reads shell scripts ({', '.join(_SHELLS)}, or a first line such as #!/bin/bash), "
+    f"lint reads shell scripts ({', '.join(_SHELLS)}, or a first line such as #!/bin/bash), "
     f"Kubernetes manifests and compose files ({', '.join(_YAML)})"
 )
 
@@ -143,7 +143,7 @@ def _items(document: Node) -> list[Node]:
 def _not_looked_into(document: Node) -> Iterator[Problem]:
     kind = document.get("kind")
     if kind and document.has("containers") and not any(templates(document)) and kind.text() != "TrainJob":
-        message = f"lint does not know where the pods of kind {kind.text()} are, and has not looked into them"
+        message = f"lint does not know where the pods of a {kind.text()} are, so they were not checked"
         yield Problem(kind.place, message, "give lint the pod template as a Pod, and the pod's script as a file")
 
 

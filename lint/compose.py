@@ -66,7 +66,7 @@ def shared_memory_of_a_service_is_small(document: Node) -> Iterator[Fault]:
         script = _script(document, service)
         trains = script is not None and any(command.has(*TORCHRUN) for command in script.commands)
         if trains and not service.get("shm_size") and service.text("ipc") not in ("host", "shareable"):
-            reason = "/dev/shm of a container has 64 MiB: DataLoader workers and NCCL die of it"
+            reason = "/dev/shm of a container has 64 MiB, too little for DataLoader workers and NCCL"
             yield Fault(service.key_place, reason, "shm_size: 16gb")
 
 
@@ -82,7 +82,7 @@ def services_have_the_same_node_rank(document: Node) -> Iterator[Fault]:
         for flag in torchrun_flags(script, "node-rank"):
             other = first.setdefault((*profiles, *meets, flag.value), name)
             if flag.value.isdigit() and other != name:
-                reason = f"{other} has node rank {flag.value} already, so one node of the job never comes"
+                reason = f"{other} already has node rank {flag.value}, so another node of the job is missing"
                 yield Fault(flag.place, reason, "number the services from 0: --node-rank=0, --node-rank=1, ...")
 
 

@@ -15,7 +15,7 @@ def option_after_a_command(script: Script) -> Iterator[Fault]:
     for found in ignored[:1]:
         after = f", and {len(ignored) - 1} more after it" if len(ignored) > 1 else ""
         reason = f"sbatch reads no further than the first command: this option is ignored{after}"
-        yield Fault(found.place, reason, "all #SBATCH lines directly below the first line of the script")
+        yield Fault(found.place, reason, "put all #SBATCH lines directly below the first line of the script")
 
 
 @rule("https://github.com/LBANN/lbann/pull/1425")

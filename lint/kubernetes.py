@@ -26,8 +26,8 @@ def queue_label_is_inert(document: Node) -> Iterator[Fault]:
     for template in templates(document):
         label = template.get("metadata", "labels", QUEUE)
         if label:
-            reason = "Kueue reads the queue from the object itself: on its pods the label does nothing"
-            yield Fault(label.key_place, reason, f"metadata.labels of the {document.text('kind')}")
+            reason = "Kueue ignores this label on pods: it reads the label of the object that makes them"
+            yield Fault(label.key_place, reason, f"put it in metadata.labels of the {document.text('kind')}")
 
 
 @rule("https://github.com/kubeflow/trainer/issues/1797")
@@ -51,7 +51,7 @@ def host_network_with_a_common_port(document: Node) -> Iterator[Fault]:
             port = env.get("PET_MASTER_PORT") or env.get("MASTER_PORT") or ports.get("pytorchjob-port") or ""
             if port in _DEFAULT_PORTS or (not port and document.text("kind") == "PyTorchJob"):
                 reason = "on the node's network two jobs with the same port cannot share a node"
-                yield Fault(own.place, reason, "a port of the job's own, and anti-affinity between its pods")
+                yield Fault(own.place, reason, "give the job its own port, and its pods anti-affinity")
 
 
 @rule("https://github.com/pytorch/pytorch/issues/108861")
@@ -60,7 +60,7 @@ def shared_memory_is_small(document: Node) -> Iterator[Fault]:
         mounted = any(mount.text("mountPath") == "/dev/shm" for mount in container.elements("volumeMounts"))
         if not mounted and (gpus(container) or starts(container, *TORCHRUN)):
             name = container.get("name") or container
-            reason = "/dev/shm of a container has 64 MiB: DataLoader workers and NCCL die of it"
+            reason = "/dev/shm of a container has 64 MiB, too little for DataLoader workers and NCCL"
             yield Fault(name.place, reason, "an emptyDir with medium: Memory and a sizeLimit, mounted at /dev/shm")
 
 
@@ -88,7 +88,7 @@ def each_pod_trains_alone(document: Node) -> Iterator[Fault]:
                 continue
             # The address of another pod shows that the pods belong together.
             for flag in [*torchrun_flags(script, "master-addr"), *torchrun_flags(script, "rdzv-endpoint")][:1]:
-                reason = f"without --nnodes torchrun takes each of the {pods} pods for a job of one node"
+                reason = f"without --nnodes, torchrun treats each of the {pods} pods as a job of one node"
                 yield Fault(flag.place, reason, f"--nnodes={pods}, and --node-rank from JOB_COMPLETION_INDEX")
 
 
@@ -119,7 +119,7 @@ def variable_is_reserved(document: Node) -> Iterator[Fault]:
         name = entry.get("name")
         if name and name.text().startswith("PET_"):
             reason = f"{name.text()} is set by the trainer: a TrainJob that sets it is refused"
-            yield Fault(name.place, reason, "numNodes and numProcPerNode decide it")
+            yield Fault(name.place, reason, "leave it out; numNodes and numProcPerNode decide it")
 
 
 @rule("https://github.com/kubernetes/test-infra/issues/29455")
@@ -136,7 +136,7 @@ def variable_is_no_text(document: Node) -> Iterator[Fault]:
     for entry in variables(document):
         value = entry.get("value")
         if value and value.is_number_or_switch:
-            reason = f"the value of {entry.text('name')} is a number or switch in YAML, but must be text"
+            reason = f"the value of {entry.text('name')} is a number or boolean in YAML, but must be text"
             yield Fault(value.place, reason, f'value: "{value.text()}"')
 
 

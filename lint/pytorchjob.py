@@ -80,7 +80,7 @@ def restarts_without_end(document: Node) -> Iterator[Fault]:
         return
     if any(role.text("restartPolicy") != "Never" for _, role in roles(document)):
         policy = document.get("spec", "runPolicy") or spec
-        yield Fault(policy.key_place, "a failing job is restarted for ever", "runPolicy: {backoffLimit: 3}")
+        yield Fault(policy.key_place, "a failing job is restarted forever", "runPolicy: {backoffLimit: 3}")
 
 
 @rule("https://github.com/kubeflow/trainer/issues/2045")
@@ -88,7 +88,7 @@ def exit_code_means_nothing(document: Node) -> Iterator[Fault]:
     for _, role in roles(document):
         policy = role.get("restartPolicy")
         if policy and policy.text() == "ExitCode":
-            reason = "torchrun exits with 1 whatever happened, and ExitCode takes 1 for a failure that is final"
+            reason = "torchrun exits with 1 after any failure, and ExitCode treats 1 as a permanent failure"
             yield Fault(policy.place, reason, "restartPolicy: OnFailure with a backoffLimit")
 
 
@@ -123,7 +123,7 @@ def replica_type_is_unknown(document: Node) -> Iterator[Fault]:
     for name, role in roles(document):
         if name not in ("Master", "Worker"):
             meant = nearest(name.capitalize(), ["Master", "Worker"])
-            reason = f"a PyTorchJob has Master and Worker alone: the operator refuses {name}"
+            reason = f"a PyTorchJob has only the types Master and Worker: the operator refuses {name}"
             yield Fault(role.key_place, reason, f"{meant or 'Worker'}:")
 
 

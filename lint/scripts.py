@@ -76,7 +76,7 @@ def requeue_overwrites_log(script: Script) -> Iterator[Fault]:
 def signal_without_trap(script: Script) -> Iterator[Fault]:
     asked = script.directive("signal")
     if asked and asked.value.startswith("B:") and not any(command.name == "trap" for command in script.commands):
-        reason = "with B: only the batch shell gets the signal, and dies of it: the processes never see it"
+        reason = "B: signals only the batch shell, which then ends; the processes get no signal"
         yield Fault(asked.place, reason, 'trap it, and forward it: trap \'kill -USR1 "$step"; wait "$step"\' USR1')
 
 
@@ -99,8 +99,8 @@ def task_sees_one_gpu(script: Script) -> Iterator[Fault]:
     ]
     for found in [*options, *script.flags("--gpus-per-task", "--gpu-bind")]:
         if found.value != "none":
-            reason = "each task sees its own GPU alone, as number 0: cuda:LOCAL_RANK is an invalid device ordinal"
-            yield Fault(found.place, reason, "--gpus-per-node and one task per node, which torchrun shares out")
+            reason = "each task sees only its own GPU, as cuda:0, so cuda:LOCAL_RANK is an invalid device ordinal"
+            yield Fault(found.place, reason, "--gpus-per-node and one task per node: torchrun starts a process per GPU")
 
 
 @rule("https://www.shellcheck.net/wiki/SC2128")
@@ -111,7 +111,7 @@ def array_used_as_text(script: Script) -> Iterator[Fault]:
             for found in word.expansions:
                 if found.name in arrays and found.text in (f"${found.name}", f"${{{found.name}}}"):
                     place = script.locate(found.start, len(found.text))
-                    reason = f"{found.name} is an array: without an index it is its first element alone"
+                    reason = f"{found.name} is an array: without an index you get only its first element"
                     yield Fault(
                         place, reason, f'all of them: "${{{found.name}[@]}}"; the first: "${{{found.name}[0]}}"'
                     )
@@ -207,5 +207,5 @@ def container_without_gpu_variables(script: Script) -> Iterator[Fault]:
 def gloo_interface_is_a_pattern(script: Script) -> Iterator[Fault]:
     for name, word in script.assignments():
         if name == "GLOO_SOCKET_IFNAME" and word.assigned_value.startswith(("^", "=")):
-            reason = "Gloo wants the exact name of an interface; patterns are NCCL's"
-            yield Fault(script.place(word), reason, "the interface of the route to MASTER_ADDR: ip route get ADDRESS")
+            reason = "Gloo wants the exact name of an interface; only NCCL takes patterns"
+            yield Fault(script.place(word), reason, "the interface that `ip route get MASTER_ADDR` shows")

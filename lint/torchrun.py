@@ -52,8 +52,8 @@ def store_host_is_guessed(script: Script) -> Iterator[Fault]:
     if any("is_host" in flag.value for flag in torchrun_flags(script, "rdzv-conf")):
         return
     for flag in c10d(script)[:1]:
-        reason = "each agent compares names and addresses to decide whether it hosts the store, and often none does"
-        fix = "--rdzv-backend=static for a fixed number of nodes; else --rdzv-conf=is_host=1 on node 0 and is_host=0"
+        reason = "each torchrun guesses from names and addresses whether it hosts the store, and often none hosts it"
+        fix = "--rdzv-backend=static if the nodes are fixed; else --rdzv-conf=is_host=1 on node 0, is_host=0 elsewhere"
         yield Fault(flag.place, reason, fix)
 
 
@@ -64,7 +64,7 @@ def node_rank_is_ignored(script: Script) -> Iterator[Fault]:
         # Every command sees a variable; an option belongs to one command.
         is_variable = flag.command.name in ("", "export")
         if any(is_variable or other.command is flag.command or not other.command.has(*TORCHRUN) for other in asked):
-            reason = "c10d ignores the node's rank: it numbers the nodes in the text order of their names"
+            reason = "c10d ignores the node's rank: it numbers the nodes in alphabetical order of their names"
             yield Fault(flag.place, reason, "--rdzv-backend=static keeps the numbers; else leave --node-rank out")
 
 
@@ -72,7 +72,7 @@ def node_rank_is_ignored(script: Script) -> Iterator[Fault]:
 def process_count_is_guessed(script: Script) -> Iterator[Fault]:
     for flag in torchrun_flags(script, "nproc-per-node"):
         if flag.value in ("auto", "cpu"):
-            reason = f"{flag.value} on a CPU is the core count of the machine, whatever the container may use"
+            reason = f"{flag.value} on CPUs means one process per core of the machine, whatever the container may use"
             yield Fault(flag.place, reason, "write the number: --nproc-per-node=8")
 
 
@@ -83,7 +83,7 @@ def tasks_start_all_processes_each(script: Script) -> Iterator[Fault]:
         tasks = tasks_per_node(script, step) if step else 1
         if tasks > 1 and flag.value != "1":
             reason = f"{tasks} tasks of a node start {flag.value} processes each: {tasks} x {flag.value} on every node"
-            fix = "--ntasks-per-node=1 with torchrun; or tasks that are the processes: srun python, without torchrun"
+            fix = "--ntasks-per-node=1 with torchrun; or one task per process: srun python, without torchrun"
             yield Fault(flag.place, reason, fix)
 
 

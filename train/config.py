@@ -93,7 +93,7 @@ def _steps_in_order(text: str) -> str:
 
 def _ranks_or_all(text: str) -> str:
     if text != "all" and not re.fullmatch(r"\d{1,18}(,\d{1,18})*", text):
-        raise PydanticCustomError("unexpected", "must be {expected}", {"expected": "ranks such as 0,3, or all"})
+        raise PydanticCustomError("unexpected", "must be {expected}", {"expected": "ranks such as 0,3 or the word all"})
     return text
 
 
@@ -133,7 +133,7 @@ class TrainConfig(BaseModel):
         64, gt=0, le=_MOST, description="samples of one optimizer step over all processes together (the global batch)"
     )
     accumulate: int = Field(
-        1, gt=0, description="micro-batches that each process cuts its share of a step into, to save memory"
+        1, gt=0, description="micro-batches into which each process cuts its share of a step, to save memory"
     )
     optimizer: Literal["sgd", "adam", "adamw", "adadelta"] = Field("sgd", description="torch.optim algorithm")
     lr: float = Field(0.01, gt=0, le=1e30, allow_inf_nan=False, description="learning rate at the start")
@@ -150,8 +150,8 @@ class TrainConfig(BaseModel):
     )
     on_oom: Literal["stop", "halve"] = Field(
         "stop",
-        description="when a process is out of memory: stop, or let all of them halve their micro-batches and repeat "
-        "the step, so that the global batch stays the same. halve averages gradients after backward, not during it",
+        description="when a process runs out of memory. stop: end the run; halve: all ranks halve their micro-batches "
+        "and repeat the step, with the same global batch. halve averages gradients after backward, not during it",
     )
     decay_norms_and_biases: bool = Field(
         True, description="weight decay acts on all parameters; without this only on those with two or more dimensions"
@@ -174,21 +174,21 @@ class TrainConfig(BaseModel):
         0,
         ge=0,
         le=_MOST,
-        description="in how many steps the learning rate rises to lr; 0: in none, with one_cycle in 30 % of all steps",
+        description="steps in which the learning rate rises to lr; 0: no warmup, but one_cycle takes 30 % of all steps",
     )
     lr_gamma: float = Field(0.7, gt=0, le=1, description="factor of the step scheduler, once an epoch")
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
         "fp32",
         description="fp32 in full; tf32 rounds the inputs of float32 convolutions and matrix products to 10 bits, on "
-        "GPUs with Ampere or newer; bf16 and fp16 are types of autocast, of which fp16 scales the loss",
+        "GPUs with Ampere or newer; bf16 and fp16 use autocast, fp16 with loss scaling",
     )
     compile: bool = Field(
-        False, description="torch.compile the model: the first steps take a minute or so, then faster"
+        False, description="torch.compile the model: the first steps take a minute or so, later ones are faster"
     )
     deterministic: bool = Field(
         False,
-        description="only algorithms that give the same bits each time, on CUDA too; slower, and an error where torch "
-        "has none",
+        description="use only algorithms that give the same bits each time, on CUDA too; slower, and an error if torch "
+        "has none for an operation",
     )
 
     strategy: Annotated[str, _one_of("strategies"), _names("strategies")] = Field(
@@ -197,15 +197,15 @@ class TrainConfig(BaseModel):
     sync: Annotated[str, _one_of("sync"), _names("sync")] = Field(
         "all_reduce",
         description="a file in train/sync/: how custom_ddp sends gradients. all_reduce as they are; bf16 "
-        "in half the bytes; powersgd as two thin factors of each matrix, with what they leave "
-        "out added to the next gradient",
+        "in half the bytes; powersgd as two thin factors of each matrix; what these leave out is "
+        "added to the next gradient",
     )
     bucket_mib: float = Field(
         25.0,
         gt=0,
         le=16384,
-        description="in MiB, capacity of a gradient bucket of custom_ddp and ddp; with fsdp_wrap size, least size of "
-        "what fsdp gathers together",
+        description="MiB of a gradient bucket of custom_ddp and ddp; if fsdp_wrap is size, the least that fsdp gathers "
+        "together",
     )
     fsdp_wrap: Literal["block", "size"] = Field(
         "block",
@@ -237,7 +237,7 @@ class TrainConfig(BaseModel):
     tensorboard: bool = Field(False, description="write TensorBoard's files into run_dir/tensorboard")
     profile: Annotated[str, AfterValidator(_steps_in_order)] | None = Field(
         None,
-        description="steps FIRST:LAST to profile, from 2 on, because the first one connects: run_dir/profile gets a "
+        description="steps FIRST:LAST to profile, from 2 on, because step 1 connects the ranks: run_dir/profile gets a "
         "Chrome trace and a summary",
     )
     profile_ranks: Annotated[str, AfterValidator(_ranks_or_all)] = Field(
@@ -253,7 +253,7 @@ class TrainConfig(BaseModel):
     resume: str = Field(
         "never",
         min_length=1,
-        description="never, auto (the newest checkpoint in checkpoint_dir that verifies, if any) "
+        description="never, auto (the newest undamaged checkpoint in checkpoint_dir, if any) "
         "or the path of one checkpoint",
         json_schema_extra={"not": {"enum": [*_SWITCHES]}},
     )

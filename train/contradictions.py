@@ -58,7 +58,7 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
         )
     model, dataset = values["model"], values["dataset"]
     if model == "gpt" and dataset in _IMAGE_DATASETS:
-        sentence = "{key} is gpt, which reads tokens, but {other} is {dataset}; only the dataset tokens has them"
+        sentence = "{key} is gpt, which reads tokens, but {other} is {dataset}; use the dataset called tokens"
         _refuse(sentence, key="model", other="dataset", dataset=dataset)
     if dataset == "tokens" and model in _IMAGE_MODELS:
         sentence = "{key} is tokens, but {other} is {model}, which reads images; only the model gpt reads tokens"
@@ -66,7 +66,7 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
     strategy = values["strategy"]
     if values["sync"] != "all_reduce" and strategy != "custom_ddp":
         _refuse(
-            "{key} is {sync}, which {other} {strategy} cannot do; only custom_ddp has a choice",
+            "{key} is {sync}, which {other} {strategy} cannot do; only custom_ddp can",
             key="sync",
             other="strategy",
             sync=values["sync"],
@@ -75,7 +75,7 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
     for key, only in _ONLY.items():
         if values[key] != defaults[key] and strategy != only:
             _refuse(
-                "{key} is {value}, but {other} is {strategy}; only {only} has it",
+                "{key} is {value}, but {other} is {strategy}; only {only} has this setting",
                 key=key,
                 other="strategy",
                 value=values[key],

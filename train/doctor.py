@@ -158,7 +158,7 @@ def _shared(problems: list[str]) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m train.doctor",
-        description="Say who is where, check and time the messages between all processes, and say what is wrong.",
+        description="Show where each rank runs, check and time messages between all processes, and report problems.",
         allow_abbrev=False,
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="as in python -m train")
@@ -168,10 +168,10 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=500.0,
         metavar="RATE",
-        help="a link below so many Mbit/s is a problem (default: %(default)g)",
+        help="report links slower than this many Mbit/s (default: %(default)g)",
     )
     for name, default, text in (
-        ("silence", 15.0, "a rank without a sign of life for so many seconds is paused or gone"),
+        ("silence", 15.0, "seconds without a sign of life after which a rank counts as paused or gone"),
         ("rendezvous-timeout", 30.0, "seconds to wait for the other ranks"),
         ("resolve-timeout", 20.0, "seconds to wait until the name in MASTER_ADDR resolves"),
     ):

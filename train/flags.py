@@ -72,7 +72,7 @@ def _unknown_words(words: list[str], unknown: list[str]) -> list[str]:
             problems.append(f"  {word}: {before} takes no value; write {on} or {off} alone")
         elif not (before in unknown and before.startswith("-") and "=" not in before):
             # The word after an unknown flag is probably the flag's value, and needs no second line.
-            problems.append(f"  {word}: no flag stands before it; write --SETTING VALUE, a value with spaces in quotes")
+            problems.append(f"  {word}: no flag comes before it; write --SETTING VALUE, quoted if VALUE has spaces")
     return problems
 
 
@@ -118,7 +118,7 @@ _GROUPS = {
     "epochs": "training",
     "strategy": "processes and devices",
     "run_dir": "records and checkpoints",
-    "rendezvous_timeout_s": "limits of waiting",
+    "rendezvous_timeout_s": "timeouts",
 }
 
 
@@ -134,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Train a model on one or many processes.",
         allow_abbrev=False,
     )
-    parser.add_argument("--config", metavar="FILE.yaml", help="the same keys as YAML; flags win over it")
+    parser.add_argument("--config", metavar="FILE.yaml", help="a YAML file with the same settings; flags override it")
     parser.add_argument(
         "--procs",
         metavar="N",

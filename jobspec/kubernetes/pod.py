@@ -152,7 +152,7 @@ def _notes(job: Job) -> Iterator[str]:
     """Yield what the user must know before submitting the manifest."""
     if job.kubernetes.pod:
         standard = job.kubernetes.security
-        yield f"kubernetes.pod is merged into the pods; whether they then meet {standard} is not checked."
+        yield f"kubernetes.pod is merged into the pods, and the result is not checked against {standard}."
     if beyond_baseline(job):
         yield f"Beyond the Pod Security Standard baseline: {', '.join(beyond_baseline(job))}."
         yield "The namespace must not enforce that standard."

@@ -104,7 +104,7 @@ def patch_keeps_the_plumbing(job: Job) -> Iterator[Finding]:
             yield Finding((*at, key), message, "leave it out", on_key=True)
         elif key not in FREE:
             guess = nearest(key, FREE)
-            hint = f'did you mean "{guess}"?' if guess else "these are keys of a pod's spec, such as affinity"
+            hint = f'did you mean "{guess}"?' if guess else "give a key of a pod's spec, such as affinity"
             yield Finding((*at, key), f"kubernetes.pod: a pod's spec has no key {key}", hint, on_key=True)
     for kind in ("containers", "initContainers", "volumes", "tolerations"):
         if not isinstance(patch.get(kind, []), list):
@@ -116,10 +116,10 @@ def patch_keeps_the_plumbing(job: Job) -> Iterator[Finding]:
                 wanted = "a mapping" if kind == "tolerations" else "a mapping with a name"
                 yield Finding(here, f"kubernetes.pod.{kind}[{number}] must be {wanted}")
             elif kind == "volumes" and element["name"].startswith(_OWN_VOLUMES):
-                message = f"kubernetes.pod.volumes: {element['name']} is a volume of the job itself"
+                message = f"kubernetes.pod.volumes: {element['name']} is reserved for the job's own volumes"
                 yield Finding((*here, "name"), message, "choose another name")
             elif kind == "containers" and element["name"] == "pytorch":
-                message = f"kubernetes.pod.containers: the container of the processes is called {NODE} in every spec"
+                message = f"kubernetes.pod.containers: the container of the processes is called {NODE}, not pytorch"
                 yield Finding((*here, "name"), message, f"name: {NODE}")
             elif kind == "containers" and element["name"] == NODE:
                 yield from _node_keeps(job, element, here)
@@ -144,7 +144,7 @@ def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Fi
         if key == "volumeMounts" and not isinstance(value, list):
             yield Finding((*at, key), f"kubernetes.pod: {key} must be a list", on_key=True)
         if key in _DECIDED_IN_NODE:
-            message = f"kubernetes.pod: {key} of the container {NODE} is set from {_DECIDED_IN_NODE[key]}"
+            message = f'kubernetes.pod: {key} of container "{NODE}" is set from {_DECIDED_IN_NODE[key]}'
             yield Finding((*at, key), message, "leave it out", on_key=True)
     resources = container.get("resources", {})
     if not isinstance(resources, dict):
@@ -156,8 +156,8 @@ def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Fi
         if key == "requests" and isinstance(resources[key], dict):
             yield from _requests_fit(job, resources[key], (*at, "resources", key))
         elif key != "claims":
-            message = f"kubernetes.pod: {key} of the container {NODE} are set from resources"
-            yield Finding((*at, "resources", key), message, "resources: {devices: …} asks for more", on_key=True)
+            message = f'kubernetes.pod: {key} of container "{NODE}" are set from resources'
+            yield Finding((*at, "resources", key), message, "resources: {devices: …} adds devices", on_key=True)
     for number, variable in enumerate(_list(container, "env")):
         name = variable.get("name") if isinstance(variable, dict) else None
         if not isinstance(name, str):
@@ -167,8 +167,8 @@ def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Fi
             yield Finding((*at, "env", number), message, "choose another name")
     for number, mount in enumerate(_list(container, "volumeMounts")):
         if isinstance(mount, dict) and str(mount.get("name", "")).startswith(_OWN_VOLUMES):
-            message = f"kubernetes.pod: {mount['name']} is a volume of the job itself"
-            yield Finding((*at, "volumeMounts", number), message, "mounts: mounts folders and claims")
+            message = f"kubernetes.pod: {mount['name']} is reserved for the job's own volumes"
+            yield Finding((*at, "volumeMounts", number), message, "list folders and claims in the spec's mounts")
 
 
 def _requests_fit(job: Job, requests: Mapping[str, Any], at: Path) -> Iterator[Finding]:
@@ -179,14 +179,14 @@ def _requests_fit(job: Job, requests: Mapping[str, Any], at: Path) -> Iterator[F
         if name not in limits:
             message = f"kubernetes.pod: the request of {name} follows from resources and procs_per_node"
             yield Finding(
-                (*at, name), message, "only requests of cpu and memory can be lower than their limits", on_key=True
+                (*at, name), message, "leave it out; only cpu and memory can request less than the limit", on_key=True
             )
         elif amount is None:
-            message = f"kubernetes.pod: the request of {name} is not an amount of Kubernetes"
+            message = f"kubernetes.pod: the request of {name} is not a Kubernetes quantity"
             yield Finding((*at, name), message, "cpu: 8, memory: 32Gi")
         elif (limit := limits[name]) is not None and amount > limit:
-            message = f"kubernetes.pod: the request of {name} is above its limit, which resources sets"
-            yield Finding((*at, name), message, "at most as much as resources says")
+            message = f"kubernetes.pod: the request of {name} is above its limit, set by the key resources"
+            yield Finding((*at, name), message, "request less, or raise resources")
 
 
 def _amount(value: Any) -> Decimal | None:

@@ -73,7 +73,7 @@ def type_of_gpu_has_labels(job: Job) -> Iterator[Finding]:
     if job.gpu is not None and job.gpu not in job.kubernetes.gpu_types:
         message = f"gpu is {job.gpu}, but kubernetes.gpu_types does not say which nodes have it"
         hint = f"kubernetes: {{gpu_types: {{{job.gpu}: {{nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}}}}}"
-        yield Finding(("gpu",), message, f"the labels of your cluster: {hint}")
+        yield Finding(("gpu",), message, f"with your cluster's labels: {hint}")
 
 
 @Rule
@@ -126,7 +126,7 @@ def _is_device(name: str) -> bool:
 def queues_have_their_scheduler(job: Job) -> Iterator[Finding]:
     if job.kubernetes.workload_priority_class is not None and job.kubernetes.queue is None:
         message = "kubernetes.workload_priority_class is only for Kueue, but kubernetes.queue is not given"
-        hint = "kubernetes: {queue: NAME}; priority_class is for the pods"
+        hint = "kubernetes: {queue: NAME}, or priority_class for the pods"
         yield Finding(("kubernetes", "workload_priority_class"), message, hint, on_key=True)
     if job.kubernetes.volcano_queue is not None and job.kubernetes.scheduler != "volcano":
         message = "kubernetes.volcano_queue is given, but kubernetes.scheduler is not volcano"
@@ -137,7 +137,7 @@ def queues_have_their_scheduler(job: Job) -> Iterator[Finding]:
 def shared_memory_fits_the_memory(job: Job) -> Iterator[Finding]:
     shm, memory = job.resources.shm, job.resources.memory
     if shm is not None and memory is not None and shm >= memory:
-        message = "resources.shm leaves nothing of resources.memory: what lies in /dev/shm counts as memory of the pod"
+        message = "resources.shm must be below resources.memory: files in /dev/shm count as memory of the pod"
         yield Finding(("resources", "shm"), message)
 
 
@@ -151,7 +151,7 @@ def mounts_are_possible(job: Job) -> Iterator[Finding]:
         if place == HOME:
             message = f"mounts[{number}].path is {HOME}, which is a folder of the pod and the HOME of its processes"
             yield Finding(
-                ("mounts", number, "path"), message, "choose another path; env: {HOME: PATH} makes it the home"
+                ("mounts", number, "path"), message, "choose another path; env: {HOME: PATH} sets another HOME"
             )
         if mount.volume is None and ".." in (mount.source or "").split("/"):
             yield Finding(("mounts", number, "source"), f'mounts[{number}].source must not hold ".."')
@@ -163,7 +163,7 @@ def tolerations_make_sense(job: Job) -> Iterator[Finding]:
         path: Path = ("kubernetes", "tolerations", number)
         name = f"kubernetes.tolerations[{number}]"
         if toleration.operator == "Exists" and toleration.value:
-            yield Finding((*path, "value"), f"{name}.value: operator Exists compares no value", "leave one of them out")
+            yield Finding((*path, "value"), f"{name}.value: operator Exists compares no value", "leave value out")
         if toleration.operator == "Equal" and toleration.key is None and toleration.value:
             yield Finding((*path, "value"), f"{name} has a value, but no key of a taint", "key: NAME", on_key=True)
         elif toleration.operator == "Equal" and toleration.key is None:
@@ -187,7 +187,7 @@ def labels_of_others_are_not_set(job: Job) -> Iterator[Finding]:
     for key in job.kubernetes.labels:
         if key.startswith(_RESERVED_LABELS):
             hint = "kubernetes.queue names the queue" if key.startswith("kueue") else "leave it out"
-            message = f"kubernetes.labels: {key} is set by the cluster or by this program"
+            message = f"kubernetes.labels: {key} is set by the cluster or by render.py"
             yield Finding(("kubernetes", "labels", key), message, hint, on_key=True)
 
 
@@ -196,7 +196,7 @@ def annotations_are_small(job: Job) -> Iterator[Finding]:
     size = sum(len(f"{key}{value}".encode()) for key, value in job.kubernetes.annotations.items())
     if size > _MOST_ANNOTATIONS:
         message = f"kubernetes.annotations have {size} bytes; {_MOST_ANNOTATIONS} are allowed"
-        yield Finding(("kubernetes", "annotations"), message, "a ConfigMap holds more", on_key=True)
+        yield Finding(("kubernetes", "annotations"), message, "put long texts in a ConfigMap", on_key=True)
 
 
 @Rule
@@ -214,7 +214,7 @@ def times_fit_their_fields(job: Job) -> Iterator[Finding]:
 def processes_end_before_the_pod(job: Job) -> Iterator[Finding]:
     value = job.env.get(SHUTDOWN_TIMEOUT)
     if value is not None and not (value.isascii() and value.isdigit() and int(value[:9]) < grace_s(job)):
-        message = f"env.{SHUTDOWN_TIMEOUT} must be a whole number of seconds below the pod's {grace_s(job)}"
+        message = f"env.{SHUTDOWN_TIMEOUT} must be a whole number below the pod's grace of {grace_s(job)} s"
         yield Finding(("env", SHUTDOWN_TIMEOUT), message, "leave it out; preemption.grace decides its value")
 
 
@@ -242,10 +242,10 @@ def fixed_size(reason: str) -> Rule:
     def check(job: Job) -> Iterator[Finding]:
         hint = "use the target pytorchjob"
         if job.nodes.elastic:
-            yield Finding(("nodes",), f"nodes is a range, but {reason}", hint, on_key=True)
+            yield Finding(("nodes",), f"nodes is a range, which this target cannot run: {reason}", hint, on_key=True)
         elif job.rendezvous.backend == "c10d":
-            message = "rendezvous.backend is c10d, which gives ranks by address; on this target they follow the pods"
-            yield Finding(("rendezvous", "backend"), message, f"leave it out; {hint}")
+            message = "rendezvous.backend is c10d, which ranks nodes by address; this target ranks them by pod number"
+            yield Finding(("rendezvous", "backend"), message, f"leave it out, or {hint}")
 
     return check
 

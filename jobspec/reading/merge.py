@@ -41,7 +41,7 @@ def _several_jobs(sources: Sequence[Source]) -> Iterator[str]:
     if len({shown(source.values["name"]) for source in named}) > 1:
         places = [(source.values["name"], source.items["name",]) for source in named]
         listed = ", ".join(f"{shown(name)} in {place.name}:{place.line}" for name, place in places)
-        yield f"these files are merged into one job, but give different names, of which the last counts: {listed}"
+        yield f"these files become one job, but give different names; the last one counts: {listed}"
 
 
 def merge(sources: Sequence[Source]) -> Source:

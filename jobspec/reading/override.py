@@ -83,11 +83,11 @@ def _step(parent: Any, part: str, path: Path, place: Place) -> str | int:
     if isinstance(parent, list) and re.fullmatch(r"[0-9]{1,5}", part) and int(part) < len(parent):
         return int(part)
     above = ".".join(map(str, path))
-    kind, whole = "no mapping", f"{{{part}: …}}"
+    kind, whole = "not a mapping", f"{{{part}: …}}"
     if isinstance(parent, list):
         kind, whole = f"a list of {len(parent)}", "[…]"
     elif path == ("nodes",):
         whole = "{min: …, max: …}"
     hint = f"its last element is {above}.{len(parent) - 1}; " if isinstance(parent, list) and parent else ""
-    hint += f"set it as a whole: --set '{above}={whole}'"
+    hint += f"set the whole value: --set '{above}={whole}'"
     raise SpecError([Problem(place, f'"{above}" is {kind}; there is no "{part}" in it', hint)])

@@ -138,7 +138,7 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
         return _command_hint(value, source) if path == ("command",) else _list_hint(path, value)
     if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str) and written[:1] in ('"', "'"):
         plain = typed(value)
-        return "without the quotes it is one" if plain is not None and not _refusal(path, plain) else ""
+        return "leave the quotes out" if plain is not None and not _refusal(path, plain) else ""
     if kind == "literal_error" and isinstance(value, str):
         allowed = wanted.split('"')[1::2]
         known = _OTHER_NAMES.get(value.lower())
@@ -188,7 +188,7 @@ def _missing(path: Path, removed: bool) -> Finding:
     meaning = model.model_fields[str(path[-1])].description if model else ""
     hint = f"{path[-1]}: {meaning}"
     if removed:
-        return Finding(path, f'"{path[-1]}" is taken away here, but must be there{where}', hint, on_key=True)
+        return Finding(path, f'"{path[-1]}" is removed here, but is required{where}', hint, on_key=True)
     return Finding(path[:-1], f'"{path[-1]}" is missing{where}', hint, on_key=True)
 
 
@@ -203,7 +203,7 @@ def _unknown_key(path: Path) -> Finding:
     if home is not None and home[:-1] == above:
         hint = f'did you mean "{home[-1]}"?'
     elif home is not None:
-        hint = f"a spec calls it {dotted(home)}"
+        hint = f"write {dotted(home)} instead"
     elif (way := synonyms.way_of(path)) and "the top level" not in homes:
         hint = way
     elif homes:

@@ -186,7 +186,7 @@ class Reader:
             self.add(place, f'anchor "&{event.anchor}": a job spec has no anchors', "write the value out")
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self.add(place, f'tag "{tag}": a job spec has no tags', "quotes make a value text")
+            self.add(place, f'tag "{tag}": a job spec has no tags', "to make a value text, put it in quotes")
         if len(path) > MAX_DEPTH:
             self.add(place, f"nested deeper than {MAX_DEPTH} levels; a job spec never needs that many")
             raise _Stop
@@ -279,7 +279,7 @@ def _hint(error: yaml.MarkedYAMLError, before: str) -> str:
     ):
         return "wrong indentation: the keys of one section begin in the same column"
     if "mapping values" in problem:
-        return 'one key a line; a value that holds ": " goes in quotes'
+        return 'write one key per line, and a value that contains ": " in quotes'
     if "cannot start any token" in problem:
         return "put a value with special characters in quotes"
     if problem == "could not find expected ':'":

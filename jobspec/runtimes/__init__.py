@@ -77,9 +77,7 @@ def problems(job: Job) -> Iterable[Finding]:
             yield Finding(("mounts", number, "path"), message, "a path outside of the other mounts")
         elif mount.source is None and mount.volume is not None and not mount.empty:
             message = f"mounts[{number}].{mount.volume}: Slurm has no volumes; its nodes have folders"
-            yield Finding(
-                ("mounts", number, mount.volume), message, "give this mount a folder that every node has as source"
-            )
+            yield Finding(("mounts", number, mount.volume), message, "write source: PATH, a folder that every node has")
 
 
 def _inside(mount: Mount, other: Mount) -> bool:

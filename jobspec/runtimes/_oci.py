@@ -52,7 +52,7 @@ def image(plan: Plan) -> list[str]:
 
 def image_problem(image: str) -> str | None:
     if is_file(image) or "://" in image:
-        return "it runs images by registry and name only"
+        return "write REGISTRY/NAME:TAG, not a file or a URL"
     return None
 
 

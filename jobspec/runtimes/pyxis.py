@@ -40,7 +40,7 @@ def words(plan: Plan, passed: Sequence[str]) -> list[str]:
 
 def image_problem(image: str) -> str | None:
     if "://" in image:
-        return "enroot knows images by registry and name, without docker://"
+        return "write REGISTRY/NAME:TAG, without docker:// before it"
     return None
 
 

@@ -16,7 +16,7 @@ from jobspec.environment import (
 from jobspec.plan import Plan, Rank
 from jobspec.slurm.task import agent_variables
 
-_SCALES = "with sbatch --nodes=N it follows N"
+_SCALES = "changes with sbatch --nodes=N"
 REMARKS = {"WORLD_SIZE": _SCALES, "PET_NNODES": _SCALES, "GROUP_WORLD_SIZE": _SCALES, "ROLE_WORLD_SIZE": _SCALES}
 
 
@@ -31,7 +31,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
     address, port = NODE_0, _port(plan)
     if plan.backend == "c10d":
         address, port = NODE_OF_RANK_0, FREE_PORT
-    run_id = "<number of the job>.<number of its restarts>"
+    run_id = "<job ID>.<number of restarts>"
     workers = torchrun_variables(plan, rank, master_addr=address, master_port=port, run_id=run_id)
     return [*start, *_meeting_point(plan), *_flags_of_torchrun(plan, rank, run_id), *workers]
 
@@ -42,15 +42,15 @@ def _by_slurm(plan: Plan, rank: Rank) -> list[Variable]:
     if plan.job.slurm.launcher == "srun":
         task, number_on_node = str(rank.rank), str(rank.local_rank)
     if plan.backend == "c10d":  # renumbers the nodes by name, in text order
-        node = task = "<Slurm's number of the node>"
+        node = task = "<Slurm's node ID>"
     values = {
-        "SLURM_JOB_ID": "<number of the job>",
+        "SLURM_JOB_ID": "<job ID>",
         "SLURM_NODEID": node,
         "SLURM_PROCID": task,
         "SLURM_LOCALID": number_on_node,
     }
     if plan.points or plan.job.slurm.array is not None:
-        values["SLURM_ARRAY_TASK_ID"] = "<number in the array>"
+        values["SLURM_ARRAY_TASK_ID"] = "<array task ID>"
     # docker and podman renumber the GPUs that they are given, and set no variable.
     if plan.job.device == "cuda" and plan.job.slurm.runtime not in ("docker", "podman"):
         values["CUDA_VISIBLE_DEVICES"] = f"<numbers of the job's {plan.job.procs_per_node} GPUs on the node>"
@@ -70,7 +70,7 @@ def _meeting_point(plan: Plan) -> list[Variable]:
 
 def _port(plan: Plan) -> str:
     port = plan.job.rendezvous.port
-    return "<port from the number of the job>" if port == "auto" else str(port)
+    return "<port derived from the job ID>" if port == "auto" else str(port)
 
 
 def _numbers(plan: Plan, rank: Rank) -> list[Variable]:

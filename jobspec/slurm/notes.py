@@ -26,7 +26,7 @@ def _not_used(job: Job) -> Iterator[str]:
         yield f"Not used here: files; the processes see {inside}."
     if job.resources.shm and not slurm.preflight:
         yield (
-            "Not used here: resources.shm; /dev/shm is the node's, and the preflight, which would measure it, is off."
+            "Not used here: resources.shm; /dev/shm is the node's, and slurm.preflight, which checks its size, is off."
         )
     if slurm.launcher == "srun" and job.rendezvous.timeout and job.train is None:
         yield (
@@ -38,7 +38,7 @@ def _not_used(job: Job) -> Iterator[str]:
 def _to_know(job: Job) -> Iterator[str]:
     output = str(job.slurm.options.get("output", ""))
     if "/" in output:
-        yield f"Make the folder of {output} first: where it is missing, Slurm ends the job without a word."
+        yield f"Create the folder of {output} first: without it Slurm ends the job and reports no error."
     if job.slurm.launcher == "torchrun":
         processes = f"{job.procs_per_node} process{'es' * (job.procs_per_node > 1)}"
         yield f"One task per node: torchrun, which starts the {processes} of its node."

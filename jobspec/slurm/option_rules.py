@@ -27,7 +27,7 @@ _OPTIONS_OF_KEYS = {
     "signal": "preemption",
     "requeue": "preemption",
     "no-requeue": "preemption",
-    "no-kill": "nodes, as a range",
+    "no-kill": "nodes, if it is a range",
     "open-mode": "preemption",
     **{key: f"slurm.{key}" for key in ("partition", "account", "qos", "constraint", "reservation", "array")},
 }
@@ -52,17 +52,17 @@ _SRUN_OPTIONS_OF_SCRIPT = {
     "jobid": "Slurm",
     "kill-on-bad-exit": "nodes and preemption",
     "nodes": "nodes",
-    "no-kill": "nodes, as a range",
+    "no-kill": "nodes, if it is a range",
     "ntasks": "nodes, procs_per_node and slurm.launcher",
     "ntasks-per-node": "procs_per_node and slurm.launcher",
     "open-mode": "preemption",
     "tasks-per-node": "procs_per_node and slurm.launcher",
-    "output": "name; with slurm.options.output, script and processes share one log",
+    "output": "name; slurm.options.output sets one log for script and processes",
     "wait": "preemption",
 }
 _SRUN_OPTIONS_FOR_PYXIS = {"container-image": "image", "container-mounts": "mounts", "container-env": "env and secrets"}
 
-_BY_HAND = "give it to sbatch by hand"
+_BY_HAND = "leave it out, and write it on sbatch's command line"
 _OF_SRUN = "slurm: {srun_options: {overcommit: true}}"
 
 
@@ -79,16 +79,16 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
     for name, value in job.slurm.options.items():
         path = ("slurm", "options", name)
         if name in _OPTIONS_OF_KEYS:
-            message = f"slurm.options: {name} is set from {_OPTIONS_OF_KEYS[name]}"
+            message = f"slurm.options: --{name} is set from {_OPTIONS_OF_KEYS[name]}"
             yield Finding(path, message, "leave it out", on_key=True)
         if name in _NO_JOB:
-            message = f"slurm.options: with {name} sbatch does not run this script"
+            message = f"slurm.options: sbatch --{name} does not run this script"
             yield Finding(path, message, _BY_HAND, on_key=True)
         if name == "mem" and job.resources.memory is None and str(value) != "0":
             message = "slurm.options: mem is set from resources.memory"
             yield Finding(path, message, "mem: 0 asks for all memory of a node", on_key=True)
         if name == "export" and str(value).upper() in ("NONE", "NIL") and job.secrets:
-            message = f"slurm.options: export is {value}, so the secrets of the job would not reach it"
+            message = f"slurm.options: export is {value}, so the job would not get its secrets"
             yield Finding(path, message, "leave it out; secrets are passed on by name", on_key=True)
         if name in _MEMORY and (others := sorted(_MEMORY & job.slurm.options.keys() - {name})) and name > others[0]:
             message = f"slurm.options: {name} is given, and {others[0]} too; Slurm takes only one of them"
@@ -132,7 +132,7 @@ def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
                 path, f"slurm.srun_options: label is a flag, so its value is true, not {value}", "true, or leave it out"
             )
         elif name == "multi-prog":
-            message = "slurm.srun_options: with multi-prog srun takes the program for a configuration file"
+            message = "slurm.srun_options: multi-prog makes srun read the program as a configuration file"
             yield Finding(path, message, "leave it out", on_key=True)
 
 
@@ -141,8 +141,8 @@ def each_process_sees_its_gpus(job: Job) -> Iterator[Finding]:
     for section, options in (("options", job.slurm.options), ("srun_options", job.slurm.srun_options)):
         gres, bind = str(options.get("gres", "")), str(options.get("gpu-bind", ""))
         if re.match(r"(.*,)?(gres:|gres/)?gpu(?=[:=,]|$)", gres):
-            message = f"slurm.{section}: GPUs follow from procs_per_node"
-            hint = "for one type of GPU, set the key gpu: h100"
+            message = f"slurm.{section}: the number of GPUs is set from procs_per_node"
+            hint = "to choose the type of GPU, set the key gpu, such as gpu: h100"
             yield Finding(("slurm", section, "gres"), message, hint, on_key=True)
         several = job.slurm.launcher == "torchrun" and job.procs_per_node > 1
         if several and re.match(r"(?i)(verbose,)?(single|map_gpu|per_task:1\b)", bind):

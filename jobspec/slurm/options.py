@@ -78,7 +78,7 @@ def what_ends_what(job: Job) -> str:
         return "The other nodes continue when one is lost."
     if job.preemption:
         return "A node that has saved and ended must not end those that still save."
-    return "A node that fails ends the others, which would wait for it."
+    return "If a node fails, srun ends the others: they would only wait for it."
 
 
 def _cpus_per_task(job: Job) -> int | None:

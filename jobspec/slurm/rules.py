@@ -37,7 +37,7 @@ def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
         message = "slurm.launcher is srun, but only torchrun continues when nodes come and go (nodes is a range)"
         yield Finding(("slurm", "launcher"), message, "launcher: torchrun")
     elif job.rendezvous.backend == "c10d":
-        message = "slurm.launcher is srun, but rendezvous.backend c10d is torchrun's"
+        message = "slurm.launcher is srun, but only torchrun has rendezvous.backend c10d"
         yield Finding(("slurm", "launcher"), message, "leave rendezvous.backend out")
     if job.max_restarts:
         message = f"max_restarts is {job.max_restarts}, but slurm.launcher is srun: nothing restarts processes"
@@ -60,7 +60,7 @@ def values_fit_into_one_variable(job: Job) -> Iterator[Finding]:
     }
     size = sum(sizes.values())
     if size > _LONGEST_TASK:
-        message = f"command, setup, env and sweep take {size} bytes as shell text; on Slurm at most {_LONGEST_TASK}"
+        message = f"command, setup, env and sweep take {size} bytes as shell text; Slurm's limit is {_LONGEST_TASK}"
         largest = max(sizes, key=lambda key: sizes[key])
         yield Finding((largest,), message, "put long values in a file", on_key=True)
 
@@ -72,7 +72,7 @@ def _shell_bytes(words: Iterable[str]) -> int:
 @Rule
 def sweep_is_the_array(job: Job) -> Iterator[Finding]:
     if job.sweep and job.slurm.array is not None:
-        message = "slurm.array is given, but sweep is too, which is an array itself"
+        message = "slurm.array is given, but the sweep already makes an array"
         yield Finding(("slurm", "array"), message, "leave slurm.array out", on_key=True)
 
 
@@ -102,7 +102,7 @@ def tasks_of_an_array_keep_apart(job: Job) -> Iterator[Finding]:
     for key, what in (("checkpoint_dir", "folder"), ("run_dir", "folder"), ("export", "file")):
         if getattr(job.train, key) is not None:
             message = f"train.{key} is one {what}, but slurm.array starts several jobs that would all write to it"
-            hint = f"sweep, instead of slurm.array, gives each run values and a {what} of its own"
+            hint = f"use sweep instead of slurm.array: it gives each run its own values and {what}"
             yield Finding(("train", key), message, hint)
 
 
@@ -125,7 +125,7 @@ def secrets_are_not_the_scripts_variables(job: Job) -> Iterator[Finding]:
     """Reject secrets named like the script's variables: the script would replace the value of the calling shell."""
     for number, name in enumerate(job.secrets):
         if name in VARIABLES_OF_SCRIPT:
-            message = f"secrets: {name} is a variable of the batch script, which would replace its value"
+            message = f"secrets: the batch script has its own variable {name}, which would replace the secret"
             yield Finding(("secrets", number), message, "choose another name")
 
 
@@ -134,4 +134,4 @@ def slurms_variables_are_not_set(job: Job) -> Iterator[Finding]:
     for path, name in names_in_env(job):
         if name.startswith(("SLURM_", "SLURMD_", "SRUN_", "SBATCH_")):
             message = f"{path[0]}: {name} is Slurm's own variable"
-            yield Finding(path, message, "options of sbatch belong in slurm.options", on_key=True)
+            yield Finding(path, message, "leave it out; set sbatch options in slurm.options", on_key=True)

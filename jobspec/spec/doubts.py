@@ -24,11 +24,11 @@ def doubts(job: Job, node_is_hidden: bool = False) -> Iterator[str]:
     yield from _typed_in_a_word_processor(job)
     first = job.command[0] if job.command else "x.py"
     if first != "-m" and not first.endswith(".py") and not job.no_python:
-        yield f'command begins with "{first}", which is no name of a Python file, but torchrun starts it with Python'
+        yield f'command begins with "{first}", not a .py file; torchrun starts it with Python unless no_python is true'
     travels = job.files and job.command and job.workdir is None and not job.setup
     elsewhere = first == "-m" or posixpath.isabs(first)
     if travels and not elsewhere and posixpath.normpath(first) not in files.found(job):
-        yield f"files does not contain {first}, the script of command; Kubernetes and compose would not find it"
+        yield f"files does not list {first}, which command runs; Kubernetes and compose would not find it"
     restarts = job.max_restarts > 0 or job.nodes.min < job.nodes.max
     if restarts and job.train and job.train.checkpoint_dir is not None and job.train.resume == "never":
         yield "train.resume is never, so a restart finds checkpoints and refuses to run; write resume: auto"
@@ -41,11 +41,11 @@ def doubts(job: Job, node_is_hidden: bool = False) -> Iterator[str]:
             yield f'image "{job.image}" has capital letters in its name, which registries refuse'
     for name, value in job.env.items():
         if value and names_secret(name):
-            yield f"env.{name} looks like a secret, and its value is in the artifact; secrets: [{name}] keeps it out"
+            yield f"env.{name} looks like a secret, and its value is in the output; secrets: [{name}] keeps it out"
     for option in job.slurm.options:
         if option not in OPTIONS and not option.startswith(PYXIS):
             hint = f"; did you mean {instead}?" if (instead := meant(option)) else ""
-            yield f"slurm.options: sbatch itself has no option {option}, only a plugin may{hint}"
+            yield f"slurm.options: sbatch has no option {option}, unless a plugin adds it{hint}"
 
 
 def _lost_with_the_container(job: Job) -> Iterator[str]:
@@ -55,7 +55,7 @@ def _lost_with_the_container(job: Job) -> Iterator[str]:
         if path is not None and job.workdir and not path.startswith("~"):
             path = posixpath.join(job.workdir, path)
         if path is not None and not any(PurePosixPath(path).is_relative_to(folder) for folder in kept):
-            yield f"train.{key} is {path}, which is lost with the container: it is in no mount with a source or claim"
+            yield f"train.{key} is {path}, which is lost with the container: mount a source or claim there"
 
 
 def _typed_in_a_word_processor(job: Job) -> Iterator[str]:
@@ -64,4 +64,4 @@ def _typed_in_a_word_processor(job: Job) -> Iterator[str]:
     words += [(f"env.{name}", value) for name, value in job.env.items()]
     for key, text in words:
         if found := _CURLY.search(text) or _DASH.search(text):
-            yield f'{key} has the character "{found[0]}", as word processors make it; programs read " and \' and -'
+            yield f'{key} has the character "{found[0]}"of a word processor; write " or \' or - instead'

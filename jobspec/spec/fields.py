@@ -40,7 +40,7 @@ LabelValue = Annotated[
     str,
     matching(
         r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?",
-        'a Kubernetes label value (at most 63 letters, digits, "-", "_" and ".", letters or digits at both ends)',
+        'a Kubernetes label value (at most 63 letters, digits, "-", "_" and "."; a letter or digit at both ends)',
     ),
 ]
 ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -63,14 +63,14 @@ def _read_path(value: Any) -> str:
     if value.startswith("~"):
         raise ValueError("write the full path: ~ is not expanded")
     if "$" in value:
-        raise ValueError("write the full path: $ is not expanded, because artifacts depend on the spec alone")
+        raise ValueError("write the full path: $ is not expanded, so that the result depends on the spec alone")
     raise ValueError
 
 
 FolderPath = Annotated[
     str,
     Value(
-        'an absolute path without ":", ",", "$", quotes and backslashes (container runtimes cut mounts there)',
+        'an absolute path without ":", ",", "$", quotes or backslashes (container runtimes split paths there)',
         _read_path,
         {"type": "string", "pattern": f"^(?:{_PATH})$"},
     ),
@@ -86,7 +86,7 @@ FilePattern = Annotated[
     str,
     matching(
         r"(?!/)(?!(?:.*/)?\.\.(?:/|$))[^\u0000-\u001f\u007f-\u009f\u2028\u2029\\$~]+",
-        'a path below the current folder, such as train.py or lib/*.py; no "..", "~" and "$"',
+        'a path below the current folder without "..", "~" or "$", such as train.py or lib/*.py',
     ),
 ]
 SlurmWord = Annotated[
@@ -121,7 +121,7 @@ def _read_shell_line(value: Any) -> str:
 
 
 ShellLine = Annotated[str, Value("one line of bash", _read_shell_line, {"type": "string", "pattern": f"^{_LINE}$"})]
-SweepKey = Annotated[str, matching(r"(?:train|env)\.[A-Za-z_][A-Za-z0-9_]*", "a key of train or env, such as train.lr")]
+SweepKey = Annotated[str, matching(r"(?:train|env)\.[A-Za-z_][A-Za-z0-9_]*", "train.KEY or env.NAME, such as train.lr")]
 
 
 def _read_swept(value: Any) -> bool | int | float | str:

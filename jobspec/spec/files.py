@@ -57,7 +57,7 @@ def files_are_here(job: Job) -> Iterator[Finding]:
             yield Finding(("files", number), message, hint)
         for file in files:
             if why := problem(file):
-                yield Finding(("files", number), f"files[{number}]: {file} cannot travel: {why}", "put it in the image")
+                yield Finding(("files", number), f"files[{number}]: {file} is unusable: {why}", "put it in the image")
 
 
 def _matching(pattern: str) -> list[str]:

@@ -109,7 +109,7 @@ class Mount(Section):
     sub_path: SubPath | None = Field(
         None, description="only this folder or file of the source or volume, such as team/data"
     )
-    path: FolderPath = Field(description="where the processes see it")
+    path: FolderPath = Field(description="where the processes see the mount")
     read_only: bool = Field(False, description="no process can write to it")
 
     @property
@@ -142,7 +142,7 @@ class Resources(Section):
     memory: Size | None = Field(None, description="memory of a node, such as 200GiB")
     shm: Size | None = Field(
         None,
-        description="size of /dev/shm, for DataLoader workers and NCCL; left out, some containers have only 64 MiB",
+        description="size of /dev/shm, for DataLoader workers and NCCL; without it some containers have only 64 MiB",
     )
     rdma: bool = Field(False, description="RDMA devices, and the right to lock memory for them")
     devices: dict[LabelKey, Amount] = Field(
@@ -159,7 +159,7 @@ class Rendezvous(Section):
     )
     port: Port = Field(
         "auto",
-        description="port of the rendezvous on node 0; auto: from the job's name, on Slurm from its number, below the "
+        description="port of the rendezvous on node 0; auto: from the job's name or, on Slurm, its ID, below the "
         "ephemeral range",
     )
     timeout: Duration | None = Field(
@@ -172,10 +172,8 @@ class Rendezvous(Section):
 class Preemption(Section):
     """The scheduler may take the nodes back: signal, checkpoint, requeue, resume."""
 
-    grace: Duration = Field(120, description="time between the signal and the end, enough to save a checkpoint")
-    max_requeues: int = Field(
-        20, ge=0, le=10000, description="how often the job goes back into the queue after a signal (Slurm)"
-    )
+    grace: Duration = Field(120, description="time from the signal to the kill; must suffice to save a checkpoint")
+    max_requeues: int = Field(20, ge=0, le=10000, description="how often the job is requeued after a signal (Slurm)")
 
 
 class Compose(Section):
@@ -198,9 +196,9 @@ class Job(Section):
     )
     device: Literal["cuda", "cpu"] = Field("cuda", description="what the processes compute on")
     gpu: GpuType | None = Field(
-        None, description="type of GPU, such as h100: on Slurm as it is, on Kubernetes a key of kubernetes.gpu_types"
+        None, description="type of GPU, such as h100: unchanged for Slurm, a key of kubernetes.gpu_types for Kubernetes"
     )
-    image: Image | None = Field(None, description="container image; targets that run no container do without")
+    image: Image | None = Field(None, description="container image; not needed by targets that run no container")
     setup: list[ShellLine] = Field(
         [],
         description="lines of bash that run where the processes run, before them: module load, source, export; "
@@ -216,15 +214,15 @@ class Job(Section):
     command: list[Lines] | None = Field(
         None,
         min_length=1,
-        description="your own script and its arguments, as after torchrun; either this or train",
+        description="your own script and its arguments, as you write them after torchrun; either this or train",
     )
     no_python: bool = Field(
-        False, description="command is a program that torchrun starts as it is, such as a shell script, not with Python"
+        False, description="torchrun starts command itself, without Python: for a shell script or another program"
     )
     files: list[FilePattern] = Field(
         [],
-        description="your own files, such as [train.py, lib/*.py], which travel in the manifest (1 MiB at most) or are "
-        "mounted by compose; elsewhere the processes see the folder in which you submit",
+        description="your files, such as [train.py, lib/*.py]; Kubernetes gets them in the manifest (1 MiB at most), "
+        "compose mounts them; elsewhere the processes see the folder in which you submit",
     )
     env: dict[EnvName, Lines] = Field({}, description="environment of the processes; values are text")
     secrets: list[SecretRef] = Field(
@@ -237,7 +235,7 @@ class Job(Section):
     time_limit: Duration | None = Field(None, description="the job is ended after this time, such as 2h")
     rendezvous: Rendezvous = Field(Rendezvous(), description="how the nodes find each other")
     max_restarts: int = Field(0, ge=0, le=10000, description="how often the processes are restarted after a failure")
-    preemption: Preemption | None = Field(None, description="the scheduler may take the nodes back")
+    preemption: Preemption | None = Field(None, description="the scheduler may preempt the job")
     sweep: dict[SweepKey, Annotated[list[SweptValue], Field(min_length=1)]] = Field(
         {},
         description="lists of values, such as {train.lr: [0.1, 0.01], train.seed: [0, 1]}; each combination is one "

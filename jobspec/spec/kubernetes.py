@@ -46,7 +46,7 @@ class Kubernetes(Section):
     priority_class: DnsName | None = Field(None, description="PriorityClass of the pods")
     runtime: DnsName | None = Field(
         None,
-        description="ClusterTrainingRuntime of the cluster that a TrainJob takes; left out: the manifest has a runtime",
+        description="ClusterTrainingRuntime that the TrainJob uses; left out: the manifest brings its own runtime",
     )
     volcano_queue: DnsName | None = Field(None, description="queue of Volcano, with scheduler: volcano")
     scheduler: DnsName | None = Field(None, description="schedulerName of the pods, such as a gang scheduler")
@@ -65,10 +65,10 @@ class Kubernetes(Section):
         None,
         ge=0,
         lt=2**31,
-        description="user number of the processes; left out: 1000 with security: restricted, otherwise the image's "
+        description="user ID of the processes; left out: 1000 with security: restricted, otherwise the image's "
         "user; restricted forbids 0 (root)",
     )
-    fs_group: int | None = Field(None, ge=1, lt=2**31, description="group number that owns the mounted volumes")
+    fs_group: int | None = Field(None, ge=1, lt=2**31, description="group ID that owns the mounted volumes")
     gpu_types: dict[GpuType, dict[LabelKey, LabelValue]] = Field(
         {},
         description="labels of the nodes with each type of GPU, such as {h100: {nvidia.com/gpu.product: NVIDIA-H100}}",

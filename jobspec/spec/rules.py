@@ -45,14 +45,14 @@ def rules_in(module: object) -> list[Rule]:
 
 def missing_image(runner: str, path: Path = _IMAGE) -> Finding:
     """Return the finding that `runner`, which the key at `path` requests, needs an image."""
-    return Finding(path, f"image is missing: {runner} runs one", _AN_IMAGE, on_key=path == _IMAGE)
+    return Finding(path, f"image is missing, but {runner} needs one", _AN_IMAGE, on_key=path == _IMAGE)
 
 
 def empty_mounts_have_no_folders(job: Job) -> Iterator[Finding]:
     """Yield each `sub_path` of a mount for which a target with folders makes an empty one."""
     for number, mount in enumerate(job.mounts):
         if mount.empty and mount.sub_path is not None:
-            message = f"mounts[{number}].sub_path: a mount with scratch starts empty, so it has no folders yet"
+            message = f"mounts[{number}].sub_path: a mount with scratch starts empty; leave sub_path out"
             yield Finding(("mounts", number, "sub_path"), message)
 
 
@@ -66,7 +66,7 @@ def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:
         room = _LONGEST_NAME - len(suffix)
         if len(job.name) > room:
             message = (
-                f'name has {len(job.name)} characters; {what} has the name "<name>{suffix}", at most {_LONGEST_NAME}'
+                f'name has {len(job.name)} characters; {what} is called "<name>{suffix}", with at most {_LONGEST_NAME}'
             )
             yield Finding(("name",), message, f"at most {room} characters")
 
@@ -101,7 +101,7 @@ def command_begins_with_a_program(job: Job) -> Iterator[Finding]:
         return
     first = job.command[0]
     if words := as_line(first):
-        hint = f"begin with its words: {json.dumps(words, ensure_ascii=False)}"
+        hint = f"write each word as an element: {json.dumps(words, ensure_ascii=False)}"
         yield Finding(("command", 0), "command: its first element is a whole command line, not a program", hint)
     elif first.startswith("-") or not first:
         message = "command must begin with a program, not with an option"
@@ -117,14 +117,14 @@ def command_begins_with_a_script(job: Job) -> Iterator[Finding]:
         if len(job.command) == 1 or job.command[1].startswith("-"):
             yield Finding(("command", 0), "command: -m wants the name of a module after it")
     elif words := as_line(first):
-        hint = f"begin with its words: {json.dumps(from_script(words), ensure_ascii=False)}"
+        hint = f"write each word as an element: {json.dumps(from_script(words), ensure_ascii=False)}"
         hint += ", and no_python: true" if is_for_a_shell(words[0]) else ""
         yield Finding(("command", 0), "command: its first element is a whole command line, not a script", hint)
     elif starts_python(first):
         message = f"command must begin with the script, not with {first}"
         yield Finding(("command", 0), message, "write its name first, such as mine.py; torchrun starts Python")
     elif is_for_a_shell(first):
-        message = f"command begins with {first}, which is not for Python"
+        message = f"command begins with {first}, which Python cannot run"
         hint = "begin with a Python script, or add no_python: true for a shell or any other program"
         yield Finding(("command", 0), message, hint)
     elif first.startswith("-") or not first:
@@ -206,9 +206,7 @@ def values_fit_into_one_argument(job: Job) -> Iterator[Finding]:
     sizes += [(("env", name), len(f"{name}={value}".encode())) for name, value in job.env.items()]
     for path, size in sizes:
         if size > _LONGEST_ARGUMENT:
-            message = (
-                f"{'.'.join(map(str, path))} takes {size} bytes; Linux hands a process at most {_LONGEST_ARGUMENT}"
-            )
+            message = f"{'.'.join(map(str, path))} takes {size} bytes; Linux allows {_LONGEST_ARGUMENT} per argument"
             yield Finding(path, message, "put it in a file that the processes read")
 
 
@@ -240,7 +238,7 @@ def micro_batches_fill_the_pipeline(job: Job) -> Iterator[Finding]:
 @Rule
 def strategy_of_one_process_has_one(job: Job) -> Iterator[Finding]:
     if job.train is not None and job.train.strategy in ("single", "data_parallel") and world_size(job) > 1:
-        message = f"train.strategy {job.train.strategy} is one process, but {world_size(job)} start"
+        message = f"train.strategy {job.train.strategy} runs one process, but the job has {world_size(job)}"
         yield Finding(("train", "strategy"), message, "nodes: 1, procs_per_node: 1; or strategy: custom_ddp")
 
 
@@ -299,6 +297,6 @@ def mounts_have_one_source_and_one_place(job: Job) -> Iterator[Finding]:
             yield Finding(("mounts", number), message, "source: /data, a folder of the node, or claim: NAME")
         for key in volumes[1:]:
             message = f"mounts[{number}].{key} is given, but {volumes[0]} is too: only one can be mounted"
-            yield Finding(("mounts", number, key), message, "leave one of them out; source may stand beside either")
+            yield Finding(("mounts", number, key), message, "leave one of them out; source can be given with either")
         if mount.path in [earlier.path for earlier in job.mounts[:number]]:
             yield Finding(("mounts", number, "path"), f"mounts[{number}].path: {mount.path} is mounted twice")

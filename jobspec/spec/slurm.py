@@ -19,12 +19,12 @@ class Slurm(Section):
     constraint: SlurmConstraint | None = Field(None, description="features that the nodes must have")
     reservation: SlurmWord | None = Field(None, description="reservation to run in")
     runtime: Literal["none", "pyxis", "apptainer", "docker", "podman"] = Field(
-        "none", description="what runs the image on a node; with none there is no container"
+        "none", description="what runs the image on a node; none: no container"
     )
     launcher: Literal["torchrun", "srun"] = Field(
         "torchrun", description="torchrun: one task per node, which starts the processes; srun: one task per process"
     )
-    array: SlurmArray | None = Field(None, description="an array of such jobs, such as 0-3 or 0-99%8")
+    array: SlurmArray | None = Field(None, description="run the job as an array, such as 0-3 or 0-99%8")
     preflight: bool = Field(
         True, description="check names, port, programs, GPUs, shm and memlock on every node before the start"
     )

@@ -17,7 +17,7 @@ from jobspec.spec.shell import before
 
 NOT_USED = {
     "gpu": "the machine's GPUs are used",
-    "time_limit": "nothing ends the job",
+    "time_limit": "compose has no time limit",
     "resources.devices": "only Kubernetes knows these names",
     "slurm.array": "this is one job, not several",
 }
@@ -75,7 +75,7 @@ def there_is_an_image(job: Job) -> Iterator[Finding]:
     if job.image is None:
         yield missing_image("a service")
     elif job.image.startswith(("/", ".")) or "://" in job.image:
-        message = f'compose cannot run image "{job.image}": it runs images by registry and name only'
+        message = f'compose cannot run image "{job.image}": write REGISTRY/NAME:TAG, not a file or a URL'
         yield Finding(("image",), message)
 
 
@@ -86,10 +86,8 @@ empty_mounts = Rule(empty_mounts_have_no_folders)
 def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
     for number, mount in enumerate(job.mounts):
         if mount.source is None and mount.volume in ("config_map", "secret"):
-            message = f"mounts[{number}].{mount.volume} is of Kubernetes; compose mounts folders and volumes"
-            yield Finding(
-                ("mounts", number, mount.volume), message, "give this mount a folder of this machine as source"
-            )
+            message = f"mounts[{number}].{mount.volume} exists only on Kubernetes; compose mounts folders and volumes"
+            yield Finding(("mounts", number, mount.volume), message, "write source: PATH, a folder of this machine")
         path = posixpath.normpath("/" + mount.path.lstrip("/"))
         if path == "/dev/shm":
             message = f"mounts[{number}].path: /dev/shm is shared memory, not a place for mounts"

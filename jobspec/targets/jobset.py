@@ -23,7 +23,7 @@ SWEEPS = "objects"
 POD_RULES = rules.POD
 name_fits = leaves_room("a pod", lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")
 fixed_size = rules.fixed_size("a JobSet restarts all pods when one fails")
-preemption_needs_restarts = rules.preemption_needs_restarts("when a pod is preempted, others may fail first")
+preemption_needs_restarts = rules.preemption_needs_restarts("a preempted pod's peers may fail before it ends")
 
 
 def template_values(plan: Plan) -> dict[str, Any]:

@@ -25,9 +25,9 @@ NOT_USED = {
     "resources.shm": "/dev/shm is the machine's own",
     "resources.rdma": "the machine's devices are used",
     "resources.devices": "the machine's devices are used",
-    "time_limit": "nothing ends the job",
+    "time_limit": "torchrun has no time limit",
     "slurm.array": "this is one job, not several",
-    "preemption": "no scheduler takes the nodes back",
+    "preemption": "no scheduler preempts the job",
 }
 
 

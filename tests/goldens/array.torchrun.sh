@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Rendered by `render.py torchrun array.yaml`; edit the spec, not this file.
 # Not used here: image; this script runs in the shell's own environment, not in a container.
-# Not used here: time_limit; nothing ends the job.
+# Not used here: time_limit; torchrun has no time limit.
 # Not used here: slurm.array; this is one job, not several.
 set -euo pipefail
 

@@ -18,7 +18,7 @@ if (( $# )); then
   fi
 
   # A pipe in which nothing is ever written.  Each node listens to it through its connection and ends when it is
-  # closed: by Ctrl-C, after a failure, or because this script is no more.
+  # closed: by Ctrl-C, after a failure, or because this script has ended.
   exec {lifeline}<> <(:)
   exec {end_of_lifeline}<"/dev/fd/$lifeline"
 
@@ -69,7 +69,7 @@ END
 fi
 
 if ! [[ ${NODE_RANK-} =~ ^(0|[1-9][0-9]{0,4})$ ]] || (( NODE_RANK >= 3 )) || [[ -z ${MASTER_ADDR-} ]]; then
-  echo "elastic: set NODE_RANK (number of this node, 0 to 2) and MASTER_ADDR (name or address of node 0), or name all nodes" >&2
+  echo "elastic: set NODE_RANK (number of this node, 0 to 2) and MASTER_ADDR (name or address of node 0), or give the names of all nodes as arguments" >&2
   exit 2
 fi
 

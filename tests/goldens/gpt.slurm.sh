@@ -10,14 +10,14 @@
 #SBATCH --output=gpt-%j.log
 #SBATCH --open-mode=append
 set -euo pipefail
-: "${SLURM_JOB_ID:?is not set, so this is no job of Slurm: submit this script with sbatch}"
+: "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
 (( SLURM_JOB_NUM_NODES == 1 )) || { echo "rendered for one node, not $SLURM_JOB_NUM_NODES: set nodes in the spec" >&2; exit 1; }
 
-# What is left of the job in which sbatch was called: srun and torchrun would take it for their options.
+# Unset variables left by an enclosing job: srun and torchrun would read them as their options.
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
   [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
 done
-record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # an array's number has many
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # the ID of an array has many records
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 restart=${record#* Restarts=} restart=${restart%% *}
@@ -31,7 +31,7 @@ preflight() {  # on each node: what would otherwise show as a hang, or as an err
 }
 preflight || exit
 
-# The values below travel as variables: all users of a node can read the arguments of its processes.
+# The values below are passed as variables, because all users of a node can read the arguments of its processes.
 task() {  # on the node, once for its 2 processes
   export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
   exec torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 -m train \
@@ -48,7 +48,7 @@ task() {  # on the node, once for its 2 processes
 export -f task
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
-# A node that fails ends the others, which would wait for it.
+# If a node fails, srun ends the others: they would only wait for it.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --export=ALL --kill-on-bad-exit=1 --wait=60 --output="$log" --open-mode=append \
   bash -euc "export -fn task; task"

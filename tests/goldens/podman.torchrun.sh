@@ -3,8 +3,8 @@
 # Not used here: image; this script runs in the shell's own environment, not in a container.
 # Not used here: mounts; the processes see the paths of the machine.
 # Not used here: resources.memory; nothing limits the processes.
-# Not used here: time_limit; nothing ends the job.
-# Not used here: preemption; no scheduler takes the nodes back.
+# Not used here: time_limit; torchrun has no time limit.
+# Not used here: preemption; no scheduler preempts the job.
 #
 # Start all nodes from here, node 0 first: ssh runs this script on each, in this folder and with this PATH.
 #   bash podman.sh node0 node1
@@ -20,7 +20,7 @@ if (( $# )); then
   fi
 
   # A pipe in which nothing is ever written.  Each node listens to it through its connection and ends when it is
-  # closed: by Ctrl-C, after a failure, or because this script is no more.
+  # closed: by Ctrl-C, after a failure, or because this script has ended.
   exec {lifeline}<> <(:)
   exec {end_of_lifeline}<"/dev/fd/$lifeline"
 
@@ -72,7 +72,7 @@ END
 fi
 
 if ! [[ ${NODE_RANK-} =~ ^(0|[1-9][0-9]{0,4})$ ]] || (( NODE_RANK >= 2 )) || [[ -z ${MASTER_ADDR-} ]]; then
-  echo "podman: set NODE_RANK (number of this node, 0 to 1) and MASTER_ADDR (name or address of node 0), or name all nodes" >&2
+  echo "podman: set NODE_RANK (number of this node, 0 to 1) and MASTER_ADDR (name or address of node 0), or give the names of all nodes as arguments" >&2
   exit 2
 fi
 

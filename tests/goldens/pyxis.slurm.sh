@@ -16,13 +16,13 @@
 #SBATCH --output=pyxis-%j.log
 #SBATCH --open-mode=append
 set -euo pipefail
-: "${SLURM_JOB_ID:?is not set, so this is no job of Slurm: submit this script with sbatch}"
+: "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
 
-# What is left of the job in which sbatch was called: srun and torchrun would take it for their options.
+# Unset variables left by an enclosing job: srun and torchrun would read them as their options.
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
   [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
 done
-record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # an array's number has many
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # the ID of an array has many records
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 restart=${record#* Restarts=} restart=${restart%% *}
@@ -30,11 +30,11 @@ log=pyxis-$job-r$restart.log
 
 mark() { grep -ohsE "resume: .*|stopped by a signal at [^;]*" "$1" | tail -n 1; }  # where a start began or stopped
 requeue() {
-  refuse() { echo "not back into the queue: $1" >&2; exit 1; }
-  (( restart < 20 )) || refuse "preemption.max_requeues is 20"
+  refuse() { echo "not requeued: $1" >&2; exit 1; }
+  (( restart < 20 )) || refuse "the limit preemption.max_requeues (20) is reached"
   local before=${log%"$restart.log"}$(( restart - 1 )).log
   [[ ! -f $before || $(mark "$before") != "$(mark "$log")" ]] || refuse "no progress since the last signal"
-  echo "back into the queue" >&2
+  echo "requeueing the job" >&2
   exec scontrol requeue "$job"
 }
 trap requeue USR1  # from Slurm, 120 s before it takes the nodes; nothing is to be saved yet
@@ -48,7 +48,7 @@ preflight() {  # on each node: what would otherwise show as a hang, or as an err
   problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
   [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
-    problem "$MASTER_ADDR, the first node, resolves to ${address:-nothing}, which no other node can reach; look at DNS and /etc/hosts"
+    problem "$MASTER_ADDR, the first node, resolves to ${address:-no address}, so other nodes cannot reach it; look at DNS and /etc/hosts"
   [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs ":$(printf %04X "$MASTER_PORT") [0-9A-F:]* 0A " /proc/net/tcp{,6} ||
     problem "port $MASTER_PORT is in use; set another one in rendezvous.port"
   if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
@@ -63,7 +63,7 @@ look at PropagateResourceLimitsExcept in slurm.conf and at the limits of slurmd"
 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
   bash -c "$(declare -f preflight); preflight"
 
-# The values below travel as variables: all users of a node can read the arguments of its processes.
+# The values below are passed as variables, because all users of a node can read the arguments of its processes.
 task() {  # on the node, once for its 4 processes
   export PET_NODE_RANK=$SLURM_NODEID
   export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 OMP_NUM_THREADS=8 \
@@ -95,8 +95,8 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per
 
 stop() {
   trap "" USR1  # another one changes nothing
-  echo "Slurm takes the nodes; the processes are asked to save and end" >&2
-  { sleep 105; kill "$step"; } >/dev/null 2>&1 &  # a process that hangs must not cost the requeue
+  echo "Slurm is about to end the job; asking the processes to save and end" >&2
+  { sleep 105; kill "$step"; } >/dev/null 2>&1 &  # a process that hangs must not prevent the requeue
   scancel --signal=TERM "$job" || true  # torchrun passes on no USR1, and srun answers a SIGTERM with SIGKILL
   wait "$step" && exit 0  # the processes had made their last step
   requeue
@@ -104,11 +104,11 @@ stop() {
 trap stop USR1
 wait "$step" && exit 0 || status=$?
 
-# Slurm's SIGTERM may have reached the processes alone, or somebody's signal that did not reach this script.
+# The processes may have got a SIGTERM, from Slurm or from a user, that did not reach this script.
 state=$(scontrol show job "$job" || true)
 [[ $state != *PreemptTime=[0-9]* ]] || requeue
 [[ $state != *JobState=RUNNING*Restarts="$restart "* ]] || ! grep -q "stopped by a signal .*; saved" "$log" || requeue
-# A lost node says nothing.  After SlurmdTimeout Slurm ends this script, and sends the job back into the queue itself.
+# A lost node sends no signal.  After SlurmdTimeout Slurm ends this script and requeues the job.
 trap requeue USR1
 wait_s=$(scontrol show config | awk '$1 == "SlurmdTimeout" { print $3 + 60 }') || wait_s=360
 while (( (wait_s -= 5) > 0 )) && squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null; do

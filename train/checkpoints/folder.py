@@ -143,7 +143,7 @@ def read_checkpoint(path: Path) -> bytes:
         content = (path / _STATE).read_bytes()
         damaged = [name for name in expected if tuple(_fingerprint(path / name).values()) != expected[name]]
     except FileNotFoundError as error:
-        raise UserError(f"{path} is no whole checkpoint: {Path(error.filename).name} is missing") from None
+        raise UserError(f"the checkpoint {path} is incomplete: {Path(error.filename).name} is missing") from None
     except OSError as error:
         raise UserError(f"cannot read the checkpoint {path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):

@@ -38,8 +38,8 @@ def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
         raise UserError(
             f"the checkpoint was saved with --strategy={saved['strategy']}, "
             + ("each rank's part in separate files" if spread else "the whole model in one file")
-            + f", which {config.strategy} cannot read: continue with the old strategy"
-            + (" or the other of fsdp and pipeline" if spread else " or another that is neither fsdp nor pipeline")
+            + f", which {config.strategy} cannot read: continue with "
+            + ("fsdp or pipeline" if spread else "any strategy except fsdp and pipeline")
         )
     changed = [f'{key} was "{saved[key]}" and is "{now[key]}"' for key in keys if saved[key] != now[key]]
     if changed:

@@ -76,7 +76,8 @@ def reports(position: str, group: dist.ProcessGroup | None = None) -> list[str]:
         ]
     if gathered.silent:
         elsewhere.append(
-            f"no report within {_REPORTS_S:g} s from rank {_listed(gathered.silent)}: ended, or still waiting"
+            f"no report within {_REPORTS_S:g} s from rank {_listed(gathered.silent)} (ended or still waiting): "
+            "see its log"
         )
     return elsewhere
 
@@ -168,4 +169,4 @@ def _listed(ranks: set[int] | list[int]) -> str:
 
 
 def _at(position: str) -> str:
-    return f"gave up elsewhere: {position}"
+    return f"gave up waiting elsewhere: {position}"

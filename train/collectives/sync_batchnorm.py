@@ -115,7 +115,7 @@ class _Normalize(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise UserError(
                 "SyncBatchNorm has no second derivatives, which backward(create_graph=True) and "
-                "autograd.grad(create_graph=True) ask for: leave that out, or keep BatchNorm (--no-sync-batchnorm)"
+                "autograd.grad(create_graph=True) ask for: drop create_graph, or keep BatchNorm (--no-sync-batchnorm)"
             )
         input, weight, mean, variance, count = ctx.saved_tensors
         channels, precise = input.size(1), mean.dtype

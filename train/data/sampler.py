@@ -83,6 +83,6 @@ class ShardSampler(Sampler[list[int]]):
             was_now = ", ".join(f"{key} was {state[key]} and is {now[key]}" for key in changed)
             raise UserError(
                 f"the checkpoint cannot be continued: {was_now}, so samples would be read twice or never; "
-                "start with the old values, or afresh in another checkpoint_dir"
+                "give the old values, or another checkpoint_dir for a new run"
             )
         self.epoch, self.step = state["epoch"], state["step"]

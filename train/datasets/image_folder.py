@@ -100,5 +100,5 @@ def _list_files(folder: Path) -> ImageFolder:
     except FileNotFoundError as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            f"{folder} holds no pictures: {reason}. --data-root is the folder of train/CLASS/… and val/CLASS/…"
+            f"{folder} holds no pictures: {reason}. --data-root must hold train/CLASS/… and val/CLASS/…"
         ) from None

@@ -1,4 +1,4 @@
-"""Rows of tokens from a memory-mapped file, each with the token that follows every one of them; and how to make it.
+"""Make the token files that --dataset=tokens reads; in Python, load them as rows of tokens.
 
     python -m train.datasets.tokens --data-root data README.md docs/*.md
 
@@ -116,7 +116,7 @@ def write(texts: Sequence[Path], data_root: Path, context: int) -> str:
     if min(map(len, splits.values())) <= context:
         raise UserError(
             f"the texts have {len(tokens)} bytes, of which {len(splits['validation'])} are for validation; a row needs "
-            f"{context + 1} (--context {context} and the token after them): give more text or a smaller --context"
+            f"{context + 1} (--context {context} and the next token): give more text or a smaller --context"
         )
     folder = data_root / "tokens"
     try:

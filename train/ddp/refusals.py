@@ -39,7 +39,7 @@ def refuse_compiled_autograd() -> None:
     if is_compiled_backward():
         raise UserError(
             "CustomDDP cannot average in a backward under compiled autograd: turn it off"
-            " (torch._dynamo.config.compiled_autograd = False). torch.compile compiles backward without it, too"
+            " (torch._dynamo.config.compiled_autograd = False). torch.compile still compiles the backward"
         )
 
 
@@ -80,7 +80,7 @@ class ParametersAsWrapped:
         """Raise UserError, naming the parameter, if one is no longer frozen or has another type or device."""
         for name, param in self._frozen:
             if param.requires_grad:
-                raise UserError(f"{name} was frozen when CustomDDP was made and is not now: wrap the module again")
+                raise UserError(f"{name} was frozen when CustomDDP was made, but is now trained: wrap the module again")
         if [(param.dtype, param.device) for _, param in self._trained] != self._kinds:
             for (name, param), (dtype, device) in zip(self._trained, self._kinds, strict=True):
                 if (param.dtype, param.device) != (dtype, device):

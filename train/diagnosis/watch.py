@@ -79,7 +79,7 @@ class Watch:
         """Report that this rank cannot go on, and end with the judgement about it."""
         self._failed = reason
         time.sleep(2 * self._silence_s + _READ_S)  # until the judgement ends the process
-        self._end(f"{self._own.process} failed in {self._doing}: {reason}")
+        self._end(f"{self._own.process} failed during {self._doing}: {reason}")
 
     def _beat(self) -> None:
         number = 0
@@ -135,12 +135,12 @@ class Watch:
         if not lines and not is_due:
             return None
         if not lines:
-            lines = [f"{self._cards[rank].process} failed in {at}: {why}" for rank, (at, why) in failures.items()]
+            lines = [f"{self._cards[rank].process} failed during {at}: {why}" for rank, (at, why) in failures.items()]
         return "\n".join(lines)
 
     def _silence_of(self, rank: int, now: float) -> str:
         card, known = self._cards[rank], self._watched[rank]
-        head = f"{card.process} has given no sign of life for {now - known.since:.0f} s; the last during: {known.doing}"
+        head = f"{card.process} has given no sign of life for {now - known.since:.0f} s, last during {known.doing}"
         state = _state(card.pid) if card.host == self._own.host else "unknown"
         if state == "T":
             return f"{head}: its process is stopped (SIGSTOP or a debugger); `kill -CONT {card.pid}` lets it go on"
@@ -162,9 +162,9 @@ class Watch:
         server = "the torchrun of rank 0's node" if self._own.launcher == "torchrun" else f"rank 0 (pid {first.pid})"
         where = f"the store at {self._own.master_addr}:{self._own.master_port} runs in {server}, on {first.host}"
         if server.startswith("rank") and first.host == self._own.host and _state(first.pid) == "T":
-            return f"{where}, whose process is stopped (SIGSTOP or a debugger); `kill -CONT {first.pid}` lets it go on"
+            return f"{where}. That process is stopped (SIGSTOP or a debugger); `kill -CONT {first.pid}` lets it go on"
         return (
-            f"{where}. This process is paused or has ended, or its network is gone; look at the last lines of its log"
+            f"{where}. That process is paused or has ended, or its network is gone; look at the last lines of its log"
         )
 
     def _end(self, reason: str) -> NoReturn:

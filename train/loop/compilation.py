@@ -28,7 +28,7 @@ def compile_model(model: nn.Module, device: torch.device) -> None:
         raise SharedError("--compile needs the package triton on CUDA: install it, or leave out --compile")
     if has_sync_batchnorm(model):
         raise SharedError(
-            "--compile does not go with BatchNorm over all processes: add "
+            "--compile cannot be used with synchronised BatchNorm: add "
             "--no-sync-batchnorm (each process normalises by its own samples), or leave out --compile"
         )
     model.compile()

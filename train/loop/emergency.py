@@ -33,4 +33,4 @@ def save_after_failure(
     except Exception as error:
         say(f"step {steps_done} could not be saved: {error}")
     else:
-        say(f"saved step {steps_done}, the last whole one; --resume=auto continues there")
+        say(f"saved the last complete step, {steps_done}; --resume=auto continues there")

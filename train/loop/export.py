@@ -17,7 +17,7 @@ def refuse_impossible_export(path: str) -> None:
     refuse_without("safetensors", "--export", "export")
     folder = Path(path).absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UserError(f"--export: cannot write {path}: {folder} is no folder that can be written")
+        raise UserError(f"--export: cannot write {path}: {folder} is not a writable folder")
 
 
 def export(trainer: Trainer, path: str) -> None:

@@ -47,7 +47,7 @@ class HalvingStep(Step):
         self._repeated: str | None = None
         if self._runs_on_empty_batches:
             raise SharedError(
-                "--on-oom=halve does not go with BatchNorm over all processes: the others would wait for the one that "
+                "--on-oom=halve cannot be used with synchronised BatchNorm: other ranks would wait for the one that "
                 "is out of memory. Add --no-sync-batchnorm, or leave out --on-oom"
             )
 

@@ -30,8 +30,8 @@ def refuse_impossible(config: TrainConfig, world: World, device: torch.device) -
     _, readers = config.reader(world.rank, world.world_size)
     if config.batch_size < readers:
         raise UserError(
-            f"--batch-size is {config.batch_size}, the samples of a step over all processes together, but there are "
-            f"{readers} processes, so some would never have any: give at least {readers}"
+            f"--batch-size is {config.batch_size}, the global batch, but "
+            f"{readers} processes share it: give at least {readers}"
         )
     if config.strategy == "pipeline" and config.batch_size < config.accumulate:
         raise UserError(
@@ -152,8 +152,8 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         raise nonfinite.NonFinite(
             f"step {_step_of_run(position)}: {why}, so all ranks stop before the optimizer's step"
-            + (f", the {self._skipped_in_a_row}th in a row" if self._skipped_in_a_row > 1 else "")
-            + ". Mend the sample, or try a lower --lr, --clip-norm, --precision=fp32 or --on-nonfinite=skip"
+            + (f" ({self._skipped_in_a_row} such steps in a row)" if self._skipped_in_a_row > 1 else "")
+            + ". Fix the sample, or try a lower --lr, --clip-norm, --precision=fp32 or --on-nonfinite=skip"
         )
 
     def _losses(self, images: Tensor, labels: Tensor, position: ShardSampler) -> Tensor:

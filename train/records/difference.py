@@ -81,7 +81,7 @@ def _ends(first: RunRecords, second: RunRecords) -> list[str]:
         lines.append(f"best accuracies: {accuracies[0]:.2%} and {accuracies[1]:.2%}")
     if first.end is not None and second.end is not None:
         same = first.end["weights_sha256"] == second.end["weights_sha256"]
-        lines.append("the final weights are " + ("the same bits" if same else "different"))
+        lines.append("the final weights are " + ("identical" if same else "different"))
     return lines
 
 

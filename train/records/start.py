@@ -41,7 +41,7 @@ def in_words(numbers: dict[str, int]) -> str:
     if n["largest_share"] != n["smallest_share"]:
         shares += f" or {n['largest_share']}"
     pieces = f", in {n['accumulate']} micro-batches" if n["accumulate"] > 1 else ""
-    last = f", the last of {n['last_batch']}" if n["last_batch"] != n["batch_size"] else ""
+    last = f", the last with {n['last_batch']} samples" if n["last_batch"] != n["batch_size"] else ""
     who = f"{n['readers']} process{'es' * (n['readers'] > 1)}"
     if n["readers"] < n["world_size"]:
         who = f"{n['readers']} pipeline of {n['world_size']} processes"

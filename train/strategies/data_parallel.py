@@ -18,15 +18,15 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
     """
     if context.world_size > 1:
         raise SharedError(
-            f"--strategy=data_parallel is one process for all GPUs of a machine, but {context.world_size} were "
+            f"--strategy=data_parallel runs one process for all GPUs of a machine, but {context.world_size} were "
             "started: each would train its own model. Start one, or use --strategy=custom_ddp"
         )
     devices = torch.cuda.device_count() if context.device.type == "cuda" else 1
     if devices > 1 and has_batchnorm(model) and context.sync_batchnorm:
         raise SharedError(
             "--strategy=data_parallel cannot synchronise BatchNorm between the GPUs of one process: use "
-            "--strategy=custom_ddp with one process per GPU, or --no-sync-batchnorm for the statistics of each share"
+            "--strategy=custom_ddp with one process per GPU, or --no-sync-batchnorm for statistics of each GPU alone"
         )
-    where = f"cut among {devices} GPUs" if devices > 1 else f"whole on {context.device}, the only device"
-    say(f"data_parallel: each micro-batch is computed {where}")
+    where = f"split over {devices} GPUs" if devices > 1 else f"computed on {context.device}, the only device"
+    say(f"data_parallel: each micro-batch is {where}")
     return replicated(model, nn.DataParallel(model))

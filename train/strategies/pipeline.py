@@ -84,11 +84,11 @@ def refuse_what_cannot_be_cut(model: nn.Module, context: Context) -> Layers:
     why = None
     layers: Layers = []
     if not isinstance(model, nn.Sequential):
-        why = "the model is no nn.Sequential, so where its layers can be cut is not known"
+        why = "the model is not an nn.Sequential, so it is not known where to cut it"
     elif has_batchnorm(model):
         why = "BatchNorm would take the statistics of a micro-batch, not of the global batch"
     elif sum(len(list(layer.parameters())) for layer in model) != len(list(model.parameters())):
-        why = "two of its layers share a parameter, which would be trained twice"
+        why = "two layers of the model share a parameter, which would be trained twice"
     else:
         layers = _with_parameters(model)
         if len(layers) < context.world_size:
@@ -163,7 +163,7 @@ def even_stretches(works: Sequence[int], stages: int) -> list[range]:
 
 def _in_words(layers: Layers, works: Sequence[int], stages: Sequence[range], formula: float, context: Context) -> str:
     lines = [
-        f"pipeline: {len(stages)} stage{'s' * (len(stages) > 1)} by {context.pipeline_schedule}, micro-batches a step: "
+        f"pipeline: {len(stages)} stage{'s' * (len(stages) > 1)} ({context.pipeline_schedule}), micro-batches a step: "
         f"{context.micro_batches}; expected bubble: {formula:.1%} of the time"
     ]
     for number, stage in enumerate(stages):

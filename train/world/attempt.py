@@ -52,13 +52,13 @@ class Attempt:
             print(f"rank {rank} was restarted, but the previous attempt has not ended: waiting", flush=True)
             with suppress(RuntimeError):  # raised once the store is closed
                 store.wait(["nothing"], timeout)
-            raise self._over("knows this rank from before")
+            raise self._over("already had this rank")
 
     def _over(self, why: str) -> UserError:
         return UserError(
             f"rank {self._world.rank} came too late: the store at {self._world.master_addr}:{self._world.master_port} "
-            f"(MASTER_ADDR:MASTER_PORT) {why}, so the attempt that this process was started for has ended. So "
-            "this process ends, too, and can then be started again together with the others"
+            f"(MASTER_ADDR:MASTER_PORT) {why}, so its attempt has ended. "
+            "This process ends too; restart it together with the other ranks"
         )
 
 

@@ -183,8 +183,8 @@ def _first_slurm_node(environ: Mapping[str, str]) -> str:
     scontrol = shutil.which("scontrol")
     if scontrol is None:
         raise UserError(
-            f"MASTER_ADDR is not set and scontrol is not here to expand the node list {nodes} (in a container it "
-            "usually is not): export MASTER_ADDR in the batch script, outside the container"
+            f"MASTER_ADDR is not set and scontrol is not here to expand the node list {nodes} (containers "
+            "usually lack it): export MASTER_ADDR in the batch script, outside the container"
         )
     command = [scontrol, "show", "hostnames", nodes]
     listed = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)

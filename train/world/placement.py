@@ -87,5 +87,5 @@ def refuse_shared_devices(devices: Sequence[tuple[str, str | None]]) -> None:
     if shared:
         raise SharedError(
             f"{'; '.join(shared)}, and NCCL needs one GPU per process: start one process for each GPU, and check "
-            "that CUDA_VISIBLE_DEVICES or the scheduler's GPU binding gives each process another one"
+            "that CUDA_VISIBLE_DEVICES or the scheduler's GPU binding gives each process a different GPU"
         )

@@ -16,14 +16,14 @@
 #SBATCH --open-mode=append
 #SBATCH --mem-per-gpu=60G
 set -euo pipefail
-: "${SLURM_JOB_ID:?is not set, so this is no job of Slurm: submit this script with sbatch}"
+: "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
 (( SLURM_JOB_NUM_NODES == 1 )) || { echo "rendered for one node, not $SLURM_JOB_NUM_NODES: set nodes in the spec" >&2; exit 1; }
 
-# What is left of the job in which sbatch was called: srun and torchrun would take it for their options.
+# Unset variables left by an enclosing job: srun and torchrun would read them as their options.
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
   [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
 done
-record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # an array's number has many
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # the ID of an array has many records
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 restart=${record#* Restarts=} restart=${restart%% *}
@@ -53,7 +53,7 @@ preflight() {  # on each node: what would otherwise show as a hang, or as an err
 }
 preflight || exit
 
-# The values below travel as variables: all users of a node can read the arguments of its processes.
+# The values below are passed as variables, because all users of a node can read the arguments of its processes.
 program() {  # in the container
   export HF_HOME=/flash/project_465002178/hf-cache OMP_NUM_THREADS=7 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false \
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_HOME=/scratch/project_465002178/torch-cache \
@@ -77,7 +77,7 @@ task() {  # on the node, once for its 8 processes
 export JOB_PROGRAM; export -f task
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
-# A node that fails ends the others, which would wait for it.
+# If a node fails, srun ends the others: they would only wait for it.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --export=ALL --cpus-per-task=56 --kill-on-bad-exit=1 --wait=60 --output="$log" --open-mode=append \
   bash -euc "export -fn task; task"

@@ -12,13 +12,13 @@
 #SBATCH --output=torchtitan-multi-node-%j.log
 #SBATCH --open-mode=append
 set -euo pipefail
-: "${SLURM_JOB_ID:?is not set, so this is no job of Slurm: submit this script with sbatch}"
+: "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
 
-# What is left of the job in which sbatch was called: srun and torchrun would take it for their options.
+# Unset variables left by an enclosing job: srun and torchrun would read them as their options.
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
   [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
 done
-record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # an array's number has many
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # the ID of an array has many records
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 restart=${record#* Restarts=} restart=${restart%% *}
@@ -54,7 +54,7 @@ preflight() {  # on each node: what would otherwise show as a hang, or as an err
   problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
   [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
-    problem "$MASTER_ADDR, the first node, resolves to ${address:-nothing}, which no other node can reach; look at DNS and /etc/hosts"
+    problem "$MASTER_ADDR, the first node, resolves to ${address:-no address}, so other nodes cannot reach it; look at DNS and /etc/hosts"
   [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs ":$(printf %04X "$MASTER_PORT") [0-9A-F:]* 0A " /proc/net/tcp{,6} ||
     problem "port $MASTER_PORT is in use; set another one in rendezvous.port"
   if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
@@ -65,7 +65,7 @@ preflight() {  # on each node: what would otherwise show as a hang, or as an err
 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
   bash -c "$(declare -f preflight); preflight"
 
-# The values below travel as variables: all users of a node can read the arguments of its processes.
+# The values below are passed as variables, because all users of a node can read the arguments of its processes.
 task() {  # on the node, once for its 8 processes
   export PET_NODE_RANK=$SLURM_NODEID
   export CUDA_LAUNCH_BLOCKING=0 FI_EFA_SET_CUDA_SYNC_MEMOPS=0 FI_PROVIDER=efa LOGLEVEL=INFO NCCL_BUFFSIZE=2097152 \
@@ -86,7 +86,7 @@ task() {  # on the node, once for its 8 processes
 export -f task
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
-# A node that fails ends the others, which would wait for it.
+# If a node fails, srun ends the others: they would only wait for it.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --export=ALL --cpus-per-task=96 --kill-on-bad-exit=1 --wait=60 --output="$log" --open-mode=append \
   bash -euc "export -fn task; task"
