@@ -14,6 +14,7 @@ from benchmarks.gpu import deaths, losses, memory, resume, sigterm, step_time, s
 from benchmarks.gpu.checks import CHECKS, Check
 from benchmarks.gpu.outcome import Failed
 from train.config import available
+from train.flags import from_argv
 
 _HERE = "tests.benchmarks.test_gpu"
 
@@ -99,6 +100,11 @@ def test_two_ranks_train_alike_with_every_sync_and_with_an_empty_rank() -> None:
     assert set(found.values()) == {0.0}
     found = two_ranks.marked_tests("cpu")["batchnorm"]["largest_difference"]
     assert found == {"batchnorm: fp32": 0.0, "batchnorm: bf16": 0.0}
+
+
+def test_a_survivor_that_hangs_in_a_collective_speaks_before_the_check_ends_it() -> None:
+    config = from_argv(list(deaths.FLAGS))
+    assert config.rendezvous_timeout_s == config.collective_timeout_s == deaths.TIMEOUT_S
 
 
 def test_death_of_a_rank_is_named_and_timed(tmp_path: Path) -> None:
