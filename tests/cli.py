@@ -17,9 +17,12 @@ _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "PET_", "SLURM_", "T
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """This process's environment without any launcher's variables, one thread a process, plus `extra`."""
+    """This process's environment without any launcher's variables, one thread a process, plus `extra`.
+
+    It hides GPUs, which ranks may not share: what is started computes on the CPU.
+    """
     own = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)}
-    return own | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | extra
+    return own | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""} | extra
 
 
 def command(world_size: int, *flags: str, python: str = sys.executable) -> list[str]:

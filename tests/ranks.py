@@ -46,7 +46,10 @@ def run_ranks(
 
 
 def train_on_ranks(world_size: int, *flags: str, timeout_s: float = 60.0) -> None:
-    """`python -m train FLAGS` on `world_size` processes, without the seconds that each would take to import torch."""
+    """`python -m train FLAGS` on `world_size` processes, without the seconds that each would take to import torch.
+
+    They compute on the CPU unless a flag says otherwise: ranks may not share a GPU.
+    """
     _start(world_size, _train, timeout_s, *flags)
 
 
@@ -57,7 +60,7 @@ def _connected(world: World, timeout_s: float, waits: Timeouts, function: Callab
 
 def _train(world: World, timeout_s: float, *flags: str) -> None:
     waits = [f"--rendezvous-timeout-s={timeout_s}", f"--collective-timeout-s={timeout_s}"]
-    run(from_argv([*flags, *waits]), world, StopSignal())
+    run(from_argv(["--device=cpu", *flags, *waits]), world, StopSignal())
 
 
 def _start(world_size: int, function: Callable[..., Any], timeout_s: float, *args: Any) -> list[Any]:

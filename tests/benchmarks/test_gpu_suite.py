@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,10 @@ import pytest
 from benchmarks.gpu import suite, two_ranks
 from benchmarks.gpu.checks import CHECKS
 from benchmarks.gpu.outcome import Failed, OutOfTime, Skipped, together
+from benchmarks.ranks import ROOT
+from tests import cli, ranks
+from train.config import TrainConfig
+from train.world.environment import World
 
 _BATCHNORM = {"largest_difference": {"batchnorm: fp32": 0.0}}
 
@@ -137,3 +143,25 @@ def test_each_part_of_a_check_runs_and_the_worst_outcome_counts() -> None:
         together({**parts, "wrong": raising(RuntimeError("bad"))})
     assert failed.value.record["wrong"]["why"] == "RuntimeError: bad"
     assert together({"good": parts["good"]}) == {"good": {"outcome": "passed", "figure": 2}}
+
+
+def test_what_the_tests_start_computes_on_the_cpu_unless_a_flag_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one GPU, `auto` would give all ranks the same one. train refuses that, so these tests would fail."""
+    used: list[str] = []
+
+    def run(config: TrainConfig, *_: Any) -> None:
+        used.append(config.device)
+
+    monkeypatch.setattr(ranks, "run", run)
+    for flags in ((), ("--device=cuda",)):
+        ranks._train(World(), 60.0, "--model=mlp", *flags)
+    assert used == ["cpu", "cuda"]
+    assert cli.environment()["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_the_order_of_collectives_of_a_rank_without_samples_is_checked_on_cuda_too() -> None:
+    files = ["tests/train/ddp/test_order_of_collectives.py", "tests/train/collectives/test_sync_batchnorm.py"]
+    command = [sys.executable, "-m", "pytest", "-n0", "--collect-only", "-m", "cuda", *files]
+    found = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout
+    for test in ("one_by_one[ours in resnet18-cuda]", "under_autocast", "test_running_statistics_keep"):
+        assert test in found
