@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.gpu import suite
+from benchmarks.gpu.collectives import first_difference, noted
 from benchmarks.gpu.jobs import nccl_variables
 from benchmarks.gpu.outcome import Failed, Skipped, together
 from benchmarks.ranks import HERE, Node, run_ranks
@@ -72,8 +73,12 @@ def _nodes(device: str, backend: str) -> list[Node]:
 
 
 def _compared(device: str, backend: str, kinds: Sequence[str], steps: int = STEPS) -> dict[str, Any]:
-    """Compare losses between the device and the CPU, and check that both ranks hold the same weights."""
+    """Compare losses between the device and the CPU, and check that both ranks hold the same weights.
+
+    With BatchNorm, rank 1 has no samples in some steps.  Both ranks must still start the same collectives.
+    """
     differences, wrong = {}, []
+    collectives: dict[str, dict[str, list[str]]] = {}
     for kind in kinds:
         expected = run_ranks(all_cases, [HERE, HERE], _TIMEOUT_S, kind=kind, device="cpu", steps=steps)
         nodes = _nodes(device, backend)
@@ -89,7 +94,15 @@ def _compared(device: str, backend: str, kinds: Sequence[str], steps: int = STEP
                 wrong.append(f"{kind}: {name}: the ranks hold different weights")
             if not losses[-1] < losses[0]:
                 wrong.append(f"{kind}: {name}: nothing was learned, so equal losses would mean little")
-    record = {"backend": backend, "largest_difference": differences, "steps": steps}
+            if kind == "batchnorm":
+                notes = [of_rank[name]["collectives"] for of_rank in found]
+                collectives[name] = {
+                    f"rank {rank}": ["; ".join(of_step) for of_step in of_rank] for rank, of_rank in enumerate(notes)
+                }
+                if difference := first_difference(notes):
+                    wrong.append(f"{kind}: {name}: {difference}")
+    record: dict[str, Any] = {"backend": backend, "largest_difference": differences, "steps": steps}
+    record |= {"collectives_by_step": collectives} if collectives else {}
     if wrong:
         raise Failed("; ".join(wrong), record)
     return record
@@ -123,22 +136,28 @@ def _train(
     stream = torch.cuda.Stream() if own_stream and device.type == "cuda" else None
     if stream is not None:
         stream.wait_stream(torch.cuda.current_stream())
-    losses = []
+    losses, collectives = [], []
     with nullcontext() if stream is None else torch.cuda.stream(stream):
         wrapped = CustomDDP(model, sync=named(sync), bucket_mib=0.1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         for step in range(steps):
             inputs, labels = _share(step, batchnorm)
-            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                outputs = wrapped(inputs.to(device))
-            outputs.register_hook(_delay_on_rank_1)
-            loss = F.cross_entropy(outputs.float(), labels.to(device), reduction="sum") / sum(SHARES[0])
-            (loss * dist.get_world_size()).backward()
+            with noted() as notes:
+                with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                    outputs = wrapped(inputs.to(device))
+                outputs.register_hook(_delay_on_rank_1)
+                loss = F.cross_entropy(outputs.float(), labels.to(device), reduction="sum") / sum(SHARES[0])
+                (loss * dist.get_world_size()).backward()
             optimizer.step()
             optimizer.zero_grad()
+            collectives.append(notes)
             losses.append(loss.detach())
         weights = b"".join(param.detach().cpu().numpy().tobytes() for param in model.parameters())
-        return {"losses": [float(loss) for loss in losses], "weights_sha256": hashlib.sha256(weights).hexdigest()}
+        return {
+            "losses": [float(loss) for loss in losses],
+            "weights_sha256": hashlib.sha256(weights).hexdigest(),
+            "collectives": collectives,
+        }
 
 
 def _share(step: int, uneven: bool) -> tuple[Tensor, Tensor]:

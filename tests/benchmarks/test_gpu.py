@@ -98,8 +98,27 @@ def test_two_ranks_train_alike_with_every_sync_and_with_an_empty_rank() -> None:
     found = two_ranks.over_gloo("cpu")["largest_difference"]
     assert len(found) == 2 * len(available("sync"))
     assert set(found.values()) == {0.0}
-    found = two_ranks.marked_tests("cpu")["batchnorm"]["largest_difference"]
-    assert found == {"batchnorm: fp32": 0.0, "batchnorm: bf16": 0.0}
+    record = two_ranks.marked_tests("cpu")["batchnorm"]
+    assert record["largest_difference"] == {"batchnorm: fp32": 0.0, "batchnorm: bf16": 0.0}
+    for of_ranks in record["collectives_by_step"].values():
+        assert of_ranks["rank 0"] == of_ranks["rank 1"]
+        # In step 2 rank 1 has no samples: statistics of two layers forth, their gradients back.
+        assert of_ranks["rank 1"][1].split("; ").count("all_reduce of 256 float32") == 2
+
+
+def test_an_order_of_collectives_that_differs_between_the_ranks_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_ranks(*_: Any, device: str, **__: Any) -> list[dict[str, Any]]:
+        same = {"losses": [2.0, 1.0], "weights_sha256": "a"}
+        statistics, bucket = "all_reduce of 256 float32", "all_reduce of 128 bfloat16"
+        orders = [[[statistics], [statistics, bucket]], [[statistics], [bucket, statistics]]]
+        return [{"fp32": {**same, "collectives": order}} for order in orders]
+
+    monkeypatch.setattr(two_ranks, "run_ranks", run_ranks)
+    with pytest.raises(
+        Failed, match="fp32: collective 1 of step 2 is all_reduce of 256 float32 on rank 0 and"
+    ) as failed:
+        two_ranks._compared("cuda", "nccl", ["batchnorm"], steps=2)
+    assert len(failed.value.record["collectives_by_step"]["fp32"]) == 2
 
 
 def test_a_survivor_that_hangs_in_a_collective_speaks_before_the_check_ends_it() -> None:
