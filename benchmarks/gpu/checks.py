@@ -41,4 +41,7 @@ CHECKS = {
     "i": Check("time of a step: CustomDDP, native DDP, bare module", "step_time:run", 580),
     "j": Check("the same weights after a resume, with and without --deterministic", "resume:run", 300),
     "k": Check("SIGTERM: saved, exit code 143, and the next start continues", "sigterm:run", 200),
+    "l": Check("MNIST in the published setting, 14 epochs: accuracy and time", "published:mnist", 300),
+    "m": Check("FashionMNIST in the published setting, ten epochs", "published:fashion_mnist", 580),
+    "n": Check("time of a step in fp32, tf32 and bf16, compiled and not", "precisions:run", 580),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -33,6 +34,12 @@ class Failed(Outcome):
     """The check has found an error."""
 
     word = "failed"
+
+
+def require_torchvision() -> None:
+    """Raise Skipped without the package that has resnet18 and that reads MNIST's files."""
+    if find_spec("torchvision") is None:
+        raise Skipped("torchvision is not installed: pip install torchvision")
 
 
 def recorded(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
