@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks import measure
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import deaths, losses, memory, resume, sigterm, step_time, synchronisations, two_ranks
+from benchmarks.gpu import (
+    deaths,
+    losses,
+    memory,
+    outcome,
+    precisions,
+    published,
+    resume,
+    sigterm,
+    step_time,
+    synchronisations,
+    two_ranks,
+)
 from benchmarks.gpu.checks import CHECKS, Check
-from benchmarks.gpu.outcome import Failed
+from benchmarks.gpu.outcome import Failed, Skipped
 from train.config import available
 from train.flags import from_argv
 
@@ -83,15 +98,38 @@ def test_every_function_of_a_check_is_there() -> None:
 
 
 def test_losses_on_the_cpu_equal_those_on_the_cpu_and_bf16_is_near() -> None:
-    found = losses.run("cpu", models=("mlp",), steps=4)["largest_difference"]
-    assert found["mlp fp32"] == 0
-    assert 0 < found["mlp bf16"] < losses.TOLERANCES["bf16"]
+    found = losses.run("cpu", models=("mlp",), steps=4)["mlp"]["largest_difference"]
+    assert found["fp32"] == 0
+    assert 0 < found["bf16"] < losses.TOLERANCES["bf16"]
 
 
 def test_a_larger_difference_of_losses_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(losses.TOLERANCES, "bf16", 1e-9)
-    with pytest.raises(Failed, match="mlp in bf16 differs"):
+    with pytest.raises(Failed, match="mlp: bf16 differs"):
         losses.run("cpu", models=("mlp",), steps=2)
+
+
+def test_without_torchvision_what_needs_it_is_skipped_and_the_record_is_still_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent(package: str) -> str:
+        if package == "torchvision":
+            raise PackageNotFoundError(package)
+        return version(package)
+
+    monkeypatch.setattr(outcome, "find_spec", lambda name: None if name == "torchvision" else find_spec(name))
+    monkeypatch.setattr(measure, "version", absent)
+    monkeypatch.setattr(losses, "losses_of", lambda *_: [2.0, 1.0])
+    with pytest.raises(
+        Skipped, match=r"^mlp: passed; resnet18: torchvision is not installed: pip install torchvision$"
+    ):
+        losses.run("cpu", ("mlp", "resnet18"))
+    for check in (resume.run, step_time.run, precisions.run, published.mnist):
+        with pytest.raises(Skipped, match="torchvision is not installed"):
+            check("cpu")
+    monkeypatch.setattr(gpu, "CHECKS", {"passing": Check("passing", f"{_HERE}:passing", 20)})
+    assert gpu.main(["--device=cpu", f"--results={tmp_path}"]) == 0
+    assert json.loads((tmp_path / "gpu_on_cpu.json").read_text())["machine"]["versions"]["torchvision"] is None
 
 
 def test_two_ranks_train_alike_with_every_sync_and_with_an_empty_rank() -> None:
