@@ -28,6 +28,7 @@ from benchmarks.gpu import (
 )
 from benchmarks.gpu.checks import CHECKS, Check
 from benchmarks.gpu.outcome import Failed, Skipped
+from benchmarks.ranks import ROOT
 from train.config import available
 from train.flags import from_argv
 
@@ -95,6 +96,12 @@ def test_a_failure_or_a_check_without_end_stops_no_other_and_all_are_recorded(
 def test_every_function_of_a_check_is_there() -> None:
     assert all(callable(check.load()) for check in CHECKS.values())
     assert max(check.limit_s for check in CHECKS.values()) < 600, "a device session has ten minutes a command"
+
+
+def test_the_page_has_a_row_with_the_limit_of_each_check() -> None:
+    rows = [line.split("|") for line in (ROOT / "docs" / "gpu.md").read_text().splitlines() if line.startswith("| ")]
+    found = {cells[1].strip(): cells[-2].strip() for cells in rows if cells[1].strip()}
+    assert found == {name: f"{check.limit_s:g} s" for name, check in CHECKS.items()}
 
 
 def test_losses_on_the_cpu_equal_those_on_the_cpu_and_bf16_is_near() -> None:
