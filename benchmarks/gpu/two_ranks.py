@@ -56,7 +56,7 @@ def over_nccl(device: str) -> dict[str, Any]:
         raise Skipped(f"NCCL {version} does not connect two ranks on one GPU: {error}") from error
     if sums != [3.0, 3.0]:
         raise Failed(f"NCCL's sum of 1 and 2 is {sums}")
-    return _compared(device, "nccl", ["syncs", "batchnorm"])
+    return together({kind: partial(_compared, device, "nccl", [kind]) for kind in ("syncs", "batchnorm")})
 
 
 def sum_of_ranks() -> float:

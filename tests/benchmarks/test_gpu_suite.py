@@ -92,6 +92,19 @@ def test_without_pytest_all_missing_packages_are_named_and_the_other_half_of_d_s
     assert skipped.value.record["batchnorm"] == {"outcome": "passed", **_BATCHNORM}
 
 
+def test_batchnorm_on_nccl_is_checked_even_if_a_sync_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compared(device: str, backend: str, kinds: Sequence[str]) -> dict[str, Any]:
+        if "syncs" in kinds:
+            raise RuntimeError("rank 1 of 2 failed")
+        return _BATCHNORM
+
+    monkeypatch.setattr(two_ranks, "run_ranks", lambda *_, **__: [3.0, 3.0])
+    monkeypatch.setattr(two_ranks, "_compared", compared)
+    with pytest.raises(Failed, match="syncs: RuntimeError: rank 1 of 2 failed; batchnorm: passed") as failed:
+        two_ranks.over_nccl("cuda")
+    assert failed.value.record["batchnorm"] == {"outcome": "passed", **_BATCHNORM}
+
+
 def test_tests_run_with_pytest_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One file of this repository, with its conftest.py, where no plugin and no hypothesis can be imported."""
     for module in ("hypothesis", "xdist", "pytest_timeout"):
