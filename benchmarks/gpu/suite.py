@@ -48,7 +48,7 @@ def slow(device: str) -> dict[str, Any]:
 
 def marked() -> dict[str, Any]:
     """Run the tests marked for CUDA, those marked long among them."""
-    return pytest(["-m", "cuda", "tests/train"], 280, min(4, _workers()))
+    return pytest(["-m", "cuda", "tests/train"], 400, _workers())
 
 
 def absent() -> list[str]:

@@ -174,7 +174,8 @@ def test_what_the_tests_start_computes_on_the_cpu_unless_a_flag_says_otherwise(m
 
 def test_the_order_of_collectives_of_a_rank_without_samples_is_checked_on_cuda_too() -> None:
     files = ["tests/train/ddp/test_order_of_collectives.py", "tests/train/collectives/test_sync_batchnorm.py"]
-    command = [sys.executable, "-m", "pytest", "-n0", "--collect-only", "-m", "cuda", *files]
+    options = ["-o", "addopts=--import-mode=importlib", "-q", "--collect-only", "-m", "cuda"]  # xdist may be missing
+    command = [sys.executable, "-m", "pytest", *options, *files]
     found = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout
     for test in ("one_by_one[ours in resnet18-cuda]", "under_autocast", "test_running_statistics_keep"):
         assert test in found
