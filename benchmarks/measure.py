@@ -11,7 +11,7 @@ import os
 import platform
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,7 +54,7 @@ def machine() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "system": platform.system(),
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in ("torch", "torchvision")},
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in ("torch", "torchvision")},
     }
 
 
@@ -62,6 +62,14 @@ def write_result(folder: Path, name: str, result: Mapping[str, Any]) -> None:
     """Write `result` as folder/name.json; floats get four significant digits, because more is noise."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(_rounded(result), indent=2, allow_nan=False) + "\n")
+
+
+def _version(package: str) -> str | None:
+    """Return the version of a package; None if it is not installed, which is no reason to lose a result."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _rounded(value: Any) -> Any:

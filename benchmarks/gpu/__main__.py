@@ -32,14 +32,15 @@ from benchmarks.ranks import ROOT
 def main(argv: list[str] | None = None) -> int:
     """Run the checks; return 1 if one of them failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
-    parser.add_argument("checks", nargs="*", metavar="LETTER", help=f"{', '.join(CHECKS)}; default: all")
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"{', '.join(CHECKS)}; a is a1 and a2; default: all")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: only to try the checks out")
     parser.add_argument("--results", type=Path, default=measure.RESULTS, help="folder for the record")
     options = parser.parse_args(argv)
-    if unknown := [letter for letter in options.checks if letter not in CHECKS]:
+    parts = {given: [name for name in CHECKS if given in (name, name.rstrip("0123456789"))] for given in options.checks}
+    if unknown := [given for given, names in parts.items() if not names]:
         parser.error(f"there is no check {', '.join(unknown)}; there are {', '.join(CHECKS)}")
 
-    chosen = options.checks or list(CHECKS)
+    chosen = list(dict.fromkeys(name for names in parts.values() for name in names)) or list(CHECKS)
     if options.device == "cuda" and not torch.cuda.is_available():
         for letter in chosen:
             print(f"({letter}) skipped: {CHECKS[letter].title}: torch sees no GPU here")

@@ -1,4 +1,4 @@
-"""The checks in their order: letter, title, function and time limit."""
+"""The checks in their order: name, title, function and time limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Check:
     """One check.
 
     function: "module:name"; a module without a dot is in this package.  It is called with the device, "cuda" or
-    "cpu", and returns a record of plain numbers and words, or raises Skipped, Failed or any other error.
+    "cpu", and returns a record of plain numbers and words, or raises an Outcome or any other error.
     """
 
     title: str
@@ -29,10 +29,11 @@ class Check:
 
 # A device session ends a command after ten minutes, so no limit is longer.
 CHECKS = {
-    "a": Check("the whole test suite with CUDA visible", "suite:whole", 580),
+    "a1": Check("the fast tests with CUDA visible", "suite:fast", 480),
+    "a2": Check("the slow tests with CUDA visible, without those marked long", "suite:slow", 590),
     "b": Check("losses of three models in three precisions against the CPU's", "losses:run", 300),
     "c": Check("two ranks on one GPU over gloo: every sync, with a delayed backward", "two_ranks:over_gloo", 400),
-    "d": Check("the tests marked for CUDA, and BatchNorm with an empty rank", "two_ranks:marked_tests", 500),
+    "d": Check("the tests marked for CUDA, and BatchNorm with an empty rank", "two_ranks:marked_tests", 560),
     "e": Check("two NCCL ranks on one GPU: what (c) and (d) check", "two_ranks:over_nccl", 400),
     "f": Check("kill -9 and out of memory of one rank: message and seconds", "deaths:run", 300),
     "g": Check("reserved memory over 40 epochs of input", "memory:run", 200),
@@ -40,4 +41,7 @@ CHECKS = {
     "i": Check("time of a step: CustomDDP, native DDP, bare module", "step_time:run", 580),
     "j": Check("the same weights after a resume, with and without --deterministic", "resume:run", 300),
     "k": Check("SIGTERM: saved, exit code 143, and the next start continues", "sigterm:run", 200),
+    "l": Check("MNIST in the published setting, 14 epochs: accuracy and time", "published:mnist", 300),
+    "m": Check("FashionMNIST in the published setting, ten epochs", "published:fashion_mnist", 580),
+    "n": Check("time of a step in fp32, tf32 and bf16, compiled and not", "precisions:run", 580),
 }

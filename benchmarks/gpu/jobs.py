@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.outcome import Failed
+from benchmarks.gpu.outcome import Failed, OutOfTime
 from benchmarks.ranks import ROOT
 
 # Variables that a launcher sets; the checks themselves may run under a launcher.
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "PET_", "SLURM_", "TORCHELASTIC_", "GROUP_", "NODE_RANK")
 BASE_FLAGS = ("--dataset=synthetic", "--dropout=0", "--log-every=1")
 # No loader processes, and only samples that are read are made, so that short runs start at once.
-_INPUT = ("--input=loader", "--workers=0")
+SHORT_RUN = (*BASE_FLAGS, "--input=loader", "--workers=0")
 
 
 def nccl_variables(rank: int) -> dict[str, str]:
@@ -79,14 +79,29 @@ class Job:
         [end] = self.records("end")[-1:]
         return str(end["weights_sha256"])
 
+    def finish_in_time(self, limit_s: float) -> None:
+        """Wait as `finish` does, for a run that is long but does not hang: raise OutOfTime if it has not ended then."""
+        try:
+            self.finish(limit_s)
+        except Failed:
+            if any(process.poll() is None for process in self.processes):
+                raise OutOfTime(f"ran out of time: the training had not ended after {limit_s:.0f} s") from None
+            raise
+
 
 @contextmanager
 def started(
-    device: str, folder: Path, flags: Sequence[str], ranks: int = 1, modules: Sequence[str] = ("train", "train")
+    device: str,
+    folder: Path,
+    flags: Sequence[str],
+    ranks: int = 1,
+    modules: Sequence[str] = ("train", "train"),
+    base: Sequence[str] = SHORT_RUN,
 ) -> Iterator[Job]:
     """Start a run of `ranks` processes that all compute on the same device; kill them at the end.
 
     modules: what each rank runs, `train` or a module that then calls it.
+    base: flags that stand before `flags`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     own = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)}
@@ -105,7 +120,7 @@ def started(
             with job.logs[rank].open("wb") as log:
                 job.processes.append(
                     subprocess.Popen(
-                        [*command, *BASE_FLAGS, *_INPUT, *flags],
+                        [*command, *base, *flags],
                         env=own | (where if ranks > 1 else {}),
                         cwd=ROOT,
                         stdout=log,

@@ -5,30 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from pathlib import Path
-from typing import Any
 
 from benchmarks.gpu.checks import Check
-from benchmarks.gpu.outcome import Failed, Skipped
-
-
-def outcome(check: Check, device: str) -> dict[str, Any]:
-    """Return the record of a check, whichever way it ends."""
-    try:
-        return {"outcome": "passed", **check.load()(device)}
-    except Skipped as reason:
-        return {"outcome": "skipped", "why": str(reason)}
-    except Failed as error:
-        return {"outcome": "failed", "why": str(error), **error.record}
-    except Exception as error:
-        traceback.print_exc()
-        return {"outcome": "failed", "why": f"{type(error).__name__}: {error}".partition("\n")[0]}
-
+from benchmarks.gpu.outcome import recorded
 
 if __name__ == "__main__":
     function, device, file = sys.argv[1:]
-    result = outcome(Check("", function, 0), device)
+    result = recorded(lambda: Check("", function, 0).load()(device))
     partial = Path(file).with_suffix(".partial")
     partial.write_text(json.dumps(result))
     partial.rename(file)

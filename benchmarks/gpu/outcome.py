@@ -1,17 +1,66 @@
-"""Exceptions for a check that does not return its record."""
+"""How a check ends when it does not return its record, and how the parts of one check are put together."""
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 
-class Skipped(Exception):
-    """This machine cannot run the check; the message says why."""
+class Outcome(Exception):
+    """A check has not passed; the message says why.  `record` holds the figures, so that they are kept too."""
 
+    word: str
 
-class Failed(Exception):
-    """The check has found an error.  `record` holds the figures, so that they are kept too."""
-
-    def __init__(self, message: str, record: dict[str, Any] | None = None) -> None:
+    def __init__(self, message: str, record: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.record = record or {}
+
+
+class Skipped(Outcome):
+    """This machine cannot run the check."""
+
+    word = "skipped"
+
+
+class OutOfTime(Outcome):
+    """The time was over before the check was done; until then nothing had failed."""
+
+    word = "out of time"
+
+
+class Failed(Outcome):
+    """The check has found an error."""
+
+    word = "failed"
+
+
+def require_torchvision() -> None:
+    """Raise Skipped without the package that has resnet18 and that reads MNIST's files."""
+    if find_spec("torchvision") is None:
+        raise Skipped("torchvision is not installed: pip install torchvision")
+
+
+def recorded(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the record of a check or of a part of one, whichever way it ends."""
+    try:
+        return {"outcome": "passed", **check()}
+    except Outcome as outcome:
+        return {"outcome": outcome.word, "why": str(outcome), **outcome.record}
+    except Exception as error:
+        traceback.print_exc()
+        return {"outcome": "failed", "why": f"{type(error).__name__}: {error}".partition("\n")[0]}
+
+
+def together(parts: Mapping[str, Callable[[], dict[str, Any]]]) -> dict[str, Any]:
+    """Run all parts of a check, whatever becomes of the others; return their records by name.
+
+    Raises the worst outcome of a part, with the records of all: failed, then out of time, then skipped.
+    """
+    records = {name: recorded(part) for name, part in parts.items()}
+    for kind in (Failed, OutOfTime, Skipped):
+        if any(record["outcome"] == kind.word for record in records.values()):
+            whys = [f"{name}: {record.get('why', record['outcome'])}" for name, record in records.items()]
+            raise kind("; ".join(whys), records)
+    return records

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import jobs
-from benchmarks.gpu.outcome import Failed
+from benchmarks.gpu.outcome import Failed, require_torchvision
 
 _TIMEOUT_S = 250.0
 STEPS = 20
 
 
 def run(device: str, steps: int = STEPS, model: str = "resnet18") -> dict[str, Any]:
+    if model == "resnet18":
+        require_torchvision()
     with tempfile.TemporaryDirectory() as folder:
         plain = hashes(device, Path(folder) / "plain", steps, model)
         record: dict[str, Any] = {"same_without_deterministic": plain[0] == plain[1], "steps": steps}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ddp, measure
-from benchmarks.gpu.outcome import Failed
+from benchmarks.gpu.outcome import Failed, require_torchvision
 
 
 def run(device: str, *more: str) -> dict[str, Any]:
@@ -16,6 +16,7 @@ def run(device: str, *more: str) -> dict[str, Any]:
 
     Only losses that differ make the check fail: a slower step is a figure to keep, not an error.
     """
+    require_torchvision()
     with tempfile.TemporaryDirectory() as folder:
         results = measure.RESULTS if device == "cuda" else Path(folder)
         code = ddp.main([f"--device={device}", f"--results={results}", "--no-plain", "--memory-rounds=0", *more])

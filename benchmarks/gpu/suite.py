@@ -2,63 +2,133 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
-from benchmarks.gpu.outcome import Failed
+from benchmarks.gpu import progress
+from benchmarks.gpu.outcome import Failed, OutOfTime, Skipped
 from benchmarks.ranks import ROOT
 
+# Modules of the tests, and what installs them.  Only pytest must be there.  Without xdist the tests run one by one,
+# without pytest_timeout only the part's own limit ends a test that hangs, and files that import hypothesis are listed.
+_PACKAGES = {
+    "pytest": "pytest",
+    "xdist": "pytest-xdist",
+    "pytest_timeout": "pytest-timeout",
+    "hypothesis": "hypothesis",
+}
 # The error in an image without the development tools, where the tests that need them cannot be imported.
 _MISSING = "No module named"
+_LEFT_OUT = "tests marked long: they train for minutes"
+_TEST_LIMIT_S = 300
+# Characters of an error that are recorded for each failed test.
+_REASON_LENGTH = 300
+# Time to end a pytest that is interrupted.  The limits of the checks leave room for it.
+END_S = 30.0
 
 
-def whole(device: str) -> dict[str, Any]:
-    """Run every test; tests that need a missing package are listed, not counted as failures."""
-    workers = max(1, (len(os.sched_getaffinity(0)) - 2) // 2)
-    return pytest(["-n", str(workers), "--dist=worksteal", "--timeout=300", "tests"])
+def fast(device: str) -> dict[str, Any]:
+    """Run the tests that `make test` runs."""
+    return pytest(["-m", "not slow", "tests"], 400, _workers())
 
 
-def pytest(arguments: list[str], limit_s: float = 540.0) -> dict[str, Any]:
-    """Return the numbers of tests by outcome, the reasons for skipped tests, and the failed tests.
+def slow(device: str) -> dict[str, Any]:
+    """Run the tests that `make test-slow` runs."""
+    return {"left_out": _LEFT_OUT, **pytest(["-m", "slow and not long", "tests"], 520, _workers())}
 
-    Raises Failed if a test fails, if none ran, or if some did not start within `limit_s`.
+
+def marked() -> dict[str, Any]:
+    """Run the tests marked for CUDA, those marked long among them."""
+    return pytest(["-m", "cuda", "tests/train"], 400, _workers())
+
+
+def absent() -> list[str]:
+    """Return the modules of the tests that are not installed."""
+    return [module for module in _PACKAGES if find_spec(module) is None]
+
+
+def pytest(arguments: Sequence[str], limit_s: float, workers: int = 0) -> dict[str, Any]:
+    """Return the number of tests that passed, the reasons for skipped tests, and what could not be imported.
+
+    Raises Skipped without pytest, Failed if a test fails or none passes, OutOfTime if `limit_s` was too short.
     """
+    missing = absent()
+    packages = [_PACKAGES[module] for module in missing]
+    if "pytest" in missing:
+        verb = "is" if len(packages) == 1 else "are"
+        raise Skipped(f"{', '.join(packages)} {verb} not installed: pip install {' '.join(packages)}")
+    # In place of addopts in pyproject.toml, which names options of plugins that may be missing.
+    options = ["-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider", "-p", progress.__name__]
+    options += [] if "xdist" in missing else ["-n", str(workers), "--dist=worksteal"]
+    options += [] if "pytest_timeout" in missing else [f"--timeout={_TEST_LIMIT_S}"]
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-        command += [f"--junitxml={report}", f"--session-timeout={limit_s:g}", *arguments]
-        output = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace").stdout
-        print(output, flush=True)
-        if not report.exists():
-            raise Failed("pytest wrote no report; its last lines are in the log")
-        record = _count(report)
-    if record["failed"] or record["passed"] == 0:
-        raise Failed(f"{len(record['failed'])} tests failed, {record['passed']} passed", record)
-    if "session-timeout:" in output:
-        raise Failed(f"only {record['passed']} tests passed within {limit_s:g} s; the others did not start", record)
+        file = Path(folder) / "progress"
+        command = [sys.executable, "-m", "pytest", "-q", "--continue-on-collection-errors", *options, *arguments]
+        code, late = _run(command, file, limit_s)
+        events = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    record = {**_count(events), "not_installed": packages}
+    passed = f"{record['passed']} tests passed" + f" within {limit_s:g} s" * late
+    if record["failed"]:
+        raise Failed(f"{len(record['failed'])} tests failed, {passed}", record)
+    if late:
+        running = {"running_then": _unfinished(events)}
+        raise OutOfTime(f"ran out of time after {record['passed']} tests, none failed", record | running)
+    if record["passed"] == 0 or not any(event["event"] == "finish" for event in events):
+        raise Failed(f"pytest ended with exit code {code}, {passed}; its last lines are in the log", record)
     return record
 
 
-def _count(report: Path) -> dict[str, Any]:
-    passed = 0
-    failed: list[str] = []
-    not_importable: list[str] = []
-    skipped: Counter[str] = Counter()
-    for case in ElementTree.parse(report).iter("testcase"):
-        name = f"{case.get('classname')}::{case.get('name')}"
-        problem = next((part for kind in ("failure", "error") for part in case.findall(kind)), None)
-        skip = case.find("skipped")
-        if problem is not None:
-            text = f"{problem.get('message')} {problem.text}"
-            (not_importable if _MISSING in text and problem.tag == "error" else failed).append(name)
-        elif skip is not None:
-            skipped[str(skip.get("message"))] += 1
-        else:
-            passed += 1
-    return {"passed": passed, "failed": failed, "not_importable": not_importable, "skipped": dict(skipped)}
+def _run(command: Sequence[str], file: Path, limit_s: float) -> tuple[int, bool]:
+    """Return the exit code and whether the limit was reached; pytest is then interrupted and, after that, killed."""
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {progress.FILE: str(file)})
+    for wait_s, end in ((limit_s, signal.SIGINT), (END_S, signal.SIGKILL)):
+        try:
+            return process.wait(wait_s), end == signal.SIGKILL
+        except subprocess.TimeoutExpired:
+            process.send_signal(end)
+    return process.wait(), True
+
+
+def _count(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    reports = [event for event in events if event["event"] == "report"]
+    failed: dict[str, str] = {}
+    not_importable: dict[str, str] = {}
+    skipped: dict[str, str] = {}
+    ended = {report["test"] for report in reports if report["when"] == "teardown"}
+    for report in reports:
+        test, reason = report["test"], report["reason"]
+        if report["outcome"] == "failed":
+            unimportable = _MISSING in reason and report["when"] in ("collect", "setup")
+            (not_importable if unimportable else failed)[test] = _shortened(reason)
+        elif report["outcome"] == "skipped":
+            skipped[test] = reason
+    return {
+        "passed": len(ended - failed.keys() - not_importable.keys() - skipped.keys()),
+        "failed": failed,
+        "not_importable": list(not_importable),
+        "skipped": dict(Counter(skipped.values())),
+    }
+
+
+def _shortened(reason: str) -> str:
+    half = _REASON_LENGTH // 2
+    return reason if len(reason) <= 2 * half else f"{reason[:half]} … {reason[-half:]}"
+
+
+def _unfinished(events: Sequence[dict[str, Any]]) -> list[str]:
+    ended = {event["test"] for event in events if event["event"] == "report"}
+    return [event["test"] for event in events if event["event"] == "start" and event["test"] not in ended]
+
+
+def _workers() -> int:
+    """Return how many tests run at a time: most of them start two processes."""
+    return max(1, (len(os.sched_getaffinity(0)) - 2) // 2)

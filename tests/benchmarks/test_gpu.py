@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks import measure
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import deaths, losses, memory, resume, sigterm, step_time, suite, synchronisations, two_ranks
+from benchmarks.gpu import (
+    deaths,
+    losses,
+    memory,
+    outcome,
+    precisions,
+    published,
+    resume,
+    sigterm,
+    step_time,
+    synchronisations,
+    two_ranks,
+)
 from benchmarks.gpu.checks import CHECKS, Check
-from benchmarks.gpu.outcome import Failed
+from benchmarks.gpu.outcome import Failed, Skipped
+from benchmarks.ranks import ROOT
 from train.config import available
+from train.flags import from_argv
 
 _HERE = "tests.benchmarks.test_gpu"
 
@@ -26,9 +43,19 @@ def test_without_a_gpu_each_check_says_so_in_one_line_and_writes_nothing(
 ) -> None:
     assert gpu.main([f"--results={tmp_path}"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line[:3] for line in lines] == [f"({letter})" for letter in "abcdefghijk"]
+    assert [line.partition(" ")[0] for line in lines] == [f"({name})" for name in ["a1", "a2", *"bcdefghijklmn"]]
     assert all(line.endswith("torch sees no GPU here") for line in lines)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU here; CUDA_VISIBLE_DEVICES= hides it")
+def test_a_letter_stands_for_all_its_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main(["a", "c", "a2", f"--results={tmp_path}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["(a1)", "(a2)", "(c)"]
+    with pytest.raises(SystemExit):
+        gpu.main(["z"])
+    assert "there is no check z; there are a1, a2, b" in capsys.readouterr().err
 
 
 def passing(device: str) -> dict[str, Any]:
@@ -71,43 +98,77 @@ def test_every_function_of_a_check_is_there() -> None:
     assert max(check.limit_s for check in CHECKS.values()) < 600, "a device session has ten minutes a command"
 
 
-def test_pytest_is_counted_by_outcome(tmp_path: Path) -> None:
-    file = tmp_path / "test_some.py"
-    file.write_text(
-        "import pytest\ndef test_good(): pass\ndef test_bad(): assert 0\n"
-        "@pytest.mark.skip(reason='dark')\ndef test_no(): pass\n"
-    )
-    missing = tmp_path / "test_missing.py"
-    missing.write_text("import no_such_package\n")
-    options = ["-n0", "-c", "/dev/null", f"--rootdir={tmp_path}"]
-    with pytest.raises(Failed, match="1 tests failed, 1 passed") as failed:
-        suite.pytest([*options, str(file), str(missing)])
-    assert len(failed.value.record["not_importable"]) == 1
-    assert failed.value.record["skipped"] == {"dark": 1}
-    file.write_text("def test_good(): pass\n")
-    assert suite.pytest([*options, str(file)])["passed"] == 1
-    file.write_text("import time\ndef test_good(): time.sleep(1.5)\ndef test_late(): pass\n")
-    with pytest.raises(Failed, match="only 1 tests passed within 1 s"):
-        suite.pytest([*options, str(file)], limit_s=1)
+def test_the_page_has_a_row_with_the_limit_of_each_check() -> None:
+    rows = [line.split("|") for line in (ROOT / "docs" / "gpu.md").read_text().splitlines() if line.startswith("| ")]
+    found = {cells[1].strip(): cells[-2].strip() for cells in rows if cells[1].strip()}
+    assert found == {name: f"{check.limit_s:g} s" for name, check in CHECKS.items()}
 
 
 def test_losses_on_the_cpu_equal_those_on_the_cpu_and_bf16_is_near() -> None:
-    found = losses.run("cpu", models=("mlp",), steps=4)["largest_difference"]
-    assert found["mlp fp32"] == 0
-    assert 0 < found["mlp bf16"] < losses.TOLERANCES["bf16"]
+    found = losses.run("cpu", models=("mlp",), steps=4)["mlp"]["largest_difference"]
+    assert found["fp32"] == 0
+    assert 0 < found["bf16"] < losses.TOLERANCES["bf16"]
 
 
 def test_a_larger_difference_of_losses_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(losses.TOLERANCES, "bf16", 1e-9)
-    with pytest.raises(Failed, match="mlp in bf16 differs"):
+    with pytest.raises(Failed, match="mlp: bf16 differs"):
         losses.run("cpu", models=("mlp",), steps=2)
+
+
+def test_without_torchvision_what_needs_it_is_skipped_and_the_record_is_still_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent(package: str) -> str:
+        if package == "torchvision":
+            raise PackageNotFoundError(package)
+        return version(package)
+
+    monkeypatch.setattr(outcome, "find_spec", lambda name: None if name == "torchvision" else find_spec(name))
+    monkeypatch.setattr(measure, "version", absent)
+    monkeypatch.setattr(losses, "losses_of", lambda *_: [2.0, 1.0])
+    with pytest.raises(
+        Skipped, match=r"^mlp: passed; resnet18: torchvision is not installed: pip install torchvision$"
+    ):
+        losses.run("cpu", ("mlp", "resnet18"))
+    for check in (resume.run, step_time.run, precisions.run, published.mnist):
+        with pytest.raises(Skipped, match="torchvision is not installed"):
+            check("cpu")
+    monkeypatch.setattr(gpu, "CHECKS", {"passing": Check("passing", f"{_HERE}:passing", 20)})
+    assert gpu.main(["--device=cpu", f"--results={tmp_path}"]) == 0
+    assert json.loads((tmp_path / "gpu_on_cpu.json").read_text())["machine"]["versions"]["torchvision"] is None
 
 
 def test_two_ranks_train_alike_with_every_sync_and_with_an_empty_rank() -> None:
     found = two_ranks.over_gloo("cpu")["largest_difference"]
     assert len(found) == 2 * len(available("sync"))
     assert set(found.values()) == {0.0}
-    assert two_ranks.marked_tests("cpu")["largest_difference"] == {"batchnorm: fp32": 0.0, "batchnorm: bf16": 0.0}
+    record = two_ranks.marked_tests("cpu")["batchnorm"]
+    assert record["largest_difference"] == {"batchnorm: fp32": 0.0, "batchnorm: bf16": 0.0}
+    for of_ranks in record["collectives_by_step"].values():
+        assert of_ranks["rank 0"] == of_ranks["rank 1"]
+        # In step 2 rank 1 has no samples: statistics of two layers forth, their gradients back.
+        assert of_ranks["rank 1"][1].split("; ").count("all_reduce of 256 float32") == 2
+
+
+def test_an_order_of_collectives_that_differs_between_the_ranks_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_ranks(*_: Any, device: str, **__: Any) -> list[dict[str, Any]]:
+        same = {"losses": [2.0, 1.0], "weights_sha256": "a"}
+        statistics, bucket = "all_reduce of 256 float32", "all_reduce of 128 bfloat16"
+        orders = [[[statistics], [statistics, bucket]], [[statistics], [bucket, statistics]]]
+        return [{"fp32": {**same, "collectives": order}} for order in orders]
+
+    monkeypatch.setattr(two_ranks, "run_ranks", run_ranks)
+    with pytest.raises(
+        Failed, match="fp32: collective 1 of step 2 is all_reduce of 256 float32 on rank 0 and"
+    ) as failed:
+        two_ranks._compared("cuda", "nccl", ["batchnorm"], steps=2)
+    assert len(failed.value.record["collectives_by_step"]["fp32"]) == 2
+
+
+def test_a_survivor_that_hangs_in_a_collective_speaks_before_the_check_ends_it() -> None:
+    config = from_argv(list(deaths.FLAGS))
+    assert config.rendezvous_timeout_s == config.collective_timeout_s == deaths.TIMEOUT_S
 
 
 def test_death_of_a_rank_is_named_and_timed(tmp_path: Path) -> None:

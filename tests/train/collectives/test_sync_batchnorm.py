@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ranks import run_ranks
+from tests.train.devices import device_of, devices
 from train.collectives.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, has_sync_batchnorm
 from train.errors import UserError
 from train.world.environment import World
@@ -147,46 +148,52 @@ def _note_and_call(sent: list[tuple[torch.dtype, int]], collective: Any, tensor:
     return collective(tensor, *args, **kw)
 
 
-def _under_autocast(world: World, dtype: torch.dtype) -> tuple[list[tuple[torch.dtype, int]], Outcome]:
+def _under_autocast(
+    world: World, dtype: torch.dtype, device_name: str
+) -> tuple[list[tuple[torch.dtype, int]], Outcome]:
     """What travels in a step of a convolution and its BatchNorm, where rank 1 has no samples; then the results."""
     patch = pytest.MonkeyPatch()
     sent: list[tuple[torch.dtype, int]] = []
     for name in ("all_reduce", "all_gather_into_tensor"):
         patch.setattr(dist, name, partial(_note_and_call, sent, getattr(dist, name)))
+    device = device_of(device_name)
     torch.manual_seed(0)
-    model = convert_sync_batchnorm(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)), None)
-    x = torch.randn(6, 1, 8, 8)[: 0 if world.rank else 6]
-    with torch.autocast("cpu", dtype=dtype):
+    model = convert_sync_batchnorm(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)), None).to(device)
+    x = torch.randn(6, 1, 8, 8)[: 0 if world.rank else 6].to(device)
+    with torch.autocast(device.type, dtype=dtype):
         output = model(x)
     output.float().square().sum().backward()
     norm = model.get_submodule("1")
-    return sent, {name: tensor.detach() for name, tensor in norm.state_dict().items()} | {"output": output.detach()}
+    return sent, {name: tensor.detach().cpu() for name, tensor in {**norm.state_dict(), "output": output}.items()}
 
 
+@devices
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_under_autocast_a_rank_without_samples_sends_float32_as_the_others_do(dtype: torch.dtype) -> None:
-    (sent, first), (sent_by_empty, empty) = run_ranks(2, _under_autocast, dtype)
+def test_under_autocast_a_rank_without_samples_sends_float32_as_the_others_do(dtype: torch.dtype, device: str) -> None:
+    (sent, first), (sent_by_empty, empty) = run_ranks(2, _under_autocast, dtype, device)
     assert sent == sent_by_empty and {kind for kind, _ in sent} == {torch.float32}
     assert first["output"].dtype == dtype and first["output"].isfinite().all()
     for name in first:
         assert name == "output" or torch.equal(first[name], empty[name])
 
 
-def _few_numbers(world: World) -> list[list[float]]:
+def _few_numbers(world: World, device_name: str) -> list[list[float]]:
     """Running mean, running variance and number of batches after a step with 4, 0, 1 and 0 samples of all ranks."""
+    device = device_of(device_name)
     results = []
     for momentum in (0.1, None):
-        norm = convert_sync_batchnorm(nn.BatchNorm1d(1, momentum=momentum), None)
+        norm = convert_sync_batchnorm(nn.BatchNorm1d(1, momentum=momentum), None).to(device)
         for of_rank_0, of_rank_1 in ((2, 2), (0, 0), (0, 1), (0, 0)):
-            x = torch.arange(4.0).view(4, 1)[: (of_rank_0, of_rank_1)[world.rank]].requires_grad_()
+            x = torch.arange(4.0, device=device).view(4, 1)[: (of_rank_0, of_rank_1)[world.rank]].requires_grad_()
             norm(x).sum().backward()
             assert x.grad is not None and x.grad.isfinite().all()
             results.append([float(value) for value in norm.state_dict().values()][-3:])
     return results
 
 
-def test_running_statistics_keep_their_values_where_all_ranks_have_one_sample_or_none() -> None:
-    first, second = run_ranks(2, _few_numbers)
+@devices
+def test_running_statistics_keep_their_values_where_all_ranks_have_one_sample_or_none(device: str) -> None:
+    first, second = run_ranks(2, _few_numbers, device)
     assert first == second
     # Samples 0, 1, 0, 1: mean 1/2, unbiased variance 1/3.
     assert first[:4] == [pytest.approx([0.05, 0.9 + 0.1 / 3, 1])] * 4
