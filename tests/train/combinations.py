@@ -129,6 +129,9 @@ Made by `python -m tests.train.combinations` on a CPU; `tests/train/test_combina
   strategies single and data_parallel run in one process, all others in two.
 - **refused**: the run ends before its first step, with the reason below.
 
+On several GPUs data_parallel with `--compile` is refused, too: the copies of the model would run with the first GPU's
+weights.
+
 fsdp and pipeline are values of one setting, `--strategy`, so a pipeline of sharded stages cannot be asked for.
 """
 

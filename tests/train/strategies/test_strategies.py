@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from tests.ranks import run_ranks
 from train import strategies
 from train.config import available
+from train.errors import SharedError
 from train.world.environment import World
 
 pytestmark = pytest.mark.timeout(120)
@@ -85,3 +87,30 @@ def test_nothing_is_sent_until_the_last_micro_batch(name: str) -> None:
     for before, last in run_ranks(2, _messages, name):
         assert before == 0
         assert last > 0
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> strategies.Context:
+    """The context of one process that sees two GPUs.  nn.DataParallel, which would ask the driver, is left out."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(nn, "DataParallel", lambda model: model)
+    return strategies.Context(torch.device("cuda"), None, 1, 25.0, ranks_have_own_buffers=False)
+
+
+def test_data_parallel_refuses_a_compiled_model_on_several_gpus(
+    two_gpus: strategies.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategies.wrap("data_parallel", _model(), two_gpus)
+    compiled = _model()
+    compiled.compile()
+    with pytest.raises(SharedError, match=r"--compile .* on 2 GPUs: .*leave out --compile"):
+        strategies.wrap("data_parallel", compiled, two_gpus)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    strategies.wrap("data_parallel", compiled, two_gpus)
+
+
+def test_data_parallel_refuses_batchnorm_on_several_gpus(two_gpus: strategies.Context) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
+    with pytest.raises(SharedError, match=r"cannot synchronise BatchNorm .*--no-sync-batchnorm"):
+        strategies.wrap("data_parallel", model, two_gpus)
+    strategies.wrap("data_parallel", model, replace(two_gpus, sync_batchnorm=False))
