@@ -221,9 +221,9 @@ def test_name_that_is_no_text_is_refused(key: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["mnist"], ["mnist: no flag stands before it"]),
-        (["mnist", "resnet18"], ["mnist: no flag stands before it", "resnet18: no flag stands before it"]),
-        (["--run-dir", "my", "run", "dir"], ["run: no flag stands before it", "dir: no flag stands before it"]),
+        (["mnist"], ["mnist: no flag comes before it"]),
+        (["mnist", "resnet18"], ["mnist: no flag comes before it", "resnet18: no flag comes before it"]),
+        (["--run-dir", "my", "run", "dir"], ["run: no flag comes before it", "dir: no flag comes before it"]),
         (
             ["--compile", "false", "--no-sync-batchnorm", "false", "--epochs=0"],
             [
@@ -232,7 +232,7 @@ def test_name_that_is_no_text_is_refused(key: str) -> None:
                 '--epochs: "0" is not accepted',
             ],
         ),
-        (["--batchsize", "3", "4"], ["--batchsize: unknown flag", "4: no flag stands before it"]),
+        (["--batchsize", "3", "4"], ["--batchsize: unknown flag", "4: no flag comes before it"]),
     ],
 )
 def test_every_word_that_no_flag_takes_is_refused(words: list[str], said: list[str]) -> None:
