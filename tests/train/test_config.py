@@ -269,6 +269,15 @@ def test_unknown_file_name_is_answered_with_the_nearest_and_all_allowed(kind: st
         assert all(allowed in message for allowed in available(folder))
 
 
+@pytest.mark.parametrize("names", ["fsdp,pipeline", "fsdp+pipeline", "pipeline x fsdp"])
+def test_two_strategies_at_once_are_refused_with_the_reason(names: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        from_argv([f"--strategy={names}"])
+    _, line = str(refusal.value).splitlines()
+    assert line.startswith(f'  --strategy: "{names}" is not accepted; it must be a single name (')
+    assert line.endswith("so for example a pipeline of sharded stages cannot be asked for)")
+
+
 def test_a_name_like_no_other_gets_no_suggestion() -> None:
     assert nearest("zzzz", available("models")) is None
     with pytest.raises(UserError) as refusal:
