@@ -128,6 +128,14 @@ def test_every_key_has_a_description_and_a_flag_in_the_help(key: str, capsys: py
     assert ", ".join(choices(key)) in " ".join(shown.split())
 
 
+def test_help_has_its_groups_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        from_argv(["--help"])
+    titles = [line for line in capsys.readouterr().out.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    groups = ["model and data", "training", "processes and devices", "records and checkpoints", "timeouts"]
+    assert titles == ["options:", *(f"{group}:" for group in groups)]
+
+
 def test_help_lists_the_values_of_a_setting_that_has_few() -> None:
     assert choices("sync") == available("sync")
     assert choices("precision") == ["fp32", "tf32", "bf16", "fp16"]
