@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tests import warm
+from tests.cli import start_ranks
 from tests.ranks import run_ranks
 from train import strategies
 from train.config import available
@@ -27,6 +30,10 @@ def _micro_batch(rank: int, part: int) -> Tensor:
 def _model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def _world_size(name: str) -> int:
+    return 1 if name in ("single", "data_parallel") else 2
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -51,7 +58,7 @@ def _one_step(world: World, name: str) -> tuple[list[str], float, list[Tensor]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in available("strategies") if name != "pipeline"])
 def test_a_step_clips_the_mean_gradient_of_all_ranks(name: str) -> None:
-    world_size = 1 if name in ("single", "data_parallel") else 2
+    world_size = _world_size(name)
     model = _model()
     for rank in range(world_size):
         for part in range(2):
@@ -88,6 +95,24 @@ def test_nothing_is_sent_until_the_last_micro_batch(name: str) -> None:
         # fsdp gathers parameters for each forward and backward.
         assert not {key for key in before if name != "fsdp" or "gather" not in key}
         assert any("reduce" in key for key in last)
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[str]:
+    """A Python that starts in milliseconds with torch."""
+    with warm.started() as folder:
+        yield str(folder / "python3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", available("strategies"))
+def test_a_run_prints_no_warning_of_torch(name: str, python: str) -> None:
+    flags = ["--model=mlp", "--max-steps=2", "--accumulate=2", "--device=cpu"]
+    schedule = ["--pipeline-schedule=gpipe"] if name == "pipeline" else []  # works with each release of torch
+    for rank in start_ranks(_world_size(name), *flags, f"--strategy={name}", *schedule, python=python):
+        _, stderr = rank.communicate(timeout=90)
+        assert rank.returncode == 0, stderr
+        assert "Warning" not in stderr
 
 
 @pytest.fixture
