@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from tests import warm
 from tests.cli import start_ranks
 from tests.ranks import run_ranks
+from tests.train.devices import needs_fsdp_on_cpus
 from train import strategies
 from train.config import available
 from train.errors import SharedError
@@ -21,6 +22,8 @@ from train.world.environment import World
 
 pytestmark = pytest.mark.timeout(120)
 _CPU = torch.device("cpu")
+_FSDP = pytest.param("fsdp", marks=needs_fsdp_on_cpus)
+_NAMES = [_FSDP if name == "fsdp" else name for name in available("strategies")]
 
 
 def _micro_batch(rank: int, part: int) -> Tensor:
@@ -56,7 +59,7 @@ def _one_step(world: World, name: str) -> tuple[list[str], float, list[Tensor]]:
 
 # A pipeline has no forward of its own: its schedule runs forward and backward.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in available("strategies") if name != "pipeline"])
+@pytest.mark.parametrize("name", [name for name in _NAMES if name != "pipeline"])
 def test_a_step_clips_the_mean_gradient_of_all_ranks(name: str) -> None:
     world_size = _world_size(name)
     model = _model()
@@ -89,7 +92,7 @@ def _messages(world: World, name: str) -> list[set[str]]:
 
 
 # custom_ddp sends nothing over gloo on one host; tests/train/ddp/ counts its reductions.
-@pytest.mark.parametrize("name", ["ddp", "hook_per_parameter", "average_after_backward", "fsdp"])
+@pytest.mark.parametrize("name", ["ddp", "hook_per_parameter", "average_after_backward", _FSDP])
 def test_nothing_is_sent_until_the_last_micro_batch(name: str) -> None:
     for before, last in run_ranks(2, _messages, name):
         # fsdp gathers parameters for each forward and backward.
@@ -105,7 +108,7 @@ def python() -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", available("strategies"))
+@pytest.mark.parametrize("name", _NAMES)
 def test_a_run_prints_no_warning_of_torch(name: str, python: str) -> None:
     flags = ["--model=mlp", "--max-steps=2", "--accumulate=2", "--device=cpu"]
     schedule = ["--pipeline-schedule=gpipe"] if name == "pipeline" else []  # works with each release of torch
