@@ -159,7 +159,7 @@ class _Shared(nn.Sequential):
 @pytest.mark.parametrize(
     ("model", "world_size", "micro_batches", "says"),
     [
-        (lambda: models.build("resnet18", (1, 28, 28), 10, None), 2, 2, "no nn.Sequential"),
+        (lambda: models.build("resnet18", (1, 28, 28), 10, None), 2, 2, "not an nn.Sequential"),
         (lambda: models.build("mnist_bn", (1, 28, 28), 10, None), 2, 2, "BatchNorm would take the statistics"),
         (lambda: models.build("mlp", (1, 28, 28), 10, None), 4, 4, "3 layers with parameters, too few for 4 stages"),
         (lambda: models.build("mlp", (1, 28, 28), 10, None), 2, 1, "needs --accumulate=2 or more"),
