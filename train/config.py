@@ -78,6 +78,16 @@ def _one_of(kind: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _is_one_strategy(name: str) -> str:
+    words = re.findall(r"\w+", name)
+    if len(set(words) & set(available("strategies"))) > 1:
+        reason = (
+            "all processes share the model in one way, so for example a pipeline of sharded stages cannot be asked for"
+        )
+        raise PydanticCustomError("unexpected", "must be {expected}", {"expected": f"a single name ({reason})"})
+    return name
+
+
 def _names(kind: str) -> WithJsonSchema:
     """Describe the names as an enumeration in the schema, so that an editor completes them."""
     return WithJsonSchema({"type": "string", "enum": available(kind)})
@@ -191,7 +201,7 @@ class TrainConfig(BaseModel):
         "has none for an operation",
     )
 
-    strategy: Annotated[str, _one_of("strategies"), _names("strategies")] = Field(
+    strategy: Annotated[str, AfterValidator(_is_one_strategy), _one_of("strategies"), _names("strategies")] = Field(
         "custom_ddp", description="a file in train/strategies/: how the processes share the model"
     )
     sync: Annotated[str, _one_of("sync"), _names("sync")] = Field(

@@ -99,7 +99,7 @@ def _sentence(problem: ErrorDetails, where: Mapping[str, str]) -> str:
     wanted = expected(problem)
     if wanted is None:
         return f"  {place}: {problem['msg']}"
-    meant = nearest(str(problem["input"]), choices(key))
+    meant = nearest(str(problem["input"]), choices(key)) if problem["type"] == "literal_error" else None
     hint = f'; did you mean "{meant}"?' if meant else ""
     return f'  {place}: "{problem["input"]}" is not accepted; it must be {wanted}{hint}'
 

@@ -128,6 +128,14 @@ def test_every_key_has_a_description_and_a_flag_in_the_help(key: str, capsys: py
     assert ", ".join(choices(key)) in " ".join(shown.split())
 
 
+def test_help_has_its_groups_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        from_argv(["--help"])
+    titles = [line for line in capsys.readouterr().out.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    groups = ["model and data", "training", "processes and devices", "records and checkpoints", "timeouts"]
+    assert titles == ["options:", *(f"{group}:" for group in groups)]
+
+
 def test_help_lists_the_values_of_a_setting_that_has_few() -> None:
     assert choices("sync") == available("sync")
     assert choices("precision") == ["fp32", "tf32", "bf16", "fp16"]
@@ -221,9 +229,9 @@ def test_name_that_is_no_text_is_refused(key: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["mnist"], ["mnist: no flag stands before it"]),
-        (["mnist", "resnet18"], ["mnist: no flag stands before it", "resnet18: no flag stands before it"]),
-        (["--run-dir", "my", "run", "dir"], ["run: no flag stands before it", "dir: no flag stands before it"]),
+        (["mnist"], ["mnist: no flag comes before it"]),
+        (["mnist", "resnet18"], ["mnist: no flag comes before it", "resnet18: no flag comes before it"]),
+        (["--run-dir", "my", "run", "dir"], ["run: no flag comes before it", "dir: no flag comes before it"]),
         (
             ["--compile", "false", "--no-sync-batchnorm", "false", "--epochs=0"],
             [
@@ -232,7 +240,7 @@ def test_name_that_is_no_text_is_refused(key: str) -> None:
                 '--epochs: "0" is not accepted',
             ],
         ),
-        (["--batchsize", "3", "4"], ["--batchsize: unknown flag", "4: no flag stands before it"]),
+        (["--batchsize", "3", "4"], ["--batchsize: unknown flag", "4: no flag comes before it"]),
     ],
 )
 def test_every_word_that_no_flag_takes_is_refused(words: list[str], said: list[str]) -> None:
@@ -267,6 +275,15 @@ def test_unknown_file_name_is_answered_with_the_nearest_and_all_allowed(kind: st
         assert f'--{kind}: "{name}x" is not one of ' in message
         assert f'; did you mean "{name}"?' in message
         assert all(allowed in message for allowed in available(folder))
+
+
+@pytest.mark.parametrize("names", ["fsdp,pipeline", "fsdp+pipeline", "pipeline x fsdp"])
+def test_two_strategies_at_once_are_refused_with_the_reason(names: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        from_argv([f"--strategy={names}"])
+    _, line = str(refusal.value).splitlines()
+    assert line.startswith(f'  --strategy: "{names}" is not accepted; it must be a single name (')
+    assert line.endswith("so for example a pipeline of sharded stages cannot be asked for)")
 
 
 def test_a_name_like_no_other_gets_no_suggestion() -> None:

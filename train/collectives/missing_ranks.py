@@ -111,7 +111,8 @@ class _Reports:
     def __init__(self, position: str, group: dist.ProcessGroup | None) -> None:
         self.position = position
         self.elsewhere: dict[str, list[int]] = {}
-        self.silent = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
+        # torch 2.6 takes no None here.
+        self.silent = set(dist.get_process_group_ranks(group or dist.group.WORLD)) - {dist.get_rank()}
         self.complete = False
         store = dist.distributed_c10d._get_default_store()
         self._store = dist.PrefixStore("gave-up", store)

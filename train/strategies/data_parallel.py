@@ -14,7 +14,8 @@ from train.strategies import Context, Wrapped, replicated
 def wrap(model: nn.Module, context: Context) -> Wrapped:
     """Return the model on all GPUs that torch sees, or whole on the CPU or on the only GPU; print which of the two.
 
-    Raises SharedError if there are several processes, or if BatchNorm would use the statistics of a GPU's share.
+    Raises SharedError if there are several processes, if BatchNorm would use the statistics of a GPU's share, or if a
+    compiled model would run on several GPUs.
     """
     if context.world_size > 1:
         raise SharedError(
@@ -26,6 +27,13 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
         raise SharedError(
             "--strategy=data_parallel cannot synchronise BatchNorm between the GPUs of one process: use "
             "--strategy=custom_ddp with one process per GPU, or --no-sync-batchnorm for statistics of each GPU alone"
+        )
+    if devices > 1 and model._compiled_call_impl is not None:
+        # A copy of the model shares the compiled forward, which always uses the weights of the original.
+        raise SharedError(
+            f"--compile cannot be used with --strategy=data_parallel on {devices} GPUs: the copies of the model would "
+            "run with the first GPU's weights. Use --strategy=custom_ddp with one process per GPU, or leave out "
+            "--compile"
         )
     where = f"split over {devices} GPUs" if devices > 1 else f"computed on {context.device}, the only device"
     say(f"data_parallel: each micro-batch is {where}")

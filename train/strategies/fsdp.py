@@ -21,11 +21,22 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from train.collectives.broadcast import broadcast_from_rank_0
+from train.errors import SharedError
 from train.strategies import Context, Wrapped
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
-    """Return the model sharded in place, over the ranks of the context; optimizers take its parameters after this."""
+    """Return the model sharded in place, over the ranks of the context; optimizers take its parameters after this.
+
+    Raises SharedError if torch is too old.
+    """
+    if context.device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
+        # torch 2.6 shards the model, and its first forward then ends in an AttributeError.  Mended by pull request
+        # 145935 of pytorch/pytorch.
+        raise SharedError(
+            f"--strategy=fsdp cannot be used here: fully_shard of torch {torch.__version__} does not run on CPUs. "
+            "Install torch 2.7 or newer, or use --strategy=custom_ddp"
+        )
     broadcast_from_rank_0([*model.parameters(), *model.buffers()], context.group)
     group = context.group or dist.group.WORLD
     assert group is not None

@@ -11,6 +11,7 @@ import torch
 
 from tests.cli import records, train
 from tests.ranks import run_ranks, train_on_ranks
+from tests.train.devices import needs_fsdp_on_cpus
 from train.checkpoints.sharded import ShardedCheckpoints
 from train.datasets import tokens
 from train.errors import SharedError
@@ -46,6 +47,7 @@ def _compare(tmp_path: Path, data: list[str], legs: list[Leg]) -> None:
     assert _losses(tmp_path / "legs", data, legs) == pytest.approx(whole, rel=1e-4)
 
 
+@needs_fsdp_on_cpus
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_stopped_and_resumed_on_1_2_and_4_processes(tmp_path: Path) -> None:
@@ -55,6 +57,7 @@ def test_stopped_and_resumed_on_1_2_and_4_processes(tmp_path: Path) -> None:
     _compare(tmp_path, data, legs)
 
 
+@needs_fsdp_on_cpus
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_stages_of_a_gpt_are_resumed_on_another_number_of_processes(tmp_path: Path) -> None:
@@ -64,6 +67,7 @@ def test_the_stages_of_a_gpt_are_resumed_on_another_number_of_processes(tmp_path
     _compare(tmp_path, [*data, "--momentum=0.9"], legs)
 
 
+@needs_fsdp_on_cpus
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_damaged_part_is_skipped_and_another_strategy_refused(tmp_path: Path) -> None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.torch_version import TorchVersion
 
 from tests.ranks import run_ranks
 from train.collectives.missing_ranks import MissingRanks
 from train.cpu import shared_memory
 from train.cpu.shared_memory import SharedMemory
+from train.ddp.bucket import Bucket
+from train.sync.all_reduce import AllReduce
 from train.world.environment import World
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64]
@@ -120,3 +126,34 @@ def _alone(world: World) -> bool:
 
 def test_one_process_does_without() -> None:
     assert run_ranks(1, _alone) == [True]
+
+
+def _times_given_back(world: World, device: str) -> int:
+    """How often a bucket for gradients on `device` makes the process give freed memory back to the kernel."""
+    # Fake tensors are on CUDA without a driver.
+    with FakeTensorMode(allow_non_fake_inputs=True) if device == "cuda" else nullcontext():
+        large = nn.Parameter(torch.empty(2**21, device=device))
+        sync = AllReduce(_group())
+        with mock.patch("ctypes.CDLL") as libc:
+            bucket = Bucket([large], ["large"], [1], sync)
+    assert bucket.payload.flat.device.type == device
+    times: int = libc.return_value.malloc_trim.call_count
+    return times
+
+
+@pytest.mark.parametrize(
+    ("device", "times"),
+    [
+        ("cpu", 1),
+        pytest.param(
+            "cuda",
+            0,
+            marks=pytest.mark.skipif(
+                torch.__version__ < TorchVersion("2.7"), reason="fake CUDA tensors of torch 2.6 need a driver"
+            ),
+        ),
+    ],
+)
+def test_freed_memory_is_given_back_for_gradients_on_the_cpu_alone(device: str, times: int) -> None:
+    # On CUDA no gradient was in the host's memory, and giving it back takes milliseconds.
+    assert run_ranks(2, _times_given_back, device) == [times, times]

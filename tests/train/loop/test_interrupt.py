@@ -79,13 +79,18 @@ def _finish(world_size: int, folder: Path) -> None:
     assert [record["step"] for record in records(folder, "step")] == [*range(1, _STEPS + 1)]
 
 
-@pytest.mark.parametrize("input", [["--input=memory"], ["--input=loader", "--workers=2"]], ids=["memory", "loader"])
-def test_ctrl_c_saves_and_ends_with_a_few_lines(input: list[str], tmp_path: Path) -> None:
-    # The loader's workers are in the foreground of the terminal, too.
-    code, lines = _interrupt(tmp_path, command(1, *_flags(tmp_path), *input))
+@pytest.mark.parametrize(
+    ("world_size", "more"),
+    # Also in the foreground of the terminal are the loader's workers, but not the ranks of --procs.
+    [(1, ["--input=memory"]), (1, ["--input=loader", "--workers=2"]), (2, ["--procs=2"])],
+    ids=["memory", "loader", "procs"],
+)
+def test_ctrl_c_saves_and_ends_with_a_few_lines(world_size: int, more: list[str], tmp_path: Path) -> None:
+    code, lines = _interrupt(tmp_path, command(1, *_flags(tmp_path), *more))
     assert code == _STOPPED
     assert len(lines) < 10, lines
-    _finish(1, tmp_path)
+    assert "failed" not in "".join(lines), lines
+    _finish(world_size, tmp_path)
 
 
 def test_ctrl_c_at_torchrun_saves_and_its_processes_add_only_a_few_lines(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from tests.cli import records
 from tests.ranks import run_ranks, train_on_ranks
@@ -120,12 +121,24 @@ def _averaged(world: World) -> tuple[str, str, str]:
     return before, inside, weights_sha256(trainer.step.model.state_dict())
 
 
+def _graphs(world: World, *flags: str) -> int:
+    """Train, and return how many graphs were compiled in this process."""
+    config = from_argv([*flags])
+    parts = setup.load_parts(config, world)
+    setup.report_start(config, world, parts)
+    with parts.metrics:
+        setup.make_trainer(config, world, StopSignal(), parts).fit()
+    graphs: int = counters["stats"]["unique_graphs"]
+    return graphs
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_compiled_model_gives_the_same_losses(world_size: int, tmp_path: Path) -> None:
     losses = []
     for more in ([], ["--compile"]):
         folder = tmp_path / f"run{len(more)}"
         flags = ["--model=mlp", "--device=cpu", "--batch-size=3000", "--accumulate=2", f"--run-dir={folder}", *more]
-        train_on_ranks(world_size, *flags, timeout_s=_TIMEOUT_S)
+        graphs = run_ranks(world_size, _graphs, *flags, timeout_s=_TIMEOUT_S)
+        assert all(map(bool, graphs)) if more else not any(graphs)
         losses.append([record["loss"] for record in records(folder, "step")])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)

@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from tests.cli import records, train
 from tests.idx import write_small_mnist
@@ -154,6 +156,46 @@ def test_evaluation_equals_one_process_on_the_whole_set(world_size: int) -> None
             assert means.samples == plain.samples
             assert means.correct == plain.correct
             assert means.loss == pytest.approx(plain.loss, rel=1e-5)
+
+
+class _Calls(TorchFunctionMode):
+    """Counts torch's functions and the methods of tensors by name, while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[func.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class _Never(StopAgreement):
+    """Sends no messages."""
+
+    def reached(self) -> bool:
+        return False
+
+
+def _calls_of_an_evaluation(world: World, num_batches: int) -> Counter[str]:
+    context = Context(_CPU, None, world.world_size, 25.0, ranks_have_own_buffers=False)
+    model = models.build("mlp", (1, 28, 28), 10, None)
+    batches = [(torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64))] * num_batches
+    calls = _Calls()
+    with calls:
+        evaluate(model, batches, context, "fp32", _Never(StopSignal()))
+    return calls.names
+
+
+# What makes a host wait until a GPU has computed all that it was given: to read from it, or to send it a number.
+_WAITS = {"new_tensor", "tensor", "as_tensor", "item", "tolist", "numpy", "cpu", "to", "nonzero"}
+_WAITS |= {"__bool__", "__int__", "__float__", "__index__"}
+
+
+def test_no_batch_of_an_evaluation_makes_the_host_wait() -> None:
+    (few,), (many,) = (run_ranks(1, _calls_of_an_evaluation, number) for number in (1, 5))
+    assert many["argmax"] == 5 * few["argmax"] > 0
+    assert {name: many[name] for name in _WAITS} == {name: few[name] for name in _WAITS}
 
 
 _BATCHES, _SIGNAL_AT = 500, 3

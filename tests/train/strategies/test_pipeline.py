@@ -17,6 +17,7 @@ from torch.torch_version import TorchVersion
 
 from tests.cli import records
 from tests.ranks import run_ranks, train_on_ranks
+from tests.train.strategies.dtypes import Dtypes, dtypes_of_a_run
 from train import models, strategies
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
@@ -59,6 +60,13 @@ def test_short_batches_and_evaluations_equal_one_process(tmp_path: Path, precisi
         assert [pytest.approx(row, rel=rel) for row in one] == two
     [start] = records(tmp_path / "two", "start")
     assert (start["arithmetic"]["readers"], start["arithmetic"]["largest_share"]) == (1, 999)
+
+
+@pytest.mark.slow
+def test_bf16_computes_in_bf16_and_keeps_the_weights_in_float32() -> None:
+    flags = ["--model=mlp", "--batch-size=64", "--max-steps=2", "--pipeline-schedule=gpipe", "--accumulate=2"]
+    for seen in run_ranks(2, dtypes_of_a_run, *flags, "--strategy=pipeline", "--precision=bf16"):
+        assert seen == Dtypes(weights={torch.float32}, outputs={torch.bfloat16}, parameters={torch.float32})
 
 
 @given(drawn.lists(drawn.integers(0, 100), min_size=1, max_size=9), drawn.integers(1, 9))
@@ -151,7 +159,7 @@ class _Shared(nn.Sequential):
 @pytest.mark.parametrize(
     ("model", "world_size", "micro_batches", "says"),
     [
-        (lambda: models.build("resnet18", (1, 28, 28), 10, None), 2, 2, "no nn.Sequential"),
+        (lambda: models.build("resnet18", (1, 28, 28), 10, None), 2, 2, "not an nn.Sequential"),
         (lambda: models.build("mnist_bn", (1, 28, 28), 10, None), 2, 2, "BatchNorm would take the statistics"),
         (lambda: models.build("mlp", (1, 28, 28), 10, None), 4, 4, "3 layers with parameters, too few for 4 stages"),
         (lambda: models.build("mlp", (1, 28, 28), 10, None), 2, 1, "needs --accumulate=2 or more"),

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tests import warm
+from tests.cli import start_ranks
 from tests.ranks import run_ranks
+from tests.train.devices import needs_fsdp_on_cpus
 from train import strategies
 from train.config import available
+from train.errors import SharedError
 from train.world.environment import World
 
 pytestmark = pytest.mark.timeout(120)
 _CPU = torch.device("cpu")
+_FSDP = pytest.param("fsdp", marks=needs_fsdp_on_cpus)
+_NAMES = [_FSDP if name == "fsdp" else name for name in available("strategies")]
 
 
 def _micro_batch(rank: int, part: int) -> Tensor:
@@ -25,6 +33,10 @@ def _micro_batch(rank: int, part: int) -> Tensor:
 def _model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def _world_size(name: str) -> int:
+    return 1 if name in ("single", "data_parallel") else 2
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -47,9 +59,9 @@ def _one_step(world: World, name: str) -> tuple[list[str], float, list[Tensor]]:
 
 # A pipeline has no forward of its own: its schedule runs forward and backward.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in available("strategies") if name != "pipeline"])
+@pytest.mark.parametrize("name", [name for name in _NAMES if name != "pipeline"])
 def test_a_step_clips_the_mean_gradient_of_all_ranks(name: str) -> None:
-    world_size = 1 if name in ("single", "data_parallel") else 2
+    world_size = _world_size(name)
     model = _model()
     for rank in range(world_size):
         for part in range(2):
@@ -64,24 +76,70 @@ def test_a_step_clips_the_mean_gradient_of_all_ranks(name: str) -> None:
             torch.testing.assert_close(gradient, param.grad)
 
 
-def _messages(world: World, name: str) -> tuple[int, int]:
-    """How many collectives run in a backward inside no_sync, and in the one after it."""
+def _messages(world: World, name: str) -> list[set[str]]:
+    """The collectives of a backward inside no_sync, and of the one after it."""
     context = strategies.Context(_CPU, None, world.world_size, 25.0, ranks_have_own_buffers=False)
     wrapped = strategies.wrap(name, _model(), context)
-    counts = []
+    found = []
     for inside in (True, False):
         with torch.profiler.profile() as profile:
             with wrapped.no_sync() if inside else nullcontext():
                 wrapped.call(_micro_batch(world.rank, 0)).square().sum().backward()
             if not inside:
                 wrapped.after_backward()
-        counts.append(sum(event.count for event in profile.key_averages() if event.key.startswith("gloo:")))
-    return counts[0], counts[1]
+        found.append({event.key for event in profile.key_averages() if event.key.startswith("gloo:")})
+    return found
 
 
 # custom_ddp sends nothing over gloo on one host; tests/train/ddp/ counts its reductions.
-@pytest.mark.parametrize("name", ["ddp", "hook_per_parameter", "average_after_backward"])
+@pytest.mark.parametrize("name", ["ddp", "hook_per_parameter", "average_after_backward", _FSDP])
 def test_nothing_is_sent_until_the_last_micro_batch(name: str) -> None:
     for before, last in run_ranks(2, _messages, name):
-        assert before == 0
-        assert last > 0
+        # fsdp gathers parameters for each forward and backward.
+        assert not {key for key in before if name != "fsdp" or "gather" not in key}
+        assert any("reduce" in key for key in last)
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[str]:
+    """A Python that starts in milliseconds with torch."""
+    with warm.started() as folder:
+        yield str(folder / "python3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_run_prints_no_warning_of_torch(name: str, python: str) -> None:
+    flags = ["--model=mlp", "--max-steps=2", "--accumulate=2", "--device=cpu"]
+    schedule = ["--pipeline-schedule=gpipe"] if name == "pipeline" else []  # works with each release of torch
+    for rank in start_ranks(_world_size(name), *flags, f"--strategy={name}", *schedule, python=python):
+        _, stderr = rank.communicate(timeout=90)
+        assert rank.returncode == 0, stderr
+        assert "Warning" not in stderr
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> strategies.Context:
+    """The context of one process that sees two GPUs.  nn.DataParallel, which would ask the driver, is left out."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(nn, "DataParallel", lambda model: model)
+    return strategies.Context(torch.device("cuda"), None, 1, 25.0, ranks_have_own_buffers=False)
+
+
+def test_data_parallel_refuses_a_compiled_model_on_several_gpus(
+    two_gpus: strategies.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategies.wrap("data_parallel", _model(), two_gpus)
+    compiled = _model()
+    compiled.compile()
+    with pytest.raises(SharedError, match=r"--compile .* on 2 GPUs: .*leave out --compile"):
+        strategies.wrap("data_parallel", compiled, two_gpus)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    strategies.wrap("data_parallel", compiled, two_gpus)
+
+
+def test_data_parallel_refuses_batchnorm_on_several_gpus(two_gpus: strategies.Context) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
+    with pytest.raises(SharedError, match=r"cannot synchronise BatchNorm .*--no-sync-batchnorm"):
+        strategies.wrap("data_parallel", model, two_gpus)
+    strategies.wrap("data_parallel", model, replace(two_gpus, sync_batchnorm=False))

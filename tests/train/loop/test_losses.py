@@ -1,0 +1,55 @@
+"""Label smoothing is in the loss that is trained, as its formula says, and not in the validation loss."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.ranks import run_ranks
+from train.flags import from_argv
+from train.loop import setup
+from train.loop.losses import losses_of_samples
+from train.world.environment import World
+from train.world.signals import StopSignal
+
+_SMOOTHING = 0.1
+
+
+def _by_formula(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """The smoothed cross entropy of each sample: a part of each label is spread over all classes."""
+    minus_log_p = -torch.log_softmax(logits.detach().double(), dim=-1)
+    of_label = minus_log_p.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return (1 - smoothing) * of_label + smoothing * minus_log_p.mean(dim=-1)
+
+
+@pytest.mark.parametrize("shape", [(7,), (7, 5)], ids=["one label", "a label for each token"])
+@pytest.mark.parametrize("smoothing", [0.0, _SMOOTHING])
+def test_the_loss_of_a_sample_is_the_formula(smoothing: float, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(*shape, 10, generator=generator)
+    labels = torch.randint(0, 10, shape, generator=generator)
+    expected = _by_formula(logits, labels, smoothing).view(7, -1).mean(dim=1)
+    torch.testing.assert_close(losses_of_samples(logits, labels, smoothing).double(), expected, rtol=1e-5, atol=0)
+
+
+def _trained_and_validated(world: World, *flags: str) -> list[tuple[float, float]]:
+    """Ours and the formula's: the loss of a training step with smoothing, and the validation loss without."""
+    config = from_argv(["--model=mlp", "--batch-size=100", f"--label-smoothing={_SMOOTHING}", *flags])
+    parts = setup.load_parts(config, world)
+    setup.report_start(config, world, parts)
+    trainer = setup.make_trainer(config, world, StopSignal(), parts)
+    model = trainer.step.model
+    images, labels = next(iter(trainer.train_batches))
+    expected = float(_by_formula(model(images), labels, _SMOOTHING).sum())
+    trained = float(trainer.step.run(images, labels, trainer.sampler).loss_sum)
+    validated = trainer.evaluate()
+    losses = [_by_formula(model(images), labels, 0.0) for images, labels in trainer.validation_batches]
+    return [(trained, expected), (validated.loss, float(torch.cat(losses).mean()))]
+
+
+@pytest.mark.parametrize("flags", [(), ("--strategy=pipeline", "--accumulate=2")], ids=["custom_ddp", "pipeline"])
+def test_training_smooths_labels_and_validation_does_not(flags: tuple[str, ...]) -> None:
+    [losses] = run_ranks(1, _trained_and_validated, *flags)
+    for ours, expected in losses:
+        assert ours == pytest.approx(expected, rel=1e-5)
