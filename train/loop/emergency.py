@@ -1,4 +1,4 @@
-"""The save after a failure: the state after its last whole step, by rank 0 alone, since others may be gone."""
+"""The save after a failure, by rank 0 alone, because other ranks may be gone: the state after the last whole step."""
 
 from __future__ import annotations
 
@@ -33,4 +33,10 @@ def save_after_failure(
     except Exception as error:
         say(f"step {steps_done} could not be saved: {error}")
     else:
+        say_saved(run, steps_done)
+
+
+def say_saved(run: Run, steps_done: int) -> None:
+    """Let rank 0 say which step a run that failed has saved, if it has a folder for checkpoints."""
+    if run.checkpoints is not None and run.world.rank == 0:
         say(f"saved the last complete step, {steps_done}; --resume=auto continues there")

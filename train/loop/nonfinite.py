@@ -45,11 +45,11 @@ def found(world: World, position: ShardSampler, images: Tensor, losses: Tensor) 
     if not kinds:
         return None
     first = "image" if "image" in kinds else "loss"
-    return "; ".join(
-        f"rank {rank}: the {kind} of {_named(of_rank)} is not finite"
-        for rank, (kind, of_rank) in enumerate(of_ranks)
-        if of_rank and kind == first
-    )
+    first_rank: dict[str, int] = {}  # all stages of a pipeline read the same samples
+    for rank, (kind, of_rank) in enumerate(of_ranks):
+        if of_rank and kind == first:
+            first_rank.setdefault(f"the {kind} of {_named(of_rank)} is not finite", rank)
+    return "; ".join(f"rank {rank}: {what}" for what, rank in first_rank.items())
 
 
 def _not_finite(indices: list[int], values: Tensor) -> list[int]:

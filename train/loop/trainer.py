@@ -18,7 +18,7 @@ from train.collectives.waiting import waiting_for_each
 from train.data.sampler import ShardSampler
 from train.data.shard import num_steps, step_range
 from train.errors import SharedError
-from train.loop.emergency import save_after_failure
+from train.loop.emergency import save_after_failure, say_saved
 from train.loop.evaluation import evaluate, in_pieces
 from train.loop.losses import Means, PendingLosses, WorthlessWeights, refuse_if_not_finite
 from train.loop.nonfinite import NonFinite
@@ -93,6 +93,10 @@ class Trainer:
             return False
         except NonFinite:
             self._record_losses(now=True)  # all ranks are here, so the saved losses are complete
+            if self.config.spreads_model and self.saved_step < self.steps_done:
+                self.save()  # each rank saves its part of the model
+                self._wait_until_saved()
+                say_saved(self.run, self.steps_done)
             raise
         self._end_run(weights_sha256(self.step.wrapped.state_dict()), self.step.wrapped.measured())
         self._wait_until_saved()
