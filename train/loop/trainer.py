@@ -26,7 +26,7 @@ from train.loop.run import Run
 from train.loop.schedules import lr_of_step
 from train.loop.step import Step
 from train.records.metrics import weights_sha256
-from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
+from train.records.observer import Best, EpochRecord, Incident, Observer, RunEnd, StepRecord
 from train.records.progress import say
 
 
@@ -56,6 +56,7 @@ class Trainer:
         self.steps_done = self.saved_step = 0
         self.evaluated_step = 0  # step of the last evaluation; a run may be stopped before one is done
         self.epoch_means = Means()
+        self.best: Best | None = None
         self._pending_losses = PendingLosses()
         self._stop_agreement = StopAgreement(run.stop)
 
@@ -115,6 +116,8 @@ class Trainer:
             seconds = time.monotonic() - started
             self.evaluated_step = self.steps_done
             refuse_if_not_finite(validated.loss, "validation loss")
+            if self.best is None or validated.accuracy > self.best.accuracy:
+                self.best = Best(epoch, validated.accuracy)
             record = EpochRecord(
                 epoch=epoch,
                 step=self.steps_done,
@@ -208,7 +211,7 @@ class Trainer:
     def _end_run(self, weights: str | None, measured: dict[str, float] | None = None) -> None:
         saved = self.config.checkpoint_dir is not None
         for observer in self.observers:
-            observer.run_ended(RunEnd(self.sampler.epoch, self.steps_done, saved, weights, measured or {}))
+            observer.run_ended(RunEnd(self.sampler.epoch, self.steps_done, saved, weights, measured or {}, self.best))
 
     def save(self) -> None:
         """Let rank 0 save the state after the current step; do nothing without checkpoint_dir.  A collective."""
@@ -232,6 +235,7 @@ class Trainer:
             "step": self.steps_done,
             "evaluated_step": self.evaluated_step,
             "epoch_means": vars(self.epoch_means),
+            "best": self.best and vars(self.best),
             "config": self.config.model_dump(),
         }
 
@@ -246,6 +250,7 @@ class Trainer:
         self.steps_done, self.evaluated_step = state["step"], state["evaluated_step"]
         self.saved_step = self.steps_done
         self.epoch_means = Means(**state["epoch_means"])
+        self.best = Best(**best) if (best := state.get("best")) else None  # older checkpoints lack it
         if self.run.checkpoints is not None and self.run.world.rank == 0:
             self.run.checkpoints.set_aside_after(self.steps_done, say)
 

@@ -66,12 +66,21 @@ class Incident:
 
 
 @dataclass(frozen=True)
+class Best:
+    """The evaluation with the highest accuracy of a run, over all its starts."""
+
+    epoch: int
+    accuracy: float
+
+
+@dataclass(frozen=True)
 class RunEnd:
     """The point at which a run has ended.
 
     saved: the run has --checkpoint-dir, so a checkpoint of this step is written.
     weights_sha256: hash of the final weights; None if a signal stopped the run before its end.
     measured: numbers that the strategy has measured, by name.
+    best: None if the run has not ended an epoch.
     """
 
     epoch: int
@@ -79,6 +88,7 @@ class RunEnd:
     saved: bool
     weights_sha256: str | None
     measured: dict[str, float] = field(default_factory=dict)
+    best: Best | None = None
 
 
 class Observer(Protocol):

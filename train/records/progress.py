@@ -24,7 +24,6 @@ class Progress:
         self._seconds, self._steps = 0.0, 0  # of the steps of this start
         self._places = ""
         self._started = time.monotonic()
-        self._best: EpochRecord | None = None
 
     def run_started(self, start: dict[str, Any]) -> None:
         """Say where the ranks are and what the global batch means."""
@@ -57,8 +56,6 @@ class Progress:
     def epoch_ended(self, record: EpochRecord) -> None:
         """Say the losses of the epoch."""
         self._close()
-        if self._best is None or record.val_accuracy > self._best.val_accuracy:
-            self._best = record
         say(
             f"epoch {record.epoch}/{self._epochs}  train loss {record.train_loss:.4f}  "
             f"validation loss {record.val_loss:.4f}  accuracy {record.val_accuracy:.2%}  {record.seconds:.1f} s"
@@ -73,7 +70,7 @@ class Progress:
                 + ("saved, --resume=auto continues there" if end.saved else "nothing is saved without --checkpoint-dir")
             )
             return
-        best = f"; best accuracy {self._best.val_accuracy:.2%} in epoch {self._best.epoch}" if self._best else ""
+        best = f"; best accuracy {end.best.accuracy:.2%} in epoch {end.best.epoch}" if end.best else ""
         places = f"; {self._places}" if self._places else ""
         say(f"done after {in_hours(time.monotonic() - self._started)}{best}{places}")
 

@@ -25,8 +25,11 @@ from train.collectives.agreement import StopAgreement, Stopped
 from train.data.batches import Batches
 from train.data.sampler import evaluation_steps
 from train.datasets._torchvision import TensorSamples
+from train.flags import from_argv
+from train.loop import setup
 from train.loop.evaluation import evaluate
 from train.loop.losses import Means
+from train.records.observer import Best
 from train.strategies import Context
 from train.world.environment import World
 from train.world.signals import StopSignal
@@ -224,6 +227,20 @@ def test_a_signal_to_one_rank_cuts_the_evaluation_of_all_short_after_the_same_ba
     of_ranks = run_ranks(3, _evaluate_until_rank_is_signalled, signalled)
     assert len(set(of_ranks)) == 1
     assert _SIGNAL_AT < of_ranks[0] < _BATCHES / 10
+
+
+def _best_after_a_resume(world: World) -> Best | None:
+    config = from_argv(["--model=mlp", "--dataset=synthetic", "--device=cpu"])
+    parts = setup.load_parts(config, world)
+    setup.report_start(config, world, parts)
+    before, after = (setup.make_trainer(config, world, StopSignal(), parts) for _ in range(2))
+    before.best = Best(epoch=1, accuracy=0.99)
+    after.load_state_dict(before.state_dict())
+    return after.best
+
+
+def test_the_best_epoch_is_that_of_all_starts_of_a_run() -> None:
+    assert run_ranks(1, _best_after_a_resume) == [Best(epoch=1, accuracy=0.99)]
 
 
 def test_records_hold_world_arithmetic_steps_epochs_and_hash(tmp_path: Path) -> None:
