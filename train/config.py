@@ -223,8 +223,8 @@ class TrainConfig(BaseModel):
     )
     fsdp_reshard: bool = Field(
         True,
-        description="fsdp frees gathered parameters after the forward and gathers them again for the backward; without "
-        "it they stay: more memory, fewer messages",
+        description="let fsdp free gathered parameters after the forward and gather them again for the backward; false "
+        "keeps them: more memory, fewer messages",
     )
     pipeline_schedule: Literal["gpipe", "1f1b"] = Field(
         "1f1b",

@@ -105,7 +105,7 @@ def command_begins_with_a_program(job: Job) -> Iterator[Finding]:
         yield Finding(("command", 0), "command: its first element is a whole command line, not a program", hint)
     elif first.startswith("-") or not first:
         message = "command must begin with a program, not with an option"
-        yield Finding(("command", 0), message, "with no_python: true the first element is the program")
+        yield Finding(("command", 0), message, "put the program first, before its options")
 
 
 @Rule
