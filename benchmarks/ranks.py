@@ -80,9 +80,9 @@ def run_ranks(
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(len(nodes))]
 
 
-def python_path() -> str:
-    """Return PYTHONPATH with this repository before the folders that it had already."""
-    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+def python_path(root: Path = ROOT) -> str:
+    """Return PYTHONPATH with `root`, by default this repository, before the folders that it had already."""
+    return os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
 
 
 def end_with_parent() -> None:
