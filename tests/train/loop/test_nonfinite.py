@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.cli import records
 from tests.ranks import run_ranks, train_on_ranks
+from tests.train.devices import needs_fsdp_on_cpus
 from train.data.sampler import ShardSampler
 from train.errors import SharedError
 from train.flags import from_argv
@@ -67,11 +68,11 @@ def _flags(folder: Path) -> list[str]:
     return [f"--run-dir={folder}", f"--checkpoint-dir={folder / 'checkpoints'}", "--resume=auto"]
 
 
-@pytest.mark.parametrize("strategy", ["custom_ddp", "ddp", "fsdp", "pipeline"])
+@pytest.mark.parametrize("strategy", ["custom_ddp", "ddp", pytest.param("fsdp", marks=needs_fsdp_on_cpus), "pipeline"])
 def test_all_ranks_stop_before_the_step_and_the_state_before_it_is_saved(strategy: str, tmp_path: Path) -> None:
     spread = strategy in ("fsdp", "pipeline")
     setting = [f"--strategy={strategy}", *(["--model=mlp"] if spread else [])]
-    setting += ["--accumulate=2"] if strategy == "pipeline" else []
+    setting += ["--accumulate=2", "--pipeline-schedule=gpipe"] if strategy == "pipeline" else []
     flags = [*setting, *_flags(tmp_path / "stopped")]
     (stopped, weights), other = run_ranks(2, _train, *flags, timeout_s=_TIMEOUT_S)
     assert stopped is not None and other[0] == stopped
