@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from benchmarks.gpu import suite
 from benchmarks.gpu.collectives import first_difference, noted
+from benchmarks.gpu.differences import largest_difference
 from benchmarks.gpu.jobs import nccl_variables
 from benchmarks.gpu.outcome import Failed, Skipped, together
 from benchmarks.ranks import HERE, Node, run_ranks
@@ -86,7 +87,7 @@ def _compared(device: str, backend: str, kinds: Sequence[str], steps: int = STEP
         for name, ours in found[0].items():
             tolerance = (TOLERANCES if kind == "syncs" else BATCHNORM_TOLERANCES).get(name.split(",")[0], 2e-2)
             losses, theirs = _sum_of_ranks(found, name), _sum_of_ranks(expected, name)
-            largest = max(abs(mine / their - 1) for mine, their in zip(losses, theirs, strict=True))
+            largest = largest_difference(losses, theirs)
             differences[f"{kind}: {name}"] = largest
             if not largest <= tolerance:
                 wrong.append(f"{kind}: {name}: losses differ by {largest:.2g}, more than {tolerance:g}")

@@ -104,18 +104,6 @@ def test_the_page_has_a_row_with_the_limit_of_each_check() -> None:
     assert found == {name: f"{check.limit_s:g} s" for name, check in CHECKS.items()}
 
 
-def test_losses_on_the_cpu_equal_those_on_the_cpu_and_bf16_is_near() -> None:
-    found = losses.run("cpu", models=("mlp",), steps=4)["mlp"]["largest_difference"]
-    assert found["fp32"] == 0
-    assert 0 < found["bf16"] < losses.TOLERANCES["bf16"]
-
-
-def test_a_larger_difference_of_losses_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(losses.TOLERANCES, "bf16", 1e-9)
-    with pytest.raises(Failed, match="mlp: bf16 differs"):
-        losses.run("cpu", models=("mlp",), steps=2)
-
-
 def test_without_torchvision_what_needs_it_is_skipped_and_the_record_is_still_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,7 +114,7 @@ def test_without_torchvision_what_needs_it_is_skipped_and_the_record_is_still_wr
 
     monkeypatch.setattr(outcome, "find_spec", lambda name: None if name == "torchvision" else find_spec(name))
     monkeypatch.setattr(measure, "version", absent)
-    monkeypatch.setattr(losses, "losses_of", lambda *_: [2.0, 1.0])
+    monkeypatch.setattr(losses, "losses_of", lambda *given: [2.0 - 0.1 * step for step in range(given[3])])
     with pytest.raises(
         Skipped, match=r"^mlp: passed; resnet18: torchvision is not installed: pip install torchvision$"
     ):
