@@ -23,7 +23,6 @@ from benchmarks.gpu import (
     resume,
     sigterm,
     step_time,
-    synchronisations,
     two_ranks,
 )
 from benchmarks.gpu.checks import CHECKS, Check
@@ -177,11 +176,6 @@ def test_memory_that_grows_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "reserved_mib", lambda device, input, epochs: [1.0] * 5 + [3.0])
     with pytest.raises(Failed, match="grew after epoch 5"):
         memory.run("cpu")
-
-
-def test_steps_are_watched() -> None:
-    found = synchronisations.run("cpu", [("loader", "bf16")], steps=3)
-    assert found == {"steps": 3, "waits_in_profile": {"loader, bf16": {}}}
 
 
 def test_step_times_are_measured() -> None:
