@@ -23,6 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+_LIBC = ctypes.CDLL(None)  # loaded here, because little may be done between fork and exec
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ def python_path() -> str:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Have the kernel kill this process when the one that started it ends.  Also for Popen's preexec_fn."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _rank(folder: Path, rank: int) -> None:

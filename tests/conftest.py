@@ -23,6 +23,7 @@ _SLOW = (
     "benchmarks/test_benchmarks.py",
     "benchmarks/test_ddp_benchmarks.py",
     "benchmarks/test_gpu.py",
+    "benchmarks/test_gpu_records.py",
     "benchmarks/test_gpu_suite.py",
     "benchmarks/test_ranks.py",
     "benchmarks/test_render_benchmark.py",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.outcome import Failed, OutOfTime
-from benchmarks.ranks import ROOT
+from benchmarks.ranks import ROOT, end_with_parent, python_path
 
 # Variables that a launcher sets; the checks themselves may run under a launcher.
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "PET_", "SLURM_", "TORCHELASTIC_", "GROUP_", "NODE_RANK")
@@ -105,7 +105,7 @@ def started(
     """
     folder.mkdir(parents=True, exist_ok=True)
     own = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)}
-    own |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1" if ranks > 1 else own.get("OMP_NUM_THREADS", "4")}
+    own |= {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1" if ranks > 1 else own.get("OMP_NUM_THREADS", "4")}
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -123,6 +123,7 @@ def started(
                         [*command, *base, *flags],
                         env=own | (where if ranks > 1 else {}),
                         cwd=ROOT,
+                        preexec_fn=end_with_parent,
                         stdout=log,
                         stderr=subprocess.STDOUT,
                     )

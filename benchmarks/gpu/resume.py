@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.gpu import jobs
 from benchmarks.gpu.outcome import Failed, require_torchvision
 
-_TIMEOUT_S = 250.0
+_TIMEOUT_S = 100.0
 STEPS = 20
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.gpu import progress
 from benchmarks.gpu.outcome import Failed, OutOfTime, Skipped
-from benchmarks.ranks import ROOT
+from benchmarks.ranks import ROOT, end_with_parent
 
 # Modules of the tests, and what installs them.  Only pytest must be there.  Without xdist the tests run one by one,
 # without pytest_timeout only the part's own limit ends a test that hangs, and files that import hypothesis are listed.
@@ -43,12 +43,12 @@ def fast(device: str) -> dict[str, Any]:
 
 def slow(device: str) -> dict[str, Any]:
     """Run the tests that `make test-slow` runs."""
-    return {"left_out": _LEFT_OUT, **pytest(["-m", "slow and not long", "tests"], 520, _workers())}
+    return {"left_out": _LEFT_OUT, **pytest(["-m", "slow and not long", "tests"], 490, _workers())}
 
 
 def marked() -> dict[str, Any]:
     """Run the tests marked for CUDA, those marked long among them."""
-    return pytest(["-m", "cuda", "tests/train"], 400, _workers())
+    return pytest(["-m", "cuda", "tests/train"], 230, _workers())
 
 
 def absent() -> list[str]:
@@ -89,7 +89,9 @@ def pytest(arguments: Sequence[str], limit_s: float, workers: int = 0) -> dict[s
 
 def _run(command: Sequence[str], file: Path, limit_s: float) -> tuple[int, bool]:
     """Return the exit code and whether the limit was reached; pytest is then interrupted and, after that, killed."""
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {progress.FILE: str(file)})
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | {progress.FILE: str(file)}, preexec_fn=end_with_parent
+    )
     for wait_s, end in ((limit_s, signal.SIGINT), (END_S, signal.SIGKILL)):
         try:
             return process.wait(wait_s), end == signal.SIGKILL

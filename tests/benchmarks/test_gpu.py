@@ -42,7 +42,7 @@ def test_without_a_gpu_each_check_says_so_in_one_line_and_writes_nothing(
 ) -> None:
     assert gpu.main([f"--results={tmp_path}"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" ")[0] for line in lines] == [f"({name})" for name in ["a1", "a2", *"bcdefghijklmn"]]
+    assert [line.partition(" ")[0] for line in lines] == [f"({name})" for name in [*"cedhgfkjbinlm", "a1", "a2"]]
     assert all(line.endswith("torch sees no GPU here") for line in lines)
     assert list(tmp_path.iterdir()) == []
 
@@ -54,7 +54,7 @@ def test_a_letter_stands_for_all_its_parts(tmp_path: Path, capsys: pytest.Captur
     assert [line.partition(" ")[0] for line in lines] == ["(a1)", "(a2)", "(c)"]
     with pytest.raises(SystemExit):
         gpu.main(["z"])
-    assert "there is no check z; there are a1, a2, b" in capsys.readouterr().err
+    assert "there is no check z; there are c, e, d" in capsys.readouterr().err
 
 
 def passing(device: str) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def test_a_failure_or_a_check_without_end_stops_no_other_and_all_are_recorded(
 
 def test_every_function_of_a_check_is_there() -> None:
     assert all(callable(check.load()) for check in CHECKS.values())
-    assert max(check.limit_s for check in CHECKS.values()) < 600, "a device session has ten minutes a command"
+    assert max(check.limit_s for check in CHECKS.values()) <= 560, "a command may have ten minutes"
 
 
 def test_the_page_has_a_row_with_the_limit_of_each_check() -> None:
