@@ -140,7 +140,7 @@ def time_workload(
     Raises RuntimeError if it is not done when time.monotonic() is `deadline`.
     """
     nodes, backend = [HERE] * processes, "nccl" if device == "cuda" else "gloo"
-    arguments = {"workload": workload, "variants": list(variants), "device": device}
+    arguments: dict[str, Any] = {"workload": workload, "variants": list(variants), "device": device}
     timeout_s = _seconds_until(deadline)
     [timed, *_] = run_ranks(time_variants, nodes, timeout_s, backend=backend, rounds=rounds, steps=steps, **arguments)
     timeout_s = _seconds_until(deadline)

@@ -30,7 +30,17 @@ def nccl_variables(rank: int) -> dict[str, str]:
 
     From 2.30 on NCCL has a switch for it.  Earlier versions take the ranks for two hosts, connected through sockets.
     """
-    return {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    # Without NCCL_DEBUG the reason of a refusal is not in the error.
+    shared = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "WARN"}
+    return {"NCCL_HOSTID": f"host-{rank}", **shared}
+
+
+def refuses_one_gpu(text: str) -> bool:
+    """Return True if the output of a rank says that NCCL does not connect two ranks on one GPU.
+
+    train is not asked: its own refusal is off with the variables above.
+    """
+    return any(words in text for words in ("Duplicate GPU", "same GPU", "ncclInvalidUsage"))
 
 
 @dataclass

@@ -140,7 +140,7 @@ def test_two_ranks_train_alike_with_every_sync_and_with_an_empty_rank() -> None:
 
 def test_an_order_of_collectives_that_differs_between_the_ranks_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_ranks(*_: Any, device: str, **__: Any) -> list[dict[str, Any]]:
-        same = {"losses": [2.0, 1.0], "weights_sha256": "a"}
+        same = {"losses": [2.0, 1.0], "weights_sha256": "a", "numbers_sent": [384, 384]}
         statistics, bucket = "all_reduce of 256 float32", "all_reduce of 128 bfloat16"
         orders = [[[statistics], [statistics, bucket]], [[statistics], [bucket, statistics]]]
         return [{"fp32": {**same, "collectives": order}} for order in orders]
@@ -155,16 +155,18 @@ def test_an_order_of_collectives_that_differs_between_the_ranks_fails(monkeypatc
 
 def test_a_survivor_that_hangs_in_a_collective_speaks_before_the_check_ends_it() -> None:
     config = from_argv(list(deaths.FLAGS))
-    assert config.rendezvous_timeout_s == config.collective_timeout_s == deaths.TIMEOUT_S
+    assert config.collective_timeout_s == deaths.TIMEOUT_S
+    # Two of these, each with a start and with what torch's watchdog waits for, fit into the check.
+    assert deaths.LIMITS_S["cuda"] >= deaths.TIMEOUT_S + deaths.DUMP_S
+    assert 2 * (60 + deaths.LIMITS_S["cuda"] + 10) + 30 < CHECKS["f"].limit_s
 
 
 def test_death_of_a_rank_is_named_and_timed(tmp_path: Path) -> None:
     killed = deaths.killed("cpu", tmp_path / "killed")
-    assert killed["seconds"] < deaths.LIMIT_S
-    assert "rank 1" in killed["message"]
     exhausted = deaths.out_of_memory("cpu", tmp_path / "memory")
-    assert exhausted["seconds"] < deaths.LIMIT_S
-    assert "rank 1" in exhausted["message"]
+    for record in (killed, exhausted):
+        assert 0 < record["seconds_to_name"] <= record["seconds"] < deaths.LIMITS_S["cpu"]
+        assert "rank 1" in record["message"] and "node 1" not in record["message"]
 
 
 def test_input_is_read_for_some_epochs() -> None:
