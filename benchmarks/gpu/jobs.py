@@ -21,6 +21,7 @@ from benchmarks.ranks import ROOT, end_with_parent, python_path
 # Variables that a launcher sets; the checks themselves may run under a launcher.
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "PET_", "SLURM_", "TORCHELASTIC_", "GROUP_", "NODE_RANK")
 BASE_FLAGS = ("--dataset=synthetic", "--dropout=0", "--log-every=1")
+_LOG_LINES = 60
 # No loader processes, and only samples that are read are made, so that short runs start at once.
 SHORT_RUN = (*BASE_FLAGS, "--input=loader", "--workers=0")
 
@@ -139,6 +140,12 @@ def started(
                     )
                 )
         yield job
+    except BaseException:
+        # The folder may be gone soon; what is printed here is in the record of a check that has not passed.
+        for rank, file in enumerate(job.logs):
+            lines = file.read_text(errors="replace").splitlines()[-_LOG_LINES:] if file.exists() else []
+            print(f"last lines of rank {rank}:", *lines, sep="\n", flush=True)
+        raise
     finally:
         for process in job.processes:
             process.send_signal(signal.SIGKILL)

@@ -117,6 +117,13 @@ def test_parts_that_ended_before_the_limit_are_kept(tmp_path: Path, monkeypatch:
     assert record["first"] == {"outcome": "passed", "figure": 1}
 
 
+def test_what_ranks_wrote_is_printed_when_a_part_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Failed), jobs.started("cpu", tmp_path, [], modules=("tests.benchmarks.sleeper",)) as job:
+        _until(lambda: "PYTHONPATH" in job.text(0))
+        raise Failed("a wrong figure")
+    assert "last lines of rank 0:\nPYTHONPATH=" in capsys.readouterr().out
+
+
 def test_after_a_kill_nothing_runs_on_and_the_records_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
