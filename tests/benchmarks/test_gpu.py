@@ -170,14 +170,26 @@ def test_death_of_a_rank_is_named_and_timed(tmp_path: Path) -> None:
 
 
 def test_input_is_read_for_some_epochs() -> None:
-    found = memory.run("cpu", epochs=6)["reserved_mib"]
-    assert {input: len(values) for input, values in found.items()} == {"memory": 6, "loader": 6, "auto": 6}
+    found = memory.run("cpu", epochs=6)
+    assert {input: len(record["reserved_mib"]) for input, record in found.items()} == {
+        "memory": 6,
+        "loader": 6,
+        "auto": 6,
+    }
 
 
-def test_memory_that_grows_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "reserved_mib", lambda device, input, epochs: [1.0] * 5 + [3.0])
-    with pytest.raises(Failed, match="grew after epoch 5"):
+def test_memory_that_grows_fails_and_an_input_that_fails_leaves_the_figures_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reserved_mib(device: str, input: str, epochs: int) -> list[float]:
+        if input == "memory":
+            raise RuntimeError("no memory")
+        return [1.0] * 5 + [3.0 if input == "loader" else 1.0]
+
+    monkeypatch.setattr(memory, "reserved_mib", reserved_mib)
+    with pytest.raises(Failed, match="loader: reserved memory grew by 2 MiB after epoch 5; auto: passed") as failed:
         memory.run("cpu")
+    assert failed.value.record["auto"]["grown_mib"] == 0
 
 
 def test_step_times_are_measured() -> None:
@@ -188,7 +200,14 @@ def test_step_times_are_measured() -> None:
 def test_a_resume_is_compared_with_a_run_without_interruption() -> None:
     # A small model: each of the six runs ends with a whole evaluation.
     found = resume.run("cpu", steps=4, model="mlp")
-    assert (found["same_without_deterministic"], found["same_with_deterministic"]) == (True, True)
+    assert [found[f"{word}_deterministic"]["same_weights"] for word in ("without", "with")] == [True, True]
+
+
+def test_a_resume_that_differs_fails_only_with_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "hashes", lambda *_: ("a", "b"))
+    with pytest.raises(Failed, match="without_deterministic: passed; with_deterministic: the weights") as failed:
+        resume.run("cpu", model="mlp")
+    assert failed.value.record["without_deterministic"]["same_weights"] is False
 
 
 def test_sigterm_saves_and_the_next_start_continues() -> None:
