@@ -83,8 +83,9 @@ bench: $(READY)
 
 # What only a GPU can show (docs/gpu.md).  CHECKS="c e" takes two of them; without make: python -m benchmarks.gpu c e
 # With DATA_ROOT=folder it also trains in published settings, on MNIST and FashionMNIST from there.
-gpu: $(READY)
-	$(BIN)/python -m benchmarks.gpu $(CHECKS)
+# Without $(READY): a machine with a GPU often has no internet, and a Python that has torch already.
+gpu:
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu $(if $(BUDGET_S),--budget-s=$(BUDGET_S)) $(CHECKS)
 
 clean:
 	rm -rf .venv runs

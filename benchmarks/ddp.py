@@ -23,7 +23,9 @@ as the median over the rounds.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -64,6 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--memory-rounds", type=int, default=3, help="processes that are weighed of each variant")
     parser.add_argument("--no-plain", action="store_true", help="leave out the plain ways, which are slow")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the result")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="give up timing after this many seconds")
     options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device=cuda: torch sees no CUDA device here")
@@ -73,18 +76,32 @@ def main(argv: list[str] | None = None) -> int:
     variants = ["bare", "ours", *NATIVE] if on_cuda else ["ours", "ours_gloo", *NATIVE]
     variants += [] if options.no_plain or on_cuda else PLAIN
     names = list(WORKLOADS) if options.workload == "all" else [options.workload]
-    measured, memory = {}, {}
+    measured: dict[str, dict[str, Any]] = {}
+    memory: dict[str, dict[str, list[float]]] = {}
+    deadline = time.monotonic() + options.limit_s
     for name in names:
         steps = options.steps or (CUDA_STEPS if on_cuda else STEPS[name])
-        measured[name] = time_workload(name, variants, processes, options.rounds, steps, options.device)
+        measured[name] = time_workload(name, variants, processes, options.rounds, steps, options.device, deadline)
         if options.memory_rounds and not on_cuda:
             memory[name] = measure_memory(name, processes, options.memory_rounds)
         print(f"{name}, {processes} processes: {in_words(compare(measured[name]))}", flush=True)
         if name in memory:
             print(f"{name}: peak memory / native with bucket view {memory_ratio(memory[name]):.3f}", flush=True)
+        # After each workload, so that an error or a kill leaves those before it.
+        result = _result(options, processes, measured, memory)
+        write_result(options.results, "ddp_cuda" if on_cuda else f"ddp_{processes}", result)
+    return 0 if all(result["losses_agree"].values()) else 1
 
+
+def _result(
+    options: argparse.Namespace,
+    processes: int,
+    measured: Mapping[str, Mapping[str, Any]],
+    memory: Mapping[str, Mapping[str, Sequence[float]]],
+) -> dict[str, Any]:
+    on_cuda = options.device == "cuda"
     compared = {name: compare(outcome) for name, outcome in measured.items()}
-    result = {
+    return {
         "benchmark": "ddp",
         "what": f"median time of a training step, ours / best native, {processes} processes",
         "unit": "step time / best native's",
@@ -101,25 +118,38 @@ def main(argv: list[str] | None = None) -> int:
             "threads": 1,
             "backend": "nccl" if on_cuda else "gloo",
             "device": torch.cuda.get_device_name() if on_cuda else "cpu",
-            "batch_size_per_process": {name: WORKLOADS[name].batch_size for name in names},
+            "batch_size_per_process": {name: WORKLOADS[name].batch_size for name in measured},
             "rounds": options.rounds,
-            "steps": options.steps or (CUDA_STEPS if on_cuda else {name: STEPS[name] for name in names}),
+            "steps": options.steps or (CUDA_STEPS if on_cuda else {name: STEPS[name] for name in measured}),
         },
         "machine": machine(),
     }
-    write_result(options.results, "ddp_cuda" if on_cuda else f"ddp_{processes}", result)
-    return 0 if all(part["losses_agree"] for part in compared.values()) else 1
 
 
 def time_workload(
-    workload: str, variants: Sequence[str], processes: int, rounds: int, steps: int, device: str
+    workload: str,
+    variants: Sequence[str],
+    processes: int,
+    rounds: int,
+    steps: int,
+    device: str,
+    deadline: float = math.inf,
 ) -> dict[str, Any]:
-    """Return what rank 0 measured for all variants: seconds per step, and losses in float64."""
+    """Return what rank 0 measured for all variants: seconds per step, and losses in float64.
+
+    Raises RuntimeError if it is not done when time.monotonic() is `deadline`.
+    """
     nodes, backend = [HERE] * processes, "nccl" if device == "cuda" else "gloo"
-    arguments = {"workload": workload, "variants": list(variants), "device": device}
-    [timed, *_] = run_ranks(time_variants, nodes, _TIMEOUT_S, backend=backend, rounds=rounds, steps=steps, **arguments)
-    [losses, *_] = run_ranks(losses_in_double, nodes, _TIMEOUT_S, backend=backend, steps=LOSS_STEPS, **arguments)
+    arguments: dict[str, Any] = {"workload": workload, "variants": list(variants), "device": device}
+    timeout_s = _seconds_until(deadline)
+    [timed, *_] = run_ranks(time_variants, nodes, timeout_s, backend=backend, rounds=rounds, steps=steps, **arguments)
+    timeout_s = _seconds_until(deadline)
+    [losses, *_] = run_ranks(losses_in_double, nodes, timeout_s, backend=backend, steps=LOSS_STEPS, **arguments)
     return {"step_seconds": timed["step_seconds"], "losses": losses}
+
+
+def _seconds_until(deadline: float) -> float:
+    return max(1.0, min(_TIMEOUT_S, deadline - time.monotonic()))
 
 
 def measure_memory(workload: str, processes: int, rounds: int) -> dict[str, list[float]]:
@@ -168,7 +198,8 @@ def loss_difference(losses: Mapping[str, Sequence[float]]) -> float:
     error would be a large share of it.
     """
     pairs = [pair for variant in losses for pair in zip(losses["ours"], losses[variant], strict=True)]
-    return max(abs(ours - theirs) for ours, theirs in pairs) / losses["ours"][0]
+    # As a tensor, because Python's max() drops a NaN that is not the first.
+    return float((torch.tensor(pairs, dtype=torch.float64).diff() / losses["ours"][0]).abs().max())
 
 
 def in_words(part: Mapping[str, Any]) -> str:

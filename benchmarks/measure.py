@@ -7,6 +7,7 @@ variants of a comparison take turns, each round gives one ratio, and the median 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -59,9 +60,15 @@ def machine() -> dict[str, Any]:
 
 
 def write_result(folder: Path, name: str, result: Mapping[str, Any]) -> None:
-    """Write `result` as folder/name.json; floats get four significant digits, because more is noise."""
+    """Write `result` as folder/name.json; floats get four significant digits, because more is noise.
+
+    NaN and infinity become words, because JSON cannot hold them.  A process that is killed meanwhile leaves the file
+    as it was.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(_rounded(result), indent=2, allow_nan=False) + "\n")
+    partial = folder / f"{name}.json.partial"
+    partial.write_text(json.dumps(_rounded(result), indent=2, allow_nan=False) + "\n")
+    partial.replace(folder / f"{name}.json")
 
 
 def _version(package: str) -> str | None:
@@ -74,10 +81,10 @@ def _version(package: str) -> str | None:
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.4g}")
+        return float(f"{value:.4g}") if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
         return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_rounded(item) for item in value]
     return value
 

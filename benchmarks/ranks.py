@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
@@ -23,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+_LIBC = ctypes.CDLL(None)  # loaded here, because little may be done between fork and exec
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,21 @@ HERE = Node()
 
 
 def run_ranks(
-    function: Callable[..., Any], nodes: Sequence[Node], timeout_s: float, *, backend: str = "gloo", **arguments: Any
+    function: Callable[..., Any],
+    nodes: Sequence[Node],
+    timeout_s: float,
+    *,
+    backend: str = "gloo",
+    output: Path | None = None,
+    **arguments: Any,
 ) -> list[Any]:
     """Run `function(**arguments)` in one process for each of `nodes`; return the results by rank.
 
     Args:
         function: must be in a module that can be imported; arguments and result go through JSON.
         timeout_s: for the whole run, and for each collective in it.
-    Raises RuntimeError if a rank fails (its traceback is on stderr by then) or is not done in time.
+        output: the file for what the ranks print; None: they print where this process does.
+    Raises RuntimeError if a rank fails (its traceback is printed by then) or is not done in time.
     """
     task = {
         "module": function.__module__,
@@ -67,7 +76,10 @@ def run_ranks(
                     "PYTHONPATH": python_path(),
                 }
                 # In a separate session, so that Ctrl-C reaches only the parent, which then ends the ranks.
-                processes.append(subprocess.Popen(command, env=environment, start_new_session=True))
+                with nullcontext() if output is None else output.open("ab") as log:
+                    processes.append(
+                        subprocess.Popen(command, env=environment, start_new_session=True, stdout=log, stderr=log)
+                    )
             for rank, process in enumerate(processes):
                 if process.wait(max(0.0, deadline - time.monotonic())):
                     raise RuntimeError(f"rank {rank} of {len(nodes)} failed with exit code {process.returncode}")
@@ -86,8 +98,8 @@ def python_path(root: Path = ROOT) -> str:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Have the kernel kill this process when the one that started it ends.  Also for Popen's preexec_fn."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _rank(folder: Path, rank: int) -> None:

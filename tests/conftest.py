@@ -23,6 +23,7 @@ _SLOW = (
     "benchmarks/test_benchmarks.py",
     "benchmarks/test_ddp_benchmarks.py",
     "benchmarks/test_gpu.py",
+    "benchmarks/test_gpu_records.py",
     "benchmarks/test_gpu_suite.py",
     "benchmarks/test_ranks.py",
     "benchmarks/test_render_benchmark.py",
@@ -58,6 +59,8 @@ _SLOW = (
 _LONG = (
     "benchmarks/test_ddp_benchmarks.py",
     "benchmarks/test_gpu.py",
+    "benchmarks/test_gpu_losses.py",
+    "benchmarks/test_gpu_synchronisations.py",
     "benchmarks/test_trainer_overhead.py",
     "train/checkpoints/test_sharded.py",
     "train/ddp/test_torch_tests.py",

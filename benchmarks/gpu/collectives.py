@@ -35,6 +35,11 @@ def noted() -> Iterator[list[str]]:
             setattr(dist, name, original)
 
 
+def numbers_in(note: str) -> int:
+    """Return how many numbers a collective sends, given its note."""
+    return int(note.split(" of ")[1].split()[0])
+
+
 def first_difference(of_ranks: Sequence[Sequence[Sequence[str]]]) -> str | None:
     """Return the first collective in which two ranks differ, given each rank's notes step by step; None if none."""
     for step, pair in enumerate(zip_longest(*of_ranks, fillvalue=()), start=1):

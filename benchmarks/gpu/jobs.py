@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.outcome import Failed, OutOfTime
-from benchmarks.ranks import ROOT
+from benchmarks.ranks import ROOT, end_with_parent, python_path
 
 # Variables that a launcher sets; the checks themselves may run under a launcher.
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "PET_", "SLURM_", "TORCHELASTIC_", "GROUP_", "NODE_RANK")
 BASE_FLAGS = ("--dataset=synthetic", "--dropout=0", "--log-every=1")
+_LOG_LINES = 60
 # No loader processes, and only samples that are read are made, so that short runs start at once.
 SHORT_RUN = (*BASE_FLAGS, "--input=loader", "--workers=0")
 
@@ -30,7 +31,17 @@ def nccl_variables(rank: int) -> dict[str, str]:
 
     From 2.30 on NCCL has a switch for it.  Earlier versions take the ranks for two hosts, connected through sockets.
     """
-    return {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    # Without NCCL_DEBUG the reason of a refusal is not in the error.
+    shared = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "WARN"}
+    return {"NCCL_HOSTID": f"host-{rank}", **shared}
+
+
+def refuses_one_gpu(text: str) -> bool:
+    """Return True if the output of a rank says that NCCL does not connect two ranks on one GPU.
+
+    train is not asked: its own refusal is off with the variables above.
+    """
+    return any(words in text for words in ("Duplicate GPU", "same GPU", "ncclInvalidUsage"))
 
 
 @dataclass
@@ -105,7 +116,7 @@ def started(
     """
     folder.mkdir(parents=True, exist_ok=True)
     own = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)}
-    own |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1" if ranks > 1 else own.get("OMP_NUM_THREADS", "4")}
+    own |= {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1" if ranks > 1 else own.get("OMP_NUM_THREADS", "4")}
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -123,11 +134,18 @@ def started(
                         [*command, *base, *flags],
                         env=own | (where if ranks > 1 else {}),
                         cwd=ROOT,
+                        preexec_fn=end_with_parent,
                         stdout=log,
                         stderr=subprocess.STDOUT,
                     )
                 )
         yield job
+    except BaseException:
+        # The folder may be gone soon; what is printed here is in the record of a check that has not passed.
+        for rank, file in enumerate(job.logs):
+            lines = file.read_text(errors="replace").splitlines()[-_LOG_LINES:] if file.exists() else []
+            print(f"last lines of rank {rank}:", *lines, sep="\n", flush=True)
+        raise
     finally:
         for process in job.processes:
             process.send_signal(signal.SIGKILL)

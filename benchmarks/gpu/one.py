@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 
+from benchmarks.gpu import outcome
 from benchmarks.gpu.checks import Check
-from benchmarks.gpu.outcome import recorded
+from benchmarks.ranks import end_with_parent
 
 if __name__ == "__main__":
+    end_with_parent()
     function, device, file = sys.argv[1:]
-    result = recorded(lambda: Check("", function, 0).load()(device))
-    partial = Path(file).with_suffix(".partial")
-    partial.write_text(json.dumps(result))
-    partial.rename(file)
+    outcome.keep_parts_beside(Path(file))
+    outcome.write(Path(file), outcome.recorded(lambda: Check("", function, 0).load()(device)))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # an NCCL group whose peer is gone may wait forever in its destructor

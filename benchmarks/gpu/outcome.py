@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+# The environment variable with the folder of the record; a check may write figures of its own beside it.
+RESULTS = "GPU_CHECKS_RESULTS"
+# Where together() writes the parts that have ended, in case the process is killed before the others have.
+_parts_file: Path | None = None
 
 
 class Outcome(Exception):
@@ -58,9 +65,31 @@ def together(parts: Mapping[str, Callable[[], dict[str, Any]]]) -> dict[str, Any
 
     Raises the worst outcome of a part, with the records of all: failed, then out of time, then skipped.
     """
-    records = {name: recorded(part) for name, part in parts.items()}
+    records = {}
+    for name, part in parts.items():
+        records[name] = recorded(part)
+        if _parts_file is not None:
+            write(_parts_file, records)
     for kind in (Failed, OutOfTime, Skipped):
         if any(record["outcome"] == kind.word for record in records.values()):
             whys = [f"{name}: {record.get('why', record['outcome'])}" for name, record in records.items()]
             raise kind("; ".join(whys), records)
     return records
+
+
+def parts_file(file: Path) -> Path:
+    """Return the file beside a check's record that holds the parts of the check that have ended."""
+    return file.with_suffix(".parts")
+
+
+def keep_parts_beside(file: Path) -> None:
+    """Let this process's together() write the parts that have ended."""
+    global _parts_file
+    _parts_file = parts_file(file)
+
+
+def write(file: Path, record: Mapping[str, Any]) -> None:
+    """Write a record at once: a process that is killed meanwhile leaves the file as it was."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(record))
+    partial.replace(file)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.ranks import end_with_parent
+
 # The environment variable with the name of the file, of which each line is one JSON object.
 FILE = "GPU_CHECKS_PROGRESS"
 
@@ -51,6 +53,8 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Write in the process that sees the reports of all others, not in the workers of pytest-xdist."""
-    if not hasattr(config, "workerinput"):
+    """Write in the process that sees the reports of all others, not in the workers of pytest-xdist, which it ends."""
+    if hasattr(config, "workerinput"):
+        end_with_parent()
+    else:
         config.pluginmanager.register(Progress(Path(os.environ[FILE])))

@@ -38,14 +38,14 @@ TRAIN_LOSS = 0.188
 TOLERANCE = 0.05
 _FILES = [f"{part}-ubyte" for split in ("train", "t10k") for part in (f"{split}-images-idx3", f"{split}-labels-idx1")]
 # For the training; the checks have half a minute more.
-MNIST_LIMIT_S, FASHION_MNIST_LIMIT_S = 270.0, 550.0
+MNIST_LIMIT_S, FASHION_MNIST_LIMIT_S = 270.0, 520.0
 
 
 def mnist(device: str, *more: str) -> dict[str, Any]:
     record: dict[str, Any] = {"published": {"accuracy": ACCURACY, "seconds": MNIST_SECONDS}}
     record |= trained(device, "MNIST", [*MNIST, *more], MNIST_LIMIT_S)
     accuracy = record["val_accuracy"][-1]
-    if accuracy < ACCURACY:
+    if not accuracy >= ACCURACY:
         raise Failed(f"the accuracy at the end is {accuracy:.2%}, not {ACCURACY:.1%}", record)
     return record
 

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.gpu import jobs
 from benchmarks.gpu.outcome import Failed
 
-_TIMEOUT_S = 150.0
+_TIMEOUT_S = 70.0
 LIMIT_S = 20.0
 EXIT_STOPPED = 143
 

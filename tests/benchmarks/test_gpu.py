@@ -23,7 +23,6 @@ from benchmarks.gpu import (
     resume,
     sigterm,
     step_time,
-    synchronisations,
     two_ranks,
 )
 from benchmarks.gpu.checks import CHECKS, Check
@@ -43,7 +42,7 @@ def test_without_a_gpu_each_check_says_so_in_one_line_and_writes_nothing(
 ) -> None:
     assert gpu.main([f"--results={tmp_path}"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" ")[0] for line in lines] == [f"({name})" for name in ["a1", "a2", *"bcdefghijklmn"]]
+    assert [line.partition(" ")[0] for line in lines] == [f"({name})" for name in [*"cedhgfkjbinlm", "a1", "a2"]]
     assert all(line.endswith("torch sees no GPU here") for line in lines)
     assert list(tmp_path.iterdir()) == []
 
@@ -55,7 +54,7 @@ def test_a_letter_stands_for_all_its_parts(tmp_path: Path, capsys: pytest.Captur
     assert [line.partition(" ")[0] for line in lines] == ["(a1)", "(a2)", "(c)"]
     with pytest.raises(SystemExit):
         gpu.main(["z"])
-    assert "there is no check z; there are a1, a2, b" in capsys.readouterr().err
+    assert "there is no check z; there are c, e, d" in capsys.readouterr().err
 
 
 def passing(device: str) -> dict[str, Any]:
@@ -95,25 +94,13 @@ def test_a_failure_or_a_check_without_end_stops_no_other_and_all_are_recorded(
 
 def test_every_function_of_a_check_is_there() -> None:
     assert all(callable(check.load()) for check in CHECKS.values())
-    assert max(check.limit_s for check in CHECKS.values()) < 600, "a device session has ten minutes a command"
+    assert max(check.limit_s for check in CHECKS.values()) <= 560, "a command may have ten minutes"
 
 
 def test_the_page_has_a_row_with_the_limit_of_each_check() -> None:
     rows = [line.split("|") for line in (ROOT / "docs" / "gpu.md").read_text().splitlines() if line.startswith("| ")]
     found = {cells[1].strip(): cells[-2].strip() for cells in rows if cells[1].strip()}
     assert found == {name: f"{check.limit_s:g} s" for name, check in CHECKS.items()}
-
-
-def test_losses_on_the_cpu_equal_those_on_the_cpu_and_bf16_is_near() -> None:
-    found = losses.run("cpu", models=("mlp",), steps=4)["mlp"]["largest_difference"]
-    assert found["fp32"] == 0
-    assert 0 < found["bf16"] < losses.TOLERANCES["bf16"]
-
-
-def test_a_larger_difference_of_losses_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(losses.TOLERANCES, "bf16", 1e-9)
-    with pytest.raises(Failed, match="mlp: bf16 differs"):
-        losses.run("cpu", models=("mlp",), steps=2)
 
 
 def test_without_torchvision_what_needs_it_is_skipped_and_the_record_is_still_written(
@@ -126,7 +113,7 @@ def test_without_torchvision_what_needs_it_is_skipped_and_the_record_is_still_wr
 
     monkeypatch.setattr(outcome, "find_spec", lambda name: None if name == "torchvision" else find_spec(name))
     monkeypatch.setattr(measure, "version", absent)
-    monkeypatch.setattr(losses, "losses_of", lambda *_: [2.0, 1.0])
+    monkeypatch.setattr(losses, "losses_of", lambda *given: [2.0 - 0.1 * step for step in range(given[3])])
     with pytest.raises(
         Skipped, match=r"^mlp: passed; resnet18: torchvision is not installed: pip install torchvision$"
     ):
@@ -153,7 +140,7 @@ def test_two_ranks_train_alike_with_every_sync_and_with_an_empty_rank() -> None:
 
 def test_an_order_of_collectives_that_differs_between_the_ranks_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_ranks(*_: Any, device: str, **__: Any) -> list[dict[str, Any]]:
-        same = {"losses": [2.0, 1.0], "weights_sha256": "a"}
+        same = {"losses": [2.0, 1.0], "weights_sha256": "a", "numbers_sent": [384, 384]}
         statistics, bucket = "all_reduce of 256 float32", "all_reduce of 128 bfloat16"
         orders = [[[statistics], [statistics, bucket]], [[statistics], [bucket, statistics]]]
         return [{"fp32": {**same, "collectives": order}} for order in orders]
@@ -168,32 +155,41 @@ def test_an_order_of_collectives_that_differs_between_the_ranks_fails(monkeypatc
 
 def test_a_survivor_that_hangs_in_a_collective_speaks_before_the_check_ends_it() -> None:
     config = from_argv(list(deaths.FLAGS))
-    assert config.rendezvous_timeout_s == config.collective_timeout_s == deaths.TIMEOUT_S
+    assert config.collective_timeout_s == deaths.TIMEOUT_S
+    # Two of these, each with a start and with what torch's watchdog waits for, fit into the check.
+    assert deaths.LIMITS_S["cuda"] >= deaths.TIMEOUT_S + deaths.DUMP_S
+    assert 2 * (60 + deaths.LIMITS_S["cuda"] + 10) + 30 < CHECKS["f"].limit_s
 
 
 def test_death_of_a_rank_is_named_and_timed(tmp_path: Path) -> None:
     killed = deaths.killed("cpu", tmp_path / "killed")
-    assert killed["seconds"] < deaths.LIMIT_S
-    assert "rank 1" in killed["message"]
     exhausted = deaths.out_of_memory("cpu", tmp_path / "memory")
-    assert exhausted["seconds"] < deaths.LIMIT_S
-    assert "rank 1" in exhausted["message"]
+    for record in (killed, exhausted):
+        assert 0 < record["seconds_to_name"] <= record["seconds"] < deaths.LIMITS_S["cpu"]
+        assert "rank 1" in record["message"] and "node 1" not in record["message"]
 
 
 def test_input_is_read_for_some_epochs() -> None:
-    found = memory.run("cpu", epochs=6)["reserved_mib"]
-    assert {input: len(values) for input, values in found.items()} == {"memory": 6, "loader": 6, "auto": 6}
+    found = memory.run("cpu", epochs=6)
+    assert {input: len(record["reserved_mib"]) for input, record in found.items()} == {
+        "memory": 6,
+        "loader": 6,
+        "auto": 6,
+    }
 
 
-def test_memory_that_grows_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "reserved_mib", lambda device, input, epochs: [1.0] * 5 + [3.0])
-    with pytest.raises(Failed, match="grew after epoch 5"):
+def test_memory_that_grows_fails_and_an_input_that_fails_leaves_the_figures_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reserved_mib(device: str, input: str, epochs: int) -> list[float]:
+        if input == "memory":
+            raise RuntimeError("no memory")
+        return [1.0] * 5 + [3.0 if input == "loader" else 1.0]
+
+    monkeypatch.setattr(memory, "reserved_mib", reserved_mib)
+    with pytest.raises(Failed, match="loader: reserved memory grew by 2 MiB after epoch 5; auto: passed") as failed:
         memory.run("cpu")
-
-
-def test_steps_are_watched() -> None:
-    found = synchronisations.run("cpu", [("loader", "bf16")], steps=3)
-    assert found == {"steps": 3, "waits_in_profile": {"loader, bf16": {}}}
+    assert failed.value.record["auto"]["grown_mib"] == 0
 
 
 def test_step_times_are_measured() -> None:
@@ -204,7 +200,14 @@ def test_step_times_are_measured() -> None:
 def test_a_resume_is_compared_with_a_run_without_interruption() -> None:
     # A small model: each of the six runs ends with a whole evaluation.
     found = resume.run("cpu", steps=4, model="mlp")
-    assert (found["same_without_deterministic"], found["same_with_deterministic"]) == (True, True)
+    assert [found[f"{word}_deterministic"]["same_weights"] for word in ("without", "with")] == [True, True]
+
+
+def test_a_resume_that_differs_fails_only_with_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "hashes", lambda *_: ("a", "b"))
+    with pytest.raises(Failed, match="without_deterministic: passed; with_deterministic: the weights") as failed:
+        resume.run("cpu", model="mlp")
+    assert failed.value.record["without_deterministic"]["same_weights"] is False
 
 
 def test_sigterm_saves_and_the_next_start_continues() -> None:

@@ -29,7 +29,7 @@ def _arguments(folder: Path, text: str) -> list[str]:
 
 
 def test_tests_are_counted_by_outcome(tmp_path: Path) -> None:
-    (tmp_path / "test_missing.py").write_text("import no_such_package\n")
+    (tmp_path / "test_missing.py").write_text("raise ModuleNotFoundError(\"No module named 'hypothesis'\")\n")
     text = """import pytest
 def test_good(): pass
 def test_bad(): assert 0, "for a reason"
@@ -52,6 +52,41 @@ def test_torn_down(broken): pass
     assert len(record["not_importable"]) == 1
     assert record["skipped"] == {"dark": 1, "expected to fail: known": 1}
     assert suite.pytest(_arguments(tmp_path, "def test_good(): pass\n"), 60, workers=1)["passed"] == 1
+
+
+def test_only_packages_on_the_list_may_be_missing(tmp_path: Path) -> None:
+    names = {
+        "pydantic": "pydantic",
+        "train": "train.loop",
+        "optional": "jsonschema.validators",
+        "own": "no_such_module",
+    }
+    for file, module in names.items():
+        text = f"raise ModuleNotFoundError(\"No module named '{module}'\")\n"
+        (tmp_path / f"test_missing_{file}.py").write_text(text)
+    arguments = [*_arguments(tmp_path, "def test_good(): pass\n"), str(tmp_path)]
+    with pytest.raises(Failed, match="3 tests failed, 1 tests passed") as failed:
+        suite.pytest(arguments, 60)
+    assert [Path(name).name for name in failed.value.record["not_importable"]] == ["test_missing_optional.py"]
+
+
+def test_tests_of_one_file_that_share_a_cache_stay_with_one_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(suite, "_workers", lambda: 7)
+    with monkeypatch.context() as patched:
+        patched.setattr(suite, "pytest", lambda *given, **named: calls.append({"workers": given[2], **named}))
+        suite.marked()
+    assert calls == [{"workers": 4, "dist": "loadfile"}]
+    text = f"""import functools, os, pytest
+@functools.cache
+def figures(): open({str(tmp_path / "made")!r}, "a").write("x")
+@pytest.mark.parametrize("number", range(8))
+def test_some(number): figures()
+"""
+    assert suite.pytest(_arguments(tmp_path, text), 60, 2, "loadfile")["passed"] == 8
+    assert (tmp_path / "made").read_text() == "x"
 
 
 _ENDLESS = """import time
@@ -125,7 +160,7 @@ def test_the_whole_suite_but_for_long_tests_is_cut_into_parts_that_end_before_th
 ) -> None:
     calls: list[tuple[Sequence[str], float]] = []
 
-    def pytest_(arguments: Sequence[str], limit_s: float, workers: int = 0) -> dict[str, Any]:
+    def pytest_(arguments: Sequence[str], limit_s: float, workers: int = 0, dist: str = "") -> dict[str, Any]:
         calls.append((arguments, limit_s))
         return {}
 
