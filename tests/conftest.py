@@ -23,6 +23,8 @@ _SLOW = (
     "benchmarks/test_benchmarks.py",
     "benchmarks/test_ddp_benchmarks.py",
     "benchmarks/test_gpu.py",
+    "benchmarks/test_gpu_figures.py",
+    "benchmarks/test_gpu_ranks.py",
     "benchmarks/test_gpu_records.py",
     "benchmarks/test_gpu_suite.py",
     "benchmarks/test_ranks.py",
