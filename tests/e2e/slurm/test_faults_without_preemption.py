@@ -88,4 +88,4 @@ def test_names_that_do_not_resolve_fail_in_the_preflight(cluster: Cluster, tmp_p
     number = cluster.submit(text.replace(first_node, "no-such-node"))
     assert cluster.wait_for_end(number).state == "FAILED"
     for node in ("n2", "n10"):
-        assert f"preflight: {node}: no-such-node, the first node, resolves to nothing" in log(cluster, number)
+        assert f"preflight: {node}: no-such-node, the first node, resolves to no address" in log(cluster, number)
