@@ -73,7 +73,7 @@ def _compare(process: dict[str, Any], env: dict[str, Any], job_id: str) -> None:
     told = {variable["name"]: variable["value"] for variable in process["environment"]}
     in_words = {
         "<job ID>": job_id,
-        "<number of its restarts>": "0",
+        "<number of restarts>": "0",
         "<array task ID>": "3",
         "<numbers of the job's 2 GPUs on the node>": "0,1",
         "<port derived from the job ID>": str(PORTS.start + int(job_id) % len(PORTS)),

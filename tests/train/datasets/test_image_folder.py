@@ -79,7 +79,7 @@ def test_a_run_on_two_processes_learns_the_digits(folder: Path, tmp_path: Path) 
 
 
 def test_a_folder_without_pictures_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"train holds no pictures: .*--data-root is the folder of train/CLASS"):
+    with pytest.raises(UserError, match=r"train holds no pictures: .*--data-root must hold train/CLASS"):
         datasets.load("image_folder", str(tmp_path), "train", 0)
 
 
