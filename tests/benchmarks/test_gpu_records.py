@@ -183,6 +183,7 @@ def test_make_gpu_installs_nothing() -> None:
         [
             "make",
             "-n",
+            "--no-print-directory",
             "gpu",
             "CHECKS=c e",
             "BUDGET_S=570",

@@ -104,7 +104,7 @@ def test_a_torn_last_line_is_left_out(runs: Path, tmp_path: Path, capsys: pytest
     code, lines, _ = _said(capsys, "--diff", runs / "long", torn, "--out", tmp_path)
     assert code == 0
     assert "all 12 losses recorded in both are the same numbers" in lines
-    assert "the final weights are the same bits" in lines
+    assert "the final weights are identical" in lines
 
 
 def test_folders_without_a_run_are_all_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
