@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -83,6 +84,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if item.path.as_posix().endswith(_LONG) and item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.long)
+        if item.get_closest_marker("cuda") and not _sees_cuda():
+            reason = "torch sees no CUDA device: run `pytest -m cuda` on a machine with a GPU"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@functools.cache
+def _sees_cuda() -> bool:
+    import torch  # here: most tests of jobspec and lint need no torch
+
+    return torch.cuda.is_available()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,7 +13,6 @@ from benchmarks.network import missing_for_nodes
 from benchmarks.steps import Training
 from benchmarks.variants import NATIVE, PLAIN
 from tests.ranks import run_ranks
-from tests.train.devices import needs_cuda
 from train.world.environment import World
 
 needs_nodes = pytest.mark.skipif(missing_for_nodes() is not None, reason=str(missing_for_nodes()))
@@ -34,7 +33,6 @@ def test_ddp_benchmark_trains_all_variants_to_the_same_losses_and_weighs_them(tm
 
 
 @pytest.mark.cuda
-@needs_cuda
 @pytest.mark.timeout(300)
 def test_ddp_benchmark_compares_with_the_bare_module_on_cuda(tmp_path: Path) -> None:
     arguments = ["--device=cuda", "--workload=mlp", "--rounds=2", "--steps=2", f"--results={tmp_path}"]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from tests.train.devices import needs_cuda
 from train.checkpoints.host_copy import _replaced, _tensors, copy_into_one_buffer, on_host
 
 _TENSORS = [
@@ -75,7 +74,6 @@ def test_the_copies_stand_where_the_tensors_stood_and_all_else_stays() -> None:
 
 
 @pytest.mark.cuda
-@needs_cuda
 def test_from_cuda_everything_is_on_the_host_and_equal() -> None:
     state = _state("cuda")
     copy = on_host(state)

@@ -11,12 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.ranks import run_ranks
-from tests.train.devices import needs_cuda
 from train.ddp.wrapper import CustomDDP
 from train.sync import Payload, Sync, Waitable, named
 from train.world.environment import World
 
-pytestmark = [pytest.mark.cuda, needs_cuda]
+pytestmark = pytest.mark.cuda
 
 _DEVICE = torch.device("cuda", 0)
 # Long against a kernel and short against a test: tens of milliseconds.

@@ -13,7 +13,7 @@ from torch.nn.modules._functions import SyncBatchNorm as NativeFunction
 
 from tests.ranks import run_ranks
 from tests.train.ddp.cases import SYNCS
-from tests.train.devices import device_of, needs_cuda
+from tests.train.devices import device_of
 from train import models
 from train.collectives.sync_batchnorm import convert_sync_batchnorm
 from train.ddp.wrapper import CustomDDP
@@ -122,7 +122,7 @@ MODELS = {"torch's SyncBatchNorm": (_native_model, 1e-5), "ours in resnet18": (_
 # On CUDA only ours: what the kernels of the other one are written as here is meant for the CPU.
 CASES = [
     *((model, "cpu") for model in MODELS),
-    pytest.param("ours in resnet18", "cuda", marks=[pytest.mark.cuda, needs_cuda]),
+    pytest.param("ours in resnet18", "cuda", marks=pytest.mark.cuda),
 ]
 
 

@@ -10,7 +10,6 @@ import torch
 
 from tests.cli import records
 from tests.ranks import run_ranks, train_on_ranks
-from tests.train.devices import needs_cuda
 from train.flags import from_argv
 from train.loop import setup
 from train.loop.halving_step import is_out_of_memory
@@ -54,7 +53,7 @@ def _losses(folder: Path) -> list[float]:
         (1, "custom_ddp", "cpu"),
         (2, "custom_ddp", "cpu"),
         (2, "ddp", "cpu"),
-        pytest.param(1, "custom_ddp", "cuda", marks=[pytest.mark.cuda, needs_cuda]),
+        pytest.param(1, "custom_ddp", "cuda", marks=pytest.mark.cuda),
     ],
 )
 def test_the_micro_batch_is_halved_and_the_losses_stay(
