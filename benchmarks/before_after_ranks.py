@@ -1,20 +1,17 @@
 """One rank of benchmarks/before_after.py: trains with the CustomDDP of whichever `train` is on PYTHONPATH.
 
-Started by path, and importing nothing of `benchmarks`, which belongs to today's commit.  The models are torch's and
-torchvision's, so that only CustomDDP and SyncBatchNorm differ between two commits.  When all is warm, rank 0 writes the
-losses in float64 to stdout.  Each line on stdin is then a number of steps, answered with the seconds per step.
+`benchmarks` is always today's, so this file imports only modules of it that import no `train`.  The models are torch's
+and torchvision's, so that only CustomDDP and SyncBatchNorm differ between two commits.  When all is warm, rank 0 writes
+the losses in float64 to stdout.  Each line on stdin is then a number of steps, answered with the seconds per step.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import itertools
 import json
 import os
-import signal
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,6 +27,8 @@ from torch import Tensor, nn
 from torchvision.models import resnet18
 
 import train
+from benchmarks.measure import seconds_per_step
+from benchmarks.ranks import end_with_parent
 
 # Eight steps use each batch twice.
 LOSS_STEPS = 8
@@ -37,7 +36,6 @@ LOSS_STEPS = 8
 _WARM_UP_STEPS = 4
 _BATCH_SIZE, _NUM_BATCHES, _NUM_CLASSES = 32, 4, 10
 _TIMEOUT = timedelta(minutes=5)
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 @dataclass(frozen=True)
@@ -79,19 +77,6 @@ class Training:
         losses = torch.stack([self.step() for _ in range(steps)])
         dist.all_reduce(losses)
         return [float(loss) / dist.get_world_size() for loss in losses]
-
-    def seconds_per_step(self, steps: int) -> float:
-        """Return the mean over `steps` steps, from when all ranks begin until the last is done.
-
-        One step before them is not counted: it brings this side's data back into the caches.
-        """
-        self.step()
-        dist.barrier()
-        started = time.perf_counter()
-        for _ in range(steps):
-            self.step()
-        dist.barrier()
-        return (time.perf_counter() - started) / steps
 
 
 def _wrapper_and_conversion() -> tuple[Callable[..., nn.Module], Callable[[nn.Module], nn.Module]]:
@@ -139,8 +124,7 @@ WORKLOADS = {
 
 def main(name: str, root: str, folder: str, rank: int, world_size: int) -> None:
     """Answer on stdout until stdin ends: first the losses, then the seconds per step for each number of steps."""
-    # If the parent ends without stopping this process, the kernel does.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if Path(train.__file__).resolve().parents[1] != Path(root).resolve():
         raise SystemExit(f"`import train` found {train.__file__} instead of the one in {root}")
     torch.set_num_threads(1)
@@ -154,7 +138,7 @@ def main(name: str, root: str, folder: str, rank: int, world_size: int) -> None:
     dist.barrier()
     _answer(rank, losses)  # only now, when this side no longer computes: the other side may be measured next
     for line in sys.stdin:
-        _answer(rank, run.seconds_per_step(int(line)))
+        _answer(rank, seconds_per_step(run.step, dist.barrier, int(line)))
 
 
 def _answer(rank: int, value: Any) -> None:

@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,6 +32,20 @@ def in_turns(variants: Mapping[str, Callable[[int], T]], rounds: int) -> dict[st
         for name, variant in variants.items():
             outcomes[name].append(variant(number))
     return outcomes
+
+
+def seconds_per_step(step: Callable[[], object], meet: Callable[[], object], steps: int) -> float:
+    """Return the mean over `steps` steps, from when all ranks begin until the last is done; `meet` waits for all ranks.
+
+    One step before them is not counted: it brings this variant's data back into the caches.
+    """
+    step()
+    meet()
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    meet()
+    return (time.perf_counter() - started) / steps
 
 
 def ratios(ours: Sequence[float], peer: Sequence[float]) -> list[float]:
@@ -62,13 +77,17 @@ def machine() -> dict[str, Any]:
 def write_result(folder: Path, name: str, result: Mapping[str, Any]) -> None:
     """Write `result` as folder/name.json; floats get four significant digits, because more is noise.
 
-    NaN and infinity become words, because JSON cannot hold them.  A process that is killed meanwhile leaves the file
-    as it was.
+    NaN and infinity become words, because JSON cannot hold them.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{name}.json.partial"
-    partial.write_text(json.dumps(_rounded(result), indent=2, allow_nan=False) + "\n")
-    partial.replace(folder / f"{name}.json")
+    replace_text(folder / f"{name}.json", json.dumps(_rounded(result), indent=2, allow_nan=False) + "\n")
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Write a file at once: a process that is killed meanwhile leaves it as it was."""
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_text(text)
+    partial.replace(file)
 
 
 def _version(package: str) -> str | None:

@@ -93,8 +93,9 @@ def run_ranks(
 
 
 def python_path(root: Path = ROOT) -> str:
-    """Return PYTHONPATH with `root`, by default this repository, before the folders that it had already."""
-    return os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    """Return PYTHONPATH with `root`, then this repository, before the folders that it had already."""
+    given = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*dict.fromkeys((str(root), str(ROOT))), *([given] if given else [])])
 
 
 def end_with_parent() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.measure import in_turns
+from benchmarks.measure import in_turns, seconds_per_step
 from benchmarks.network import limit_rate
 from benchmarks.overlap import overlap_share_of
 from benchmarks.variants import VARIANTS
@@ -46,17 +45,7 @@ class Training:
         self.losses.append(loss.detach())
 
     def seconds_per_step(self, steps: int) -> float:
-        """Return the mean over `steps` steps, from when all ranks begin until the last is done.
-
-        One step before them is not counted: it brings this variant's data back into the caches.
-        """
-        self.step()
-        self._meet()
-        started = time.perf_counter()
-        for _ in range(steps):
-            self.step()
-        self._meet()
-        return (time.perf_counter() - started) / steps
+        return seconds_per_step(self.step, self._meet, steps)
 
     def mean_losses(self) -> list[float]:
         """Return the loss of each step so far, mean over the ranks."""

@@ -17,7 +17,7 @@ from benchmarks.gpu.outcome import Failed, require_torchvision, together
 _TEN = {"fp32": (10, 1e-3), "bf16": (10, 3e-3), "fp16": (10, 3e-3)}
 # resnet18 multiplies a rounding error by a hundred in each step: fp32 differs from fp64 by 1e-7, 3e-5 and 1e-3 in the
 # first three steps, and bf16 by 4e-4 and 3e-2 in the first two.  In fp16, the first gradient overflows with the scale
-# 65536 with which GradScaler starts.  The scaler skips this step, so later losses are those of one step earlier.
+# 65536 with which GradScaler starts.  The scaler skips this step, so all later losses lag by one step.
 LIMITS = {"mlp": _TEN, "mnist_cnn": _TEN, "resnet18": {"fp32": (2, 1e-3), "bf16": (1, 3e-3), "fp16": (1, 3e-3)}}
 _TIMEOUT_S = 100.0
 

@@ -9,7 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-# The environment variable with the folder of the record; a check may write figures of its own beside it.
+from benchmarks.measure import replace_text
+
+# The environment variable with the folder of the record.  A check may write more figures into the same folder.
 RESULTS = "GPU_CHECKS_RESULTS"
 # Where together() writes the parts that have ended, in case the process is killed before the others have.
 _parts_file: Path | None = None
@@ -89,7 +91,5 @@ def keep_parts_beside(file: Path) -> None:
 
 
 def write(file: Path, record: Mapping[str, Any]) -> None:
-    """Write a record at once: a process that is killed meanwhile leaves the file as it was."""
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(record))
-    partial.replace(file)
+    """Write a record whole or not at all."""
+    replace_text(file, json.dumps(record))

@@ -31,7 +31,7 @@ def run(
 ) -> dict[str, Any]:
     """Return seconds per step, and the ratio to fp32 of the same round, as the median over the rounds.
 
-    In a round each variant runs once, in a process of its own.  A slower step is a figure to keep, not an error.
+    In a round each variant runs once, in a new process.  A slower step is a figure to keep, not an error.
     Raises Skipped if nothing can be compiled here, with the figures of the steps that are not compiled.
     """
     if model == "resnet18":

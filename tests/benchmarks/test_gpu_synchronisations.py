@@ -23,7 +23,7 @@ _WAIT = "cudaStreamSynchronize"
 
 
 def _with_a_wait(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that leaves the event of a wait in a profile, as CUDA's runtime would, and goes on."""
+    """Return a function that leaves the event of a wait in a profile, as CUDA's runtime would, before the original."""
 
     def function(*arguments: Any) -> Any:
         with record_function(_WAIT):
