@@ -65,9 +65,8 @@ def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:
         suffix = (f"-{runs - 1}" if job.sweep else "") + longest_suffix(job)
         room = _LONGEST_NAME - len(suffix)
         if len(job.name) > room:
-            message = (
-                f'name has {len(job.name)} characters; {what} is called "<name>{suffix}", with at most {_LONGEST_NAME}'
-            )
+            called = f'{what} is called "<name>{suffix}", which may have {_LONGEST_NAME}'
+            message = f"name has {len(job.name)} characters; {called}"
             yield Finding(("name",), message, f"at most {room} characters")
 
     return check

@@ -76,7 +76,7 @@ END
 fi
 
 if ! [[ ${NODE_RANK-} =~ ^(0|[1-9][0-9]{0,4})$ ]] || (( NODE_RANK >= 2 )) || [[ -z ${MASTER_ADDR-} ]]; then
-  echo "docker: set NODE_RANK (number of this node, 0 to 1) and MASTER_ADDR (name or address of node 0), or give the names of all nodes as arguments" >&2
+  echo "docker: set NODE_RANK (this node's number, 0 to 1) and MASTER_ADDR (name or address of node 0). Or give the names of all nodes as arguments" >&2
   exit 2
 fi
 

@@ -105,8 +105,8 @@ def test_node_without_a_right_number_or_master_does_not_start(folder: Path, env:
     done = run(folder, script, **env)
     assert done.returncode == 2
     assert done.stderr.decode() == (
-        "job: set NODE_RANK (number of this node, 0 to 1) and MASTER_ADDR (name or address of node 0), "
-        "or give the names of all nodes as arguments\n"
+        "job: set NODE_RANK (this node's number, 0 to 1) and MASTER_ADDR (name or address of node 0). "
+        "Or give the names of all nodes as arguments\n"
     )
     assert not (folder / "record").exists()
     assert not (folder / "pwned").exists()
