@@ -7,7 +7,7 @@ READY := .venv/.ready
 # What runs inside a job finds python and torchrun of the virtual environment first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-all test-slow lint render fuzz mutants durations bench gpu e2e-docker e2e-k8s e2e-slurm e2e-train clean
+.PHONY: demo test test-all test-slow lint render fuzz mutants durations bench gpu e2e-compiled e2e-docker e2e-k8s e2e-slurm e2e-train clean
 
 # Two processes on this machine's CPU.  With DATA_ROOT=folder the same job trains on FashionMNIST from there.
 DEMO_SET := $(if $(DATA_ROOT),--set train.dataset=fashion_mnist --set train.data_root=$(abspath $(DATA_ROOT)))
@@ -28,7 +28,11 @@ test-slow: $(READY)
 
 # Strategies, sharded checkpoints, signals, doctor, benchmarks and torch's own tests of DDP: half an hour.
 e2e-train: $(READY)
-	$(BIN)/python -m pytest -m long --timeout=600
+	$(BIN)/python -m pytest -m "long and not compiled" --timeout=600
+
+# Every strategy and precision with --compile, as docs/combinations.md has them: a quarter of an hour.
+e2e-compiled: $(READY)
+	$(BIN)/python -m pytest -m compiled
 
 lint: $(READY)
 	$(BIN)/ruff check .
