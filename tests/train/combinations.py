@@ -129,17 +129,20 @@ def page(found: dict[Cell, str | None]) -> str:
 
 _HEAD = f"""# Which settings work together
 
-Made by `python -m tests.train.combinations` on a CPU; `tests/train/test_combinations.py` checks it.
+`python -m tests.train.combinations` writes this page on a CPU, and `tests/train/test_combinations.py` checks it.
 
-- **works**: over {STEPS} steps of the MLP on data in the form of MNIST, the losses equal those of one process that
-  trains on the whole batch (within {_TOLERANCE["fp32"]:g} in fp32, {_TOLERANCE["bf16"]:g} in bf16 and fp16). The
-  strategies single and data_parallel run in one process, all others in two.
-- **refused**: the run ends before its first step, with the reason below.
+- **works**: the losses of {STEPS} steps equal the losses of one process that trains on the whole batch. The largest
+  relative difference allowed is {_TOLERANCE["fp32"]:g} in fp32, and {_TOLERANCE["bf16"]:g} in bf16 and fp16. The
+  model is the MLP, and the data have the format of MNIST. The strategies single and data_parallel run in one process,
+  all others in two.
+- **refused [N]**: the run ends before its first step. The reason with the number N is below the table.
 
-On several GPUs data_parallel with `--compile` is refused, too: the copies of the model would run with the first GPU's
-weights.
+"accumulate 4" means `--accumulate 4`, and "compiled" means `--compile`.
 
-fsdp and pipeline are values of one setting, `--strategy`, so a pipeline of sharded stages cannot be asked for.
+On several GPUs data_parallel with `--compile` is refused, too, because all copies of the model would use the first
+GPU's weights.
+
+A run has only one `--strategy`. Because fsdp and pipeline are both strategies, no run can combine them.
 """
 
 
