@@ -209,6 +209,8 @@ def _unknown_key(path: Path) -> Finding:
     elif homes:
         hint = f'"{key}" belongs to {" or ".join(homes)}'
         hint += ", and is a type such as h100; procs_per_node says how many" if key == "gpu" else ""
+    elif key.startswith("+") and any(isinstance(part, int) for part in above):
+        hint = f"within a list, no key can have a +; write {key[1:]}"
     elif key.startswith("+"):  # in a file it would have been read as one
         hint = f"{key} works only in a file; --set '{key[1:]}=[…]' replaces the list"
     elif guess:
