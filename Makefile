@@ -4,12 +4,12 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-# What runs inside a job finds python and torchrun of the virtual environment first.
+# Commands inside a job find python and torchrun of the virtual environment first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: demo test test-all test-slow lint render fuzz mutants durations bench gpu e2e-compiled e2e-docker e2e-k8s e2e-slurm e2e-train clean
 
-# Two processes on this machine's CPU.  With DATA_ROOT=folder the same job trains on FashionMNIST from there.
+# Train in two processes on this machine's CPU.  With DATA_ROOT=folder the same job trains on FashionMNIST from there.
 DEMO_SET := $(if $(DATA_ROOT),--set train.dataset=fashion_mnist --set train.data_root=$(abspath $(DATA_ROOT)))
 demo: $(READY)
 	mkdir -p runs
@@ -20,13 +20,13 @@ demo: $(READY)
 test: lint
 	$(BIN)/python -m pytest -m "not slow"
 
-# Everything that needs no cluster and no container engine.
+# All tests that need no cluster and no container engine.
 test-all: test test-slow e2e-train
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow and not long"
 
-# Strategies, sharded checkpoints, signals, doctor, benchmarks and torch's own tests of DDP: half an hour.
+# Tests of strategies, sharded checkpoints, signals, doctor and benchmarks, and torch's own tests of DDP: half an hour.
 e2e-train: $(READY)
 	$(BIN)/python -m pytest -m "long and not compiled" --timeout=600
 
@@ -42,23 +42,23 @@ lint: $(READY)
 render: $(READY) # write the examples in slurm/, k8s/ and docker/ anew
 	$(BIN)/python render.py check --write
 
-# What hypothesis tries, 10,000 times each: about half an hour.
+# The tests that use hypothesis, with 10,000 examples each: about half an hour.
 fuzz: $(READY)
 	$(BIN)/python -m pytest tests/jobspec -m hypothesis --hypothesis-profile=fuzz --timeout=7200 -n 2
 
-# Small changes to the code, one at a time: its narrow tests must notice each.  tests/mutants.md has what they do not.
+# Make small changes to the code, one at a time: the tests must notice.  tests/mutants.md lists the unnoticed ones.
 mutants: $(READY)
 	$(BIN)/python -m pip install --quiet --editable '.[mutants]'
 	nice -n 10 $(BIN)/mutmut run
 	$(BIN)/mutmut results
 
-# The slowest 40 tests of `make test`; only a machine with nothing else to do gives figures to compare.
+# List the 40 slowest tests of `make test`.  Figures can be compared only if they come from an idle machine.
 durations: $(READY)
 	mkdir -p runs
 	$(BIN)/python -m pytest -m "not slow" --durations=40 > runs/durations || { cat runs/durations; exit 1; }
 	grep -E "^[0-9.]+s (call|setup|teardown)|passed" runs/durations > tests/durations.txt
 
-# On a real Slurm of three nodes within this machine, as root.  QUICK=1 takes one test of each kind.
+# Tests on a real Slurm of three nodes within this machine, as root.  QUICK=1 runs one test of each kind.
 e2e-slurm: CONTAINERS := $(if $(QUICK),,podman crun catatonit debootstrap uidmap docker.io)
 e2e-slurm: $(READY)
 	@which slurmctld munged $(subst docker.io,dockerd,$(CONTAINERS:uidmap=newuidmap)) >/dev/null || [ "$$(id -u)" != 0 ] \
@@ -66,15 +66,16 @@ e2e-slurm: $(READY)
 	  || echo "Slurm or container runtimes could not be installed: their tests skip" >&2
 	$(BIN)/python -m pytest tests/e2e/slurm -rs $(if $(QUICK),-m "not slow")
 
-# The image and the compose files, on the engine that `docker` reaches or one of their own; BASE_IMAGE names a base.
+# Tests of the image and the compose files, on the engine that `docker` reaches or else on one that they start.
+# BASE_IMAGE names the base image.
 e2e-docker: $(READY)
 	$(BIN)/python -m pytest tests/e2e/docker --timeout=900 -rs -p no:cacheprovider $(if $(QUICK),-m "not slow")
 
-# On kubectl's cluster, or on a real API server with the operators, built once from Go modules (20 minutes, 2 GB).
+# Tests on kubectl's cluster, or on a real API server with the operators, built once from Go modules (20 minutes, 2 GB).
 e2e-k8s: $(READY)
 	$(BIN)/python -m tests.e2e.k8s
 
-# Full epochs against their peers: about an hour on two cores.
+# Compare full epochs, steps, input and rendering with peers: about an hour on two cores.
 bench: $(READY)
 	test -n "$(DATA_ROOT)" || { echo "make bench needs DATA_ROOT=folder with MNIST/raw and FashionMNIST/raw" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --editable '.[train,bench]'
@@ -97,12 +98,12 @@ clean:
 # Debian and Ubuntu ship python3 without the part that makes virtual environments.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
-	  || { echo "$(PYTHON) is too old: 3.10 or newer is needed; make PYTHON=python3.x says which to take" >&2; exit 1; }
+	  || { echo "$(PYTHON) is too old: 3.10 or newer is needed; choose one with make PYTHON=python3.x" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
 	  echo "python3-venv is missing: installing it with apt-get"; \
 	  run=$$([ "$$(id -u)" = 0 ] || echo sudo); \
 	  $$run apt-get update -qq && $$run apt-get install -y -qq python3-venv \
-	    || { echo "could not install it; as root: apt-get install python3-venv" >&2; exit 1; }; }
+	    || { echo "could not install python3-venv; run as root: apt-get install python3-venv" >&2; exit 1; }; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[train,test]'

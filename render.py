@@ -86,7 +86,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     elif unknown:
         args.files += unknown
     if "overrides" in args and args.files.count("-") > 1:
-        args.parser.error("stdin (-) can be given once")
+        args.parser.error("stdin (-) can be given only once")
     return args
 
 
@@ -107,8 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     command = _command(commands, "explain", "where each process runs, its variables, and who sets them", _explain)
     _takes_spec(command)
     _takes_target(command)
-    command.add_argument("--json", action="store_true", help="one JSON object, for programs")
-    command.add_argument("--origin", action="store_true", help="also where each value of the spec comes from")
+    command.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+    command.add_argument("--origin", action="store_true", help="also print where each value of the spec comes from")
     command.add_argument(
         "--hosts",
         metavar="NAME,NAME…",
@@ -116,25 +116,25 @@ def _parser() -> argparse.ArgumentParser:
         help="names of the nodes, node 0 first, if the target does not know them",
     )
 
-    command = _command(commands, "diff", "what would change in a rendered file; exit code 1 if anything", _diff)
+    command = _command(
+        commands, "diff", "what a new rendering would change in a rendered file; exit code 1 if anything", _diff
+    )
     _takes_spec(command)
     command.add_argument("artifact", metavar="ARTIFACT", help="the file rendered earlier")
     _takes_target(command)
 
-    text = (
-        "which of the examples in slurm/, k8s/ and docker/ differ from what jobs/ and sites/ give; exit code 1 if any"
-    )
+    text = "which examples in slurm/, k8s/ and docker/ differ from a new rendering; exit code 1 if any do"
     command = _command(commands, "check", text, _check)
-    command.add_argument("--write", action="store_true", help="write these examples again")
+    command.add_argument("--write", action="store_true", help="render these examples again and replace them")
 
-    text = "known faults in scripts and manifests that others wrote; exit code 1 if any"
+    text = "known faults in hand-written scripts, manifests and compose files; exit code 1 if there are any"
     command = _command(commands, "lint", text, _lint)
     command.add_argument(
         "files", metavar="PATH", nargs="+", help="an sbatch script, manifest or compose file, or a folder of them"
     )
 
     command = _command(commands, "schema", "the JSON Schema of the job spec, for editors", _schema)
-    command.add_argument("--part", action="store_true", help="the schema of a partial spec, such as a site's")
+    command.add_argument("--part", action="store_true", help="print the schema of a partial spec, such as a site file")
     return parser
 
 
@@ -145,9 +145,11 @@ def _command(
     run: Callable[[argparse.Namespace], Result],
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=f"Print {text}.", allow_abbrev=False)
-    command.add_argument("-o", "--output", metavar="PATH", help="write there and not to stdout; - is stdout")
-    command.add_argument("--format", choices=("text", "json"), default="text", help="format of problems; default: text")
-    command.add_argument("--force", action="store_true", help="replace the file of -o even if not written by render.py")
+    command.add_argument("-o", "--output", metavar="PATH", help="write to this file, not to stdout; - is stdout")
+    command.add_argument(
+        "--format", choices=("text", "json"), default="text", help="format of the reported problems; default: text"
+    )
+    command.add_argument("--force", action="store_true", help="let -o replace a file that render.py did not write")
     command.set_defaults(run=run, parser=command)
     return command
 
@@ -165,13 +167,13 @@ def _takes_spec(command: argparse.ArgumentParser) -> None:
         dest="overrides",
         action="append",
         default=[],
-        help="replace a key of the spec, such as train.epochs=3; VALUE is YAML; may be repeated",
+        help="set a key of the spec, such as train.epochs=3; VALUE is YAML; may be repeated",
     )
     command.add_argument(
         "--sweep-index",
         metavar="N",
         type=_combination,
-        help="only combination number N of the spec's sweep, from 0",
+        help="take only combination N of the spec's sweep; the first is 0",
     )
 
 
@@ -182,7 +184,7 @@ def _combination(text: str) -> int:
 
 
 def _takes_target(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--target", required=True, choices=targets.names(), help="what to render for")
+    command.add_argument("--target", required=True, choices=targets.names(), help="the target to render for")
 
 
 # Each command imports what it needs itself: a render starts fast only if it loads nothing for other commands.

@@ -49,10 +49,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.before_after", description=__doc__.splitlines()[0])
     parser.add_argument("rev", metavar="REV", help="the older commit: a hash, a tag or a branch")
     parser.add_argument("--processes", type=int, default=2, help="ranks of each side on this machine")
-    parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all")
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each side")
-    parser.add_argument("--steps", type=int, help="counted steps of a turn; default: by workload")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the result")
+    parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all", help="what both sides train")
+    parser.add_argument("--rounds", type=int, default=9, help="turns that each side takes")
+    parser.add_argument("--steps", type=int, help="counted steps per turn; default: set by the workload")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for before_after.json")
     options = parser.parse_args(argv)
     names = list(WORKLOADS) if options.workload == "all" else [options.workload]
     steps = {name: options.steps or WORKLOADS[name].steps for name in names}

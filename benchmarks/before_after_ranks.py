@@ -1,8 +1,9 @@
-"""One rank of benchmarks/before_after.py: trains with the CustomDDP of whichever `train` is on PYTHONPATH.
+"""One rank of benchmarks/before_after.py: trains with the CustomDDP of the `train` that is first on PYTHONPATH.
 
-`benchmarks` is always today's, so this file imports only modules of it that import no `train`.  The models are torch's
-and torchvision's, so that only CustomDDP and SyncBatchNorm differ between two commits.  When all is warm, rank 0 writes
-the losses in float64 to stdout.  Each line on stdin is then a number of steps, answered with the seconds per step.
+The package `benchmarks` is always the one of this checkout, so this file must import none of its modules that use
+`train`.  The models are torch's and torchvision's, so that only CustomDDP and SyncBatchNorm differ between two commits.
+After a warm-up, rank 0 writes the losses in float64 to stdout.  Each line on stdin is then a number of steps, answered
+with the seconds per step.
 """
 
 from __future__ import annotations

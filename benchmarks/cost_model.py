@@ -25,8 +25,8 @@ BITS_PER_BYTE = 8
 class Link:
     """What connects a rank with its neighbour in the ring.
 
-    alpha_s: seconds a message, whatever its size.
-    beta_s_per_byte: seconds a byte, headers of the packets included.
+    alpha_s: seconds per message, whatever its size.
+    beta_s_per_byte: seconds per byte, headers of the packets included.
     core_s_per_byte: seconds of a core that the rank spends on each byte that it sends (c above).
     """
 
@@ -92,7 +92,7 @@ def fit_link(num_bytes: Sequence[int], ranks: Sequence[int], rates: Sequence[flo
     """Fit α, and how much more than its bytes a message occupies the wire, to measured all-reduces.
 
     Args:
-        num_bytes, ranks, rates, seconds: one of each for every measurement; rates in bytes per second.
+        num_bytes, ranks, rates, seconds: lists with one entry for each measurement; rates in bytes per second.
     The fit is least squares of the relative error, so that short messages count as much as long ones.
     """
     # seconds ≈ alpha · messages + overhead · wire, each row divided by its seconds: normal equations of two unknowns.
@@ -110,7 +110,7 @@ def fit_link(num_bytes: Sequence[int], ranks: Sequence[int], rates: Sequence[flo
 
 @dataclass(frozen=True)
 class Fit:
-    """A fit on some links that holds for links with other rates: latency, and wire time / time of the bytes."""
+    """The result of a fit, for links of any rate: latency, and the time on the wire / the time of the bytes alone."""
 
     alpha_s: float
     overhead: float

@@ -1,4 +1,4 @@
-"""Time of a training step and peak memory: CustomDDP against native DDP and the plain ways of the articles.
+"""Time of a training step and peak memory: CustomDDP against native DDP and the loops of tutorials.
 
     python -m benchmarks.ddp [--processes 2] [--workload resnet18|mlp|small_layers|gpt|all] [--device cpu|cuda]
 
@@ -59,13 +59,15 @@ def main(argv: list[str] | None = None) -> int:
     """Measure and write results/ddp_PROCESSES.json (or ddp_cuda.json); return 1 if the losses do not agree."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp", description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=2, help="ranks on this machine (CUDA: always one)")
-    parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each variant")
-    parser.add_argument("--steps", type=int, help="counted steps of a turn; default: by workload")
-    parser.add_argument("--memory-rounds", type=int, default=3, help="processes that are weighed of each variant")
-    parser.add_argument("--no-plain", action="store_true", help="leave out the plain ways, which are slow")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the result")
+    parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all", help="what is trained")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where it is trained")
+    parser.add_argument("--rounds", type=int, default=9, help="turns that each variant takes")
+    parser.add_argument("--steps", type=int, help="counted steps per turn; default: set by the workload")
+    parser.add_argument("--memory-rounds", type=int, default=3, help="how often each variant's peak memory is measured")
+    parser.add_argument(
+        "--no-plain", action="store_true", help="leave out the slow hook_per_parameter and average_after_backward"
+    )
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for ddp_PROCESSES.json")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="give up timing after this many seconds")
     options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Time of a training step over a slow link, by wire format: CustomDDP against native DDP with the hooks that torch has.
+"""Time of a training step over a slow link, by wire format: CustomDDP against native DDP with torch's hooks.
 
     python -m benchmarks.ddp_network [--mbit-per-s 1000 200]        (as root: it makes network namespaces)
 
@@ -46,11 +46,11 @@ _TIMEOUT_S = 800.0
 def main(argv: list[str] | None = None) -> int:
     """Measure and write results/ddp_network_RATE.json; return 1 if the losses of the fp32 variants do not agree."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp_network", description=__doc__.splitlines()[0])
-    parser.add_argument("--mbit-per-s", type=int, nargs="+", default=[1000, 200])
-    parser.add_argument("--workload", choices=list(WORKLOADS), default="resnet18")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each variant")
-    parser.add_argument("--steps", type=int, default=2, help="counted steps of a turn")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the results")
+    parser.add_argument("--mbit-per-s", type=int, nargs="+", default=[1000, 200], help="rates of the link")
+    parser.add_argument("--workload", choices=list(WORKLOADS), default="resnet18", help="what is trained")
+    parser.add_argument("--rounds", type=int, default=5, help="turns that each variant takes")
+    parser.add_argument("--steps", type=int, default=2, help="counted steps per turn")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for ddp_network_RATE.json")
     options = parser.parse_args(argv)
     if missing := missing_for_nodes():
         parser.error(missing)
@@ -124,7 +124,8 @@ def in_words(result: Mapping[str, Any]) -> str:
     lines = []
     for name, ratio in result["ratio"].items():
         low, high = result["ratio_quartiles"][name]
-        lines.append(f"  {name}: {ratio:.3f} [{low:.3f}, {high:.3f}] (to be at most {result['ratio_at_most'][name]:g})")
+        target = result["ratio_at_most"][name]
+        lines.append(f"  {name}: {ratio:.3f} [{low:.3f}, {high:.3f}] (target: at most {target:g})")
     for variant, seconds in result["median_step_seconds"].items():
         share = result["overlap_share"][variant]
         lines.append(f"  {variant}: {seconds:.3f} s a step, {share:.0%} of communication during backward")

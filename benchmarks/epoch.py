@@ -1,4 +1,4 @@
-"""Time of a training epoch on two processes: ours against a plain script in the published style.
+"""Time of a training epoch on two processes: ours against a script in the style of published tutorials.
 
     python -m benchmarks.epoch --data-root DIR [--workload resnet18|mnist_cnn|all]
 
@@ -86,15 +86,15 @@ class Run:
 def main(argv: list[str] | None = None) -> int:
     """Measure and write results/epoch_WORKLOAD.json; return 1 if the losses of a workload do not agree."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.epoch", description=__doc__.splitlines()[0])
-    parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all")
-    parser.add_argument("--data-root", default="data", help="folder in torchvision's layout; downloaded if absent")
-    parser.add_argument("--rounds", type=int, default=3, help="epochs that each variant trains, each from the start")
+    parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all", help="what is trained")
+    parser.add_argument("--data-root", default="data", help="folder of the datasets, downloaded if absent")
+    parser.add_argument("--rounds", type=int, default=3, help="epochs that each variant trains, each from new weights")
     parser.add_argument("--max-steps", type=int, help="end each epoch after so many steps, for a quick look")
-    parser.add_argument("--dropout", type=float, help="0 makes the losses of both variants comparable to rounding")
+    parser.add_argument("--dropout", type=float, help="dropout rate of all variants; default: the model's own")
     parser.add_argument(
-        "--sync-batchnorm", action=argparse.BooleanOptionalAction, default=True, help="measure that variant, too"
+        "--sync-batchnorm", action=argparse.BooleanOptionalAction, default=True, help="measure ours_sync_batchnorm, too"
     )
-    parser.add_argument("--tolerance", type=float, default=0.03, help="relative difference of losses that is noise")
+    parser.add_argument("--tolerance", type=float, default=0.03, help="relative difference that losses may have")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for epoch_WORKLOAD.json")
     options = parser.parse_args(argv)
 
@@ -167,7 +167,7 @@ def in_words(result: dict[str, Any]) -> str:
         for variant, ratio in result["ratio"].items()
     ]
     verdict = "losses agree" if result["losses_agree"] else "LOSSES DIFFER: the ratios mean nothing"
-    return f"{'; '.join(parts)}; ours to be at most {TARGET:g}; {verdict}"
+    return f"{'; '.join(parts)}; target: at most {TARGET:g}; {verdict}"
 
 
 if __name__ == "__main__":

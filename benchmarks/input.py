@@ -43,7 +43,7 @@ _NUM_COMPARED = 1000
 def main(argv: list[str] | None = None) -> int:
     """Compare, measure and write results/input.json; return 1 if the variants do not give the same values."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.input", description=__doc__.splitlines()[0])
-    parser.add_argument("--data-root", default="data", help="folder that holds MNIST/raw; downloaded if absent")
+    parser.add_argument("--data-root", default="data", help="folder of MNIST/raw, which is downloaded if absent")
     parser.add_argument("--rounds", type=int, default=5, help="epochs that each variant reads")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for input.json")
     options = parser.parse_args(argv)
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
         },
     )
     for name, values in peers.items():
-        print(f"ours / {name}: {median_ratio(speeds['ours'], values):.1f} (to be at least {TARGET:g})")
+        print(f"ours / {name}: {median_ratio(speeds['ours'], values):.1f} (target: at least {TARGET:g})")
     return 0
 
 

@@ -84,7 +84,7 @@ def write_result(folder: Path, name: str, result: Mapping[str, Any]) -> None:
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Write a file at once: a process that is killed meanwhile leaves it as it was."""
+    """Replace a file at once: if the process is killed before that, the file stays as it was."""
     partial = file.with_name(f"{file.name}.partial")
     partial.write_text(text)
     partial.replace(file)

@@ -21,7 +21,7 @@ _TOOLS = ("ip", "tc", "unshare", "nsenter")
 def missing_for_nodes() -> str | None:
     """Say what `start_nodes` needs and does not find; None if nothing is missing."""
     if os.geteuid() != 0:
-        return "network namespaces need root: run it with sudo"
+        return "network namespaces need root: run the benchmark with sudo"
     absent = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if absent:
         return f"{', '.join(absent)} not found: apt-get install iproute2 util-linux"

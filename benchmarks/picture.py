@@ -1,7 +1,7 @@
 """Draw what is in results/: `python -m benchmarks.picture`.
 
-benchmarks.png has a panel for each file with ratios: a bar is a median ratio, a dot one round, a line the ratio to be
-reached.  scaling.png shows the cost model: its errors, and what it predicts.
+benchmarks.png has a panel for each file with ratios: a bar is a median ratio, a dot is one round, a line is the
+target.  scaling.png shows the cost model: its errors, and what it predicts.
 """
 
 from __future__ import annotations

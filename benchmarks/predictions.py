@@ -1,12 +1,12 @@
 """Predictions of the cost model for up to 1,024 nodes.  Nothing here was measured at that size.
 
 Assumptions that this machine cannot check:
-    one rank a node, with all cores to itself, and one flat ring over all nodes;
+    one rank per node, with all cores to itself, and one flat ring over all nodes;
     a link of 100 or 400 Gbit/s with the overhead of a byte as measured here;
     a message's latency either as measured here (TCP between namespaces) or 5 us, as RDMA networks have it;
     resnet18: the bucket schedule measured here, its times divided so that a step without a network takes 10 ms;
-    1e9 parameters: gradients in float32, 25 MiB a bucket, filled evenly over the last two thirds of a step that takes
-    0.5 s (6 floating-point operations a parameter and token, 16,384 tokens, 200 Tflop/s).
+    1e9 parameters: gradients in float32, 25 MiB per bucket, filled evenly over the last two thirds of a step that takes
+    0.5 s (6 floating-point operations per parameter and token, 16,384 tokens, 200 Tflop/s).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run a function on several processes of one thread each that are connected as the ranks of one job: `run_ranks`.
 
-The processes meet through a file, so they may sit in different network namespaces.  They end with the process that
-started them, however that one ends.
+The processes meet through a file, so they may sit in different network namespaces.  They end when the process that
+started them ends, even if it is killed.
 """
 
 from __future__ import annotations

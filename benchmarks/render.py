@@ -43,8 +43,8 @@ TARGET_RATIO = 0.6
 def main(argv: list[str] | None = None) -> int:
     """Measure and write results/render.json; return 1 if an artifact grows with the number of nodes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.render", description=__doc__.splitlines()[0])
-    parser.add_argument("--torchx", type=Path, help="torchx to be measured; default: one of our own")
-    parser.add_argument("--nemo-run", type=Path, help="Python that has nemo_run; default: one of our own")
+    parser.add_argument("--torchx", type=Path, help="path of torchx; default: installed from PyPI")
+    parser.add_argument("--nemo-run", type=Path, help="path of a Python with nemo_run; default: installed from PyPI")
     parser.add_argument("--rounds", type=int, default=10, help="how often each command is started")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for render.json")
     options = parser.parse_args(argv)
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     artifacts = {name: size for name, size in sizes.items() if name.startswith("ours_")}
     write_result(options.results, "render", result | {"settings": settings, "bytes": artifacts, "machine": machine()})
     for name, ratio in result["ratio"].items():
-        print(f"ours / {name}: {ratio:.2f} (to be at most {TARGET_RATIO:g})")
+        print(f"ours / {name}: {ratio:.2f} (target: at most {TARGET_RATIO:g})")
     for target in TARGETS:
         print(f"{target}, 64 nodes / 2 nodes: {result['ratio_of_nodes'][target]:.2f}")
     grown = [target for target in TARGETS if grows(target, artifacts)]

@@ -1,4 +1,4 @@
-"""How long a step takes on other links and more ranks: a cost model, fitted, checked against steps, and extended.
+"""How long a step takes on other links and more ranks: a cost model, which is fitted and checked against real steps.
 
     python -m benchmarks.scaling [--workload resnet18]        (as root: it makes network namespaces)
 
@@ -40,9 +40,11 @@ _TIMEOUT_S = 600.0
 def main(argv: list[str] | None = None) -> int:
     """Measure, fit, predict and write results/scaling.json; return 1 if a prediction is off by more than 15 %."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__.splitlines()[0])
-    parser.add_argument("--workload", choices=list(WORKLOADS), default="resnet18")
-    parser.add_argument("--repeats", type=int, default=5, help="all-reduces and steps of which the median is taken")
-    parser.add_argument("--check-ranks", type=int, nargs="+", default=list(CHECK_RANKS))
+    parser.add_argument("--workload", choices=list(WORKLOADS), default="resnet18", help="what is trained")
+    parser.add_argument("--repeats", type=int, default=5, help="how often each all-reduce and step is measured")
+    parser.add_argument(
+        "--check-ranks", type=int, nargs="+", default=list(CHECK_RANKS), help="numbers of ranks of the checked steps"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for scaling.json")
     options = parser.parse_args(argv)
     if missing := missing_for_nodes():
@@ -64,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     cores = machine()["cores"]
     core_s_per_byte = cores_of_a_byte(link_figures["slowdown"], fit, cores)
     print(
-        f"alpha {fit.alpha_s * 1e6:.0f} us a message, a byte takes {fit.overhead:.3f} times its time on the wire "
+        f"latency {fit.alpha_s * 1e6:.0f} us per message; a byte takes {fit.overhead:.3f} times its time on the wire "
         f"and {core_s_per_byte * 1e9:.2f} ns of a core",
         flush=True,
     )
@@ -111,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
         "machine": machine(),
     }
     write_result(options.results, "scaling", result)
-    print(f"largest error of a prediction: {worst:.1%} (to be at most {ERROR_AT_MOST:.0%})")
+    print(f"largest error of a prediction: {worst:.1%} (target: at most {ERROR_AT_MOST:.0%})")
     return 0 if worst <= ERROR_AT_MOST else 1
 
 

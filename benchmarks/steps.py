@@ -91,8 +91,9 @@ def time_variants(
 def losses_in_double(workload: str, variants: Sequence[str], steps: int, device: str = "cpu") -> dict[str, list[float]]:
     """Return the loss of each step by variant, mean over the ranks, in float64.
 
-    In float32, sums in another order drift apart by per cents within 30 steps of a BatchNorm network.  Even native
-    DDP drifts from itself if its buckets have another size.  A difference in float64 means a different computation.
+    In float32, sums in another order drift apart by several per cent within 30 steps of a BatchNorm network.  Even
+    native DDP drifts from itself if its buckets have another size.  A difference in float64 means a different
+    computation.
     """
     losses = {}
     for variant in variants:

@@ -1,4 +1,4 @@
-"""The wrappers that are compared: ours, native DDP in its variants, and the plain ways of the articles."""
+"""The wrappers that are compared: ours, native DDP in its variants, and the loops of tutorials."""
 
 from __future__ import annotations
 

@@ -64,9 +64,9 @@ def plans_of(spec: yaml_source.Source, target: targets.Target, index: int | None
         except SpecError as error:
             problems += error.problems
     if number and way is None and not problems:
-        message = f"sweep has {number} combinations, and this target runs one job"
+        message = f"sweep has {number} combinations, but this target runs only one job"
         problems = [
-            spec.locate(Finding(("sweep",), message, f"choose one: --sweep-index 0 to {number - 1}", on_key=True))
+            spec.locate(Finding(("sweep",), message, f"choose one with --sweep-index, 0 to {number - 1}", on_key=True))
         ]
     if problems:
         raise SpecError(problems)

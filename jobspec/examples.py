@@ -46,7 +46,7 @@ def _check(file: Path, root: Path, write: bool) -> str:
     name = printable(file.relative_to(root).as_posix())
     command = _header(file)
     if command is None:
-        return f"{name}: its first lines do not say what rendered it\n"
+        return f"{name}: its first lines do not name the command that rendered it\n"
     try:
         target, specs, overrides, sweep_index = _parse(command)
         new = render(target, [_found(root, spec) for spec in specs], overrides, sweep_index=sweep_index)

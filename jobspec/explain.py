@@ -153,7 +153,7 @@ def _hosts(plan: Plan, hosts: str, given: list[str]) -> list[str]:
         message = f"the target names the nodes itself: {', '.join(given[:3])}{', …' * (nodes > 3)}"
         raise SpecError([Problem(place, message, "leave --hosts out")])
     if "[" in hosts:
-        hint = f"write the names out: scontrol show hostnames '{hosts}' | paste -sd,"
+        hint = f"give the names that this command prints: scontrol show hostnames '{hosts}' | paste -sd,"
         raise SpecError([Problem(place, "a range is not the name of a node", hint)])
     if len(names) != nodes:
         raise SpecError([Problem(place, f"give {nodes} names, one for each node, not {len(names)}")])
@@ -197,7 +197,7 @@ def _summary(explanation: Explanation) -> Iterator[str]:
         yield "The lines of setup run first; they may change any variable below."
     if plan.points and explanation.origins:
         tasks = f"An array of {len(plan.points)} tasks, one for each combination of sweep"
-        yield f"{tasks}; the keys below have the values of the first."
+        yield f"{tasks}; the keys below have the values of the first task."
     if nodes.elastic:
         yield f"Shown for {nodes.max} nodes; ranks and world size change whenever a node comes or goes."
 

@@ -32,7 +32,7 @@ _SHELLS = (".sh", ".bash", ".sbatch", ".slurm", ".job")
 _SHELL = re.compile(r"#!.*[/ ](?:ba|da|k|z)?sh\b")
 _IS_YAML = re.compile(r"^(?:apiVersion|services):", re.M)
 _IN_FOLDERS = (".sh", ".sbatch", ".slurm", ".yaml", ".yml")
-_UNKNOWN = "lint does not know what this is"
+_UNKNOWN = "lint does not know this kind of file"
 _NO_MANIFEST = "neither a Kubernetes manifest nor a compose file"
 _READS = (
     f"lint reads shell scripts ({', '.join(_SHELLS)}, or a first line such as #!/bin/bash), "
@@ -58,7 +58,9 @@ def lint(paths: Sequence[str], skipped: list[str] | None = None) -> list[Problem
         is_folder = Path(path).is_dir()
         files = files_in(path) if is_folder else [path]
         if not files:
-            problems.append(Problem(Place(path, 1, 1, 1, ""), f"no {' and no '.join(_IN_FOLDERS)} in this folder"))
+            problems.append(
+                Problem(Place(path, 1, 1, 1, ""), f"no file in this folder ends in {' or '.join(_IN_FOLDERS)}")
+            )
         for file in files:
             really = os.path.realpath(file)
             if really in done or (is_folder and really in given):

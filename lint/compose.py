@@ -82,7 +82,7 @@ def services_have_the_same_node_rank(document: Node) -> Iterator[Fault]:
         for flag in torchrun_flags(script, "node-rank"):
             other = first.setdefault((*profiles, *meets, flag.value), name)
             if flag.value.isdigit() and other != name:
-                reason = f"{other} already has node rank {flag.value}, so another node of the job is missing"
+                reason = f"{other} already has node rank {flag.value}, but each node of the job needs its own"
                 yield Fault(flag.place, reason, "number the services from 0: --node-rank=0, --node-rank=1, ...")
 
 
@@ -102,4 +102,6 @@ def secret_in_compose_file(document: Node) -> Iterator[Fault]:
             if names_secret(name) and value and not _VARIABLE.search(value):
                 reason = f"the value of {name} is in the file, and so in each copy of it"
                 place = masked(replace(node.key_place, length=len(name)))
-                yield Fault(place, reason, f"{name}: ${{{name}:?}}, from the environment of whoever starts it")
+                yield Fault(
+                    place, reason, f"{name}: ${{{name}:?}} takes the value from the environment of whoever starts it"
+                )

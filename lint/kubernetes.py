@@ -26,7 +26,7 @@ def queue_label_is_inert(document: Node) -> Iterator[Fault]:
     for template in templates(document):
         label = template.get("metadata", "labels", QUEUE)
         if label:
-            reason = "Kueue ignores this label on pods: it reads the label of the object that makes them"
+            reason = f"Kueue ignores this label on the pods: it reads the labels of the {document.text('kind')} itself"
             yield Fault(label.key_place, reason, f"put it in metadata.labels of the {document.text('kind')}")
 
 
@@ -61,7 +61,7 @@ def shared_memory_is_small(document: Node) -> Iterator[Fault]:
         if not mounted and (gpus(container) or starts(container, *TORCHRUN)):
             name = container.get("name") or container
             reason = "/dev/shm of a container has 64 MiB, too little for DataLoader workers and NCCL"
-            yield Fault(name.place, reason, "an emptyDir with medium: Memory and a sizeLimit, mounted at /dev/shm")
+            yield Fault(name.place, reason, "mount an emptyDir with medium: Memory and a sizeLimit at /dev/shm")
 
 
 @rule("https://github.com/pytorch/pytorch/issues/73682")
@@ -71,7 +71,7 @@ def names_come_too_late(document: Node) -> Iterator[Fault]:
         return
     of_a_job = any(key.rpartition("/")[2] in ("job-name", "jobset-name") for key, _ in selector.items())
     if of_a_job and document.text("spec", "publishNotReadyAddresses") != "true":
-        reason = "a pod gets its DNS name only when it is ready, but needs the others' names before that"
+        reason = "a pod gets its DNS name only when it is ready, but the pods need each other's names before that"
         yield Fault(selector.key_place, reason, "publishNotReadyAddresses: true")
 
 
@@ -118,7 +118,7 @@ def variable_is_reserved(document: Node) -> Iterator[Fault]:
     for entry in document.elements("spec", "trainer", "env"):
         name = entry.get("name")
         if name and name.text().startswith("PET_"):
-            reason = f"{name.text()} is set by the trainer: a TrainJob that sets it is refused"
+            reason = f"{name.text()} is set by Kubeflow Trainer: a TrainJob that sets it is refused"
             yield Fault(name.place, reason, "leave it out; numNodes and numProcPerNode decide it")
 
 
@@ -127,7 +127,7 @@ def secret_in_manifest(document: Node) -> Iterator[Fault]:
     for entry in variables(document):
         value = entry.get("value")
         if value and names_secret(entry.text("name")) and value.text():
-            reason = f"everybody who may read the object reads the value of {entry.text('name')}"
+            reason = f"everybody who may read the object can read the value of {entry.text('name')}"
             yield Fault(masked(value.key_place), reason, "valueFrom: {secretKeyRef: {name: …, key: …}}")
 
 
@@ -148,8 +148,10 @@ def processes_are_not_gpus(document: Node) -> Iterator[Fault]:
             idle = asked - processes
             reason = f"{processes} processes of a pod share its {asked} GPUs: the last ones find no device"
             if idle > 0:
-                reason = f"{processes} processes of a pod leave {idle} of its {asked} GPUs idle"
-            yield Fault(place, reason, f"as many processes as GPUs: {asked}")
+                reason = (
+                    f"a pod starts {processes} process{'es' * (processes != 1)}: {idle} of its {asked} GPUs stay idle"
+                )
+            yield Fault(place, reason, f"start as many processes as there are GPUs: {asked}")
 
 
 def _processes_and_gpus(document: Node) -> Iterator[tuple[Place, str, str]]:

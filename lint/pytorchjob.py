@@ -88,7 +88,7 @@ def exit_code_means_nothing(document: Node) -> Iterator[Fault]:
     for _, role in roles(document):
         policy = role.get("restartPolicy")
         if policy and policy.text() == "ExitCode":
-            reason = "torchrun exits with 1 after any failure, and ExitCode treats 1 as a permanent failure"
+            reason = "torchrun exits with 1 after any failure, and ExitCode restarts no pod that exits with 1"
             yield Fault(policy.place, reason, "restartPolicy: OnFailure with a backoffLimit")
 
 
@@ -105,7 +105,9 @@ def half_a_gang_may_start(document: Node) -> Iterator[Fault]:
     least = document.get("spec", "runPolicy", "schedulingPolicy", "minAvailable")
     pods = number(least.text()) if least else None
     if least and pods is not None and pods < replicas(document):
-        reason = f"{pods} of {replicas(document)} pods may start, and wait for the rest while they hold GPUs"
+        reason = (
+            f"{pods} of {replicas(document)} pods may start alone, and hold their GPUs while they wait for the rest"
+        )
         yield Fault(least.place, reason, f"minAvailable: {replicas(document)}")
 
 

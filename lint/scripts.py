@@ -30,8 +30,8 @@ def expanded_by_the_batch_shell(script: Script) -> Iterator[Fault]:
                 if found.name in _OF_A_TASK:
                     yield Fault(
                         script.locate(found.start, len(found.text)),
-                        f"{found.name} is replaced before srun starts a task: it is 0 on every node",
-                        f"keep it in single quotes, for the shell of a task: srun bash -c '… ${found.name} …'",
+                        f"the batch shell replaces {found.name} before srun starts the tasks: it is 0 on every node",
+                        f"use single quotes, so that each task replaces it: srun bash -c '… ${found.name} …'",
                     )
 
 
@@ -69,7 +69,7 @@ def requeue_overwrites_log(script: Script) -> Iterator[Fault]:
         if command.name == "scontrol" and any(word.value == "requeue" for word in command.words):
             places.append(script.place(command.words[0]))
     for place in places[:1]:
-        yield Fault(place, "a requeued job writes over the log of the run before it", "#SBATCH --open-mode=append")
+        yield Fault(place, "a requeued job overwrites the log of the run before it", "#SBATCH --open-mode=append")
 
 
 @rule("https://github.com/facebookincubator/submitit/issues/1709")
@@ -123,7 +123,7 @@ def port_is_fixed(script: Script) -> Iterator[Fault]:
         return
     for place, value in _ports(script):
         if value.isdigit():
-            reason = f"every job takes port {value}: two that share a node cannot both run"
+            reason = f"every job takes port {value}: two jobs on one node cannot both run"
             yield Fault(place, reason, "derive it from the job: $(( 20000 + SLURM_JOB_ID % 10000 ))")
 
 
@@ -133,7 +133,7 @@ def port_is_random(script: Script) -> Iterator[Fault]:
         return
     for place, value in _ports(script):
         if "RANDOM" in value or "shuf" in value:
-            reason = "a random port may be taken, or be one that Linux hands out to clients (32768-60999)"
+            reason = "a random port may be in use, or be one that Linux hands out to clients (32768-60999)"
             yield Fault(place, reason, "derive it from the job: $(( 20000 + SLURM_JOB_ID % 10000 ))")
 
 
@@ -197,7 +197,7 @@ def container_without_gpu_variables(script: Script) -> Iterator[Fault]:
         return
     for flag in script.flags("--cleanenv"):
         if not any("CUDA_VISIBLE_DEVICES" in word.value for word in flag.command.words):
-            reason = "--cleanenv drops CUDA_VISIBLE_DEVICES with the rest: every task takes the same GPUs"
+            reason = "--cleanenv drops CUDA_VISIBLE_DEVICES, too: every task takes the same GPUs"
             yield Fault(
                 flag.place, reason, 'export APPTAINERENV_CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES" in the task'
             )
@@ -208,4 +208,4 @@ def gloo_interface_is_a_pattern(script: Script) -> Iterator[Fault]:
     for name, word in script.assignments():
         if name == "GLOO_SOCKET_IFNAME" and word.assigned_value.startswith(("^", "=")):
             reason = "Gloo wants the exact name of an interface; only NCCL takes patterns"
-            yield Fault(script.place(word), reason, "the interface that `ip route get MASTER_ADDR` shows")
+            yield Fault(script.place(word), reason, "write the interface that `ip route get MASTER_ADDR` shows")

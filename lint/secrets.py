@@ -32,9 +32,7 @@ def _hidden(problem: Problem) -> Problem:
 def secret_in_script(script: Script) -> Iterator[Fault]:
     for name, word in script.assignments():
         if names_secret(name) and word.assigned_value and "$" not in word.assigned_value:
-            reason = (
-                f"the value of {name} is in the file, and so in each copy, backup and `scontrol write batch_script`"
-            )
+            reason = f"the value of {name} is in the file and in its copies; `scontrol write batch_script` shows it"
             fix = f'export it before the start; here only check that it is set, with `: "${{{name}:?}}"`'
             yield Fault(masked(script.place(word, name)), reason, fix)
 
@@ -52,7 +50,7 @@ def secret_in_arguments(script: Script) -> Iterator[Fault]:
                 if names_secret(name):
                     reason = f"srun's arguments hold the value of {name}, which everybody on the node sees"
                     yield Fault(
-                        masked(script.place(word, name)), reason, "--export=ALL; the environment is passed on as it is"
+                        masked(script.place(word, name)), reason, "--export=ALL passes the environment on as it is"
                     )
 
 
@@ -69,5 +67,5 @@ def trace_prints_secrets(script: Script) -> Iterator[Fault]:
     for command in script.commands if names else ():
         for word in command.words[1:]:
             if command.name == "set" and (re.fullmatch(r"-[a-z]*x[a-z]*", word.value) or word.value == "xtrace"):
-                reason = f"set -x prints every command into the log, the value of {names[0]} included"
+                reason = f"set -x prints every command into the log, and with it the value of {names[0]}"
                 yield Fault(script.place(word), reason, "leave set -x out")

@@ -39,7 +39,7 @@ def c10d(script: Script) -> list[Flag]:
 def rendezvous_without_id(script: Script) -> Iterator[Fault]:
     given = torchrun_flags(script, "rdzv-id")
     reason = 'the id of the rendezvous is "none": two jobs on the same endpoint become one'
-    fix = '--rdzv-id="$SLURM_JOB_ID", or any other name that no second job has'
+    fix = '--rdzv-id="$SLURM_JOB_ID", or another name that only this job has'
     for flag in given:
         if flag.value.lower() in ("", "none"):
             yield Fault(flag.place, reason, fix)
@@ -72,7 +72,9 @@ def node_rank_is_ignored(script: Script) -> Iterator[Fault]:
 def process_count_is_guessed(script: Script) -> Iterator[Fault]:
     for flag in torchrun_flags(script, "nproc-per-node"):
         if flag.value in ("auto", "cpu"):
-            reason = f"{flag.value} on CPUs means one process per core of the machine, whatever the container may use"
+            reason = (
+                f"{flag.value} on CPUs means one process per core of the machine, even if the container may use fewer"
+            )
             yield Fault(flag.place, reason, "write the number: --nproc-per-node=8")
 
 
@@ -118,4 +120,6 @@ def launcher_is_deprecated(script: Script) -> Iterator[Fault]:
         for word in command.words:
             if word.value == "torch.distributed.launch":
                 reason = "torch.distributed.launch is deprecated, and gives --local-rank to scripts that do not know it"
-                yield Fault(script.place(word), reason, "torchrun; the script reads LOCAL_RANK from its environment")
+                yield Fault(
+                    script.place(word), reason, "use torchrun; the script reads LOCAL_RANK from its environment"
+                )

@@ -52,7 +52,7 @@ def test_every_task_of_the_array_trains_with_its_own_rate_into_its_own_folder() 
 def test_task_beyond_the_rates_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         flags_of_task(3, flags_of_the_job())
-    assert "task 3 of the array, but --lr has only 3 values: 0 to 2" in capsys.readouterr().err
+    assert "--lr has 3 values, for array tasks 0 to 2, but this is task 3" in capsys.readouterr().err
 
 
 def test_no_script_hides_a_module_of_python() -> None:

@@ -1,4 +1,4 @@
-"""python -m train: config → world → data, model → strategy → Trainer.fit().
+"""python -m train: read the config, connect the processes, load data and model, and train.
 
 Run it alone (one process) or with --procs, or let torchrun or a Slurm step start one process for each device:
 
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(config: TrainConfig, world: World, stop: StopSignal) -> bool:
-    """Connect the processes, train, and write the last record; return False if a signal stopped the run before that."""
+    """Connect the processes, train, and write the last record; return False if a signal stopped the run early."""
     attempt = Attempt(world)
     # Imported here: importing torch takes seconds, and a wrong flag should be reported at once.
     from train.loop import setup

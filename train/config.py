@@ -18,13 +18,13 @@ from train.contradictions import refuse_contradictions
 
 
 def available(kind: str) -> list[str]:
-    """Names of the models, datasets or strategies: one file each in the folder `kind`, sorted."""
+    """Return the sorted names of the models, datasets or strategies: one file each in the folder `kind`."""
     folder = Path(__file__).parent / kind
     return sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant, or None."""
+    """Return the name that was probably meant, or None."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
 
 
@@ -81,9 +81,7 @@ def _one_of(kind: str) -> AfterValidator:
 def _is_one_strategy(name: str) -> str:
     words = re.findall(r"\w+", name)
     if len(set(words) & set(available("strategies"))) > 1:
-        reason = (
-            "all processes share the model in one way, so for example a pipeline of sharded stages cannot be asked for"
-        )
+        reason = "a run has one strategy for all processes; two, such as pipeline and fsdp, cannot be combined"
         raise PydanticCustomError("unexpected", "must be {expected}", {"expected": f"a single name ({reason})"})
     return name
 
@@ -138,7 +136,9 @@ class TrainConfig(BaseModel):
     )
 
     epochs: int = Field(1, gt=0, le=_MOST, description="passes over the training set")
-    max_steps: int | None = Field(None, gt=0, description="stop after this many optimizer steps in all")
+    max_steps: int | None = Field(
+        None, gt=0, description="stop after this many optimizer steps, counted over all epochs"
+    )
     batch_size: int = Field(
         64, gt=0, le=_MOST, description="samples of one optimizer step over all processes together (the global batch)"
     )
@@ -146,25 +146,29 @@ class TrainConfig(BaseModel):
         1, gt=0, description="micro-batches into which each process cuts its share of a step, to save memory"
     )
     optimizer: Literal["sgd", "adam", "adamw", "adadelta"] = Field("sgd", description="torch.optim algorithm")
-    lr: float = Field(0.01, gt=0, le=1e30, allow_inf_nan=False, description="learning rate at the start")
+    lr: float = Field(
+        0.01, gt=0, le=1e30, allow_inf_nan=False, description="learning rate, which scheduler and warmup_steps change"
+    )
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(0.0, ge=0, le=1e6, allow_inf_nan=False, description="weight decay of the optimizer")
     clip_norm: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="clip the norm of the whole gradient to this"
+        None, gt=0, allow_inf_nan=False, description="scale the whole gradient down to this norm if its norm is larger"
     )
     on_nonfinite: Literal["stop", "skip", "stop_late"] = Field(
         "stop",
         description="what all processes do together when a loss or the gradient is not finite. stop: save the state "
         "before that step, and stop; skip: skip the step, but stop after ten in a row. Both make the host wait for a "
-        "GPU once a step. stop_late does not: it stops when losses are next written, with nothing saved in between",
+        "GPU once a step. stop_late does not: it stops when losses are next written, and saves nothing",
     )
     on_oom: Literal["stop", "halve"] = Field(
         "stop",
-        description="when a process runs out of memory. stop: end the run; halve: all ranks halve their micro-batches "
-        "and repeat the step, with the same global batch. halve averages gradients after backward, not during it",
+        description="what happens when a process runs out of memory. stop: the run ends; halve: all ranks halve their "
+        "micro-batches and repeat the step, with the same global batch. With halve, gradients are always averaged "
+        "after backward, not during it",
     )
     decay_norms_and_biases: bool = Field(
-        True, description="weight decay acts on all parameters; without this only on those with two or more dimensions"
+        True,
+        description="apply weight decay to all parameters; false: only to those with two or more dimensions",
     )
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="part of each training label that is spread over all classes"
@@ -173,32 +177,36 @@ class TrainConfig(BaseModel):
         None,
         gt=0,
         lt=1,
-        description="keep a moving average of the weights with this decay (0.999), for evaluation and --export",
+        description="keep a moving average of the weights with this decay (such as 0.999), for evaluation and --export",
     )
     scheduler: Literal["none", "step", "cosine", "one_cycle"] = Field(
         "none",
-        description="learning rate. none: constant; step: times lr_gamma after each epoch; cosine: each step, along a "
-        "cosine to 0; one_cycle: each step, up from lr / 25 to lr, then down to almost 0",
+        description="how the learning rate changes. none: not at all; step: multiplied by lr_gamma after each epoch; "
+        "cosine: falls each step, along a cosine to 0; one_cycle: rises each step from lr / 25 to lr, then falls to "
+        "almost 0",
     )
     warmup_steps: int = Field(
         0,
         ge=0,
         le=_MOST,
-        description="steps in which the learning rate rises to lr; 0: no warmup, but one_cycle takes 30 % of all steps",
+        description="number of first steps in which the learning rate rises to lr; 0: no warmup, but one_cycle rises "
+        "in the first 30 % of all steps",
     )
-    lr_gamma: float = Field(0.7, gt=0, le=1, description="factor of the step scheduler, once an epoch")
+    lr_gamma: float = Field(
+        0.7, gt=0, le=1, description="factor of the learning rate after each epoch, if scheduler is step"
+    )
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
         "fp32",
-        description="fp32 in full; tf32 rounds the inputs of float32 convolutions and matrix products to 10 bits, on "
-        "GPUs with Ampere or newer; bf16 and fp16 use autocast, fp16 with loss scaling",
+        description="fp32 computes in full float32; tf32 rounds the inputs of float32 convolutions and matrix products "
+        "to 10 mantissa bits, on GPUs with Ampere or newer; bf16 and fp16 use autocast, fp16 with loss scaling",
     )
     compile: bool = Field(
         False, description="torch.compile the model: the first steps take a minute or so, later ones are faster"
     )
     deterministic: bool = Field(
         False,
-        description="use only algorithms that give the same bits each time, on CUDA too; slower, and an error if torch "
-        "has none for an operation",
+        description="use only algorithms that give the same bits each time, also on CUDA; this is slower, and an error "
+        "if torch has no such algorithm for an operation",
     )
 
     strategy: Annotated[str, AfterValidator(_is_one_strategy), _one_of("strategies"), _names("strategies")] = Field(
@@ -206,20 +214,20 @@ class TrainConfig(BaseModel):
     )
     sync: Annotated[str, _one_of("sync"), _names("sync")] = Field(
         "all_reduce",
-        description="a file in train/sync/: how custom_ddp sends gradients. all_reduce as they are; bf16 "
-        "in half the bytes; powersgd as two thin factors of each matrix; what these leave out is "
-        "added to the next gradient",
+        description="a file in train/sync/: how custom_ddp sends gradients. all_reduce: as they are; bf16: rounded to "
+        "half the bytes; powersgd: each matrix as two thin factors, and what these leave out is added to the next "
+        "gradient",
     )
     bucket_mib: float = Field(
         25.0,
         gt=0,
         le=16384,
-        description="MiB of a gradient bucket of custom_ddp and ddp; if fsdp_wrap is size, the least that fsdp gathers "
-        "together",
+        description="size in MiB of a gradient bucket of custom_ddp and ddp; if fsdp_wrap is size, the least that fsdp "
+        "gathers at once",
     )
     fsdp_wrap: Literal["block", "size"] = Field(
         "block",
-        description="what fsdp gathers together. block: each layer; size: neighbouring layers of at least bucket_mib",
+        description="what fsdp gathers at once. block: one layer; size: neighbouring layers of at least bucket_mib",
     )
     fsdp_reshard: bool = Field(
         True,
@@ -228,36 +236,36 @@ class TrainConfig(BaseModel):
     )
     pipeline_schedule: Literal["gpipe", "1f1b"] = Field(
         "1f1b",
-        description="order of the micro-batches of pipeline (as many as accumulate): gpipe runs all forwards, then all "
-        "backwards; 1f1b alternates: as fast, but it keeps fewer activations",
+        description="order in which the strategy pipeline runs the micro-batches of a step (as many as accumulate). "
+        "gpipe: all forwards, then all backwards; 1f1b: both in turns, as fast but with fewer activations",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where torch sees it")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto takes CUDA if torch sees a GPU, else the CPU"
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of weights, sample order and dropout")
     input: Literal["auto", "memory", "loader"] = Field(
         "auto",
-        description="memory keeps the uint8 samples on the device or host; loader reads them with a DataLoader; "
-        "auto takes memory when they fit",
+        description="memory keeps all samples on the device, or on the host if they do not fit there; loader reads "
+        "them with a DataLoader; auto takes memory if they fit and are not augmented",
     )
-    workers: int = Field(
-        2, ge=0, le=1024, description="processes of the DataLoader, for each rank, when input is loader"
-    )
+    workers: int = Field(2, ge=0, le=1024, description="processes of each rank's DataLoader, if input is loader")
 
     run_dir: str | None = Field(None, min_length=1, description="folder for metrics.jsonl and other records")
     log_every: int = Field(50, gt=0, description="steps between two writes of metrics and progress")
     tensorboard: bool = Field(False, description="write TensorBoard's files into run_dir/tensorboard")
     profile: Annotated[str, AfterValidator(_steps_in_order)] | None = Field(
         None,
-        description="steps FIRST:LAST to profile, from 2 on, because step 1 connects the ranks: run_dir/profile gets a "
-        "Chrome trace and a summary",
+        description="steps FIRST:LAST to profile, into a Chrome trace and a summary in run_dir/profile; FIRST is at "
+        "least 2, because step 1 connects the ranks",
     )
     profile_ranks: Annotated[str, AfterValidator(_ranks_or_all)] = Field(
-        "0", description="the ranks that profile themselves, such as 0,3 or all"
+        "0", description="ranks to profile: numbers such as 0,3, or all"
     )
     checkpoint_dir: str | None = Field(
         None, min_length=1, description="folder for checkpoints; none are saved without it"
     )
     checkpoint_every: int = Field(
-        0, ge=0, description="save every so many optimizer steps; the end of each epoch is saved anyway"
+        0, ge=0, description="save every so many optimizer steps and after each epoch; 0: only after each epoch"
     )
     keep_checkpoints: int = Field(3, gt=0, description="how many of the newest checkpoints stay on disk")
     resume: str = Field(
@@ -268,10 +276,10 @@ class TrainConfig(BaseModel):
         json_schema_extra={"not": {"enum": [*_SWITCHES]}},
     )
     export: str | None = Field(
-        None, min_length=1, description="file for the weights alone at the end of the run, as safetensors"
+        None, min_length=1, description="file for the weights alone, written as safetensors at the end of the run"
     )
     evaluate_only: bool = Field(
-        False, description="evaluate the checkpoint of --resume and end, without training; --export works, too"
+        False, description="evaluate the checkpoint of --resume, without training; --export can write its weights"
     )
     rendezvous_timeout_s: float = Field(
         300.0,
@@ -293,7 +301,7 @@ class TrainConfig(BaseModel):
     @classmethod
     def _names_fit(cls, path: str | None) -> str | None:
         if any(len(name.encode()) > _NAME_BYTES for name in (path or "").split("/")):
-            expected = f"a path of names with at most {_NAME_BYTES} bytes each"
+            expected = f"a path in which each name has at most {_NAME_BYTES} bytes"
             raise PydanticCustomError("unexpected", "must be {expected}", {"expected": expected})
         return path
 
@@ -337,12 +345,12 @@ def choices(key: str) -> list[str]:
 
 
 def flag(key: str) -> str:
-    """The command-line flag of a key: `batch_size` is `--batch-size`."""
+    """Return the command-line flag of a key: `--batch-size` for `batch_size`."""
     return "--" + key.replace("_", "-")
 
 
 def to_argv(values: Mapping[str, Any]) -> list[str]:
-    """The flags that give a run these settings; `flags.from_argv` reads them back.  None means: leave the default."""
+    """Return the flags for these settings, which `flags.from_argv` reads back.  A key that is None gets no flag."""
     argv: list[str] = []
     for key, value in values.items():
         if value is None:

@@ -18,7 +18,7 @@ _NEEDS: list[tuple[str, Callable[[Any], bool], str, str]] = [
 _ONLY = {"fsdp_wrap": "fsdp", "fsdp_reshard": "fsdp", "pipeline_schedule": "pipeline"}
 _NO_WHOLE_MODEL: list[tuple[str, Any, str]] = [
     ("ema", None, "no rank holds the whole model, so none can keep its average"),
-    ("on_oom", "halve", "the others would wait in the forward for the process that is out of memory"),
+    ("on_oom", "halve", "the other processes would wait in the forward for the one that is out of memory"),
     ("compile", True, "it runs the layers one by one, with messages between them; use custom_ddp or ddp"),
 ]
 # What these models read; other files in train/models/ and train/datasets/ say themselves what they cannot.
@@ -66,7 +66,7 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
     strategy = values["strategy"]
     if values["sync"] != "all_reduce" and strategy != "custom_ddp":
         _refuse(
-            "{key} is {sync}, which {other} {strategy} cannot do; only custom_ddp can",
+            "{key} is {sync}, which {other} {strategy} does not support; only custom_ddp does",
             key="sync",
             other="strategy",
             sync=values["sync"],
@@ -86,7 +86,7 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
         given = values[key]
         if given is not None if value is None else given == value:
             _refuse(
-                "{key} is {value}, which {other} {strategy} cannot do: {why}",
+                "{key} is {value}, which {other} {strategy} does not support: {why}",
                 key=key,
                 other="strategy",
                 value=given,

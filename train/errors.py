@@ -20,7 +20,7 @@ def first_line(error: Exception) -> str:
 
 
 def refuse_without(package: str, option: str, extra: str) -> None:
-    """Raise UserError if `package`, which `option` needs and our `extra` brings, is not installed."""
+    """Raise UserError if `package` is not installed: `option` needs it, and our `extra` installs it."""
     if find_spec(package) is None:
         raise UserError(
             f"{option} needs the package {package}, which is not installed here: "

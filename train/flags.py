@@ -1,4 +1,4 @@
-"""Flags and a YAML file → TrainConfig, or every mistake in them at once."""
+"""Read the flags and a YAML file into a TrainConfig, or report every mistake in them at once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def from_argv(argv: list[str] | None = None) -> TrainConfig:
 
 
 def split_procs(argv: list[str]) -> tuple[int | None, list[str]]:
-    """Return the N of `--procs N`, if it is given, and the other words.  Raises UserError if N is no number above 0."""
+    """Return the N of `--procs N`, if given, and the other words.  Raises UserError if N is not a number above 0."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--procs")
     parsed, others = parser.parse_known_args(argv)
@@ -186,7 +186,7 @@ def _read_yaml(file: Path) -> tuple[dict[str, str | None], dict[str, int]]:
         elif not isinstance(value, yaml.ScalarNode):
             problems.append(f"  {file}:{line}: {key.value}: the value must be a single word or number")
         elif "\0" in value.value:
-            problems.append(f"  {file}:{line}: {key.value}: holds a zero byte, which no setting can")
+            problems.append(f"  {file}:{line}: {key.value}: the value holds a zero byte, which no setting allows")
         elif key.value in values:
             problems.append(f"  {file}:{line}: {key.value}: given twice, first on line {lines[key.value]}")
         else:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu                    all of them
     python -m benchmarks.gpu c e                some of them
-    python -m benchmarks.gpu --budget-s=570     those that end within this time; it prints how to run the others
+    python -m benchmarks.gpu --budget-s=570     those whose limits end within this time; prints how to run the rest
 
 Each check runs in a separate process group and is killed at its time limit. The other checks still run.  The record
 is results/gpu.json, written after each check.  Checks that are not run now keep their records in it if those come from
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         type=float,
         default=math.inf,
         metavar="SECONDS",
-        help="start no check whose limit is longer than what is left of this time",
+        help="start a check only if its time limit ends within this budget",
     )
     options = parser.parse_args(argv)
     parts = {given: [name for name in CHECKS if given in (name, name.rstrip("0123456789"))] for given in options.checks}

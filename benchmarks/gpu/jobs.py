@@ -39,7 +39,7 @@ def nccl_variables(rank: int) -> dict[str, str]:
 def refuses_one_gpu(text: str) -> bool:
     """Return True if the output of a rank says that NCCL does not connect two ranks on one GPU.
 
-    train is not asked: its own refusal is off with the variables above.
+    A refusal by train itself cannot occur, because the variables above turn it off.
     """
     return any(words in text for words in ("Duplicate GPU", "same GPU", "ncclInvalidUsage"))
 

@@ -52,7 +52,7 @@ def require_torchvision() -> None:
 
 
 def recorded(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the record of a check or of a part of one, whichever way it ends."""
+    """Return the record of a check or of a part of a check, also if it fails."""
     try:
         return {"outcome": "passed", **check()}
     except Outcome as outcome:
@@ -63,7 +63,7 @@ def recorded(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def together(parts: Mapping[str, Callable[[], dict[str, Any]]]) -> dict[str, Any]:
-    """Run all parts of a check, whatever becomes of the others; return their records by name.
+    """Run all parts of a check, even if some fail; return their records by name.
 
     Raises the worst outcome of a part, with the records of all: failed, then out of time, then skipped.
     """

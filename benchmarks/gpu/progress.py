@@ -53,7 +53,7 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Write in the process that sees the reports of all others, not in the workers of pytest-xdist, which it ends."""
+    """Write in the process that gets all reports, and not in the workers of pytest-xdist, which that process ends."""
     if hasattr(config, "workerinput"):
         end_with_parent()
     else:

@@ -48,7 +48,7 @@ def run(device: str, *more: str) -> dict[str, Any]:
 
 
 def _record(file: Path, since: float) -> dict[str, Any]:
-    """Return the figures in `file` if it was written since then: it may be that of an earlier run."""
+    """Return the figures in `file` if it was written after that time; otherwise it is from an earlier run."""
     if not file.exists() or file.stat().st_mtime < since - 1:
         return {}
     whole = json.loads(file.read_text())

@@ -46,7 +46,7 @@ def over_gloo(device: str) -> dict[str, Any]:
 
 
 def marked_tests(device: str) -> dict[str, Any]:
-    """Run the tests marked for CUDA, and check BatchNorm over gloo, whatever becomes of the tests."""
+    """Run the tests marked for CUDA, and check BatchNorm over gloo, even if tests fail."""
     batchnorm = partial(_compared, device, "gloo", ["batchnorm"])
     return together({"batchnorm": batchnorm} if device == "cpu" else {"tests": suite.marked, "batchnorm": batchnorm})
 
@@ -176,7 +176,7 @@ def _train(
 
 
 def _made(sync: str) -> MakeSync:
-    """Return what makes the sync; PowerSGD sends its first ten steps in full, which here are all."""
+    """Return the function that makes the sync; PowerSGD sends its first ten steps in full, so here all of them."""
     return partial(PowerSGD, full_steps=_FULL_STEPS) if sync == "powersgd" else named(sync)
 
 

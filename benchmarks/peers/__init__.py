@@ -1,1 +1,1 @@
-"""Peers that we are measured against, written as they are published."""
+"""Peers with which our code is compared, written as they are published."""

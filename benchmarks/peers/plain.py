@@ -2,7 +2,7 @@
 
 DistributedSampler, torchvision's dataset with ToTensor and Normalize, a DataLoader with two workers, a hook on each
 parameter that averages its gradient over the ranks, `loss.item()` at each step, a pass over the validation set.
-Sources: PyTorch's tutorial "Writing Distributed Applications" (all_reduce and division, one call a parameter) and
+Sources: PyTorch's tutorial "Writing Distributed Applications" (all_reduce and division, one call per parameter) and
 PyTorch's MNIST example (transforms, loop).
 
 It shares with our code what is not compared: the flags, the model and its initial weights, the format of its record.

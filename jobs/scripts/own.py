@@ -1,4 +1,4 @@
-"""A script as anybody might bring it: plain PyTorch, nothing of this repository.
+"""An example of a user's own script: plain PyTorch, nothing from this repository.
 
 render.py torchrun jobs/own-script.yaml --set nodes=1 | bash
 """

@@ -151,17 +151,17 @@ def beyond_baseline(job: Job) -> list[str]:
 def _notes(job: Job) -> Iterator[str]:
     """Yield what the user must know before submitting the manifest."""
     if job.kubernetes.pod:
-        standard = job.kubernetes.security
+        standard = f"the Pod Security Standard {job.kubernetes.security}"
         yield f"kubernetes.pod is merged into the pods, and the result is not checked against {standard}."
     if beyond_baseline(job):
-        yield f"Beyond the Pod Security Standard baseline: {', '.join(beyond_baseline(job))}."
-        yield "The namespace must not enforce that standard."
+        yield f"Not allowed by the Pod Security Standard baseline: {', '.join(beyond_baseline(job))}."
+        yield "The namespace must not enforce this standard."
     for secret in sorted({holder_of(job, name) for name in job.secrets}):
         keys = [name.key for name in job.secrets if holder_of(job, name) == secret]
         yield f'Needed beforehand: Secret "{secret}" with the keys {", ".join(dict.fromkeys(keys))}.'
     size = sum(File(name).stat().st_size for name in files.found(job))
     if size > _MOST_APPLIED:
-        yield f"files have {size} bytes: use kubectl apply --server-side, which keeps no copy in an annotation."
+        yield f"files have {size} bytes, too many for the annotation of kubectl apply: use kubectl apply --server-side."
     claims = sorted({mount.claim for mount in job.mounts if mount.claim})
     if claims:
         yield f"Needed beforehand: PersistentVolumeClaim {', '.join(claims)}."
@@ -172,7 +172,7 @@ def _notes(job: Job) -> Iterator[str]:
         if any(names):
             yield f"Needed beforehand: {kind} {', '.join(sorted({name for name in names if name}))}, mounted as files."
     if any(mount.claim and not mount.read_only for mount in job.mounts) and job.nodes.max > 1:
-        yield "Several nodes mount a claim that can be written: its access mode must be ReadWriteMany."
+        yield "Several nodes mount a claim and may write to it: its access mode must be ReadWriteMany."
 
 
 def _requests(job: Job) -> dict[str, str]:

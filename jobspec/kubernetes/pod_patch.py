@@ -116,7 +116,7 @@ def patch_keeps_the_plumbing(job: Job) -> Iterator[Finding]:
                 wanted = "a mapping" if kind == "tolerations" else "a mapping with a name"
                 yield Finding(here, f"kubernetes.pod.{kind}[{number}] must be {wanted}")
             elif kind == "volumes" and element["name"].startswith(_OWN_VOLUMES):
-                message = f"kubernetes.pod.volumes: {element['name']} is reserved for the job's own volumes"
+                message = f"kubernetes.pod.volumes: the name {element['name']} is reserved for the job's own volumes"
                 yield Finding((*here, "name"), message, "choose another name")
             elif kind == "containers" and element["name"] == "pytorch":
                 message = f"kubernetes.pod.containers: the container of the processes is called {NODE}, not pytorch"
@@ -149,7 +149,10 @@ def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Fi
     resources = container.get("resources", {})
     if not isinstance(resources, dict):
         yield Finding(
-            (*at, "resources"), "kubernetes.pod: resources must be a mapping", "{requests: {cpu: 2}}", on_key=True
+            (*at, "resources"),
+            "kubernetes.pod: resources must be a mapping",
+            "for example {requests: {cpu: 2}}",
+            on_key=True,
         )
         resources = {}
     for key in resources:
@@ -157,17 +160,19 @@ def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Fi
             yield from _requests_fit(job, resources[key], (*at, "resources", key))
         elif key != "claims":
             message = f'kubernetes.pod: {key} of container "{NODE}" are set from resources'
-            yield Finding((*at, "resources", key), message, "resources: {devices: …} adds devices", on_key=True)
+            yield Finding(
+                (*at, "resources", key), message, "for more devices, use the spec's key resources.devices", on_key=True
+            )
     for number, variable in enumerate(_list(container, "env")):
         name = variable.get("name") if isinstance(variable, dict) else None
         if not isinstance(name, str):
             yield Finding((*at, "env", number), "kubernetes.pod: a variable needs a name")
         elif is_set_by_launcher(name) or name in job.env or name in job.secrets:
-            message = f"kubernetes.pod: {name} is set by the job itself"
+            message = f"kubernetes.pod: the job itself sets the variable {name}"
             yield Finding((*at, "env", number), message, "choose another name")
     for number, mount in enumerate(_list(container, "volumeMounts")):
         if isinstance(mount, dict) and str(mount.get("name", "")).startswith(_OWN_VOLUMES):
-            message = f"kubernetes.pod: {mount['name']} is reserved for the job's own volumes"
+            message = f"kubernetes.pod: the name {mount['name']} is reserved for the job's own volumes"
             yield Finding((*at, "volumeMounts", number), message, "list folders and claims in the spec's mounts")
 
 
@@ -179,14 +184,17 @@ def _requests_fit(job: Job, requests: Mapping[str, Any], at: Path) -> Iterator[F
         if name not in limits:
             message = f"kubernetes.pod: the request of {name} follows from resources and procs_per_node"
             yield Finding(
-                (*at, name), message, "leave it out; only cpu and memory can request less than the limit", on_key=True
+                (*at, name),
+                message,
+                "leave it out; only requests of cpu and memory can be below the limit",
+                on_key=True,
             )
         elif amount is None:
             message = f"kubernetes.pod: the request of {name} is not a Kubernetes quantity"
-            yield Finding((*at, name), message, "cpu: 8, memory: 32Gi")
+            yield Finding((*at, name), message, "write a quantity such as cpu: 8 or memory: 32Gi")
         elif (limit := limits[name]) is not None and amount > limit:
-            message = f"kubernetes.pod: the request of {name} is above its limit, set by the key resources"
-            yield Finding((*at, name), message, "request less, or raise resources")
+            message = f"kubernetes.pod: the request of {name} is above the limit that the spec's key resources sets"
+            yield Finding((*at, name), message, "request less, or raise the limit in the spec's resources")
 
 
 def _amount(value: Any) -> Decimal | None:

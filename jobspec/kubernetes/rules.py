@@ -73,7 +73,7 @@ def type_of_gpu_has_labels(job: Job) -> Iterator[Finding]:
     if job.gpu is not None and job.gpu not in job.kubernetes.gpu_types:
         message = f"gpu is {job.gpu}, but kubernetes.gpu_types does not say which nodes have it"
         hint = f"kubernetes: {{gpu_types: {{{job.gpu}: {{nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}}}}}"
-        yield Finding(("gpu",), message, f"with your cluster's labels: {hint}")
+        yield Finding(("gpu",), message, f"use your cluster's labels, as in {hint}")
 
 
 @Rule
@@ -81,7 +81,7 @@ def devices_have_full_names(job: Job) -> Iterator[Finding]:
     keys = ["gpu_resource"] if job.device == "cuda" else []
     if job.resources.rdma and job.kubernetes.rdma_resource is None:
         message = "resources.rdma is true, but kubernetes.rdma_resource does not name the device"
-        hint = "as in `kubectl describe node`, such as rdma/hca_shared_devices_a"
+        hint = "write the name that `kubectl describe node` shows, such as rdma/hca_shared_devices_a"
         yield Finding(("resources", "rdma"), message, hint)
     elif job.resources.rdma:
         keys.append("rdma_resource")
@@ -89,7 +89,11 @@ def devices_have_full_names(job: Job) -> Iterator[Finding]:
         name = getattr(job.kubernetes, key)
         if not _is_device(name):
             message = f"kubernetes.{key}: {name} is not the full name of a device"
-            yield Finding(("kubernetes", key), message, "as in `kubectl describe node`, such as nvidia.com/gpu")
+            yield Finding(
+                ("kubernetes", key),
+                message,
+                "write the name that `kubectl describe node` shows, such as nvidia.com/gpu",
+            )
 
 
 @Rule
@@ -106,14 +110,19 @@ def further_resources_are_known_to_a_cluster(job: Job) -> Iterator[Finding]:
             yield Finding(path, f"resources.devices: {own[name]} already asks for {name}", "leave it out", on_key=True)
         elif not pages and name != DISK and not _is_device(name):
             message = f"resources.devices: {name} is not the full name of a device"
-            yield Finding(path, message, "as in `kubectl describe node`, such as vpc.amazonaws.com/efa", on_key=True)
+            yield Finding(
+                path,
+                message,
+                "write the name that `kubectl describe node` shows, such as vpc.amazonaws.com/efa",
+                on_key=True,
+            )
         elif (pages or name == DISK) and isinstance(amount, int):
             yield Finding(path, f"resources.devices.{name} must be a size", f"{name}: 20GiB")
         elif not (pages or name == DISK) and isinstance(amount, str):
             yield Finding(path, f"resources.devices.{name} must be a whole number of devices")
         elif pages and job.resources.cpus is None and job.resources.memory is None:
-            message = f"resources.devices: {name} needs resources.cpus or resources.memory beside it"
-            yield Finding(path, message, "memory: 200GiB", on_key=True)
+            message = f"resources.devices: {name} needs resources.cpus or resources.memory, too"
+            yield Finding(path, message, "for example memory: 200GiB", on_key=True)
 
 
 def _is_device(name: str) -> bool:
@@ -126,7 +135,7 @@ def _is_device(name: str) -> bool:
 def queues_have_their_scheduler(job: Job) -> Iterator[Finding]:
     if job.kubernetes.workload_priority_class is not None and job.kubernetes.queue is None:
         message = "kubernetes.workload_priority_class is only for Kueue, but kubernetes.queue is not given"
-        hint = "kubernetes: {queue: NAME}, or priority_class for the pods"
+        hint = "set kubernetes.queue, or use kubernetes.priority_class, which needs no Kueue"
         yield Finding(("kubernetes", "workload_priority_class"), message, hint, on_key=True)
     if job.kubernetes.volcano_queue is not None and job.kubernetes.scheduler != "volcano":
         message = "kubernetes.volcano_queue is given, but kubernetes.scheduler is not volcano"
@@ -151,10 +160,12 @@ def mounts_are_possible(job: Job) -> Iterator[Finding]:
         if place == HOME:
             message = f"mounts[{number}].path is {HOME}, which is a folder of the pod and the HOME of its processes"
             yield Finding(
-                ("mounts", number, "path"), message, "choose another path; env: {HOME: PATH} sets another HOME"
+                ("mounts", number, "path"),
+                message,
+                "choose another path; if this mount is to be HOME, set env: {HOME: PATH}",
             )
         if mount.volume is None and ".." in (mount.source or "").split("/"):
-            yield Finding(("mounts", number, "source"), f'mounts[{number}].source must not hold ".."')
+            yield Finding(("mounts", number, "source"), f'mounts[{number}].source must not contain ".."')
 
 
 @Rule
@@ -163,9 +174,11 @@ def tolerations_make_sense(job: Job) -> Iterator[Finding]:
         path: Path = ("kubernetes", "tolerations", number)
         name = f"kubernetes.tolerations[{number}]"
         if toleration.operator == "Exists" and toleration.value:
-            yield Finding((*path, "value"), f"{name}.value: operator Exists compares no value", "leave value out")
+            yield Finding((*path, "value"), f"{name}.value: operator Exists takes no value", "leave value out")
         if toleration.operator == "Equal" and toleration.key is None and toleration.value:
-            yield Finding((*path, "value"), f"{name} has a value, but no key of a taint", "key: NAME", on_key=True)
+            yield Finding(
+                (*path, "value"), f"{name} has a value, but no key", "add key: NAME, the key of the taint", on_key=True
+            )
         elif toleration.operator == "Equal" and toleration.key is None:
             yield Finding(path, f"{name} has no key, so its operator must be Exists", "operator: Exists", on_key=True)
         if toleration.seconds is not None and toleration.effect != "NoExecute":
@@ -186,7 +199,7 @@ def pods_are_spread_once_over_a_label(job: Job) -> Iterator[Finding]:
 def labels_of_others_are_not_set(job: Job) -> Iterator[Finding]:
     for key in job.kubernetes.labels:
         if key.startswith(_RESERVED_LABELS):
-            hint = "kubernetes.queue names the queue" if key.startswith("kueue") else "leave it out"
+            hint = "leave it out; kubernetes.queue sets the queue" if key.startswith("kueue") else "leave it out"
             message = f"kubernetes.labels: {key} is set by the cluster or by render.py"
             yield Finding(("kubernetes", "labels", key), message, hint, on_key=True)
 
@@ -195,7 +208,7 @@ def labels_of_others_are_not_set(job: Job) -> Iterator[Finding]:
 def annotations_are_small(job: Job) -> Iterator[Finding]:
     size = sum(len(f"{key}{value}".encode()) for key, value in job.kubernetes.annotations.items())
     if size > _MOST_ANNOTATIONS:
-        message = f"kubernetes.annotations have {size} bytes; {_MOST_ANNOTATIONS} are allowed"
+        message = f"kubernetes.annotations have {size} bytes; at most {_MOST_ANNOTATIONS} are allowed"
         yield Finding(("kubernetes", "annotations"), message, "put long texts in a ConfigMap", on_key=True)
 
 
@@ -207,14 +220,14 @@ def times_fit_their_fields(job: Job) -> Iterator[Finding]:
     ]
     for path, seconds in times:
         if seconds is not None and seconds > _MOST_SECONDS:
-            yield Finding(path, f"{'.'.join(map(str, path))} is more than {_MOST_SECONDS} seconds (68 years)")
+            yield Finding(path, f"{'.'.join(map(str, path))} must be at most {_MOST_SECONDS} seconds (68 years)")
 
 
 @Rule
 def processes_end_before_the_pod(job: Job) -> Iterator[Finding]:
     value = job.env.get(SHUTDOWN_TIMEOUT)
     if value is not None and not (value.isascii() and value.isdigit() and int(value[:9]) < grace_s(job)):
-        message = f"env.{SHUTDOWN_TIMEOUT} must be a whole number below the pod's grace of {grace_s(job)} s"
+        message = f"env.{SHUTDOWN_TIMEOUT} must be a whole number below the pod's grace period of {grace_s(job)} s"
         yield Finding(("env", SHUTDOWN_TIMEOUT), message, "leave it out; preemption.grace decides its value")
 
 
@@ -260,7 +273,9 @@ def preemption_needs_restarts(reason: str, *, of_one_node: bool = False) -> Rule
     @Rule
     def check(job: Job) -> Iterator[Finding]:
         if job.preemption is not None and job.max_restarts == 0 and (of_one_node or job.nodes.max > 1):
-            message = f"preemption is given, but max_restarts is 0: {reason}"
-            yield Finding(("preemption",), message, "max_restarts: 10, or as many as you expect", on_key=True)
+            message = f"preemption is given, but max_restarts is 0, so a preemption can end the job: {reason}"
+            yield Finding(
+                ("preemption",), message, "max_restarts: 10, or as many preemptions as you expect", on_key=True
+            )
 
     return check

@@ -105,7 +105,12 @@ class _Merged:
         path = (*above, key)
         old = there.get(key)
         if key in new:
-            self._refuse(source, read_at, f'"{key}" and "+{key}" in one file', f"write all in one list under {key}")
+            self._refuse(
+                source,
+                read_at,
+                f'one file has both "{key}" and "+{key}"',
+                f"write all elements in one list under {key}",
+            )
         elif not isinstance(value, list):
             hint = f'write "{key}:"; the + is for lists'
             if isinstance(old, list):

@@ -85,7 +85,7 @@ def _step(parent: Any, part: str, path: Path, place: Place) -> str | int:
     above = ".".join(map(str, path))
     kind, whole = "not a mapping", f"{{{part}: …}}"
     if isinstance(parent, list):
-        kind, whole = f"a list of {len(parent)}", "[…]"
+        kind, whole = f"a list of length {len(parent)}", "[…]"
     elif path == ("nodes",):
         whole = "{min: …, max: …}"
     hint = f"its last element is {above}.{len(parent) - 1}; " if isinstance(parent, list) and parent else ""

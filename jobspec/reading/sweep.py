@@ -34,7 +34,7 @@ def size(source: Source) -> int:
         return 0
     number = math.prod(map(len, sweep.values()))
     if number > MOST:
-        message = f"sweep has {number} combinations; at most {MOST} are rendered"
+        message = f"sweep has {number} combinations; at most {MOST} are allowed"
         raise SpecError([source.locate(Finding(("sweep",), message, on_key=True))])
     return number
 
@@ -70,7 +70,7 @@ def refuse_index(index: int | None, number: int) -> None:
     place = option_place("--sweep-index", str(index))
     if number == 0:
         raise SpecError([Problem(place, "the spec has no sweep", "leave --sweep-index out")])
-    raise SpecError([Problem(place, f"the sweep has {number} combinations: 0 to {number - 1}")])
+    raise SpecError([Problem(place, f"the sweep has {number} combinations, numbered 0 to {number - 1}")])
 
 
 def _path(key: Any) -> Path:

@@ -80,7 +80,7 @@ def read(file: str) -> str:
         with pathlib.Path(file).open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise SpecError([Problem(_start(name), f"larger than {MAX_BYTES >> 20} MiB; this is no job spec")])
+        raise SpecError([Problem(_start(name), f"larger than {MAX_BYTES >> 20} MiB, too large for a job spec")])
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -103,7 +103,7 @@ def parse(text: str, name: str, may_be_empty: bool = False) -> Source:
     if may_be_empty and () not in reader.items and not reader.problems:
         root = {}
     if not isinstance(root, dict) and not reader.problems:
-        reader.add(start, "a job spec is a mapping of keys to values", "begin with `name: my-job`")
+        reader.add(start, "a job spec must be a mapping of keys to values", "begin with `name: my-job`")
     if reader.problems or not isinstance(root, dict):
         raise SpecError(reader.problems)
     return Source(root, reader.keys, {**reader.items, (): start})
@@ -180,13 +180,14 @@ class Reader:
         place = self._place(event)
         self.items[path] = place
         if isinstance(event, yaml.AliasEvent):
-            self.add(place, f'alias "*{event.anchor}": a job spec has no aliases', "write the value out")
+            self.add(place, f'alias "*{event.anchor}": a job spec must not have aliases', "write the value here")
             return None
         if event.anchor is not None:
-            self.add(place, f'anchor "&{event.anchor}": a job spec has no anchors', "write the value out")
+            hint = "leave it out, and write the value wherever it is needed"
+            self.add(place, f'anchor "&{event.anchor}": a job spec must not have anchors', hint)
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self.add(place, f'tag "{tag}": a job spec has no tags', "to make a value text, put it in quotes")
+            self.add(place, f'tag "{tag}": a job spec must not have tags', "to make a value text, put it in quotes")
         if len(path) > MAX_DEPTH:
             self.add(place, f"nested deeper than {MAX_DEPTH} levels; a job spec never needs that many")
             raise _Stop
@@ -283,7 +284,7 @@ def _hint(error: yaml.MarkedYAMLError, before: str) -> str:
     if "cannot start any token" in problem:
         return "put a value with special characters in quotes"
     if problem == "could not find expected ':'":
-        return "a line is `key: value`"
+        return "write each line as `key: value`"
     if problem == "found unexpected end of stream":
         return "the quote that begins here is not closed"
     if problem.startswith("expected ',' or ") and error.context_mark:

@@ -73,8 +73,8 @@ def problems(job: Job) -> Iterable[Finding]:
         yield Finding(("image",), f'slurm.runtime {runtime} cannot run image "{job.image}": {problem}')
     for number, mount in enumerate(job.mounts):
         if mount.empty and load(runtime).RUN is None and any(_inside(mount, other) for other in job.mounts):
-            message = f"mounts[{number}].scratch is in another mount, and {runtime} cannot mount a new folder there"
-            yield Finding(("mounts", number, "path"), message, "a path outside of the other mounts")
+            message = f"mounts[{number}].path is inside another mount, where {runtime} cannot mount scratch"
+            yield Finding(("mounts", number, "path"), message, "choose a path outside the other mounts")
         elif mount.source is None and mount.volume is not None and not mount.empty:
             message = f"mounts[{number}].{mount.volume}: Slurm has no volumes; its nodes have folders"
             yield Finding(("mounts", number, mount.volume), message, "write source: PATH, a folder that every node has")

@@ -27,7 +27,7 @@ _OPTIONS_OF_KEYS = {
     "signal": "preemption",
     "requeue": "preemption",
     "no-requeue": "preemption",
-    "no-kill": "nodes, if it is a range",
+    "no-kill": "nodes (if nodes is a range)",
     "open-mode": "preemption",
     **{key: f"slurm.{key}" for key in ("partition", "account", "qos", "constraint", "reservation", "array")},
 }
@@ -49,10 +49,10 @@ _SRUN_OPTIONS_OF_SCRIPT = {
     "cpus-per-task": "resources.cpus",
     "distribution": "slurm.launcher",
     "export": "env and secrets",
-    "jobid": "Slurm",
+    "jobid": "the ID of the job",
     "kill-on-bad-exit": "nodes and preemption",
     "nodes": "nodes",
-    "no-kill": "nodes, if it is a range",
+    "no-kill": "nodes (if nodes is a range)",
     "ntasks": "nodes, procs_per_node and slurm.launcher",
     "ntasks-per-node": "procs_per_node and slurm.launcher",
     "open-mode": "preemption",
@@ -62,7 +62,7 @@ _SRUN_OPTIONS_OF_SCRIPT = {
 }
 _SRUN_OPTIONS_FOR_PYXIS = {"container-image": "image", "container-mounts": "mounts", "container-env": "env and secrets"}
 
-_BY_HAND = "leave it out, and write it on sbatch's command line"
+_BY_HAND = "leave it out; give it on the command line of sbatch"
 _OF_SRUN = "slurm: {srun_options: {overcommit: true}}"
 
 
@@ -82,11 +82,16 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
             message = f"slurm.options: --{name} is set from {_OPTIONS_OF_KEYS[name]}"
             yield Finding(path, message, "leave it out", on_key=True)
         if name in _NO_JOB:
-            message = f"slurm.options: sbatch --{name} does not run this script"
+            message = f"slurm.options: with --{name}, sbatch does not run this script"
             yield Finding(path, message, _BY_HAND, on_key=True)
         if name == "mem" and job.resources.memory is None and str(value) != "0":
             message = "slurm.options: mem is set from resources.memory"
-            yield Finding(path, message, "mem: 0 asks for all memory of a node", on_key=True)
+            yield Finding(
+                path,
+                message,
+                "set resources.memory instead; only mem: 0, for all memory of a node, can stand here",
+                on_key=True,
+            )
         if name == "export" and str(value).upper() in ("NONE", "NIL") and job.secrets:
             message = f"slurm.options: export is {value}, so the job would not get its secrets"
             yield Finding(path, message, "leave it out; secrets are passed on by name", on_key=True)
@@ -104,10 +109,12 @@ def options_have_the_values_that_sbatch_reads(job: Job) -> Iterator[Finding]:
         path = ("slurm", "options", name)
         if name == "exclusive" and value is not True and value not in _EXCLUSIVE:
             message = f"slurm.options: exclusive is {value}, which sbatch does not know"
-            yield Finding(path, message, "true, user, mcs or topo; leave it out to share nodes")
+            yield Finding(path, message, "write true, user, mcs or topo; leave it out to share nodes")
         elif name in FLAGS and value is not True:
             yield Finding(
-                path, f"slurm.options: {name} is a flag, so its value is true, not {value}", "true, or leave it out"
+                path,
+                f"slurm.options: {name} is a flag, so its value must be true, not {value}",
+                "write true, or leave it out",
             )
         elif name in WITH_VALUE and value is True:
             yield Finding(path, f"slurm.options: {name} is true, but sbatch wants a value for it", f"{name}: VALUE")
@@ -129,7 +136,9 @@ def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
             yield Finding(path, message, "leave it out", on_key=True)
         elif name == "label" and value is not True:
             yield Finding(
-                path, f"slurm.srun_options: label is a flag, so its value is true, not {value}", "true, or leave it out"
+                path,
+                f"slurm.srun_options: label is a flag, so its value must be true, not {value}",
+                "write true, or leave it out",
             )
         elif name == "multi-prog":
             message = "slurm.srun_options: multi-prog makes srun read the program as a configuration file"

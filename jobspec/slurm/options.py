@@ -77,7 +77,7 @@ def what_ends_what(job: Job) -> str:
     if job.nodes.elastic:
         return "The other nodes continue when one is lost."
     if job.preemption:
-        return "A node that has saved and ended must not end those that still save."
+        return "A node that has saved and ended must not end the nodes that still save."
     return "If a node fails, srun ends the others: they would only wait for it."
 
 

@@ -60,7 +60,7 @@ def values_fit_into_one_variable(job: Job) -> Iterator[Finding]:
     }
     size = sum(sizes.values())
     if size > _LONGEST_TASK:
-        message = f"command, setup, env and sweep take {size} bytes as shell text; Slurm's limit is {_LONGEST_TASK}"
+        message = f"command, setup, env and sweep take {size} bytes as shell text; at most {_LONGEST_TASK} are allowed"
         largest = max(sizes, key=lambda key: sizes[key])
         yield Finding((largest,), message, "put long values in a file", on_key=True)
 
@@ -79,11 +79,13 @@ def sweep_is_the_array(job: Job) -> Iterator[Finding]:
 @Rule
 def array_counts_up(job: Job) -> Iterator[Finding]:
     for first, last, step in re.findall(r"([0-9]+)-([0-9]+)(?::([0-9]+))?", job.slurm.array or ""):
-        hint = "-".join(sorted((first, last), key=int))
+        hint = f"write {'-'.join(sorted((first, last), key=int))}"
         if int(last) < int(first):
-            yield Finding(("slurm", "array"), f"slurm.array: {first}-{last} ends below its beginning", hint)
+            yield Finding(("slurm", "array"), f"slurm.array: {first}-{last} counts down; a range must count up", hint)
         if step and int(step) == 0:
-            yield Finding(("slurm", "array"), f"slurm.array: a step of {step} never ends", hint)
+            yield Finding(
+                ("slurm", "array"), f"slurm.array: the step of {first}-{last}:{step} must be at least 1", hint
+            )
 
 
 @Rule
@@ -112,7 +114,7 @@ def grace_fits(job: Job) -> Iterator[Finding]:
         return
     grace = job.preemption.grace
     if grace > _MAX_GRACE:
-        message = f"preemption.grace is {grace} s; Slurm signals at most {_MAX_GRACE} s before the end"
+        message = f"preemption.grace is {grace} s; Slurm can signal at most {_MAX_GRACE} s before the end"
         yield Finding(("preemption", "grace"), message)
     elif job.time_limit is not None and grace >= job.time_limit:
         limit = f"time_limit ({job.time_limit} s)"

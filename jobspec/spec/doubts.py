@@ -64,4 +64,4 @@ def _typed_in_a_word_processor(job: Job) -> Iterator[str]:
     words += [(f"env.{name}", value) for name, value in job.env.items()]
     for key, text in words:
         if found := _CURLY.search(text) or _DASH.search(text):
-            yield f'{key} has the character "{found[0]}"of a word processor; write " or \' or - instead'
+            yield f"{key} contains {found[0]}, which is typographic; write a plain \" or ' or - instead"

@@ -132,7 +132,7 @@ def _read_swept(value: Any) -> bool | int | float | str:
 
 SweptValue = Annotated[
     bool | int | float | str,
-    Value("a plain value", _read_swept, {"type": ["boolean", "number", "string"]}),
+    Value("text, a number, true or false", _read_swept, {"type": ["boolean", "number", "string"]}),
 ]
 GpuType = Annotated[
     str,

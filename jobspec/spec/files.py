@@ -37,14 +37,14 @@ def target(job: Job, file: str) -> str:
 def problem(file: str) -> str | None:
     """Return why a file cannot travel as text in an artifact, or None."""
     if not _NAME.fullmatch(file):
-        return "its name has characters that a container's mounts cannot have"
+        return "its name has characters that are not allowed in mounts of containers"
     try:
         text = Path(file).read_bytes().decode()
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     except UnicodeDecodeError:
         return "it is not UTF-8 text"
-    return "it holds a zero byte" if "\0" in text else None
+    return "it contains a zero byte" if "\0" in text else None
 
 
 @Rule

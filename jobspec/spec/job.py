@@ -55,7 +55,7 @@ def _given(key: str) -> JsonDict:
 
 
 class Nodes(Section):
-    """How many nodes: one number, or a range for an elastic job that goes on when nodes come and go."""
+    """How many nodes: one number, or a range for an elastic job, which continues when nodes come and go."""
 
     min: _Count = Field(description="the job runs while at least this many nodes are there")
     max: _Count = Field(description="the job uses at most this many nodes")
@@ -91,14 +91,15 @@ class Nodes(Section):
 class Mount(Section):
     """A folder, claim or other volume, seen inside the container under `path`.
 
-    `source` may stand beside one of the others: targets with folders take the one, targets with volumes the other.
+    `source` can be given together with one of the others.  Slurm and compose then mount `source`, Kubernetes the other.
     Each target with containers can make the empty space of `scratch`.
     """
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [_given(key) for key in ("source", *VOLUMES)]})
 
     source: FolderPath | None = Field(
-        None, description="folder on every node; Kubernetes takes it if neither claim nor scratch is given"
+        None,
+        description="folder on every node; Kubernetes mounts it only without claim, scratch, config_map and secret",
     )
     claim: DnsName | None = Field(None, description="PersistentVolumeClaim (Kubernetes) or volume (compose)")
     scratch: Size | None = Field(
@@ -155,17 +156,18 @@ class Rendezvous(Section):
 
     backend: Literal["static", "c10d"] | None = Field(
         None,
-        description="static (the default): ranks follow node numbers; c10d (the default if nodes is a range): elastic",
+        description="static: ranks follow node numbers; c10d: nodes may come and go; default: static, or c10d if nodes "
+        "is a range",
     )
     port: Port = Field(
         "auto",
-        description="port of the rendezvous on node 0; auto: from the job's name or, on Slurm, its ID, below the "
-        "ephemeral range",
+        description="port of the rendezvous on node 0; auto: a port below the ephemeral range that follows from the "
+        "job's name, or on Slurm from the job's ID",
     )
     timeout: Duration | None = Field(
         None,
-        description="how long the nodes wait for the last of them; default: 1h on Kubernetes, where images are "
-        "pulled and nodes added, 15m elsewhere",
+        description="how long the nodes wait for the last node; default: 15m, or 1h on Kubernetes, where images are "
+        "pulled and nodes added",
     )
 
 
@@ -173,7 +175,9 @@ class Preemption(Section):
     """The scheduler may take the nodes back: signal, checkpoint, requeue, resume."""
 
     grace: Duration = Field(120, description="time from the signal to the kill; must suffice to save a checkpoint")
-    max_requeues: int = Field(20, ge=0, le=10000, description="how often the job is requeued after a signal (Slurm)")
+    max_requeues: int = Field(
+        20, ge=0, le=10000, description="how often the job is requeued at most, after signals (Slurm)"
+    )
 
 
 class Compose(Section):
@@ -201,12 +205,13 @@ class Job(Section):
     image: Image | None = Field(None, description="container image; not needed by targets that run no container")
     setup: list[ShellLine] = Field(
         [],
-        description="lines of bash that run where the processes run, before them: module load, source, export; "
+        description="lines of bash that run before the processes, such as module load, source or export; "
         "in a container, the container's bash runs them",
     )
     workdir: FolderPath | None = Field(
         None,
-        description="folder in which setup and the processes start; default: the image's, or where you submit",
+        description="folder in which setup and the processes start; default: the image's working folder, or without "
+        "a container the folder in which you submit",
     )
     train: TrainConfig | None = Field(
         None, description="settings of python -m train; a spec has either train or command"
@@ -234,7 +239,9 @@ class Job(Section):
     resources: Resources = Field(Resources(), description="what each node gives to the job")
     time_limit: Duration | None = Field(None, description="the job is ended after this time, such as 2h")
     rendezvous: Rendezvous = Field(Rendezvous(), description="how the nodes find each other")
-    max_restarts: int = Field(0, ge=0, le=10000, description="how often the processes are restarted after a failure")
+    max_restarts: int = Field(
+        0, ge=0, le=10000, description="how often the processes are restarted at most, after failures"
+    )
     preemption: Preemption | None = Field(None, description="the scheduler may preempt the job")
     sweep: dict[SweepKey, Annotated[list[SweptValue], Field(min_length=1)]] = Field(
         {},

@@ -38,7 +38,7 @@ class TopologySpread(Section):
 class Kubernetes(Section):
     """Keys that only the Kubernetes targets have."""
 
-    namespace: DnsLabel | None = Field(None, description="namespace; left out: kubectl's")
+    namespace: DnsLabel | None = Field(None, description="namespace; left out: the current namespace of kubectl")
     queue: DnsName | None = Field(None, description="Kueue LocalQueue")
     workload_priority_class: DnsLabel | None = Field(
         None, description="Kueue WorkloadPriorityClass: the job's place in the queue"

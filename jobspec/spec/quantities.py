@@ -73,7 +73,7 @@ _DURATION = r"(?=.*[1-9])(?:([0-9]{1,5})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(
 def _duration_hint(value: Any) -> str:
     if type(value) is int and value > 0:
         units = [f"{value}{unit}" for unit in "smh" if re.fullmatch(_DURATION, f"{value}{unit}")]
-        return f"with its unit: {' or '.join(units)}" if units else ""
+        return f"add a unit: {' or '.join(units)}" if units else ""
     text = str(value)
     if found := re.fullmatch(r"[0-9dhm]*([dhm])[0-9]+", text):  # without the last unit
         text += {"d": "h", "h": "m", "m": "s"}[found[1]]

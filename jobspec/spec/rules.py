@@ -65,9 +65,9 @@ def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:
         suffix = (f"-{runs - 1}" if job.sweep else "") + longest_suffix(job)
         room = _LONGEST_NAME - len(suffix)
         if len(job.name) > room:
-            called = f'{what} is called "<name>{suffix}", which may have {_LONGEST_NAME}'
+            called = f'{what} is called "<name>{suffix}", and its name may have at most {_LONGEST_NAME}'
             message = f"name has {len(job.name)} characters; {called}"
-            yield Finding(("name",), message, f"at most {room} characters")
+            yield Finding(("name",), message, f"use at most {room} characters")
 
     return check
 
@@ -76,8 +76,8 @@ def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:
 def one_program(job: Job) -> Iterator[Finding]:
     if job.train is None and job.command is None:
         empty: list[Path] = [(key,) for key in ("train", "command") if key in job.model_fields_set]
-        problem = f"{empty[0][0]} is empty" if empty else "neither train nor command"
-        hint = "train: {model: mnist_cnn}"
+        problem = f"{empty[0][0]} is empty" if empty else "neither train nor command is given"
+        hint = "train: {model: mnist_cnn}, or command: [mine.py]"
         yield Finding(empty[0] if empty else ("command",), f"{problem}: what should run?", hint, on_key=True)
     if job.train is None or job.command is None:
         return
@@ -88,7 +88,7 @@ def one_program(job: Job) -> Iterator[Finding]:
             hint = "write env.NAME here, a variable that the command reads, or leave command out"
             yield Finding(("sweep", key), f"{key} is a key of train, but the job has a command", hint, on_key=True)
     else:
-        yield Finding(("command",), "both train and command: only one can run", on_key=True)
+        yield Finding(("command",), "both train and command are given: only one can run", on_key=True)
 
 
 @Rule
@@ -96,7 +96,7 @@ def command_begins_with_a_program(job: Job) -> Iterator[Finding]:
     if not job.no_python:
         return
     if job.command is None:
-        yield Finding(("no_python",), "no_python is for a program in command, and there is none", "leave it out")
+        yield Finding(("no_python",), "no_python is true, but there is no command", "leave it out")
         return
     first = job.command[0]
     if words := as_line(first):
@@ -114,14 +114,14 @@ def command_begins_with_a_script(job: Job) -> Iterator[Finding]:
     first = job.command[0]
     if first == "-m":
         if len(job.command) == 1 or job.command[1].startswith("-"):
-            yield Finding(("command", 0), "command: -m wants the name of a module after it")
+            yield Finding(("command", 0), "command: the name of a module must follow -m")
     elif words := as_line(first):
         hint = f"write each word as an element: {json.dumps(from_script(words), ensure_ascii=False)}"
         hint += ", and no_python: true" if is_for_a_shell(words[0]) else ""
         yield Finding(("command", 0), "command: its first element is a whole command line, not a script", hint)
     elif starts_python(first):
         message = f"command must begin with the script, not with {first}"
-        yield Finding(("command", 0), message, "write its name first, such as mine.py; torchrun starts Python")
+        yield Finding(("command", 0), message, "write the script first, such as mine.py; torchrun starts Python")
     elif is_for_a_shell(first):
         message = f"command begins with {first}, which Python cannot run"
         hint = "begin with a Python script, or add no_python: true for a shell or any other program"
@@ -177,7 +177,7 @@ def every_process_gets_samples(job: Job) -> Iterator[Finding]:
 def one_device(job: Job) -> Iterator[Finding]:
     if job.train is not None and job.train.device not in ("auto", job.device):
         message = f"train.device is {job.train.device}, but device is {job.device}"
-        yield Finding(("train", "device"), message, "leave train.device out; device is passed on")
+        yield Finding(("train", "device"), message, "leave train.device out; it follows from device")
 
 
 @Rule
@@ -217,7 +217,7 @@ def preempted_training_resumes(job: Job) -> Iterator[Finding]:
         message = "preemption is given, but train.checkpoint_dir is not: there would be nothing to resume from"
         yield Finding(("preemption",), message, "train: {checkpoint_dir: /checkpoints, resume: auto}", on_key=True)
     elif job.train.resume == "never":
-        message = "preemption is given, but train.resume is never: a requeued job would begin again"
+        message = "preemption is given, but train.resume is never: a requeued job would start from the beginning"
         yield Finding(("preemption",), message, "train: {resume: auto}", on_key=True)
 
 
@@ -228,8 +228,8 @@ def micro_batches_fill_the_pipeline(job: Job) -> Iterator[Finding]:
     stages = world_size(job)
     if job.train.accumulate < stages:
         message = (
-            f"train.accumulate is {job.train.accumulate}, but strategy pipeline has {stages} stages, one for each "
-            "process, and needs as many micro-batches"
+            f"train.accumulate is {job.train.accumulate}, but strategy pipeline needs at least {stages} micro-batches, "
+            "one for each process"
         )
         yield Finding(("train", "accumulate"), message, f"accumulate: {stages}, or more", on_key=True)
 
@@ -278,7 +278,7 @@ def secrets_are_only_names(job: Job) -> Iterator[Finding]:
         path = ("secrets", number)
         if name in SET_BY_US:
             message = f"secrets: {name} is set for each process and cannot be a secret"
-            yield Finding(path, message, "its value is no secret; set it in env")
+            yield Finding(path, message, "set it in env; its value need not be secret")
         if name in job.secrets[:number]:
             yield Finding(path, f"secrets: {name} is given twice", "leave this one out")
         elif name in job.env:
@@ -295,7 +295,9 @@ def mounts_have_one_source_and_one_place(job: Job) -> Iterator[Finding]:
             message = f"mounts[{number}] does not say what is mounted"
             yield Finding(("mounts", number), message, "source: /data, a folder of the node, or claim: NAME")
         for key in volumes[1:]:
-            message = f"mounts[{number}].{key} is given, but {volumes[0]} is too: only one can be mounted"
+            message = f"mounts[{number}] has both {volumes[0]} and {key}: only one can be mounted"
             yield Finding(("mounts", number, key), message, "leave one of them out; source can be given with either")
         if mount.path in [earlier.path for earlier in job.mounts[:number]]:
-            yield Finding(("mounts", number, "path"), f"mounts[{number}].path: {mount.path} is mounted twice")
+            yield Finding(
+                ("mounts", number, "path"), f"mounts[{number}].path: an earlier mount has the path {mount.path}, too"
+            )

@@ -42,7 +42,7 @@ def _read_secret(value: Any) -> SecretName:
             known = parts and parts.keys() <= _SECRET_PARTS.keys()
             if known and all(isinstance(v, str) and re.fullmatch(_SECRET_PARTS[k], v) for k, v in parts.items()):
                 return SecretName(name, **parts)
-        raise ValueError('secret is a DNS name; key is letters, digits, "-", "_" and "."')
+        raise ValueError('secret must be a DNS name; key may have letters, digits, "-", "_" and "."')
     raise ValueError
 
 

@@ -42,7 +42,7 @@ def run_lines(lines: Sequence[str], key: str) -> str:
     # A loop over a single text looks to shellcheck like a command whose $(…) was forgotten.
     directive = "# shellcheck disable=SC2041\n" if len(lines) == 1 else ""
     return f"""\
-set +u  # the lines may source files that read variables that are not set
+set +u  # the lines may source files that read unset variables
 {directive}for JOB_LINE in \\
   {words}; do
   {_RUN.format(key=key)}

@@ -13,7 +13,7 @@ from jobspec.spec.section import Section
 class Slurm(Section):
     """Keys that only Slurm has."""
 
-    partition: SlurmWord | None = Field(None, description="partition, or several with commas")
+    partition: SlurmWord | None = Field(None, description="partition, or several with commas between them")
     account: SlurmWord | None = Field(None, description="account that is charged")
     qos: SlurmWord | None = Field(None, description="quality of service")
     constraint: SlurmConstraint | None = Field(None, description="features that the nodes must have")

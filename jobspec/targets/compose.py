@@ -93,8 +93,8 @@ def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
             message = f"mounts[{number}].path: /dev/shm is shared memory, not a place for mounts"
             yield Finding(("mounts", number, "path"), message, "resources.shm sets its size")
         elif path in ("/", "/dev", "/proc", "/sys") or path.startswith(("/proc/", "/sys/")):
-            message = f"mounts[{number}].path is {mount.path}, which the container has itself"
-            yield Finding(("mounts", number, "path"), message, "another path, such as /data")
+            message = f"mounts[{number}].path is {mount.path}, which belongs to the container itself"
+            yield Finding(("mounts", number, "path"), message, "choose another path, such as /data")
 
 
 def _flags(plan: Plan) -> list[str]:

@@ -148,8 +148,8 @@ def _c10d_variables(plan: Plan, rank: Rank) -> list[Variable]:
 
 def _notes(job: Job) -> Iterator[str]:
     if job.kubernetes.security == "restricted" and job.nodes.max > 1 and not _workers_only(job):
-        yield "The operator adds an init container (alpine:3.10) to Workers that violates the standard restricted:"
-        yield "a namespace that enforces the standard refuses the Workers."
+        yield "The operator adds to each Worker an init container (alpine:3.10) that violates the standard restricted:"
+        yield "a namespace that enforces this standard refuses the Workers."
     if job.kubernetes.queue is not None:
         yield "Kueue 0.19 and later manages PyTorchJobs only if its configuration names kubeflow.org/pytorchjob."
 

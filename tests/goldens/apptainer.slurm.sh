@@ -21,13 +21,13 @@ set -euo pipefail
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
   [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
 done
-record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # the ID of an array has many records
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # for the ID of an array, scontrol prints many
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 restart=${record#* Restarts=} restart=${restart%% *}
 log=apptainer-$job-r$restart.log
 
-mark() { grep -ohsE "resume: .*|stopped by a signal at [^;]*" "$1" | tail -n 1; }  # where a start began or stopped
+mark() { grep -ohsE "resume: .*|stopped by a signal at [^;]*" "$1" | tail -n 1; }  # where the run of a log began or stopped
 requeue() {
   refuse() { echo "not requeued: $1" >&2; exit 1; }
   (( restart < 20 )) || refuse "the limit preemption.max_requeues (20) is reached"
@@ -36,13 +36,13 @@ requeue() {
   echo "requeueing the job" >&2
   exec scontrol requeue "$job"
 }
-trap requeue USR1  # from Slurm, 120 s before it takes the nodes; nothing is to be saved yet
+trap requeue USR1  # Slurm sends USR1 120 s before it takes the nodes; there is nothing to save yet
 
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
-export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that share a node get different ones
+export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that share a node get different ports
 export PET_NNODES=$SLURM_JOB_NUM_NODES PET_RDZV_ID=$SLURM_JOB_ID.$restart PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
 
-preflight() {  # on each node: what would otherwise show as a hang, or as an error far from its cause
+preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
   failed=0
   problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
@@ -60,7 +60,7 @@ srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL 
   bash -c "$(declare -f preflight); preflight"
 
 # The values below are passed as variables, because all users of a node can read the arguments of its processes.
-program() {  # in the container
+program() {  # runs in the container
   export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 OMP_NUM_THREADS=8 \
     PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/apptainer-nccl-rank- \
     TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000
@@ -79,7 +79,7 @@ program() {  # in the container
     --resume=auto
 }
 JOB_PROGRAM="$(declare -f program); program"
-task() {  # on the node, once for its 4 processes
+task() {  # runs on the node, once for its 4 processes
   export PET_NODE_RANK=$SLURM_NODEID
   for name in "${!MASTER_@}" "${!PET_@}" "${!SLURM_@}"; do export "APPTAINERENV_$name=${!name}"; done
   if [ -e /dev/nvidiactl ]; then set -- --nv; else set -- --rocm; fi
@@ -91,13 +91,13 @@ task() {  # on the node, once for its 4 processes
 export JOB_PROGRAM; export -f task
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
-# A node that has saved and ended must not end those that still save.
+# A node that has saved and ended must not end the nodes that still save.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --export=ALL --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 --output="$log" --open-mode=append \
   bash -euc "export -fn task; task" & step=$!
 
 stop() {
-  trap "" USR1  # another one changes nothing
+  trap "" USR1  # a second signal changes nothing
   echo "Slurm is about to end the job; asking the processes to save and end" >&2
   { sleep 105; kill "$step"; } >/dev/null 2>&1 &  # a process that hangs must not prevent the requeue
   scancel --signal=TERM "$job" || true  # torchrun passes on no USR1, and srun answers a SIGTERM with SIGKILL

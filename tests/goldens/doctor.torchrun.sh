@@ -16,8 +16,8 @@ if (( $# )); then
     exit 2
   fi
 
-  # A pipe in which nothing is ever written.  Each node listens to it through its connection and ends when it is
-  # closed: by Ctrl-C, after a failure, or because this script has ended.
+  # A pipe into which nothing is ever written.  Each node reads it through ssh, and ends when the pipe is closed:
+  # by Ctrl-C, after a failure, or because this script has ended.
   exec {lifeline}<> <(:)
   exec {end_of_lifeline}<"/dev/fd/$lifeline"
 
@@ -59,7 +59,7 @@ END
   for node in "${nodes[@]}"; do
     ended=0
     wait "$node" || ended=$?
-    while kill -0 "$node" 2>/dev/null; do # it was a signal that ended the wait
+    while kill -0 "$node" 2>/dev/null; do # a signal ended the wait
       ended=0
       wait "$node" || ended=$?
     done

@@ -17,8 +17,8 @@ if (( $# )); then
     exit 2
   fi
 
-  # A pipe in which nothing is ever written.  Each node listens to it through its connection and ends when it is
-  # closed: by Ctrl-C, after a failure, or because this script has ended.
+  # A pipe into which nothing is ever written.  Each node reads it through ssh, and ends when the pipe is closed:
+  # by Ctrl-C, after a failure, or because this script has ended.
   exec {lifeline}<> <(:)
   exec {end_of_lifeline}<"/dev/fd/$lifeline"
 
@@ -59,7 +59,7 @@ END
   for node in "${nodes[@]}"; do
     ended=0
     wait "$node" || ended=$?
-    while kill -0 "$node" 2>/dev/null; do # it was a signal that ended the wait
+    while kill -0 "$node" 2>/dev/null; do # a signal ended the wait
       ended=0
       wait "$node" || ended=$?
     done
@@ -79,7 +79,7 @@ export OMP_NUM_THREADS=1
 export PYTHONUNBUFFERED=1
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
-# Node 0 hosts the rendezvous.  torchrun is told so: its own guess compares host names and is often wrong.
+# Node 0 hosts the rendezvous.  The script says so: torchrun itself would compare host names, and often guess wrong.
 local_addr=
 if (( NODE_RANK == 0 )); then
   local_addr=--local-addr=$MASTER_ADDR

@@ -74,7 +74,7 @@ def test_changed_job_makes_the_example_stale(root: Path) -> None:
 def test_job_that_is_gone_or_wrong_is_reported_and_nothing_is_written(root: Path) -> None:
     right = (root / EXAMPLE).read_bytes()
     (root / "jobs" / "quickstart.yaml").write_text("name: quickstart\n")
-    assert "neither train nor command" in check(root, write=True)
+    assert "neither train nor command is given" in check(root, write=True)
     (root / "jobs" / "quickstart.yaml").unlink()
     assert "No such file" in check(root, write=True)
     assert (root / EXAMPLE).read_bytes() == right

@@ -197,7 +197,10 @@ def test_ranks_of_a_c10d_job_follow_the_text_of_the_names(spec: Path) -> None:
     ("hosts", "message"),
     [
         ("a", "give 3 names, one for each node, not 1"),
-        ("a[1-3]", "(?s)a range is not the name.*write the names out: scontrol show hostnames 'a.1-3.' | paste -sd,"),
+        (
+            "a[1-3]",
+            "(?s)a range is not the name.*this command prints: scontrol show hostnames 'a.1-3.' | paste -sd,",
+        ),
         ("a[1,2,3]", "a range is not the name"),
         ("a,b,a", "each node needs its own name"),
         ("a,,b", "each node needs its own name"),

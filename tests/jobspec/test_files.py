@@ -118,8 +118,8 @@ def test_files_that_cannot_travel_are_refused_all_at_once(target: str, folder: P
     assert messages == [
         "files[0]: weights.bin is unusable: it is not UTF-8 text",
         'files[1]: no file here is called "no/*.py"',
-        "files[2]: a:b.py is unusable: its name has characters that a container's mounts cannot have",
-        "files[3]: zero.txt is unusable: it holds a zero byte",
+        "files[2]: a:b.py is unusable: its name has characters that are not allowed in mounts of containers",
+        "files[3]: zero.txt is unusable: it contains a zero byte",
         'files[4]: no file here is called "train.py"',
     ]
 

@@ -174,5 +174,5 @@ def test_numbers_of_nodes_with_more_digits_leave_less_room_for_the_name() -> Non
 def test_annotations_are_at_most_as_large_as_the_cluster_takes() -> None:
     value = "x" * ((256 << 10) - len("note"))
     manifests_of("jobset", "least", f"kubernetes.annotations={{note: {value}}}")
-    with pytest.raises(SpecError, match="have 262145 bytes; 262144 are allowed"):
+    with pytest.raises(SpecError, match="have 262145 bytes; at most 262144 are allowed"):
         manifests_of("jobset", "least", f"kubernetes.annotations={{note: {value}x}}")

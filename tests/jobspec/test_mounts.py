@@ -176,7 +176,7 @@ def test_scratch_within_a_mount_is_refused_with_pyxis(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as error:
         render("slurm", str(tmp_path / "job.yaml"), ["slurm.runtime=pyxis", "mounts.1.path=/data/cache"])
     (problem,) = error.value.problems
-    assert problem.message == "mounts[1].scratch is in another mount, and pyxis cannot mount a new folder there"
+    assert problem.message == "mounts[1].path is inside another mount, where pyxis cannot mount scratch"
 
 
 def test_scratch_with_pyxis_is_folders_of_the_container(tmp_path: Path, own_cluster: Cluster) -> None:

@@ -108,12 +108,12 @@ def test_one_combination_runs_elsewhere(spec: str) -> None:
         check([*service["entrypoint"], *service["command"]], service["environment"], 6)
     assert "render.py torchrun job.yaml --sweep-index 6`" in render("torchrun", spec, sweep_index=6)
     for target in ("torchrun", "compose"):
-        with pytest.raises(SpecError, match=r"choose one: --sweep-index 0 to 7"):
+        with pytest.raises(SpecError, match=r"choose one with --sweep-index, 0 to 7"):
             render(target, spec)
 
 
 def test_index_outside_of_the_sweep_is_refused(spec: str) -> None:
-    with pytest.raises(SpecError, match="the sweep has 8 combinations: 0 to 7"):
+    with pytest.raises(SpecError, match="the sweep has 8 combinations, numbered 0 to 7"):
         render("slurm", spec, sweep_index=8)
     with pytest.raises(SpecError, match="the spec has no sweep"):
         render("slurm", spec, ["sweep="], sweep_index=0)

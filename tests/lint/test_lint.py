@@ -88,10 +88,10 @@ def test_what_we_render_is_clean(file: Path) -> None:
         ("a.yaml", b"", "neither a Kubernetes manifest nor a compose file"),
         ("a.yaml", b"[" * 5000, "not YAML"),
         ("a.sh", b"\xff\xfe", "not UTF-8 text"),
-        ("a.sh", b"\0", "lint does not know what this is"),
-        ("a.sh", b"#!/usr/bin/env python3\nprint()\n", "lint does not know what this is"),
-        ("README.md", b"# Run it\n", "lint does not know what this is"),
-        ("train", b"", "lint does not know what this is"),
+        ("a.sh", b"\0", "lint does not know this kind of file"),
+        ("a.sh", b"#!/usr/bin/env python3\nprint()\n", "lint does not know this kind of file"),
+        ("README.md", b"# Run it\n", "lint does not know this kind of file"),
+        ("train", b"", "lint does not know this kind of file"),
         (
             "a.yaml",
             b"apiVersion: v1\nkind: MPIJob\nspec: {a: [{containers: [{name: a}]}]}",
@@ -174,7 +174,7 @@ def test_each_file_is_linted_once(tmp_path: Path) -> None:
 
 def test_folder_without_anything_to_lint_is_a_problem(tmp_path: Path) -> None:
     (problem,) = lint([str(tmp_path)])
-    assert problem.message == "no .sh and no .sbatch and no .slurm and no .yaml and no .yml in this folder"
+    assert problem.message == "no file in this folder ends in .sh or .sbatch or .slurm or .yaml or .yml"
 
 
 def test_alias_that_leads_back_up_ends(tmp_path: Path) -> None:

@@ -66,4 +66,4 @@ def test_origins_of_a_sweep_are_those_of_the_combination_that_is_explained(
         ["env.A", f"{job}:7", letter],
     ):
         assert row in rows
-    assert (b"values of the first." in done.stdout) == (words == ["slurm"])
+    assert (b"values of the first task." in done.stdout) == (words == ["slurm"])

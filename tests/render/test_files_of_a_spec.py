@@ -51,7 +51,7 @@ def test_one_of_the_files_may_be_stdin(site: Path, at: int) -> None:
 def test_stdin_twice_is_usage() -> None:
     done = command_line("slurm", "-", "-")
     assert done.returncode == 2
-    assert done.stderr.endswith(b"error: stdin (-) can be given once\n")
+    assert done.stderr.endswith(b"error: stdin (-) can be given only once\n")
 
 
 def test_closed_stdin_is_a_mistake_and_no_bug() -> None:

@@ -283,7 +283,7 @@ def test_two_strategies_at_once_are_refused_with_the_reason(names: str) -> None:
         from_argv([f"--strategy={names}"])
     _, line = str(refusal.value).splitlines()
     assert line.startswith(f'  --strategy: "{names}" is not accepted; it must be a single name (')
-    assert line.endswith("so for example a pipeline of sharded stages cannot be asked for)")
+    assert line.endswith("two, such as pipeline and fsdp, cannot be combined)")
 
 
 def test_a_name_like_no_other_gets_no_suggestion() -> None:

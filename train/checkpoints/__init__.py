@@ -1,1 +1,1 @@
-"""Checkpoints that are either whole or absent, and what a resumed run must share with the run that saved."""
+"""Checkpoints that are either whole or absent, and the check that a resumed run continues the run that saved them."""

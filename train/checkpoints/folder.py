@@ -33,8 +33,8 @@ class Checkpoints:
 
     Args:
         folder: CHECKPOINT_DIR; made if absent.
-        keep: how many of the newest to keep.
-        cleans: remove what an interrupted save has left.
+        keep: how many of the newest checkpoints to keep.
+        cleans: whether to remove what an interrupted save has left.
     Raises UserError if the folder cannot be written, or (later) if a save failed.
     """
 
@@ -84,7 +84,7 @@ class Checkpoints:
             self._pending = None
 
     def _not_saved(self, why: str | None) -> str:
-        return f"cannot save a checkpoint in {self.folder}: {why}; older ones are intact"
+        return f"cannot save a checkpoint in {self.folder}: {why}; older checkpoints are intact"
 
     def ended(self, within_s: float) -> bool:
         """Wait up to `within_s` for the last save; return True if it has ended, with an error or without."""
@@ -113,13 +113,13 @@ class Checkpoints:
             shutil.rmtree(doomed)
 
     def set_aside_after(self, step: int, say: Callable[[str], None]) -> None:
-        """Rename the checkpoints newer than `step`, where the run continues: damaged, or of an abandoned branch.
+        """Rename the checkpoints newer than `step`, where the run continues: they are damaged or abandoned.
 
         Nothing is deleted, but the renamed checkpoints are neither found nor counted again.
         """
         for path in _newest_first(self.folder):
             if _step_of(path) > step:
-                say(f"resume: {path.name} is newer than step {step} and now called {self._set_aside(path).name}")
+                say(f"resume: {path.name} is newer than step {step} and is now called {self._set_aside(path).name}")
 
     def _set_aside(self, path: Path) -> Path:
         return path.rename(self.folder / f"set-aside-{path.name}-{time.time_ns()}")
@@ -151,7 +151,7 @@ def read_checkpoint(path: Path) -> bytes:
     if (len(content), _sha256(content)) != of_state:
         damaged.append(_STATE)
     if damaged:
-        raise UserError(f"{path} is damaged: {damaged[0]} is not what {_MANIFEST} says (size or SHA-256)")
+        raise UserError(f"{path} is damaged: the size or SHA-256 of {damaged[0]} is not the one in {_MANIFEST}")
     return content
 
 
@@ -159,10 +159,10 @@ def find_checkpoint(resume: str, folder: Path | None, say: Callable[[str], None]
     """Return the verified bytes of the checkpoint that `--resume` asks for, or None for a new run.
 
     Args:
-        resume: never, auto (the newest in `folder` that verifies) or the path of one checkpoint.
-        say: reports what was found, and which were skipped and why.
-    Raises UserError if the named checkpoint does not verify, or if every checkpoint in `folder` is damaged.  Raises it
-    also if a new run would push out the checkpoints of an earlier run.
+        resume: never, auto (the newest undamaged one in `folder`) or the path of one checkpoint.
+        say: reports which checkpoint was found, and which were skipped and why.
+    Raises UserError if the named checkpoint, or every checkpoint in `folder`, is damaged.  Raises it also for a new run
+    in a folder with checkpoints of an earlier run.
     """
     found = _newest_first(folder) if folder is not None and folder.is_dir() else []
     inside = folder is not None and Path(resume).resolve().parent == folder.resolve()
@@ -172,20 +172,20 @@ def find_checkpoint(resume: str, folder: Path | None, say: Callable[[str], None]
         return content
     if resume != "auto" and found:
         raise UserError(
-            f"--checkpoint-dir {folder} holds {found[0].name} of an earlier run: --resume=auto continues it; "
-            "for a new run give another folder or move that one away"
+            f"--checkpoint-dir {folder} holds {found[0].name} of an earlier run: continue that run with "
+            "--resume=auto; for a new run, give another folder or move this one away"
         )
     for path in found:
         try:
             content = read_checkpoint(path)
         except UserError as error:
-            say(f"resume: skipped {error}")
+            say(f"resume: skipped a checkpoint: {error}")
         else:
             say(f"resume: {path}")
             return content
     if found:
         raise UserError(
-            f"--resume=auto: none of the {len(found)} checkpoints in {folder} is whole; "
+            f"--resume=auto: every checkpoint in {folder} is incomplete or damaged ({len(found)} in all); "
             "move them away to start a new run"
         )
     return None

@@ -13,10 +13,10 @@ _ALIGNMENT_BYTES = 64
 
 
 def on_host(state: Any) -> Any:
-    """Return nested dicts, lists and tuples with every CUDA tensor copied to the host; all else stays the same object.
+    """Return nested dicts, lists and tuples with every CUDA tensor copied to the host; other objects stay the same.
 
-    A copy per tensor from the device to ordinary memory stops both sides each time.  Here the copies run one after the
-    other into pinned memory, and the host waits once.
+    A copy per tensor from the device to ordinary memory would make host and device wait each time.  Here the copies run
+    one after the other into pinned memory, and the host waits once.
     """
     tensors = [tensor for tensor in _tensors(state) if tensor.is_cuda]
     if not tensors:
@@ -27,9 +27,10 @@ def on_host(state: Any) -> Any:
 
 
 def copy_into_one_buffer(tensors: list[Tensor], pinned: bool) -> list[Tensor]:
-    """Return dense copies that lie in one buffer of host memory; from a device they are complete after a synchronise.
+    """Return dense copies that lie in one buffer of host memory; copies from a device are complete after a sync.
 
-    Each copy has a separate storage of its size, because torch.save refuses views of one storage in several types.
+    Each copy has a separate torch storage on its part of the buffer, because torch.save refuses a storage that tensors
+    of several types share.
     """
     starts, end = [], 0
     for tensor in tensors:

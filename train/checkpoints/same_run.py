@@ -28,7 +28,7 @@ _SAME_RUN = (
 
 
 def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
-    """Raise UserError, naming each setting that differs from the checkpoint's but must not."""
+    """Raise UserError if settings that must equal the checkpoint's do not; the message names each of them."""
     now = config.model_dump()
     keys = _SAME_RUN + (("epochs",) if config.scheduler in ("cosine", "one_cycle") else ())
     # A checkpoint that is older than a setting was made with the setting's default.

@@ -1,6 +1,6 @@
 """Checkpoints of a model that is spread over the ranks: each rank writes its part by torch.distributed.checkpoint.
 
-CHECKPOINT_DIR/step-00000938/ holds files of each rank and .metadata, the index of these files; state.pt holds all else.
+CHECKPOINT_DIR/step-00000938/ holds files of each rank and .metadata, the index of these files; state.pt holds the rest.
 manifest.json is written last, with size and SHA-256 of all these files.  All ranks must see the folder.
 """
 
@@ -27,7 +27,7 @@ _BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 class ShardedCheckpoints(Checkpoints):
-    """Checkpoints with one object on each rank; `save` is a collective that writes the tensors before it returns.
+    """Checkpoints that all ranks write together; `save` is a collective that writes the tensors before it returns.
 
     Making it is a collective.  Raises SharedError if the folder cannot be written or another rank does not see it.
     """
@@ -87,7 +87,7 @@ def shards(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_shards(path: Path, model: nn.Module, optimizer: optim.Optimizer) -> None:
-    """Load what this rank needs from a checkpoint whose manifest has been verified, saved on any number of ranks.
+    """Load this rank's part of a verified checkpoint, which any number of ranks may have saved.
 
     A collective.  Raises SharedError if a part is missing or cannot be read.
     """

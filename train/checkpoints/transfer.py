@@ -35,8 +35,8 @@ def load_on_all_ranks(content: bytes | None) -> dict[str, Any] | None:
 def wait_on_all_ranks(world: World, checkpoints: Checkpoints | None) -> None:
     """Return when rank 0's last save is on the disk; other ranks may pass None.  A collective.
 
-    The ranks meet each second meanwhile.  One collective for the whole save would need a timeout longer than any save.
-    With such a timeout the loss of a rank and its node would be noticed later.
+    Meanwhile the ranks exchange a message each second.  A single collective for the whole save would need a timeout
+    longer than any save.  With such a timeout the loss of a rank and its node would be noticed later.
     Raises SharedError if the save could not be written.
     """
     ended = torch.zeros(1)

@@ -1,4 +1,4 @@
-"""Agreements of all ranks before they continue: that none of them has found a mistake, and whether to stop."""
+"""Questions that all ranks settle together before they continue: has one of them found a mistake, and do they stop?"""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Stopped(Exception):
 
 
 class StopAgreement:
-    """Lets all ranks of a job learn after the same step that one of them has heard the signal.
+    """Lets all ranks of a job learn after the same step that one of them was asked to stop.
 
     The ranks ask each other about once in `_REACTION_S`, not after each step.  The answer holds the step time of the
     slowest rank.  From this time all ranks compute after how many steps they ask again: at most `_MOST_STEPS`, because

@@ -75,7 +75,7 @@ def broadcast_from_rank_0(tensors: Sequence[Tensor], group: dist.ProcessGroup | 
 
 
 class BufferBroadcast:
-    """Sends the buffers that `module` has now, or their later replacements, through memory that it keeps."""
+    """Sends the buffers that `module` has at each call; the memory for the messages is kept between calls."""
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None) -> None:
         self.group = group

@@ -40,7 +40,9 @@ def naming_missing_ranks(
     """Turn the failure of a collective in the block into a UserError that names the missing ranks.
 
     Args:
-        what: what the collective does; position: when, for the other ranks; group: its group, None for all ranks.
+        what: what the collective does, for the message.
+        position: where in the training this rank waits; the other ranks show it if they wait elsewhere.
+        group: the group of the collective; None for all ranks.
     """
     _Reports.withdraw()
     try:
@@ -83,7 +85,7 @@ def reports(position: str, group: dist.ProcessGroup | None = None) -> list[str]:
 
 
 def report_failure(error: Exception) -> None:
-    """Write into the store, for the other ranks to read, why this rank ends, unless it ends because of them."""
+    """Write the reason why this rank ends into the store for the other ranks, unless they are the reason."""
     if isinstance(error, SharedError) or (isinstance(error, UserError) and error.__cause__ is not None):
         return
     with suppress(OSError, RuntimeError):
@@ -101,7 +103,7 @@ def failures(group: dist.ProcessGroup | None) -> list[str]:
 
 
 class _Reports:
-    """Places at which the ranks of a group gave up, as each rank wrote into the store.
+    """Places at which the ranks of a group gave up, as each rank wrote them into the store.
 
     A rank that continues withdraws its report: a program may catch the error and train in another group.
     """
@@ -144,7 +146,7 @@ class _Reports:
                 self.elsewhere.setdefault(where, []).append(rank)
 
     def write(self, text: str) -> None:
-        """Tell the other ranks; raise OSError or RuntimeError if the store is gone."""
+        """Tell the other ranks why or where this one gave up; raise OSError or RuntimeError if the store is gone."""
         self._refuse_lost_store()
         self._store.set(str(dist.get_rank()), text)
         _Reports._is_written = True

@@ -1,4 +1,4 @@
-"""BatchNorm over the global batch, the same on CPU and CUDA, and right for a rank without samples, too.
+"""BatchNorm over the global batch, the same on CPU and CUDA, and correct even if a rank has no samples.
 
 torch.nn.SyncBatchNorm refuses to run on the CPU.  On CUDA each of its layers waits for the device.  A rank without
 samples gives no gradients for weight and bias, and under autocast it sends statistics of another type than the others.
@@ -164,7 +164,8 @@ def _local_statistics(input: Tensor, dtype: torch.dtype) -> Tensor:
 def _global_statistics(local: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and variance (C,) of all ranks' samples, and their count (), from each rank's statistics.  A collective.
 
-    Gathered, not summed: a sum of squares less the square of a sum loses all digits where the mean is large.
+    The statistics are gathered and not summed: where the mean is large, the difference between the sum of squares and
+    the square of the sum would lose all digits.
     Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979.
     """
     gathered = local.new_empty(dist.get_world_size(group) * local.numel())

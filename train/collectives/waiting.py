@@ -48,7 +48,7 @@ def waiting_for_each(items: Iterable[Item]) -> Iterator[Item]:
 
 
 def take_seconds() -> dict[Cause, float]:
-    """Return the seconds waited since the last call.  A cause that was never waited for is absent."""
+    """Return the seconds waited since the last call.  A cause without a wait is absent."""
     taken = dict(_seconds)
     _seconds.clear()
     return taken

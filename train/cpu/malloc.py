@@ -28,7 +28,7 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Let glibc return what is free, wherever it lies, to the kernel.  Takes milliseconds.  Source: malloc_trim(3)."""
+    """Let glibc return all free memory to the kernel.  Takes milliseconds.  Source: malloc_trim(3)."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if malloc_trim is not None:
         malloc_trim(0)

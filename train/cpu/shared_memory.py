@@ -1,4 +1,4 @@
-"""Means of CPU tensors through memory that the ranks of one host share: no copy into a socket and out again.
+"""Averages of CPU tensors through memory that the ranks of one host share, without copies through sockets.
 
 Each rank writes its gradients into its own memory, which all others have mapped.  A tensor is cut into one piece per
 rank.  Each rank computes the mean of its piece, in the order of the ranks, and writes it to all.  So all hold the same
@@ -53,19 +53,21 @@ class SharedMemory:
 
     @staticmethod
     def of_one_host(group: dist.ProcessGroup) -> SharedMemory | None:
-        """Return an instance; None, on all ranks, unless there are several and all can share memory.  A collective."""
+        """Return an instance if there are several ranks and all can share memory; else None on all.  A collective."""
         mapped = _map_for_all(mmap.PAGESIZE, group) if dist.get_world_size(group) > 1 else None
         return None if mapped is None else SharedMemory(group, *mapped)
 
     def allocate(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """A tensor of zeros that the other ranks see.  A collective.  Raises UserError if there is no memory for it."""
+        """Return zeros that the other ranks see, too.  A collective.  Raises UserError if there is no memory for it."""
         num_bytes = numel * dtype.itemsize
         if num_bytes > _GIVEN_BACK_BYTES:
             # The new memory is not from the heap, and the heap would keep what the last bucket's gradients have freed.
             give_back_freed_memory()
         mapped = _map_for_all(num_bytes, self.group)
         if mapped is None:
-            raise UserError(f"not every rank could share {num_bytes / 2**20:.1f} MiB for a bucket: free some memory")
+            raise UserError(
+                f"not every rank could share {num_bytes / 2**20:.1f} MiB for a gradient bucket: free some memory"
+            )
         of_ranks = [memory.view(dtype) for memory in mapped[0]]
         flat = of_ranks[self.rank]
         self._sums.setdefault(dtype, torch.empty(_BLOCK_BYTES // dtype.itemsize, dtype=dtype))
@@ -138,12 +140,12 @@ class SharedMemory:
             raise MissingRanks(self.group, ended, "ended")
         if timed_out:
             late = [rank for rank, counters in enumerate(self._counters) if counters[_HANDED_IN] < number]
-            raise MissingRanks(self.group, late or behind, f"did not come within {self.timeout_s:g} s")
+            raise MissingRanks(self.group, late or behind, f"did not take part within {self.timeout_s:g} s")
 
 
 @dataclass
 class PendingMean:
-    """A tensor that was handed in, by its number."""
+    """The mean of the tensor that was handed in as number `number`; `wait` returns when the mean is there."""
 
     memory: SharedMemory
     number: int
@@ -156,7 +158,7 @@ class PendingMean:
 
 
 def _map_for_all(num_bytes: int, group: dist.ProcessGroup) -> tuple[list[Tensor], list[int]] | None:
-    """Return zeroed memory of each rank, mapped by all, and the process ids; None, on all ranks, if impossible.
+    """Return zeroed memory of each rank, mapped by all, and the process IDs; None on all ranks if this fails.
 
     A collective.  A rank is on this host if the token that it sent is found in its memory.
     """

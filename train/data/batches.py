@@ -1,4 +1,4 @@
-"""Batches on this rank's device: kept and moved in few bytes, cast and normalised a whole batch at a time."""
+"""Batches on this rank's device: samples stay integers until they are cast and normalised, a whole batch at a time."""
 
 from __future__ import annotations
 

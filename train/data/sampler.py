@@ -74,7 +74,7 @@ class ShardSampler(Sampler[list[int]]):
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue at a saved position, on any world size.
 
-        Raises UserError if seed, batch size or dataset size were others when it was saved: the samples after the
+        Raises UserError if seed, batch size or dataset size were different when it was saved: the samples after the
         position would then not be the unread ones.
         """
         now = self.state_dict()

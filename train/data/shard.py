@@ -1,7 +1,8 @@
-"""The samples that each rank reads at each step: ints in, ints out, no torch.
+"""The samples that each rank reads at each step, computed from integers alone, without torch.
 
 One epoch is one permutation of the samples, a function of (seed, epoch) alone.  Step s takes the s-th stretch
-of `batch_size` samples of it; the last may be shorter.  Every rank reads a contiguous share of that stretch.
+of `batch_size` samples of this permutation; the last stretch may be shorter.  Every rank reads a contiguous share of
+that stretch.
 So the samples of a step do not depend on the world size.  A run that starts at (epoch, step) reads exactly
 what is left.
 
@@ -47,5 +48,5 @@ def share(whole: range, rank: int, world_size: int) -> range:
 
 
 def num_micro_batches(whole: range, world_size: int, most: int) -> int:
-    """Number of micro-batches of each rank's share of `whole`: `most`, but none that is empty on all ranks."""
+    """Return how many micro-batches a share of `whole` makes: `most`, or fewer if one would be empty on all ranks."""
     return min(most, len(share(whole, 0, world_size)))

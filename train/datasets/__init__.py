@@ -15,7 +15,7 @@ Split = Literal["train", "validation"]
 
 
 class Samples(Protocol):
-    """Samples of one split: labelled images, or rows of tokens, where the target of a token is the next one.
+    """Samples of one split: labelled images, or rows of tokens, where the target of a token is the next token.
 
     A map-style torch dataset that can also return everything at once.
     """
@@ -57,7 +57,7 @@ class Samples(Protocol):
 
 
 def load(name: str, data_root: str, split: Split, seed: int) -> Samples:
-    """Return the split of the dataset in the file `name`.py; a leading `~` in `data_root` is the processes' home.
+    """Return the split of the dataset in the file `name`.py; a leading `~` in `data_root` is the process's home folder.
 
     Raises UserError if files are missing or damaged; it says which, and where they belong.
     """

@@ -1,4 +1,4 @@
-"""Pictures in folders, one folder a class, as torchvision's ImageFolder reads them; training pictures are augmented.
+"""Pictures in folders, one folder per class, as torchvision's ImageFolder reads them; training pictures are augmented.
 
 DATA_ROOT/train/CLASS/*.png (or .jpg, …) and DATA_ROOT/val/CLASS/*.  Pictures become RGB squares of 224 pixels,
 or of the smaller side of the first training picture if that is less.

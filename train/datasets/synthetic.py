@@ -1,4 +1,4 @@
-"""Images made from an index and a seed, no files: ten classes, each a fixed random pattern, under noise and shifts."""
+"""Images that are computed from an index and a seed, without files: ten fixed random patterns, shifted and noisy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make the token files that --dataset=tokens reads; in Python, load them as rows of tokens.
+"""Make the token files that --dataset=tokens reads, and load them as rows of tokens.
 
     python -m train.datasets.tokens --data-root data README.md docs/*.md
 

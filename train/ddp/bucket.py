@@ -97,7 +97,7 @@ class Bucket:
             self._work.wait()
 
     def proceed(self) -> bool:
-        """Start the next collective, after `wait`; return False if there is none: then the averages are there."""
+        """Start the next collective, after `wait`; return False if none is left, because the averages are there."""
         following = self._next_collective()
         self._work = self._work if following is None else following
         return following is not None
@@ -108,7 +108,7 @@ class Bucket:
         return work
 
     def hand_out(self) -> None:
-        """Let averages become p.grad of the parameters that only other ranks used, too."""
+        """Make the averages p.grad, also for parameters that only other ranks used."""
         # Only a rank that lacks gradients reads the numbers, because reading would stall a GPU.
         if self._absent:
             shares = self.payload.used.tolist()

@@ -1,4 +1,4 @@
-"""Assignment of parameters to buckets: sizes in, lists of indices out, no torch."""
+"""Assignment of parameters to buckets, computed from their sizes alone, without torch."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class Reducer:
             self._start_next(start)
 
     def _complete(self) -> None:
-        """Wait for all buckets, in turns if a sync needs several collectives: while one is awaited, others run."""
+        """Wait for all buckets, in turns if a sync needs several collectives: others run while one is awaited."""
         running = list(enumerate(self.buckets, start=1))
         while running:
             for number, bucket in tuple(running):

@@ -1,4 +1,4 @@
-"""Errors of CustomDDP, in words for the person who has to fix them: on all ranks, and instead of waiting forever."""
+"""Errors that CustomDDP raises instead of waiting forever, in words for the person who has to fix them."""
 
 from __future__ import annotations
 

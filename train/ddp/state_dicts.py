@@ -10,7 +10,7 @@ from train.errors import UserError
 
 
 class BareState(nn.Module):
-    """A module with the state dict of its `module`, even inside a larger module."""
+    """A wrapper with the state dict of its `module`, even as a part of a larger module."""
 
     module: nn.Module
 

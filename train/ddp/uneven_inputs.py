@@ -49,7 +49,7 @@ class Shadow(JoinHook):
     Args:
         divide_by_initial_world_size: True counts a rank without inputs as one whose gradients are zero.  False takes
             the mean over the ranks that still have inputs.
-        _: options of the other objects in the same join.
+        _: options that other objects in the same join use.
     """
 
     def __init__(self, ddp: Joining, divide_by_initial_world_size: bool = True, **_: object) -> None:

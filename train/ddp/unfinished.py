@@ -1,7 +1,7 @@
-"""Names the buckets that a hanging collective holds up, where `wait()` returns at once.
+"""Names the gradient buckets of a collective that hangs, on backends whose `wait()` returns at once.
 
 On NCCL only the device waits, so no error ever reaches CustomDDP.  torch's watchdog ends the process; it knows ranks
-but no parameters.  A thread here checks the collectives that backward left unfinished and prints the names before that.
+but no parameters.  Before that, a thread here prints the parameters of the collectives that backward left unfinished.
 """
 
 from __future__ import annotations

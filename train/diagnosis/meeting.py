@@ -1,6 +1,6 @@
 """Exchange of the ranks' cards through the store; from them rank 0 judges whether collectives can work at all.
 
-No collective is used here: each mistake that is found here would make one wait until its timeout.
+No collective is used here, because each mistake that is found here would make a collective wait until its timeout.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def meet(card: Card, store: dist.Store, timeout_s: float) -> list[Card]:
         _wait_until_read(store, len(cards) - 1)
     elif not _is_judged(store, timeout_s + _JUDGEMENT_S):
         raise UserError(
-            f"rank {card.rank} reached the store at {card.master_addr}:{card.master_port}, but rank 0 did not come "
-            f"within {timeout_s + _JUDGEMENT_S:g} s: look at the log of rank 0; --rendezvous-timeout-s waits longer"
+            f"rank {card.rank} reached the store at {card.master_addr}:{card.master_port}, but rank 0 did not answer "
+            f"within {timeout_s + _JUDGEMENT_S:g} s: look at the log of rank 0; --rendezvous-timeout-s sets the limit"
         )
     judgement = json.loads(store.get("judgement"))
     if not is_judge:

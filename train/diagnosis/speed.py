@@ -107,7 +107,7 @@ def measure_clocks(ranks: Ranks) -> list[Clock]:
 
 
 def measure_compute(ranks: Ranks) -> list[float]:
-    """Return the seconds that each rank needs for the same matrix product, at best.  A collective."""
+    """Return the shortest time in seconds that each rank needs for the same matrix product.  A collective."""
     size = 4096 if ranks.device.type == "cuda" else 256
     matrix = torch.ones(size, size, device=ranks.device) / size
     dist.barrier()

@@ -2,7 +2,7 @@
 
 A collective waits for the slowest rank, and NCCL's cannot be interrupted.  So a thread of each rank writes a sign of
 life into the store each second, whatever the main thread waits for.  Rank 0 judges by these signs; the others follow
-its judgement, or end with their own if rank 0 falls silent.
+its judgement.  If rank 0 falls silent, each of them judges alone.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class _Rank:
 
 
 class Watch:
-    """Runs while the ranks check one another; ends the process with exit code 1 if that cannot go on.
+    """Runs while the ranks check one another; ends the process with exit code 1 if they cannot continue.
 
     Args:
-        connect: makes a connection to the store for the thread alone, since a waiting one blocks its other users.
+        connect: makes a connection to the store for the thread alone, since a waiting connection blocks other users.
         silence_s: a rank without a sign of life for this long counts as paused or gone.
     """
 
@@ -76,7 +76,7 @@ class Watch:
         self._doing = what
 
     def _fail(self, reason: str) -> NoReturn:
-        """Report that this rank cannot go on, and end with the judgement about it."""
+        """Report that this rank cannot continue, and end with the judgement about it."""
         self._failed = reason
         time.sleep(2 * self._silence_s + _READ_S)  # until the judgement ends the process
         self._end(f"{self._own.process} failed during {self._doing}: {reason}")
@@ -118,7 +118,7 @@ class Watch:
             self._end(verdict)
 
     def _verdict(self) -> str | None:
-        """Return why the checks cannot go on; None as long as they can.
+        """Return why the checks cannot continue; None as long as they can.
 
         If a rank dies, the others fail at once; only its silence shows that it was the cause.  So a failure is reported
         only once a silent rank would be known.
@@ -143,7 +143,7 @@ class Watch:
         head = f"{card.process} has given no sign of life for {now - known.since:.0f} s, last during {known.doing}"
         state = _state(card.pid) if card.host == self._own.host else "unknown"
         if state == "T":
-            return f"{head}: its process is stopped (SIGSTOP or a debugger); `kill -CONT {card.pid}` lets it go on"
+            return f"{head}: its process is stopped (SIGSTOP or a debugger); `kill -CONT {card.pid}` continues it"
         if state in ("gone", "Z"):
             return f"{head}: its process has ended; look at the last lines of its log"
         return (
@@ -162,7 +162,7 @@ class Watch:
         server = "the torchrun of rank 0's node" if self._own.launcher == "torchrun" else f"rank 0 (pid {first.pid})"
         where = f"the store at {self._own.master_addr}:{self._own.master_port} runs in {server}, on {first.host}"
         if server.startswith("rank") and first.host == self._own.host and _state(first.pid) == "T":
-            return f"{where}. That process is stopped (SIGSTOP or a debugger); `kill -CONT {first.pid}` lets it go on"
+            return f"{where}. That process is stopped (SIGSTOP or a debugger); `kill -CONT {first.pid}` continues it"
         return (
             f"{where}. That process is paused or has ended, or its network is gone; look at the last lines of its log"
         )

@@ -13,7 +13,7 @@ from train.records.progress import say
 def save_after_failure(
     run: Run, step: Step, steps_done: int, saved_step: int, state_dict: Callable[[], dict[str, Any]]
 ) -> None:
-    """Save the state after the last whole step, unless it is saved already; a second error only adds a line.
+    """Save the state after the last whole step, unless it is saved already; an error of the save is only printed.
 
     Not a collective: losses that the ranks have not yet summed are missing from the epoch's mean in the checkpoint.
     """
@@ -24,7 +24,7 @@ def save_after_failure(
         if run.world.rank == 0:
             say(
                 "nothing is saved now, because other ranks hold parts of the model; "
-                "--resume=auto takes the last checkpoint"
+                "--resume=auto continues from the last checkpoint"
             )
         return
     try:

@@ -61,7 +61,7 @@ class HalvingStep(Step):
         return replace(super().run(images, labels, position), repeated=self._repeated)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what Step.state_dict() does, and into how many micro-batches a step is cut now."""
+        """Return the state of Step.state_dict(), and into how many micro-batches a step is cut now."""
         return {**super().state_dict(), "micro_batches": self.micro_batches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Settings of torch's arithmetic, made once before CUDA starts: float32 in full or as TF32, bits that repeat or not."""
+"""Settings of torch's arithmetic, made once before CUDA starts: float32 in full or as TF32, deterministic or not."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _NO_LABEL = -100
 
 
 class PipelineStep(Step):
-    """A Step whose ranks are the stages of one model: all read the same samples, and the last knows the losses."""
+    """A Step whose ranks are the stages of one model: all read the same samples, and the last computes the losses."""
 
     def __init__(self, run: Run, model: nn.Module, wrapped: Pipelined, optimizer: optim.Optimizer) -> None:
         super().__init__(run, model, wrapped, optimizer)

@@ -58,7 +58,7 @@ class Parts:
 
 
 def configure_torch(config: TrainConfig) -> None:
-    """Set what holds for the whole process, before CUDA starts."""
+    """Set torch's options for the whole process, before CUDA starts."""
     keep_freed_memory()
     set_numerics(config)
 
@@ -110,7 +110,7 @@ def _optional_observers(config: TrainConfig, world: World, device: torch.device)
 
 
 def report_start(config: TrainConfig, world: World, parts: Parts) -> None:
-    """Report to the observers where the ranks are and what the global batch means.  A collective."""
+    """Report to the observers where the ranks are and how they share the global batch.  A collective."""
     where = placement.where_ranks_are(world, parts.device)
     numbers = start.arithmetic(config, world, len(parts.samples))
     record = start.start_record(config, world, parts.device, where, numbers)

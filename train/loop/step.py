@@ -47,7 +47,7 @@ class Step:
 
     Args:
         model: the bare module, on its device; evaluation uses it, too.
-        wrapped: what a strategy made of the model.
+        wrapped: the model as the strategy has wrapped it.
         optimizer: of the model's parameters.
     """
 
@@ -144,6 +144,7 @@ class Step:
         why = nonfinite.found(self.world, position, images, losses)
         if why is None and self.scaler.is_enabled():
             return None
+        advice = "Try" if why is None else "Check these samples, or try"
         why = why or "the gradient is not finite, though the loss of each sample is"
         self._buffers.restore()
         self._skipped_in_a_row += 1
@@ -153,7 +154,7 @@ class Step:
         raise nonfinite.NonFinite(
             f"step {_step_of_run(position)}: {why}, so all ranks stop before the optimizer's step"
             + (f" ({self._skipped_in_a_row} such steps in a row)" if self._skipped_in_a_row > 1 else "")
-            + ". Fix the sample, or try a lower --lr, --clip-norm, --precision=fp32 or --on-nonfinite=skip"
+            + f". {advice} a lower --lr, --clip-norm, --precision=fp32 or --on-nonfinite=skip"
         )
 
     def _losses(self, images: Tensor, labels: Tensor, position: ShardSampler) -> Tensor:

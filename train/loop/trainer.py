@@ -203,7 +203,7 @@ class Trainer:
             )
 
     def _save_and_stop(self) -> None:
-        """Save where all ranks have stopped, and end together: a rank that ended early would take others with it."""
+        """Save where all ranks have stopped, and end together, because others fail if a rank ends early."""
         self.save()
         self._wait_until_saved()
         self._end_run(None)

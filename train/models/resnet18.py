@@ -15,7 +15,7 @@ def build(shape: tuple[int, ...], num_classes: int, dropout: float | None) -> nn
     This makes the first epoch's loss on FashionMNIST 5 % lower.
     """
     if dropout:
-        raise UserError("--dropout: resnet18 has no dropout; leave it out or give 0")
+        raise UserError("--dropout: resnet18 has no dropout; leave out the flag or give 0")
     model: nn.Module = resnet18(num_classes=num_classes)
     if shape[0] != 3:
         model.conv1 = nn.Conv2d(shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False)

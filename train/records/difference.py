@@ -14,7 +14,7 @@ _APART = (1e-4, 0.01)
 
 
 def difference(first: RunRecords, second: RunRecords) -> str:
-    """Return what differs between two runs, one sentence a line."""
+    """Return what differs between two runs, one sentence per line."""
     lines = [f"{first.name} and {second.name}:", *_settings(first, second), *_losses(first, second)]
     return "\n".join([*lines, *_ends(first, second)])
 

@@ -20,7 +20,7 @@ from train.records.observer import EpochRecord, Incident, RunEnd, StepRecord
 
 
 class MetricsFile:
-    """The observer that appends one JSON object a line to RUN_DIR/metrics.jsonl, and continues a file that is there.
+    """The observer that appends one JSON object per line to RUN_DIR/metrics.jsonl, which may exist already.
 
     With run_dir None it writes nothing, for the ranks other than 0 and for runs that keep no record.
     Raises UserError if the folder or file cannot be written.
@@ -47,7 +47,7 @@ class MetricsFile:
                 self._file.close()
 
     def write(self, event: str, **values: Any) -> None:
-        """Append `{"event": event, "time": seconds since 1970, …}`; whoever follows the file sees it at once.
+        """Append `{"event": event, "time": seconds since 1970, …}`; a reader of the file sees it at once.
 
         A `time` among the values replaces the current time.
         """

@@ -25,7 +25,7 @@ def page(runs: Sequence[RunRecords], pictures: Sequence[Path], differences: str 
     """Return the page; differences: the text of train.records.difference, if two runs are compared."""
     parts = [f"<h1>{escape(', '.join(run.name for run in runs))}</h1>", _table(_summary(runs))]
     if differences is not None:
-        parts += ["<h2>Where they differ</h2>", f"<pre>{escape(differences)}</pre>"]
+        parts += ["<h2>Where the runs differ</h2>", f"<pre>{escape(differences)}</pre>"]
     if len(runs) > 1:
         parts += ["<h2>Settings that differ</h2>", _table(_settings(runs))]
     parts += ["<h2>Curves</h2>", '<div class="curves">', *map(_image, pictures), "</div>"]

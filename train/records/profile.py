@@ -124,7 +124,7 @@ def in_words(summary: Summary, num_steps: int) -> str:
         f"  waiting for input: {part(summary.input_wait)}",
         f"  communication not hidden behind computing: {part(summary.exposed)}",
         f"  communication hidden behind computing: {part(summary.hidden)}",
-        "  most self time:",
+        "  operators with the most self time:",
         *[f"    {name}: {part(seconds)}" for name, seconds in summary.top],
     ]
     return "\n".join(lines)

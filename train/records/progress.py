@@ -26,7 +26,7 @@ class Progress:
         self._started = time.monotonic()
 
     def run_started(self, start: dict[str, Any]) -> None:
-        """Say where the ranks are and what the global batch means."""
+        """Say where the ranks are and how they share the global batch."""
         config = start["config"]
         self._epochs = config["epochs"]
         self._steps_per_epoch = start["arithmetic"]["steps_per_epoch"]

@@ -17,7 +17,7 @@ from train.world.environment import World
 
 
 def arithmetic(config: TrainConfig, world: World, num_samples: int) -> dict[str, int]:
-    """Return what the global batch means for this number of processes and samples."""
+    """Return how the processes share the global batch, and how many steps an epoch has."""
     steps = num_steps(num_samples, config.batch_size)
     _, readers = config.reader(world.rank, world.world_size)
     whole = range(config.batch_size)
@@ -35,7 +35,7 @@ def arithmetic(config: TrainConfig, world: World, num_samples: int) -> dict[str,
 
 
 def in_words(numbers: dict[str, int]) -> str:
-    """Return the arithmetic as two lines for a person."""
+    """Return the numbers of arithmetic() as two lines for a person."""
     n = numbers
     shares = f"{n['smallest_share']}"
     if n["largest_share"] != n["smallest_share"]:
@@ -47,7 +47,7 @@ def in_words(numbers: dict[str, int]) -> str:
         who = f"{n['readers']} pipeline of {n['world_size']} processes"
     return (
         f"global batch {n['batch_size']} = {who} x {shares} samples{pieces}\n"
-        f"{n['num_samples']} samples = {n['steps_per_epoch']} steps an epoch{last}"
+        f"{n['num_samples']} samples = {n['steps_per_epoch']} steps per epoch{last}"
     )
 
 

@@ -87,7 +87,7 @@ class TensorBoard(QuietObserver):
 
 
 def _shares(record: StepRecord) -> dict[str, float | None]:
-    """Return the shares of rank 0's time; `compute` is what remains if the others are known."""
+    """Return the shares of rank 0's time; `compute` is what remains, if all other shares are known."""
     data, communication = record.input_share, record.communication_share
     compute = None if data is None or communication is None else 1 - data - communication
     return {"data": data, "communication": communication, "compute": compute}

@@ -53,7 +53,8 @@ class Wrapped:
     state_dict: the state of the whole model, with the bare model's names; at least on rank 0.  All ranks call it
         together.
     clip: scale the gradients down to a total norm of at most its argument, after the last backward of a step.  It
-        returns the norm before scaling, one number on the device, the same on all ranks.  Infinity only measures.
+        returns the norm before scaling, one number on the device, the same on all ranks.  With infinity it only
+        measures.
     after_backward: called between the last backward of a step and `clip`.  Only average_after_backward needs it.
     local_part: what this rank holds of a model that is spread over the ranks; None if each rank holds it all.
     predict: the forward of an evaluation, on all ranks together; it returns None on a rank that does not get the

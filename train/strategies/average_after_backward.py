@@ -33,6 +33,6 @@ class AverageAfterBackward(nn.Module):
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
-    """Return the model and a loop that averages its gradients over the ranks that share it."""
+    """Return the model with a loop that averages its gradients over the ranks that share it."""
     wrapped = AverageAfterBackward(model, context.group)
     return replicated(model, wrapped, after_backward=wrapped.average)

@@ -10,7 +10,7 @@ from train.strategies import Context, Wrapped, replicated
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
-    """Return CustomDDP around the model; the bare model for one process, which has nobody to average with."""
+    """Return CustomDDP around the model; for a single process the bare model, because there is nothing to average."""
     if context.world_size == 1:
         return replicated(model, model)
     wrapped = CustomDDP(

@@ -12,7 +12,7 @@ from train.strategies import Context, Wrapped, replicated
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
-    """Return the model on all GPUs that torch sees, or whole on the CPU or on the only GPU; print which of the two.
+    """Return the model on all GPUs that torch sees, or on the CPU if there are none; print the number of GPUs.
 
     Raises SharedError if there are several processes, if BatchNorm would use the statistics of a GPU's share, or if a
     compiled model would run on several GPUs.

@@ -30,7 +30,7 @@ class HookPerParameter(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let backwards in the block only add to p.grad; the hooks of the next one after it average the sum."""
+        """Let backwards in the block only add to p.grad; the hooks of the next backward outside average the sum."""
         before, self._averages = self._averages, False
         try:
             yield

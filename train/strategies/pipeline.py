@@ -80,7 +80,7 @@ Layers = list[dict[str, nn.Module]]
 
 
 def refuse_what_cannot_be_cut(model: nn.Module, context: Context) -> Layers:
-    """Return groups of neighbouring layers by name, between which the model can be cut; each has parameters."""
+    """Return the named groups of layers between which the model can be cut; raise SharedError if it cannot be cut."""
     why = None
     layers: Layers = []
     if not isinstance(model, nn.Sequential):
@@ -99,7 +99,9 @@ def refuse_what_cannot_be_cut(model: nn.Module, context: Context) -> Layers:
                 f"step has too few micro-batches to fill {context.world_size} stages"
             )
     if why is not None:
-        raise SharedError(f"--strategy=pipeline cannot be used here: {why}. Other models: gpt, mlp, mnist_cnn")
+        raise SharedError(
+            f"--strategy=pipeline cannot be used here: {why}. Models that it can cut: gpt, mlp, mnist_cnn"
+        )
     return layers
 
 
@@ -163,8 +165,8 @@ def even_stretches(works: Sequence[int], stages: int) -> list[range]:
 
 def _in_words(layers: Layers, works: Sequence[int], stages: Sequence[range], formula: float, context: Context) -> str:
     lines = [
-        f"pipeline: {len(stages)} stage{'s' * (len(stages) > 1)} ({context.pipeline_schedule}), micro-batches a step: "
-        f"{context.micro_batches}; expected bubble: {formula:.1%} of the time"
+        f"pipeline: {len(stages)} stage{'s' * (len(stages) > 1)} ({context.pipeline_schedule}), "
+        f"micro-batches per step: {context.micro_batches}; expected bubble: {formula:.1%} of the time"
     ]
     for number, stage in enumerate(stages):
         names = [name for at in stage for name in layers[at]]

@@ -32,8 +32,8 @@ class Payload:
     """The gradients that travel together; the same object in each backward, so a sync may keep things beside it.
 
     flat: all of it, (numbers of all gradients + one for each gradient,).
-    views: each gradient, in its parameter's shape.  used: the numbers behind them; the mean of one is 0 if no rank
-    used its parameter.  Both are parts of `flat`.
+    views: each gradient, in its parameter's shape.  used: the numbers after the gradients, one for each
+    parameter; the mean of a number is 0 if no rank used its parameter.  Both are parts of `flat`.
     """
 
     flat: Tensor
@@ -49,11 +49,11 @@ class Sync(ABC):
         self.world_size = dist.get_world_size(group)
 
     def prescale(self, dtype: torch.dtype, device: torch.device) -> float:
-        """Return the factor for each gradient while it moves into its bucket, where multiplying costs nothing."""
+        """Return the factor by which a gradient is multiplied on its way into the bucket, where this costs nothing."""
         return 1.0
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for a bucket, zeroed.  Called on all ranks in the same order with the same values."""
+        """Return zeroed memory for a bucket.  Called on all ranks in the same order with the same values."""
         return torch.zeros(numel, dtype=dtype, device=device)
 
     def of_rank_0(self, numbers: Sequence[int], device: torch.device) -> list[int]:
@@ -76,6 +76,6 @@ MakeSync = Callable[[dist.ProcessGroup], Sync]
 
 
 def named(name: str) -> MakeSync:
-    """Return what makes the Sync of the file `name`.py."""
+    """Return the function or class that makes the Sync in the file `name`.py."""
     make: MakeSync = import_module(f"train.sync.{name}").make
     return make

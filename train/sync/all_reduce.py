@@ -14,7 +14,7 @@ from train.sync import Payload, Sync, Waitable
 
 
 class AllReduce(Sync):
-    """Averages buckets on a CPU through shared memory if all ranks can, and all others by the group's backend.
+    """Averages buckets on a CPU through memory that all ranks share, if they can, and other buckets by the backend.
 
     NCCL averages float32 and wider types.  Everything else is prescaled and summed.
 

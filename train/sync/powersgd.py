@@ -1,4 +1,4 @@
-"""PowerSGD: matrices of gradients travel as two thin factors; what that leaves out is added to the next gradient."""
+"""PowerSGD: matrices of gradients travel as two thin factors; what they leave out is added to the next gradient."""
 
 from __future__ import annotations
 

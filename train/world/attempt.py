@@ -1,4 +1,4 @@
-"""A check that the attempt for which torchrun started this process still runs when the process is ready to take part.
+"""Check, before this process takes part, that torchrun's current attempt is still the one that started it.
 
 If a node is killed and restarted at once, the other nodes need some seconds to notice.  Until then the restarted node
 meets the attempt in which it was killed.  Its torchrun finds all keys of a rendezvous there.  Its processes would wait
@@ -57,8 +57,8 @@ class Attempt:
     def _over(self, why: str) -> UserError:
         return UserError(
             f"rank {self._world.rank} came too late: the store at {self._world.master_addr}:{self._world.master_port} "
-            f"(MASTER_ADDR:MASTER_PORT) {why}, so its attempt has ended. "
-            "This process ends too; restart it together with the other ranks"
+            f"(MASTER_ADDR:MASTER_PORT) {why}, so this attempt of the job has ended. "
+            "This process ends, too; restart it together with the other ranks"
         )
 
 

@@ -22,8 +22,8 @@ from train.errors import UserError
 class World:
     """One process among `world_size`; `rank` is global and `local_rank` counts within the node.
 
-    `launcher` says who set the environment: torchrun, procs (`python -m train --procs`), slurm (one task a
-    process), pytorchjob (a pod without torchrun), environment (set by hand) or none (one process).
+    `launcher` says who set the environment: torchrun, procs (`python -m train --procs`), slurm (one task
+    per process), pytorchjob (a pod without torchrun), environment (set by hand) or none (one process).
     `store_is_served` is true if the launcher already listens on master_port; otherwise rank 0 has to.
     """
 
@@ -137,7 +137,7 @@ def _numbers(environ: Mapping[str, str], *names: str, also: tuple[str, ...] = ()
     given = [name for name in (*names, *also) if environ.get(name)]
     if missing:
         raise UserError(
-            f"{', '.join(given)} set but not {', '.join(missing)}: set all of them (torchrun does), "
+            f"{', '.join(given)} must not be set without {', '.join(missing)}: set all of them (torchrun does), "
             "or none for a single process"
         )
     wrong = [f'{name}="{environ[name]}"' for name in names if not _is_number(environ[name])]
@@ -161,7 +161,7 @@ def _is_number(text: str) -> bool:
 
 
 def _tasks_of_node(text: str, node: int) -> int:
-    """Entry `node` of Slurm's list of tasks per node: `2(x3),1` means 2, 2, 2, 1."""
+    """Return entry `node` of Slurm's list of tasks per node: `2(x3),1` means 2, 2, 2, 1."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -174,7 +174,7 @@ def _tasks_of_node(text: str, node: int) -> int:
 
 
 def _first_slurm_node(environ: Mapping[str, str]) -> str:
-    """Name of the step's first node; only Slurm's own tool can expand a list like `rack[0-1]n[2,10]`."""
+    """Return the name of the step's first node; only Slurm's own tool can expand a list like `rack[0-1]n[2,10]`."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     if environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES")) == "1":
         return "127.0.0.1"
@@ -183,7 +183,7 @@ def _first_slurm_node(environ: Mapping[str, str]) -> str:
     scontrol = shutil.which("scontrol")
     if scontrol is None:
         raise UserError(
-            f"MASTER_ADDR is not set and scontrol is not here to expand the node list {nodes} (containers "
+            f"MASTER_ADDR is not set, and the node list {nodes} cannot be expanded without scontrol (containers "
             "usually lack it): export MASTER_ADDR in the batch script, outside the container"
         )
     command = [scontrol, "show", "hostnames", nodes]
@@ -194,7 +194,7 @@ def _first_slurm_node(environ: Mapping[str, str]) -> str:
 
 
 def interface_towards(address: str) -> str | None:
-    """Name of the network interface that this machine uses to reach `address`, or None if it is unknown.
+    """Return the name of the network interface that this machine uses to reach `address`, or None if it is unknown.
 
     Gloo wants one exact name, and a host often resolves its own name to the loopback.  If an address is both IPv4 and
     IPv6, IPv4 decides, as it does in gloo.  Linux only.

@@ -26,7 +26,7 @@ def train_on_this_machine(procs: int, argv: list[str]) -> int:
     """Run `python -m train ARGV` as `procs` ranks; return 0, or the exit code of the first that failed.
 
     The ranks have the environment that torchrun would give them, so the result is the same.  The first failure ends the
-    others, and its reason is the last line.  A signal is passed on, and the ranks save and end.
+    other ranks, and its reason is printed as the last line.  A signal is passed on, and the ranks save and end.
     """
     with tempfile.TemporaryDirectory(prefix="train-procs-") as folder:
         ranks = _Ranks(procs, argv, Path(folder))
@@ -70,7 +70,7 @@ class _Ranks:
         ]
 
     def wait(self) -> int:
-        """Return the exit code when all ranks have ended; once one has failed, end the others."""
+        """Return the exit code when all ranks have ended; once one has failed, end the other ranks."""
         while all(process.poll() in (None, 0) for process in self._processes):
             if all(process.poll() == 0 for process in self._processes):
                 return 0

@@ -29,7 +29,7 @@ def pick_device(world: World, wanted: str) -> torch.device:
         raise UserError(
             f"LOCAL_RANK is {world.local_rank} but torch sees {count} CUDA devices on "
             f"{socket.gethostname()} (CUDA_VISIBLE_DEVICES is {'not set' if visible is None else repr(visible)}): "
-            f"start at most one process a device, or use --device=cpu"
+            f"start at most one process per device, or use --device=cpu"
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)

@@ -89,7 +89,7 @@ def wait_until_resolvable(name: str, timeout_s: float) -> None:
                 raise UserError(
                     f'MASTER_ADDR is "{name}", which does not resolve on {socket.gethostname()}: {error.strerror} '
                     f"(tried for {timeout_s:g} s). Check the name and the DNS of this node; "
-                    "--resolve-timeout-s waits longer"
+                    "--resolve-timeout-s sets the limit"
                 ) from None
         time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
 
@@ -146,7 +146,7 @@ def _wait_until_something_listens(world: World, place: str, timeout: timedelta) 
                 raise UserError(
                     f"rank {world.rank} found no rank 0 at {place} within {timeout.total_seconds():g} s: "
                     f"{error.strerror or error}. Is rank 0 running, and does a firewall let the port through? "
-                    "--rendezvous-timeout-s waits longer"
+                    "--rendezvous-timeout-s sets the limit"
                 ) from None
         time.sleep(0.1)
 
@@ -161,5 +161,5 @@ def _wait_for_all_ranks(world: World, store: dist.Store, timeout: timedelta) -> 
         raise UserError(
             f"{len(missing)} of {world.world_size} processes did not arrive at {world.master_addr}:"
             f"{world.master_port} within {timeout.total_seconds():g} s: rank {', '.join(map(str, missing))}. "
-            "Look at their logs; --rendezvous-timeout-s waits longer"
+            "Look at their logs; --rendezvous-timeout-s sets the limit"
         ) from None

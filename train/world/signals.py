@@ -20,7 +20,7 @@ Slurm sends the one that the job chose, a terminal sends SIGINT, and everyone el
 """
 
 EXIT_STOPPED = 128 + signal.SIGTERM
-"""Exit code of a run that was stopped, whichever the signal: as if SIGTERM had ended the program.
+"""Exit code of a run that any signal has stopped: the same as if SIGTERM had ended the program.
 
 Never 0, so that the program that started the run sees that there is more to do."""
 

@@ -127,10 +127,10 @@ def test_file_of_comments_is_empty_only_beside_others(tmp_path: Path) -> None:
     for text in ("# nothing yet\n", ""):
         site.write_text(text)
         assert read_all([str(job), str(site)]).values == read_all([str(site), str(job)]).values == {"name": "job"}
-        with pytest.raises(SpecError, match="a job spec is a mapping"):
+        with pytest.raises(SpecError, match="a job spec must be a mapping"):
             read_all([str(site)])
     site.write_text("null")
-    with pytest.raises(SpecError, match="a job spec is a mapping"):
+    with pytest.raises(SpecError, match="a job spec must be a mapping"):
         read_all([str(job), str(site)])
 
 

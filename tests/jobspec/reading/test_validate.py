@@ -117,7 +117,7 @@ def test_hint_for_a_text_of_an_option_survives_the_shell(setting: str, hint: str
     [
         ("slurm: {ntasks_per_gpu: 1}", "leave it out: it is set from procs_per_node and slurm.launcher"),
         ("slurm: {open_mode: append}", "leave it out: it is set from preemption"),
-        ("slurm: {test_only: true}", "leave it out, and write it on sbatch's command line"),
+        ("slurm: {test_only: true}", "leave it out; give it on the command line of sbatch"),
         ("slurm: {overcommit: true}", "slurm: {srun_options: {overcommit: true}}"),
         ("slurm: {wrap: hostname}", "write command instead"),
         ("kubernetes: {initContainers: []}", "kubernetes: {pod: {initContainers: …}}"),
@@ -162,7 +162,7 @@ def test_hint_for_a_text_of_an_option_survives_the_shell(setting: str, hint: str
         ('max_restarts: "99999"', ""),
         ('train: {lr: "0.5"}', "leave the quotes out"),
         ("time_limit: 0", ""),
-        ("time_limit: 100000", "with its unit: 100000s or 100000m"),
+        ("time_limit: 100000", "add a unit: 100000s or 100000m"),
         ("time_limit: -5", ""),
         ("resources: {memory: 2000TB}", "no node has more than 1024TiB"),
         ('no_python: "true"', "leave the quotes out"),

@@ -163,7 +163,7 @@ def test_set_places_are_in_the_option(source: Source) -> None:
         ("nodes.min=3", "hint: set the whole value: --set 'nodes={min: …, max: …}'"),
         ("kubernetes.pod.\udcff=1", "character U+DCFF is not allowed in KEY"),
         ("a" + ".a" * 3000 + "=1", "nested deeper than 20 levels"),
-        ("mounts.1.path=/b", '"mounts" is a list of 1; there is no "1" in it'),
+        ("mounts.1.path=/b", '"mounts" is a list of length 1; there is no "1" in it'),
         ("mounts.1.path=/b", "hint: its last element is mounts.0; set the whole value: --set 'mounts=[…]'"),
         ("train.lr={a: [}", "--set train.lr={a: [}:1:15: not YAML"),
         ("train.lr=&a 3", '--set train.lr=&a 3:1:10: anchor "&a"'),

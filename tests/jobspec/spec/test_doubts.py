@@ -15,9 +15,9 @@ ALL = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ("command=[train.py, '“a”']", 'command.1 has the character "“"'),
-        ("command=[train.py, –lr, x]", 'command.1 has the character "–"'),
-        ("setup=['export A=‘b’']", 'setup.0 has the character "‘"'),
+        ("command=[train.py, '“a”']", "command.1 contains “"),
+        ("command=[train.py, –lr, x]", "command.1 contains –"),
+        ("setup=['export A=‘b’']", "setup.0 contains ‘"),
         ("command=[train]", 'command begins with "train", not a .py file'),
         ("image=registry.example/Team/train:1", 'image "registry.example/Team/train:1" has capital letters'),
         ("env={HF_TOKEN: hf_abc}", "env.HF_TOKEN looks like a secret, and its value is in the output"),

@@ -45,7 +45,7 @@ def test_longer_values_are_refused_on_every_target(place: str, target: str) -> N
     module = targets.load(target)
     if target == "slurm" and "command" in VALUES[place](0):
         # There the program and its variables reach the tasks as one variable.
-        with pytest.raises(SpecError, match="shell text; Slurm's limit is 122880"):
+        with pytest.raises(SpecError, match="shell text; at most 122880 are allowed"):
             plan_of(parsed(122_880), module)
         assert text_of(plan_of(parsed(122_000), module), target, "command")
         return

@@ -20,14 +20,14 @@ set -euo pipefail
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
   [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
 done
-record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # the ID of an array has many records
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # for the ID of an array, scontrol prints many
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 restart=${record#* Restarts=} restart=${restart%% *}
 log=algoperf-$job-r$restart.log
 
 # slurm.prologue of the spec.
-set +u  # the lines may source files that read variables that are not set
+set +u  # the lines may source files that read unset variables
 # shellcheck disable=SC2041
 for JOB_LINE in \
   'gcloud auth configure-docker us-central1-docker.pkg.dev --quiet'; do
@@ -35,7 +35,7 @@ for JOB_LINE in \
 done
 set -u
 
-preflight() {  # on each node: what would otherwise show as a hang, or as an error far from its cause
+preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
   failed=0
   problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   command -v docker >/dev/null || problem "docker is not found; install it on the node"
@@ -49,7 +49,7 @@ preflight() {  # on each node: what would otherwise show as a hang, or as an err
 preflight || exit
 
 # The values below are passed as variables, because all users of a node can read the arguments of its processes.
-program() {  # in the container
+program() {  # runs in the container
   export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/algoperf-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
     TORCH_NCCL_TRACE_BUFFER_SIZE=2000
@@ -69,7 +69,7 @@ program() {  # in the container
     'exec python3 submission_runner.py --framework=pytorch --workload="$$WORKLOAD" --rng_seed="$$RNG_SEED" --submission_path=submissions_algorithms/nadamw/submission.py --tuning_search_space=submissions_algorithms/nadamw/tuning_search_space.json --data_dir=/data/"$$WORKLOAD" --experiment_dir=/experiments --experiment_name="$$WORKLOAD-$$RNG_SEED" --overwrite' "$@"
 }
 JOB_PROGRAM="$(declare -f program); program"
-task() {  # on the node, once for its 8 processes
+task() {  # runs on the node, once for its 8 processes
   name=slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID
   docker rm --force "$name" >/dev/null 2>&1 || true
   set -- --name="$name" --user="$(id -u):$(id -g)"

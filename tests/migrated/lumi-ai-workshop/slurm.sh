@@ -23,14 +23,14 @@ set -euo pipefail
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
   [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
 done
-record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # the ID of an array has many records
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # for the ID of an array, scontrol prints many
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 restart=${record#* Restarts=} restart=${restart%% *}
 log=gpt-imdb-$job-r$restart.log
 
 # slurm.prologue of the spec.
-set +u  # the lines may source files that read variables that are not set
+set +u  # the lines may source files that read unset variables
 for JOB_LINE in \
   'module purge' \
   'module use /appl/local/containers/ai-modules' \
@@ -42,7 +42,7 @@ for JOB_LINE in \
 done
 set -u
 
-preflight() {  # on each node: what would otherwise show as a hang, or as an error far from its cause
+preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
   failed=0
   problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   command -v apptainer >/dev/null || problem "apptainer is not found; install it on the node"
@@ -54,7 +54,7 @@ preflight() {  # on each node: what would otherwise show as a hang, or as an err
 preflight || exit
 
 # The values below are passed as variables, because all users of a node can read the arguments of its processes.
-program() {  # in the container
+program() {  # runs in the container
   export HF_HOME=/flash/project_465002178/hf-cache OMP_NUM_THREADS=7 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false \
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_HOME=/scratch/project_465002178/torch-cache \
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/gpt-imdb-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
@@ -67,7 +67,7 @@ program() {  # in the container
     --set-cpu-binds
 }
 JOB_PROGRAM="$(declare -f program); program"
-task() {  # on the node, once for its 8 processes
+task() {  # runs on the node, once for its 8 processes
   for name in "${!SLURM_@}"; do export "APPTAINERENV_$name=${!name}"; done
   if [ -e /dev/nvidiactl ]; then set -- --nv; else set -- --rocm; fi
   exec apptainer exec --no-eval "$@" \

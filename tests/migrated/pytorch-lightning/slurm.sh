@@ -19,7 +19,7 @@ set -euo pipefail
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
   [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
 done
-record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # the ID of an array has many records
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # for the ID of an array, scontrol prints many
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 restart=${record#* Restarts=} restart=${restart%% *}
@@ -31,13 +31,13 @@ requeue() {
   echo "requeueing the job" >&2
   exec scontrol requeue "$job"
 }
-trap requeue USR1  # from Slurm, 90 s before it takes the nodes; nothing is to be saved yet
+trap requeue USR1  # Slurm sends USR1 90 s before it takes the nodes; there is nothing to save yet
 
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
-export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that share a node get different ones
+export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that share a node get different ports
 
 # slurm.prologue of the spec.
-set +u  # the lines may source files that read variables that are not set
+set +u  # the lines may source files that read unset variables
 # shellcheck disable=SC2041
 for JOB_LINE in \
   'source activate lightning'; do
@@ -45,7 +45,7 @@ for JOB_LINE in \
 done
 set -u
 
-preflight() {  # on each node: what would otherwise show as a hang, or as an error far from its cause
+preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
   failed=0
   problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
@@ -63,7 +63,7 @@ srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL 
   bash -c "$(declare -f preflight); preflight"
 
 # The values below are passed as variables, because all users of a node can read the arguments of its processes.
-task() {  # on the node, once a process
+task() {  # runs on the node, once per process
   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID
   export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=8
   export NCCL_DEBUG=INFO OMP_NUM_THREADS=1 PYTHONFAULTHANDLER=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
@@ -74,13 +74,13 @@ task() {  # on the node, once a process
 export -f task
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
-# A node that has saved and ended must not end those that still save.
+# A node that has saved and ended must not end the nodes that still save.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks=$(( SLURM_JOB_NUM_NODES * 8 )) --ntasks-per-node=8 \
   --export=ALL --distribution=block --kill-on-bad-exit=0 --wait=90 --output="$log" --open-mode=append \
   bash -euc "export -fn task; task" & step=$!
 
 stop() {
-  trap "" USR1  # another one changes nothing
+  trap "" USR1  # a second signal changes nothing
   echo "Slurm is about to end the job; asking the processes to save and end" >&2
   { sleep 78; kill "$step"; } >/dev/null 2>&1 &  # a process that hangs must not prevent the requeue
   scancel --signal=TERM "$job" || true  # torchrun passes on no USR1, and srun answers a SIGTERM with SIGKILL

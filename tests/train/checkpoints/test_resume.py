@@ -129,7 +129,7 @@ def test_a_damaged_checkpoint_is_skipped_said_and_set_aside(data_root: Path, tmp
 
     assert resumed.returncode == 0, resumed.stderr
     assert "skipped" in resumed.stdout
-    assert "step-00000010 is damaged: state.pt is not what manifest.json says" in resumed.stdout
+    assert "step-00000010 is damaged: the size or SHA-256 of state.pt is not the one in manifest.json" in resumed.stdout
     assert "resume: " + str(tmp_path / "checkpoints" / "step-00000005") in resumed.stdout
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names[-2:] == ["step-00000010", "step-00000015"]

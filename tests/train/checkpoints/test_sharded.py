@@ -78,7 +78,7 @@ def test_a_damaged_part_is_skipped_and_another_strategy_refused(tmp_path: Path) 
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
     said = train(2, *quick, "--max-steps=4", FSDP, timeout_s=200).stdout
-    assert f"step-00000004 is damaged: {part.name} is not what manifest.json says" in said
+    assert f"step-00000004 is damaged: the size or SHA-256 of {part.name} is not the one in manifest.json" in said
     assert f"resume: {tmp_path / 'step-00000002'}" in said
     with pytest.raises(RuntimeError, match="saved with --strategy=fsdp, each rank's part in separate files, which s"):
         train_on_ranks(1, *quick, "--max-steps=6", "--strategy=single", timeout_s=200)
@@ -100,7 +100,7 @@ def _save(world: World, folder: str, own_folders: bool, fails: bool) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("own_folders", "fails", "says"),
-    [(True, False, "is not the same folder as on rank 0"), (False, True, "rank 1: .*older ones are intact")],
+    [(True, False, "is not the same folder as on rank 0"), (False, True, "rank 1: .*older checkpoints are intact")],
 )
 def test_a_rank_that_cannot_write_where_the_others_do_ends_all(
     tmp_path: Path, own_folders: bool, fails: bool, says: str

@@ -117,7 +117,7 @@ def _late_in_a_group(world: World) -> str:
 
 
 def test_a_missing_rank_of_a_group_has_its_number_in_the_job() -> None:
-    assert run_ranks(3, _late_in_a_group)[1] == "rank 2 did not come within 1 s"
+    assert run_ranks(3, _late_in_a_group)[1] == "rank 2 did not take part within 1 s"
 
 
 def _alone(world: World) -> bool:

@@ -148,7 +148,7 @@ def test_a_rank_paused_with_sigstop_is_named(paused: int) -> None:
         os.kill(ranks[paused].pid, signal.SIGCONT)
     assert ranks[1 - paused].returncode == 1
     (problem,) = _problems(output)
-    assert f"`kill -CONT {ranks[paused].pid}` lets it go on" in problem
+    assert f"`kill -CONT {ranks[paused].pid}` continues it" in problem
     assert "stopped (SIGSTOP or a debugger)" in problem
 
 

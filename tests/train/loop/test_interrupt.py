@@ -106,7 +106,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     # Its one step takes minutes, so the first Ctrl-C cannot end it.
     batch = ["--batch-size=500000", "--dataset=synthetic", "--model=resnet18"]
     terminal = Terminal([sys.executable, "-m", "train", *batch])
-    terminal.read_until("steps an epoch")
+    terminal.read_until("steps per epoch")
     terminal.press_ctrl_c()
     terminal.read_until("Ctrl-C again ends at once")
     terminal.press_ctrl_c()

@@ -50,7 +50,7 @@ def test_the_summary_has_milliseconds_a_step_and_shares() -> None:
         "  waiting for input: 5.00 ms a step, 5.0%",
         "  communication not hidden behind computing: 10.00 ms a step, 10.0%",
         "  communication hidden behind computing: 25.00 ms a step, 25.0%",
-        "  most self time:",
+        "  operators with the most self time:",
         "    aten::mm: 50.00 ms a step, 50.0%",
     ]
 

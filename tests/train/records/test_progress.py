@@ -41,7 +41,7 @@ def _started(capsys: pytest.CaptureFixture[str]) -> Progress:
     assert _lines(capsys) == [
         "rank 0: here",
         "global batch 10 = 1 process x 10 samples",
-        "395 samples = 40 steps an epoch, the last with 5 samples",
+        "395 samples = 40 steps per epoch, the last with 5 samples",
     ]
     return progress
 

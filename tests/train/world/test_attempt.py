@@ -67,7 +67,7 @@ def test_process_whose_store_was_replaced_while_it_started_ends() -> None:
     attempt = Attempt(world(0, port))
     del server
     successor = serve(port)
-    with pytest.raises(UserError, match="was closed, so its attempt has ended"):
+    with pytest.raises(UserError, match="was closed, so this attempt of the job has ended"):
         attempt.join(connect(successor.port), _TIMEOUT)
 
 
