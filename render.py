@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     command = _command(
-        commands, "diff", "what a new rendering would change in a rendered file; exit code 1 if anything", _diff
+        commands, "diff", "what a new rendering would change in a rendered file; exit code 1 if it changes", _diff
     )
     _takes_spec(command)
     command.add_argument("artifact", metavar="ARTIFACT", help="the file rendered earlier")

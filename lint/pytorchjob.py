@@ -47,7 +47,9 @@ def rank_is_that_of_the_node(document: Node) -> Iterator[Fault]:
         several = document.text("spec", "nprocPerNode") not in ("", "1") or gpus(container) not in ("", "1")
         if several and starts(container, "python", "python3") and not starts(container, *TORCHRUN):
             entry = container.get("command") or container.get("args") or container
-            reason = "in a PyTorchJob RANK and WORLD_SIZE count nodes: plain python starts one process per node"
+            reason = (
+                "in a PyTorchJob RANK and WORLD_SIZE count nodes: plain python starts one process per node, on one GPU"
+            )
             yield Fault(
                 entry.key_place,
                 reason,
@@ -135,6 +137,6 @@ def variable_is_the_operators(document: Node) -> Iterator[Fault]:
         for entry in container.elements("env"):
             name = entry.get("name")
             if name and name.text() in _SET_BY_OPERATOR:
-                reason = f"the operator sets {name.text()} in each pod after this entry, so this value is lost"
+                reason = f"the operator adds its own {name.text()} to each pod, and the operator's value wins"
                 fix = "leave it out; it follows from replicas, nprocPerNode and the Master's port named pytorchjob-port"
                 yield Fault(name.place, reason, fix)

@@ -76,8 +76,11 @@ def requeue_overwrites_log(script: Script) -> Iterator[Fault]:
 def signal_without_trap(script: Script) -> Iterator[Fault]:
     asked = script.directive("signal")
     if asked and asked.value.startswith("B:") and not any(command.name == "trap" for command in script.commands):
-        reason = "B: signals only the batch shell, which then ends; the processes get no signal"
-        yield Fault(asked.place, reason, 'trap it, and forward it: trap \'kill -USR1 "$step"; wait "$step"\' USR1')
+        reason = (
+            "only the batch shell gets this signal (B:); without a trap the shell ends, and Slurm kills the processes"
+        )
+        fix = 'srun … & step=$!; trap \'kill -USR1 "$step"; wait "$step"\' USR1; wait "$step"'
+        yield Fault(asked.place, reason, fix)
 
 
 @rule("https://github.com/pytorch/pytorch/issues/154849")

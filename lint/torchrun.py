@@ -73,7 +73,8 @@ def process_count_is_guessed(script: Script) -> Iterator[Fault]:
     for flag in torchrun_flags(script, "nproc-per-node"):
         if flag.value in ("auto", "cpu"):
             reason = (
-                f"{flag.value} on CPUs means one process per core of the machine, even if the container may use fewer"
+                f"without GPUs, {flag.value} starts one process per core of the machine, even if the container may "
+                "use fewer"
             )
             yield Fault(flag.place, reason, "write the number: --nproc-per-node=8")
 
@@ -120,6 +121,5 @@ def launcher_is_deprecated(script: Script) -> Iterator[Fault]:
         for word in command.words:
             if word.value == "torch.distributed.launch":
                 reason = "torch.distributed.launch is deprecated, and gives --local-rank to scripts that do not know it"
-                yield Fault(
-                    script.place(word), reason, "use torchrun; the script reads LOCAL_RANK from its environment"
-                )
+                fix = "use torchrun, and let the script read LOCAL_RANK from the environment"
+                yield Fault(script.place(word), reason, fix)

@@ -236,8 +236,8 @@ class TrainConfig(BaseModel):
     )
     pipeline_schedule: Literal["gpipe", "1f1b"] = Field(
         "1f1b",
-        description="order in which the strategy pipeline runs the micro-batches of a step (as many as accumulate). "
-        "gpipe: all forwards, then all backwards; 1f1b: both in turns, as fast but with fewer activations",
+        description="with strategy pipeline: the order of a step's micro-batches, whose number is accumulate. gpipe: "
+        "all forwards, then all backwards; 1f1b: forwards and backwards in turns, as fast and with fewer activations",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto takes CUDA if torch sees a GPU, else the CPU"

@@ -173,7 +173,11 @@ def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Fi
     for number, mount in enumerate(_list(container, "volumeMounts")):
         if isinstance(mount, dict) and str(mount.get("name", "")).startswith(_OWN_VOLUMES):
             message = f"kubernetes.pod: the name {mount['name']} is reserved for the job's own volumes"
-            yield Finding((*at, "volumeMounts", number), message, "list folders and claims in the spec's mounts")
+            yield Finding(
+                (*at, "volumeMounts", number),
+                message,
+                "choose another name; or mount folders and claims with mounts, a key of the job spec",
+            )
 
 
 def _requests_fit(job: Job, requests: Mapping[str, Any], at: Path) -> Iterator[Finding]:

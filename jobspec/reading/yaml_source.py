@@ -234,7 +234,9 @@ class Reader:
         try:
             return str(event.value).encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
-            self.add(place, "half of a surrogate pair, which is not a character", "write the character itself")
+            self.add(
+                place, "this escape is half of a surrogate pair, which is not a character", "write the character itself"
+            )
             return ""
 
     def _place(self, event: Any) -> Place:

@@ -22,7 +22,7 @@ SWEEPS = "objects"
 
 POD_RULES = rules.POD
 name_fits = leaves_room("a pod", lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")
-fixed_size = rules.fixed_size("a JobSet restarts all pods when one fails")
+fixed_size = rules.fixed_size("a JobSet restarts all pods when one fails, so it never continues with fewer nodes")
 preemption_needs_restarts = rules.preemption_needs_restarts("a preempted pod's peers may fail before it ends")
 
 

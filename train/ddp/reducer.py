@@ -23,7 +23,7 @@ class State(Enum):
     """The progress of a backward."""
 
     NONE = "no backward is running"
-    BEGUN = "a backward is running, but may reach no parameter (torch.autograd.grad()); the other ranks do not wait"
+    BEGUN = "a backward is running, which perhaps never reaches a parameter (torch.autograd.grad())"
     SHARED = "a backward is running that reaches a parameter; all ranks take part"
 
 

@@ -48,7 +48,7 @@ def found(world: World, position: ShardSampler, images: Tensor, losses: Tensor) 
     first_rank: dict[str, int] = {}  # all stages of a pipeline read the same samples
     for rank, (kind, of_rank) in enumerate(of_ranks):
         if of_rank and kind == first:
-            first_rank.setdefault(f"the {kind} of {_named(of_rank)} is not finite", rank)
+            first_rank.setdefault(_described(kind, of_rank), rank)
     return "; ".join(f"rank {rank}: {what}" for what, rank in first_rank.items())
 
 
@@ -56,7 +56,10 @@ def _not_finite(indices: list[int], values: Tensor) -> list[int]:
     return [index for index, finite in zip(indices, torch.isfinite(values).tolist(), strict=True) if not finite]
 
 
-def _named(indices: list[int]) -> str:
+def _described(kind: str, indices: list[int]) -> str:
+    if len(indices) == 1:
+        return f"the {kind} of sample {indices[0]} of the training set is not finite"
     listed = ", ".join(map(str, indices[:_MOST_NAMED]))
     more = f" and {len(indices) - _MOST_NAMED} more" if len(indices) > _MOST_NAMED else ""
-    return f"sample{'s' * (len(indices) > 1)} {listed}{more} of the training set"
+    kinds = {"image": "images", "loss": "losses"}[kind]
+    return f"the {kinds} of samples {listed}{more} of the training set are not finite"

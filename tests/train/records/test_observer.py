@@ -72,7 +72,7 @@ def _diverged(world: World) -> _Recorder:
     parts = setup.load_parts(config, world)
     parts.observers.append(recorder)
     setup.report_start(config, world, parts)
-    with pytest.raises(SharedError, match=r"^step \d+: .* is not finite.*--lr"):
+    with pytest.raises(SharedError, match=r"^step \d+: .* (is|are) not finite.*--lr"):
         setup.make_trainer(config, world, StopSignal(), parts).fit()
     return recorder
 
