@@ -129,11 +129,12 @@ def page(found: dict[Cell, str | None]) -> str:
 
 _HEAD = f"""# Which settings work together
 
-`python -m tests.train.combinations` writes this page on a CPU, and `tests/train/test_combinations.py` checks it.
+`python -m tests.train.combinations` runs every combination on a CPU and writes this page.
+`tests/train/test_combinations.py` checks the page.
 
 - **works**: the losses of {STEPS} steps equal the losses of one process that trains on the whole batch. The largest
   relative difference allowed is {_TOLERANCE["fp32"]:g} in fp32, and {_TOLERANCE["bf16"]:g} in bf16 and fp16. The
-  model is the MLP, and the data have the format of MNIST. The strategies single and data_parallel run in one process,
+  model is the MLP, and the data have the format of MNIST. The strategies `single` and `data_parallel` run in one process,
   all others in two.
 - **refused [N]**: the run ends before its first step. The reason with the number N is below the table.
 
