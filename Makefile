@@ -7,7 +7,7 @@ READY := .venv/.ready
 # Commands inside a job find python and torchrun of the virtual environment first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-all test-slow lint render fuzz mutants durations bench gpu e2e-compiled e2e-docker e2e-k8s e2e-slurm e2e-train clean
+.PHONY: demo test test-all test-slow lint render fuzz mutants durations bench gpu e2e-docker e2e-k8s e2e-slurm e2e-train clean
 
 # Train in two processes on this machine's CPU.  With DATA_ROOT=folder the same job trains on FashionMNIST from there.
 DEMO_SET := $(if $(DATA_ROOT),--set train.dataset=fashion_mnist --set train.data_root=$(abspath $(DATA_ROOT)))
@@ -28,11 +28,7 @@ test-slow: $(READY)
 
 # Tests of strategies, sharded checkpoints, signals, doctor and benchmarks, and torch's own tests of DDP: half an hour.
 e2e-train: $(READY)
-	$(BIN)/python -m pytest -m "long and not compiled" --timeout=600
-
-# Every strategy and precision with --compile, as docs/combinations.md has them: a quarter of an hour.
-e2e-compiled: $(READY)
-	$(BIN)/python -m pytest -m compiled
+	$(BIN)/python -m pytest -m long --timeout=600
 
 lint: $(READY)
 	$(BIN)/ruff check .

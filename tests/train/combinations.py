@@ -1,6 +1,6 @@
 """What each strategy does with each precision, accumulation and --compile: docs/combinations.md, made and checked.
 
-    python -m tests.train.combinations      # writes the page; a quarter of an hour on two cores
+    python -m tests.train.combinations      # writes the page; five minutes on two cores
 
 Each cell trains 30 steps and is compared with one process on the whole batch, or must be refused at start.  A cell that
 does neither is an error, and no page is written.  So is a cell with the losses of fp32 in place of bf16 or fp16, and a
@@ -134,8 +134,8 @@ _HEAD = f"""# Which settings work together
 
 - **works**: the losses of {STEPS} steps equal the losses of one process that trains on the whole batch. The largest
   relative difference allowed is {_TOLERANCE["fp32"]:g} in fp32, and {_TOLERANCE["bf16"]:g} in bf16 and fp16. The
-  model is the MLP, and the data have the format of MNIST. The strategies `single` and `data_parallel` run in one process,
-  all others in two.
+  model is the MLP, and the data have the format of MNIST. The strategies `single` and `data_parallel` run in one
+  process, all others in two.
 - **refused [N]**: the run ends before its first step. The reason with the number N is below the table.
 
 "accumulate 4" means `--accumulate 4`, and "compiled" means `--compile`.
