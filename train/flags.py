@@ -78,7 +78,7 @@ def _unknown_words(words: list[str], unknown: list[str]) -> list[str]:
 
 def _unknown_flag(word: str) -> str:
     name = word.partition("=")[0]
-    meant = nearest(name, map(flag, TrainConfig.model_fields))
+    meant = nearest(name, [*map(flag, TrainConfig.model_fields), *_NOT_SETTINGS])
     hint = f"did you mean {meant}?" if meant else "`python -m train --help` lists the flags"
     return f"  {name}: unknown flag; {hint}"
 
@@ -91,6 +91,8 @@ def _sentence(problem: ErrorDetails, where: Mapping[str, str]) -> str:
     if problem["type"] == "keys_disagree":
         return f"  {place}{problem['msg'].removeprefix(key)}"
     if problem["type"] == "extra_forbidden":
+        if flag(key) in _NOT_SETTINGS:
+            return f"  {place}: {flag(key)} is a flag of the command line, and cannot stand in a file"
         meant = nearest(key, TrainConfig.model_fields)
         return f"  {place}: unknown key" + (f'; did you mean "{meant}"?' if meant else "")
     if problem["type"] == "unknown_name":
@@ -104,6 +106,8 @@ def _sentence(problem: ErrorDetails, where: Mapping[str, str]) -> str:
     return f'  {place}: "{problem["input"]}" is not accepted; it must be {wanted}{hint}'
 
 
+# Flags that are no settings of a run.
+_NOT_SETTINGS = ("--config", "--procs", "--help")
 # Flags without a value → how to turn the same setting on and off.
 _SWITCHES = {
     name: (flag(key), flag(f"no_{key}"))

@@ -257,6 +257,8 @@ def test_values_that_begin_with_a_dash_or_hold_spaces_survive() -> None:
 
 
 def test_abbreviated_flags_are_refused() -> None:
+    with pytest.raises(UserError, match=r"--proc: unknown flag; did you mean --procs\?"):
+        from_argv(["--proc=2"])
     with pytest.raises(UserError, match=r"--epoch: unknown flag; did you mean --epochs\?"):
         from_argv(["--epoch=3"])
 

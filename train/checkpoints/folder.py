@@ -134,8 +134,12 @@ def read_checkpoint(path: Path) -> bytes:
     """Return the bytes of state.pt in one checkpoint folder, after verifying it and all other files there.
 
     The hash is checked before state.pt is parsed, since weights_only does not protect against a crafted file.
-    Raises UserError if a file is missing or has changed since it was saved.
+    Raises UserError if the folder is not there, or if a file is missing or has changed since it was saved.
     """
+    if path.is_file():
+        raise UserError(f"{path} is a file, and a checkpoint is a folder, such as {checkpoint_path(Path(), 100)}")
+    if not path.exists():
+        raise UserError(f"there is no checkpoint {path}")
     try:
         files = json.loads((path / _MANIFEST).read_bytes())["files"]
         expected = {str(name): (int(file["bytes"]), str(file["sha256"])) for name, file in files.items()}

@@ -7,17 +7,19 @@ from typing import Any
 from train.config import TrainConfig
 from train.errors import UserError
 
+# If one of these has another value now, the weights cannot be evaluated as they were.
+_SAME_WEIGHTS = ("model", "dataset", "ema")
 # If one of these has another value now, the run is no continuation of the saved one.
 _SAME_RUN = (
-    "model",
-    "dataset",
+    *_SAME_WEIGHTS,
+    "seed",
+    "batch_size",
     "optimizer",
     "lr",
     "momentum",
     "weight_decay",
     "decay_norms_and_biases",
     "label_smoothing",
-    "ema",
     "scheduler",
     "lr_gamma",
     "warmup_steps",
@@ -31,6 +33,8 @@ def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
     """Raise UserError if settings that must equal the checkpoint's do not; the message names each of them."""
     now = config.model_dump()
     keys = _SAME_RUN + (("epochs",) if config.scheduler in ("cosine", "one_cycle") else ())
+    if config.evaluate_only and not config.spreads_model:  # fsdp and pipeline read weights and optimizer together
+        keys = _SAME_WEIGHTS
     # A checkpoint that is older than a setting was made with the setting's default.
     saved = TrainConfig().model_dump() | saved
     spread = TrainConfig.model_validate({"strategy": saved["strategy"]}).spreads_model

@@ -16,7 +16,8 @@ class Run:
     """One run as a rank sees it.
 
     context: the device, and the ranks that share the model.
-    checkpoints: on rank 0, or on all ranks if the model is spread over them; None without --checkpoint-dir.
+    checkpoints: on rank 0, or on all ranks if the model is spread over them; None without --checkpoint-dir, and if
+        the run only evaluates.
     stop: notes whether this rank was asked to stop.
     """
 

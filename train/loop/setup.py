@@ -81,19 +81,20 @@ def load_parts(config: TrainConfig, world: World) -> Parts:
         folder = Path(config.checkpoint_dir) if config.checkpoint_dir else None
         saved = find_checkpoint(config.resume, folder, say) if is_rank_0 else None
         checkpoints = None
-        if is_rank_0 and folder and not config.spreads_model:
-            checkpoints = Checkpoints(folder, config.keep_checkpoints)
+        saves_in = None if config.evaluate_only else folder  # a training may be saving in the same folder
+        if is_rank_0 and saves_in and not config.spreads_model:
+            checkpoints = Checkpoints(saves_in, config.keep_checkpoints)
         if is_rank_0 and config.evaluate_only and saved is None:
             raise UserError(f"--evaluate-only: there is no checkpoint in {config.checkpoint_dir} to evaluate")
         if is_rank_0 and config.export is not None:
             refuse_impossible_export(config.export)
         metrics = MetricsFile(config.run_dir if is_rank_0 else None)
         more = _optional_observers(config, world, device)
-    if folder and config.spreads_model:
+    if saves_in and config.spreads_model:
         # Imported here: torch takes a second to import what it needs.
         from train.checkpoints.sharded import ShardedCheckpoints
 
-        checkpoints = ShardedCheckpoints(folder, config.keep_checkpoints, world)
+        checkpoints = ShardedCheckpoints(saves_in, config.keep_checkpoints, world)
     # Progress comes first: batch scripts look for its last line, and the disk of the metrics may be full.
     observers: list[Observer] = [progress.Progress(), metrics] if is_rank_0 else []
     return Parts(device, samples, validation, model, saved, checkpoints, metrics, [*observers, *more])

@@ -99,8 +99,14 @@ def test_a_named_checkpoint_that_is_damaged_is_an_error_although_there_are_other
 
 
 def test_a_named_checkpoint_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"step-5 is incomplete: manifest\.json is missing"):
+    with pytest.raises(UserError, match=r"there is no checkpoint .*step-5$"):
         find_checkpoint(str(tmp_path / "step-5"), None, pytest.fail)
+
+
+def test_a_file_given_as_a_checkpoint_is_an_error_that_says_what_a_checkpoint_is(tmp_path: Path) -> None:
+    (tmp_path / "weights.safetensors").touch()
+    with pytest.raises(UserError, match=r"safetensors is a file, and a checkpoint is a folder, such as step-00000100$"):
+        find_checkpoint(str(tmp_path / "weights.safetensors"), None, pytest.fail)
 
 
 def test_a_new_run_does_not_start_over_the_checkpoints_of_an_earlier_one(tmp_path: Path) -> None:
@@ -145,7 +151,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a file instead of a folder": (
         lambda path: path.rename(path.with_name(f"moved-{path.name}")) and path.write_text(""),
-        "cannot read the checkpoint",
+        "is a file, and a checkpoint is a folder",
     ),
 }
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.cli import records
 from tests.ranks import train_on_ranks
+from tests.train.devices import needs_fsdp_on_cpus
 from train import models
 from train.records.metrics import weights_sha256
 
@@ -38,3 +40,36 @@ def test_a_checkpoint_is_evaluated_and_exported_without_training(tmp_path: Path)
     state = torch.load(tmp_path / "checkpoints" / "step-00000020" / "state.pt", weights_only=True)
     averages = state["ema"]["averages"]
     assert all(torch.equal(tensor, averages[name]) for name, tensor in load_file(tmp_path / "averages").items())
+
+
+@pytest.mark.parametrize("strategy", ["custom_ddp", pytest.param("fsdp", marks=needs_fsdp_on_cpus)])
+def test_an_evaluation_leaves_the_folder_of_checkpoints_as_it_is(strategy: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    kept = [*_FLAGS, f"--strategy={strategy}", f"--checkpoint-dir={folder}"]
+    train_on_ranks(2, *kept, "--checkpoint-every=8")
+    (folder / ".unfinished-step-00000099").mkdir()  # a training that still runs is about to finish it
+    before = _contents(folder)
+    train_on_ranks(2, *kept, f"--resume={folder / 'step-00000008'}", "--evaluate-only")
+    assert _contents(folder) == before
+
+
+def _contents(folder: Path) -> dict[str, bytes | None]:
+    return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
+
+
+def test_an_evaluation_needs_only_the_settings_that_shape_the_weights(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    train_on_ranks(1, *_FLAGS, "--optimizer=sgd", "--no-decay-norms-and-biases", f"--checkpoint-dir={folder}")
+    others = [
+        "--batch-size=100",
+        "--lr=3",
+        "--seed=5",
+        "--optimizer=adamw",
+        "--precision=bf16",
+        f"--run-dir={tmp_path}",
+    ]
+    train_on_ranks(1, *_FLAGS[:3], *others, f"--resume={folder / 'step-00000020'}", "--evaluate-only")
+    (evaluation,) = records(tmp_path, "incident")
+    assert evaluation["kind"] == "evaluation"
+    with pytest.raises(RuntimeError, match='model was "mlp" and is "mnist_bn"'):
+        train_on_ranks(1, "--model=mnist_bn", *_FLAGS[1:], f"--resume={folder / 'step-00000020'}", "--evaluate-only")
