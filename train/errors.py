@@ -24,5 +24,5 @@ def refuse_without(package: str, option: str, extra: str) -> None:
     if find_spec(package) is None:
         raise UserError(
             f"{option} needs the package {package}, which is not installed here: "
-            f"pip install 'multinode-torch[{extra}]', or pip install {package}"
+            f"pip install {package}, or pip install '.[{extra}]' in the folder of the repository"
         )

@@ -40,24 +40,33 @@ class Report:
 def lines(report: Report) -> str:
     """Return the measurements as text."""
     answers = [f"{name} {'wrong' if ranks else 'right'}" for name, ranks in report.wrong.items()]
-    rows = [("all-reduce of", "takes", "each rank sends")]
-    for one in report.all_reduce:
-        rows.append((_bytes(one.size), _seconds(one.seconds), _rate(one.bytes_per_second)))
-    slowest = sorted(report.links, key=lambda link: link.bytes_per_second)[:_LINKS_SHOWN]
-    links = [f"rank {link.source} to {link.target}: {_rate(link.bytes_per_second)}" for link in slowest]
-    farthest = max(report.clocks, key=lambda clock: abs(clock.offset_s))
+    if len(report.cards) > 1:
+        connections = _connections(report)
+    else:
+        connections = ["only one process: start several to check their connections (torchrun --nproc-per-node 2)"]
     slow = max(report.compute_s)
     parts = [
         f"answers over {report.backend}: {', '.join(answers)}",
-        in_columns(rows),
-        "links" + (f" (the {_LINKS_SHOWN} slowest)" if len(report.links) > _LINKS_SHOWN else ""),
-        *[f"  {link}" for link in links],
-        f"clocks: rank {farthest.rank} differs most from rank 0, by {farthest.offset_s * 1e3:+.1f} ms "
-        f"(± {farthest.error_s * 1e3:.1f} ms)",
+        *connections,
         f"computing: the same matrix product takes {_seconds(min(report.compute_s))} to {_seconds(slow)}; "
         f"slowest is rank {report.compute_s.index(slow)}",
     ]
     return "\n".join(parts)
+
+
+def _connections(report: Report) -> list[str]:
+    rows = [("all-reduce of", "takes", "each rank sends")]
+    for one in report.all_reduce:
+        rows.append((_bytes(one.size), _seconds(one.seconds), _rate(one.bytes_per_second)))
+    slowest = sorted(report.links, key=lambda link: link.bytes_per_second)[:_LINKS_SHOWN]
+    farthest = max(report.clocks, key=lambda clock: abs(clock.offset_s))
+    return [
+        in_columns(rows),
+        "links" + (f" (the {_LINKS_SHOWN} slowest)" if len(report.links) > _LINKS_SHOWN else ""),
+        *[f"  rank {link.source} to {link.target}: {_rate(link.bytes_per_second)}" for link in slowest],
+        f"clocks: rank {farthest.rank} differs most from rank 0, by {farthest.offset_s * 1e3:+.1f} ms "
+        f"(± {farthest.error_s * 1e3:.1f} ms)",
+    ]
 
 
 def problems(report: Report, slow_mbit_s: float) -> list[str]:

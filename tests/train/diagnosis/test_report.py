@@ -36,6 +36,15 @@ def test_a_healthy_job_has_no_problems_and_its_measurements_are_told_with_units(
     ]
 
 
+def test_one_process_alone_is_told_that_no_connection_was_checked() -> None:
+    alone = replace(_HEALTHY, cards=_CARDS[:1], links=[], clocks=_HEALTHY.clocks[:1], compute_s=[1e-3])
+    assert lines(alone).splitlines() == [
+        "answers over nccl: all-reduce right, barrier right",
+        "only one process: start several to check their connections (torchrun --nproc-per-node 2)",
+        "computing: the same matrix product takes 1.00 ms to 1.00 ms; slowest is rank 0",
+    ]
+
+
 def test_each_problem_is_one_sentence_that_names_the_ranks() -> None:
     cards = [*_CARDS[:2], replace(_CARDS[2], torch="2.6"), replace(_CARDS[3], code="def")]
     links = [*_HEALTHY.links[:2], Link(2, 3, 10 * _GBIT), Link(3, 0, 0.01 * _GBIT)]
