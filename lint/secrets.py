@@ -6,15 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from jobspec.problems import Place, Problem
+from jobspec.problems import Problem, masked
 from jobspec.reading.secret_names import names_secret
 from lint.rules import Fault, rule
 from lint.shell import Script
-
-
-def masked(place: Place) -> Place:
-    """Return the place without the rest of its line, which may hold the secret's value."""
-    return replace(place, text=f"{' ' * (place.column - 1)}{place.written}…")
 
 
 def hide_secrets(problems: Sequence[Problem]) -> list[Problem]:
@@ -24,8 +19,7 @@ def hide_secrets(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def _hidden(problem: Problem) -> Problem:
-    name = problem.place.written.partition("=")[0]
-    return replace(problem, place=masked(replace(problem.place, length=max(1, len(name)))))
+    return replace(problem, place=masked(problem.place, problem.place.written.partition("=")[0]))
 
 
 @rule("https://github.com/NVIDIA-BioNeMo/nvSubquadratic/pull/34")

@@ -18,6 +18,7 @@ from jobspec.spec import rules
 from jobspec.spec.command import from_script, is_for_a_shell
 from jobspec.spec.doubts import doubts
 from jobspec.spec.job import Job
+from jobspec.spec.secret_ref import list_of_names
 from train.config import expected, nearest
 
 _UNKNOWN = "extra_forbidden"
@@ -96,7 +97,7 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
     hint = context.get("hint", "") or _hint(kind, value, wanted, path, source)
     # The carets go under the key if the value has several lines or none.
     on_key = value is None or isinstance(value, dict | list)
-    return Finding(path, f"{dotted(path)} must be {wanted}, not {shown(value)}", hint, on_key)
+    return Finding(path, f"{dotted(path)} must be {wanted}, not {shown(value, path)}", hint, on_key)
 
 
 def _written(path: Path, source: Source) -> str:
@@ -132,6 +133,8 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
         return "leave it out; on Slurm, slurm: {options: {mem: 0}} asks for all memory of a node"
     if kind == "model_type" and (model := model_at(path)):
         return f"its keys: {', '.join(model.model_fields)}"
+    if path == ("secrets",) and isinstance(value, dict):
+        return list_of_names(value)
     if kind == "list_type" and (model := model_at(path)):
         return f"a list of mappings with the keys {', '.join(model.model_fields)}"
     if kind == "list_type" and isinstance(value, str):

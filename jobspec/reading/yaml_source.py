@@ -13,12 +13,14 @@ import pathlib
 import re
 import sys
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import yaml
 from yaml.reader import Reader as YamlReader
 
 from jobspec.problems import Finding, Path, Place, Problem, SpecError
+from jobspec.reading.hiding import Line, hidden, is_secret, line_of, lines_with_secrets
 
 MAX_BYTES = 1 << 20  # a job spec is a page; this stops /dev/zero and a data set given by mistake
 MAX_DEPTH = 20  # the deepest key of the spec is at 5; much deeper nesting would exhaust Python's stack
@@ -58,7 +60,12 @@ class Source:
         while path and not any(path in found for found in places):
             path, places = path[:-1], [self.keys, self.items]
         place = next((found[path] for found in places if path in found), self.items[()])
-        return Problem(place, finding.message, finding.hint)
+        problem = Problem(place, finding.message, finding.hint)
+        return hidden(problem) if line_of(place) in self._hidden_lines else problem
+
+    @cached_property
+    def _hidden_lines(self) -> frozenset[Line]:
+        return lines_with_secrets(self.values, self.keys, self.items)
 
 
 def name_of(file: str) -> str:
@@ -129,9 +136,11 @@ class Reader:
         self.items: dict[Path, Place] = {}
         self._text, self._name, self._option = text, name, option
         self._lines = _LINE_BREAK.split(text)
+        self._section: Path = ()  # the key at the top that is being read
 
     def add(self, place: Place, message: str, hint: str = "") -> None:
-        self.problems.append(Problem(place, message, hint))
+        problem = Problem(place, message, hint)
+        self.problems.append(hidden(problem) if is_secret(self._section) else problem)
 
     def document(self) -> Any:
         """Return the one document of the text; None after a mistake that stops the parser."""
@@ -207,6 +216,7 @@ class Reader:
                 raise _Stop
             key = self._text_of(event, place)
             below = (*path, key)
+            self._section = below[:1]
             if key in values:
                 self.add(place, f'"{key}" is given twice', f"it is first given on line {self.keys[below].line}")
                 first = self.keys[below], self.items[below]
