@@ -26,7 +26,8 @@ def _hidden(problem: Problem) -> Problem:
 def secret_in_script(script: Script) -> Iterator[Fault]:
     for name, word in script.assignments():
         if names_secret(name) and word.assigned_value and "$" not in word.assigned_value:
-            reason = f"the value of {name} is in the file and in its copies; `scontrol write batch_script` shows it"
+            reason = f"the value of {name} is in the file and in its copies"
+            reason += "" if script.in_container else "; `scontrol write batch_script` shows it"
             fix = f'export it before the start; here only check that it is set, with `: "${{{name}:?}}"`'
             yield Fault(masked(script.place(word, name)), reason, fix)
 
