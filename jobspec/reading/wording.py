@@ -129,6 +129,8 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
         if place and place.option and key.count(".") < len(path) and place.text.startswith(str(path[0])):
             text = f"--set {shlex.quote(f'{key}={text}')}"
         return f"put it in quotes: {text}" if value is not None else f"for an empty text write {text}"
+    if kind == "string_type" and isinstance(value, dict) and len(value) == 1 and isinstance(path[-1], int):
+        return 'put the line in quotes: in YAML, ": " begins a value'
     if path == ("resources", "memory") and value in (0, "0"):
         return "leave it out; on Slurm, slurm: {options: {mem: 0}} asks for all memory of a node"
     if kind == "model_type" and (model := model_at(path)):
