@@ -287,6 +287,8 @@ def _hint(error: yaml.MarkedYAMLError, before: str) -> str:
     problem = error.problem or ""
     if r"'\t'" in problem:
         return "YAML is indented with spaces, never with tabs"
+    if "'<scalar>'" in problem and before.rstrip().endswith(("'", '"')):
+        return "text after a closing quote: put the whole value in quotes; inside '…' write '' for one '"
     if re.match("expected (<block end>|'<document start>')", problem) or (
         "mapping values" in problem and re.fullmatch(r"[ -]*[\w.-]+", before)
     ):
