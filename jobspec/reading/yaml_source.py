@@ -178,7 +178,7 @@ class Reader:
             mark = _mark(error) or self._loader.get_mark()
             context = f" ({error.context})" if error.context else ""
             place = self._at(mark.line, mark.column, 1)
-            self.add(place, f"not YAML: {error.problem}{context}", _hint(error, place.text[: place.column - 1]))
+            self.add(place, f"not YAML: {error.problem}{context}", _hint(error, place))
         except (ValueError, OverflowError):  # chr() of an escape like "\U99999999"
             mark = self._loader.get_mark()
             self.add(self._at(mark.line, mark.column, 1), "not YAML: this escape names no character")
@@ -282,12 +282,13 @@ def _mark(error: yaml.MarkedYAMLError) -> Any:
     return next((mark for mark in (marks if begun else reversed(marks)) if mark is not None), None)
 
 
-def _hint(error: yaml.MarkedYAMLError, before: str) -> str:
-    """Return what to do; `before` is the part of the line before the mistake."""
-    problem = error.problem or ""
+def _hint(error: yaml.MarkedYAMLError, place: Place) -> str:
+    """Return what to do about the mistake at a place."""
+    problem, before = error.problem or "", place.text[: place.column - 1]
     if r"'\t'" in problem:
         return "YAML is indented with spaces, never with tabs"
-    if "'<scalar>'" in problem and before.rstrip().endswith(("'", '"')):
+    no_comma = problem.startswith("expected ',' or ") and place.written in ("'", '"')
+    if "'<scalar>'" in problem and before.rstrip().endswith(("'", '"')) and not no_comma:
         return "text after a closing quote: put the whole value in quotes; inside '…' write '' for one '"
     if re.match("expected (<block end>|'<document start>')", problem) or (
         "mapping values" in problem and re.fullmatch(r"[ -]*[\w.-]+", before)
