@@ -137,6 +137,8 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
         return f"its keys: {', '.join(model.model_fields)}"
     if path == ("secrets",) and isinstance(value, dict):
         return list_of_names(value)
+    if path == ("resources", "cpus") and re.fullmatch("[1-9][0-9]{0,6}m", str(value)):
+        return f"write whole cores: {-(-int(str(value)[:-1]) // 1000)}"
     if kind == "list_type" and (model := model_at(path)):
         return f"a list of mappings with the keys {', '.join(model.model_fields)}"
     if kind == "list_type" and isinstance(value, str):
