@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Path = tuple[str | int, ...]
 """Keys and list positions from the root of a spec: ("mounts", 0, "path")."""
@@ -95,6 +95,16 @@ def option_place(option: str, value: str, number: int = 1) -> Place:
     """Return the place of an option's whole value."""
     typed = value if len(value) <= _WIDEST else f"{value[: _WIDEST - 1]}…"
     return Place(f"{option} {typed}", 1, 1, max(1, len(value)), value, number)
+
+
+def masked(place: Place, kept: str | None = None) -> Place:
+    """Return the place without the rest of its line, which may hold a secret's value.
+
+    kept: what stays of the piece; all of it unless given.
+    """
+    stays = place.written if kept is None else kept
+    name = f"{place.name.partition('=')[0]}=…" if place.option else place.name
+    return replace(place, name=name, length=max(1, len(stays)), text=f"{' ' * (place.column - 1)}{stays}…")
 
 
 def printable(text: str) -> str:

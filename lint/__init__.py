@@ -11,6 +11,7 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from jobspec.problems import Place, Problem, SpecError
@@ -153,7 +154,7 @@ def _apply(rules: Iterable[LintRule[Node]], document: Node, scripts: Iterable[Sc
     for rule in rules:
         yield from rule.problems(document)
     for script in scripts:
-        yield from _lint_script(script)
+        yield from _lint_script(replace(script, in_container=True))
 
 
 def _script(text: str, file: str) -> Script:

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from jobspec.problems import masked
 from jobspec.reading.secret_names import names_secret
 from lint.lexer import TORCHRUN
 from lint.manifest import Node, script_of
 from lint.rules import Fault, rule
-from lint.secrets import masked
 from lint.shell import Script
 from lint.torchrun import c10d, several_nodes, torchrun_flags
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jobspec.problems import Place
+from jobspec.problems import Place, masked
 from jobspec.reading.secret_names import names_secret
 from lint.lexer import TORCHRUN
 from lint.manifest import Node, script_of
 from lint.pods import containers, gpus, starts, templates, variables
 from lint.rules import Fault, number, rule
-from lint.secrets import masked
 from lint.torchrun import torchrun_flags
 
 QUEUE = "kueue.x-k8s.io/queue-name"

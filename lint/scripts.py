@@ -160,6 +160,8 @@ def address_of_hostname(script: Script) -> Iterator[Fault]:
             if word.value in ("-i", "-I", "--ip-address", "--all-ip-addresses"):
                 reason = f"hostname {word.value} prints 127.0.0.1 on some nodes and several addresses on others"
                 fix = 'use the scheduler\'s name of the node: scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
+                if script.in_container:
+                    fix = "use the name of the pod or service of node 0"
                 yield Fault(script.place(word), reason, fix)
 
 

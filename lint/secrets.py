@@ -6,15 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from jobspec.problems import Place, Problem
+from jobspec.problems import Problem, masked
 from jobspec.reading.secret_names import names_secret
 from lint.rules import Fault, rule
 from lint.shell import Script
-
-
-def masked(place: Place) -> Place:
-    """Return the place without the rest of its line, which may hold the secret's value."""
-    return replace(place, text=f"{' ' * (place.column - 1)}{place.written}…")
 
 
 def hide_secrets(problems: Sequence[Problem]) -> list[Problem]:
@@ -24,15 +19,15 @@ def hide_secrets(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def _hidden(problem: Problem) -> Problem:
-    name = problem.place.written.partition("=")[0]
-    return replace(problem, place=masked(replace(problem.place, length=max(1, len(name)))))
+    return replace(problem, place=masked(problem.place, problem.place.written.partition("=")[0]))
 
 
 @rule("https://github.com/NVIDIA-BioNeMo/nvSubquadratic/pull/34")
 def secret_in_script(script: Script) -> Iterator[Fault]:
     for name, word in script.assignments():
         if names_secret(name) and word.assigned_value and "$" not in word.assigned_value:
-            reason = f"the value of {name} is in the file and in its copies; `scontrol write batch_script` shows it"
+            reason = f"the value of {name} is in the file and in its copies"
+            reason += "" if script.in_container else "; `scontrol write batch_script` shows it"
             fix = f'export it before the start; here only check that it is set, with `: "${{{name}:?}}"`'
             yield Fault(masked(script.place(word, name)), reason, fix)
 

@@ -36,7 +36,7 @@ class Script:
     """The commands of a script, in the order in which they begin, and its `#SBATCH` options.
 
     `locate(start, length)` is the place of a piece of the text.  With `one_network`, localhost is the same machine for
-    all nodes.
+    all nodes.  `in_container`: it stands in a manifest or compose file, so Slurm does not start it.
     """
 
     text: str
@@ -44,6 +44,7 @@ class Script:
     commands: list[Command] = field(default_factory=list)
     directives: list[Directive] = field(default_factory=list)
     one_network: bool = False
+    in_container: bool = False
 
     @classmethod
     def parse(cls, text: str, locate: Callable[[int, int], Place]) -> Script:

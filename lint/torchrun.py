@@ -40,6 +40,8 @@ def rendezvous_without_id(script: Script) -> Iterator[Fault]:
     given = torchrun_flags(script, "rdzv-id")
     reason = 'the id of the rendezvous is "none": two jobs on the same endpoint become one'
     fix = '--rdzv-id="$SLURM_JOB_ID", or another name that only this job has'
+    if script.in_container:
+        fix = "--rdzv-id=NAME, a name that only this job has"
     for flag in given:
         if flag.value.lower() in ("", "none"):
             yield Fault(flag.place, reason, fix)

@@ -11,6 +11,7 @@ from typing import Any
 
 from jobspec.problems import Path, Place, Problem, SpecError
 from jobspec.reading import yaml_source
+from jobspec.reading.hiding import hidden, is_secret
 from jobspec.reading.notation import dotted, shown
 from jobspec.reading.yaml_source import Source
 
@@ -86,7 +87,7 @@ class _Merged:
                 self._forget(old, read_at)
                 self.removed[read_at] = source.keys[read_at]
             elif old is not None and isinstance(old, dict) != isinstance(value, dict):
-                message = f"{dotted(read_at)} is {shown(value)} here, but {self._said(read_at, old)}"
+                message = f"{dotted(read_at)} is {shown(value, read_at)} here, but {self._said(read_at, old)}"
                 self._refuse(source, read_at, message, _instead(str(written), old, value))
             elif isinstance(value, dict):
                 if old is None:
@@ -117,7 +118,7 @@ class _Merged:
                 hint = f"write +{key}: […]"
             elif old is None and not isinstance(value, dict):
                 hint = f"+{key}: […] adds to a list, {key}: without the + sets any other value"
-            self._refuse(source, read_at, f"{dotted(read_at)} must be a list, not {shown(value)}", hint)
+            self._refuse(source, read_at, f"{dotted(read_at)} must be a list, not {shown(value, read_at)}", hint)
         elif old is not None and not isinstance(old, list):
             message = f"{dotted(read_at)} appends to a list, but {dotted(path)} {self._said(path, old)}"
             self._refuse(source, read_at, message, f"{key}: without the + replaces it")
@@ -130,10 +131,11 @@ class _Merged:
 
     def _said(self, path: Path, old: Any) -> str:
         place = self.items[path]
-        return f"is {shown(old)} in {place.name}:{place.line}:{place.column}"
+        return f"is {shown(old, path)} in {place.name}:{place.line}:{place.column}"
 
     def _refuse(self, source: Source, read_at: Path, message: str, hint: str) -> None:
-        self.problems.append(Problem(source.keys[read_at], message, hint))
+        problem = Problem(source.keys[read_at], message, hint)
+        self.problems.append(hidden(problem) if is_secret(read_at) else problem)
 
     def _take_places(self, source: Source, read_at: Path, path: Path, value: Any) -> None:
         """Record where a value of the source and everything in it were written."""

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from jobspec.problems import Path
+from jobspec.reading.hiding import is_secret, kept
 
 
 def dotted(path: Path) -> str:
@@ -14,9 +15,11 @@ def dotted(path: Path) -> str:
     return "".join(parts).removeprefix(".")
 
 
-def shown(value: Any) -> str:
-    """Return a value for a message: short, in YAML's notation."""
+def shown(value: Any, path: Path = ()) -> str:
+    """Return a value for a message: short, in YAML's notation.  `path` is where it stands, if that may be a secret."""
     if isinstance(value, dict | list):
         return "a mapping" if isinstance(value, dict) else "a list"
+    if is_secret(path) and value is not None and kept(str(value)) != value:
+        return f'"{kept(str(value))}…"'
     text = json.dumps(value, ensure_ascii=False) if value is not None else "nothing"
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -9,7 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from jobspec.problems import Path, Place, Problem, SpecError, option_place
+from jobspec.reading.hiding import hidden, is_secret
 from jobspec.reading.yaml_source import MAX_DEPTH, Reader, Source
+
+_KEY = re.compile(r"[.=\[]")  # what follows the first part of a key
 
 
 def override(source: Source, overrides: Sequence[str]) -> Source:
@@ -24,7 +27,7 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
         try:
             _apply(result, assignment, number)
         except SpecError as error:
-            problems += error.problems
+            problems += map(hidden, error.problems) if is_secret(_KEY.split(assignment)) else error.problems
     if problems:
         raise SpecError(problems)
     return result

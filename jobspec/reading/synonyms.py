@@ -31,6 +31,16 @@ _EVERYWHERE: dict[str, Path] = {
     **dict.fromkeys(["requeue", "preemptible", "signal"], ("preemption",)),
     **dict.fromkeys(["restarts", "retries", "backoff_limit"], ("max_restarts",)),
 }
+_AT_TOP: dict[str, Path] = {
+    **dict.fromkeys(["conda", "conda_env", "venv", "virtualenv"], ("setup",)),
+    **dict.fromkeys(["output", "log", "log_file", "stdout"], ("slurm", "options", "output")),
+    **dict.fromkeys(["error", "stderr"], ("slurm", "options", "error")),
+}
+_IN_MOUNT = {
+    **dict.fromkeys(["pvc", "claim_name", "persistent_volume_claim"], "claim"),
+    **dict.fromkeys(["mount_path", "container_path", "target", "destination"], "path"),
+    "host_path": "source",
+}
 _IN_SECTION: dict[str, dict[str, Path]] = {
     "slurm": {
         "gres": ("slurm", "options", "gres"),
@@ -63,6 +73,10 @@ def home_of(path: Path) -> Path | None:
     key, section = snake_case(str(path[-1])), str(path[0])
     if len(path) > 1 and (home := _IN_SECTION.get(section, {}).get(key)):
         return home
+    if section == "mounts" and len(path) == 3 and key in _IN_MOUNT:
+        return (*path[:-1], _IN_MOUNT[key])
+    if len(path) == 1 and key in _AT_TOP:
+        return _AT_TOP[key]
     home = _EVERYWHERE.get(key) if len(path) <= 2 and section != "train" else None
     return None if home == path[:-1] else home
 

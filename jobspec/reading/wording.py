@@ -18,6 +18,7 @@ from jobspec.spec import rules
 from jobspec.spec.command import from_script, is_for_a_shell
 from jobspec.spec.doubts import doubts
 from jobspec.spec.job import Job
+from jobspec.spec.secret_ref import list_of_names
 from train.config import expected, nearest
 
 _UNKNOWN = "extra_forbidden"
@@ -96,7 +97,7 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
     hint = context.get("hint", "") or _hint(kind, value, wanted, path, source)
     # The carets go under the key if the value has several lines or none.
     on_key = value is None or isinstance(value, dict | list)
-    return Finding(path, f"{dotted(path)} must be {wanted}, not {shown(value)}", hint, on_key)
+    return Finding(path, f"{dotted(path)} must be {wanted}, not {shown(value, path)}", hint, on_key)
 
 
 def _written(path: Path, source: Source) -> str:
@@ -128,10 +129,16 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
         if place and place.option and key.count(".") < len(path) and place.text.startswith(str(path[0])):
             text = f"--set {shlex.quote(f'{key}={text}')}"
         return f"put it in quotes: {text}" if value is not None else f"for an empty text write {text}"
+    if kind == "string_type" and isinstance(value, dict) and len(value) == 1 and isinstance(path[-1], int):
+        return 'put the line in quotes: in YAML, ": " begins a value'
     if path == ("resources", "memory") and value in (0, "0"):
         return "leave it out; on Slurm, slurm: {options: {mem: 0}} asks for all memory of a node"
     if kind == "model_type" and (model := model_at(path)):
         return f"its keys: {', '.join(model.model_fields)}"
+    if path == ("secrets",) and isinstance(value, dict):
+        return list_of_names(value)
+    if path == ("resources", "cpus") and re.fullmatch("[1-9][0-9]{0,6}m", str(value)):
+        return f"write whole cores: {-(-int(str(value)[:-1]) // 1000)}"
     if kind == "list_type" and (model := model_at(path)):
         return f"a list of mappings with the keys {', '.join(model.model_fields)}"
     if kind == "list_type" and isinstance(value, str):

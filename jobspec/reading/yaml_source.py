@@ -13,12 +13,14 @@ import pathlib
 import re
 import sys
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import yaml
 from yaml.reader import Reader as YamlReader
 
 from jobspec.problems import Finding, Path, Place, Problem, SpecError
+from jobspec.reading.hiding import Line, hidden, is_secret, line_of, lines_with_secrets
 
 MAX_BYTES = 1 << 20  # a job spec is a page; this stops /dev/zero and a data set given by mistake
 MAX_DEPTH = 20  # the deepest key of the spec is at 5; much deeper nesting would exhaust Python's stack
@@ -58,7 +60,12 @@ class Source:
         while path and not any(path in found for found in places):
             path, places = path[:-1], [self.keys, self.items]
         place = next((found[path] for found in places if path in found), self.items[()])
-        return Problem(place, finding.message, finding.hint)
+        problem = Problem(place, finding.message, finding.hint)
+        return hidden(problem) if line_of(place) in self._hidden_lines else problem
+
+    @cached_property
+    def _hidden_lines(self) -> frozenset[Line]:
+        return lines_with_secrets(self.values, self.keys, self.items)
 
 
 def name_of(file: str) -> str:
@@ -129,9 +136,11 @@ class Reader:
         self.items: dict[Path, Place] = {}
         self._text, self._name, self._option = text, name, option
         self._lines = _LINE_BREAK.split(text)
+        self._section: Path = ()  # the key at the top that is being read
 
     def add(self, place: Place, message: str, hint: str = "") -> None:
-        self.problems.append(Problem(place, message, hint))
+        problem = Problem(place, message, hint)
+        self.problems.append(hidden(problem) if is_secret(self._section) else problem)
 
     def document(self) -> Any:
         """Return the one document of the text; None after a mistake that stops the parser."""
@@ -169,7 +178,7 @@ class Reader:
             mark = _mark(error) or self._loader.get_mark()
             context = f" ({error.context})" if error.context else ""
             place = self._at(mark.line, mark.column, 1)
-            self.add(place, f"not YAML: {error.problem}{context}", _hint(error, place.text[: place.column - 1]))
+            self.add(place, f"not YAML: {error.problem}{context}", _hint(error, place))
         except (ValueError, OverflowError):  # chr() of an escape like "\U99999999"
             mark = self._loader.get_mark()
             self.add(self._at(mark.line, mark.column, 1), "not YAML: this escape names no character")
@@ -207,6 +216,7 @@ class Reader:
                 raise _Stop
             key = self._text_of(event, place)
             below = (*path, key)
+            self._section = below[:1]
             if key in values:
                 self.add(place, f'"{key}" is given twice', f"it is first given on line {self.keys[below].line}")
                 first = self.keys[below], self.items[below]
@@ -272,11 +282,14 @@ def _mark(error: yaml.MarkedYAMLError) -> Any:
     return next((mark for mark in (marks if begun else reversed(marks)) if mark is not None), None)
 
 
-def _hint(error: yaml.MarkedYAMLError, before: str) -> str:
-    """Return what to do; `before` is the part of the line before the mistake."""
-    problem = error.problem or ""
+def _hint(error: yaml.MarkedYAMLError, place: Place) -> str:
+    """Return what to do about the mistake at a place."""
+    problem, before = error.problem or "", place.text[: place.column - 1]
     if r"'\t'" in problem:
         return "YAML is indented with spaces, never with tabs"
+    no_comma = problem.startswith("expected ',' or ") and place.written in ("'", '"')
+    if "'<scalar>'" in problem and before.rstrip().endswith(("'", '"')) and not no_comma:
+        return "text after a closing quote: put the whole value in quotes; inside '…' write '' for one '"
     if re.match("expected (<block end>|'<document start>')", problem) or (
         "mapping values" in problem and re.fullmatch(r"[ -]*[\w.-]+", before)
     ):

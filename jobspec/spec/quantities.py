@@ -10,10 +10,16 @@ from jobspec.spec.value import Value
 _LARGEST = 1 << 50  # bytes, 1024 TiB: anything larger is a typo
 
 
+def _size_hint(value: Any) -> str:
+    plain = re.fullmatch("[1-9][0-9]{0,8}", str(value))
+    units = [unit for unit, most in (("MiB", 1 << 30), ("GiB", 1 << 20)) if plain and int(plain[0]) <= most]
+    return f"add a unit: {' or '.join(f'{value}{unit}' for unit in units)}" if units else ""
+
+
 def _read_size(value: Any) -> int:
     found = re.fullmatch(r"\s*([1-9][0-9]{0,8})\s*([MGT])i?B?\s*", str(value), re.IGNORECASE)
     if not found:
-        raise ValueError
+        raise ValueError(_size_hint(value))
     unit = found[2].upper()
     size = int(found[1]) << {"M": 20, "G": 30, "T": 40}[unit]
     if size > _LARGEST:
@@ -41,6 +47,8 @@ def _read_amount(value: Any) -> int | str:
         return value
     if type(value) is int:
         raise ValueError
+    if isinstance(value, str) and re.fullmatch("[1-9][0-9]{0,8}", value):
+        raise ValueError("leave the quotes out")
     return quantity(_read_size(value))
 
 
@@ -69,6 +77,9 @@ Amount = Annotated[
 
 _DURATION = r"(?=.*[1-9])(?:([0-9]{1,5})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?"
 
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_PART = r"\s*([0-9]{1,8}(?:\.[0-9]{1,4})?)\s*(d(?:ays?)?|h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?)\b"
+
 
 def _duration_hint(value: Any) -> str:
     if type(value) is int and value > 0:
@@ -80,8 +91,21 @@ def _duration_hint(value: Any) -> str:
         return f"write {text}" if re.fullmatch(_DURATION, text) else ""
     found = re.fullmatch(r"(?:([0-9]{1,3})-)?([0-9]{1,3}):([0-9]{2}):([0-9]{2})", text)  # as Slurm writes it
     parts = zip(found.groups(), "dhms", strict=True) if found else ()
-    written = "".join(f"{int(part)}{unit}" for part, unit in parts if part and int(part))
+    written = "".join(f"{int(part)}{unit}" for part, unit in parts if part and int(part)) or _in_words(text.strip())
     return f"write {written}" if written else ""
+
+
+def _in_words(text: str) -> str:
+    """Return a time such as `2 hours` or `1.5h` as a spec writes it; empty for anything else."""
+    if not re.fullmatch(rf"(?:{_PART})+", text, re.IGNORECASE):
+        return ""
+    parts = re.findall(_PART, text, re.IGNORECASE)
+    rest = round(sum(float(number) * _SECONDS[unit[0].lower()] for number, unit in parts), 3)
+    written = ""
+    for unit, seconds in _SECONDS.items():
+        count, rest = divmod(rest, seconds)
+        written += f"{int(count)}{unit}" if count else ""
+    return written if not rest and re.fullmatch(_DURATION, written) else ""
 
 
 def _read_duration(value: Any) -> int:

@@ -33,6 +33,30 @@ _SECRET_PARTS = {
 }
 
 
+_OUTSIDE = "from the environment or a Secret of the cluster"
+
+
+def list_of_names(value: Mapping[Any, Any]) -> str:
+    """Return the hint for a mapping of names to values; empty if one is no name of a variable."""
+    if not value or not all(isinstance(name, str) and re.fullmatch(ENV_NAME, name) for name in value):
+        return ""
+    return f"write secrets: [{', '.join(value)}]; values come {_OUTSIDE}"
+
+
+def _hint(value: Any) -> str:
+    """Return the hint for an element that is neither a name nor a reference."""
+    if isinstance(value, Mapping) and all(isinstance(parts, Mapping) for parts in value.values()):
+        return ""
+    name = ""
+    if isinstance(value, str) and "=" in value.rstrip("="):
+        name = value.partition("=")[0]
+    elif isinstance(value, Mapping) and len(value) == 1:
+        name = str(*value)
+    if not re.fullmatch(ENV_NAME, name):
+        name = "the name of the variable"
+    return f"write only {name}; its value comes {_OUTSIDE}"
+
+
 def _read_secret(value: Any) -> SecretName:
     if isinstance(value, str) and re.fullmatch(ENV_NAME, value):
         return SecretName(value)
@@ -42,8 +66,10 @@ def _read_secret(value: Any) -> SecretName:
             known = parts and parts.keys() <= _SECRET_PARTS.keys()
             if known and all(isinstance(v, str) and re.fullmatch(_SECRET_PARTS[k], v) for k, v in parts.items()):
                 return SecretName(name, **parts)
+        if not isinstance(parts, Mapping):
+            raise ValueError(_hint(value))
         raise ValueError('secret must be a DNS name; key may have letters, digits, "-", "_" and "."')
-    raise ValueError
+    raise ValueError(_hint(value))
 
 
 SecretRef = Annotated[

@@ -55,6 +55,40 @@ def test_no_command_prints_the_value_of_a_secret(
         assert VALUE not in told
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        f"secrets=[WANDB_API_KEY={VALUE}]",
+        f"secrets=[WANDB_API_KEY={VALUE}",
+        f"secrets.0=WANDB_API_KEY={VALUE}",
+        f"secrets[0]=WANDB_API_KEY={VALUE}",
+        f"secrets.WANDB_API_KEY={VALUE}",
+        f"secrets={{WANDB_API_KEY: {VALUE}}}",
+        f"secrets={VALUE}",
+        f"env.HF_TOKEN={VALUE}",
+        f"secret=[WANDB_API_KEY={VALUE}]",
+    ],
+)
+@pytest.mark.parametrize("arguments", [[], ["--format", "json"]])
+def test_value_in_place_of_a_name_is_not_shown(
+    wrong: str, arguments: list[str], spec: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert render.main(["slurm", str(spec), *arguments, "--set", wrong]) == 1
+    told = "".join(capfd.readouterr())
+    assert "secret" in told or "HF_TOKEN" in told
+    assert VALUE not in told
+
+
+def test_value_in_one_of_two_files_is_not_shown(spec: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    site = tmp_path / "site.yaml"
+    for text in (f"secrets: {{A: {VALUE}}}\n", f"+secrets: A={VALUE}\n", f"+secrets: [A={VALUE}]\n"):
+        site.write_text(text)
+        assert render.main(["slurm", str(spec), str(site)]) == 1
+        told = "".join(capfd.readouterr())
+        assert "secrets" in told
+        assert VALUE not in told
+
+
 @pytest.mark.parametrize("target", targets.names())
 def test_no_script_traces_its_commands(target: str, spec: Path) -> None:
     try:

@@ -68,6 +68,31 @@ def test_no_other_finding_shows_the_line_of_a_secret(tmp_path: Path) -> None:
     assert "hush" not in text
 
 
+SLURM_FAULTS = (
+    "torchrun --nnodes=1:4 --rdzv-backend=c10d --rdzv-conf=is_host=0 train.py; hostname -i; export WANDB_API_KEY=hush"
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "kind: Job\nspec: {template: {spec: {containers: [{name: a, command: [sh, -c, '%s']}]}}}\n",
+        "kind: JobSet\nspec: {replicatedJobs: [{template: {spec: {template: {spec: {containers: "
+        "[{name: a, command: [sh, -c, '%s']}]}}}}}]}\n",
+        "services: {a: {command: [sh, -c, '%s'], shm_size: 16gb}}\n",
+    ],
+    ids=["Job", "JobSet", "compose"],
+)
+def test_container_is_told_nothing_of_slurm(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(content % SLURM_FAULTS)
+    text = report(lint([str(file)]))
+    assert {"[rendezvous-without-id]", "[address-of-hostname]", "[secret-in-script]"} <= set(text.split())
+    assert "hint: --rdzv-id=NAME, a name that only this job has\n" in text
+    assert "SLURM" not in text
+    assert "scontrol" not in text
+
+
 def test_every_rule_has_a_clean_and_a_faulty_example() -> None:
     assert [file.stem for file in CLEAN] == rule_names()
     assert [file.stem for file in FAULTY] == rule_names()
