@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from jobspec import filters
 from jobspec.problems import Path as KeyPath
-from jobspec.problems import SpecError
+from jobspec.problems import Problem, SpecError
 from jobspec.reading import yaml_source
+from jobspec.reading.hiding import hidden, is_secret
 from tests import workers
 
 Spec = dict[str, Any]
@@ -204,6 +205,7 @@ class Hostile:
         if self.path is None:
             return False
         places = {places[self.path] for places in (spec.keys, spec.items) if self.path in places}
+        places |= {hidden(Problem(place, "")).place for place in places if is_secret(self.path)}
         return {problem.place for problem in error.problems} <= places
 
     def secrets(self, value: str) -> dict[str, str]:
