@@ -3,49 +3,18 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from tests.train.checkpoints.saved import names, resumed, save, step_in
 from train.checkpoints.folder import Checkpoints, find_checkpoint, read_checkpoint
 from train.errors import UserError
-
-ROOT = Path(__file__).parents[3]
-
-
-def save(folder: Path, *steps: int, keep: int = 10) -> None:
-    """One checkpoint for each step, holding that step and a few weights."""
-    checkpoints = Checkpoints(folder, keep)
-    for step in steps:
-        checkpoints.save(step, {"step": step, "model": {"w": torch.full((9,), float(step))}})
-    checkpoints.wait()
-
-
-def step_in(content: bytes | None) -> int | None:
-    if content is None:
-        return None
-    state: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
-    assert torch.equal(state["model"]["w"], torch.full((9,), float(state["step"])))
-    return int(state["step"])
-
-
-def resumed(folder: Path) -> tuple[int | None, list[str]]:
-    """The step that --resume=auto finds, and what is told about it."""
-    told: list[str] = []
-    return step_in(find_checkpoint("auto", folder, told.append)), told
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_saved_state_comes_back(tmp_path: Path) -> None:
@@ -262,94 +231,3 @@ def test_a_failed_save_is_told_by_the_next_one_too(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot save a checkpoint in .*folder: "):
         checkpoints.save(2, {})
     checkpoints.wait()  # told once
-
-
-def test_bytes_and_names_are_synced_before_the_new_name_appears(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
-    fsync, rename = os.fsync, os.rename
-
-    def noted_fsync(descriptor: int) -> None:
-        events.append(f"sync {Path(f'/proc/self/fd/{descriptor}').readlink().relative_to(tmp_path)}")
-        fsync(descriptor)
-
-    def noted_rename(source: Path, target: Path) -> None:
-        events.append(f"rename {Path(target).name}")
-        rename(source, target)
-
-    monkeypatch.setattr(os, "fsync", noted_fsync)
-    monkeypatch.setattr(os, "rename", noted_rename)
-    save(tmp_path, 1)
-    assert events == [
-        "sync .unfinished-step-00000001/state.pt",
-        "sync .unfinished-step-00000001/manifest.json",
-        "sync .unfinished-step-00000001",
-        "rename step-00000001",
-        "sync .",
-    ]
-
-
-# For n = 0, 1, 2 … a process saves step 1, then step 2 with keep=1, and is gone before the n-th file event of that.
-# It ends when a process lives to the end.  Forked, because importing torch takes longer than all the rest.
-KILLED_BEFORE_EVENT_N = """
-import os, sys
-from pathlib import Path
-import torch
-from train.checkpoints.folder import Checkpoints
-
-EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree", "shutil.move"}
-
-
-def state(step):
-    return {"step": step, "model": {"w": torch.full((9,), float(step))}}
-
-
-def child(folder, n):
-    checkpoints = Checkpoints(folder, keep=1)
-    checkpoints.save(1, state(1))
-    checkpoints.wait()
-    left = n
-
-    def hook(event, arguments):
-        nonlocal left
-        if event in EVENTS:
-            left -= 1
-            if left < 0:
-                os._exit(9)
-
-    sys.addaudithook(hook)
-    checkpoints.save(2, state(2))
-    checkpoints.wait()
-    os._exit(0)
-
-
-for n in range(1000):
-    folder = Path(sys.argv[1]) / f"killed-{n:03d}"
-    pid = os.fork()
-    if pid == 0:
-        try:
-            child(folder, n)
-        finally:
-            os._exit(1)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code == 0:
-        break
-    assert code == 9, code
-"""
-
-
-def test_a_process_killed_before_any_file_event_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", KILLED_BEFORE_EVENT_N, str(tmp_path)], cwd=ROOT, check=True)
-    folders = sorted(tmp_path.iterdir())
-    assert len(folders) > 8, "state, manifest, two folders, renames and removals are at least as many events"
-    for checkpoint in tmp_path.glob("killed-*/step-*"):
-        read_checkpoint(checkpoint)  # never half a one under a whole one's name
-    steps = [resumed(folder)[0] for folder in folders]
-    assert steps[0] == 1
-    assert steps[-1] == 2
-    assert steps == sorted(step for step in steps if step is not None), "the new one appears once and for all"
-    for folder in folders:
-        save(folder, 3, keep=1)
-        assert resumed(folder)[0] == 3
-        assert names(folder) == ["step-00000003"], "nothing is left of what was interrupted"
