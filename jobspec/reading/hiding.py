@@ -67,6 +67,4 @@ def _is_name(value: Any) -> bool:
 def _names(value: Any) -> set[str]:
     """Return the names of secrets in a list that may have mistakes."""
     elements = value if isinstance(value, list) else []
-    return {str(name) for element in elements for name in (element if isinstance(element, Mapping) else [element])} - {
-        "None"
-    }
+    return {str(name) for element in elements for name in (element if isinstance(element, Mapping) else [element])}
