@@ -116,19 +116,18 @@ class Step:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what state_dict() returned, except shards (train.checkpoints.sharded); other keys are ignored.
+        """Load what state_dict() returned, except shards (train.checkpoints.sharded); other keys are ignored."""
+        self.load_weights(state)
+        if self.wrapped.local_part is None:
+            self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
 
-        With evaluate_only, load the weights and their average alone.
-        """
+    def load_weights(self, state: dict[str, Any]) -> None:
+        """Load of what state_dict() returned only the model and the average of its weights, except shards."""
         if self.wrapped.local_part is None:
             self.model.load_state_dict(state["model"])
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])
-        if self.config.evaluate_only:
-            return
-        if self.wrapped.local_part is None:
-            self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
 
     def _compute_gradients(self, images: Tensor, labels: Tensor, position: ShardSampler) -> Tensor:
         """Run forward and backward of all micro-batches; return the loss of each sample of this rank, detached."""

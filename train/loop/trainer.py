@@ -240,13 +240,16 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was saved, on any number of processes.  With evaluate_only, load the weights alone.
+        """Continue where `state` was saved, on any number of processes.  To evaluate only, load the weights alone.
 
         Raises UserError, with nothing loaded, if the state belongs to another model or was reached with other options.
         """
         refuse_other_run(state["config"], self.config)
-        if not self.config.evaluate_only:
-            self.sampler.load_state_dict(state["sampler"])
+        if self.config.evaluate_only:
+            self.step.load_weights(state)
+            self.steps_done = state["step"]
+            return
+        self.sampler.load_state_dict(state["sampler"])
         self.step.load_state_dict(state)
         self.steps_done, self.evaluated_step = state["step"], state["evaluated_step"]
         self.saved_step = self.steps_done
