@@ -72,6 +72,14 @@ def test_unknown_yaml_key_names_its_line_and_the_nearest_key(tmp_path: Path) -> 
     assert f'{file}:2: batchsize: unknown key; did you mean "batch_size"?' in str(refusal.value)
 
 
+def test_a_flag_of_the_command_line_in_a_file_is_named_as_such(tmp_path: Path) -> None:
+    file = yaml_file(tmp_path, "lr: 1\nprocs: 2\n")
+    with pytest.raises(
+        UserError, match=r":2: procs: --procs is a flag of the command line, and cannot stand in a file"
+    ):
+        from_argv([f"--config={file}"])
+
+
 def test_all_problems_are_told_at_once_each_with_its_place(tmp_path: Path) -> None:
     file = yaml_file(tmp_path, "epochs: 0\nlr: fast\nmodle: mlp\n")
     with pytest.raises(UserError) as refusal:
