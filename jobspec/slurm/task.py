@@ -27,16 +27,15 @@ def lines(plan: Plan) -> list[str]:
     job = plan.job
     if job.slurm.launcher == "srun":
         return [
-            "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID",
-            f"export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={job.procs_per_node}",
+            "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID "
+            f"WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={job.procs_per_node}"
         ]
     if job.nodes.max == 1:
         return []
     if plan.backend == "static":
         return ["export PET_NODE_RANK=$SLURM_NODEID"]
     return [
-        "is_host=0",
-        'if [ "$SLURM_NODEID" = 0 ]; then is_host=1; fi',
+        "is_host=$(( SLURM_NODEID == 0 ))",
         f"export PET_LOCAL_ADDR=$SLURMD_NODENAME PET_RDZV_CONF={torchrun.c10d_conf(plan, '$is_host')}",
     ]
 

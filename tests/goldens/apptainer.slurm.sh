@@ -33,8 +33,7 @@ requeue() {
   (( restart < 20 )) || refuse "the limit preemption.max_requeues (20) is reached"
   local before=${log%"$restart.log"}$(( restart - 1 )).log
   [[ ! -f $before || $(mark "$before") != "$(mark "$log")" ]] || refuse "no progress since the last signal"
-  echo "requeueing the job" >&2
-  exec scontrol requeue "$job"
+  echo "requeueing the job" >&2; exec scontrol requeue "$job"
 }
 trap requeue USR1  # Slurm sends USR1 120 s before it takes the nodes; there is nothing to save yet
 
@@ -43,8 +42,7 @@ export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that 
 export PET_NNODES=$SLURM_JOB_NUM_NODES PET_RDZV_ID=$SLURM_JOB_ID.$restart PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
-  failed=0
-  problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
+  failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
   [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
     problem "$MASTER_ADDR, the first node, resolves to ${address:-no address}, so other nodes cannot reach it; look at DNS and /etc/hosts"
@@ -59,7 +57,6 @@ preflight() {  # on each node: finds what would otherwise show as a hang, or as 
 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
   bash -c "$(declare -f preflight); preflight"
 
-# The values below are passed as variables, because all users of a node can read the arguments of its processes.
 program() {  # runs in the container
   export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 OMP_NUM_THREADS=8 \
     PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/apptainer-nccl-rank- \
@@ -85,10 +82,9 @@ task() {  # runs on the node, once for its 4 processes
   if [ -e /dev/nvidiactl ]; then set -- --nv; else set -- --rocm; fi
   exec apptainer exec --no-eval "$@" \
     --bind=/shared/data:/data:ro --bind=/shared/checkpoints/apptainer:/checkpoints \
-    docker://registry.example/team/train:1.0 \
-    sh -c 'eval "$JOB_PROGRAM"'
+    docker://registry.example/team/train:1.0 sh -c 'eval "$JOB_PROGRAM"'
 }
-export JOB_PROGRAM; export -f task
+export JOB_PROGRAM; export -f task  # as variables, because all users of a node can read the arguments of its processes
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # A node that has saved and ended must not end the nodes that still save.
@@ -101,8 +97,7 @@ stop() {
   echo "Slurm is about to end the job; asking the processes to save and end" >&2
   { sleep 105; kill "$step"; } >/dev/null 2>&1 &  # a process that hangs must not prevent the requeue
   scancel --signal=TERM "$job" || true  # torchrun passes on no USR1, and srun answers a SIGTERM with SIGKILL
-  wait "$step" && exit 0  # the processes had made their last step
-  requeue
+  if wait "$step"; then exit 0; else requeue; fi  # 0: the processes had made their last step
 }
 trap stop USR1
 wait "$step" && exit 0 || status=$?
@@ -114,7 +109,5 @@ state=$(scontrol show job "$job" || true)
 # A lost node sends no signal.  After SlurmdTimeout Slurm ends this script and requeues the job.
 trap requeue USR1
 wait_s=$(scontrol show config | awk '$1 == "SlurmdTimeout" { print $3 + 60 }') || wait_s=360
-while (( (wait_s -= 5) > 0 )) && squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null; do
-  sleep 5
-done
+while (( (wait_s -= 5) > 0 )) && squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null; do sleep 5; done
 exit "$status"

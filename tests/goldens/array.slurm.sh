@@ -26,14 +26,12 @@ restart=${record#* Restarts=} restart=${restart%% *}
 log=array-$job-r$restart.log
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
-  failed=0
-  problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
+  failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   command -v torchrun >/dev/null || problem "torchrun is not found; activate its environment before sbatch"
   return "$failed"
 }
 preflight || exit
 
-# The values below are passed as variables, because all users of a node can read the arguments of its processes.
 task() {  # runs on the node, once for its 2 processes
   export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
   exec torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 -m \
@@ -44,7 +42,7 @@ task() {  # runs on the node, once for its 2 processes
     --dataset=synthetic \
     --optimizer=adam
 }
-export -f task
+export -f task  # as a variable, because all users of a node can read the arguments of its processes
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # If a node fails, srun ends the others: they would only wait for it.

@@ -29,8 +29,7 @@ export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that 
 export PET_NNODES=1:$SLURM_JOB_NUM_NODES PET_RDZV_ID=$SLURM_JOB_ID.$restart PET_RDZV_ENDPOINT=$MASTER_ADDR:$MASTER_PORT
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
-  failed=0
-  problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
+  failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
   [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
     problem "$MASTER_ADDR, the first node, resolves to ${address:-no address}, so other nodes cannot reach it; look at DNS and /etc/hosts"
@@ -42,10 +41,8 @@ preflight() {  # on each node: finds what would otherwise show as a hang, or as 
 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
   bash -c "$(declare -f preflight); preflight"
 
-# The values below are passed as variables, because all users of a node can read the arguments of its processes.
 task() {  # runs on the node, once for its 2 processes
-  is_host=0
-  if [ "$SLURM_NODEID" = 0 ]; then is_host=1; fi
+  is_host=$(( SLURM_NODEID == 0 ))
   export PET_LOCAL_ADDR=$SLURMD_NODENAME PET_RDZV_CONF=is_host=$is_host,join_timeout=900,read_timeout=900
   export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
   exec torchrun --nproc-per-node=2 --max-restarts=5 --rdzv-backend=c10d -m train \
@@ -60,7 +57,7 @@ task() {  # runs on the node, once for its 2 processes
     --checkpoint-every=50 \
     --resume=auto
 }
-export -f task
+export -f task  # as a variable, because all users of a node can read the arguments of its processes
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # The other nodes continue when one is lost.

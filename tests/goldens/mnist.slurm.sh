@@ -25,8 +25,7 @@ restart=${record#* Restarts=} restart=${restart%% *}
 log=mnist-$job-r$restart.log
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
-  failed=0
-  problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
+  failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   command -v torchrun >/dev/null || problem "torchrun is not found; activate its environment before sbatch"
   if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
   gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
@@ -35,7 +34,6 @@ preflight() {  # on each node: finds what would otherwise show as a hang, or as 
 }
 preflight || exit
 
-# The values below are passed as variables, because all users of a node can read the arguments of its processes.
 task() {  # runs on the node, once for its 2 processes
   export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/mnist-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
@@ -52,7 +50,7 @@ task() {  # runs on the node, once for its 2 processes
     --scheduler=step \
     --lr-gamma=0.7
 }
-export -f task
+export -f task  # as a variable, because all users of a node can read the arguments of its processes
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # If a node fails, srun ends the others: they would only wait for it.

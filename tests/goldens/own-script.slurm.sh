@@ -30,8 +30,7 @@ export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that 
 export PET_NNODES=$SLURM_JOB_NUM_NODES PET_RDZV_ID=$SLURM_JOB_ID.$restart PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
-  failed=0
-  problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
+  failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
   [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
     problem "$MASTER_ADDR, the first node, resolves to ${address:-no address}, so other nodes cannot reach it; look at DNS and /etc/hosts"
@@ -43,7 +42,6 @@ preflight() {  # on each node: finds what would otherwise show as a hang, or as 
 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
   bash -c "$(declare -f preflight); preflight"
 
-# The values below are passed as variables, because all users of a node can read the arguments of its processes.
 task() {  # runs on the node, once for its 2 processes
   export PET_NODE_RANK=$SLURM_NODEID
   export OMP_NUM_THREADS=2 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_DISTRIBUTED_DEBUG=INFO
@@ -51,7 +49,7 @@ task() {  # runs on the node, once for its 2 processes
     --steps 50 \
     --lr 0.1
 }
-export -f task
+export -f task  # as a variable, because all users of a node can read the arguments of its processes
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # If a node fails, srun ends the others: they would only wait for it.

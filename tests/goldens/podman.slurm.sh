@@ -33,8 +33,7 @@ requeue() {
   (( restart < 20 )) || refuse "the limit preemption.max_requeues (20) is reached"
   local before=${log%"$restart.log"}$(( restart - 1 )).log
   [[ ! -f $before || $(mark "$before") != "$(mark "$log")" ]] || refuse "no progress since the last signal"
-  echo "requeueing the job" >&2
-  exec scontrol requeue "$job"
+  echo "requeueing the job" >&2; exec scontrol requeue "$job"
 }
 trap requeue USR1  # Slurm sends USR1 120 s before it takes the nodes; there is nothing to save yet
 
@@ -42,8 +41,7 @@ MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that share a node get different ports
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
-  failed=0
-  problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
+  failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
   [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
     problem "$MASTER_ADDR, the first node, resolves to ${address:-no address}, so other nodes cannot reach it; look at DNS and /etc/hosts"
@@ -58,7 +56,6 @@ preflight() {  # on each node: finds what would otherwise show as a hang, or as 
 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
   bash -c "$(declare -f preflight); preflight"
 
-# The values below are passed as variables, because all users of a node can read the arguments of its processes.
 program() {  # runs in the container
   export OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/podman-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
@@ -79,8 +76,7 @@ program() {  # runs in the container
 }
 JOB_PROGRAM="$(declare -f program); program"
 task() {  # runs on the node, once per process
-  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID
-  export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=4
+  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=4
   set -- --name="slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID" --label="node=$SLURMD_NODENAME" --replace
   if [ "$(id -u)" != 0 ]; then set -- "$@" --userns=keep-id; fi
   for name in JOB_PROGRAM RANK LOCAL_RANK NODE_RANK WORLD_SIZE LOCAL_WORLD_SIZE "${!MASTER_@}" "${!SLURM_@}"; do set -- "$@" "--env=$name"; done
@@ -90,10 +86,9 @@ task() {  # runs on the node, once per process
   exec podman run "$@" \
     --rm --network=host --ipc=host --mount=type=bind,source=/shared/data,target=/data,readonly \
     --mount=type=bind,source=/shared/checkpoints/podman,target=/checkpoints --init --security-opt=label=disable \
-    --entrypoint= registry.example/team/train:1.0 \
-    sh -c 'eval "$JOB_PROGRAM"'
+    --entrypoint= registry.example/team/train:1.0 sh -c 'eval "$JOB_PROGRAM"'
 }
-export JOB_PROGRAM; export -f task
+export JOB_PROGRAM; export -f task  # as variables, because all users of a node can read the arguments of its processes
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # A node that has saved and ended must not end the nodes that still save.
@@ -107,8 +102,7 @@ stop() {
   { sleep 105; kill "$step"; } >/dev/null 2>&1 &  # a process that hangs must not prevent the requeue
   timeout 20 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
     bash -c 'podman ps --quiet --filter "name=^slurm-$SLURM_JOB_ID[.]" --filter "label=node=$SLURMD_NODENAME" | xargs --no-run-if-empty podman kill --signal=TERM' >/dev/null || scancel --signal=TERM "$job" || true
-  wait "$step" && exit 0  # the processes had made their last step
-  requeue
+  if wait "$step"; then exit 0; else requeue; fi  # 0: the processes had made their last step
 }
 trap stop USR1
 wait "$step" && exit 0 || status=$?
@@ -120,7 +114,5 @@ state=$(scontrol show job "$job" || true)
 # A lost node sends no signal.  After SlurmdTimeout Slurm ends this script and requeues the job.
 trap requeue USR1
 wait_s=$(scontrol show config | awk '$1 == "SlurmdTimeout" { print $3 + 60 }') || wait_s=360
-while (( (wait_s -= 5) > 0 )) && squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null; do
-  sleep 5
-done
+while (( (wait_s -= 5) > 0 )) && squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null; do sleep 5; done
 exit "$status"

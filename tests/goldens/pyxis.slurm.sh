@@ -34,8 +34,7 @@ requeue() {
   (( restart < 20 )) || refuse "the limit preemption.max_requeues (20) is reached"
   local before=${log%"$restart.log"}$(( restart - 1 )).log
   [[ ! -f $before || $(mark "$before") != "$(mark "$log")" ]] || refuse "no progress since the last signal"
-  echo "requeueing the job" >&2
-  exec scontrol requeue "$job"
+  echo "requeueing the job" >&2; exec scontrol requeue "$job"
 }
 trap requeue USR1  # Slurm sends USR1 120 s before it takes the nodes; there is nothing to save yet
 
@@ -44,8 +43,7 @@ export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that 
 export PET_NNODES=$SLURM_JOB_NUM_NODES PET_RDZV_ID=$SLURM_JOB_ID.$restart PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
-  failed=0
-  problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
+  failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
   [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
     problem "$MASTER_ADDR, the first node, resolves to ${address:-no address}, so other nodes cannot reach it; look at DNS and /etc/hosts"
@@ -56,14 +54,12 @@ preflight() {  # on each node: finds what would otherwise show as a hang, or as 
   (( gpus >= 4 )) || problem "$gpus GPUs for 4 processes; look at the driver, or lower procs_per_node"
   shm=$(df --block-size=1M --output=size /dev/shm | tail -n 1)
   (( shm >= 16384 )) || problem "/dev/shm holds $shm MiB, less than the 16384 of resources.shm"
-  [[ $(ulimit -l) == unlimited ]] || problem "only $(ulimit -l) KiB of memory can be locked, too little for RDMA; \
-look at PropagateResourceLimitsExcept in slurm.conf and at the limits of slurmd"
+  [[ $(ulimit -l) == unlimited ]] || problem "RDMA needs unlimited locked memory, not $(ulimit -l) KiB; see PropagateResourceLimitsExcept in slurm.conf"
   return "$failed"
 }
 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
   bash -c "$(declare -f preflight); preflight"
 
-# The values below are passed as variables, because all users of a node can read the arguments of its processes.
 task() {  # runs on the node, once for its 4 processes
   export PET_NODE_RANK=$SLURM_NODEID
   export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 OMP_NUM_THREADS=8 \
@@ -83,7 +79,7 @@ task() {  # runs on the node, once for its 4 processes
     --checkpoint-every=100 \
     --resume=auto
 }
-export -f task
+export -f task  # as a variable, because all users of a node can read the arguments of its processes
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # A node that has saved and ended must not end the nodes that still save.
@@ -98,8 +94,7 @@ stop() {
   echo "Slurm is about to end the job; asking the processes to save and end" >&2
   { sleep 105; kill "$step"; } >/dev/null 2>&1 &  # a process that hangs must not prevent the requeue
   scancel --signal=TERM "$job" || true  # torchrun passes on no USR1, and srun answers a SIGTERM with SIGKILL
-  wait "$step" && exit 0  # the processes had made their last step
-  requeue
+  if wait "$step"; then exit 0; else requeue; fi  # 0: the processes had made their last step
 }
 trap stop USR1
 wait "$step" && exit 0 || status=$?
@@ -111,7 +106,5 @@ state=$(scontrol show job "$job" || true)
 # A lost node sends no signal.  After SlurmdTimeout Slurm ends this script and requeues the job.
 trap requeue USR1
 wait_s=$(scontrol show config | awk '$1 == "SlurmdTimeout" { print $3 + 60 }') || wait_s=360
-while (( (wait_s -= 5) > 0 )) && squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null; do
-  sleep 5
-done
+while (( (wait_s -= 5) > 0 )) && squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null; do sleep 5; done
 exit "$status"

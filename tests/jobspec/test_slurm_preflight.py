@@ -70,7 +70,7 @@ def test_preflight_refuses_rdma_without_the_right_to_lock_memory(own_cluster: Cl
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536)),
     )
     assert limited.returncode == 1
-    assert "only 64 KiB of memory can be locked" in limited.stderr.decode()
+    assert "RDMA needs unlimited locked memory, not 64 KiB" in limited.stderr.decode()
 
 
 def test_preflight_can_be_switched_off(own_cluster: Cluster) -> None:
