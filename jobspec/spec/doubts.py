@@ -87,4 +87,4 @@ def _written_for_a_shell(job: Job) -> Iterator[str]:
                 yield f"command.{number} contains {found[0]}, {replaced}"
     for key in _PATHS_OF_TRAIN:
         if found := _VARIABLE.search(getattr(job.train, key, None) or ""):
-            yield f"train.{key} contains {found[0]}, which no shell replaces; write the path, or ~/ for the home folder"
+            yield f"train.{key} contains {found[0]}, which no shell replaces; write the path itself"
