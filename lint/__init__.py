@@ -1,8 +1,8 @@
 """Find known faults in scripts, manifests and compose files that others wrote.
 
 Reading order: what the rules see (lexer.py, sbatch.py, shell.py, steps.py; manifest.py, pods.py), rules.py (what a
-rule is), then the rules themselves in directives.py, scripts.py, torchrun.py, secrets.py, kubernetes.py, pytorchjob.py
-and compose.py.
+rule is), then the rules themselves in directives.py, scripts.py, launch.py, torchrun.py, secrets.py, kubernetes.py,
+pytorchjob.py and compose.py.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 
 from jobspec.problems import Place, Problem, SpecError
 from jobspec.reading import yaml_source
-from lint import compose, directives, kubernetes, pytorchjob, scripts, secrets, torchrun
+from lint import compose, directives, kubernetes, launch, pytorchjob, scripts, secrets, torchrun
 from lint.manifest import Node, documents
 from lint.pods import scripts_in, templates
 from lint.rules import LintRule, rules_in
 from lint.secrets import hide_secrets
 from lint.shell import Script
 
-_IN_SCRIPTS: list[LintRule[Script]] = rules_in(directives, scripts, torchrun, secrets)
+_IN_SCRIPTS: list[LintRule[Script]] = rules_in(directives, scripts, launch, torchrun, secrets)
 _IN_MANIFESTS: list[LintRule[Node]] = rules_in(kubernetes, pytorchjob)
 _IN_COMPOSE: list[LintRule[Node]] = rules_in(compose)
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from jobspec.reading.sbatch_options import meant
+from jobspec.reading.sbatch_options import OPTIONS, meant
 from lint.rules import Fault, rule
 from lint.shell import Script
+
+_FOR_SHELLS = re.compile(r"\$(?:\w+|\{[^}]*\}?|\([^)]*\)?)|`[^`]*`?")
+_HOME = re.compile(r"~\w*(?=/|$)")
+_PATTERNS = ("output", "error", "input")  # options whose value may hold %u, %x and %j
+_PATHS = (*_PATTERNS, "chdir")
 
 
 @rule("https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/3068")
@@ -25,3 +31,18 @@ def option_is_unknown(script: Script) -> Iterator[Fault]:
         instead = None if found.known or found.ignored else meant(found.name)
         if instead:
             yield Fault(found.place, f"sbatch has no option --{found.name}, and refuses the script", f"--{instead}")
+
+
+@rule("https://github.com/mila-iqia/mila-docs/issues/6")
+def sbatch_expands_no_variables(script: Script) -> Iterator[Fault]:
+    """Leave out options of plugins, which may expand variables, and scripts that the shell writes."""
+    for found in script.directives:
+        if found.name not in OPTIONS or found.name == "comment" or found.ignored or found.in_other_script:
+            continue
+        literal = _FOR_SHELLS.search(found.value) or (found.name in _PATHS and _HOME.match(found.value))
+        if literal:
+            reason = f"no shell reads #SBATCH lines: to sbatch, {literal[0]} is plain text"
+            fix = f"write out what it stands for, or use the command line: sbatch --{found.name}=… SCRIPT"
+            if found.name in _PATTERNS:
+                fix = f"sbatch replaces %u (your user name), %x (the job's name) and %j (its number); else {fix}"
+            yield Fault(found.place, reason, fix)

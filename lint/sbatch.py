@@ -32,6 +32,7 @@ class Directive:
 
     known: True if sbatch has such an option; `name` is then its full name, even if the script shortens it.
     ignored: True if a command stands above it, because sbatch stops reading there.
+    in_other_script: True if it belongs to a script in a here-document.
     """
 
     name: str
@@ -39,13 +40,15 @@ class Directive:
     place: Place
     known: bool
     ignored: bool
+    in_other_script: bool
 
 
 def directives(text: str, locate: Callable[[int, int], Place], lexer: Lexer) -> Iterator[Directive]:
     """Yield the options of all `#SBATCH` lines, in order, including those of scripts in here-documents."""
     first = next((command.words[0].start for command in lexer.commands if command.words), len(text))
     for line in _LINE.finditer(text):
-        ignored = line.start() > first and not any(line.start() in part for part in lexer.here_documents)
+        in_other_script = any(line.start() in part for part in lexer.here_documents)
+        ignored = line.start() > first and not in_other_script
         words = list(_WORD.finditer(text, line.start(1), line.end()))
         while words and not words[0][0].startswith("#"):
             word = words.pop(0)
@@ -56,7 +59,8 @@ def directives(text: str, locate: Callable[[int, int], Place], lexer: Lexer) -> 
             if not value and name in WITH_VALUE and words:
                 end, value = words[0].end(), _QUOTES.sub("", words.pop(0)[0])
             known = name in OPTIONS or name.startswith(PYXIS)
-            yield Directive(name, value, locate(word.start(), end - word.start()), known, ignored)
+            place = locate(word.start(), end - word.start())
+            yield Directive(name, value, place, known, ignored, in_other_script)
 
 
 def _split(word: str) -> tuple[str, str]:

@@ -14,6 +14,12 @@ from jobspec.spec.job import Job
 
 _CURLY = re.compile("[\u2018\u2019\u201c\u201d]")
 _DASH = re.compile("^[\u2013\u2014]")  # where an option begins
+# Other names may well be meant literally, as in a template.
+_NAMES = r"(?:HOME|USER|PWD|SCRATCH|WORK|TMPDIR|SLURM_[A-Z_]+)"
+_VARIABLE = re.compile(rf"\$(?:{_NAMES}\b|\{{{_NAMES}\}})")
+_HOME = re.compile("~(?=/)")
+_RUNS_TEXT = re.compile("-[a-z]*c")  # bash -c '…'
+_PATHS_OF_TRAIN = ("data_root", "run_dir", "checkpoint_dir", "resume", "export")
 
 
 def doubts(job: Job, node_is_hidden: bool = False) -> Iterator[str]:
@@ -22,6 +28,7 @@ def doubts(job: Job, node_is_hidden: bool = False) -> Iterator[str]:
     node_is_hidden: what the processes write outside of mounts ends with their container.
     """
     yield from _typed_in_a_word_processor(job)
+    yield from _written_for_a_shell(job)
     first = job.command[0] if job.command else "x.py"
     if first != "-m" and not first.endswith(".py") and not job.no_python:
         yield f'command begins with "{first}", not a .py file; torchrun starts it with Python unless no_python is true'
@@ -65,3 +72,19 @@ def _typed_in_a_word_processor(job: Job) -> Iterator[str]:
     for key, text in words:
         if found := _CURLY.search(text) or _DASH.search(text):
             yield f"{key} contains {found[0]}, which is typographic; write a plain \" or ' or - instead"
+
+
+def _written_for_a_shell(job: Job) -> Iterator[str]:
+    """Yield the values that a shell would change: a target quotes each value, so the processes get it as written."""
+    for name, value in job.env.items():
+        if found := _VARIABLE.search(value) or _HOME.match(value):
+            yield f"env.{name} contains {found[0]}, which no shell replaces; write export {name}=… in setup"
+    words = list(job.command or ())
+    if not any(_RUNS_TEXT.fullmatch(word) for word in words):
+        for number, word in enumerate(words):
+            if found := _VARIABLE.search(word) or _HOME.match(word):
+                replaced = "which no shell replaces; write the value, or let the program replace it"
+                yield f"command.{number} contains {found[0]}, {replaced}"
+    for key in _PATHS_OF_TRAIN:
+        if found := _VARIABLE.search(getattr(job.train, key, None) or ""):
+            yield f"train.{key} contains {found[0]}, which no shell replaces; write the path itself"

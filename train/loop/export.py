@@ -23,6 +23,7 @@ def refuse_impossible_export(path: str) -> None:
 def export(trainer: Trainer, path: str) -> None:
     """Let rank 0 write the weights that were evaluated (the average, with --ema) to `path`.  A collective.
 
+    An earlier file is replaced, as other tools do, because a resumed run exports again; the printed line says so.
     Written under another name, then renamed: the file is whole or absent.  Raises UserError if it cannot be written.
     """
     with trainer.step.evaluated_weights():
@@ -34,10 +35,11 @@ def export(trainer: Trainer, path: str) -> None:
 
         content = save({name: tensor.contiguous() for name, tensor in on_host(state).items()})
         weights = weights_sha256(state)
+    replacing = ", replacing an earlier file" if Path(path).exists() else ""
     beside = Path(f"{path}.unfinished")
     try:
         beside.write_bytes(content)
         beside.rename(path)
     except OSError as error:
         raise UserError(f"--export: cannot write {path}: {error.strerror}") from None
-    say(f"exported the weights of step {trainer.steps_done} to {path} (weights_sha256 {weights})")
+    say(f"exported the weights of step {trainer.steps_done} to {path} (weights_sha256 {weights}){replacing}")

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from train.errors import UserError
 from train.world.environment import World
@@ -26,7 +27,8 @@ def train_on_this_machine(procs: int, argv: list[str]) -> int:
     """Run `python -m train ARGV` as `procs` ranks; return 0, or the exit code of the first that failed.
 
     The ranks have the environment that torchrun would give them, so the result is the same.  The first failure ends the
-    other ranks, and its reason is printed as the last line.  A signal is passed on, and the ranks save and end.
+    other ranks, and its reason is printed as the last line, unless it is a mistake that the ranks have printed.  A
+    signal is passed on, and the ranks save and end.
     """
     with tempfile.TemporaryDirectory(prefix="train-procs-") as folder:
         ranks = _Ranks(procs, argv, Path(folder))
@@ -79,7 +81,9 @@ class _Ranks:
         self._end_all(signal.SIGTERM)
         if self._stopped and code == EXIT_STOPPED:
             return EXIT_STOPPED
-        print(f"error: rank {first} failed first ({_in_words(code)}){self._reason(first)}", file=sys.stderr, flush=True)
+        if not self._mistake_is_printed(first):
+            reason = f": {self._left(first)['message']}" if self._left(first) else ""
+            print(f"error: rank {first} failed first ({_in_words(code)}){reason}", file=sys.stderr, flush=True)
         return code if code > 0 else 128 - code
 
     def pass_on(self, number: int, frame: FrameType | None) -> None:
@@ -104,12 +108,19 @@ class _Ranks:
     def _error_file(self, rank: int) -> dict[str, str]:
         return {"TORCHELASTIC_ERROR_FILE": str(self._folder / f"rank-{rank}.json")}
 
-    def _reason(self, rank: int) -> str:
-        """Return the reason that the rank has left in the file of train/world/failure.py, if any."""
+    def _mistake_is_printed(self, rank: int) -> bool:
+        """Return True if a rank failed by a mistake of the user, which rank 0 has printed for all ranks."""
+        left = self._left(rank)
+        return (
+            bool(left) and "py_callstack" not in left["extraInfo"] and left["message"] == self._left(0).get("message")
+        )
+
+    def _left(self, rank: int) -> dict[str, Any]:
+        """Return what the rank has left in the file of train/world/failure.py; empty if it has left nothing."""
         with suppress(OSError, ValueError, LookupError):
             left = json.loads(Path(self._error_file(rank)["TORCHELASTIC_ERROR_FILE"]).read_text())
-            return f": {left['message']['message']}"
-        return ""
+            return dict(left["message"])
+        return {}
 
 
 def _in_words(code: int) -> str:

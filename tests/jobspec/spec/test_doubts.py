@@ -21,6 +21,11 @@ ALL = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
         ("command=[train]", 'command begins with "train", not a .py file'),
         ("image=registry.example/Team/train:1", 'image "registry.example/Team/train:1" has capital letters'),
         ("env={HF_TOKEN: hf_abc}", "env.HF_TOKEN looks like a secret, and its value is in the output"),
+        ("env={DATA: '$HOME/data'}", "env.DATA contains $HOME, which no shell replaces; write export DATA=… in setup"),
+        ("env={NAME: 'a-${USER}'}", "env.NAME contains ${USER}, which no shell replaces"),
+        ("env={CACHE: ~/cache}", "env.CACHE contains ~, which no shell replaces"),
+        ("command=[mine.py, '--id=$SLURM_JOB_ID$TMPDIR']", "command.1 contains $SLURM_JOB_ID, which no shell replaces"),
+        ("command=[mine.py, ~/data]", "command.1 contains ~, which no shell replaces"),
         ("files=[lib.py]", "files does not list mine.py, which command runs"),
         ("slurm.options={mail-tpye: END}", "no option mail-tpye, unless a plugin adds it; did you mean mail-type?"),
         ("slurm.options={of-our-plugin: 1}", "no option of-our-plugin, unless a plugin adds it"),
@@ -37,6 +42,22 @@ def test_doubt_is_said_once_and_without_a_secret(
     (note,) = notes
     assert said in note
     assert "hf_abc" not in note
+
+
+def test_variable_that_a_shell_of_the_command_replaces_raises_no_doubt(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(TWO_NODES)
+    notes: list[str] = []
+    render("slurm", str(tmp_path / "job.yaml"), ["no_python=true", "command=[bash, -lc, 'exec $HOME/mine']"], notes)
+    assert notes == []
+
+
+@pytest.mark.parametrize("key", ["data_root", "run_dir", "checkpoint_dir", "resume", "export"])
+def test_variable_in_a_path_of_train_is_doubted(key: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(TWO_NODES)
+    notes: list[str] = []
+    folder = "" if key == "checkpoint_dir" else "checkpoint_dir: /c, "
+    render("slurm", str(tmp_path / "job.yaml"), ["command=", f"train={{{folder}{key}: '$SCRATCH/x'}}"], notes)
+    assert notes == [f"train.{key} contains $SCRATCH, which no shell replaces; write the path itself"]
 
 
 @pytest.mark.parametrize("keys", ["max_restarts=1", "nodes={min: 1, max: 2}"])
@@ -57,6 +78,8 @@ def test_restart_that_would_refuse_its_own_checkpoints_is_doubted(keys: str, tmp
         "command=[-m, pkg.Module, a–b]",
         "image=/images/Train.sif",
         "image=registry.example:5000/team/train:V1",
+        "env={PRICE: '$5', FORMAT: '$FOO ${FOO} $HOMES $$ $(HOME)', BACKUP: 'a~/b', USERS: 'a$USER_NAME'}",
+        "command=[mine.py, '--run-dir=~/runs', '$x', '~']",
         "env={TOKENIZER: a, EOS_TOKEN: b, HF_TOKEN: ''}",
         "slurm.options={container-writable: true, mail-type: END}",
     ],

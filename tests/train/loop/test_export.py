@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.cli import records
+from tests.cli import records, train
 from tests.ranks import train_on_ranks
 from tests.train.devices import needs_fsdp_on_cpus
 from train import models
@@ -25,6 +26,15 @@ def test_exported_weights_are_those_of_the_end_and_a_bare_model_loads_them(tmp_p
     (end,) = records(tmp_path, "end")
     assert weights_sha256(exported) == end["weights_sha256"]
     models.build("mlp", (1, 28, 28), 10, None).load_state_dict(exported)
+
+
+def test_a_file_that_the_export_replaces_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    flags = [*_FLAGS, "--max-steps=1", f"--export={file}"]
+    assert "replacing an earlier" not in train(1, *flags).stdout
+    file.write_bytes(b"of another run")
+    assert re.search(rf"to {file} \(weights_sha256 \w+\), replacing an earlier file\n", train(1, *flags).stdout)
+    assert file.read_bytes() != b"of another run"
 
 
 def test_a_checkpoint_is_evaluated_and_exported_without_training(tmp_path: Path) -> None:

@@ -38,11 +38,26 @@ def test_the_weights_are_those_of_torchrun(tmp_path: Path) -> None:
 
 
 def test_the_first_failure_ends_all_and_its_reason_stands_last(tmp_path: Path) -> None:
-    (tmp_path / "occupied").write_text("not a folder")
-    ended = _procs("2", *_FLAGS, f"--run-dir={tmp_path / 'occupied'}")
+    broken = 'import os, sys\nif os.environ.get("RANK") == "1":\n    sys.modules["train.loop"] = None\n'
+    (tmp_path / "sitecustomize.py").write_text(broken)
+    ended = _procs("2", *_FLAGS, PYTHONPATH=str(tmp_path))
     assert ended.returncode == 1
     last = ended.stderr.splitlines()[-1]
-    assert "failed first (exit code 1): rank 0: --run-dir: cannot write" in last, ended.stderr
+    assert last.startswith("error: rank 1 failed first (exit code 1): ModuleNotFoundError: "), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "mistake"),
+    [
+        (["--run-dir=/dev/null/folder"], "--run-dir: cannot write"),
+        (["--strategy=single"], "--strategy=single trains one process"),
+        (["--modle=mlp"], "--modle: unknown flag"),
+    ],
+)
+def test_mistake_of_the_user_is_printed_once(flags: list[str], mistake: str) -> None:
+    ended = _procs("2", *_FLAGS, *flags)
+    assert ended.returncode == 1
+    assert (ended.stderr.count(mistake), ended.stderr.count("error: ")) == (1, 1), ended.stderr
 
 
 @pytest.mark.parametrize(
