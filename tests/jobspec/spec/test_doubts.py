@@ -21,7 +21,7 @@ ALL = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
         ("command=[train]", 'command begins with "train", not a .py file'),
         ("image=registry.example/Team/train:1", 'image "registry.example/Team/train:1" has capital letters'),
         ("env={HF_TOKEN: hf_abc}", "env.HF_TOKEN looks like a secret, and its value is in the output"),
-        ("files=[lib.py]", "files does not list mine.py, which command runs"),
+        ("files=[lib.py]", "files does not list mine.py, the script in command"),
         ("slurm.options={mail-tpye: END}", "no option mail-tpye, unless a plugin adds it; did you mean mail-type?"),
         ("slurm.options={of-our-plugin: 1}", "no option of-our-plugin, unless a plugin adds it"),
     ],
