@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp", description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=2, help="ranks on this machine (CUDA: always one)")
     parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all", help="what is trained")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where it is trained")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device of the training")
     parser.add_argument("--rounds", type=int, default=9, help="turns that each variant takes")
     parser.add_argument("--steps", type=int, help="counted steps per turn; default: set by the workload")
     parser.add_argument("--memory-rounds", type=int, default=3, help="how often each variant's peak memory is measured")

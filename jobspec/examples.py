@@ -46,7 +46,7 @@ def _check(file: Path, root: Path, write: bool) -> str:
     name = printable(file.relative_to(root).as_posix())
     command = _header(file)
     if command is None:
-        return f"{name}: its first lines do not name the command that rendered it\n"
+        return f"{name}: the line `# Rendered by …` is missing at the top: render the file again\n"
     try:
         target, specs, overrides, sweep_index = _parse(command)
         new = render(target, [_found(root, spec) for spec in specs], overrides, sweep_index=sweep_index)
@@ -86,7 +86,7 @@ def _parse(command: str) -> tuple[str, list[str], list[str], int | None]:
     options = words[len(specs) :]
     ours = target in targets.names() and specs and options[::2] == ["--set"] * (len(options) // 2)
     if not ours or any("/" in spec or spec == "-" for spec in specs):
-        raise ValueError("render.py never writes this command into a header")
+        raise ValueError("render.py never writes this command into a header: render the file again")
     return target, specs, options[1::2], sweep_index
 
 

@@ -263,7 +263,7 @@ def _order(explanation: Explanation) -> Iterator[str]:
     if explanation.plan.job.nodes.max == 1 or (names == order and not elastic):
         return
     verb = "numbers" if elastic else "(not used here) would number"
-    yield f"c10d {verb} the nodes in alphabetical order of their names, gpu10 before gpu2:"
+    yield f"c10d {verb} the nodes in alphabetical order of their names, so gpu10 comes before gpu2:"
     if not order:
         yield "  the names are known only when the job runs; --hosts gpu1,gpu2,… shows their order"
         return

@@ -103,5 +103,5 @@ def secret_in_compose_file(document: Node) -> Iterator[Fault]:
                 reason = f"the value of {name} is in the file, and so in each copy of it"
                 place = masked(replace(node.key_place, length=len(name)))
                 yield Fault(
-                    place, reason, f"{name}: ${{{name}:?}} takes the value from the environment of whoever starts it"
+                    place, reason, f"{name}: ${{{name}:?}} takes the value from the shell that runs docker compose"
                 )

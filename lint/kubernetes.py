@@ -34,7 +34,7 @@ def host_network_without_cluster_names(document: Node) -> Iterator[Fault]:
     for template in templates(document):
         own = template.get("spec", "hostNetwork")
         if own and own.text() == "true" and template.text("spec", "dnsPolicy") != "ClusterFirstWithHostNet":
-            reason = "pods on the node's network ask the node's name server, which knows no Service and no pod"
+            reason = "pods with hostNetwork ask the node's name server, which knows no Service and no pod"
             yield Fault(own.place, reason, "dnsPolicy: ClusterFirstWithHostNet")
 
 
@@ -49,7 +49,7 @@ def host_network_with_a_common_port(document: Node) -> Iterator[Fault]:
             ports = {port.text("name"): port.text("containerPort") for port in container.elements("ports")}
             port = env.get("PET_MASTER_PORT") or env.get("MASTER_PORT") or ports.get("pytorchjob-port") or ""
             if port in _DEFAULT_PORTS or (not port and document.text("kind") == "PyTorchJob"):
-                reason = "on the node's network two jobs with the same port cannot share a node"
+                reason = "with hostNetwork, two jobs with the same port cannot share a node"
                 yield Fault(own.place, reason, "give the job its own port, and its pods anti-affinity")
 
 

@@ -190,10 +190,9 @@ def image_hides_variables(script: Script) -> Iterator[Fault]:
     if not exported or any(script.flags("--container-env")):
         return
     for flag in script.flags("--container-image"):
-        reason = (
-            f"if the image sets these variables, too, its values hide the job's: {', '.join(dict.fromkeys(exported))}"
-        )
-        yield Fault(flag.place, reason, f"srun --container-env={','.join(dict.fromkeys(exported))} …")
+        names = list(dict.fromkeys(exported))
+        reason = f"if the image also sets these variables, the image's values replace the job's: {', '.join(names)}"
+        yield Fault(flag.place, reason, f"srun --container-env={','.join(names)} …")
 
 
 @rule("https://github.com/NVIDIA/NVFlare/issues/5038")

@@ -28,7 +28,7 @@ def secret_in_script(script: Script) -> Iterator[Fault]:
         if names_secret(name) and word.assigned_value and "$" not in word.assigned_value:
             reason = f"the value of {name} is in the file and in its copies"
             reason += "" if script.in_container else "; `scontrol write batch_script` shows it"
-            fix = f'export it before the start; here only check that it is set, with `: "${{{name}:?}}"`'
+            fix = f'export {name} before you start the script; in the script, only check it: `: "${{{name}:?}}"`'
             yield Fault(masked(script.place(word, name)), reason, fix)
 
 

@@ -54,7 +54,7 @@ def store_host_is_guessed(script: Script) -> Iterator[Fault]:
     if any("is_host" in flag.value for flag in torchrun_flags(script, "rdzv-conf")):
         return
     for flag in c10d(script)[:1]:
-        reason = "each torchrun guesses from names and addresses whether it hosts the store, and often none hosts it"
+        reason = "each torchrun guesses from names and addresses whether it hosts the rendezvous, and often none does"
         fix = "--rdzv-backend=static if the nodes are fixed; else --rdzv-conf=is_host=1 on node 0, is_host=0 elsewhere"
         yield Fault(flag.place, reason, fix)
 

@@ -158,7 +158,7 @@ class TrainConfig(BaseModel):
         "stop",
         description="what all processes do together when a loss or the gradient is not finite. stop: save the state "
         "before that step, and stop; skip: skip the step, but stop after ten in a row. Both make the host wait for a "
-        "GPU once a step. stop_late does not: it stops when losses are next written, and saves nothing",
+        "GPU once a step. stop_late avoids this wait: it stops when losses are next written, and saves nothing",
     )
     on_oom: Literal["stop", "halve"] = Field(
         "stop",
@@ -205,8 +205,8 @@ class TrainConfig(BaseModel):
     )
     deterministic: bool = Field(
         False,
-        description="use only algorithms that give the same bits each time, also on CUDA; this is slower, and an error "
-        "if torch has no such algorithm for an operation",
+        description="use only algorithms that give the same bits each time, also on CUDA; training is slower, and "
+        "fails if torch has no such algorithm for an operation",
     )
 
     strategy: Annotated[str, AfterValidator(_is_one_strategy), _one_of("strategies"), _names("strategies")] = Field(
@@ -237,7 +237,8 @@ class TrainConfig(BaseModel):
     pipeline_schedule: Literal["gpipe", "1f1b"] = Field(
         "1f1b",
         description="with strategy pipeline: the order of a step's micro-batches, whose number is accumulate. gpipe: "
-        "all forwards, then all backwards; 1f1b: forwards and backwards in turns, as fast and with fewer activations",
+        "all forwards, then all backwards; 1f1b: forwards and backwards in turns, equally fast, and with fewer "
+        "activations",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto takes CUDA if torch sees a GPU, else the CPU"

@@ -72,7 +72,9 @@ def _unknown_words(words: list[str], unknown: list[str]) -> list[str]:
             problems.append(f"  {word}: {before} takes no value; write {on} or {off} alone")
         elif not (before in unknown and before.startswith("-") and "=" not in before):
             # The word after an unknown flag is probably the flag's value, and needs no second line.
-            problems.append(f"  {word}: no flag comes before it; write --SETTING VALUE, quoted if VALUE has spaces")
+            problems.append(
+                f"  {word}: no flag comes before it; write --SETTING VALUE, with quotes around a VALUE that has spaces"
+            )
     return problems
 
 

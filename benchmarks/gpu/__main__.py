@@ -40,7 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run the checks; return 1 if one of them failed, 2 if a package is missing."""
     began = time.monotonic()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"{', '.join(CHECKS)}; a is a1 and a2; default: all")
+    parser.add_argument(
+        "checks", nargs="*", metavar="CHECK", help=f"{', '.join(CHECKS)}; a stands for a1 and a2; default: all"
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: only to try the checks out")
     parser.add_argument("--results", type=Path, default=measure.RESULTS, help="folder for the record")
     parser.add_argument(

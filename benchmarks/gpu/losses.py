@@ -40,7 +40,7 @@ def compared(device: str, model: str) -> dict[str, Any]:
     most = max(steps for steps, _ in LIMITS[model].values())
     expected = losses_of("cpu", model, "fp32", most)
     if not expected[-1] < expected[0]:
-        raise Failed(f"it learns nothing in {most} steps on the CPU, so equal losses would mean little")
+        raise Failed(f"the model learns nothing in {most} steps on the CPU, so equal losses would mean little")
     differences: dict[str, float] = {}
     wrong = []
     for precision, (steps, tolerance) in LIMITS[model].items():

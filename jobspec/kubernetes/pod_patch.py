@@ -119,7 +119,9 @@ def patch_keeps_the_plumbing(job: Job) -> Iterator[Finding]:
                 message = f"kubernetes.pod.volumes: the name {element['name']} is reserved for the job's own volumes"
                 yield Finding((*here, "name"), message, "choose another name")
             elif kind == "containers" and element["name"] == "pytorch":
-                message = f"kubernetes.pod.containers: the container of the processes is called {NODE}, not pytorch"
+                message = (
+                    f"kubernetes.pod.containers: the container that runs the processes is called {NODE}, not pytorch"
+                )
                 yield Finding((*here, "name"), message, f"name: {NODE}")
             elif kind == "containers" and element["name"] == NODE:
                 yield from _node_keeps(job, element, here)
@@ -186,18 +188,18 @@ def _requests_fit(job: Job, requests: Mapping[str, Any], at: Path) -> Iterator[F
     for name, value in requests.items():
         amount = _amount(value)
         if name not in limits:
-            message = f"kubernetes.pod: the request of {name} follows from resources and procs_per_node"
+            message = f"kubernetes.pod: the request for {name} is set from resources and procs_per_node"
             yield Finding(
                 (*at, name),
                 message,
-                "leave it out; only requests of cpu and memory can be below the limit",
+                "leave it out; only cpu and memory can be requested here",
                 on_key=True,
             )
         elif amount is None:
-            message = f"kubernetes.pod: the request of {name} is not a Kubernetes quantity"
+            message = f"kubernetes.pod: the request for {name} is not a Kubernetes quantity"
             yield Finding((*at, name), message, "write a quantity such as cpu: 8 or memory: 32Gi")
         elif (limit := limits[name]) is not None and amount > limit:
-            message = f"kubernetes.pod: the request of {name} is above the limit that the spec's key resources sets"
+            message = f"kubernetes.pod: the request for {name} is above the limit, which the spec's key resources sets"
             yield Finding((*at, name), message, "request less, or raise the limit in the spec's resources")
 
 

@@ -53,7 +53,7 @@ def standard_is_kept(job: Job) -> Iterator[Finding]:
     for number, mount in enumerate(job.mounts):
         if mount.volume is None and mount.source is not None:
             message = f"mounts[{number}].source is a folder of the node, which kubernetes.security {standard} forbids"
-            yield Finding(("mounts", number, "source"), message, f"add claim: NAME to this mount, or {hint}")
+            yield Finding(("mounts", number, "source"), message, f"add claim: NAME to this mount, or set {hint}")
     if job.kubernetes.host_network:
         message = f"kubernetes.host_network is true, which kubernetes.security {standard} forbids"
         yield Finding(("kubernetes", "host_network"), message, hint)
@@ -61,8 +61,12 @@ def standard_is_kept(job: Job) -> Iterator[Finding]:
         message = f"resources.rdma is true: it needs IPC_LOCK, which kubernetes.security {standard} forbids"
         yield Finding(("resources", "rdma"), message, hint)
     if job.kubernetes.run_as_user == 0 and standard == "restricted":
-        message = "kubernetes.run_as_user is 0, root, which kubernetes.security restricted forbids"
-        yield Finding(("kubernetes", "run_as_user"), message, "kubernetes: {security: baseline}, where allowed")
+        message = "kubernetes.run_as_user is 0 (root), which kubernetes.security restricted forbids"
+        yield Finding(
+            ("kubernetes", "run_as_user"),
+            message,
+            "set another user ID; or kubernetes: {security: baseline}, where the namespace allows it",
+        )
 
 
 patch_keeps_the_plumbing = pod_patch.patch_keeps_the_plumbing
@@ -158,7 +162,7 @@ def mounts_are_possible(job: Job) -> Iterator[Finding]:
             message = f"mounts[{number}].path: /dev/shm is shared memory, not a place for mounts"
             yield Finding(("mounts", number, "path"), message, "resources.shm sets its size")
         if place == HOME:
-            message = f"mounts[{number}].path is {HOME}, which is a folder of the pod and the HOME of its processes"
+            message = f"mounts[{number}].path is {HOME}, where the pod already has the HOME of its processes"
             yield Finding(
                 ("mounts", number, "path"),
                 message,

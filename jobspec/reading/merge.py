@@ -42,7 +42,7 @@ def _several_jobs(sources: Sequence[Source]) -> Iterator[str]:
     if len({shown(source.values["name"]) for source in named}) > 1:
         places = [(source.values["name"], source.items["name",]) for source in named]
         listed = ", ".join(f"{shown(name)} in {place.name}:{place.line}" for name, place in places)
-        yield f"these files become one job, but give different names; the last one counts: {listed}"
+        yield f"these files become one job, but give different names; the last name counts: {listed}"
 
 
 def merge(sources: Sequence[Source]) -> Source:
@@ -117,11 +117,11 @@ class _Merged:
             if isinstance(old, list):
                 hint = f"write +{key}: […]"
             elif old is None and not isinstance(value, dict):
-                hint = f"+{key}: […] adds to a list, {key}: without the + sets any other value"
+                hint = f"write +{key}: […] to add to a list, or {key}: without the + to set another kind of value"
             self._refuse(source, read_at, f"{dotted(read_at)} must be a list, not {shown(value, read_at)}", hint)
         elif old is not None and not isinstance(old, list):
             message = f"{dotted(read_at)} appends to a list, but {dotted(path)} {self._said(path, old)}"
-            self._refuse(source, read_at, message, f"{key}: without the + replaces it")
+            self._refuse(source, read_at, message, f"write {key}: without the + to replace the value")
         else:
             if old is None:
                 self.keys[path], self.items[path] = source.keys[read_at], source.items[read_at]

@@ -289,13 +289,15 @@ def _hint(error: yaml.MarkedYAMLError, place: Place) -> str:
         return "YAML is indented with spaces, never with tabs"
     no_comma = problem.startswith("expected ',' or ") and place.written in ("'", '"')
     if "'<scalar>'" in problem and before.rstrip().endswith(("'", '"')) and not no_comma:
-        return "text after a closing quote: put the whole value in quotes; inside '…' write '' for one '"
+        return (
+            "text follows a closing quote: put the whole value in single quotes, and write '' for each ' in the value"
+        )
     if re.match("expected (<block end>|'<document start>')", problem) or (
         "mapping values" in problem and re.fullmatch(r"[ -]*[\w.-]+", before)
     ):
         return "wrong indentation: the keys of one section begin in the same column"
     if "mapping values" in problem:
-        return 'write one key per line, and a value that contains ": " in quotes'
+        return 'write one key per line, and put quotes around a value that contains ": "'
     if "cannot start any token" in problem:
         return "put a value with special characters in quotes"
     if problem == "could not find expected ':'":
@@ -303,5 +305,5 @@ def _hint(error: yaml.MarkedYAMLError, place: Place) -> str:
     if problem == "found unexpected end of stream":
         return "the quote that begins here is not closed"
     if problem.startswith("expected ',' or ") and error.context_mark:
-        return f"the bracket of line {error.context_mark.line + 1} is not closed before this, or a comma is missing"
+        return f"a comma is missing here, or the bracket of line {error.context_mark.line + 1} is not closed"
     return ""

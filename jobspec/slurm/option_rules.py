@@ -99,7 +99,7 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
             message = f"slurm.options: {name} is given, and {others[0]} too; Slurm takes only one of them"
             yield Finding(path, message, "leave one of them out", on_key=True)
         if name == "overcommit":
-            message = "slurm.options: overcommit does not reach the tasks: the script drops SLURM_OVERCOMMIT"
+            message = "slurm.options: overcommit has no effect on the tasks: the script unsets SLURM_OVERCOMMIT"
             yield Finding(path, message, _OF_SRUN, on_key=True)
 
 

@@ -99,7 +99,7 @@ class Mount(Section):
 
     source: FolderPath | None = Field(
         None,
-        description="folder on every node; Kubernetes mounts it only without claim, scratch, config_map and secret",
+        description="folder on every node; Kubernetes ignores it if claim, scratch, config_map or secret is given",
     )
     claim: DnsName | None = Field(None, description="PersistentVolumeClaim (Kubernetes) or volume (compose)")
     scratch: Size | None = Field(
@@ -161,8 +161,8 @@ class Rendezvous(Section):
     )
     port: Port = Field(
         "auto",
-        description="port of the rendezvous on node 0; auto: a port below the ephemeral range that follows from the "
-        "job's name, or on Slurm from the job's ID",
+        description="port of the rendezvous on node 0; auto derives a port below the ephemeral range from the job's "
+        "name, or on Slurm from the job's ID",
     )
     timeout: Duration | None = Field(
         None,
@@ -175,9 +175,7 @@ class Preemption(Section):
     """The scheduler may take the nodes back: signal, checkpoint, requeue, resume."""
 
     grace: Duration = Field(120, description="time from the signal to the kill; must suffice to save a checkpoint")
-    max_requeues: int = Field(
-        20, ge=0, le=10000, description="how often the job is requeued at most, after signals (Slurm)"
-    )
+    max_requeues: int = Field(20, ge=0, le=10000, description="maximum number of requeues after signals (Slurm)")
 
 
 class Compose(Section):
@@ -200,7 +198,8 @@ class Job(Section):
     )
     device: Literal["cuda", "cpu"] = Field("cuda", description="what the processes compute on")
     gpu: GpuType | None = Field(
-        None, description="type of GPU, such as h100: unchanged for Slurm, a key of kubernetes.gpu_types for Kubernetes"
+        None,
+        description="type of GPU, such as h100; passed to Slurm as it is; on Kubernetes a key of kubernetes.gpu_types",
     )
     image: Image | None = Field(None, description="container image; not needed by targets that run no container")
     setup: list[ShellLine] = Field(
@@ -240,7 +239,7 @@ class Job(Section):
     time_limit: Duration | None = Field(None, description="the job is ended after this time, such as 2h")
     rendezvous: Rendezvous = Field(Rendezvous(), description="how the nodes find each other")
     max_restarts: int = Field(
-        0, ge=0, le=10000, description="how often the processes are restarted at most, after failures"
+        0, ge=0, le=10000, description="maximum number of restarts of the processes after failures"
     )
     preemption: Preemption | None = Field(None, description="the scheduler may preempt the job")
     sweep: dict[SweepKey, Annotated[list[SweptValue], Field(min_length=1)]] = Field(

@@ -65,8 +65,8 @@ def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:
         suffix = (f"-{runs - 1}" if job.sweep else "") + longest_suffix(job)
         room = _LONGEST_NAME - len(suffix)
         if len(job.name) > room:
-            called = f'{what} is called "<name>{suffix}", and its name may have at most {_LONGEST_NAME}'
-            message = f"name has {len(job.name)} characters; {called}"
+            rule = f'the name of {what}, "<name>{suffix}", may have at most {_LONGEST_NAME}'
+            message = f"name has {len(job.name)} characters, too many: {rule}"
             yield Finding(("name",), message, f"use at most {room} characters")
 
     return check
@@ -128,7 +128,7 @@ def command_begins_with_a_script(job: Job) -> Iterator[Finding]:
         yield Finding(("command", 0), message, hint)
     elif first.startswith("-") or not first:
         message = "command must begin with a script or with -m and a module, not with an option"
-        yield Finding(("command", 0), message, "Python would read the option as its own")
+        yield Finding(("command", 0), message, "leave the option out, because Python would read it as its own")
 
 
 @Rule
@@ -169,7 +169,7 @@ def every_process_gets_samples(job: Job) -> Iterator[Finding]:
         return
     nodes = f"nodes {job.nodes.max} x procs_per_node {job.procs_per_node}"
     message = f"train.batch_size is {job.train.batch_size}, less than the {world_size(job)} processes ({nodes})"
-    hint = "batch_size is the global batch of one step, shared by all processes"
+    hint = f"batch_size: {world_size(job)}, or more; it is the global batch of one step, shared by all processes"
     yield Finding(("train", "batch_size"), message, hint)
 
 

@@ -23,7 +23,7 @@ SWEEPS = "objects"
 POD_RULES = rules.POD
 name_fits = leaves_room("a pod", lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")
 fixed_size = rules.fixed_size("a JobSet restarts all pods when one fails, so it never continues with fewer nodes")
-preemption_needs_restarts = rules.preemption_needs_restarts("a preempted pod's peers may fail before it ends")
+preemption_needs_restarts = rules.preemption_needs_restarts("the peers of a preempted pod may fail before the pod ends")
 
 
 def template_values(plan: Plan) -> dict[str, Any]:

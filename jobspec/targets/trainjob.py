@@ -56,7 +56,9 @@ def image_is_given_or_the_runtimes(job: Job) -> Iterator[Finding]:
 @Rule
 def preemption_needs_restarts_or_a_runtime(job: Job) -> Iterator[Finding]:
     if job.kubernetes.runtime is None:
-        yield from rules.preemption_needs_restarts("a preempted pod's peers may fail before it ends").check(job)
+        yield from rules.preemption_needs_restarts("the peers of a preempted pod may fail before the pod ends").check(
+            job
+        )
 
 
 @Rule

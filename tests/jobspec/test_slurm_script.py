@@ -154,7 +154,7 @@ def test_lines_begin_with_the_rank_if_asked(cluster: Cluster) -> None:
         ("resources: {cpus: 8}\nslurm: {options: {cpus-per-gpu: 3}}", "Slurm takes only one of them"),
         ("slurm: {options: {tasks-per-node: 8}}", "tasks-per-node is set from procs_per_node"),
         ("slurm: {options: {tres-per-task: 'gres/gpu:1'}}", "tres-per-task is set from procs_per_node"),
-        ("slurm: {options: {overcommit: true}}", "overcommit does not reach the tasks"),
+        ("slurm: {options: {overcommit: true}}", "overcommit has no effect on the tasks"),
         ("slurm: {srun_options: {ntasks: 3}}", "ntasks is set from"),
         ("slurm: {srun_options: {tasks-per-node: 3}}", "tasks-per-node is set from"),
         (

@@ -26,7 +26,7 @@ def test_files_with_different_names_are_noted(tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text("# mine\nname: other\n")
     said = (
-        "note: these files become one job, but give different names; the last one counts: "
+        "note: these files become one job, but give different names; the last name counts: "
         f'"quickstart" in {QUICKSTART}:3, "other" in {other}:2\n'
     )
     for words in (["torchrun", QUICKSTART, str(other)], ["explain", QUICKSTART, str(other), "--target=torchrun"]):

@@ -137,7 +137,7 @@ def test_port_in_use_is_named_on_every_rank(python: str) -> None:
         ends = _ended(start_ranks(2, *_QUICK, "--rendezvous-timeout-s=3", python=python, MASTER_PORT=port))
     assert [code for code, _ in ends] == [1, 1]
     assert f"rank 0 has to listen on MASTER_PORT {port}" in ends[0][1]
-    assert "does not answer as rank 0 of this job does" in ends[1][1]
+    assert "but it is not rank 0 of this job" in ends[1][1]
     assert all("Traceback" not in stderr for _, stderr in ends)
 
 

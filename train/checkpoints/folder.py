@@ -119,7 +119,7 @@ class Checkpoints:
         """
         for path in _newest_first(self.folder):
             if _step_of(path) > step:
-                say(f"resume: {path.name} is newer than step {step} and is now called {self._set_aside(path).name}")
+                say(f"resume: renamed {path.name}, newer than step {step}, to {self._set_aside(path).name}")
 
     def _set_aside(self, path: Path) -> Path:
         return path.rename(self.folder / f"set-aside-{path.name}-{time.time_ns()}")

@@ -172,4 +172,4 @@ def _listed(ranks: set[int] | list[int]) -> str:
 
 
 def _at(position: str) -> str:
-    return f"gave up waiting elsewhere: {position}"
+    return f"gave up at another place: {position}"

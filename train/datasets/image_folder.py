@@ -78,7 +78,7 @@ def load(data_root: Path, split: Split, seed: int) -> Samples:
     if train.classes != validation.classes:
         differing = sorted(set(train.classes) ^ set(validation.classes))
         raise UserError(
-            f"{data_root}: {', '.join(differing)} is a class in only one of train/ and val/: give both the same folders"
+            f"{data_root}: train/ and val/ need the same classes, but only one of them has {', '.join(differing)}"
         )
     with Image.open(train.samples[0][0]) as first:
         size = min(_LARGEST, *first.size)

@@ -80,7 +80,10 @@ def load(data_root: Path, split: Split, seed: int) -> Samples:
         )
     low, high = int(array.min()), int(array.max())
     if low < 0 or high >= vocabulary:
-        raise UserError(f"{file} holds tokens from {low} to {high}, but tokens.json says vocabulary {vocabulary}")
+        raise UserError(
+            f"{file} holds tokens from {low} to {high}, but tokens.json says vocabulary {vocabulary}. Make all files "
+            "again with one run of `python -m train.datasets.tokens`"
+        )
     return TokenSamples(torch.from_numpy(array), vocabulary, context)
 
 
@@ -115,8 +118,8 @@ def write(texts: Sequence[Path], data_root: Path, context: int) -> str:
     splits = {"train": tokens[:cut], "validation": tokens[cut:]}
     if min(map(len, splits.values())) <= context:
         raise UserError(
-            f"the texts have {len(tokens)} bytes, of which {len(splits['validation'])} are for validation; a row needs "
-            f"{context + 1} (--context {context} and the next token): give more text or a smaller --context"
+            f"the texts have {len(tokens)} bytes, {len(splits['validation'])} of them for validation, but a row needs "
+            f"{context + 1} bytes (--context {context} and the next token): give more text or a smaller --context"
         )
     folder = data_root / "tokens"
     try:

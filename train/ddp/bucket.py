@@ -66,9 +66,9 @@ class Bucket:
             return False
         if left < 0:
             raise RuntimeError(
-                f"the gradient of {self.names[slot]} was completed more than {self.times[slot]} times in one backward, "
-                "unlike in the first one. Reentrant checkpointing does this if it runs a layer more often than in the "
-                "first backward: use checkpoint(..., use_reentrant=False)"
+                f"the gradient of {self.names[slot]} was computed in more parts than in the first backward "
+                f"({self.times[slot]}). Reentrant checkpointing can cause this: use "
+                "checkpoint(..., use_reentrant=False)"
             )
         if self._is_large[slot]:
             self._absent += self._gather([slot])

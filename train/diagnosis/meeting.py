@@ -87,8 +87,8 @@ def mistakes(cards: Sequence[Card], world_size: int, timeout_s: float) -> str | 
     elif missing := [rank for rank in range(world_size) if rank not in ranks_of]:
         found.append(
             f"{named(missing)} of {world_size} did not arrive within {timeout_s:g} s: look at the logs of the missing "
-            "ranks. Either they were not started or ended early, or they have another MASTER_ADDR or MASTER_PORT, "
-            "or a firewall keeps them away"
+            "ranks. Possible reasons: they were not started, they ended early, their MASTER_ADDR or MASTER_PORT "
+            "differs, or a firewall blocks them"
         )
     found += [_started_twice(same) for same in ranks_of.values() if len(same) > 1]
     found += [card.mistake for card in cards if card.mistake is not None]

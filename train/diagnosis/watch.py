@@ -140,15 +140,17 @@ class Watch:
 
     def _silence_of(self, rank: int, now: float) -> str:
         card, known = self._cards[rank], self._watched[rank]
-        head = f"{card.process} has given no sign of life for {now - known.since:.0f} s, last during {known.doing}"
+        head = (
+            f"{card.process} has given no sign of life for {now - known.since:.0f} s (last seen during {known.doing})"
+        )
         state = _state(card.pid) if card.host == self._own.host else "unknown"
         if state == "T":
             return f"{head}: its process is stopped (SIGSTOP or a debugger); `kill -CONT {card.pid}` continues it"
         if state in ("gone", "Z"):
             return f"{head}: its process has ended; look at the last lines of its log"
         return (
-            f"{head}: its process is paused, swapped out or killed, or its node or network is gone. Look at it "
-            "with `ps` and at the last lines of its log"
+            f"{head}. Possible reasons: the process is paused, swapped out or killed; its node is down; the network "
+            "is down. Look at the process with `ps`, and at the last lines of its log"
         )
 
     def _guard(self) -> None:

@@ -153,5 +153,5 @@ def refuse_if_not_finite(loss: float, what: str) -> None:
     """
     if not math.isfinite(loss):
         raise WorthlessWeights(
-            f"the {what} is {loss}: training cannot continue; a lower --lr, --clip-norm or --precision=fp32 may help"
+            f"the {what} is {loss}: training cannot continue. Try --clip-norm, --precision=fp32 or a lower --lr"
         )

@@ -36,7 +36,7 @@ def refuse_impossible(config: TrainConfig, world: World, device: torch.device) -
     if config.strategy == "pipeline" and config.batch_size < config.accumulate:
         raise UserError(
             f"--batch-size is {config.batch_size} and --accumulate {config.accumulate}: a pipeline needs at least one "
-            "sample in each micro-batch"
+            "sample in each micro-batch. Give a larger --batch-size or a smaller --accumulate"
         )
     if config.precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
         raise UserError(f"--precision=tf32 needs a GPU with Ampere or newer, and this is {device}; fp32 works here")
@@ -150,7 +150,7 @@ class Step:
         if why is None and self.scaler.is_enabled():
             return None
         advice = "Try" if why is None else "Check these samples, or try"
-        why = why or "the gradient is not finite, though the loss of each sample is"
+        why = why or "the gradient is not finite, although all losses are finite"
         self._buffers.restore()
         self._skipped_in_a_row += 1
         if self.config.on_nonfinite == "skip" and self._skipped_in_a_row < nonfinite.MOST_SKIPPED_IN_A_ROW:
@@ -159,7 +159,7 @@ class Step:
         raise nonfinite.NonFinite(
             f"step {_step_of_run(position)}: {why}, so all ranks stop before the optimizer's step"
             + (f" ({self._skipped_in_a_row} such steps in a row)" if self._skipped_in_a_row > 1 else "")
-            + f". {advice} a lower --lr, --clip-norm, --precision=fp32 or --on-nonfinite=skip"
+            + f". {advice} --clip-norm, --precision=fp32, --on-nonfinite=skip or a lower --lr"
         )
 
     def _losses(self, images: Tensor, labels: Tensor, position: ShardSampler) -> Tensor:
@@ -176,7 +176,7 @@ class Step:
                     raise
                 raise UserError(
                     f"epoch {position.epoch}, step {_step_of_run(position)}: BatchNorm cannot be trained on "
-                    "the single sample that this rank has left; choose another --batch-size"
+                    "a single sample, and this rank has only one in this step; choose another --batch-size"
                 ) from None
         return counts * losses_of_samples(logits, labels, self.config.label_smoothing)
 

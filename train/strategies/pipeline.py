@@ -84,7 +84,7 @@ def refuse_what_cannot_be_cut(model: nn.Module, context: Context) -> Layers:
     why = None
     layers: Layers = []
     if not isinstance(model, nn.Sequential):
-        why = "the model is not an nn.Sequential, so it is not known where to cut it"
+        why = "the model is not an nn.Sequential, so it cannot be cut into stages"
     elif has_batchnorm(model):
         why = "BatchNorm would take the statistics of a micro-batch, not of the global batch"
     elif sum(len(list(layer.parameters())) for layer in model) != len(list(model.parameters())):
@@ -99,9 +99,7 @@ def refuse_what_cannot_be_cut(model: nn.Module, context: Context) -> Layers:
                 f"step has too few micro-batches to fill {context.world_size} stages"
             )
     if why is not None:
-        raise SharedError(
-            f"--strategy=pipeline cannot be used here: {why}. Models that it can cut: gpt, mlp, mnist_cnn"
-        )
+        raise SharedError(f"--strategy=pipeline cannot be used here: {why}. Models that work: gpt, mlp, mnist_cnn")
     return layers
 
 

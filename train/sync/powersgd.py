@@ -161,7 +161,7 @@ def _refuse_unlike_devices(device: torch.device, group: dist.ProcessGroup) -> No
         if theirs != of_ranks[0]:
             raise SharedError(
                 f"PowerSGD needs the same kind of device on all ranks, but rank {ranks[0]} computes on {of_ranks[0]} "
-                f"and rank {rank} on {theirs}. Their results differ in the last bits, so that the ranks' weights would "
+                f"and rank {rank} on {theirs}. Their results differ in the last bits, so the ranks' weights would "
                 "drift apart. Use --sync=bf16 or --sync=all_reduce"
             )
 

@@ -86,6 +86,6 @@ def refuse_shared_devices(devices: Sequence[tuple[str, str | None]]) -> None:
     ]
     if shared:
         raise SharedError(
-            f"{'; '.join(shared)}, and NCCL needs one GPU per process: start one process for each GPU, and check "
+            f"{'; '.join(shared)}, but NCCL needs one GPU per process. Start one process for each GPU. Check "
             "that CUDA_VISIBLE_DEVICES or the scheduler's GPU binding gives each process a different GPU"
         )

@@ -130,7 +130,7 @@ def connect_to_store(world: World, timeout: timedelta) -> dist.TCPStore:
             f"cannot ({first_line(result)}); set another MASTER_PORT, the same on all nodes"
         )
     raise UserError(
-        f"port in use: something listens at {place}, but it does not answer as rank 0 of this job does "
+        f"port in use: something listens at {place}, but it is not rank 0 of this job "
         f"({first_line(result)}); set another MASTER_PORT, the same on all nodes"
     )
 

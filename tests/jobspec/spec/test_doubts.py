@@ -26,7 +26,7 @@ ALL = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
         ("env={CACHE: ~/cache}", "env.CACHE contains ~, which no shell replaces"),
         ("command=[mine.py, '--id=$SLURM_JOB_ID$TMPDIR']", "command.1 contains $SLURM_JOB_ID, which no shell replaces"),
         ("command=[mine.py, ~/data]", "command.1 contains ~, which no shell replaces"),
-        ("files=[lib.py]", "files does not list mine.py, which command runs"),
+        ("files=[lib.py]", "files does not list mine.py, the script in command"),
         ("slurm.options={mail-tpye: END}", "no option mail-tpye, unless a plugin adds it; did you mean mail-type?"),
         ("slurm.options={of-our-plugin: 1}", "no option of-our-plugin, unless a plugin adds it"),
     ],

@@ -121,12 +121,12 @@ def apart() -> list[list[str]]:
 
 def test_a_rank_that_misses_the_first_backward_is_named() -> None:
     assert apart()[0][0].startswith("agreeing on the buckets failed: ")
-    assert apart()[0][0].endswith("rank 1 gave up waiting elsewhere: forward after backward 0")
+    assert apart()[0][0].endswith("rank 1 gave up at another place: forward after backward 0")
 
 
 def test_a_rank_that_misses_the_buffers_of_a_forward_is_named() -> None:
     assert apart()[1][0].startswith("sending rank 0's buffers failed: ")
-    assert apart()[1][0].endswith("rank 0 gave up waiting elsewhere: end of backward 1")
+    assert apart()[1][0].endswith("rank 0 gave up at another place: end of backward 1")
 
 
 def test_a_later_failure_says_nothing_of_an_earlier_one_after_which_the_ranks_went_on() -> None:
