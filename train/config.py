@@ -108,6 +108,7 @@ def _ranks_or_all(text: str) -> str:
 _DAY_S = 86_400.0
 YEAR_S = 365 * _DAY_S
 _MOST = 10**12  # more than any run has, and a number that floats and sizes can still hold
+PATHS = ("data_root", "run_dir", "checkpoint_dir", "resume", "export")
 _NAME_BYTES = 255  # what the file systems of Linux allow
 _SWITCHES = ("yes", "no", "true", "false", "on", "off")
 _STEPS = "steps FIRST:LAST, with 2 <= FIRST <= LAST"
@@ -298,7 +299,7 @@ class TrainConfig(BaseModel):
         60.0, gt=0, le=_DAY_S, description="how long to wait until the name in MASTER_ADDR resolves, in seconds"
     )
 
-    @field_validator("data_root", "run_dir", "checkpoint_dir", "resume", "export")
+    @field_validator(*PATHS)
     @classmethod
     def _names_fit(cls, path: str | None) -> str | None:
         if any(len(name.encode()) > _NAME_BYTES for name in (path or "").split("/")):

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping
+from os.path import expanduser
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from train.config import TrainConfig, choices, expected, flag, nearest
+from train.config import PATHS, TrainConfig, choices, expected, flag, nearest
 from train.errors import UserError
 
 
@@ -32,6 +33,8 @@ def from_argv(argv: list[str] | None = None) -> TrainConfig:
         values, lines = _read_yaml(Path(file))
         where = {key: f"{file}:{line}: {key}" for key, line in lines.items()} | where
         given = values | given
+    # A shell replaces ~ neither after = nor in a file.  Path.expanduser would raise for an unknown user.
+    given |= {key: expanduser(given[key]) for key in PATHS if isinstance(given.get(key), str)}  # noqa: PTH111
     try:
         config = TrainConfig.model_validate(given)
     except ValidationError as error:

@@ -43,7 +43,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "agent": task.agent(plan),
         "needs": _needed(plan),
         "path_of_program": f"PATH={sh(plan.env['PATH'])} " if in_shell and "PATH" in plan.env else "",
-        "remedy": "activate its environment before sbatch" if in_shell else "install it on the node",
+        "remedy": "activate the environment that has it before sbatch" if in_shell else "install it on the node",
         "shm_mib": (job.resources.shm or 0) >> 20,
         "scratch_mib": -(-scratch >> 20),
         "for_runtime": task.for_runtime(plan),

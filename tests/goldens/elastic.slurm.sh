@@ -34,8 +34,8 @@ preflight() {  # on each node: finds what would otherwise show as a hang, or as 
   [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
     problem "$MASTER_ADDR, the first node, resolves to ${address:-no address}, so other nodes cannot reach it; look at DNS and /etc/hosts"
   [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs ":$(printf %04X "$MASTER_PORT") [0-9A-F:]* 0A " /proc/net/tcp{,6} ||
-    problem "port $MASTER_PORT is in use; set another one in rendezvous.port"
-  command -v torchrun >/dev/null || problem "torchrun is not found; activate its environment before sbatch"
+    problem "port $MASTER_PORT is in use; set another port in rendezvous.port"
+  command -v torchrun >/dev/null || problem "torchrun is not found; activate the environment that has it before sbatch"
   return "$failed"
 }
 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \

@@ -26,7 +26,7 @@ log=fashion-mnist-$job-r$restart.log
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
   failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
-  command -v torchrun >/dev/null || problem "torchrun is not found; activate its environment before sbatch"
+  command -v torchrun >/dev/null || problem "torchrun is not found; activate the environment that has it before sbatch"
   if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
   gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
   (( gpus >= 2 )) || problem "$gpus GPUs for 2 processes; look at the driver, or lower procs_per_node"

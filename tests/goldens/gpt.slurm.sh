@@ -25,7 +25,7 @@ log=gpt-$job-r$restart.log
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
   failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
-  command -v torchrun >/dev/null || problem "torchrun is not found; activate its environment before sbatch"
+  command -v torchrun >/dev/null || problem "torchrun is not found; activate the environment that has it before sbatch"
   return "$failed"
 }
 preflight || exit

@@ -46,7 +46,7 @@ preflight() {  # on each node: finds what would otherwise show as a hang, or as 
   [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
     problem "$MASTER_ADDR, the first node, resolves to ${address:-no address}, so other nodes cannot reach it; look at DNS and /etc/hosts"
   [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs ":$(printf %04X "$MASTER_PORT") [0-9A-F:]* 0A " /proc/net/tcp{,6} ||
-    problem "port $MASTER_PORT is in use; set another one in rendezvous.port"
+    problem "port $MASTER_PORT is in use; set another port in rendezvous.port"
   command -v podman >/dev/null || problem "podman is not found; install it on the node"
   if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
   gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")

@@ -48,12 +48,12 @@ preflight() {  # on each node: finds what would otherwise show as a hang, or as 
   [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
     problem "$MASTER_ADDR, the first node, resolves to ${address:-no address}, so other nodes cannot reach it; look at DNS and /etc/hosts"
   [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs ":$(printf %04X "$MASTER_PORT") [0-9A-F:]* 0A " /proc/net/tcp{,6} ||
-    problem "port $MASTER_PORT is in use; set another one in rendezvous.port"
+    problem "port $MASTER_PORT is in use; set another port in rendezvous.port"
   if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
   gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
   (( gpus >= 4 )) || problem "$gpus GPUs for 4 processes; look at the driver, or lower procs_per_node"
   shm=$(df --block-size=1M --output=size /dev/shm | tail -n 1)
-  (( shm >= 16384 )) || problem "/dev/shm holds $shm MiB, less than the 16384 of resources.shm"
+  (( shm >= 16384 )) || problem "/dev/shm holds $shm MiB, but resources.shm is 16384 MiB; lower it, or ask the site for more"
   [[ $(ulimit -l) == unlimited ]] || problem "RDMA needs unlimited locked memory, not $(ulimit -l) KiB; see PropagateResourceLimitsExcept in slurm.conf"
   return "$failed"
 }

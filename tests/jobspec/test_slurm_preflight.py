@@ -53,7 +53,7 @@ def test_preflight_counts_gpus(own_cluster: Cluster) -> None:
 
 def test_preflight_measures_shared_memory(own_cluster: Cluster) -> None:
     spec = TWO_NODES + "resources: {shm: "
-    assert "less than the 536870912 of resources.shm" in preflight(own_cluster, spec + "512TiB}\n")
+    assert "but resources.shm is 536870912 MiB" in preflight(own_cluster, spec + "512TiB}\n")
     run(own_cluster, spec + "1MiB}\n")
 
 

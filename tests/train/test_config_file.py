@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from train.config import TrainConfig
+from train.config import PATHS, TrainConfig
 from train.errors import UserError
 from train.flags import from_argv
 
@@ -42,6 +42,16 @@ def yaml_file(folder: Path, text: str) -> Path:
 def test_yaml_value_is_typed_like_the_flag(tmp_path: Path, line: str, key: str, value: Any) -> None:
     found = getattr(from_argv([f"--config={yaml_file(tmp_path, line)}"]), key)
     assert (type(found), found) == (type(value), value)
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_a_leading_tilde_is_the_home_folder_in_flags_and_in_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    flags = [f"--{key.replace('_', '-')}=~/runs/1"]
+    for words in (flags, [f"--config={yaml_file(tmp_path, f'{key}: ~/runs/1')}"]):
+        assert getattr(from_argv(words), key) == "/home/somebody/runs/1"
 
 
 def test_empty_yaml_file_gives_the_defaults(tmp_path: Path) -> None:

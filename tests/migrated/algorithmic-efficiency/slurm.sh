@@ -36,19 +36,17 @@ done
 set -u
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
-  failed=0
-  problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
+  failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   command -v docker >/dev/null || problem "docker is not found; install it on the node"
   if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
   gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
   (( gpus >= 8 )) || problem "$gpus GPUs for 8 processes; look at the driver, or lower procs_per_node"
   shm=$(df --block-size=1M --output=size /dev/shm | tail -n 1)
-  (( shm >= 65536 )) || problem "/dev/shm holds $shm MiB, less than the 65536 of resources.shm"
+  (( shm >= 65536 )) || problem "/dev/shm holds $shm MiB, but resources.shm is 65536 MiB; lower it, or ask the site for more"
   return "$failed"
 }
 preflight || exit
 
-# The values below are passed as variables, because all users of a node can read the arguments of its processes.
 program() {  # runs in the container
   export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/algoperf-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
@@ -81,10 +79,9 @@ task() {  # runs on the node, once for its 8 processes
     --rm --network=host --ipc=host --mount=type=bind,source=/opt/data,target=/data,readonly \
     --mount=type=bind,source=/home/me/submissions_algorithms,target=/algorithmic-efficiency/submissions_algorithms,readonly \
     --mount=type=bind,source=/home/me/experiments,target=/experiments --init --entrypoint= \
-    us-central1-docker.pkg.dev/project/repo/algoperf_pytorch:latest \
-    sh -c 'eval "$JOB_PROGRAM"'
+    us-central1-docker.pkg.dev/project/repo/algoperf_pytorch:latest sh -c 'eval "$JOB_PROGRAM"'
 }
-export JOB_PROGRAM; export -f task
+export JOB_PROGRAM; export -f task  # as variables, because all users of a node can read the arguments of its processes
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # If a node fails, srun ends the others: they would only wait for it.

@@ -43,8 +43,7 @@ done
 set -u
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
-  failed=0
-  problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
+  failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   command -v apptainer >/dev/null || problem "apptainer is not found; install it on the node"
   if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
   gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
@@ -53,7 +52,6 @@ preflight() {  # on each node: finds what would otherwise show as a hang, or as 
 }
 preflight || exit
 
-# The values below are passed as variables, because all users of a node can read the arguments of its processes.
 program() {  # runs in the container
   export HF_HOME=/flash/project_465002178/hf-cache OMP_NUM_THREADS=7 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false \
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_HOME=/scratch/project_465002178/torch-cache \
@@ -71,10 +69,10 @@ task() {  # runs on the node, once for its 8 processes
   for name in "${!SLURM_@}"; do export "APPTAINERENV_$name=${!name}"; done
   if [ -e /dev/nvidiactl ]; then set -- --nv; else set -- --rocm; fi
   exec apptainer exec --no-eval "$@" \
-    /appl/local/containers/sif-images/lumi-pytorch-rocm-6.2.4-python-3.12-pytorch-v2.6.0.sif \
-    sh -c 'eval "$JOB_PROGRAM"'
+    /appl/local/containers/sif-images/lumi-pytorch-rocm-6.2.4-python-3.12-pytorch-v2.6.0.sif sh -c \
+    'eval "$JOB_PROGRAM"'
 }
-export JOB_PROGRAM; export -f task
+export JOB_PROGRAM; export -f task  # as variables, because all users of a node can read the arguments of its processes
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # If a node fails, srun ends the others: they would only wait for it.

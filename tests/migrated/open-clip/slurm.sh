@@ -39,13 +39,12 @@ done
 set -u
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
-  failed=0
-  problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
+  failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
   [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
     problem "$MASTER_ADDR, the first node, resolves to ${address:-no address}, so other nodes cannot reach it; look at DNS and /etc/hosts"
   [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs ":$(printf %04X "$MASTER_PORT") [0-9A-F:]* 0A " /proc/net/tcp{,6} ||
-    problem "port $MASTER_PORT is in use; set another one in rendezvous.port"
+    problem "port $MASTER_PORT is in use; set another port in rendezvous.port"
   if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
   gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
   (( gpus >= 8 )) || problem "$gpus GPUs for 8 processes; look at the driver, or lower procs_per_node"
@@ -54,10 +53,8 @@ preflight() {  # on each node: finds what would otherwise show as a hang, or as 
 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
   bash -c "$(declare -f preflight); preflight"
 
-# The values below are passed as variables, because all users of a node can read the arguments of its processes.
 task() {  # runs on the node, once per process
-  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID
-  export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=8
+  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=8
   export CUDA_LAUNCH_BLOCKING=0 FI_EFA_ENABLE_SHM_TRANSFER=0 FI_EFA_FORK_SAFE=1 FI_EFA_TX_MIN_CREDITS=64 \
     FI_EFA_USE_DEVICE_RDMA=1 FI_LOG_LEVEL=1 FI_PROVIDER=efa NCCL_DEBUG=info NCCL_PROTO=simple NCCL_TREE_THRESHOLD=0 \
     OMPI_MCA_mtl_base_verbose=1 OMP_NUM_THREADS=12 PYTHONFAULTHANDLER=1 PYTHONUNBUFFERED=1 \
@@ -95,7 +92,7 @@ task() {  # runs on the node, once per process
     --resume latest \
     --remote-sync s3://bucket/logs
 }
-export -f task
+export -f task  # as a variable, because all users of a node can read the arguments of its processes
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # If a node fails, srun ends the others: they would only wait for it.

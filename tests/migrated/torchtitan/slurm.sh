@@ -50,13 +50,12 @@ epilogue() {
 trap epilogue EXIT
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
-  failed=0
-  problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
+  failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
   [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
     problem "$MASTER_ADDR, the first node, resolves to ${address:-no address}, so other nodes cannot reach it; look at DNS and /etc/hosts"
   [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs ":$(printf %04X "$MASTER_PORT") [0-9A-F:]* 0A " /proc/net/tcp{,6} ||
-    problem "port $MASTER_PORT is in use; set another one in rendezvous.port"
+    problem "port $MASTER_PORT is in use; set another port in rendezvous.port"
   if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
   gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
   (( gpus >= 8 )) || problem "$gpus GPUs for 8 processes; look at the driver, or lower procs_per_node"
@@ -65,7 +64,6 @@ preflight() {  # on each node: finds what would otherwise show as a hang, or as 
 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
   bash -c "$(declare -f preflight); preflight"
 
-# The values below are passed as variables, because all users of a node can read the arguments of its processes.
 task() {  # runs on the node, once for its 8 processes
   export PET_NODE_RANK=$SLURM_NODEID
   export CUDA_LAUNCH_BLOCKING=0 FI_EFA_SET_CUDA_SYNC_MEMOPS=0 FI_PROVIDER=efa LOGLEVEL=INFO NCCL_BUFFSIZE=2097152 \
@@ -83,7 +81,7 @@ task() {  # runs on the node, once for its 8 processes
     --module llama3 \
     --config llama3_debugmodel
 }
-export -f task
+export -f task  # as a variable, because all users of a node can read the arguments of its processes
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # If a node fails, srun ends the others: they would only wait for it.
