@@ -174,6 +174,17 @@ class Cluster:
                 self.start_slurmd(name)
         self.wait_for("nodes", self._all_idle)
 
+    def _refuse_crashes(self) -> None:
+        """Raise RuntimeError if slurmd of a node has crashed (22.05 does, rarely, in a burst), and start it again."""
+        crashed = [name for name, machine in self.machines.items() if "slurmd" in machine.take_crashed()]
+        for name in crashed:
+            self.start_slurmd(name)
+        if crashed:
+            output = (self.system / "daemons.log").read_text()[-3000:]
+            raise RuntimeError(
+                f"slurmd has crashed on {', '.join(crashed)}; it is started again.  Its output:\n{output}"
+            )
+
     def _all_idle(self) -> bool:
         """Whether all nodes are; those that Slurm has given up are told to resume, which some do by themselves."""
         states = self.states()
@@ -225,6 +236,7 @@ class Cluster:
         while (job := self.job(number)).state not in states:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"job {number} is {job.state}, not {' or '.join(states)}:\n{self.logs()}")
+            self._refuse_crashes()
             time.sleep(0.3)
         return job
 

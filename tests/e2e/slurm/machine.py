@@ -79,6 +79,14 @@ class Machine:
         )
         self._started.append(program)
 
+    def take_crashed(self) -> list[str]:
+        """Return the names of the started programs that have crashed since the last call."""
+        crashed = [program for program in self._started if program.poll() in (-signal.SIGABRT, -signal.SIGSEGV)]
+        for program in crashed:
+            self._started.remove(program)
+        length = len(self.inside([]))
+        return [str(program.args[length]) for program in crashed if isinstance(program.args, list)]
+
     def close(self) -> None:
         """End it at once, as a power cut would.  Returns when the kernel has ended the last of its processes."""
         if self._holder.poll() is None:
