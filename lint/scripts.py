@@ -167,7 +167,7 @@ def address_of_hostname(script: Script) -> Iterator[Fault]:
 
 @rule("https://github.com/mlc-ai/pith-train/pull/91")
 def falls_back_to_localhost(script: Script) -> Iterator[Fault]:
-    fix = "remove the fallback; resolve the name outside the container, and export it"
+    fix = "remove the fallback; read the nodes with scontrol before the container starts, and export MASTER_ADDR"
     reason = "if the name is not found, each node trains alone, without an error"
     for command in script.commands:
         words = [word for word in command.words if _HERE_ONLY.fullmatch(word.value)]

@@ -144,7 +144,7 @@ class TrainConfig(BaseModel):
         64, gt=0, le=_MOST, description="samples of one optimizer step over all processes together (the global batch)"
     )
     accumulate: int = Field(
-        1, gt=0, description="micro-batches into which each process cuts its share of a step, to save memory"
+        1, gt=0, description="number of micro-batches into which each process cuts its share of a step, to save memory"
     )
     optimizer: Literal["sgd", "adam", "adamw", "adadelta"] = Field("sgd", description="torch.optim algorithm")
     lr: float = Field(

@@ -166,7 +166,7 @@ def mounts_are_possible(job: Job) -> Iterator[Finding]:
             yield Finding(
                 ("mounts", number, "path"),
                 message,
-                "choose another path; if this mount is to be HOME, set env: {HOME: PATH}",
+                "choose another path, such as /data; to make it the HOME, also set env: {HOME: /data}",
             )
         if mount.volume is None and ".." in (mount.source or "").split("/"):
             yield Finding(("mounts", number, "source"), f'mounts[{number}].source must not contain ".."')
@@ -261,7 +261,7 @@ def fixed_size(reason: str) -> Rule:
         if job.nodes.elastic:
             yield Finding(("nodes",), f"nodes is a range, which this target cannot run: {reason}", hint, on_key=True)
         elif job.rendezvous.backend == "c10d":
-            message = "rendezvous.backend is c10d, which ranks nodes by address; this target ranks them by pod number"
+            message = "rendezvous.backend is c10d, which numbers nodes by address; this target numbers them by pod"
             yield Finding(("rendezvous", "backend"), message, f"leave it out, or {hint}")
 
     return check

@@ -62,7 +62,7 @@ _SRUN_OPTIONS_OF_SCRIPT = {
 }
 _SRUN_OPTIONS_FOR_PYXIS = {"container-image": "image", "container-mounts": "mounts", "container-env": "env and secrets"}
 
-_BY_HAND = "leave it out; give it on the command line of sbatch"
+_BY_HAND = "remove it here, and write it on the command line of sbatch"
 _OF_SRUN = "slurm: {srun_options: {overcommit: true}}"
 
 

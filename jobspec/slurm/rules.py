@@ -41,7 +41,11 @@ def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
         yield Finding(("slurm", "launcher"), message, "leave rendezvous.backend out")
     if job.max_restarts:
         message = f"max_restarts is {job.max_restarts}, but slurm.launcher is srun: nothing restarts processes"
-        yield Finding(("max_restarts",), message, "launcher: torchrun, or preemption for a requeue of the whole job")
+        yield Finding(
+            ("max_restarts",),
+            message,
+            "write slurm: {launcher: torchrun}; or set preemption, which requeues the whole job",
+        )
 
 
 @Rule

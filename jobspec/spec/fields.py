@@ -70,7 +70,7 @@ def _read_path(value: Any) -> str:
 FolderPath = Annotated[
     str,
     Value(
-        'an absolute path without ":", ",", "$", quotes or backslashes (container runtimes split paths there)',
+        'an absolute path without ":", ",", "$", quotes or backslashes',
         _read_path,
         {"type": "string", "pattern": f"^(?:{_PATH})$"},
     ),

@@ -65,9 +65,9 @@ def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:
         suffix = (f"-{runs - 1}" if job.sweep else "") + longest_suffix(job)
         room = _LONGEST_NAME - len(suffix)
         if len(job.name) > room:
-            rule = f'the name of {what}, "<name>{suffix}", may have at most {_LONGEST_NAME}'
-            message = f"name has {len(job.name)} characters, too many: {rule}"
-            yield Finding(("name",), message, f"use at most {room} characters")
+            message = f"name has {len(job.name)} characters, but may have at most {room}"
+            hint = f'the name of {what}, "<name>{suffix}", may have {_LONGEST_NAME}'
+            yield Finding(("name",), message, hint)
 
     return check
 
@@ -263,7 +263,7 @@ def variables_may_be_set(job: Job) -> Iterator[Finding]:
             hint = "leave it out; nodes, procs_per_node and rendezvous decide its value"
             yield Finding(path, message, hint, on_key=True)
         elif is_bash_variable(name):
-            message = f"{path[0]}: {name} is a variable that bash keeps for itself"
+            message = f"{path[0]}: {name} must not be set, because bash itself uses this variable"
             yield Finding(path, message, "choose another name", on_key=True)
         elif name in shell.VARIABLES and (job.setup or job.slurm.prologue):
             message = f"{path[0]}: {name} is a variable of the shell that runs the lines of setup"

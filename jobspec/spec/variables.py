@@ -34,5 +34,5 @@ def is_set_by_launcher(name: str) -> bool:
 
 
 def is_bash_variable(name: str) -> bool:
-    """Return True for a variable that bash keeps for itself."""
+    """Return True for a variable that bash itself uses."""
     return _BASH_VARIABLES.fullmatch(name) is not None

@@ -93,7 +93,7 @@ def test_name_that_must_not_be_set_is_the_only_thing_told_about_its_entry() -> N
     spec = parse("name: job\nnodes: 1\nprocs_per_node: 1\ncommand: [a.py]\nenv: {RANK: 0, UID: [1]}\n", "a.yaml")
     assert told(spec, "slurm") == [
         "env: RANK is set by the launcher for each process",
-        "env: UID is a variable that bash keeps for itself",
+        "env: UID must not be set, because bash itself uses this variable",
     ]
 
 
@@ -119,7 +119,7 @@ def test_hint_for_a_text_of_an_option_survives_the_shell(setting: str, hint: str
     [
         ("slurm: {ntasks_per_gpu: 1}", "leave it out: it is set from procs_per_node and slurm.launcher"),
         ("slurm: {open_mode: append}", "leave it out: it is set from preemption"),
-        ("slurm: {test_only: true}", "leave it out; give it on the command line of sbatch"),
+        ("slurm: {test_only: true}", "remove it here, and write it on the command line of sbatch"),
         ("slurm: {overcommit: true}", "slurm: {srun_options: {overcommit: true}}"),
         ("slurm: {wrap: hostname}", "write command instead"),
         ("kubernetes: {initContainers: []}", "kubernetes: {pod: {initContainers: …}}"),
