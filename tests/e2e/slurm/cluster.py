@@ -71,6 +71,7 @@ PropagateResourceLimits=NONE
 {nodes}
 PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=20
 PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=beside_low Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=20
 """
 _NODE = "NodeName={name} NodeHostname={name} NodeAddr={address} CPUs=8 RealMemory=4000 Gres=gpu:2 State=UNKNOWN\n"
 

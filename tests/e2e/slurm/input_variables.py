@@ -161,7 +161,7 @@ SBATCH = {
     "SBATCH_OPEN_MODE": "truncate",
     "SBATCH_OUTPUT": "/dev/null",
     "SBATCH_OVERCOMMIT": "1",
-    "SBATCH_PARTITION": "high",
+    "SBATCH_PARTITION": "beside_low",  # in "high" the job would preempt those of the other variables
     "SBATCH_POWER": "level",
     "SBATCH_PROFILE": "all",
     "SBATCH_QOS": "none",
