@@ -27,13 +27,14 @@ def from_argv(argv: list[str] | None = None) -> TrainConfig:
     parsed, unknown = _parser().parse_known_args(words)
     given = {key: value for key, value in vars(parsed).items() if value is not None}
     problems = _unknown_words(words, unknown)
+    # A shell replaces ~ neither after = nor in a file.  Path.expanduser would raise for an unknown user.
     file = given.pop("config", None)
     where = {key: flag(key) for key in given}
     if file is not None:
+        file = expanduser(file)  # noqa: PTH111
         values, lines = _read_yaml(Path(file))
         where = {key: f"{file}:{line}: {key}" for key, line in lines.items()} | where
         given = values | given
-    # A shell replaces ~ neither after = nor in a file.  Path.expanduser would raise for an unknown user.
     given |= {key: expanduser(given[key]) for key in PATHS if isinstance(given.get(key), str)}  # noqa: PTH111
     try:
         config = TrainConfig.model_validate(given)

@@ -54,6 +54,11 @@ def test_a_leading_tilde_is_the_home_folder_in_flags_and_in_files(
         assert getattr(from_argv(words), key) == "/home/somebody/runs/1"
 
 
+def test_a_leading_tilde_of_the_file_itself_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert from_argv([f"--config=~/{yaml_file(tmp_path, 'epochs: 7').name}"]).epochs == 7
+
+
 def test_empty_yaml_file_gives_the_defaults(tmp_path: Path) -> None:
     assert from_argv([f"--config={yaml_file(tmp_path, '# nothing yet')}"]) == TrainConfig()
 

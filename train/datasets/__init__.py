@@ -57,11 +57,11 @@ class Samples(Protocol):
 
 
 def load(name: str, data_root: str, split: Split, seed: int) -> Samples:
-    """Return the split of the dataset in the file `name`.py; a leading `~` in `data_root` is the process's home folder.
+    """Return the split of the dataset in the file `name`.py.
 
     Raises UserError if files are missing or damaged; it says which, and where they belong.
     """
-    samples: Samples = import_module(f"train.datasets.{name}").load(Path(data_root).expanduser(), split, seed)
+    samples: Samples = import_module(f"train.datasets.{name}").load(Path(data_root), split, seed)
     return samples
 
 
@@ -73,5 +73,5 @@ def download(name: str, data_root: str, world: World) -> None:
     fetch = getattr(import_module(f"train.datasets.{name}"), "download", None)
     for turn in (world.rank == 0, world.rank != 0 and world.local_rank == 0):
         if turn and fetch is not None:
-            fetch(Path(data_root).expanduser())
+            fetch(Path(data_root))
         dist.barrier()

@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 from typing import ClassVar
 
@@ -137,13 +138,13 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line above; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m train.datasets.tokens", description=str(__doc__).split("\n")[0])
     parser.add_argument("texts", metavar="TEXT", nargs="+", type=Path, help="files whose bytes become the tokens")
-    parser.add_argument("--data-root", type=Path, default=Path("data"), help="as in python -m train (default: data)")
+    parser.add_argument("--data-root", type=expanduser, default="data", help="as in python -m train (default: data)")
     parser.add_argument("--context", type=int, default=64, help="tokens of a row (default: 64)")
     arguments = parser.parse_args(argv)
     if arguments.context < 1:
         parser.error("--context must be at least 1")
     try:
-        print(write(arguments.texts, arguments.data_root.expanduser(), arguments.context))
+        print(write(arguments.texts, Path(arguments.data_root), arguments.context))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -16,7 +16,8 @@ def refuse_impossible_export(path: str) -> None:
     """Raise UserError, before anything is trained, if the file could not be written at the end."""
     refuse_without("safetensors", "--export", "export")
     folder = Path(path).absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
+    # In this order: is_dir raises an error if the path to the folder cannot be read.
+    if not os.access(folder, os.W_OK | os.X_OK) or not folder.is_dir():
         raise UserError(f"--export: cannot write {path}: {folder} is not a writable folder")
 
 
@@ -35,9 +36,9 @@ def export(trainer: Trainer, path: str) -> None:
 
         content = save({name: tensor.contiguous() for name, tensor in on_host(state).items()})
         weights = weights_sha256(state)
-    replacing = ", replacing an earlier file" if Path(path).exists() else ""
     beside = Path(f"{path}.unfinished")
     try:
+        replacing = ", replacing an earlier file" if Path(path).exists() else ""
         beside.write_bytes(content)
         beside.rename(path)
     except OSError as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from train.checkpoints.same_run import NEEDS_ALL_EPOCHS, refuse_other_run
+from train.checkpoints.same_run import refuse_other_run
 from train.checkpoints.transfer import wait_on_all_ranks
 from train.collectives import missing_ranks
 from train.collectives.agreement import StopAgreement, Stopped
@@ -20,6 +20,7 @@ from train.data.shard import num_steps, step_range
 from train.errors import SharedError
 from train.loop.emergency import save_after_failure, say_saved
 from train.loop.evaluation import evaluate, in_pieces
+from train.loop.finished import already_ended
 from train.loop.losses import Means, PendingLosses, WorthlessWeights, refuse_if_not_finite
 from train.loop.nonfinite import NonFinite
 from train.loop.run import Run
@@ -103,25 +104,9 @@ class Trainer:
         self._wait_until_saved()
         return True
 
-    def _report_if_ended(self) -> None:
-        """Report that the loaded checkpoint is the end of a run, and how to train on."""
-        name = "max-steps" if self._is_last_step() and self.evaluated_step == self.steps_done else "epochs"
-        if name == "epochs" and self.sampler.epoch <= self.config.epochs:
-            return
-        reached = f"--{name}={self.config.max_steps if name == 'max-steps' else self.config.epochs}"
-        fixed = name == "epochs" and self.config.scheduler in NEEDS_ALL_EPOCHS
-        to_train_on = (
-            f"{self.config.scheduler} cannot be prolonged: start a new run in another --checkpoint-dir"
-            if fixed
-            else f"to train on, give a larger --{name}"
-        )
-        self._report(
-            "already_ended",
-            f"the loaded checkpoint has already reached {reached}, so nothing is trained; {to_train_on}",
-        )
-
     def _run_epochs(self) -> None:
-        self._report_if_ended()
+        if text := already_ended(self.config, self.sampler.epoch, self.steps_done, self.evaluated_step):
+            self._report("already_ended", text)
         for epoch in range(self.sampler.epoch, self.config.epochs + 1):
             if self._is_last_step() and self.evaluated_step == self.steps_done:
                 break

@@ -62,6 +62,7 @@ def _read(folder: Path, name: str, problems: list[str]) -> RunRecords:
     except OSError as error:
         problems.append(f"cannot read {file}: {error.strerror}. Give the folder that was the --run-dir of a run")
         return run
+    why_empty = "the run ended before --log-every steps, or has just begun"
     for line in lines:
         try:
             record = json.loads(line)
@@ -75,8 +76,10 @@ def _read(folder: Path, name: str, problems: list[str]) -> RunRecords:
             run.steps[record["step"]] = record
         elif event == "epoch":
             run.epochs[record["epoch"]] = record
+        elif event == "incident" and record["kind"] == "already_ended":
+            why_empty = "the run had already ended when it was resumed. Give the --run-dir of the start that trained"
         elif event == "end":
             run.end = record
     if not run.steps:
-        problems.append(f"{file} holds no step yet: the run ended before --log-every steps, or has just begun")
+        problems.append(f"{file} holds no step: {why_empty}")
     return run

@@ -15,6 +15,7 @@ from train import datasets
 from train.config import available
 from train.datasets import Samples, Split, _torchvision
 from train.errors import UserError
+from train.flags import from_argv
 
 # Of images that are always the same; the others have a file of their own.
 DATASETS = [name for name in available("datasets") if name not in ("tokens", "image_folder")]
@@ -135,9 +136,11 @@ def test_a_file_that_is_there_only_packed_is_named_with_the_command_that_unpacks
         datasets.load("mnist", str(tmp_path), "train", 0)
 
 
-def test_data_in_the_home_are_found(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path.parent))
-    assert len(datasets.load("mnist", f"~/{tmp_path.name}", "train", 0)) == 5
+def test_home_of_an_unknown_user_is_reported_as_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = from_argv(["--data-root=~nobodyx/t"]).data_root
+    with pytest.raises(UserError, match=r"~nobodyx/t/.* is missing"):
+        datasets.load("mnist", folder, "train", 0)
 
 
 def test_a_download_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

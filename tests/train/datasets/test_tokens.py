@@ -47,6 +47,17 @@ def test_the_bytes_of_the_texts_are_the_tokens_and_each_has_the_next_as_its_targ
     assert bytes(validation.tensors()[0].flatten().tolist()) == content[361:][:36]
 
 
+@pytest.mark.parametrize(("folder", "written"), [("~/t", "home/t"), ("~nobodyx/t", "~nobodyx/t")])
+def test_a_leading_tilde_is_the_home_folder_of_a_known_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, written: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "text").write_bytes(bytes(200))
+    assert tokens.main([f"--data-root={folder}", "--context=9", "text"]) == 0
+    assert (tmp_path / written / "tokens" / "train.npy").is_file()
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32])
 @pytest.mark.parametrize(("path", "workers"), [("memory", 0), ("loader", 0), ("loader", 2)])
 def test_batches_of_tokens_are_the_same_on_every_path(tmp_path: Path, dtype: type, path: str, workers: int) -> None:

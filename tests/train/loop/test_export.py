@@ -9,10 +9,16 @@ import pytest
 import torch
 
 from tests.cli import records, train
-from tests.ranks import train_on_ranks
+from tests.ranks import run_ranks, train_on_ranks
 from tests.train.devices import needs_fsdp_on_cpus
 from train import models
+from train.errors import UserError
+from train.flags import from_argv
+from train.loop import setup
+from train.loop.export import export, refuse_impossible_export
 from train.records.metrics import weights_sha256
+from train.world.environment import World
+from train.world.signals import StopSignal
 
 _FLAGS = ["--model=mlp", "--dataset=synthetic", "--device=cpu", "--batch-size=500", "--lr=0.1"]
 
@@ -35,6 +41,27 @@ def test_a_file_that_the_export_replaces_is_said(tmp_path: Path) -> None:
     file.write_bytes(b"of another run")
     assert re.search(rf"to {file} \(weights_sha256 \w+\), replacing an earlier file\n", train(1, *flags).stdout)
     assert file.read_bytes() != b"of another run"
+
+
+_TOO_LONG = "folder/" * 1000 + "weights"  # as a folder that this user may not read, but for root, too
+
+
+def test_export_that_cannot_be_written_is_refused_before_the_training() -> None:
+    with pytest.raises(UserError, match=r"^--export: cannot write folder/.* is not a writable folder$"):
+        refuse_impossible_export(_TOO_LONG)
+
+
+def _refused_at_the_end(world: World) -> str:
+    config = from_argv(_FLAGS)
+    parts = setup.load_parts(config, world)
+    setup.report_start(config, world, parts)
+    with pytest.raises(UserError) as refusal:
+        export(setup.make_trainer(config, world, StopSignal(), parts), _TOO_LONG)
+    return str(refusal.value)
+
+
+def test_export_that_fails_at_the_end_is_reported_without_a_traceback() -> None:
+    assert run_ranks(1, _refused_at_the_end) == [f"--export: cannot write {_TOO_LONG}: File name too long"]
 
 
 def test_a_checkpoint_is_evaluated_and_exported_without_training(tmp_path: Path) -> None:

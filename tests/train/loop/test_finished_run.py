@@ -7,23 +7,41 @@ from pathlib import Path
 import pytest
 
 from tests.cli import train
+from tests.ranks import run_ranks
+from train.flags import from_argv
+from train.loop import setup
+from train.records.observer import Incident, QuietObserver
+from train.world.environment import World
+from train.world.signals import StopSignal
 
 _FLAGS = ["--model=mlp", "--dataset=synthetic", "--device=cpu", "--batch-size=500"]
-_LAST_EPOCH = "step 20: the loaded checkpoint has already reached --epochs=1, so nothing is trained; "
+_REACHED = "the loaded checkpoint has already reached"
 
 
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--epochs=1"], f"{_LAST_EPOCH}to train on, give a larger --epochs"),
-        (["--max-steps=3"], "step 3: the loaded checkpoint has already reached --max-steps=3, so nothing is trained; "),
-        (["--epochs=1", "--scheduler=cosine"], f"{_LAST_EPOCH}cosine cannot be prolonged: start a new run"),
+        (["--epochs=1"], f"20: {_REACHED} --epochs=1, so nothing is trained; to train on, give a larger --epochs\n"),
+        (
+            ["--max-steps=3", "--scheduler=cosine"],
+            f"3: {_REACHED} --max-steps=3, so nothing is trained; to train on, give a larger --max-steps\n",
+        ),
+        (
+            ["--epochs=1", "--max-steps=20"],
+            f"20: {_REACHED} --epochs=1 and --max-steps=20, so nothing is trained; "
+            "to train on, give a larger --epochs and a larger --max-steps\n",
+        ),
+        (
+            ["--epochs=1", "--max-steps=20", "--scheduler=cosine"],
+            f"20: {_REACHED} --epochs=1 and --max-steps=20, so nothing is trained; "
+            "cosine cannot be prolonged: start a new run in another --checkpoint-dir\n",
+        ),
     ],
 )
 def test_run_that_had_ended_says_so_when_it_is_resumed(flags: list[str], line: str, tmp_path: Path) -> None:
     flags = [*_FLAGS, *flags, f"--checkpoint-dir={tmp_path}", "--resume=auto"]
     assert "already reached" not in train(1, *flags).stdout
-    assert f"\n{line}" in train(1, *flags).stdout
+    assert f"\nstep {line}" in train(1, *flags).stdout
 
 
 def test_run_that_trains_on_after_its_end_does_not_call_itself_ended(tmp_path: Path) -> None:
@@ -31,3 +49,29 @@ def test_run_that_trains_on_after_its_end_does_not_call_itself_ended(tmp_path: P
         ended = train(1, *_FLAGS, f"--max-steps={steps}", f"--checkpoint-dir={tmp_path}", "--resume=auto")
         assert ended.returncode == 0, ended.stderr
         assert "already reached" not in ended.stdout
+
+
+class _Incidents(QuietObserver):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def incident(self, incident: Incident) -> None:
+        self.texts.append(incident.text)
+
+
+def _resume_before_the_last_evaluation(world: World) -> tuple[int, list[str]]:
+    """Return the evaluated step, and the incidents, of a run that is resumed after its last step."""
+    config = from_argv([*_FLAGS, "--max-steps=3"])
+    parts = setup.load_parts(config, world)
+    setup.report_start(config, world, parts)
+    stopped, resumed = (setup.make_trainer(config, world, StopSignal(), parts) for _ in range(2))
+    stopped.train_epoch()
+    resumed.load_state_dict(stopped.state_dict())
+    incidents = _Incidents()
+    resumed.observers = [incidents]
+    assert resumed.fit()
+    return resumed.evaluated_step, incidents.texts
+
+
+def test_run_that_was_stopped_before_its_last_evaluation_had_not_ended() -> None:
+    assert run_ranks(1, _resume_before_the_last_evaluation) == [(3, [])]

@@ -107,11 +107,24 @@ def test_a_torn_last_line_is_left_out(runs: Path, tmp_path: Path, capsys: pytest
     assert "the final weights are identical" in lines
 
 
+def test_run_that_had_ended_before_it_was_resumed_is_named_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ['{"event": "start"}', '{"event": "incident", "kind": "already_ended"}', '{"event": "end"}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    code, _, errors = _said(capsys, tmp_path, "--out", tmp_path / "out")
+    assert code == 1
+    assert errors.endswith(
+        "metrics.jsonl holds no step: the run had already ended when it was resumed. "
+        "Give the --run-dir of the start that trained\n"
+    )
+
+
 def test_folders_without_a_run_are_all_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "metrics.jsonl").write_text('{"event": "start"}\n')
     code, lines, errors = _said(capsys, tmp_path / "absent", tmp_path / "begun", "--out", tmp_path / "out")
     assert (code, lines) == (1, [])
     assert re.search(r"cannot read .*absent/metrics.jsonl: No such file.* --run-dir of a run\n", errors)
-    assert "begun/metrics.jsonl holds no step yet" in errors
+    assert "begun/metrics.jsonl holds no step: the run ended before" in errors
     assert not (tmp_path / "out").exists()

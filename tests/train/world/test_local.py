@@ -37,13 +37,23 @@ def test_the_weights_are_those_of_torchrun(tmp_path: Path) -> None:
     assert ends[0] == ends[1]
 
 
-def test_the_first_failure_ends_all_and_its_reason_stands_last(tmp_path: Path) -> None:
-    broken = 'import os, sys\nif os.environ.get("RANK") == "1":\n    sys.modules["train.loop"] = None\n'
+@pytest.mark.parametrize(
+    ("rank", "fault", "reason"),
+    [
+        ("0", 'sys.modules["train.loop"] = None', "ModuleNotFoundError: "),
+        ("1", 'sys.modules["train.loop"] = None', "ModuleNotFoundError: "),
+        ("1", 'os.environ["LOCAL_RANK"] = "5"', "LOCAL_RANK is 5, "),  # a mistake that rank 0 does not print
+    ],
+)
+def test_the_first_failure_ends_all_and_its_reason_stands_last(
+    rank: str, fault: str, reason: str, tmp_path: Path
+) -> None:
+    broken = f'import os, sys\nif os.environ.get("RANK") == "{rank}":\n    {fault}\n'
     (tmp_path / "sitecustomize.py").write_text(broken)
     ended = _procs("2", *_FLAGS, PYTHONPATH=str(tmp_path))
     assert ended.returncode == 1
     last = ended.stderr.splitlines()[-1]
-    assert last.startswith("error: rank 1 failed first (exit code 1): ModuleNotFoundError: "), ended.stderr
+    assert last.startswith(f"error: rank {rank} failed first (exit code 1): {reason}"), ended.stderr
 
 
 @pytest.mark.parametrize(
