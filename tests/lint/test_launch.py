@@ -108,6 +108,7 @@ def test_part_of_a_run_is_not_reported(tmp_path: Path, launcher: str, rank: str)
     "text",
     [
         f"srun {TORCHRUN}",
+        f"srun ./start_everywhere\n{TORCHRUN}",
         f"START=srun\n$START {TORCHRUN}",
         f"if [ -z $STARTED ]; then STARTED=1 srun $0; else {TORCHRUN}; fi",
         f"srun $0 hostname.sh hostname\n{TORCHRUN}",
@@ -124,7 +125,7 @@ def test_part_of_a_run_is_not_reported(tmp_path: Path, launcher: str, rank: str)
         *(f"{program} start\n{TORCHRUN}" for program in ("flux", "ray", "parallel", "docker run image")),
         f"if ./all.sh; then :; elif ./all.sh; then :; fi\n{TORCHRUN}",
         f"if [ $SLURM_NNODES -gt 1 ]; then ./all.sh; else {TORCHRUN}; fi",
-        f"for rank in 0 1; do\n  {TORCHRUN} &\ndone\nwait",
+        f"for rank in 0 1; do\n  {TORCHRUN} &\ndone\nsleep 60",
         *(f"apptainer exec image.sif {program} {TORCHRUN}" for program in ("srun", "mpirun", "mpiexec", "ssh node2")),
         "accelerate launch --num_machines=2 train.py",
         "accelerate launch --multi_gpu --num_machines=2 --config_file=deepspeed.yaml train.py",
