@@ -45,4 +45,6 @@ def sbatch_expands_no_variables(script: Script) -> Iterator[Fault]:
             fix = f"write out what it stands for, or use the command line: sbatch --{found.name}=… SCRIPT"
             if found.name in _PATTERNS:
                 fix = f"sbatch replaces %u (your user name), %x (the job's name) and %j (its number); else {fix}"
+            elif found.name == "chdir" and "SLURM_SUBMIT_DIR" in literal[0]:
+                fix = "leave --chdir out: without it, the script starts in the folder from which you call sbatch"
             yield Fault(found.place, reason, fix)

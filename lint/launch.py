@@ -4,98 +4,107 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 
 from lint.lexer import TORCHRUN, Command
 from lint.rules import Fault, number, rule
 from lint.shell import Script
-from lint.steps import starts_training
+from lint.steps import TOOLS, starts_training
 
-# Each of these may start programs on other nodes, or may give a script other parts on other nodes.
-_MAY_REACH_OTHER_NODES = re.compile(
-    r"\b(?:srun|sbatch|salloc|mpi(?:run|exec)\w*|orterun|prte?run|ibrun|jsrun|aprun|p?[dr]?ssh|clush|ansible|parallel|flux"
-    r"|ray|dask\w*|horovodrun|deepspeed|hetjob|packjob)\b"
-)
-_COMMENT = re.compile(r"^[ \t]*#(?![ \t]*SBATCH).*$", re.M)
-_LOOPS = ("for", "while", "until", "select")
-_CONTAINERS_AND_ENVIRONMENTS = ("apptainer", "singularity", "docker", "podman", "conda", "uv", "poetry", "pixi")
+# Any other program may start programs on other nodes, or may start this script there.
+_NAMES_OF_SAFE = """
+    : } basename break case continue curl declare dirname du esac exit false for function getent git id let ln local
+    mktemp ml module mv nproc nvcc pip pip3 pkill ps readlink realpath return scontrol seq shift shuf sinfo squeue stat
+    type ulimit umask unset wget which whoami
+"""
+_SAFE = TOOLS.union(_NAMES_OF_SAFE.split())
+_SETS_UP = re.compile(r"activate|conda|mamba|env|module|profile|rc$")  # in what source or eval reads
+_FUNCTION = re.compile(r"\bfunction[ \t]+(\w+)|(\w+)[ \t]*\(\)")
+_RUNNERS = ("apptainer", "singularity", "docker", "podman", "conda", "uv", "poetry", "pixi")
+_REACHES = ("srun", "mpirun", "mpiexec", "ssh")  # from inside a container, too
 _PYTHON = re.compile(r"python[0-9.]*")
-_ALL_NODES = re.compile(r"\$\{?SLURM_(?:JOB_NUM_|N)NODES\}?")
-_VARIABLE = re.compile(r"\$\{?(\w+)")
-# accelerate can also start processes on other nodes, but not with these options.
-_ACCELERATE_STAYS = ("--multi-gpu", "--use-fsdp")
-_ACCELERATE_GOES = ("--config-file", "--use-deepspeed", "--deepspeed-hostfile")
+_HETEROGENEOUS = re.compile(r"^#SBATCH[ \t]+(?:het|pack)job", re.M)
+_ARRAY_BEGINS = re.compile(r"=\(\s*")
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)(?::?-[^}]*)?\}?")
+_ALL_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+_FIRST_NODE = {"0", "SLURM_NODEID", "SLURM_PROCID"}
 
 
 @rule("https://github.com/huggingface/accelerate/issues/2816")
 def only_the_first_node_trains(script: Script) -> Iterator[Fault]:
-    """Report only what is certain: nothing in the script can start a program on another node."""
-    count = _nodes(script)
-    if count < 2 or _may_reach_other_nodes(script):
+    """Report only what is certain: nothing else in the script can start a program on another node."""
+    count, commands = _nodes(script), _commands(script)
+    if count < 2 or not _stay_on_their_node(script, commands):
         return
-    for command in _outside_loops(script.commands):
-        launcher = _launcher(command)
-        if launcher is None or _is_part_of_a_run(script, command):
-            continue
-        reason = f"sbatch runs this script only on the first of the {count} nodes: "
-        asked = [flag.value for flag in script.flags("--nnodes", "--num-machines") if flag.command is command]
-        if any(_ALL_NODES.fullmatch(value) or (number(value) or 0) > 1 for value in asked):
+    for command in commands:
+        launcher = _launcher(script, command)
+        if launcher and not command.inner and _waits(script, command):
+            reason = f"sbatch runs this script only on the first of the {count} nodes: "
             reason += f"{launcher} waits for the others until a timeout"
-        else:
-            reason += "the others do nothing"
-        fix = f"one on each node: srun --ntasks-per-node=1 --kill-on-bad-exit=1 {command.name} …"
-        yield Fault(script.place(command.program[0]), reason, fix)
+            fix = f"one on each node: srun --ntasks-per-node=1 --kill-on-bad-exit=1 {command.name} …"
+            yield Fault(script.place(command.program[0]), reason, fix)
 
 
 def _nodes(script: Script) -> int:
     """Return the number of nodes that the script itself requests; the minimum of a range, and 0 if it is unknown."""
-    asked = [
-        found.value
-        for found in script.directives
-        if found.name == "nodes" and not found.ignored and not found.in_other_script
-    ]
-    return (number(asked[-1].partition("-")[0]) or 0) if asked else 0
+    own = [found for found in script.directives if not found.ignored and not found.in_other_script]
+    asked = [found.value.partition("-")[0] for found in own if found.name == "nodes"]
+    return (number(asked[-1]) or 0) if asked and not _HETEROGENEOUS.search(script.text) else 0
 
 
-def _may_reach_other_nodes(script: Script) -> bool:
-    """Return True if a word of the script may reach other nodes, unless it only asks a node for its address."""
-    asks = [command for command in script.commands if command.name == "srun" and command.has("hostname")]
-    harmless = sum(not starts_training(command) for command in asks)
-    return len(_MAY_REACH_OTHER_NODES.findall(_COMMENT.sub("", script.text))) > harmless
+def _commands(script: Script) -> list[Command]:
+    """Return the commands of a script, without the elements of arrays."""
+    arrays = {found.end() for found in _ARRAY_BEGINS.finditer(script.text)}
+    return [command for command in script.commands if command.words and command.words[0].start not in arrays]
 
 
-def _outside_loops(commands: list[Command]) -> Iterator[Command]:
-    """Yield the commands that the batch shell itself runs, but none in a loop: it may go over the nodes."""
-    depth = 0
-    for command in commands:
-        first = [word.text for word in command.words[:2]]
-        depth += any(text in _LOOPS for text in first) - (first[:1] == ["done"])
-        if depth <= 0 and not command.inner:
-            yield command
+def _stay_on_their_node(script: Script, commands: list[Command]) -> bool:
+    """Return True if no command can start a program on another node, nor a second torchrun in the background."""
+    functions = {name for names in _FUNCTION.findall(script.text) for name in names}
+    names = [command.name.rstrip("(") for command in commands if not (_is_safe(command) or _launcher(script, command))]
+    return functions.issuperset(names) and all(command.after != "&" for command in commands)
 
 
-def _launcher(command: Command) -> str | None:
+def _is_safe(command: Command) -> bool:
+    words = [word.value for word in command.program]
+    if command.name == "srun":
+        return command.has("hostname") and not starts_training(command)
+    if command.name in ("source", ".", "eval"):
+        return bool(_SETS_UP.search(" ".join(words[1:2])))
+    if command.name in _RUNNERS:
+        return not command.has("run", "exec")
+    known = command.name in _SAFE or (_PYTHON.fullmatch(command.name) and words[1:2] == ["-c"])
+    return bool(known) or not words or words[-1] == "]]"
+
+
+def _own(script: Script, command: Command) -> Script:
+    """Return a launcher's command without the program that it starts and the arguments of that program."""
+    words = takewhile(lambda word: not word.value.endswith(".py"), command.program)
+    return Script(script.text, script.locate, [Command([*words])])
+
+
+def _launcher(script: Script, command: Command) -> str | None:
     """Return the name of the launcher that a command starts on its own node; None for any other command."""
-    values = [word.value for word in command.program]
-    if command.name in _CONTAINERS_AND_ENVIRONMENTS:
-        starts = [at for at, value in enumerate(values) if value == "torchrun"]
-        return "torchrun" if starts else None
-    if command.name == "torchrun" or (_PYTHON.fullmatch(command.name) and _runs_module(values)):
-        return "torchrun"
-    if command.name == "accelerate" and values[1:2] == ["launch"]:
-        given = {value.partition("=")[0].replace("_", "-") for value in values}
-        if given.intersection(_ACCELERATE_STAYS) and not given.intersection(_ACCELERATE_GOES):
-            return "accelerate launch"
-    return None
+    own = _own(script, command)
+    (words,) = own.commands
+    if command.name == "accelerate":  # which can also start processes on other nodes, but not with these options
+        stays = any(own.flags("--multi-gpu", "--use-fsdp")) and not any(own.flags("--config-file", "--use-deepspeed"))
+        return "accelerate launch" if stays else None
+    runs = command.name in _RUNNERS and words.has("run", "exec") and not words.has(*_REACHES)
+    runs = runs or command.name == "torchrun" or bool(_PYTHON.fullmatch(command.name))
+    return "torchrun" if runs and words.has(*TORCHRUN) else None
 
 
-def _runs_module(values: list[str]) -> bool:
-    return any(values[at - 1] == "-m" for at, value in enumerate(values) if at and value in TORCHRUN)
+def _waits(script: Script, command: Command) -> bool:
+    """Return True if a launcher asks for more than one node, and no other job runs a part of it."""
+    own = _own(script, command)
+    counts = [value for flag in own.flags("--nnodes", "--num-machines") for value in _meanings(script, flag.value)]
+    ranks = [value for flag in own.flags("--node-rank", "--machine-rank") for value in _meanings(script, flag.value)]
+    several = bool(counts) and all(value in _ALL_NODES or (number(value) or 0) > 1 for value in counts)
+    return several and _FIRST_NODE.issuperset(ranks) and not any(own.flags("--help", "-h", "--version"))
 
 
-def _is_part_of_a_run(script: Script, command: Command) -> bool:
-    """Return True if the node's number comes from outside: other jobs then run the script for the other nodes."""
-    for flag in script.flags("--node-rank", "--machine-rank"):
-        name = _VARIABLE.match(flag.value)
-        if flag.command is command and name and not name[1].startswith("SLURM_") and name[1] not in script.variables:
-            return True
-    return False
+def _meanings(script: Script, value: str) -> list[str]:
+    """Return what the script assigns to the variable in a value, or the value; variables without `$` and defaults."""
+    texts = script.variables.get(_VARIABLE.sub(r"\1", value), [value])
+    return [_VARIABLE.sub(r"\1", text.strip("\"'")) for text in texts]

@@ -30,7 +30,7 @@ _NAMES_OF_TOOLS = """
     [ [[ awk cat cd cp cut date df done echo export fi for free grep head hostname ip ls lscpu mkdir nvidia-smi printenv
     printf pwd rm rsync sed set sleep sort tail tar tee test touch tr true ulimit uname uniq unzip wc
 """
-_TOOLS = frozenset(_NAMES_OF_TOOLS.split())
+TOOLS = frozenset(_NAMES_OF_TOOLS.split())
 
 _LONG = {"c": "cpus-per-task", "K": "kill-on-bad-exit", "N": "nodes", "n": "ntasks"}
 _SHORT_FLAGS = "EHkhlOQsuvVXZ"
@@ -50,7 +50,7 @@ _OPTIONS_FIRST = re.compile(r"[\s\"'(\\]*(?:-|\$\{?\w)")
 
 def starts_training(command: Command) -> bool:
     """Return True if an srun starts the job and does not only inspect the nodes."""
-    if command.name != "srun" or (command.text and all(inner.name in _TOOLS for inner in command.text)):
+    if command.name != "srun" or (command.text and all(inner.name in TOOLS for inner in command.text)):
         return False
     words = [word.value for word in command.words]
     scripts = any(value.endswith((".py", ".sh")) or value.startswith("--container-image") for value in words)

@@ -11,15 +11,16 @@ from jobspec.reading.sbatch_options import OPTIONS, PYXIS, meant
 from jobspec.reading.secret_names import names_secret
 from jobspec.spec import files
 from jobspec.spec.job import Job
+from train.config import PATHS
 
 _CURLY = re.compile("[\u2018\u2019\u201c\u201d]")
 _DASH = re.compile("^[\u2013\u2014]")  # where an option begins
 # Other names may well be meant literally, as in a template.
-_NAMES = r"(?:HOME|USER|PWD|SCRATCH|WORK|TMPDIR|SLURM_[A-Z_]+)"
+_NAMES = r"(?:HOME|USER|PWD|SCRATCH|WORK|TMPDIR|PATH|LD_LIBRARY_PATH|PYTHONPATH|SLURM_[A-Z_]+)"
 _VARIABLE = re.compile(rf"\$(?:{_NAMES}\b|\{{{_NAMES}\}})")
 _HOME = re.compile("~(?=/)")
+_SHELL = re.compile("(?:.*/)?(?:ba|da|z|k)?sh")
 _RUNS_TEXT = re.compile("-[a-z]*c")  # bash -c '…'
-_PATHS_OF_TRAIN = ("data_root", "run_dir", "checkpoint_dir", "resume", "export")
 
 
 def doubts(job: Job, node_is_hidden: bool = False) -> Iterator[str]:
@@ -66,8 +67,8 @@ def _lost_with_the_container(job: Job) -> Iterator[str]:
 
 
 def _typed_in_a_word_processor(job: Job) -> Iterator[str]:
-    words = [(f"command.{number}", word) for number, word in enumerate(job.command or ())]
-    words += [(f"setup.{number}", line) for number, line in enumerate(job.setup)]
+    words = [(f"command[{number}]", word) for number, word in enumerate(job.command or ())]
+    words += [(f"setup[{number}]", line) for number, line in enumerate(job.setup)]
     words += [(f"env.{name}", value) for name, value in job.env.items()]
     for key, text in words:
         if found := _CURLY.search(text) or _DASH.search(text):
@@ -77,14 +78,16 @@ def _typed_in_a_word_processor(job: Job) -> Iterator[str]:
 def _written_for_a_shell(job: Job) -> Iterator[str]:
     """Yield the values that a shell would change: a target quotes each value, so the processes get it as written."""
     for name, value in job.env.items():
-        if found := _VARIABLE.search(value) or _HOME.match(value):
+        itself = re.compile(rf"\${name}\b|\${{{name}\}}")  # as in PATH: /opt/bin:$PATH
+        if found := itself.search(value) or _VARIABLE.search(value) or _HOME.match(value):
             yield f"env.{name} contains {found[0]}, which no shell replaces; write export {name}=… in setup"
     words = list(job.command or ())
-    if not any(_RUNS_TEXT.fullmatch(word) for word in words):
+    shell = next((number for number, word in enumerate(words) if _SHELL.fullmatch(word)), len(words))
+    if not any(_RUNS_TEXT.fullmatch(word) for word in words[shell:]):
         for number, word in enumerate(words):
             if found := _VARIABLE.search(word) or _HOME.match(word):
                 replaced = "which no shell replaces; write the value, or let the program replace it"
-                yield f"command.{number} contains {found[0]}, {replaced}"
-    for key in _PATHS_OF_TRAIN:
+                yield f"command[{number}] contains {found[0]}, {replaced}"
+    for key in PATHS:
         if found := _VARIABLE.search(getattr(job.train, key, None) or ""):
             yield f"train.{key} contains {found[0]}, which no shell replaces; write the path itself"

@@ -24,6 +24,7 @@ def reported(folder: Path, text: str) -> bool:
         "#SBATCH -o '$HOME/%j.out'",
         "#SBATCH --output=~/%j.out",
         "#SBATCH --error=~me/%j.err",
+        "#SBATCH --input=~/data",
         "#SBATCH --job-name=$1",
         "#SBATCH --export=ALL,DATA=${HOME}/data",
         "#SBATCH --nodelist=`hostname`",
@@ -54,3 +55,21 @@ def test_variable_that_sbatch_takes_literally_is_reported(tmp_path: Path, text: 
 )
 def test_what_others_expand_or_may_mean_literally_is_not_reported(tmp_path: Path, text: str) -> None:
     assert not reported(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("output=$HOME/a", "sbatch replaces %u"),
+        ("error=$HOME/a", "sbatch replaces %u"),
+        ("input=$HOME/a", "sbatch replaces %u"),
+        ("chdir=$SLURM_SUBMIT_DIR", "leave --chdir out: without it, the script starts in the folder"),
+        ("chdir=$HOME", "write out what it stands for"),
+        ("account=$A", "write out what it stands for"),
+        ("account=$SLURM_SUBMIT_DIR", "write out what it stands for"),
+    ],
+)
+def test_hint_fits_the_option(option: str, hint: str, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n#SBATCH --{option}\ndate\n")
+    (problem,) = lint([str(tmp_path / "job.sh")])
+    assert problem.hint.startswith(hint)

@@ -15,17 +15,31 @@ ALL = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ("command=[train.py, '“a”']", "command.1 contains “"),
-        ("command=[train.py, –lr, x]", "command.1 contains –"),
-        ("setup=['export A=‘b’']", "setup.0 contains ‘"),
+        ("command=[train.py, '“a”']", "command[1] contains “"),
+        ("command=[train.py, –lr, x]", "command[1] contains –"),
+        ("setup=['export A=‘b’']", "setup[0] contains ‘"),
         ("command=[train]", 'command begins with "train", not a .py file'),
         ("image=registry.example/Team/train:1", 'image "registry.example/Team/train:1" has capital letters'),
         ("env={HF_TOKEN: hf_abc}", "env.HF_TOKEN looks like a secret, and its value is in the output"),
         ("env={DATA: '$HOME/data'}", "env.DATA contains $HOME, which no shell replaces; write export DATA=… in setup"),
         ("env={NAME: 'a-${USER}'}", "env.NAME contains ${USER}, which no shell replaces"),
         ("env={CACHE: ~/cache}", "env.CACHE contains ~, which no shell replaces"),
-        ("command=[mine.py, '--id=$SLURM_JOB_ID$TMPDIR']", "command.1 contains $SLURM_JOB_ID, which no shell replaces"),
-        ("command=[mine.py, ~/data]", "command.1 contains ~, which no shell replaces"),
+        (
+            "env={PATH: '/opt/x/bin:$PATH'}",
+            "env.PATH contains $PATH, which no shell replaces; write export PATH=… in setup",
+        ),
+        ("env={CPATH: '/a:${CPATH}'}", "env.CPATH contains ${CPATH}, which no shell replaces"),
+        *(
+            (f"env={{A: '/a:${name}'}}", f"env.A contains ${name}, which no shell replaces")
+            for name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+        ),
+        ("command=[mine.py, -c, $HOME/a]", "command[2] contains $HOME, which no shell replaces"),
+        ("command=[mine.py, bash, -x, $HOME/a]", "command[3] contains $HOME, which no shell replaces"),
+        (
+            "command=[mine.py, '--id=$SLURM_JOB_ID$TMPDIR']",
+            "command[1] contains $SLURM_JOB_ID, which no shell replaces",
+        ),
+        ("command=[mine.py, ~/data]", "command[1] contains ~, which no shell replaces"),
         ("files=[lib.py]", "files does not list mine.py, the script in command"),
         ("slurm.options={mail-tpye: END}", "no option mail-tpye, unless a plugin adds it; did you mean mail-type?"),
         ("slurm.options={of-our-plugin: 1}", "no option of-our-plugin, unless a plugin adds it"),
@@ -44,10 +58,13 @@ def test_doubt_is_said_once_and_without_a_secret(
     assert "hf_abc" not in note
 
 
-def test_variable_that_a_shell_of_the_command_replaces_raises_no_doubt(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "start", ["bash, -lc", "sh, -c", "/bin/dash, -c", "zsh, -ic", "ksh, -e, -c", "env, bash, -xec"]
+)
+def test_variable_that_a_shell_of_the_command_replaces_raises_no_doubt(start: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(TWO_NODES)
     notes: list[str] = []
-    render("slurm", str(tmp_path / "job.yaml"), ["no_python=true", "command=[bash, -lc, 'exec $HOME/mine']"], notes)
+    render("slurm", str(tmp_path / "job.yaml"), ["no_python=true", f"command=[{start}, 'exec $HOME/mine']"], notes)
     assert notes == []
 
 
@@ -78,7 +95,7 @@ def test_restart_that_would_refuse_its_own_checkpoints_is_doubted(keys: str, tmp
         "command=[-m, pkg.Module, a–b]",
         "image=/images/Train.sif",
         "image=registry.example:5000/team/train:V1",
-        "env={PRICE: '$5', FORMAT: '$FOO ${FOO} $HOMES $$ $(HOME)', BACKUP: 'a~/b', USERS: 'a$USER_NAME'}",
+        "env={PRICE: '$5', FORMAT: '$FOO ${FOO} $HOMES $FORMATS $$ $(HOME)', BACKUP: 'a~/b', USERS: 'a$USER_NAME'}",
         "command=[mine.py, '--run-dir=~/runs', '$x', '~']",
         "env={TOKENIZER: a, EOS_TOKEN: b, HF_TOKEN: ''}",
         "slurm.options={container-writable: true, mail-type: END}",
