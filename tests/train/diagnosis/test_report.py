@@ -94,5 +94,5 @@ def test_all_mistakes_of_the_cards_are_told_at_once() -> None:
         "rank 2 was started 2 times (pid 1 on n1 "[:40],
         "LOCAL_RANK is 2 but torch sees 1 CUDA de",
         "rank 1 would use the loopback interface,",
-        "ranks 0, 1 all use GPU GPU-0 of n0, and ",
+        "ranks 0, 1 all use GPU GPU-0 of n0, but ",
     ]
