@@ -8,10 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from jobspec.spec.job import Job, world_size
+from jobspec.spec.keys import keys
 from train.config import to_argv
 
 # Below 30000, because Kubernetes gives services node ports from there on, and Linux gives clients ports from 32768 on.
 PORTS = range(20000, 30000)
+
+PROCESSES = keys("name nodes.min nodes.max procs_per_node device train command no_python sweep")
+"""Keys that say which processes there are; every target starts them."""
 
 # How long nodes wait for the last one, unless the spec or the target says otherwise; torchrun's default for static.
 RENDEZVOUS_TIMEOUT_S = 900

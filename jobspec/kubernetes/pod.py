@@ -13,9 +13,10 @@ from pathlib import Path as File
 from typing import Any
 
 from jobspec import kubernetes
-from jobspec.plan import Plan, container_shm
+from jobspec.plan import PROCESSES, Plan, container_shm
 from jobspec.spec import files
 from jobspec.spec.job import Job
+from jobspec.spec.keys import keys
 from jobspec.spec.quantities import quantity
 from jobspec.spec.secret_ref import SecretName
 from jobspec.spec.shell import before
@@ -33,7 +34,22 @@ DISK = "ephemeral-storage"
 HOME = files.WORKDIR
 """A folder of the pod that any user can write to; the folders of an image mostly belong to root."""
 
-NOT_USED = {"slurm.array": "this is one job, not several"}
+USES = (
+    PROCESSES
+    | keys("gpu image setup workdir files env secrets mounts time_limit max_restarts preemption preemption.grace")
+    | keys("cpus memory shm rdma devices", "resources")
+    | keys("backend port timeout", "rendezvous")
+    | keys("namespace queue workload_priority_class priority_class volcano_queue scheduler labels", "kubernetes")
+    | keys("annotations service_account image_pull_secrets image_pull_policy secret security", "kubernetes")
+    | keys("run_as_user fs_group gpu_types gpu_resource rdma_resource host_network pod", "kubernetes")
+    | keys("node_selector tolerations topology_spread", "kubernetes")
+)
+"""What every kind of object does with its pods."""
+
+NOT_USED = {
+    "slurm.array": "this is one job, not several",
+    "preemption.max_requeues": "a preempted pod is replaced however often that happens",
+}
 
 _NOT_ROOT = 1000  # restricted allows all but 0; this is the first user of most images
 

@@ -8,17 +8,25 @@ from typing import Any
 
 from jobspec import torchrun
 from jobspec.environment import FREE_PORT, RANDOM_ID, Variable, common_variables, torchrun_variables
-from jobspec.plan import Plan, Rank, container_shm
+from jobspec.plan import PROCESSES, Plan, Rank, container_shm
 from jobspec.problems import Finding
 from jobspec.spec import files
 from jobspec.spec.job import Job
+from jobspec.spec.keys import keys
 from jobspec.spec.rules import Rule, empty_mounts_have_no_folders, leaves_room, missing_image
 from jobspec.spec.shell import before
 
+USES = (
+    PROCESSES
+    | keys("image setup workdir files env secrets mounts max_restarts preemption preemption.grace compose.project")
+    | keys("cpus memory shm rdma", "resources")
+    | keys("backend port timeout", "rendezvous")
+)
 NOT_USED = {
     "gpu": "the machine's GPUs are used",
     "time_limit": "compose has no time limit",
     "resources.devices": "only Kubernetes knows these names",
+    "preemption.max_requeues": "compose requeues nothing; max_restarts limits the restarts",
     "slurm.array": "this is one job, not several",
 }
 

@@ -6,14 +6,24 @@ from typing import Any
 
 from jobspec import runtimes
 from jobspec.filters import sh
-from jobspec.plan import PORTS, Plan
+from jobspec.plan import PORTS, PROCESSES, Plan
 from jobspec.slurm import notes, option_rules, options, rules, task
 from jobspec.slurm.environment import REMARKS, environment
 from jobspec.spec.job import Job
+from jobspec.spec.keys import keys
 from jobspec.spec.rules import rules_in
 
-__all__ = ["NOT_USED", "REMARKS", "RULES", "SWEEPS", "environment", "template_values"]
+__all__ = ["NOT_USED", "REMARKS", "RULES", "SWEEPS", "USES", "environment", "template_values"]
 
+USES = (
+    PROCESSES
+    | keys("gpu image setup workdir files env secrets mounts time_limit max_restarts")
+    | keys("preemption preemption.grace preemption.max_requeues")
+    | keys("cpus memory shm rdma", "resources")
+    | keys("backend port timeout", "rendezvous")
+    | keys("partition account qos constraint reservation runtime launcher array preflight", "slurm")
+    | keys("prologue epilogue options srun_options", "slurm")
+)
 NOT_USED = {"resources.devices": "only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}"}
 SWEEPS = "array"
 RULES = (*rules_in(rules), *rules_in(option_rules))

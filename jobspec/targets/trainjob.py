@@ -22,6 +22,7 @@ from jobspec.spec.job import Job
 from jobspec.spec.rules import Rule, leaves_room
 from jobspec.torchrun import static_pod_flags
 
+USES = pod.USES | {"kubernetes.runtime"}
 NOT_USED = {
     **pod.NOT_USED,
     # trainer#3779, fixed by #3891: Trainer forgets that the job has failed, and makes the JobSet again and again.
