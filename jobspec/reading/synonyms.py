@@ -6,9 +6,9 @@ import re
 
 from jobspec.kubernetes.pod_patch import FREE as KEYS_OF_A_POD
 from jobspec.problems import Path
-from jobspec.reading.sbatch_options import OPTIONS
 from jobspec.slurm.option_rules import instead
 from jobspec.spec.kubernetes import Kubernetes
+from jobspec.spec.sbatch_options import OPTIONS
 
 # Maps a key as people write it, in snake case, to the path of our key from the root of the spec.
 _EVERYWHERE: dict[str, Path] = {

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from jobspec.problems import Finding
-from jobspec.reading.sbatch_options import FLAGS, WITH_VALUE
 from jobspec.spec.job import Job
 from jobspec.spec.rules import Rule
+from jobspec.spec.sbatch_options import FLAGS, WITH_VALUE
 
 # Options of sbatch that follow from keys of the spec.  If one were given again, one of the two would be lost.
 _OPTIONS_OF_KEYS = {

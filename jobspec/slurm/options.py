@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jobspec.plan import Plan
+from jobspec.runtimes import tasks_per_node
 from jobspec.spec.job import Job
 
 
@@ -60,10 +61,6 @@ def srun_flags(plan: Plan) -> list[str]:
         if name != "label" or job.slurm.launcher == "srun":  # torchrun marks the lines of its ranks itself
             flags.append(f"--{name}" if value is True else f"--{name}={value}")
     return flags
-
-
-def tasks_per_node(job: Job) -> int:
-    return job.procs_per_node if job.slurm.launcher == "srun" else 1
 
 
 def ntasks(job: Job) -> str:

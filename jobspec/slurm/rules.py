@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from jobspec import runtimes
 from jobspec.filters import sh
 from jobspec.problems import Finding
-from jobspec.slurm.options import tasks_per_node
+from jobspec.runtimes import tasks_per_node
 from jobspec.spec.job import Job
 from jobspec.spec.rules import Rule, names_in_env
 

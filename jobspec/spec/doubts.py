@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from jobspec.reading.sbatch_options import OPTIONS, PYXIS, meant
-from jobspec.reading.secret_names import names_secret
 from jobspec.spec import files
 from jobspec.spec.job import Job
+from jobspec.spec.sbatch_options import OPTIONS, PYXIS, meant
+from jobspec.spec.secret_names import names_secret
 from train.config import PATHS
 
 _CURLY = re.compile("[\u2018\u2019\u201c\u201d]")

@@ -41,7 +41,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
     own_log = "output" not in job.slurm.options
     in_shell = job.slurm.runtime == "none"
     # Each task starts its own container.
-    tasks = options.tasks_per_node(job) if runtime.RUN else 0
+    tasks = runtimes.tasks_per_node(job) if runtime.RUN else 0
     scratch = tasks * sum(mount.scratch or 0 for mount in job.mounts if mount.empty)
     return {
         "notes": notes.notes(job),
@@ -65,7 +65,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "stop": runtime.STOP,
         "words": runtime.words(plan, passed),
         "task": [*task.lines(plan), *runtime.before(plan, passed)],
-        "tasks_per_node": options.tasks_per_node(job),
+        "tasks_per_node": runtimes.tasks_per_node(job),
         "ntasks": options.ntasks(job),
         "ends": options.what_ends_what(job),
         "srun_flags": [*options.srun_flags(plan), *runtime.srun_flags(plan, passed)],
