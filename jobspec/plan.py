@@ -25,6 +25,16 @@ RENDEZVOUS_TIMEOUT_S = 900
 _SHM_PER_PROCESS = 1 << 30
 
 
+# Python prefers a train.py or train/ in the working folder to our package.
+_OUR_TRAIN_OR_NONE = """\
+import importlib.util, os, sys
+train = importlib.util.find_spec("train")
+found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
+if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
+    sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
+os.execvp(sys.argv[1], sys.argv[1:])"""
+
+
 def container_shm(job: Job) -> int:
     """Return the bytes of /dev/shm in a container that does not use the host's."""
     return job.resources.shm or job.procs_per_node * _SHM_PER_PROCESS
@@ -70,6 +80,11 @@ class Plan:
     @property
     def world_size(self) -> int:
         return world_size(self.job)
+
+    @property
+    def guard(self) -> tuple[str, ...]:
+        """Return the words before the launcher that end the job if `-m train` would run another program."""
+        return () if self.job.train is None else ("python3", "-c", _OUR_TRAIN_OR_NONE)
 
     @property
     def torchrun_program(self) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ def template_values(
         "patch": patch,
         "secrets": [(name, holder_of(job, name), name.key) for name in job.secrets],
         "container": container,
-        "torchrun": before(torchrun, setup),
+        "torchrun": before([*plan.guard, *torchrun], setup),
         "workdir": None if patch else workdir,
         "files": [
             {"key": file_key(number, name), "path": files.target(job, name), "text": File(name).read_bytes().decode()}

@@ -37,7 +37,7 @@ _STOP_GRACE = 40
 def template_values(plan: Plan) -> dict[str, Any]:
     job = plan.job
     return {
-        "entrypoint": before(["torchrun"], job.setup),
+        "entrypoint": before([*plan.guard, "torchrun"], job.setup),
         "words": [*_flags(plan), *plan.torchrun_program],
         "environment": {variable.name: variable.value for variable in _own_variables(plan)} | dict(plan.env),
         "nodes": [_node(plan, node) for node in range(job.nodes.max)],

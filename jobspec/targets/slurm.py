@@ -58,7 +58,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "scratch_mib": -(-scratch >> 20),
         "for_runtime": task.for_runtime(plan),
         "env": task.environment(plan),
-        "launcher": task.launcher(plan),
+        "launcher": [*plan.guard, *task.launcher(plan)],
         "program": task.program(plan),
         "points": task.points(plan),
         "run": runtime.RUN,
