@@ -82,6 +82,16 @@ class Plan:
         return world_size(self.job)
 
     @property
+    def notes(self) -> list[str]:
+        """Return what the head of the artifact says about defaults that follow from other keys."""
+        if self.job.nodes.elastic and "max_restarts" not in self.job.model_fields_set:
+            return [
+                f"max_restarts is {self.job.max_restarts}, its default where nodes is a range; "
+                "the torchrun of each node counts its own restarts."
+            ]
+        return []
+
+    @property
     def guard(self) -> tuple[str, ...]:
         """Return the words before the launcher that end the job if `-m train` would run another program."""
         return () if self.job.train is None else ("python3", "-c", _OUR_TRAIN_OR_NONE)

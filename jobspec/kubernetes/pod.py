@@ -95,7 +95,7 @@ def template_values(
         setup = [f"cd {shlex.quote(workdir)}", *setup]
     return {
         "versions": f"{kubernetes.OLDEST} to {kubernetes.NEWEST}",
-        "notes": list(_notes(job)),
+        "notes": [*_notes(job), *plan.notes],
         "labels": {**OUR_LABELS, INSTANCE_LABEL: job.name, **job.kubernetes.labels},
         "annotations": {"sidecar.istio.io/inject": "false", **job.kubernetes.annotations},
         "patch": patch,

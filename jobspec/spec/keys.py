@@ -23,11 +23,11 @@ def keys(names: str, section: str = "") -> frozenset[str]:
 
 
 def given(section: Section, above: str = "") -> Iterator[str]:
-    """Yield each key whose value is not its default."""
+    """Yield each key that is written with a value other than its default."""
     for name, value in section:
         default = type(section).model_fields[name].default
         inside = isinstance(value, Section)
-        if value != default and (not inside or default is None):
+        if name in section.model_fields_set and value != default and (not inside or default is None):
             yield f"{above}{name}"
         if inside:
             yield from given(value, f"{above}{name}.")
@@ -38,10 +38,12 @@ def only(target: str, uses: Collection[str], not_used: Collection[str]) -> Rule:
 
     @Rule
     def check(job: Job) -> Iterator[Finding]:
+        refused: set[str] = set()
         for key in given(job):
             section = key.partition(".")[0]
             of_others = section in SECTIONS_OF_TARGETS and not any(one.startswith(f"{section}.") for one in uses)
-            if not of_others and key not in uses and not {key, section} & set(not_used):
+            if not of_others and key not in uses and not {key, section} & {*not_used, *refused}:
+                refused.add(key)
                 message = f"{key} is given, but target {target} does not use it"
                 hint = f"leave it out; for this target alone, --set {key}= does so"
                 yield Finding(tuple(key.split(".")), message, hint, on_key=True)

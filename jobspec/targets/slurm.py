@@ -44,7 +44,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
     tasks = runtimes.tasks_per_node(job) if runtime.RUN else 0
     scratch = tasks * sum(mount.scratch or 0 for mount in job.mounts if mount.empty)
     return {
-        "notes": notes.notes(job),
+        "notes": [*notes.notes(job), *plan.notes],
         "directives": options.directives(plan),
         "own_log": own_log,
         "marks": own_log and job.train is not None,  # lines of python -m train in that log

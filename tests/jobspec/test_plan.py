@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jobspec.artifact import render
 from jobspec.environment import torchrun_variables
 from jobspec.plan import Plan, as_array, container_shm, make_plan
 from jobspec.spec.job import Job
@@ -120,3 +122,16 @@ def test_torchruns_limit_of_restarts_is_the_jobs_unless_something_else_restarts_
     rank = next(iter(plan.ranks()))
     found = torchrun_variables(plan, rank, master_addr="a", master_port="1", run_id="none", max_restarts=given)
     assert {one.name: one.value for one in found}["TORCHELASTIC_MAX_RESTARTS"] == expected
+
+
+@pytest.mark.parametrize("target", ["slurm", "torchrun", "compose", "pytorchjob"])
+def test_job_with_a_range_of_nodes_survives_a_lost_node_by_default_and_says_so(target: str, tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: job\nnodes: {min: 1, max: 2}\nprocs_per_node: 1\nimage: a/b:1\ncommand: [mine.py]\n")
+    note = "# max_restarts is 3, its default where nodes is a range"
+    text = render(target, str(spec))
+    assert "--max-restarts=3" in text
+    assert note in text
+    text = render(target, str(spec), ["max_restarts=0"])
+    assert "--max-restarts=0" in text
+    assert note not in text
