@@ -36,7 +36,8 @@ HOME = files.WORKDIR
 
 USES = (
     PROCESSES
-    | keys("gpu image setup workdir files env secrets mounts time_limit max_restarts preemption preemption.grace")
+    | keys("gpu gpus_per_node image setup workdir files env secrets mounts time_limit max_restarts")
+    | keys("preemption preemption.grace")
     | keys("cpus memory shm rdma devices", "resources")
     | keys("backend port timeout", "rendezvous")
     | keys("namespace queue workload_priority_class priority_class volcano_queue scheduler labels", "kubernetes")
@@ -205,8 +206,8 @@ def _requests(job: Job) -> dict[str, str]:
 
 def _devices(job: Job) -> dict[str, str]:
     amounts = {}
-    if job.device == "cuda":
-        amounts[job.kubernetes.gpu_resource] = str(job.procs_per_node)
+    if job.gpus:
+        amounts[job.kubernetes.gpu_resource] = str(job.gpus)
     if job.resources.rdma and job.kubernetes.rdma_resource:
         amounts[job.kubernetes.rdma_resource] = "1"
     return {**amounts, **{name: str(amount) for name, amount in job.resources.devices.items()}}

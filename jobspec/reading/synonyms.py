@@ -17,7 +17,7 @@ _EVERYWHERE: dict[str, Path] = {
     **dict.fromkeys(["environment", "env_vars", "variables", "envs"], ("env",)),
     **dict.fromkeys(["volumes", "volume_mounts", "container_mounts", "binds"], ("mounts",)),
     **dict.fromkeys(["num_nodes", "nnodes", "replicas", "num_workers"], ("nodes",)),
-    **dict.fromkeys(["gpus", "gpus_per_node", "num_gpus", "nproc_per_node", "nprocs"], ("procs_per_node",)),
+    **dict.fromkeys(["gpus", "num_gpus", "nproc_per_node", "nprocs"], ("procs_per_node",)),
     **dict.fromkeys(["ntasks", "ntasks_per_node", "tasks_per_node", "num_processes"], ("procs_per_node",)),
     **dict.fromkeys(["time", "walltime", "timeout", "max_duration"], ("time_limit",)),
     **dict.fromkeys(["cwd", "chdir", "working_dir", "container_workdir"], ("workdir",)),

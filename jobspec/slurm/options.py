@@ -92,7 +92,7 @@ def _cpus_per_task(job: Job) -> int | None:
 def _gpus(job: Job) -> str | None:
     if job.device == "cpu":
         return None
-    return f"{job.gpu}:{job.procs_per_node}" if job.gpu else str(job.procs_per_node)
+    return f"{job.gpu}:{job.gpus}" if job.gpu else str(job.gpus)
 
 
 def _time(seconds: int) -> str:

@@ -132,7 +132,7 @@ class Mount(Section):
 
 
 class Resources(Section):
-    """What each node gives to the job; one GPU per process is added when device is cuda."""
+    """What each node gives to the job; with device cuda, its GPUs are added."""
 
     cpus: int | None = Field(
         None,
@@ -197,6 +197,12 @@ class Job(Section):
         description="processes on each node: one per GPU, or any number that shares the CPUs",
     )
     device: Literal["cuda", "cpu"] = Field("cuda", description="what the processes compute on")
+    gpus_per_node: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_PROCS_PER_NODE,
+        description="GPUs of each node, if a process starts further processes for them; default: procs_per_node",
+    )
     gpu: GpuType | None = Field(
         None,
         description="type of GPU, such as h100; passed to Slurm as it is; on Kubernetes a key of kubernetes.gpu_types",
@@ -254,6 +260,11 @@ class Job(Section):
     slurm: Slurm = Field(Slurm(), description="keys that only Slurm has")
     kubernetes: Kubernetes = Field(Kubernetes(), description="keys that only the Kubernetes targets have")
     compose: Compose = Field(Compose(), description="keys that only compose has")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of each node."""
+        return 0 if self.device == "cpu" else self.gpus_per_node or self.procs_per_node
 
     @model_validator(mode="after")
     def _survive_a_lost_node(self) -> Job:

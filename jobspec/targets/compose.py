@@ -18,7 +18,8 @@ from jobspec.spec.shell import before
 
 USES = (
     PROCESSES
-    | keys("image setup workdir files env secrets mounts max_restarts preemption preemption.grace compose.project")
+    | keys("gpus_per_node image setup workdir files env secrets mounts max_restarts compose.project")
+    | keys("preemption preemption.grace")
     | keys("cpus memory shm rdma", "resources")
     | keys("backend port timeout", "rendezvous")
 )
@@ -127,8 +128,7 @@ def _torchrun_restarts(plan: Plan) -> int:
 
 def _node(plan: Plan, node: int) -> dict[str, Any]:
     """Return what is different in the service of one node; no other node has its GPUs, which it sees from number 0."""
-    first = node * plan.job.procs_per_node
-    gpus = range(first, first + plan.job.procs_per_node) if plan.job.device == "cuda" else range(0)
+    gpus = range(node * plan.job.gpus, (node + 1) * plan.job.gpus)
     return {"name": node_name(plan, node), "environment": _node_environment(plan, node), "gpus": list(map(str, gpus))}
 
 

@@ -24,6 +24,7 @@ USES = (
 )
 NOT_USED = {
     "gpu": "the machine's GPUs are used",
+    "gpus_per_node": "the machine's GPUs are used",
     "image": "this script runs in the shell's own environment, not in a container",
     "mounts": "the processes see the paths of the machine",
     "files": "the processes see the folder in which the script is started",

@@ -27,6 +27,7 @@ _EVERY_KEY: dict[str, Any] = {
     "nodes.max": 3,
     "procs_per_node": 3,
     "device": "cpu",
+    "gpus_per_node": 8,
     "gpu": "h100",
     "image": "train:2",
     "setup": ["true"],
