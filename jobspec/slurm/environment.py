@@ -53,7 +53,7 @@ def _by_slurm(plan: Plan, rank: Rank) -> list[Variable]:
         values["SLURM_ARRAY_TASK_ID"] = "<array task ID>"
     # docker and podman renumber the GPUs that they are given, and set no variable.
     if plan.job.device == "cuda" and plan.job.slurm.runtime not in ("docker", "podman"):
-        values["CUDA_VISIBLE_DEVICES"] = f"<numbers of the job's {plan.job.procs_per_node} GPUs on the node>"
+        values["CUDA_VISIBLE_DEVICES"] = f"<numbers of the job's {plan.job.gpus} GPUs on the node>"
     return [Variable(name, value, "scheduler") for name, value in values.items()]
 
 
