@@ -13,7 +13,7 @@ from torch import Tensor, nn, optim
 from train.collectives.sync_batchnorm import has_sync_batchnorm
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
-from train.data.shard import num_micro_batches, num_steps, step_range
+from train.data.shard import num_steps, share
 from train.errors import UserError
 from train.loop import nonfinite
 from train.loop.buffers import BufferCopies
@@ -40,6 +40,23 @@ def refuse_impossible(config: TrainConfig, world: World, device: torch.device) -
         )
     if config.precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
         raise UserError(f"--precision=tf32 needs a GPU with Ampere or newer, and this is {device}; fp32 works here")
+
+
+def refuse_single_samples(config: TrainConfig, world: World, sampler: ShardSampler) -> None:
+    """Raise UserError if BatchNorm would have a single sample in some step; on any number of processes alike.
+
+    Only --no-sync-batchnorm makes this depend on the number of processes.
+    """
+    apart = 1 if config.sync_batchnorm else world.world_size
+    for step in (0, len(sampler) - 1):
+        sizes = {len(share(part, rank, apart)) for part in sampler.parts(step) for rank in range(apart)}
+        if sampler.least > 1 and 1 in sizes and not config.evaluate_only:
+            raise UserError(
+                f"BatchNorm cannot be trained on a single sample, but step {step + 1} of each epoch has "
+                f"{len(sampler.stretch(step))} sample(s)"
+                + (f" for {apart} processes with statistics of their own" if apart > 1 else "")
+                + ": choose another --batch-size"
+            )
 
 
 class Step:
@@ -75,8 +92,7 @@ class Step:
         Args:
             images, labels: as train.data.batches makes them, on the device.
             position: the sampler that chose them, not yet advanced.
-        Raises UserError if BatchNorm has a single sample.  Raises NonFinite, with the model as it was before, if the
-        gradient is not finite and the run is to stop.
+        Raises NonFinite, with the model as it was before, if the gradient is not finite and the run is to stop.
         """
         self._seed(position)
         if self._may_undo:
@@ -131,18 +147,20 @@ class Step:
 
     def _compute_gradients(self, images: Tensor, labels: Tensor, position: ShardSampler) -> Tensor:
         """Run forward and backward of all micro-batches; return the loss of each sample of this rank, detached."""
-        stretch = step_range(position.num_samples, position.batch_size, position.step)
         # The wrapper takes the mean over ranks; this factor turns a rank's sum over its samples into the global mean.
-        per_sample = self.world.world_size / len(stretch)
+        per_sample = self.world.world_size / len(position.stretch())
         losses = []
-        # The same number on each rank, because synchronised layers meet in each micro-batch.
-        parts = num_micro_batches(stretch, self.world.world_size, self.micro_batches)
-        for index, (x, y) in enumerate(zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True)):
-            with self.wrapped.no_sync() if index < parts - 1 else nullcontext():
-                of_samples = self._losses(x, y, position)
+        sizes = self._sizes(position)
+        for index, (x, y) in enumerate(zip(images.split(sizes), labels.split(sizes), strict=True), start=1):
+            with self.wrapped.no_sync() if index < len(sizes) else nullcontext():
+                of_samples = self._losses(x, y)
                 self.scaler.scale(nonfinite.marked(of_samples.sum() * per_sample)).backward()
             losses.append(of_samples.detach()[: len(y)])
         return torch.cat(losses)
+
+    def _sizes(self, position: ShardSampler) -> list[int]:
+        """Return this rank's samples of each micro-batch; as many on each rank, because synchronised layers meet."""
+        return [len(part) for part in position.shares()]
 
     def _refuse_gradient(self, images: Tensor, losses: Tensor, position: ShardSampler) -> str | None:
         """Return why the step is skipped; None if only fp16 overflowed: the scaler skips it then.  A collective."""
@@ -162,22 +180,14 @@ class Step:
             + f". {advice} --clip-norm, --precision=fp32, --on-nonfinite=skip or a lower --lr"
         )
 
-    def _losses(self, images: Tensor, labels: Tensor, position: ShardSampler) -> Tensor:
+    def _losses(self, images: Tensor, labels: Tensor) -> Tensor:
         counts = 1.0
         if len(labels) == 0 and not self._runs_on_empty_batches:
             # Blank images that do not count: gradients of zero, in the same order as on the other ranks.
             images, labels = (part.new_zeros((2, *part.shape[1:])) for part in (images, labels))
             counts = 0.0
         with autocast(self.config.precision, self.device):
-            try:
-                logits = self.wrapped.call(images)
-            except ValueError as error:
-                if "more than 1 value per channel" not in str(error):
-                    raise
-                raise UserError(
-                    f"epoch {position.epoch}, step {_step_of_run(position)}: BatchNorm cannot be trained on "
-                    "a single sample, and this rank has only one in this step; choose another --batch-size"
-                ) from None
+            logits = self.wrapped.call(images)
         return counts * losses_of_samples(logits, labels, self.config.label_smoothing)
 
     def _seed(self, position: ShardSampler) -> None:
