@@ -12,6 +12,7 @@ without samples.  The trainer weights gradients by samples, so the mean over the
 
 from __future__ import annotations
 
+import hashlib
 import random
 
 
@@ -28,6 +29,11 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
         other = int(draw() * (last + 1))
         order[last], order[other] = order[other], order[last]
     return order
+
+
+def seed_of(*position: int) -> int:
+    """Return a seed of 32 bits, all that torch's generator on a CPU takes, for the position in the training."""
+    return int.from_bytes(hashlib.blake2b(" ".join(map(str, position)).encode(), digest_size=4).digest(), "big")
 
 
 def num_steps(num_samples: int, batch_size: int) -> int:

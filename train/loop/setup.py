@@ -26,6 +26,7 @@ from train.loop.halving_step import HalvingStep
 from train.loop.numerics import set_numerics
 from train.loop.optimizers import make_optimizer
 from train.loop.run import Run
+from train.loop.schedules import refuse_impossible_schedule
 from train.loop.step import Step, refuse_impossible, refuse_single_samples
 from train.loop.trainer import Trainer
 from train.records import progress, start
@@ -80,7 +81,9 @@ def load_parts(config: TrainConfig, world: World) -> Parts:
         torch.manual_seed(config.seed)
         model = models.build(config.model, samples.shape, samples.num_classes, config.dropout).to(device)
         least = models.fewest_samples(model, samples.shape)
-        refuse_single_samples(config, world, _sampler(config, world, samples, least))
+        sampler = _sampler(config, world, samples, least)
+        refuse_single_samples(config, world, sampler)
+        refuse_impossible_schedule(config, len(sampler))
         folder = Path(config.checkpoint_dir) if config.checkpoint_dir else None
         saved = find_checkpoint(config.resume, folder, say) if is_rank_0 else None
         checkpoints = None
@@ -129,7 +132,8 @@ def make_trainer(config: TrainConfig, world: World, stop: StopSignal, parts: Par
     """
     device, model = parts.device, parts.model
     group = placement.gradient_group(device, config.collective_timeout_s)
-    global_batchnorm = config.sync_batchnorm and world.world_size > 1 and has_batchnorm(model)
+    several = world.world_size > 1 or config.strategy == "fsdp"  # whose bf16 fits no other BatchNorm
+    global_batchnorm = config.sync_batchnorm and several and has_batchnorm(model)
     if global_batchnorm:
         model = convert_sync_batchnorm(model, group)
     if config.compile:

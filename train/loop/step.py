@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from train.collectives.broadcast import broadcast_from_rank_0
 from train.collectives.sync_batchnorm import has_sync_batchnorm
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
-from train.data.shard import num_steps, share
+from train.data.shard import num_steps, seed_of, share
 from train.errors import UserError
 from train.loop import nonfinite
 from train.loop.buffers import BufferCopies
@@ -69,7 +69,7 @@ class Step:
     """
 
     def __init__(self, run: Run, model: nn.Module, wrapped: Wrapped, optimizer: optim.Optimizer) -> None:
-        self.config, self.world, self.device = run.config, run.world, run.context.device
+        self.config, self.world, self.context, self.device = run.config, run.world, run.context, run.context.device
         self.model, self.wrapped, self.optimizer = model, wrapped, optimizer
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.config.precision == "fp16")
         self.ema = None if run.config.ema is None else Ema(model, run.config.ema)
@@ -102,15 +102,17 @@ class Step:
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.wrapped.clip(self.config.clip_norm or math.inf)
         skipped = None
-        if self.config.on_nonfinite != "stop_late" and not math.isfinite(float(grad_norm)):
+        # With fp16 the host has to know in any case: the scaler lets no overflow reach the optimizer.
+        looks = self.config.on_nonfinite != "stop_late" or self.scaler.is_enabled()
+        if looks and not math.isfinite(float(grad_norm)):
             skipped = self._refuse_gradient(images, losses, position)
+        self.is_updating = skipped is None
+        self._update_scale()
         if skipped is None:
-            self.is_updating = True
-            self.scaler.step(self.optimizer)
+            self.optimizer.step()
             self._skipped_in_a_row = 0
             if self.ema is not None:
                 self.ema.update()
-        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return StepOutcome(losses.sum(dtype=torch.float64), grad_norm, skipped)
 
@@ -123,6 +125,8 @@ class Step:
         if self.wrapped.local_part is not None:
             from train.checkpoints.sharded import shards  # here, as torch takes a second to import what it needs
 
+            if self.context.ranks_have_own_buffers:  # any rank may write them, and rank 0's are evaluated
+                broadcast_from_rank_0([*self.model.buffers()], self.context.group)
             return {"shards": shards(self.model, self.optimizer), "scaler": self.scaler.state_dict()}
         return {
             **({} if self.ema is None else {"ema": self.ema.state_dict()}),
@@ -163,9 +167,11 @@ class Step:
         return [len(part) for part in position.shares()]
 
     def _refuse_gradient(self, images: Tensor, losses: Tensor, position: ShardSampler) -> str | None:
-        """Return why the step is skipped; None if only fp16 overflowed: the scaler skips it then.  A collective."""
+        """Return why the step is skipped; None if --on-nonfinite=stop_late is to find the loss.  A collective."""
         why = nonfinite.found(self.world, position, images, losses)
         if why is None and self.scaler.is_enabled():
+            return f"the gradient overflowed fp16 at a loss scale of {self.scaler.get_scale():g}"
+        if self.config.on_nonfinite == "stop_late":
             return None
         advice = "Try" if why is None else "Check these samples, or try"
         why = why or "the gradient is not finite, although all losses are finite"
@@ -180,6 +186,13 @@ class Step:
             + f". {advice} --clip-norm, --precision=fp32, --on-nonfinite=skip or a lower --lr"
         )
 
+    def _update_scale(self) -> None:
+        """Let the loss scale fall after an overflow or rise after many steps, and what a sync has stored with it."""
+        before = self.scaler.get_scale() if self.wrapped.rescale is not None else 1.0
+        self.scaler.update()
+        if self.wrapped.rescale is not None and self.scaler.get_scale() != before:
+            self.wrapped.rescale(self.scaler.get_scale() / before)
+
     def _losses(self, images: Tensor, labels: Tensor) -> Tensor:
         counts = 1.0
         if len(labels) == 0 and not self._runs_on_empty_batches:
@@ -192,12 +205,13 @@ class Step:
 
     def _seed(self, position: ShardSampler) -> None:
         """Make dropout's random numbers a function of the position, so that a resumed run draws the same ones."""
-        text = f"{self.config.seed} {position.epoch} {position.step} {self.world.rank}"
-        seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
+        seed = seed_of(self.config.seed, position.epoch, position.step, self.world.rank)
         # Not torch.manual_seed, which formats a stack trace for each kind of device that is not in use.
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
+            for index in range(1, self.wrapped.devices):  # each GPU has a generator
+                torch.cuda.default_generators[index].manual_seed(seed + index)
 
 
 def _step_of_run(position: ShardSampler) -> int:

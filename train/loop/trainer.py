@@ -128,6 +128,7 @@ class Trainer:
                 val_loss=validated.loss,
                 val_accuracy=validated.accuracy,
                 samples=trained.samples,
+                samples_read=self.sampler.stretch(self.sampler.step - 1).stop,
                 seconds=round(seconds, 3),
                 train_seconds=round(train_seconds, 3),
             )

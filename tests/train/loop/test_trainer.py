@@ -83,7 +83,7 @@ def test_batchnorm_with_a_last_batch_of_one_sample_is_refused_at_the_start_on_an
     world_size: int, tmp_path: Path
 ) -> None:
     flags = ["--model=mnist_bn", "--batch-size=303", "--max-steps=1", f"--run-dir={tmp_path}"]
-    with pytest.raises(RuntimeError, match="single sample, but step 34 of each epoch has 1 sample.s.: choose another"):
+    with pytest.raises(RuntimeError, match="single sample, but step 34 of each epoch"):
         train_on_ranks(world_size, *flags)
     assert not [*tmp_path.iterdir()]
 
