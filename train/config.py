@@ -146,7 +146,9 @@ class TrainConfig(BaseModel):
         64, gt=0, le=_MOST, description="samples of one optimizer step over all processes together (the global batch)"
     )
     accumulate: int = Field(
-        1, gt=0, description="number of micro-batches into which a step is cut, to save memory; all processes share each of them"
+        1,
+        gt=0,
+        description="number of micro-batches into which a step is cut, to save memory; processes share each of them",
     )
     optimizer: Literal["sgd", "adam", "adamw", "adadelta"] = Field("sgd", description="torch.optim algorithm")
     lr: float = Field(

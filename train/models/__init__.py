@@ -38,7 +38,7 @@ def fewest_samples(module: nn.Module, shape: tuple[int, ...]) -> int:
     """Return how many samples of `shape` the module can be trained on at least: 2 with BatchNorm of vectors, else 1."""
     dtype = torch.int64 if len(shape) == 1 else torch.float32
     with torch.device("meta"):
-        state = {name: torch.empty_like(t) for name, t in [*module.named_parameters(), *module.named_buffers()]}
+        state = {name: t.to("meta") for name, t in [*module.named_parameters(), *module.named_buffers()]}
         try:
             torch.func.functional_call(module, state, (torch.empty(1, *shape, dtype=dtype),))
         except ValueError as error:
