@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -98,9 +98,9 @@ def _samples(num: int) -> TensorSamples:
     return TensorSamples(images, torch.randint(0, 5, (num,), generator=generator), (0.5,), (0.3,))
 
 
-def _plain_loop(c: Drawn, model: nn.Module, train: tuple[Tensor, Tensor], val: tuple[Tensor, Tensor]) -> list[float]:
-    """Return the loss of each step, and after each epoch that of the validation set."""
-    params, lr, decay = model.parameters(), _RATES[c.optimizer], 0.01
+def _torchs_own(c: Drawn, params: Iterator[nn.Parameter]) -> tuple[Any, Any]:
+    """Return optimizer and scheduler."""
+    lr, decay = _RATES[c.optimizer], 0.01
     optimizer: Any = {
         "sgd": lambda: optim.SGD(params, lr, momentum=0.9, weight_decay=decay),
         "adam": lambda: optim.Adam(params, lr, weight_decay=decay),
@@ -114,6 +114,12 @@ def _plain_loop(c: Drawn, model: nn.Module, train: tuple[Tensor, Tensor], val: t
         "cosine": lambda: CosineAnnealingLR(optimizer, c.max_steps),
         "one_cycle": lambda: OneCycleLR(optimizer, lr, c.max_steps, cycle_momentum=False),
     }[c.scheduler]()
+    return optimizer, schedule
+
+
+def _plain_loop(c: Drawn, model: nn.Module, train: tuple[Tensor, Tensor], val: tuple[Tensor, Tensor]) -> list[float]:
+    """Return the loss of each step, and after each epoch that of the validation set."""
+    optimizer, schedule = _torchs_own(c, model.parameters())
     scaler = torch.amp.GradScaler("cpu", enabled=c.precision == "fp16")
     autocast = torch.autocast("cpu", dtype=_TYPES[c.precision], enabled=c.precision != "fp32")
     losses, (images, labels), step = [], train, 0
@@ -128,13 +134,16 @@ def _plain_loop(c: Drawn, model: nn.Module, train: tuple[Tensor, Tensor], val: t
                 loss = F.cross_entropy(logits.float(), labels[part], reduction="sum") / len(chosen)
                 scaler.scale(loss).backward()
                 total += float(loss)
+            scale = scaler.get_scale()
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), c.clip_norm)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
             schedule.step()
-            losses, step = [*losses, total], step + 1
+            step += 1
+            if scaler.get_scale() >= scale:  # a step that overflows is skipped, and has no record
+                losses.append(total)
         with torch.no_grad(), autocast:
             losses.append(float(F.cross_entropy(model.eval()(val[0]).float(), val[1])))
         if step == c.max_steps:
