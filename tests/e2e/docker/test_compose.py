@@ -271,7 +271,8 @@ def test_older_compose_runs_a_file_without_the_two_lines_that_it_does_not_know(
 
 
 def test_missing_folder_is_refused_and_not_made(project: Project, tmp_path: Path) -> None:
-    project.write(train=TRAIN, mounts=[{"source": str(tmp_path / "absent"), "path": "/data"}])
+    mounts = [{"source": str(tmp_path / "absent"), "path": "/data"}]
+    project.write(command=["true"], no_python=True, mounts=mounts)
     with project.compose() as compose:
         done = compose.run("up")
     assert done.returncode != 0
