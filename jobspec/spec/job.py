@@ -181,7 +181,13 @@ class Preemption(Section):
 class Compose(Section):
     """Keys that only compose has."""
 
-    project: DnsLabel | None = Field(None, description="name of the project, for Compose 2; default: the folder's name")
+    project: DnsLabel | None = Field(None, description="name of the project; default: the job's name")
+    gpus: list[Annotated[int, Field(ge=0)]] = Field(
+        [], description="numbers of the GPUs, those of node 0 first, such as [2, 3]; default: from 0"
+    )
+    run_as_user: int | None = Field(
+        None, ge=0, lt=2**31, description="user and group ID of the processes; default: the image's user"
+    )
 
 
 class Job(Section):
