@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from jobspec import torchrun
 from jobspec.environment import Variable
+from jobspec.filters import argv, assignments
 from jobspec.plan import Plan, for_torchrun
 
 
@@ -86,10 +87,16 @@ def program(plan: Plan) -> list[str]:
     return list(plan.torchrun_program)
 
 
-def points(plan: Plan) -> list[tuple[Sequence[str], Mapping[str, str]]]:
-    """Return the words and variables of each task of a sweep."""
-    torchrun = plan.job.slurm.launcher == "torchrun"
-    return [(for_torchrun(point.words) if torchrun else point.words, point.env) for point in plan.points]
+def swept_env(plan: Plan) -> list[str]:
+    """Return bash for each task of a sweep that sets its variables; empty if all tasks have the same ones."""
+    return [f"export {assignments(point.env, 6)}" for point in plan.points if point.env]
+
+
+def swept_words(plan: Plan) -> list[str]:
+    """Return bash for each task of a sweep that puts its words into "$@"; empty if all tasks have the same ones."""
+    quoted = for_torchrun if plan.job.slurm.launcher == "torchrun" else tuple
+    words = [quoted(point.words) for point in plan.points]
+    return [f"set -- {argv(task, 6)}" for task in words] if any(words) else []
 
 
 def train_timeout(plan: Plan) -> list[str]:
