@@ -11,13 +11,18 @@
 #SBATCH --open-mode=append
 set -euo pipefail
 : "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
-(( SLURM_JOB_NUM_NODES == 1 )) || { echo "rendered for one node, not $SLURM_JOB_NUM_NODES: set nodes in the spec" >&2; exit 1; }
+(( SLURM_JOB_NUM_NODES == 1 )) ||
+  { echo "rendered for one node, not $SLURM_JOB_NUM_NODES: set nodes in the spec" >&2; exit 1; }
 
-# Unset variables left by an enclosing job: srun and torchrun would read them as their options.
+# Unset variables left by an enclosing job: srun, torchrun and torch would read them as their own.
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
   [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
 done
-record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # for the ID of an array, scontrol prints many
+unset {,LOCAL_,NODE_,GROUP_,ROLE_}RANK {,LOCAL_,GROUP_,ROLE_}WORLD_SIZE ROLE_NAME MASTER_ADDR MASTER_PORT
+[[ -z ${TORCHELASTIC_RUN_ID-} ]] || unset "${!TORCHELASTIC_@}" OMP_NUM_THREADS TORCH_NCCL_ASYNC_ERROR_HANDLING
+export PATH  # after sbatch --export=NONE, bash has one of its own
+# For the ID of an array, scontrol prints many.
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 restart=${record#* Restarts=} restart=${restart%% *}
