@@ -29,10 +29,14 @@ job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TAS
 restart=${record#* Restarts=} restart=${restart%% *}
 log=fashion-mnist-$job-r$restart.log
 
+# Where the processes meet.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
-# Jobs that share a node get different ports.
-export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
-export PET_NNODES=$SLURM_JOB_NUM_NODES PET_RDZV_ID=$SLURM_JOB_ID.$restart PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
+export MASTER_ADDR
+export MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
+export PET_NNODES=$SLURM_JOB_NUM_NODES
+export PET_RDZV_ID=$SLURM_JOB_ID.$restart
+export PET_MASTER_ADDR=$MASTER_ADDR
+export PET_MASTER_PORT=$MASTER_PORT
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
   failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
@@ -73,5 +77,6 @@ export -f task  # as a variable, because all users of a node can read the argume
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # If a node fails, srun ends the others: they would only wait for it.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-  --export=ALL --kill-on-bad-exit=1 --wait=60 --output="$log" --open-mode=append \
+  --export=ALL --kill-on-bad-exit=1 --wait=60 \
+  --output="$log" --open-mode=append \
   bash -euc "export -fn task; task"

@@ -27,10 +27,13 @@ job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TAS
 restart=${record#* Restarts=} restart=${restart%% *}
 log=elastic-$job-r$restart.log
 
+# Where the processes meet.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
-# Jobs that share a node get different ports.
-export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
-export PET_NNODES=1:$SLURM_JOB_NUM_NODES PET_RDZV_ID=$SLURM_JOB_ID.$restart PET_RDZV_ENDPOINT=$MASTER_ADDR:$MASTER_PORT
+export MASTER_ADDR
+export MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
+export PET_NNODES=1:$SLURM_JOB_NUM_NODES
+export PET_RDZV_ID=$SLURM_JOB_ID.$restart
+export PET_RDZV_ENDPOINT=$MASTER_ADDR:$MASTER_PORT
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
   failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
@@ -47,8 +50,8 @@ srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL 
   bash -c "$(declare -f preflight); preflight"
 
 task() {  # runs on the node, once for its 2 processes
-  is_host=$(( SLURM_NODEID == 0 ))
-  export PET_LOCAL_ADDR=$SLURMD_NODENAME PET_RDZV_CONF=is_host=$is_host,join_timeout=900,read_timeout=900
+  export PET_RDZV_CONF=is_host=$(( SLURM_NODEID == 0 )),join_timeout=900,read_timeout=900
+  export PET_LOCAL_ADDR=$SLURMD_NODENAME
   export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
   exec torchrun --nproc-per-node=2 --max-restarts=5 --rdzv-backend=c10d -m train \
     --device=cpu \
@@ -65,19 +68,20 @@ task() {  # runs on the node, once for its 2 processes
 export -f task  # as a variable, because all users of a node can read the arguments of its processes
 
 guard() {  # on each node: --no-kill keeps the allocation also if its first node is lost, and with it this script
-  local nodes
+  local first nodes names
   while sleep $(( 60 + SLURM_NODEID )); do
-    nodes=$(squeue --noheader --jobs="$1" --format=%N)
-    [[ -z $nodes ]] || scontrol show hostnames "$nodes" | grep -qxF "$MASTER_ADDR" || break
+    read -r first nodes < <(squeue --noheader --jobs="$1" --states=RUNNING --format="%B %N") || continue
+    names=$(scontrol show hostnames "$nodes") && ! grep -qxF "$first" <<< "$names" && break
   done
-  echo "cancelling the job: $MASTER_ADDR, its first node, is lost" >> "$2"
+  echo "cancelling the job: $first, its first node, is lost" >> "$2"
   scancel "$1"
 }
-srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 --no-kill --output=/dev/null \
-  bash -c "$(declare -f guard); guard \"\$@\"" guard "$job" "$(readlink "/proc/$$/fd/1")" &
+srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
+  --no-kill --output=/dev/null bash -c "$(declare -f guard); guard \"\$@\"" guard "$job" "$(readlink "/proc/$$/fd/1")" &
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # The other nodes continue when one is lost.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-  --export=ALL --no-kill --kill-on-bad-exit=0 --wait=0 --output="$log" --open-mode=append \
+  --export=ALL --no-kill --kill-on-bad-exit=0 --wait=0 \
+  --output="$log" --open-mode=append \
   bash -euc "export -fn task; task"

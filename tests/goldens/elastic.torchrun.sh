@@ -88,5 +88,5 @@ fi
 exec torchrun --nnodes=1:3 --nproc-per-node=2 --max-restarts=5 --rdzv-backend=c10d --rdzv-id=elastic \
   --rdzv-endpoint="$MASTER_ADDR:27433" ${local_addr:+"$local_addr"} \
   --rdzv-conf="is_host=$(( NODE_RANK == 0 )),join_timeout=900,read_timeout=900" \
-  -m train --device=cpu --model=mnist_cnn --dataset=synthetic --epochs=3 --batch-size=96 --optimizer=adam --lr=0.001 \
-  --checkpoint-dir=/checkpoints --checkpoint-every=50 --resume=auto
+  -m train --device=cpu --model=mnist_cnn --dataset=synthetic --epochs=3 --batch-size=96 --optimizer=adam \
+  --lr=0.001 --checkpoint-dir=/checkpoints --checkpoint-every=50 --resume=auto

@@ -60,5 +60,6 @@ export -f task  # as a variable, because all users of a node can read the argume
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # If a node fails, srun ends the others: they would only wait for it.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-  --export=ALL --kill-on-bad-exit=1 --wait=60 --output="$log" --open-mode=append \
+  --export=ALL --kill-on-bad-exit=1 --wait=60 \
+  --output="$log" --open-mode=append \
   bash -euc "export -fn task; task"

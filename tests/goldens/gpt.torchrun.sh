@@ -10,5 +10,5 @@ export PYTHONUNBUFFERED=1
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 exec torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 \
-  -m train --device=cpu --model=gpt --dataset=tokens '--data-root=~/data' --epochs=5 --batch-size=32 --optimizer=adamw \
-  --lr=0.001 --clip-norm=1.0
+  -m train --device=cpu --model=gpt --dataset=tokens '--data-root=~/data' --epochs=5 --batch-size=32 \
+  --optimizer=adamw --lr=0.001 --clip-norm=1.0

@@ -45,9 +45,10 @@ requeue() {
 # Slurm sends USR1 120 s before it takes the nodes; there is nothing to save yet.
 trap requeue USR1
 
+# Where the processes meet.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
-# Jobs that share a node get different ports.
-export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
+export MASTER_ADDR
+export MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
   failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
@@ -87,11 +88,17 @@ program() {  # runs in the container
 }
 JOB_PROGRAM="$(declare -f program); program"
 task() {  # runs on the node, once per process
-  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=4
+  export RANK=$SLURM_PROCID
+  export LOCAL_RANK=$SLURM_LOCALID
+  export NODE_RANK=$SLURM_NODEID
+  export WORLD_SIZE=$SLURM_NTASKS
+  export LOCAL_WORLD_SIZE=4
   set -- --name="slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID" --replace
   set -- "$@" --label="node=$SLURMD_NODENAME" --label="shell=${asked+$$}"
   if [ "$(id -u)" != 0 ]; then set -- "$@" --userns=keep-id; fi
-  for name in JOB_PROGRAM RANK LOCAL_RANK NODE_RANK WORLD_SIZE LOCAL_WORLD_SIZE "${!MASTER_@}" "${!SLURM_@}"; do set -- "$@" "--env=$name"; done
+  for name in JOB_PROGRAM RANK LOCAL_RANK NODE_RANK WORLD_SIZE LOCAL_WORLD_SIZE "${!MASTER_@}" "${!SLURM_@}"; do
+    set -- "$@" "--env=$name"
+  done
   gpus=${CUDA_VISIBLE_DEVICES:?is not set: Slurm gave this task no GPU}
   [[ $gpus == *-* ]] || gpus=$(nvidia-smi --id="$gpus" --query-gpu=uuid --format=csv,noheader)
   for gpu in ${gpus//,/ }; do set -- "$@" "--device=nvidia.com/gpu=$gpu"; done
@@ -114,7 +121,8 @@ attend() {  # runs the task; if it fails, it ends the others, which would only w
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # A node that has saved and ended must not end the nodes that still save.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks=$(( SLURM_JOB_NUM_NODES * 4 )) --ntasks-per-node=4 \
-  --export=ALL --cpus-per-task=8 --distribution=block --kill-on-bad-exit=0 --wait=120 --output="$log" --open-mode=append \
+  --export=ALL --cpus-per-task=8 --distribution=block --kill-on-bad-exit=0 --wait=120 \
+  --output="$log" --open-mode=append \
   bash -uc "export -fn task; $(declare -f attend); attend $job" & step=$!
 
 stop() {

@@ -46,10 +46,14 @@ requeue() {
 # Slurm sends USR1 120 s before it takes the nodes; there is nothing to save yet.
 trap requeue USR1
 
+# Where the processes meet.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
-# Jobs that share a node get different ports.
-export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
-export PET_NNODES=$SLURM_JOB_NUM_NODES PET_RDZV_ID=$SLURM_JOB_ID.$restart PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
+export MASTER_ADDR
+export MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
+export PET_NNODES=$SLURM_JOB_NUM_NODES
+export PET_RDZV_ID=$SLURM_JOB_ID.$restart
+export PET_MASTER_ADDR=$MASTER_ADDR
+export PET_MASTER_PORT=$MASTER_PORT
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
   failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
@@ -76,9 +80,10 @@ srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL 
 
 task() {  # runs on the node, once for its 4 processes
   export PET_NODE_RANK=$SLURM_NODEID
-  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 OMP_NUM_THREADS=8 \
-    PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/pyxis-nccl-rank- \
-    TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
+    OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
+    TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/pyxis-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
+    TORCH_NCCL_TRACE_BUFFER_SIZE=2000
   exec torchrun --nproc-per-node=4 --max-restarts=3 --rdzv-backend=static --rdzv-conf=timeout=900 -m train \
     --device=cuda \
     --model=resnet18 \
@@ -107,9 +112,11 @@ attend() {  # runs the task; if it fails, it ends the others, which would only w
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # A node that has saved and ended must not end the nodes that still save.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-  --export=ALL --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 '--container-image=registry.example#team/train:1.0' \
+  --export=ALL --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 \
+  '--container-image=registry.example#team/train:1.0' \
   --container-mounts=/shared/data:/data:ro,/shared/checkpoints/pyxis:/checkpoints \
-  --container-env=MASTER_ADDR,MASTER_PORT,PET_NNODES,PET_RDZV_ID,PET_MASTER_ADDR,PET_MASTER_PORT,PET_NODE_RANK,SLURM_JOB_ID,SLURM_NODEID,SLURM_PROCID,SLURM_LOCALID,SLURM_ARRAY_JOB_ID,SLURM_ARRAY_TASK_ID --output="$log" --open-mode=append \
+  --container-env=SLURM_JOB_ID,SLURM_NODEID,SLURM_PROCID,SLURM_LOCALID,MASTER_ADDR,MASTER_PORT,PET_NNODES,PET_RDZV_ID,PET_MASTER_ADDR,PET_MASTER_PORT,PET_NODE_RANK,SLURM_ARRAY_JOB_ID,SLURM_ARRAY_TASK_ID \
+  --output="$log" --open-mode=append \
   bash -uc "export -fn task; $(declare -f attend); attend $job" & step=$!
 
 stop() {

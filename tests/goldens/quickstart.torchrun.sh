@@ -10,4 +10,5 @@ export PYTHONUNBUFFERED=1
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 exec torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 \
-  -m train --device=cpu --model=mnist_cnn --dataset=synthetic --epochs=1 --batch-size=64 --optimizer=adam --lr=0.001
+  -m train --device=cpu --model=mnist_cnn --dataset=synthetic --epochs=1 --batch-size=64 --optimizer=adam \
+  --lr=0.001
