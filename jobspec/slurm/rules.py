@@ -20,7 +20,7 @@ _LONGEST_TASK = 120 * 1024  # bytes; Linux allows 128 KiB in one variable, and t
 
 # Variables that the script itself sets.
 VARIABLES_OF_SCRIPT = {
-    *("JOB_PROGRAM", "address", "before", "disk", "failed", "free", "gpu", "gpus", "is_host"),
+    *("JOB_PROGRAM", "address", "asked", "before", "disk", "failed", "free", "gpu", "gpus"),
     *("job", "log", "name", "record", "restart", "scratch", "shm", "state", "status", "step", "wait_s"),
 }
 
