@@ -173,8 +173,8 @@ def _notes(job: Job) -> Iterator[str]:
         yield f"The job ends only when its other containers have ended, too: {', '.join(beside)}.  One that serves the"
         yield "others belongs under initContainers, with restartPolicy: Always."
     if job.kubernetes.queue is not None and (job.kubernetes.tolerations or "tolerations" in job.kubernetes.pod):
-        yield "If the queue's ResourceFlavor has tolerations, write the job's there and none here: in Jobs, JobSets and"
-        yield "PyTorchJobs Kueue adds to this list, and a second apply would be refused."
+        yield "If the queue's ResourceFlavor has tolerations, repeat them in kubernetes.tolerations: Kueue adds what is"
+        yield "not there to the list of a Job, JobSet or PyTorchJob, and a second apply would be refused."
     if beyond_baseline(job):
         yield f"Not allowed by the Pod Security Standard baseline: {', '.join(beyond_baseline(job))}."
         yield "The namespace must not enforce this standard."

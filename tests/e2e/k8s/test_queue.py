@@ -73,11 +73,9 @@ def test_job_applied_twice_in_each_state_of_its_queue_has_the_pods_of_one_apply(
     cluster.needs_controllers(target)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text('import time\nprint("it has begun", flush=True)\ntime.sleep(3000)\n')
-    stop = queue(nodeLabels={"disk": "ssd", "pool": "training"})
-    kubernetes: dict[str, Any] = {
-        "node_selector": {"disk": "ssd"},
-        "tolerations": [{"key": "gpu", "operator": "Exists"}],
-    }
+    tolerations = [{"key": "gpu", "operator": "Exists"}, {"key": "spot", "operator": "Exists"}]
+    stop = queue(nodeLabels={"disk": "ssd", "pool": "training"}, tolerations=tolerations[:1])
+    kubernetes: dict[str, Any] = {"node_selector": {"disk": "ssd"}, "tolerations": tolerations}
     if runtime:
         kubernetes["runtime"] = request.getfixturevalue("cluster_runtime")
     keys = {"command": ["mine.py"], "files": ["mine.py"], "rendezvous": {"port": 20000}, "kubernetes": kubernetes}
