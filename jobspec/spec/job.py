@@ -176,6 +176,11 @@ class Preemption(Section):
 
     grace: Duration = Field(120, description="time from the signal to the kill; must suffice to save a checkpoint")
     max_requeues: int = Field(20, ge=0, le=10000, description="maximum number of requeues after signals (Slurm)")
+    progress: FolderPath | None = Field(
+        None,
+        description="files that command writes as it progresses, by their path on the nodes, such as "
+        "/shared/checkpoints/*.pt; Slurm does not requeue a restart that changed none of them",
+    )
 
 
 class Compose(Section):
