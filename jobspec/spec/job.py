@@ -260,7 +260,8 @@ class Job(Section):
     sweep: dict[SweepKey, Annotated[list[SweptValue], Field(min_length=1)]] = Field(
         {},
         description="lists of values, such as {train.lr: [0.1, 0.01], train.seed: [0, 1]}; each combination is one "
-        "run. Slurm gets one array, Kubernetes one object per run; other targets take the run that --sweep-index names",
+        "run. args.lr adds --lr=VALUE to command, env.LR sets a variable. "
+        "Slurm gets one array, Kubernetes one object per run; other targets take the run that --sweep-index names",
     )
     slurm: Slurm = Field(Slurm(), description="keys that only Slurm has")
     kubernetes: Kubernetes = Field(Kubernetes(), description="keys that only the Kubernetes targets have")

@@ -21,8 +21,8 @@ USES = (
     | keys("preemption preemption.grace preemption.max_requeues preemption.progress")
     | keys("cpus memory shm rdma", "resources")
     | keys("backend port timeout", "rendezvous")
-    | keys("partition account qos constraint reservation runtime launcher array preflight", "slurm")
-    | keys("prologue epilogue options srun_options", "slurm")
+    | keys("partition account qos constraint reservation runtime launcher array array_limit", "slurm")
+    | keys("preflight prologue epilogue options srun_options", "slurm")
 )
 NOT_USED = {"resources.devices": "only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}"}
 SWEEPS = "array"

@@ -62,6 +62,7 @@ _EVERY_KEY: dict[str, Any] = {
     "slurm.runtime": "pyxis",
     "slurm.launcher": "srun",
     "slurm.array": "0-1",
+    "slurm.array_limit": 8,
     "slurm.preflight": False,
     "slurm.prologue": ["true"],
     "slurm.epilogue": ["true"],
@@ -97,6 +98,7 @@ _EVERY_KEY: dict[str, Any] = {
 _ONLY_WITH: dict[str, dict[str, Any]] = {
     "train": {"command": None},
     "image": {"slurm.runtime": "docker"},
+    "slurm.array_limit": {"slurm.array": "0-1"},
     "gpu": {"kubernetes.gpu_types": {"h100": {"example.com/gpu": "H100"}}},
     "preemption": {"max_restarts": 1},
     "preemption.grace": {"max_restarts": 1, "preemption": {}},
