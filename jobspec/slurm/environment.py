@@ -45,7 +45,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
     start: list[Variable] = list(_variables(plan, rank))
     # docker and podman renumber the GPUs that they are given, and set no variable.
     if job.device == "cuda" and job.slurm.runtime not in ("docker", "podman"):
-        gpus = f"<numbers of the job's {job.procs_per_node} GPUs on the node>"
+        gpus = f"<numbers of the job's {job.gpus} GPUs on the node>"
         start.insert(0, Variable("CUDA_VISIBLE_DEVICES", gpus, "scheduler"))
     # Their names are the same in all tasks of a sweep.
     swept = plan.points[0].env if plan.points else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jobspec.plan import Plan
+from jobspec.runtimes import tasks_per_node
 from jobspec.spec.job import Job
 
 
@@ -63,10 +64,6 @@ def srun_flags(plan: Plan) -> list[str]:
     return flags
 
 
-def tasks_per_node(job: Job) -> int:
-    return job.procs_per_node if job.slurm.launcher == "srun" else 1
-
-
 def ntasks(job: Job) -> str:
     """Return the number of tasks as a word of bash, computed from the number of nodes that Slurm gave."""
     per_node = tasks_per_node(job)
@@ -108,7 +105,7 @@ def _cpus_per_task(job: Job) -> int | None:
 def _gpus(job: Job) -> str | None:
     if job.device == "cpu":
         return None
-    return f"{job.gpu}:{job.procs_per_node}" if job.gpu else str(job.procs_per_node)
+    return f"{job.gpu}:{job.gpus}" if job.gpu else str(job.gpus)
 
 
 def _time(seconds: int) -> str:

@@ -8,17 +8,26 @@ from typing import Any
 
 from jobspec import torchrun
 from jobspec.environment import FREE_PORT, RANDOM_ID, Variable, common_variables, torchrun_variables
-from jobspec.plan import Plan, Rank, container_shm
+from jobspec.plan import PROCESSES, Plan, Rank, container_shm
 from jobspec.problems import Finding
 from jobspec.spec import files
 from jobspec.spec.job import Job
+from jobspec.spec.keys import keys
 from jobspec.spec.rules import Rule, empty_mounts_have_no_folders, leaves_room, missing_image
 from jobspec.spec.shell import before
 
+USES = (
+    PROCESSES
+    | keys("gpus_per_node image setup workdir files env secrets mounts max_restarts compose.project")
+    | keys("preemption preemption.grace")
+    | keys("cpus memory shm rdma", "resources")
+    | keys("backend port timeout", "rendezvous")
+)
 NOT_USED = {
     "gpu": "the machine's GPUs are used",
     "time_limit": "compose has no time limit",
     "resources.devices": "only Kubernetes knows these names",
+    "preemption.max_requeues": "compose requeues nothing; max_restarts limits the restarts",
     "slurm.array": "this is one job, not several",
 }
 
@@ -29,7 +38,7 @@ _STOP_GRACE = 40
 def template_values(plan: Plan) -> dict[str, Any]:
     job = plan.job
     return {
-        "entrypoint": before(["torchrun"], job.setup),
+        "entrypoint": before([*plan.guard, "torchrun"], job.setup),
         "words": [*_flags(plan), *plan.torchrun_program],
         "environment": {variable.name: variable.value for variable in _own_variables(plan)} | dict(plan.env),
         "nodes": [_node(plan, node) for node in range(job.nodes.max)],
@@ -119,8 +128,7 @@ def _torchrun_restarts(plan: Plan) -> int:
 
 def _node(plan: Plan, node: int) -> dict[str, Any]:
     """Return what is different in the service of one node; no other node has its GPUs, which it sees from number 0."""
-    first = node * plan.job.procs_per_node
-    gpus = range(first, first + plan.job.procs_per_node) if plan.job.device == "cuda" else range(0)
+    gpus = range(node * plan.job.gpus, (node + 1) * plan.job.gpus)
     return {"name": node_name(plan, node), "environment": _node_environment(plan, node), "gpus": list(map(str, gpus))}
 
 

@@ -62,7 +62,8 @@ preflight() {  # on each node: finds what would otherwise show as a hang, or as 
   if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
   gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
   (( gpus >= 4 )) ||
-    problem "$gpus GPUs for 4 processes; look at the driver, or lower procs_per_node"
+    problem "$gpus GPUs for 4 processes;\
+ look at the driver, or lower procs_per_node"
   return "$failed"
 }
 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
@@ -72,7 +73,14 @@ program() {  # runs in the container
   export OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/podman-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
     TORCH_NCCL_TRACE_BUFFER_SIZE=2000
-  exec python3 -m train \
+  exec python3 -c \
+    'import importlib.util, os, sys
+train = importlib.util.find_spec("train")
+found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
+if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
+    sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
+os.execvp(sys.argv[1], sys.argv[1:])' \
+    python3 -m train \
     --device=cuda \
     --model=resnet18 \
     --dataset=fashion_mnist \
