@@ -98,6 +98,11 @@ def _samples(num: int) -> TensorSamples:
     return TensorSamples(images, torch.randint(0, 5, (num,), generator=generator), (0.5,), (0.3,))
 
 
+def _scaler(c: Drawn) -> torch.amp.GradScaler:
+    """A scale that does not overflow: on more ranks a larger part of the first steps would be skipped."""
+    return torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=c.precision == "fp16")
+
+
 def _torchs_own(c: Drawn, params: Iterator[nn.Parameter]) -> tuple[Any, Any]:
     """Return optimizer and scheduler."""
     lr, decay = _RATES[c.optimizer], 0.01
@@ -120,7 +125,7 @@ def _torchs_own(c: Drawn, params: Iterator[nn.Parameter]) -> tuple[Any, Any]:
 def _plain_loop(c: Drawn, model: nn.Module, train: tuple[Tensor, Tensor], val: tuple[Tensor, Tensor]) -> list[float]:
     """Return the loss of each step, and after each epoch that of the validation set."""
     optimizer, schedule = _torchs_own(c, model.parameters())
-    scaler = torch.amp.GradScaler("cpu", enabled=c.precision == "fp16")
+    scaler = _scaler(c)
     autocast = torch.autocast("cpu", dtype=_TYPES[c.precision], enabled=c.precision != "fp32")
     losses, (images, labels), step = [], train, 0
     for epoch in range(1, _EPOCHS + 1):
@@ -134,16 +139,13 @@ def _plain_loop(c: Drawn, model: nn.Module, train: tuple[Tensor, Tensor], val: t
                 loss = F.cross_entropy(logits.float(), labels[part], reduction="sum") / len(chosen)
                 scaler.scale(loss).backward()
                 total += float(loss)
-            scale = scaler.get_scale()
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), c.clip_norm)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
             schedule.step()
-            step += 1
-            if scaler.get_scale() >= scale:  # a step that overflows is skipped, and has no record
-                losses.append(total)
+            losses, step = [*losses, total], step + 1
         with torch.no_grad(), autocast:
             losses.append(float(F.cross_entropy(model.eval()(val[0]).float(), val[1])))
         if step == c.max_steps:
@@ -164,7 +166,9 @@ def _train(world: World, run_dir: Path, one: Drawn) -> list[float]:
         parts = setup.load_parts(config, world)
         setup.report_start(config, world, parts)
         with parts.metrics:
-            setup.make_trainer(config, world, StopSignal(), parts).fit()
+            trainer = setup.make_trainer(config, world, StopSignal(), parts)
+            trainer.step.scaler = _scaler(one)
+            trainer.fit()
     if world.rank != 0:
         return []
     steps, losses = records(run_dir, "step"), list[float]()
