@@ -1,4 +1,4 @@
-"""A bucket: the gradients of some parameters back to back in one flat tensor, with p.grad as views of it."""
+"""A bucket: the gradients of some parameters, one after the other in one flat tensor, with p.grad as views of it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from train.sync import Payload, Sync, Waitable
 # A larger gradient moves into its bucket as soon as it arrives, so that two copies of it never live for long.
 # Smaller ones wait for each other: one call for many costs a fraction of many calls.
 _MOVED_AT_ONCE_BYTES = 2**18
+# Each gradient begins at a multiple of this, because CUDA's kernels for many tensors then read four numbers at once.
+_ALIGNMENT_BYTES = 16
 
 
 class Bucket:
@@ -30,16 +32,17 @@ class Bucket:
 
     def __init__(self, params: Sequence[nn.Parameter], names: Sequence[str], times: Sequence[int], sync: Sync) -> None:
         self.params, self.names, self.times, self.sync = list(params), list(names), list(times), sync
-        size = sum(param.numel() for param in params)
-        flat = sync.allocate(size + len(params), params[0].dtype, params[0].device)
+        aligned = _ALIGNMENT_BYTES // params[0].dtype.itemsize
+        sizes = [-(-param.numel() // aligned) * aligned for param in params]
+        starts = [0, *accumulate(sizes)]
+        flat = sync.allocate(starts[-1] + len(params), params[0].dtype, params[0].device)
         self._prescale = sync.prescale(flat.dtype, flat.device)
         self._is_large = [param.nbytes > _MOVED_AT_ONCE_BYTES for param in params]
         self._small = [slot for slot, large in enumerate(self._is_large) if not large]
-        ends = list(accumulate(param.numel() for param in params))
         self.views = [
-            _view_like(flat[end - param.numel() : end], param) for end, param in zip(ends, params, strict=True)
+            _view_like(flat[start : start + param.numel()], param) for start, param in zip(starts, params, strict=False)
         ]
-        self.payload = Payload(flat, self.views, used=flat[size:])
+        self.payload = Payload(flat, self.views, used=flat[starts[-1] :])
         self.begin()
 
     def begin(self) -> None:
