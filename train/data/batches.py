@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from functools import partial
 
@@ -48,7 +47,7 @@ class Batches:
         local_world_size: int = 1,
     ) -> None:
         self.device = device
-        size_bytes = len(samples) * math.prod(samples.shape)
+        size_bytes = len(samples) * _bytes_of(samples[0])
         if samples.varies and input == "memory":
             raise UserError(
                 "--input=memory would read each picture once, and augment it once for all epochs: give --input=loader"
@@ -61,7 +60,7 @@ class Batches:
                 samples,  # type: ignore[arg-type]  # a map-style dataset need not inherit from Dataset
                 batch_sampler=steps,
                 num_workers=workers,
-                collate_fn=partial(_collate, samples[0]),
+                collate_fn=partial(_collate, default_collate([samples[0]])),
                 pin_memory=device.type == "cuda",
                 persistent_workers=workers > 0,
                 worker_init_fn=init_worker,
@@ -131,7 +130,11 @@ class _InMemory:
             yield images, labels
 
 
-def _collate(example: Item, items: list[Item]) -> Batch:
+def _bytes_of(item: Item) -> int:
+    return sum(part.nbytes for part in item if isinstance(part, Tensor))
+
+
+def _collate(example: Batch, items: list[Item]) -> Batch:
     """Return the items as one batch; without items an empty batch of the example's shapes and types."""
-    images, labels = default_collate(items or [example])
-    return images[: len(items)], labels[: len(items)]
+    images, labels = example
+    return default_collate(items) if items else (images[:0], labels[:0])
