@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from train.data.host_memory import host_memory_bytes
 from train.data.workers import init_worker, worker_context
 from train.datasets import Samples
 from train.errors import UserError
+from train.world.cgroup import host_memory_bytes
 
 # The part of the memory available to a process that its copy of a dataset may take.
 _MEMORY_SHARE = 0.25

@@ -9,7 +9,8 @@ import json
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from train.diagnosis.card import Card
 from train.errors import SharedError, UserError
 from train.world.environment import World
-from train.world.placement import refuse_shared_devices
+from train.world.placement import refuse_different_devices, refuse_shared_devices
 from train.world.rendezvous import connect_to_store
 
 _POLL_S = 0.1
@@ -100,11 +101,20 @@ def mistakes(cards: Sequence[Card], world_size: int, timeout_s: float) -> str | 
             "resolves to a loopback address there. Use a name that resolves to the same address on all nodes, or set "
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
         )
-    try:
+    by_rank = [ranks_of[rank][0] for rank in sorted(ranks_of)]
+    with _noting(found):
+        refuse_different_devices([card.device.partition(":")[0] for card in by_rank if card.device is not None])
+    with _noting(found):
         refuse_shared_devices([(card.host, card.gpu) for card in cards])
+    return "\n".join(found) or None
+
+
+@contextmanager
+def _noting(found: list[str]) -> Iterator[None]:
+    try:
+        yield
     except SharedError as error:
         found.append(str(error))
-    return "\n".join(found) or None
 
 
 def _started_twice(same: Sequence[Card]) -> str:
