@@ -157,7 +157,8 @@ def _states_of_native_ddp(world: World) -> list[bool]:
                 before: Any = source.state_dict()
                 target.load_state_dict(before)
                 loaded += [torch.equal(a, b) for a, b in zip(ours.parameters(), native.parameters(), strict=True)]
-                assert list(before) == list(source.state_dict()) and before._metadata == source.state_dict()._metadata
+                after: Any = source.state_dict()
+                assert list(before) == list(after) and before._metadata == after._metadata
     return loaded
 
 
