@@ -108,7 +108,7 @@ def load_parts(config: TrainConfig, world: World) -> Parts:
     # Progress comes first: batch scripts look for its last line, and the disk of the metrics may be full.
     observers: list[Observer] = [progress.Progress(), metrics] if is_rank_0 else []
     if world.world_size > 1:
-        more.append(Watchdog(world, config.collective_timeout_s))
+        more.append(Watchdog(world, 0.95 * config.collective_timeout_s))
     return Parts(device, samples, validation, model, owned, saved, checkpoints, metrics, [*observers, *more])
 
 

@@ -50,7 +50,7 @@ class Watchdog(QuietObserver):
     """The observer, on each rank of several, that writes to stderr if no step ends for long.
 
     Args:
-        stacks_s: after this time, in which other ranks give up, it also writes the stacks of this process.
+        stacks_s: after this time, when the other ranks are about to give up, it also writes the stacks of this process.
     """
 
     def __init__(self, world: World, stacks_s: float) -> None:
@@ -92,31 +92,34 @@ class Watchdog(QuietObserver):
                     faulthandler.dump_traceback(sys.__stderr__ or 2)
 
     def _beat(self) -> None:
-        number, before = 0, dict[int, Any]()
+        before, told = dict[int, Any](), False
         with suppress(RuntimeError):  # the store is gone: the main thread says why
             world = replace(self._world, store_is_served=True)
             store = dist.PrefixStore(f"alive-{world.attempt}", connect_to_store(world, timedelta(seconds=60)))
             while not self._stopped.wait(_BEAT_S):
-                number += 1
-                store.set(str(world.rank), json.dumps({"number": number, **self._state()}))
-                late_s = self._late_s()
-                now = {rank: json.loads(store.get(str(rank))) for rank in range(world.world_size)} if late_s else {}
+                store.set(str(world.rank), json.dumps(self._state()))
+                late_s, now = self._late_s(), dict[int, Any]()
+                if late_s and not told:
+                    if before:  # compared only after two beats of all ranks
+                        self._stopped.wait(_BEAT_S)
+                    now = {rank: json.loads(store.get(str(rank))) for rank in range(world.world_size)}
+                store.check([str(world.rank)])
                 self._answered = time.monotonic()
-                if before and now and self._is_judge(before, now):
-                    _warn(f"no step has ended for {late_s:.0f} s. " + _judgement(before, now))
-                    return
-                before = {} if any(state["excused"] for state in now.values()) else now
-                if before:
-                    self._stopped.wait(_BEAT_S)  # all ranks beat meanwhile
-
-    def _is_judge(self, before: dict[int, Any], now: dict[int, Any]) -> bool:
-        return self._world.rank == min(rank for rank in now if now[rank] != before[rank])
+                if any(state["excused"] for state in now.values()):
+                    now = {}
+                if before and now:
+                    told = True
+                    # The first rank of those that are alive speaks.
+                    if world.rank == min(rank for rank in now if now[rank] != before[rank]):
+                        _warn(f"no step has ended for {late_s:.0f} s. " + _judgement(before, now))
+                before = now
 
     def _state(self) -> dict[str, Any]:
         frames = list(self._frames())
         # Where its own code or ours is: the line in torch says less.
         inner = next((frame for frame in frames if "/torch/" not in frame.f_code.co_filename), None)
         return {
+            "time": time.monotonic(),
             "who": f"rank {self._world.rank} (node {self._world.node_rank}, {socket.gethostname()}, pid {os.getpid()})",
             "step": self._step + 1,
             "place": "" if inner is None else f"{Path(inner.f_code.co_filename).name}:{inner.f_lineno}",
@@ -133,7 +136,7 @@ class Watchdog(QuietObserver):
 
 
 def _judgement(before: dict[int, Any], now: dict[int, Any]) -> str:
-    silent = [state for rank, state in now.items() if state["number"] == before[rank]["number"]]
+    silent = [state for rank, state in now.items() if state["time"] == before[rank]["time"]]
     busy = [state for state in now.values() if not state["waits"]]
     if silent:
         found = [f"{state['who']} has given no sign of life since step {state['step']}" for state in silent]

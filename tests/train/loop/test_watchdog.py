@@ -62,7 +62,7 @@ def test_a_rank_that_is_stopped_or_hangs_is_named_and_at_the_timeout_the_stacks_
         warned = re.search(rf"warning: no step has ended for \d+ s\. {says.format(ranks[1].pid)}", error)
         assert warned and ranks[0].returncode == 1, error
         # shared memory notices the timeout itself; the stacks come first
-        assert "warning: rank 0: no step has ended for 6" in error and "_complete" in error, error
+        assert re.search(r"warning: rank 0: no step has ended for 5\d s", error) and "_complete" in error, error
         if what == "hangs":
             ranks[1].kill()
             assert re.search(r'File ".*program.py", line \d+ in hang', ranks[1].communicate(timeout=60)[1])
