@@ -9,8 +9,7 @@ import json
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 
@@ -101,20 +100,14 @@ def mistakes(cards: Sequence[Card], world_size: int, timeout_s: float) -> str | 
             "resolves to a loopback address there. Use a name that resolves to the same address on all nodes, or set "
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
         )
-    by_rank = [ranks_of[rank][0] for rank in sorted(ranks_of)]
-    with _noting(found):
-        refuse_different_devices([card.device.partition(":")[0] for card in by_rank if card.device is not None])
-    with _noting(found):
-        refuse_shared_devices([(card.host, card.gpu) for card in cards])
-    return "\n".join(found) or None
-
-
-@contextmanager
-def _noting(found: list[str]) -> Iterator[None]:
     try:
-        yield
+        refuse_different_devices(
+            {card.rank: card.device.partition(":")[0] for card in cards if card.device is not None}
+        )
+        refuse_shared_devices([(card.host, card.gpu) for card in cards])
     except SharedError as error:
         found.append(str(error))
+    return "\n".join(found) or None
 
 
 def _started_twice(same: Sequence[Card]) -> str:

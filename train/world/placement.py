@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -57,7 +57,7 @@ def where_ranks_are(world: World, device: torch.device) -> list[str]:
     )
     gathered: list[tuple[str, str, str, str | None]] = [("", "", "", None)] * world.world_size
     dist.all_gather_object(gathered, (line, device.type, *device_identity(device)))
-    refuse_different_devices([kind for _, kind, _, _ in gathered])
+    refuse_different_devices({rank: kind for rank, (_, kind, _, _) in enumerate(gathered)})
     if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
         refuse_shared_devices([(host, uuid) for _, _, host, uuid in gathered])
     return [line for line, *_ in gathered]
@@ -75,9 +75,9 @@ def device_identity(device: torch.device) -> tuple[str, str | None]:
     return host, str(torch.cuda.get_device_properties(device).uuid)
 
 
-def refuse_different_devices(kinds: Sequence[str]) -> None:
+def refuse_different_devices(kind_of: Mapping[int, str]) -> None:
     """Raise SharedError, with the ranks, unless all ranks compute on devices of one kind, such as cuda."""
-    ranks_of = {kind: [rank for rank, other in enumerate(kinds) if other == kind] for kind in kinds}
+    ranks_of = {kind: [rank for rank, other in kind_of.items() if other == kind] for kind in kind_of.values()}
     if len(ranks_of) > 1:
         listed = "; ".join(f"{kind} on rank {', '.join(map(str, ranks))}" for kind, ranks in ranks_of.items())
         raise SharedError(
