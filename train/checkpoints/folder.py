@@ -133,7 +133,7 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def read_checkpoint(path: Path, reader: int = 0, readers: int = 1) -> mmap:
+def read_checkpoint(path: Path, reader: int = 0, readers: int = 1) -> Memory:
     """Return the bytes of state.pt in one checkpoint folder, after verifying it and this reader's share of the others.
 
     The hash is checked before state.pt is parsed, since weights_only does not protect against a crafted file.
@@ -167,9 +167,9 @@ def find_checkpoint(
     resume: str,
     folder: Path | None,
     say: Callable[[str], None],
-    read: Callable[[Path], mmap] = read_checkpoint,
+    read: Callable[[Path], Memory] = read_checkpoint,
     agreed: Callable[[list[Path]], list[Path]] = list,
-) -> mmap | None:
+) -> Memory | None:
     """Return the verified bytes of the checkpoint that `--resume` asks for, or None for a new run.
 
     Args:
@@ -214,10 +214,19 @@ def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _read(file: Path) -> mmap:
-    """Return the content in memory that is a file, too, for torch.load, and that tensors can share."""
+class Memory(mmap):
+    """Memory that tensors can share, and that is a file, too: torch.load reads from it without a copy between."""
+
+    def readinto(self, target: memoryview) -> int:
+        start = self.tell()
+        self.seek(min(start + len(target), len(self)))
+        target[: self.tell() - start] = memoryview(self)[start : self.tell()]
+        return self.tell() - start
+
+
+def _read(file: Path) -> Memory:
     with file.open("rb") as opened:
-        content = mmap(-1, max(1, os.fstat(opened.fileno()).st_size))
+        content = Memory(-1, max(1, os.fstat(opened.fileno()).st_size))
         opened.readinto(memoryview(content))
         return content
 

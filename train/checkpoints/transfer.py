@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from mmap import mmap
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from train.checkpoints.folder import Memory
 from train.collectives.agreement import while_others_wait
 from train.world.environment import World
 
 _PIECE_BYTES = 256 * 2**20  # of one message, because a timeout limits each message
 
 
-def load_on_all_ranks(world: World, content: mmap | None) -> dict[str, Any] | None:
+def load_on_all_ranks(world: World, content: Memory | None) -> dict[str, Any] | None:
     """Return rank 0's checkpoint `content` as a state on every rank, so that only rank 0 needs to see the folder.
 
     A collective; other ranks pass None.  Tensors are on the CPU.  Returns None if rank 0 has no checkpoint.
@@ -23,7 +23,7 @@ def load_on_all_ranks(world: World, content: mmap | None) -> dict[str, Any] | No
     dist.broadcast(size, src=0)
     if not size:
         return None
-    memory = content or mmap(-1, int(size))
+    memory = content or Memory(-1, int(size))
     for piece in torch.frombuffer(memory, dtype=torch.uint8).split(_PIECE_BYTES):
         dist.broadcast(piece, src=0)
     # From the file that the memory is: a file of bytes would be a second copy of all of it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from mmap import mmap
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from train import datasets, models, strategies
-from train.checkpoints.folder import Checkpoints, checkpoint_path, find_checkpoint, read_checkpoint
+from train.checkpoints.folder import Checkpoints, Memory, checkpoint_path, find_checkpoint, read_checkpoint
 from train.checkpoints.transfer import load_on_all_ranks
 from train.collectives.agreement import mistakes_shared_by_all_ranks, while_others_wait
 from train.collectives.sync_batchnorm import convert_sync_batchnorm, has_batchnorm
@@ -58,7 +57,7 @@ class Parts:
     validation: Samples
     model: nn.Module
     owned: ExitStack
-    saved: mmap | None
+    saved: Memory | None
     checkpoints: Checkpoints | None
     metrics: MetricsFile
     observers: list[Observer]
@@ -123,7 +122,9 @@ def _own(folders: Mapping[str, str | Path | None], say: Callable[[str], None]) -
         return owned.pop_all()
 
 
-def _find_checkpoint(config: TrainConfig, world: World, folder: Path | None, say: Callable[[str], None]) -> mmap | None:
+def _find_checkpoint(
+    config: TrainConfig, world: World, folder: Path | None, say: Callable[[str], None]
+) -> Memory | None:
     """Return the bytes of the checkpoint to continue, on rank 0.  A collective.
 
     If every rank sees the folder, each verifies its share of the files.
@@ -133,7 +134,7 @@ def _find_checkpoint(config: TrainConfig, world: World, folder: Path | None, say
             world, lambda: find_checkpoint(config.resume, folder, say) if world.rank == 0 else None
         )
 
-    def read(path: Path) -> mmap:
+    def read(path: Path) -> Memory:
         return while_others_wait(world, lambda: read_checkpoint(path, world.rank, world.world_size))
 
     def of_rank_0(paths: list[Path]) -> list[Path]:
