@@ -34,6 +34,7 @@ _SLOW = (
     "benchmarks/test_render_benchmark.py",
     "jobspec/test_rendezvous_timeout.py",
     "train/checkpoints/test_resume.py",
+    "train/checkpoints/test_transfer.py",
     "train/collectives/test_missing_ranks.py",
     "train/data/test_workers.py",
     "train/datasets/test_image_folder.py",
@@ -49,6 +50,7 @@ _SLOW = (
     "train/loop/test_out_of_memory.py",
     "train/loop/test_preemption.py",
     "train/loop/test_techniques.py",
+    "train/loop/test_watchdog.py",
     "train/records/test_profile.py",
     "train/records/test_report.py",
     "train/records/test_tensorboard.py",
@@ -56,6 +58,7 @@ _SLOW = (
     "train/test_mistakes.py",
     "train/world/test_failure.py",
     "train/world/test_local.py",
+    "train/world/test_owner.py",
     "test_packaging.py",
 )
 

@@ -68,7 +68,7 @@ def run(config: TrainConfig, world: World, stop: StopSignal) -> bool:
         stop.listen(answers=world.rank == 0)
         parts = setup.load_parts(config, world)
         setup.report_start(config, world, parts)
-        with parts.metrics:
+        with parts.owned, parts.metrics:
             trainer = setup.make_trainer(config, world, stop, parts)
             ended = trainer.evaluate_only() if config.evaluate_only else trainer.fit()
             if ended and config.export is not None:

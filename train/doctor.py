@@ -142,8 +142,7 @@ def _measure(ranks: Ranks, cards: list[Card], watch: Watch) -> Report:
     watch.doing("comparing the clocks")
     clocks = speed.measure_clocks(ranks)
     watch.doing("timing a matrix product")
-    compute_s = speed.measure_compute(ranks)
-    return Report(cards, wrong, all_reduce, links, clocks, compute_s)
+    return Report(cards, wrong, all_reduce, links, clocks, *speed.measure_compute(ranks))
 
 
 def _shared(problems: list[str]) -> list[str]:

@@ -15,7 +15,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,13 @@ class Checkpoints:
     Args:
         folder: CHECKPOINT_DIR; made if absent.
         keep: how many of the newest checkpoints to keep.
+        say: reports what cannot be removed, such as a file that NFS keeps because a process has it open.
         cleans: whether to remove what an interrupted save has left.
     Raises UserError if the folder cannot be written, or (later) if a save failed.
     """
 
-    def __init__(self, folder: Path, keep: int, cleans: bool = True) -> None:
-        self.folder = folder
-        self.keep = keep
+    def __init__(self, folder: Path, keep: int, say: Callable[[str], None] = print, cleans: bool = True) -> None:
+        self.folder, self.keep, self.say = folder, keep, say
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._pending: Future[None] | None = None
         try:
@@ -48,7 +49,7 @@ class Checkpoints:
             with tempfile.TemporaryFile(dir=folder):
                 pass
             for leftover in folder.glob(".unfinished-*") if cleans else ():
-                shutil.rmtree(leftover)
+                self._remove(leftover)
         except OSError as error:
             raise UserError(f"--checkpoint-dir: cannot write {folder}: {error.strerror}") from None
 
@@ -57,7 +58,7 @@ class Checkpoints:
         self.wait()
         buffer = io.BytesIO()
         torch.save(on_host(state), buffer)
-        self._pending = self._thread.submit(self._write, step, buffer.getvalue())
+        self._pending = self._thread.submit(self._write, step, buffer.getbuffer())
 
     def beside(self, step: int) -> Path:
         """Return the folder in which the checkpoint of `step` is written."""
@@ -65,10 +66,20 @@ class Checkpoints:
 
     def make_beside(self, step: int) -> None:
         """Make the folder `beside(step)`, empty.  Raises OSError."""
-        shutil.rmtree(self.beside(step), ignore_errors=True)
+        if self.beside(step).exists():
+            self._remove(self.beside(step))
         self.beside(step).mkdir()
 
-    def finish_in_background(self, step: int, content: bytes) -> None:
+    def _remove(self, path: Path) -> None:
+        """Remove a folder; if some of it cannot be removed, warn and leave it under another name."""
+        try:
+            # Renamed first: even if the removal is cut short, no half checkpoint has the name of a whole one.
+            path = path.rename(self.folder / f".unfinished-old-{time.time_ns()}")
+            shutil.rmtree(path)
+        except OSError as error:
+            self.say(f"warning: cannot remove {path} ({error.strerror}); the next start tries again")
+
+    def finish_in_background(self, step: int, content: memoryview) -> None:
         """Write state.pt and the manifest into `beside(step)`, and give the folder its final name."""
         self._pending = self._thread.submit(self._finish, step, content)
 
@@ -86,15 +97,11 @@ class Checkpoints:
     def _not_saved(self, why: str | None) -> str:
         return f"cannot save a checkpoint in {self.folder}: {why}; older checkpoints are intact"
 
-    def ended(self, within_s: float) -> bool:
-        """Wait up to `within_s` for the last save; return True if it has ended, with an error or without."""
-        return self._pending is None or not wait([self._pending], within_s).not_done
-
-    def _write(self, step: int, content: bytes) -> None:
+    def _write(self, step: int, content: memoryview) -> None:
         self.make_beside(step)
         self._finish(step, content)
 
-    def _finish(self, step: int, content: bytes) -> None:
+    def _finish(self, step: int, content: memoryview) -> None:
         target, beside = checkpoint_path(self.folder, step), self.beside(step)
         files = {file.name: _fingerprint(file) for file in sorted(beside.iterdir())}
         files[_STATE] = {"bytes": len(content), "sha256": _sha256(content)}
@@ -105,21 +112,17 @@ class Checkpoints:
         former = self._set_aside(target) if target.exists() else None
         beside.rename(target)
         _sync_folder(self.folder)
-        if former is not None:
-            shutil.rmtree(former)
-        for old in _newest_first(self.folder)[self.keep :]:
-            # Renamed first: even if the removal is cut short, no half checkpoint has the name of a whole one.
-            doomed = old.rename(self.folder / f".unfinished-old-{old.name}")
-            shutil.rmtree(doomed)
+        for old in [*filter(None, [former]), *_newest_first(self.folder)[self.keep :]]:
+            self._remove(old)
 
-    def set_aside_after(self, step: int, say: Callable[[str], None]) -> None:
+    def set_aside_after(self, step: int) -> None:
         """Rename the checkpoints newer than `step`, where the run continues: they are damaged or abandoned.
 
         Nothing is deleted, but the renamed checkpoints are neither found nor counted again.
         """
         for path in _newest_first(self.folder):
             if _step_of(path) > step:
-                say(f"resume: renamed {path.name}, newer than step {step}, to {self._set_aside(path).name}")
+                self.say(f"resume: renamed {path.name}, newer than step {step}, to {self._set_aside(path).name}")
 
     def _set_aside(self, path: Path) -> Path:
         return path.rename(self.folder / f"set-aside-{path.name}-{time.time_ns()}")
@@ -130,8 +133,8 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def read_checkpoint(path: Path) -> bytes:
-    """Return the bytes of state.pt in one checkpoint folder, after verifying it and all other files there.
+def read_checkpoint(path: Path, reader: int = 0, readers: int = 1) -> Memory:
+    """Return the bytes of state.pt in one checkpoint folder, after verifying it and this reader's share of the others.
 
     The hash is checked before state.pt is parsed, since weights_only does not protect against a crafted file.
     Raises UserError if the folder is not there, or if a file is missing or has changed since it was saved.
@@ -144,8 +147,9 @@ def read_checkpoint(path: Path) -> bytes:
         files = json.loads((path / _MANIFEST).read_bytes())["files"]
         expected = {str(name): (int(file["bytes"]), str(file["sha256"])) for name, file in files.items()}
         of_state = expected.pop(_STATE)
-        content = (path / _STATE).read_bytes()
-        damaged = [name for name in expected if tuple(_fingerprint(path / name).values()) != expected[name]]
+        content = _read(path / _STATE)
+        mine = sorted(expected)[reader::readers]
+        damaged = [name for name in mine if tuple(_fingerprint(path / name).values()) != expected[name]]
     except FileNotFoundError as error:
         raise UserError(f"the checkpoint {path} is incomplete: {Path(error.filename).name} is missing") from None
     except OSError as error:
@@ -159,19 +163,26 @@ def read_checkpoint(path: Path) -> bytes:
     return content
 
 
-def find_checkpoint(resume: str, folder: Path | None, say: Callable[[str], None]) -> bytes | None:
+def find_checkpoint(
+    resume: str,
+    folder: Path | None,
+    say: Callable[[str], None],
+    read: Callable[[Path], Memory] = read_checkpoint,
+    agreed: Callable[[list[Path]], list[Path]] = list,
+) -> Memory | None:
     """Return the verified bytes of the checkpoint that `--resume` asks for, or None for a new run.
 
     Args:
         resume: never, auto (the newest undamaged one in `folder`) or the path of one checkpoint.
         say: reports which checkpoint was found, and which were skipped and why.
+        read: as read_checkpoint; agreed: returns rank 0's list on all ranks.  For ranks that read together.
     Raises UserError if the named checkpoint, or every checkpoint in `folder`, is damaged.  Raises it also for a new run
     in a folder with checkpoints of an earlier run.
     """
-    found = _newest_first(folder) if folder is not None and folder.is_dir() else []
+    found = agreed(_newest_first(folder) if folder is not None and folder.is_dir() else [])
     inside = folder is not None and Path(resume).resolve().parent == folder.resolve()
     if resume not in ("never", "auto") and (inside or not found):
-        content = read_checkpoint(Path(resume))
+        content = read(Path(resume))
         say(f"resume: {resume}")
         return content
     if resume != "auto" and found:
@@ -181,7 +192,7 @@ def find_checkpoint(resume: str, folder: Path | None, say: Callable[[str], None]
         )
     for path in found:
         try:
-            content = read_checkpoint(path)
+            content = read(path)
         except UserError as error:
             say(f"resume: skipped a checkpoint: {error}")
         else:
@@ -203,7 +214,24 @@ def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _sha256(content: bytes) -> str:
+class Memory(mmap):
+    """Memory that tensors can share, and that is a file, too: torch.load reads from it without a copy between."""
+
+    def readinto(self, target: memoryview) -> int:
+        start = self.tell()
+        self.seek(min(start + len(target), len(self)))
+        target[: self.tell() - start] = memoryview(self)[start : self.tell()]
+        return self.tell() - start
+
+
+def _read(file: Path) -> Memory:
+    with file.open("rb") as opened:
+        content = Memory(-1, max(1, os.fstat(opened.fileno()).st_size))
+        opened.readinto(memoryview(content))
+        return content
+
+
+def _sha256(content: mmap | memoryview) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
@@ -215,7 +243,7 @@ def _fingerprint(file: Path) -> dict[str, int | str]:
     return {"bytes": file.stat().st_size, "sha256": digest.hexdigest()}
 
 
-def _write_synced(file: Path, content: bytes) -> None:
+def _write_synced(file: Path, content: bytes | memoryview) -> None:
     with file.open("wb") as opened:
         opened.write(content)
         opened.flush()

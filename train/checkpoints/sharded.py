@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import uuid
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from train.checkpoints.folder import Checkpoints
-from train.collectives.agreement import mistakes_shared_by_all_ranks
-from train.errors import SharedError, UserError
+from train.collectives.agreement import mistakes_shared_by_all_ranks, while_others_wait
+from train.config import YEAR_S
+from train.errors import UserError
 from train.world.environment import World
 
 _BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -32,13 +35,13 @@ class ShardedCheckpoints(Checkpoints):
     Making it is a collective.  Raises SharedError if the folder cannot be written or another rank does not see it.
     """
 
-    def __init__(self, folder: Path, keep: int, world: World) -> None:
-        self._world = world
+    def __init__(self, folder: Path, keep: int, say: Callable[[str], None], world: World) -> None:
+        self._world, self._group = world, _patient_group()
         name: list[str] = [f".unfinished-{uuid.uuid4().hex}"]
         dist.broadcast_object_list(name)
         probe = folder / name[0]
         with mistakes_shared_by_all_ranks(world):
-            super().__init__(folder, keep, cleans=world.rank == 0)
+            super().__init__(folder, keep, say, cleans=world.rank == 0)
             if world.rank == 0:
                 probe.mkdir()
         with mistakes_shared_by_all_ranks(world):
@@ -59,14 +62,18 @@ class ShardedCheckpoints(Checkpoints):
             if self._world.rank == 0:
                 self._make_beside_or_say_why(step)
         state = dict(state)
-        try:
-            dcp.save(state.pop("shards"), storage_writer=dcp.FileSystemWriter(self.beside(step)))
-        except CheckpointException as error:
-            raise SharedError(self._not_saved(_first_failure(error))) from None
+        parts = state.pop("shards")
+        while_others_wait(self._world, lambda: self._write_parts(step, parts))
         if self._world.rank == 0:
             buffer = io.BytesIO()
             torch.save(state, buffer)
-            self.finish_in_background(step, buffer.getvalue())
+            self.finish_in_background(step, buffer.getbuffer())
+
+    def _write_parts(self, step: int, parts: dict[str, Tensor]) -> None:
+        try:
+            dcp.save(parts, storage_writer=dcp.FileSystemWriter(self.beside(step)), process_group=self._group)
+        except CheckpointException as error:
+            raise UserError(self._not_saved(_first_failure(error))) from None
 
     def _make_beside_or_say_why(self, step: int) -> None:
         try:
@@ -86,22 +93,33 @@ def shards(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def load_shards(path: Path, model: nn.Module, optimizer: optim.Optimizer) -> None:
+def load_shards(world: World, path: Path, model: nn.Module, optimizer: optim.Optimizer) -> None:
     """Load this rank's part of a verified checkpoint, which any number of ranks may have saved.
 
     A collective.  Raises SharedError if a part is missing or cannot be read.
     """
-    wanted = shards(model, optimizer)
-    try:
-        dcp.load(wanted, storage_reader=dcp.FileSystemReader(path))
-    except CheckpointException as error:
-        raise SharedError(f"cannot read the checkpoint {path}: {_first_failure(error)}") from None
+    wanted, group = shards(model, optimizer), _patient_group()
+
+    def read() -> None:
+        try:
+            dcp.load(wanted, storage_reader=dcp.FileSystemReader(path), process_group=group)
+        except CheckpointException as error:
+            raise UserError(f"cannot read the checkpoint {path}: {_first_failure(error)}") from None
+
+    while_others_wait(world, read)
     now: Any = get_state_dict(model, optimizer, options=_BY_NAME)
     of_model, of_optimizer = (
         {name: wanted.get(prefix + name, value) for name, value in of_part.items()}
         for prefix, of_part in zip(("model.", "optimizer."), now, strict=True)
     )
     set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer, options=_BY_NAME)
+
+
+def _patient_group() -> dist.ProcessGroup:
+    """Return a group for messages that may wait for the slowest disk, while the ranks meet in the default group."""
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=YEAR_S))
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def _first_failure(error: CheckpointException) -> str:

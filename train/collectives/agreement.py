@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +18,9 @@ from train.world.signals import StopSignal
 
 # Limits of the time from a signal to the ranks' next agreement: in seconds (one step may take longer), in steps.
 _REACTION_S, _MOST_STEPS = 1.0, 32
+_MEET_S = 1.0
+
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -41,6 +47,34 @@ def mistakes_shared_by_all_ranks(world: World) -> Iterator[None]:
                 text if everywhere else f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in ranks_of.items()
             )
         )
+
+
+def while_others_wait(world: World, work: Callable[[], Result]) -> Result:
+    """Run `work`, which may take long, in a thread of this rank and return its result.  A collective.
+
+    Meanwhile the ranks exchange a message each second.  A single collective for the whole work would need a timeout
+    longer than any work.  With such a timeout the loss of a rank and its node would be noticed later.
+    `work` may run collectives only in a group that nothing else uses.
+    Raises SharedError on all ranks if one of them raised UserError.
+    """
+    result: Future[Result] = Future()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def run() -> None:
+        try:
+            if device is not None:
+                torch.cuda.set_device(device)  # each thread has its own choice
+            result.set_result(work())
+        except Exception as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    ended = torch.zeros(1)
+    while not ended:
+        ended.fill_(not wait([result], _MEET_S).not_done)
+        dist.all_reduce(ended, op=dist.ReduceOp.MIN)
+    with mistakes_shared_by_all_ranks(world):
+        return result.result()
 
 
 class Stopped(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -12,11 +11,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from train.data.augmentation import Augmented, Keys
-from train.data.host_memory import host_memory_bytes
 from train.data.sampler import ShardSampler
 from train.data.workers import init_worker, worker_context
 from train.datasets import Samples
 from train.errors import UserError
+from train.world.cgroup import host_memory_bytes
 
 # The part of the memory available to a process that its copy of a dataset may take.
 _MEMORY_SHARE = 0.25
@@ -52,7 +51,7 @@ class Batches:
         local_world_size: int = 1,
     ) -> None:
         self.device = device
-        size_bytes = len(samples) * math.prod(samples.shape)
+        size_bytes = len(samples) * _bytes_of(samples[0])
         if samples.varies and input == "memory":
             raise UserError(
                 "--input=memory would read each picture once, and augment it once for all epochs: give --input=loader"
@@ -70,7 +69,7 @@ class Batches:
                 source,
                 batch_sampler=keys,
                 num_workers=workers,
-                collate_fn=partial(_collate, source[1, 0] if samples.varies else samples[0]),
+                collate_fn=partial(_collate, default_collate([source[1, 0] if samples.varies else samples[0]])),
                 generator=torch.Generator(),  # otherwise it draws from the process's
                 pin_memory=device.type == "cuda",
                 persistent_workers=workers > 0,
@@ -141,7 +140,11 @@ class _InMemory:
             yield images, labels
 
 
-def _collate(example: Item, items: list[Item]) -> Batch:
+def _bytes_of(item: Item) -> int:
+    return sum(part.nbytes for part in item if isinstance(part, Tensor))
+
+
+def _collate(example: Batch, items: list[Item]) -> Batch:
     """Return the items as one batch; without items an empty batch of the example's shapes and types."""
-    images, labels = default_collate(items or [example])
-    return images[: len(items)], labels[: len(items)]
+    images, labels = example
+    return default_collate(items) if items else (images[:0], labels[:0])

@@ -46,6 +46,11 @@ class ShardSampler(Sampler[list[int]]):
         micro_batches: int = 1,
         least: int = 1,
     ) -> None:
+        if not 0 <= rank < world_size or batch_size < 1 or num_samples < 0:
+            raise UserError(
+                f"ShardSampler: rank is {rank}, world_size {world_size}, batch_size {batch_size} and num_samples "
+                f"{num_samples}; give 0 <= rank < world_size, batch_size of at least 1 and num_samples of at least 0"
+            )
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.rank = rank

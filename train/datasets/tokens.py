@@ -14,9 +14,10 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from os.path import expanduser
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,15 +33,24 @@ _VALIDATION_SHARE = 0.1
 class TokenSamples:
     """Row i holds the tokens i·T … i·T+T-1 and their targets, which lie one token further; see train.datasets.Samples.
 
-    tokens: one dimension, uint8 or int32.  A memory-mapped file: only the rows that are read come from the disk.
+    file: a NumPy file of one dimension, uint8 or int32, mapped into memory: only the rows that are read come from the
+        disk.  A DataLoader's process gets its name and maps it again; a tensor would be copied into /dev/shm.
     """
 
-    tokens: Tensor
+    file: Path
     num_classes: int
     context: int
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     varies: ClassVar[bool] = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenSamples, (self.file, self.num_classes, self.context)
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        # "c": copy on write, though nobody writes, because torch warns about arrays that cannot be written to.
+        return torch.from_numpy(np.load(self.file, mmap_mode="c"))
 
     @property
     def shape(self) -> tuple[int]:
@@ -51,7 +61,7 @@ class TokenSamples:
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         rows, targets = self.tensors()
-        return rows[index], targets[index].long()
+        return rows[index], targets[index]
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         """Return tokens and targets as views of the file, (N, T); targets are cast to int64 a batch at a time."""
@@ -68,7 +78,6 @@ def load(data_root: Path, split: Split, seed: int) -> Samples:
     vocabulary, context = _read_sizes(folder / "tokens.json")
     file = folder / f"{split}.npy"
     try:
-        # "c": copy on write, though nobody writes, because torch warns about arrays that cannot be written to.
         array = np.load(file, mmap_mode="c")
     except FileNotFoundError:
         raise UserError(f"{file} is missing: {_REMEDY}") from None
@@ -85,7 +94,7 @@ def load(data_root: Path, split: Split, seed: int) -> Samples:
             f"{file} holds tokens from {low} to {high}, but tokens.json says vocabulary {vocabulary}. Make all files "
             "again with one run of `python -m train.datasets.tokens`"
         )
-    return TokenSamples(torch.from_numpy(array), vocabulary, context)
+    return TokenSamples(file, vocabulary, context)
 
 
 _REMEDY = "`python -m train.datasets.tokens --data-root FOLDER TEXT…` makes it, and --data-root=FOLDER says where it is"

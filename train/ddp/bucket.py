@@ -1,4 +1,4 @@
-"""A bucket: the gradients of some parameters back to back in one flat tensor, with p.grad as views of it."""
+"""A bucket: the gradients of some parameters, one after the other in one flat tensor, with p.grad as views of it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from train.sync import Payload, Sync, Waitable
 # A larger gradient moves into its bucket as soon as it arrives, so that two copies of it never live for long.
 # Smaller ones wait for each other: one call for many costs a fraction of many calls.
 _MOVED_AT_ONCE_BYTES = 2**18
+# Each gradient begins at a multiple of this, because CUDA's kernels for many tensors then read four numbers at once.
+_ALIGNMENT_BYTES = 16
 
 
 class Bucket:
@@ -32,8 +34,10 @@ class Bucket:
 
     def __init__(self, params: Sequence[nn.Parameter], names: Sequence[str], times: Sequence[int], sync: Sync) -> None:
         self.params, self.names, self.times, self.sync = list(params), list(names), list(times), sync
-        size = sum(param.numel() for param in params)
-        flat = sync.allocate(size + len(params), params[0].dtype, params[0].device)
+        aligned = _ALIGNMENT_BYTES // params[0].dtype.itemsize
+        sizes = [-(-param.numel() // aligned) * aligned for param in params]
+        self._starts = [0, *accumulate(sizes)]
+        flat = sync.allocate(self._starts[-1] + len(params), params[0].dtype, params[0].device)
         self.payload = Payload(flat, [], flat)
         self._lay_out(flat)
         self._prescale = sync.prescale(flat.dtype, flat.device)
@@ -43,11 +47,12 @@ class Bucket:
 
     def _lay_out(self, flat: Tensor) -> None:
         """Give each gradient its place in `flat`."""
-        ends = list(accumulate(param.numel() for param in self.params))
+        *starts, end = self._starts
         self.views = [
-            _view_like(flat[end - param.numel() : end], param) for end, param in zip(ends, self.params, strict=True)
+            _view_like(flat[start : start + param.numel()], param)
+            for start, param in zip(starts, self.params, strict=True)
         ]
-        self.payload.flat, self.payload.views, self.payload.used = flat, self.views, flat[ends[-1] :]
+        self.payload.flat, self.payload.views, self.payload.used = flat, self.views, flat[end:]
         self._nobody_else = num_holders(flat, self.views)
 
     def _is_held(self) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from train.errors import UserError
 
@@ -23,16 +26,27 @@ class BareState(nn.Module):
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Load into the bare module.  Raises UserError for assign=True, which would replace the hooked parameters."""
+        """Load into the bare module the state of a bare module, or of native DDP, which puts `module.` into its keys.
+
+        Raises UserError for assign=True, which would replace the hooked parameters.
+        """
         _refuse_assign(assign)
+        if _is_of_native_ddp(state_dict, self.module):
+            state_dict = copy.deepcopy(state_dict, {id(value): value for value in state_dict.values()})
+            consume_prefix_in_state_dict_if_present(state_dict, "module.")
         return self.module.load_state_dict(state_dict, strict)
 
 
-def _load_as_part(_: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *__: object) -> None:
+def _load_as_part(part: BareState, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: object) -> None:
     """Put `module.` into the keys before a larger module loads, because torch looks for such keys."""
     _refuse_assign(metadata.get("assign_to_params_buffers", False))
-    bare = {key: state.pop(key) for key in list(state) if key.startswith(prefix)}
-    state.update({f"{prefix}module.{key.removeprefix(prefix)}": value for key, value in bare.items()})
+    bare = {key.removeprefix(prefix): state.pop(key) for key in list(state) if key.startswith(prefix)}
+    between = "" if _is_of_native_ddp(bare, part.module) else "module."
+    state.update({f"{prefix}{between}{key}": value for key, value in bare.items()})
+
+
+def _is_of_native_ddp(keys: Collection[str], module: nn.Module) -> bool:
+    return all(key.startswith("module.") for key in keys) and not set(keys) <= module.state_dict().keys()
 
 
 def _refuse_assign(assign: bool) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -41,13 +42,12 @@ class UnfinishedBuckets:
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
         self._waiting: deque[_Unfinished] = deque()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def watch(self, names: Sequence[str], position: str, work: Waitable | None) -> None:
         """Watch `work`, which averages the gradients of `names`; `position` says where in the training."""
-        # A work keeps its tensors alive, so drop finished ones at once.
-        while self._waiting and self._waiting[0].work.is_completed():
-            self._waiting.popleft()
+        self._drop_finished()
         if work is None or work.is_completed():
             return
         self._waiting.append(_Unfinished(names, position, work, time.monotonic()))
@@ -68,15 +68,21 @@ class UnfinishedBuckets:
     def _look(self, limit_s: float) -> None:
         while True:
             time.sleep(min(_POLL_S, limit_s / 4))
-            try:
-                oldest = self._waiting[0]
-            except IndexError:
-                continue
-            if oldest.work.is_completed() or time.monotonic() - oldest.since < limit_s:
-                continue
-            waited_s = time.monotonic() - oldest.since
-            what = f"{bucket_in_words(oldest.names, oldest.position)} are not averaged after {waited_s:.0f} s"
-            print("\n".join([what, *reports(oldest.position, self._group)]), file=sys.stderr, flush=True)
-            # Later collectives wait for this one.
-            while not oldest.work.is_completed():
-                time.sleep(_POLL_S)
+            self._drop_finished()
+            with suppress(IndexError):
+                if time.monotonic() - self._waiting[0].since > limit_s:
+                    self._report(self._waiting[0])
+
+    def _report(self, oldest: _Unfinished) -> None:
+        waited_s = time.monotonic() - oldest.since
+        what = f"{bucket_in_words(oldest.names, oldest.position)} are not averaged after {waited_s:.0f} s"
+        print("\n".join([what, *reports(oldest.position, self._group)]), file=sys.stderr, flush=True)
+        # Later collectives wait for this one.
+        while not oldest.work.is_completed():
+            time.sleep(_POLL_S)
+
+    def _drop_finished(self) -> None:
+        """Drop each work that is done, because it keeps its tensors alive."""
+        with self._lock:
+            while self._waiting and self._waiting[0].work.is_completed():
+                self._waiting.popleft()

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from train.diagnosis.card import Card
 from train.errors import SharedError, UserError
 from train.world.environment import World
-from train.world.placement import refuse_shared_devices
+from train.world.placement import refuse_different_devices, refuse_shared_devices
 from train.world.rendezvous import connect_to_store
 
 _POLL_S = 0.1
@@ -101,6 +101,9 @@ def mistakes(cards: Sequence[Card], world_size: int, timeout_s: float) -> str | 
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
         )
     try:
+        refuse_different_devices(
+            {card.rank: card.device.partition(":")[0] for card in cards if card.device is not None}
+        )
         refuse_shared_devices([(card.host, card.gpu) for card in cards])
     except SharedError as error:
         found.append(str(error))

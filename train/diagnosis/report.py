@@ -15,6 +15,7 @@ _CLOCK_S = 1.0
 # A rank is slow above this multiple of the median time; a link, below this part of the median rate of its kind.
 _STRAGGLER, _LINK_PART = 2.0, 0.2
 _LINKS_SHOWN = 8
+_THROTTLED = 0.1
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Report:
     """The results that rank 0 has at the end.
 
     wrong: the ranks at which a collective gave a wrong answer, by its name; an empty list if all are right.
-    compute_s: seconds for the same work, by rank.
+    compute_s: seconds for the same work, by rank; throttled: parts of a second in which CPU limits stopped it.
     """
 
     cards: Sequence[Card]
@@ -31,6 +32,7 @@ class Report:
     links: Sequence[Link]
     clocks: Sequence[Clock]
     compute_s: Sequence[float]
+    throttled: Sequence[float]
 
     @property
     def backend(self) -> str:
@@ -79,6 +81,12 @@ def problems(report: Report, slow_mbit_s: float) -> list[str]:
         *_slow_links(report, slow_mbit_s),
         *_clocks(report),
         *_stragglers(report),
+        *[
+            f"rank {rank} ({report.cards[rank].host}) was stopped for {part:.0%} of a second by the CPU limit of its "
+            "cgroup (a container, a Slurm job): ask for more CPUs, or start fewer processes and threads"
+            for rank, part in enumerate(report.throttled)
+            if part > _THROTTLED
+        ],
     ]
 
 

@@ -10,12 +10,14 @@ import torch
 import torch.distributed as dist
 
 from train.diagnosis.answers import Ranks
+from train.world.cgroup import throttled_seconds
 
 # Bytes of an all-reduce, from one that shows the latency to one that shows the bandwidth.
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26)
 # A size that would take longer is left out, so that a slow link is found within a minute.
 _LONGEST_S = 6.0
-_REPEAT_S, _REPEATS = 0.3, 20
+# A rank that is stopped for most of each 50 ms is fast in between, so a second of each is timed, and not the best.
+_REPEAT_S, _MOST_REPEATS = 1.0, 200
 # Messages on a link grow until one takes this long, or is this large.
 _LINK_S, _LINK_BYTES = 0.1, 1 << 24
 _PINGS = 10
@@ -23,7 +25,7 @@ _PINGS = 10
 
 @dataclass(frozen=True)
 class AllReduce:
-    """All-reduce of one size: seconds is the slowest rank's median; bytes_per_second counts what each rank sends."""
+    """All-reduce of one size: seconds is the slowest rank's mean; bytes_per_second counts what each rank sends."""
 
     size: int
     seconds: float
@@ -54,8 +56,8 @@ def measure_all_reduce(ranks: Ranks) -> list[AllReduce]:
     for size in SIZES:
         values = torch.zeros(size // 4, device=ranks.device)
         first = _slowest(_timed_all_reduce(ranks, values))  # connects, and tells how many repetitions fit
-        repeats = max(1, min(_REPEATS, int(_REPEAT_S / first)))
-        seconds = _slowest(statistics.median(_timed_all_reduce(ranks, values) for _ in range(repeats)))
+        repeats = max(1, min(_MOST_REPEATS, int(_REPEAT_S / len(SIZES) / first)))
+        seconds = _slowest(statistics.mean(_timed_all_reduce(ranks, values) for _ in range(repeats)))
         # A ring sends each byte twice, apart from the part that a rank keeps.
         sent = size * 2 * (ranks.world_size - 1) / ranks.world_size
         measured.append(AllReduce(size, seconds, sent / seconds))
@@ -106,18 +108,21 @@ def measure_clocks(ranks: Ranks) -> list[Clock]:
     return found
 
 
-def measure_compute(ranks: Ranks) -> list[float]:
-    """Return the shortest time in seconds that each rank needs for the same matrix product.  A collective."""
+def measure_compute(ranks: Ranks) -> tuple[list[float], list[float]]:
+    """Return, by rank, the seconds of one matrix product, and the part of a second in which a CPU limit stopped it.
+
+    A collective.
+    """
     size = 4096 if ranks.device.type == "cuda" else 256
     matrix = torch.ones(size, size, device=ranks.device) / size
+    (matrix @ matrix)[0, 0].item()  # the first one prepares the device
     dist.barrier()
-    best = float("inf")
-    for _ in range(30):
-        started = time.perf_counter()
-        product = matrix @ matrix
-        product[0, 0].item()  # waits for a GPU
-        best = min(best, time.perf_counter() - started)
-    return gathered(best)
+    throttled_s, started, products = throttled_seconds(), time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - started) < _REPEAT_S or not products:
+        (matrix @ matrix)[0, 0].item()  # waits for a GPU
+        products += 1
+    part = (throttled_seconds() - throttled_s) / elapsed
+    return gathered(elapsed / products), gathered(part)
 
 
 def _timed_all_reduce(ranks: Ranks, values: torch.Tensor) -> float:
@@ -137,18 +142,23 @@ def _turn(source: int, world_size: int) -> int:
 def _send(ranks: Ranks, target: int) -> float:
     """Send growing messages, each answered by one byte; return bytes per second of the largest."""
     size, rate, seconds = 1 << 14, 0.0, 0.0
+    _exchange(ranks, target, size)  # not timed: NCCL's first message makes a communicator for the pair
     while size <= _LINK_BYTES and seconds < _LINK_S:
-        _announce_size(size, target)
-        message, answer = torch.zeros(size, dtype=torch.uint8, device=ranks.device), _one_byte(ranks)
-        started = time.perf_counter()
-        dist.send(message, dst=target, group=ranks.group)
-        dist.recv(answer, src=target, group=ranks.group)
-        answer.item()
-        seconds = time.perf_counter() - started
+        seconds = _exchange(ranks, target, size)
         rate = size / seconds
         size *= 4
     _announce_size(0, target)
     return rate
+
+
+def _exchange(ranks: Ranks, target: int, size: int) -> float:
+    _announce_size(size, target)
+    message, answer = torch.zeros(size, dtype=torch.uint8, device=ranks.device), _one_byte(ranks)
+    started = time.perf_counter()
+    dist.send(message, dst=target, group=ranks.group)
+    dist.recv(answer, src=target, group=ranks.group)
+    answer.item()
+    return time.perf_counter() - started
 
 
 def _receive(ranks: Ranks, source: int) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from train import datasets, models, strategies
-from train.checkpoints.folder import Checkpoints, checkpoint_path, find_checkpoint
+from train.checkpoints.folder import Checkpoints, Memory, checkpoint_path, find_checkpoint, read_checkpoint
 from train.checkpoints.transfer import load_on_all_ranks
-from train.collectives.agreement import mistakes_shared_by_all_ranks
+from train.collectives.agreement import mistakes_shared_by_all_ranks, while_others_wait
 from train.collectives.sync_batchnorm import convert_sync_batchnorm, has_batchnorm
 from train.config import TrainConfig
 from train.cpu.malloc import keep_freed_memory
@@ -29,6 +31,7 @@ from train.loop.run import Run
 from train.loop.schedules import refuse_impossible_schedule
 from train.loop.step import Step, refuse_impossible, refuse_single_samples
 from train.loop.trainer import Trainer
+from train.loop.watchdog import Watchdog
 from train.records import progress, start
 from train.records.metrics import MetricsFile
 from train.records.observer import Observer
@@ -36,15 +39,17 @@ from train.records.profile import Profile, profiles
 from train.records.tensorboard import TensorBoard
 from train.world import placement
 from train.world.environment import World
+from train.world.owner import Owner
 from train.world.signals import StopSignal
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parts:
     """The parts that a rank has loaded before training, each checked on all ranks.
 
     model: on `device`, not yet wrapped; least: how many samples it can be trained on at least.
-    saved: the bytes of the checkpoint to continue, on rank 0; checkpoints: where rank 0 saves.
+    owned: the folders of the run, on rank 0; its end releases them.
+    saved: the bytes of the checkpoint to continue, until they are loaded; checkpoints: where rank 0 saves.
     observers: of this rank; `metrics` is among them on rank 0, and writes nothing on other ranks.
     """
 
@@ -53,7 +58,8 @@ class Parts:
     validation: Samples
     model: nn.Module
     least: int
-    saved: bytes | None
+    owned: ExitStack
+    saved: Memory | None
     checkpoints: Checkpoints | None
     metrics: MetricsFile
     observers: list[Observer]
@@ -73,6 +79,8 @@ def load_parts(config: TrainConfig, world: World) -> Parts:
     is_rank_0 = world.rank == 0
     say: Callable[[str], None] = progress.say if is_rank_0 else lambda text: None
     datasets.download(config.dataset, config.data_root, world)
+    folder = Path(config.checkpoint_dir) if config.checkpoint_dir else None
+    saves_in = None if config.evaluate_only else folder  # a training may be saving in the same folder
     with mistakes_shared_by_all_ranks(world):
         device = placement.pick_device(world, config.device)
         refuse_impossible(config, world, device)
@@ -84,26 +92,63 @@ def load_parts(config: TrainConfig, world: World) -> Parts:
         sampler = _sampler(config, world, samples, least)
         refuse_single_samples(config, world, sampler)
         refuse_impossible_schedule(config, len(sampler))
-        folder = Path(config.checkpoint_dir) if config.checkpoint_dir else None
-        saved = find_checkpoint(config.resume, folder, say) if is_rank_0 else None
-        checkpoints = None
-        saves_in = None if config.evaluate_only else folder  # a training may be saving in the same folder
-        if is_rank_0 and saves_in and not config.spreads_model:
-            checkpoints = Checkpoints(saves_in, config.keep_checkpoints)
-        if is_rank_0 and config.evaluate_only and saved is None:
-            raise UserError(f"--evaluate-only: there is no checkpoint in {config.checkpoint_dir} to evaluate")
         if is_rank_0 and config.export is not None:
             refuse_impossible_export(config.export)
-        metrics = MetricsFile(config.run_dir if is_rank_0 else None)
-        more = _optional_observers(config, world, device)
+    folders = {"--run-dir": config.run_dir, "--checkpoint-dir": saves_in} if is_rank_0 else {}
+    owned = while_others_wait(world, lambda: _own(folders, say))
+    saved = _find_checkpoint(config, world, folder, say)
+    checkpoints: Checkpoints | None = None
     if saves_in and config.spreads_model:
         # Imported here: torch takes a second to import what it needs.
         from train.checkpoints.sharded import ShardedCheckpoints
 
-        checkpoints = ShardedCheckpoints(saves_in, config.keep_checkpoints, world)
+        checkpoints = ShardedCheckpoints(saves_in, config.keep_checkpoints, say, world)
+    with mistakes_shared_by_all_ranks(world):
+        if is_rank_0 and saves_in and not config.spreads_model:
+            checkpoints = Checkpoints(saves_in, config.keep_checkpoints, say)
+        if is_rank_0 and config.evaluate_only and saved is None:
+            raise UserError(f"--evaluate-only: there is no checkpoint in {config.checkpoint_dir} to evaluate")
+        metrics = MetricsFile(config.run_dir if is_rank_0 else None)
+        more = _optional_observers(config, world, device)
     # Progress comes first: batch scripts look for its last line, and the disk of the metrics may be full.
     observers: list[Observer] = [progress.Progress(), metrics] if is_rank_0 else []
-    return Parts(device, samples, validation, model, least, saved, checkpoints, metrics, [*observers, *more])
+    if world.world_size > 1:
+        more.append(Watchdog(world, 0.95 * config.collective_timeout_s))
+    return Parts(device, samples, validation, model, least, owned, saved, checkpoints, metrics, [*observers, *more])
+
+
+def _own(folders: Mapping[str, str | Path | None], say: Callable[[str], None]) -> ExitStack:
+    """Own the folders, given by flag, until the stack is closed.  Raises UserError if another run owns one."""
+    with ExitStack() as owned:
+        for folder, flag in {Path(name).resolve(): flag for flag, name in folders.items() if name is not None}.items():
+            try:
+                owned.callback(Owner(folder, say).release)
+            except OSError as error:
+                raise UserError(f"{flag}: cannot write {folder}: {error.strerror}") from None
+        return owned.pop_all()
+
+
+def _find_checkpoint(
+    config: TrainConfig, world: World, folder: Path | None, say: Callable[[str], None]
+) -> Memory | None:
+    """Return the bytes of the checkpoint to continue, on rank 0.  A collective.
+
+    If every rank sees the folder, each verifies its share of the files.
+    """
+    if not config.spreads_model:
+        return while_others_wait(
+            world, lambda: find_checkpoint(config.resume, folder, say) if world.rank == 0 else None
+        )
+
+    def read(path: Path) -> Memory:
+        return while_others_wait(world, lambda: read_checkpoint(path, world.rank, world.world_size))
+
+    def of_rank_0(paths: list[Path]) -> list[Path]:
+        lists = [paths]
+        dist.broadcast_object_list(lists)
+        return lists[0]
+
+    return find_checkpoint(config.resume, folder, say, read, of_rank_0)
 
 
 def _optional_observers(config: TrainConfig, world: World, device: torch.device) -> list[Observer]:
@@ -167,7 +212,9 @@ def make_trainer(config: TrainConfig, world: World, stop: StopSignal, parts: Par
         Batches(parts.validation, evaluated, device, *input_options),
         parts.observers,
     )
-    state = load_on_all_ranks(parts.saved)
+    saved, parts.saved = parts.saved, None
+    state = load_on_all_ranks(world, saved if world.rank == 0 else None)
+    del saved  # the memory
     if state is not None:
         with mistakes_shared_by_all_ranks(world):
             trainer.load_state_dict(state)
@@ -176,7 +223,7 @@ def make_trainer(config: TrainConfig, world: World, stop: StopSignal, parts: Par
 
             folder = Path(str(config.checkpoint_dir))
             path = checkpoint_path(folder, trainer.steps_done) if config.resume == "auto" else Path(config.resume)
-            load_shards(path, model, trainer.step.optimizer)
+            load_shards(world, path, model, trainer.step.optimizer)
     return trainer
 
 

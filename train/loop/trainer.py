@@ -11,9 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from train.checkpoints.same_run import refuse_other_run
-from train.checkpoints.transfer import wait_on_all_ranks
 from train.collectives import missing_ranks
-from train.collectives.agreement import StopAgreement, Stopped
+from train.collectives.agreement import StopAgreement, Stopped, while_others_wait
 from train.collectives.waiting import waiting_for_each
 from train.data.sampler import ShardSampler
 from train.data.shard import num_steps
@@ -28,7 +27,6 @@ from train.loop.schedules import lr_of_step
 from train.loop.step import Step
 from train.records.metrics import weights_sha256
 from train.records.observer import Best, EpochRecord, Incident, Observer, RunEnd, StepRecord
-from train.records.progress import say
 
 
 class Trainer:
@@ -73,7 +71,7 @@ class Trainer:
         except Exception as error:
             missing_ranks.report_failure(error)
             if not isinstance(error, WorthlessWeights):
-                save_after_failure(self.run, self.step, self.steps_done, self.saved_step, self.state_dict)
+                save_after_failure(self.run, self.step, self.steps_done, self.saved_step, self.state_dict, error)
             raise
 
     def evaluate_only(self) -> bool:
@@ -229,7 +227,8 @@ class Trainer:
 
     def _wait_until_saved(self) -> None:
         if self.config.checkpoint_dir is not None:
-            wait_on_all_ranks(self.run.world, self.run.checkpoints)
+            checkpoints = self.run.checkpoints
+            while_others_wait(self.run.world, lambda: None if checkpoints is None else checkpoints.wait())
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next step depends on, and the config that led to it.  All ranks call it together."""
@@ -260,7 +259,7 @@ class Trainer:
         self.epoch_means = Means(**state["epoch_means"])
         self.best = Best(**best) if (best := state.get("best")) else None  # older checkpoints lack it
         if self.run.checkpoints is not None and self.run.world.rank == 0:
-            self.run.checkpoints.set_aside_after(self.steps_done, say)
+            self.run.checkpoints.set_aside_after(self.steps_done)
 
     def _is_last_step(self) -> bool:
         return self.config.max_steps is not None and self.steps_done >= self.config.max_steps

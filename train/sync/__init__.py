@@ -32,7 +32,7 @@ class Payload:
     """The gradients that travel together; the same object in each backward, so a sync may keep things beside it.
 
     It must not keep the tensors: others take their place if somebody still holds an average that was handed out.
-    flat: all of it, (numbers of all gradients + one for each gradient,).
+    flat: all of it, in one dimension; zeros fill the gaps that align the gradients.
     views: each gradient, in its parameter's shape.  used: the numbers after the gradients, one for each
     parameter; the mean of a number is 0 if no rank used its parameter.  Both are parts of `flat`.
     """

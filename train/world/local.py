@@ -48,7 +48,7 @@ def refuse_second_launcher(world: World) -> None:
 
 class _Ranks:
     def __init__(self, procs: int, argv: list[str], folder: Path) -> None:
-        self._folder, self._stopped = folder, False
+        self._folder = folder
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -78,17 +78,18 @@ class _Ranks:
                 return 0
             time.sleep(_POLL_S)
         first, code = next((rank, p.returncode) for rank, p in enumerate(self._processes) if p.poll() not in (None, 0))
+        left_early = [rank for rank, process in enumerate(self._processes) if process.poll() == 0]
         self._end_all(signal.SIGTERM)
-        if self._stopped and code == EXIT_STOPPED:
+        if code == EXIT_STOPPED:  # a signal, perhaps to a rank alone: all ranks have saved what they save
             return EXIT_STOPPED
         if not self._mistake_is_printed(first):
             reason = f": {self._left(first)['message']}" if self._left(first) else ""
-            print(f"error: rank {first} failed first ({_in_words(code)}){reason}", file=sys.stderr, flush=True)
+            before = f"; before that, rank {', '.join(map(str, left_early))} ended with exit code 0" * bool(left_early)
+            print(f"error: rank {first} failed first ({_in_words(code)}){reason}{before}", file=sys.stderr, flush=True)
         return code if code > 0 else 128 - code
 
     def pass_on(self, number: int, frame: FrameType | None) -> None:
         """Pass a signal on to each rank."""
-        self._stopped = True
         self._send(number)
 
     def _end_all(self, number: int) -> None:

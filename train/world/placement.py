@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -47,18 +47,20 @@ def gradient_group(device: torch.device, timeout_s: float) -> dist.ProcessGroup 
 def where_ranks_are(world: World, device: torch.device) -> list[str]:
     """Return one line for each rank: `rank 3: node 1 (host), local rank 1, cuda:1`.
 
-    A collective: call it on all ranks.  Raises SharedError if two ranks use one GPU, which NCCL does not support.
+    A collective: call it on all ranks.  Raises SharedError if ranks compute on CPUs and GPUs, or if two ranks use one
+    GPU, which NCCL does not support.
     """
     line = (
         f"rank {world.rank}: node {world.node_rank} ({socket.gethostname()}), "
         f"local rank {world.local_rank}, {device}, {torch.get_num_threads()} thread"
         f"{'s' * (torch.get_num_threads() != 1)}"
     )
-    gathered: list[tuple[str, str, str | None]] = [("", "", None)] * world.world_size
-    dist.all_gather_object(gathered, (line, *device_identity(device)))
+    gathered: list[tuple[str, str, str, str | None]] = [("", "", "", None)] * world.world_size
+    dist.all_gather_object(gathered, (line, device.type, *device_identity(device)))
+    refuse_different_devices({rank: kind for rank, (_, kind, _, _) in enumerate(gathered)})
     if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
-        refuse_shared_devices([(host, uuid) for _, host, uuid in gathered])
-    return [line for line, _, _ in gathered]
+        refuse_shared_devices([(host, uuid) for _, _, host, uuid in gathered])
+    return [line for line, *_ in gathered]
 
 
 def device_identity(device: torch.device) -> tuple[str, str | None]:
@@ -71,6 +73,17 @@ def device_identity(device: torch.device) -> tuple[str, str | None]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         return host, visible if visible.startswith("MIG-") else None
     return host, str(torch.cuda.get_device_properties(device).uuid)
+
+
+def refuse_different_devices(kind_of: Mapping[int, str]) -> None:
+    """Raise SharedError, with the ranks, unless all ranks compute on devices of one kind, such as cuda."""
+    ranks_of = {kind: [rank for rank, other in kind_of.items() if other == kind] for kind in kind_of.values()}
+    if len(ranks_of) > 1:
+        listed = "; ".join(f"{kind} on rank {', '.join(map(str, ranks))}" for kind, ranks in ranks_of.items())
+        raise SharedError(
+            f"the ranks compute on different devices: {listed}. Find out why some see no GPU (the driver, "
+            "CUDA_VISIBLE_DEVICES, the scheduler's GPU binding), or give --device=cpu"
+        )
 
 
 def refuse_shared_devices(devices: Sequence[tuple[str, str | None]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def save(folder: Path, *steps: int, keep: int = 10) -> None:
     checkpoints.wait()
 
 
-def step_in(content: bytes | None) -> int | None:
+def step_in(content: mmap | None) -> int | None:
     if content is None:
         return None
     state: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)

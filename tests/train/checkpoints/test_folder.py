@@ -157,7 +157,7 @@ def test_one_flipped_bit_anywhere_in_the_state_is_noticed(tmp_path: Path) -> Non
         with pytest.raises(UserError, match=r"size or SHA-256 of state.pt is not the one in manifest.json"):
             read_checkpoint(tmp_path / "step-00000001")
         file.write_bytes(content)
-    assert read_checkpoint(tmp_path / "step-00000001") == content
+    assert bytes(read_checkpoint(tmp_path / "step-00000001")) == content
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
@@ -231,3 +231,31 @@ def test_a_failed_save_is_told_by_the_next_one_too(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot save a checkpoint in .*folder: "):
         checkpoints.save(2, {})
     checkpoints.wait()  # told once
+
+
+@pytest.mark.parametrize("leftover", ["step-00000001", "step-00000003", ".unfinished-step-00000009", ".unfinished-x"])
+def test_what_nfs_does_not_remove_is_a_warning_and_no_checkpoint_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leftover: str
+) -> None:
+    save(tmp_path, 1, 2, 3)
+    (tmp_path / leftover).mkdir(exist_ok=True)
+    (tmp_path / leftover / "open").touch()
+    real = os.unlink
+
+    def like_nfs(path: str, *, dir_fd: int | None = None) -> None:
+        """An open file gets another name in place of being removed."""
+        if Path(path).name == "open":
+            os.rename(path, path + ".nfs1", src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        elif not path.endswith(".nfs1"):
+            real(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", like_nfs)
+    said: list[str] = []
+    for _ in range(2):  # and again at the next start
+        checkpoints = Checkpoints(tmp_path, 2, said.append)
+        for step in (3, 9):
+            checkpoints.save(step, {"step": step, "model": {"w": torch.full((9,), float(step))}})
+            checkpoints.wait()
+    assert all(text.startswith(f"warning: cannot remove {tmp_path}/.unfinished-old-") for text in said) and said
+    assert [name for name in names(tmp_path) if name.startswith("step")] == ["step-00000003", "step-00000009"]
+    assert resumed(tmp_path)[0] == 9

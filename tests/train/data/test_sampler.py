@@ -214,3 +214,14 @@ def test_a_position_is_plain_numbers() -> None:
     assert {key: type(value) for key, value in state.items()} == dict.fromkeys(state, int)
     assert "rank" not in state
     assert "world_size" not in state
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "batch_size", "rank", "world_size"),
+    [(9, 4, 3, 2), (9, 4, 2, 2), (9, 4, -1, 2), (9, 4, 0, 0), (9, 0, 0, 2), (9, -4, 0, 2), (-1, 4, 0, 2)],
+)
+def test_a_rank_outside_of_the_world_or_a_batch_below_one_is_refused(
+    num_samples: int, batch_size: int, rank: int, world_size: int
+) -> None:
+    with pytest.raises(UserError, match=f"rank is {rank}, world_size {world_size}, batch_size {batch_size} and "):
+        ShardSampler(num_samples, batch_size, rank, world_size, seed=0)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from tests.cli import records
 from tests.ranks import train_on_ranks
@@ -42,7 +43,7 @@ def test_the_bytes_of_the_texts_are_the_tokens_and_each_has_the_next_as_its_targ
     assert bytes(targets.flatten().tolist()) == content[1 : 40 * 9 + 1]
     row, target = samples[39]
     assert isinstance(target, torch.Tensor)
-    assert torch.equal(row, rows[39]) and torch.equal(target, targets[39].long())
+    assert torch.equal(row, rows[39]) and torch.equal(target, targets[39])
     validation = datasets.load("tokens", str(tmp_path), "validation", 0)
     assert bytes(validation.tensors()[0].flatten().tolist()) == content[361:][:36]
 
@@ -79,9 +80,32 @@ def test_only_the_pages_that_are_read_come_into_memory(tmp_path: Path) -> None:
         maps = Path("/proc/self/smaps").read_text().split("train.npy", 1)[1]
         return int(maps.split("Rss:", 1)[1].split()[0])
 
-    samples = tokens.TokenSamples(torch.from_numpy(np.load(tmp_path / "tokens" / "train.npy", mmap_mode="c")), 256, 64)
+    samples = tokens.TokenSamples(tmp_path / "tokens" / "train.npy", 256, 64)
     list(Batches(samples, [[5, 6], [900_000]], CPU))
     assert 0 < resident_kib() < 4096
+
+
+def test_a_loader_s_processes_map_the_file_and_copy_none_of_it_into_shared_memory(tmp_path: Path) -> None:
+    write(tmp_path, np.arange(2**24, dtype=np.int32) % 100, 100, 64)
+    samples = datasets.load("tokens", str(tmp_path), "train", 0)
+    batches = iter(Batches(samples, [[5, 6], [7]], CPU, "loader", workers=1))
+    rows, targets = next(batches)
+    assert torch.equal(rows.flatten() % 100, torch.arange(5 * 64, 7 * 64) % 100) and rows.dtype == targets.dtype
+    mapped = [
+        line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if "/torch_" in line
+    ]
+    assert mapped, "batches travel through shared memory"
+    assert sum(int(end, 16) - int(start, 16) for start, end in mapped) < 2**20, "but not the 64 MiB of the file"
+
+
+@pytest.mark.parametrize(("dtype", "fits"), [(np.uint8, True), (np.int32, False)])
+def test_auto_counts_bytes_of_rows_and_targets_and_not_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: npt.DTypeLike, fits: bool
+) -> None:
+    write(tmp_path, np.zeros(6401, dtype=dtype), 100, 64)
+    samples = datasets.load("tokens", str(tmp_path), "train", 0)
+    monkeypatch.setattr("train.data.batches.host_memory_bytes", lambda: 4 * 4 * 6400)  # a quarter of it may be used
+    assert isinstance(Batches(samples, [[0]], CPU)._raw_batches, DataLoader) is not fits
 
 
 def test_missing_files_are_named_with_the_command_that_makes_them(tmp_path: Path) -> None:

@@ -33,6 +33,20 @@ def test_gradients_are_views_of_one_bucket_and_zero_grad_keeps_them(sync: str) -
     assert run_ranks(2, _place_of_grads, sync) == [[True, True]] * 2
 
 
+def _odd_sizes(world: World, sync: str, dtype: torch.dtype) -> list[bool]:
+    model = nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 5), nn.Linear(5, 7), nn.Linear(7, 1)).to(dtype)
+    wrapped = CustomDDP(model, sync=SYNCS[sync])
+    for _ in range(2):
+        wrapped(torch.full((2, 8), 1.0, dtype=dtype)).sum().backward()
+    return [param.grad is not None and param.grad.data_ptr() % 16 == 0 for param in model.parameters()]
+
+
+@syncs
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_gradients_of_odd_sizes_are_aligned_to_16_bytes(sync: str, dtype: torch.dtype) -> None:
+    assert run_ranks(2, _odd_sizes, sync, dtype) == [[True] * 8] * 2
+
+
 class _TwoOrders(nn.Module):
     """The order in which gradients arrive is the reverse of `order`."""
 

@@ -141,6 +141,31 @@ def test_state_dicts_are_those_of_the_bare_module() -> None:
     assert run_ranks(2, _states) == [[True, True, True]] * 2
 
 
+def _states_of_native_ddp(world: World) -> list[bool]:
+    torch.manual_seed(world.rank)
+    loaded = []
+    # The names in the second one begin with `module.` without native DDP, too.
+    for build in (
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)),
+        lambda: nn.ModuleDict({"module": plain()}),
+    ):
+        native, ours = nn.parallel.DistributedDataParallel(build()), CustomDDP(build())
+        for theirs in (native, native.module):
+            for source, target in ((theirs, ours), (nn.ModuleDict({"a": theirs}), nn.ModuleDict({"a": ours}))):
+                for param in ours.parameters():
+                    param.data.fill_(7)
+                before: Any = source.state_dict()
+                target.load_state_dict(before)
+                loaded += [torch.equal(a, b) for a, b in zip(ours.parameters(), native.parameters(), strict=True)]
+                after: Any = source.state_dict()
+                assert list(before) == list(after) and before._metadata == after._metadata
+    return loaded
+
+
+def test_states_of_native_ddp_and_of_the_bare_module_load_into_the_wrapper_and_a_module_that_holds_it() -> None:
+    assert all(all(loaded) and len(loaded) > 30 for loaded in run_ranks(2, _states_of_native_ddp))
+
+
 def _state_of_a_parent(world: World) -> list[bool | str]:
     torch.manual_seed(world.rank)
     # The second part has the names that torch gives to the first one.

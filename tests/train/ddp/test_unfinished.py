@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.ranks import run_ranks
+from train.ddp.unfinished import UnfinishedBuckets
 from train.ddp.wrapper import CustomDDP
 from train.sync import Payload, Sync, Waitable
 from train.sync.all_reduce import all_reduce_mean
@@ -71,3 +74,32 @@ def test_the_parameters_of_a_bucket_that_hangs_are_named_without_a_wait() -> Non
     )
     assert "no report within 5 s from rank 1" in told
     assert later == of_late_rank == ""
+
+
+class _Done:
+    """A work that its owner ends."""
+
+    done = False
+
+    def wait(self) -> None:
+        pass
+
+    def is_completed(self) -> bool:
+        return self.done
+
+
+def _works_alive(world: World) -> list[bool]:
+    unfinished, alive = UnfinishedBuckets(dist.group.WORLD), []
+    for _ in range(2):
+        work = _Done()
+        gone = threading.Event()
+        weakref.finalize(work, gone.set)
+        unfinished.watch(["weight"], "backward 1, bucket 1", work)
+        work.done = True
+        del work
+        alive.append(gone)
+    return [gone.wait(20) for gone in alive]
+
+
+def test_a_work_that_is_done_is_dropped_without_another_backward() -> None:
+    assert run_ranks(1, _works_alive) == [[True, True]]

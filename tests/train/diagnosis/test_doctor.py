@@ -13,10 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from benchmarks.network import INTERFACE, missing_for_nodes, start_nodes
+from tests.ranks import run_ranks
+from train.diagnosis.answers import Ranks
+from train.diagnosis.speed import measure_links
 from train.doctor import main
+from train.world.environment import World
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -162,6 +167,42 @@ def test_a_rank_that_was_killed_is_named() -> None:
     assert first.returncode == 1
     (problem,) = _problems(output)
     assert problem.startswith("PROBLEM: rank 1 (") and "its process has ended" in problem
+
+
+def test_a_rank_that_is_stopped_for_40_of_every_52_ms_is_called_slow() -> None:
+    port = _free_port()
+    with _doctor(port, 0) as first, _doctor(port, 1) as second:
+        assert first.stdout is not None
+        assert first.stdout.readline().startswith("rank  host")
+        while first.poll() is None:
+            os.kill(second.pid, signal.SIGSTOP)
+            time.sleep(0.04)
+            os.kill(second.pid, signal.SIGCONT)
+            time.sleep(0.012)
+        (output,) = _said(first)
+    assert any(" is slow: the same matrix product takes" in problem for problem in _problems(output)), output
+    assert "PROBLEM: rank 1 (" in output and first.returncode == 1
+
+
+def _link_with_slow_first_message(world: World) -> list[float]:
+    real, sent = dist.send, set[int]()
+
+    def send(tensor: torch.Tensor, dst: int, group: dist.ProcessGroup | None = None) -> None:
+        if tensor.dtype == torch.uint8 and dst not in sent:  # as NCCL, which makes a communicator for the pair now
+            sent.add(dst)
+            time.sleep(1)
+        real(tensor, dst=dst, group=group)
+
+    pytest.MonkeyPatch().setattr(dist, "send", send)
+    group = dist.group.WORLD
+    assert isinstance(group, dist.ProcessGroup)
+    ranks = Ranks(world.rank, world.world_size, torch.device("cpu"), group, dist.HashStore())
+    return [link.bytes_per_second for link in measure_links(ranks)]
+
+
+def test_the_first_message_of_a_pair_which_connects_it_is_not_timed() -> None:
+    for rates in run_ranks(2, _link_with_slow_first_message, timeout_s=100):
+        assert min(rates) > 2**14 / 0.5
 
 
 @pytest.mark.skipif(missing_for_nodes() is not None, reason=str(missing_for_nodes()))

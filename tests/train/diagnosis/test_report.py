@@ -19,6 +19,7 @@ _HEALTHY = Report(
     links=[Link(rank, (rank + 1) % 4, 100 * _GBIT) for rank in range(4)],
     clocks=[Clock(0, 0.0, 0.0), Clock(1, -2.5e-3, 1e-4)],
     compute_s=[1e-3, 1e-3, 1.1e-3, 1e-3],
+    throttled=[0.0] * 4,
 )
 
 
@@ -37,7 +38,7 @@ def test_a_healthy_job_has_no_problems_and_its_measurements_are_told_with_units(
 
 
 def test_one_process_alone_is_told_that_no_connection_was_checked() -> None:
-    alone = replace(_HEALTHY, cards=_CARDS[:1], links=[], clocks=_HEALTHY.clocks[:1], compute_s=[1e-3])
+    alone = replace(_HEALTHY, cards=_CARDS[:1], links=[], clocks=_HEALTHY.clocks[:1], compute_s=[1e-3], throttled=[0.0])
     assert lines(alone).splitlines() == [
         "answers over nccl: all-reduce right, barrier right",
         "only one process: start several to check their connections (torchrun --nproc-per-node 2)",
@@ -55,6 +56,7 @@ def test_each_problem_is_one_sentence_that_names_the_ranks() -> None:
         links,
         [Clock(0, 0.0, 0.0), Clock(2, -61.0, 0.1), Clock(3, 1.5, 0.6)],
         [1e-3, 2.5e-3, 1e-3, 1e-3],
+        [0.0, 0.0, 0.6, 0.05],
     )
     found = problems(sick, slow_mbit_s=500)
     assert [sentence.partition(":")[0] for sentence in found] == [
@@ -65,6 +67,7 @@ def test_each_problem_is_one_sentence_that_names_the_ranks() -> None:
         "the link from rank 3 (n0) to rank 0 (n0) is slow",
         "the clock of rank 2 (n0) is 61.0 s behind rank 0's",
         "rank 1 (n0) is slow",
+        "rank 2 (n0) was stopped for 60% of a second by the CPU limit of its cgroup (a container, a Slurm job)",
     ]
     assert "2.15 on ranks 0, 1, 3; 2.6 on rank 2" in found[1]
     assert "10.0 Gbit/s; the median is 55.0 Gbit/s" in found[3]
@@ -96,3 +99,9 @@ def test_all_mistakes_of_the_cards_are_told_at_once() -> None:
         "rank 1 would use the loopback interface,",
         "ranks 0, 1 all use GPU GPU-0 of n0, but ",
     ]
+
+
+def test_a_node_without_a_gpu_among_others_with_one_is_named_before_any_collective() -> None:
+    cards = [*_CARDS[:3], replace(_CARDS[3], device="cpu", gpu=None)]
+    found = mistakes(cards, 4, 30.0)
+    assert "the ranks compute on different devices: cuda on rank 0, 1, 2; cpu on rank 3. " in str(found)

@@ -56,6 +56,38 @@ def test_the_first_failure_ends_all_and_its_reason_stands_last(
     assert last.startswith(f"error: rank {rank} failed first (exit code 1): {reason}"), ended.stderr
 
 
+def test_a_rank_that_ends_with_0_in_mid_run_is_named(tmp_path: Path) -> None:
+    leaves = """import os, sys
+class LeavesWhenWrapping:
+    def find_spec(self, name, *_):
+        if name == "train.strategies.custom_ddp":
+            os._exit(0)
+if os.environ.get("RANK") == "1":
+    sys.meta_path.insert(0, LeavesWhenWrapping())
+"""
+    (tmp_path / "sitecustomize.py").write_text(leaves)
+    ended = _procs("2", *_FLAGS, PYTHONPATH=str(tmp_path))
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("error: rank 0 failed first (exit code 1): ")
+    assert last.endswith("; before that, rank 1 ended with exit code 0"), ended.stderr
+
+
+def test_a_signal_to_one_rank_alone_stops_all_and_is_no_failure(tmp_path: Path) -> None:
+    signals_itself = """import os, signal, sys
+class SignalsWhenWrapping:
+    def find_spec(self, name, *_):
+        if name == "train.strategies.custom_ddp":
+            os.kill(os.getpid(), signal.SIGUSR1)
+if os.environ.get("RANK") == "1":
+    sys.meta_path.insert(0, SignalsWhenWrapping())
+"""
+    (tmp_path / "sitecustomize.py").write_text(signals_itself)
+    ended = _procs("2", *_FLAGS, "--epochs=1000", f"--checkpoint-dir={tmp_path / 'c'}", PYTHONPATH=str(tmp_path))
+    assert ended.returncode == 143
+    assert ended.stderr == "" and "stopped by a signal at epoch 1, step 1; saved, " in ended.stdout
+
+
 @pytest.mark.parametrize(
     ("flags", "mistake"),
     [

@@ -82,3 +82,18 @@ def _where(world: World, uuids: list[str]) -> str:
 def test_all_ranks_refuse_together() -> None:
     assert all("ranks 0, 1 all use GPU GPU-1" in said for said in run_ranks(2, _where, ["GPU-1", "GPU-1"]))
     assert all(said.startswith("rank 1: node 0") for said in run_ranks(2, _where, ["GPU-1", "GPU-2"]))
+
+
+def _on_other_devices(world: World) -> str:
+    # The kind of device is a name here: rank 1 has another one, as where no GPU is found on one node.
+    try:
+        placement.where_ranks_are(world, torch.device("meta" if world.rank == 1 else "cpu"))
+    except SharedError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_rank_that_computes_on_another_kind_of_device_is_named_at_the_start() -> None:
+    assert {text.partition(". ")[0] for text in run_ranks(3, _on_other_devices)} == {
+        "the ranks compute on different devices: cpu on rank 0, 2; meta on rank 1"
+    }

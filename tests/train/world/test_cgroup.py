@@ -1,4 +1,4 @@
-"""The memory that a process may use, with cgroups of both versions, from files and from a real one."""
+"""The memory and CPU time that a process gets, with cgroups of both versions, from files and from a real one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli import ROOT
-from train.data.host_memory import host_memory_bytes
+from train.world.cgroup import host_memory_bytes, throttled_seconds
 
 _MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 _MIB = 2**20
@@ -53,6 +53,24 @@ def test_without_any_limit_it_is_the_machines_memory(tmp_path: Path) -> None:
     assert host_memory_bytes(tmp_path / "no such file", tmp_path) == _MACHINE
 
 
+@pytest.mark.parametrize(
+    ("own", "file", "text"),
+    [
+        ("0::/job/task\n", "job/cpu.stat", "usage_usec 9\nnr_throttled 3\nthrottled_usec 2500000\n"),
+        ("4:cpu,cpuacct:/job/task\n", "cpu/job/cpu.stat", "nr_periods 7\nthrottled_time 2500000000\n"),
+    ],
+    ids=["v2", "v1"],
+)
+def test_the_time_without_a_cpu_is_that_of_the_cgroup_or_a_parent(
+    own: str, file: str, text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own").write_text(own)
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(text)
+    assert throttled_seconds(tmp_path / "own", tmp_path) == 2.5
+    assert throttled_seconds(tmp_path / "no such file", tmp_path) == 0
+
+
 @pytest.fixture
 def real_cgroup() -> Iterator[tuple[Path, str]]:
     """A cgroup of this machine's kernel, and the name of the file that limits it."""
@@ -76,6 +94,6 @@ def test_a_process_in_a_real_cgroup_sees_its_limit(real_cgroup: tuple[Path, str]
     folder, file = real_cgroup
     (folder / file).write_text(str(256 * _MIB))
     enter = f"import os; open({str(folder / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
-    look = "from train.data.host_memory import host_memory_bytes; print(host_memory_bytes())"
+    look = "from train.world.cgroup import host_memory_bytes; print(host_memory_bytes())"
     command = [sys.executable, "-c", enter + look]
     assert int(subprocess.check_output(command, cwd=ROOT)) == 256 * _MIB

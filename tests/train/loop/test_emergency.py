@@ -1,0 +1,53 @@
+"""After a failure on a GPU: the reason comes before anything waits for it, and a save that cannot be is refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from train.checkpoints.folder import Checkpoints
+from train.loop import emergency
+
+_CUDA = torch.device("cuda", 0)
+
+
+def _fail(folder: Path, state_dict: Callable[[], dict[str, Any]]) -> list[str]:
+    config = SimpleNamespace(spreads_model=False)
+    parts = {"config": config, "world": SimpleNamespace(rank=0), "context": SimpleNamespace(device=_CUDA)}
+    run: Any = SimpleNamespace(checkpoints=Checkpoints(folder, 1), **parts)
+    step: Any = SimpleNamespace(is_updating=False)
+    emergency.save_after_failure(run, step, 7, 0, state_dict, RuntimeError("rank 1 is gone"))
+    return [path.name for path in folder.iterdir()]
+
+
+@pytest.mark.parametrize(("idle", "saved"), [(False, []), (True, ["step-00000007"])])
+def test_the_reason_is_printed_before_the_device_is_asked_and_a_busy_device_means_no_save(
+    idle: bool, saved: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed: list[str] = []
+
+    def is_idle(device: torch.device) -> bool:
+        printed.append(capsys.readouterr().out)
+        return idle
+
+    monkeypatch.setattr(emergency, "_is_idle", is_idle)  # in place of CUDA's answer
+    assert _fail(tmp_path, lambda: {"step": 7} if idle else pytest.fail("waits for the device")) == saved
+    assert printed == ["rank 0 failed: rank 1 is gone\n"]
+    words = "saved the last complete step, 7" if idle else "nothing is saved now, because the GPU waits"
+    assert words in capsys.readouterr().out
+
+
+@pytest.mark.cuda
+def test_a_device_that_does_not_end_its_work_means_no_save_within_some_seconds(tmp_path: Path) -> None:
+    torch.cuda._sleep(60_000_000_000)  # half a minute, as a kernel of NCCL that waits for a rank that is gone
+    started = time.monotonic()
+    assert _fail(tmp_path, lambda: pytest.fail("waits for the device")) == []
+    assert time.monotonic() - started < 15
+    torch.cuda.synchronize(_CUDA)
+    assert _fail(tmp_path, lambda: {"step": 7}) == ["step-00000007"]

@@ -1,0 +1,114 @@
+"""One run at a time owns a folder: another one is refused, the next start of the same job is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli import ROOT, environment
+from train.errors import UserError
+from train.world.owner import Owner
+
+pytestmark = pytest.mark.timeout(200)
+_SLURM = {"SLURM_JOB_ID": "7"}
+_POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "PET_MASTER_ADDR": "fmnist-0.fmnist"}
+# Owns a folder until its stdin is closed.
+_OWN = """import sys
+from pathlib import Path
+from train.world.owner import Owner
+owner = Owner(Path(sys.argv[1]), print)
+print("owned", flush=True)
+sys.stdin.read()
+owner.release()
+"""
+
+
+@contextmanager
+def _owned(folder: Path, **extra: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", _OWN, str(folder)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, env=environment(**extra), text=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "owned\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def _elsewhere(folder: Path) -> None:
+    """Let the owner look like one on another machine, where its process cannot be looked up."""
+    file = folder / ".owner.json"
+    owner = json.loads(file.read_text())
+    file.write_text(json.dumps(owner | {"process": ["other boot", *owner["process"][1:]]}))
+
+
+def test_a_second_run_is_refused_and_the_holder_named_while_the_first_is_alive(tmp_path: Path) -> None:
+    with _owned(tmp_path, **_SLURM) as first:
+        told: list[str] = []
+        with pytest.raises(
+            UserError, match=rf"belongs to a run that has not .*Slurm job 7 \(.*pid {first.pid}\).* end"
+        ):
+            Owner(tmp_path, told.append, {})
+        assert len(told) == 1 and "Slurm job 7 (" in told[0] and "waiting up to 15 s for a sign of life" in told[0]
+
+
+def test_a_stopped_owner_on_this_machine_is_alive(tmp_path: Path) -> None:
+    with _owned(tmp_path) as first:
+        os.kill(first.pid, signal.SIGSTOP)
+        with pytest.raises(UserError, match=f"pid {first.pid}"):
+            Owner(tmp_path, print, {})
+
+
+def test_a_folder_that_was_released_or_whose_owner_was_killed_is_free_at_once(tmp_path: Path) -> None:
+    for end in ("release", "kill"):
+        with _owned(tmp_path) as first:
+            if end == "kill":
+                first.kill()
+            assert first.stdin is not None
+            first.stdin.close()
+            first.wait(60)
+        assert (tmp_path / ".owner.json").exists() == (end == "kill")
+        Owner(tmp_path, pytest.fail, {}).release()
+
+
+@pytest.mark.parametrize("job", [_SLURM, _POD], ids=["Slurm requeue", "pod that comes back"])
+def test_the_same_job_takes_over_at_once_from_another_node_and_the_former_process_ends(
+    job: Mapping[str, str], tmp_path: Path
+) -> None:
+    with _owned(tmp_path, **job) as first:
+        _elsewhere(tmp_path)
+        owner = Owner(tmp_path, pytest.fail, job)
+        assert first.wait(60) == 1
+        assert first.stdout is not None and "was taken over by " in first.stdout.read()
+        owner.release()
+
+
+def test_another_job_takes_over_from_another_node_after_15_s_without_a_heartbeat(tmp_path: Path) -> None:
+    with _owned(tmp_path, **_SLURM) as first:
+        first.kill()
+        first.wait(60)
+    _elsewhere(tmp_path)
+    told: list[str] = []
+    started = time.monotonic()
+    Owner(tmp_path, told.append, {"SLURM_JOB_ID": "8"}).release()
+    assert len(told) == 1 and 14 < time.monotonic() - started < 60
+
+
+def test_a_run_in_the_folder_of_another_one_is_refused_before_it_changes_anything(tmp_path: Path) -> None:
+    with _owned(tmp_path, **_SLURM):
+        flags = ["--model=mlp", "--device=cpu", "--max-steps=1", f"--checkpoint-dir={tmp_path}"]
+        command = [sys.executable, "-m", "train", "--procs=2", *flags]
+        second = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=150)
+    assert second.returncode == 1
+    assert second.stderr.count("error: ") == 1 and "Slurm job 7 (" in second.stderr, second.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [".owner.json"]
