@@ -18,6 +18,7 @@ train = importlib.util.find_spec("train")
 found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
 if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
     sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
-os.execvp(sys.argv[1], sys.argv[1:])' torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 \
+os.execvp(sys.argv[1], sys.argv[1:])' \
+  torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 \
   -m train --device=cuda --model=resnet18 --dataset=fashion_mnist '--data-root=~/data' --sync-batchnorm --epochs=3 \
   --batch-size=32 --optimizer=sgd --lr=0.001
