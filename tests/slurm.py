@@ -162,6 +162,7 @@ for number in index[5:].split(","):
 # Stands for torchrun or python3 where a test only asks how it was called: the bytes that the kernel holds.  dash or
 # another sh that changes neither; its own name comes first.
 RECORDER = """#!/bin/sh
+[ "$1" != -c ] || {{ shift 2; exec "$@"; }}  # python3, before what it starts
 {{ printf '%s\\0' "$#"; /bin/cat "/proc/$$/cmdline" "/proc/$$/environ"; }} > "{file}"
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from jobspec.kubernetes.pod_patch import FREE as KEYS_OF_A_POD
 from jobspec.problems import Path
@@ -79,6 +80,29 @@ def home_of(path: Path) -> Path | None:
         return _AT_TOP[key]
     home = _EVERYWHERE.get(key) if len(path) <= 2 and section != "train" else None
     return None if home == path[:-1] else home
+
+
+def value_here(path: Path, value: Any) -> str:
+    """Return what to write for a value as other tools write it; empty for any other value."""
+    match path, value:
+        case ("gpu",), str() if found := re.fullmatch(r"([A-Za-z][\w.-]*):([0-9]+)", value):
+            return f"write gpu: {found[1]} and procs_per_node: {found[2]}"
+        case ("nodes",), str() if re.fullmatch("[1-9][0-9]*", value):
+            return "leave the quotes out"
+        case ("procs_per_node",), "auto" | "gpu" | "cpu":
+            return "write the number of processes, such as 8, because the artifact must not depend on the machine"
+        case ("slurm", "partition" as key), list() if all(isinstance(word, str) for word in value):
+            return f"write {key}: {','.join(value)}"
+        case ("env",), list():
+            found = [re.match(r"[{']*([A-Za-z_]\w*)'? *[=:]", str(pair)) for pair in value]
+            names = [one[1] for one in found if one] or ["NAME"]
+            return f"write env: {{{', '.join(f'{name}: …' for name in names)}}}"
+        case ("mounts", int()), str() if found := re.fullmatch("(/[^:]*):(/[^:]*)(:ro)?(:rw)?", value):
+            read_only = ", read_only: true" if found[3] else ""
+            return f"write {{source: {found[1]}, path: {found[2]}{read_only}}}"
+        case ("mounts",), str() if hint := value_here(("mounts", 0), value):
+            return hint.replace("write ", "write mounts: [") + "]"
+    return ""
 
 
 def way_of(path: Path) -> str | None:

@@ -118,6 +118,8 @@ def _refusal(path: Path, value: Any) -> ErrorDetails | None:
 
 
 def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str:
+    if instead := synonyms.value_here(path, value):
+        return instead
     written = _written(path, source)
     if kind == "string_type" and (value is None or isinstance(value, bool | int | float)):
         if isinstance(value, bool) and path in _SWITCHES:

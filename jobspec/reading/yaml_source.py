@@ -60,7 +60,7 @@ class Source:
         while path and not any(path in found for found in places):
             path, places = path[:-1], [self.keys, self.items]
         place = next((found[path] for found in places if path in found), self.items[()])
-        problem = Problem(place, finding.message, finding.hint)
+        problem = Problem(place, finding.message, _no_break_space(place) or finding.hint)
         return hidden(problem) if line_of(place) in self._hidden_lines else problem
 
     @cached_property
@@ -139,7 +139,7 @@ class Reader:
         self._section: Path = ()  # the key at the top that is being read
 
     def add(self, place: Place, message: str, hint: str = "") -> None:
-        problem = Problem(place, message, hint)
+        problem = Problem(place, message, _no_break_space(place) or hint)
         self.problems.append(hidden(problem) if is_secret(self._section) else problem)
 
     def document(self) -> Any:
@@ -273,6 +273,11 @@ def typed(text: str) -> Any:
         if _FLOAT.fullmatch(text):
             return float(text)
     return text
+
+
+def _no_break_space(place: Place) -> str:
+    """Return the hint for a line with a space that only looks plain; empty for any other line."""
+    return "this line contains U+00A0, a no-break space; write a plain space" if "\xa0" in place.text else ""
 
 
 def _mark(error: yaml.MarkedYAMLError) -> Any:

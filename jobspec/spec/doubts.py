@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
 from jobspec.spec import files
@@ -13,13 +13,16 @@ from jobspec.spec.sbatch_options import OPTIONS, PYXIS, meant
 from jobspec.spec.secret_names import names_secret
 from train.config import PATHS
 
-_CURLY = re.compile("[\u2018\u2019\u201c\u201d]")
+_CURLY = re.compile("[\u2018\u2019\u201c\u201d\u00a0]")
 _DASH = re.compile("^[\u2013\u2014]")  # where an option begins
 # Other names may well be meant literally, as in a template.
 _NAMES = r"(?:HOME|USER|PWD|SCRATCH|WORK|TMPDIR|PATH|LD_LIBRARY_PATH|PYTHONPATH|SLURM_[A-Z_]+)"
 _VARIABLE = re.compile(rf"\$(?:{_NAMES}\b|\{{{_NAMES}\}})")
 _HOME = re.compile("~(?=/)")
 _SHELL = re.compile("(?:.*/)?(?:ba|da|z|k)?sh")
+_ASSIGNED = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=[\"']?([^\s\"']+)")
+_EXIT = re.compile(r"(?:^|[;{]|&&)\s*exit\b")  # `a || exit 1` may be meant
+_CONDA_HOOK = re.compile(r"\bhook\b|conda\.sh|/activate\b|bashrc|bash_profile")
 _RUNS_TEXT = re.compile("-[a-z]*c")  # bash -c '…'
 
 
@@ -30,6 +33,11 @@ def doubts(job: Job, node_is_hidden: bool = False) -> Iterator[str]:
     """
     yield from _typed_in_a_word_processor(job)
     yield from _written_for_a_shell(job)
+    yield from _in_setup(job.setup)
+    if "CUDA_VISIBLE_DEVICES" in job.env:
+        yield "env.CUDA_VISIBLE_DEVICES overrides the GPUs that the job gets from the cluster; leave it out"
+    if job.image is not None and job.image.startswith("registry.example"):
+        yield f'image "{job.image}" is a placeholder; write the name of your image'
     first = job.command[0] if job.command else "x.py"
     if first != "-m" and not first.endswith(".py") and not job.no_python:
         yield f'command begins with "{first}", not a .py file; torchrun starts it with Python unless no_python is true'
@@ -61,6 +69,18 @@ def doubts(job: Job, node_is_hidden: bool = False) -> Iterator[str]:
             yield f"slurm.options: sbatch has no option {option}, unless a plugin adds it{hint}"
 
 
+def _in_setup(lines: Sequence[str]) -> Iterator[str]:
+    for number, line in enumerate(lines):
+        for name, value in _ASSIGNED.findall(line):
+            if names_secret(name) and not value.startswith("$"):
+                yield f"setup[{number}] sets {name}, which looks like a secret; secrets: [{name}] keeps its value out"
+        if _EXIT.search(line):
+            yield f"setup[{number}] contains exit, which ends the job before its processes start; leave it out"
+        if "conda activate" in line and not any(_CONDA_HOOK.search(before) for before in lines[: number + 1]):
+            hook = 'eval "$(conda shell.bash hook)"'
+            yield f"setup[{number}]: conda activate works only in a shell with conda's hook; write {hook} before it"
+
+
 def _lost_with_the_container(job: Job) -> Iterator[str]:
     kept = [mount.path for mount in job.mounts if mount.source is not None or mount.claim is not None]
     for key in ("checkpoint_dir", "run_dir", "export"):
@@ -77,7 +97,8 @@ def _typed_in_a_word_processor(job: Job) -> Iterator[str]:
     words += [(f"env.{name}", value) for name, value in job.env.items()]
     for key, text in words:
         if found := _CURLY.search(text) or _DASH.search(text):
-            yield f"{key} contains {found[0]}, which is typographic; write a plain \" or ' or - instead"
+            char = "U+00A0, a no-break space" if found[0] == "\u00a0" else found[0]
+            yield f"{key} contains {char}, which is typographic; write a plain \" or ' or - or space instead"
 
 
 def _written_for_a_shell(job: Job) -> Iterator[str]:

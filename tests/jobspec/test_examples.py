@@ -58,8 +58,8 @@ def test_change_is_exit_1_with_the_difference_and_write_undoes_it(root: Path) ->
     example.write_bytes(right.replace(b"--nproc-per-node=3", b"--nproc-per-node=4"))
     done = command_line(root, "check")
     assert done.returncode == 1
-    assert "\n-exec torchrun --nnodes=2 --nproc-per-node=4 " in done.stdout
-    assert "\n+exec torchrun --nnodes=2 --nproc-per-node=3 " in done.stdout
+    assert "\n-  torchrun --nnodes=2 --nproc-per-node=4 " in done.stdout
+    assert "\n+  torchrun --nnodes=2 --nproc-per-node=3 " in done.stdout
 
     assert command_line(root, "check", "--write").returncode == 0
     assert example.read_bytes() == right
@@ -96,7 +96,7 @@ def test_example_of_a_job_and_a_site_is_rendered_from_both(root: Path) -> None:
     assert command_line(root, "torchrun", *files, "-o", str(root / EXAMPLE), "--set", "train.lr=1").returncode == 0
     assert check(root) == ""
     site.write_text("nodes: 4\n")
-    assert "+exec torchrun --nnodes=4 " in check(root)
+    assert "+  torchrun --nnodes=4 " in check(root)
 
 
 def test_example_of_one_combination_of_a_sweep_is_rendered_from_it(root: Path) -> None:

@@ -66,7 +66,7 @@ def test_every_target_looks_where_train_comes_from_first(name: str, folder: Path
     guard = load(targets.load(name), str(folder / "job.yaml")).guard
     text = render(name, str(folder / "job.yaml"))
     if ".sh." in targets.template(name):
-        assert f"'{guard[2]}' " in text
+        assert f"'{guard[2]}' \\\n" in text
     else:
         assert [*guard, "torchrun"] in [words[:4] for words in lists(list(yaml.safe_load_all(text)))]
 

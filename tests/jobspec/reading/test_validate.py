@@ -182,3 +182,27 @@ def test_range_that_is_none_is_not_recommended(nodes: str) -> None:
     with pytest.raises(SpecError) as error:
         validate(parse(f"name: job\nnodes: '{nodes}'\nprocs_per_node: 1\ncommand: [mine.py]\n", "job.yaml"))
     assert [problem.hint for problem in error.value.problems] == [""]
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("gpu: h100:8", "write gpu: h100 and procs_per_node: 8"),
+        ('nodes: "2"', "leave the quotes out"),
+        ("procs_per_node: auto", "write the number of processes, such as 8, because the artifact must not depend on"),
+        ("slurm: {partition: [a, b]}", "write partition: a,b"),
+        ("env: [A=1, {B: 2}, hf_abc]", "write env: {A: …, B: …}"),
+        ("mounts: [/data:/in:ro]", "write {source: /data, path: /in, read_only: true}"),
+        ("mounts: /data:/in", "write mounts: [{source: /data, path: /in}]"),
+        ("time_limit:\u00a02h", "this line contains U+00A0, a no-break space; write a plain space"),
+        ("\u00a0time_limit: 2h", "this line contains U+00A0, a no-break space; write a plain space"),
+    ],
+)
+def test_value_as_other_tools_write_it_gets_the_hint_what_to_write(line: str, hint: str) -> None:
+    keys = {"name": "job", "nodes": "1", "procs_per_node": "1", "command": "[a.py]"}
+    before = [f"{key}: {value}" for key, value in keys.items() if not line.startswith(key)]
+    with pytest.raises(SpecError) as error:
+        validate(parse("\n".join([*before, line]), "job.yaml"))
+    (problem,) = error.value.problems
+    assert problem.hint.startswith(hint)
+    assert (problem.place.name, problem.place.line) == ("job.yaml", len(before) + 1)

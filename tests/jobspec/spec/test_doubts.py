@@ -19,7 +19,7 @@ ALL = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
         ("command=[train.py, –lr, x]", "command[1] contains –"),
         ("setup=['export A=‘b’']", "setup[0] contains ‘"),
         ("command=[train]", 'command begins with "train", not a .py file'),
-        ("image=registry.example/Team/train:1", 'image "registry.example/Team/train:1" has capital letters'),
+        ("image=ghcr.io/Team/train:1", 'image "ghcr.io/Team/train:1" has capital letters'),
         ("env={HF_TOKEN: hf_abc}", "env.HF_TOKEN looks like a secret, and its value is in the output"),
         ("env={DATA: '$HOME/data'}", "env.DATA contains $HOME, which no shell replaces; write export DATA=… in setup"),
         ("env={NAME: 'a-${USER}'}", "env.NAME contains ${USER}, which no shell replaces"),
@@ -42,6 +42,12 @@ ALL = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
         ("command=[mine.py, ~/data]", "command[1] contains ~, which no shell replaces"),
         ("files=[lib.py]", "files does not list mine.py, the script in command"),
         ("slurm.options={mail-tpye: END}", "no option mail-tpye, unless a plugin adds it; did you mean mail-type?"),
+        ("setup=['export HF_TOKEN=hf_abc']", "setup[0] sets HF_TOKEN, which looks like a secret; secrets: [HF_TOKEN]"),
+        ("setup=['true; exit']", "setup[0] contains exit, which ends the job before its processes start"),
+        ("setup=[conda activate x]", "setup[0]: conda activate works only in a shell with conda's hook; write eval"),
+        ("env={CUDA_VISIBLE_DEVICES: '0'}", "env.CUDA_VISIBLE_DEVICES overrides the GPUs"),
+        ("image=registry.example/team/train:1", 'image "registry.example/team/train:1" is a placeholder'),
+        (b"setup=['echo\\u00a0a']".decode("unicode-escape"), "setup[0] contains U+00A0, a no-break space"),
         ("preemption={}", 'so command must save on SIGTERM and resume by itself. In Lightning: fit(ckpt_path="last")'),
         ("slurm.options={of-our-plugin: 1}", "no option of-our-plugin, unless a plugin adds it"),
     ],
@@ -95,7 +101,8 @@ def test_restart_that_would_refuse_its_own_checkpoints_is_doubted(keys: str, tmp
     [
         "command=[-m, pkg.Module, a–b]",
         "image=/images/Train.sif",
-        "image=registry.example:5000/team/train:V1",
+        "image=ghcr.io:5000/team/train:V1",
+        "setup=['[[ -d /a ]] || exit 1', 'eval \"$(conda shell.bash hook)\"', conda activate x, 'export HF_TOKEN=$A']",
         "env={PRICE: '$5', FORMAT: '$FOO ${FOO} $HOMES $FORMATS $$ $(HOME)', BACKUP: 'a~/b', USERS: 'a$USER_NAME'}",
         "command=[mine.py, '--run-dir=~/runs', '$x', '~']",
         "env={TOKENIZER: a, EOS_TOKEN: b, HF_TOKEN: ''}",
@@ -140,4 +147,4 @@ def test_a_folder_that_ends_with_the_container_is_doubted(path: str, kept: bool,
 def test_examples_raise_no_doubt(job: Path) -> None:
     notes: list[str] = []
     render("slurm", str(job), (), notes)
-    assert notes == []
+    assert all("is a placeholder" in note for note in notes)
