@@ -294,7 +294,7 @@ def test_elastic_job_ends_with_its_node_0(new_nodes: Callable[[str], Nodes]) -> 
         (MINE, "nobody@sshn1", "nobody@sshn1: Permission denied (publickey,password,keyboard-interactive); log in"),
         (MINE, "nowhere", "ssh: Could not resolve hostname nowhere"),
         (MINE + "setup: ['PATH=/usr/bin:/bin']\n", "sshn1", "job: torchrun is not found; activate its environment in"),
-        (MINE + "setup: [false]\n", "sshn1", "exit code 1"),
+        (MINE + 'setup: ["false"]\n', "sshn1", "exit code 1"),
         (MINE + "setup: ['[ $NODE_RANK = 0 ] || { hostname sshn0; nonsense; }']\n", "sshn1", "nonsense: command not"),
     ],
 )
@@ -339,12 +339,12 @@ def test_bashrc_that_reads_swallows_nothing_of_the_script(new_nodes: Callable[[s
 
 def test_port_in_use_on_node_0_is_named(new_nodes: Callable[[str], Nodes]) -> None:
     nodes = new_nodes(SAVING)
-    listener = "import socket, time; s = socket.create_server(('', 20123)); open('listens', 'w'); time.sleep(60)"
+    listener = "import socket, sys; s = socket.create_server(('', 20123)); open('listens', 'w'); sys.stdin.read()"
     command = nodes.lab.machines["sshn0"].inside([sys.executable, "-c", listener], nodes.folder)
-    with subprocess.Popen(command) as other:
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as other:
         nodes.wait_for("listens")
         status, out = nodes.run(MINE + "rendezvous: {port: 20123}\n", *NAMES)
-        other.kill()
+        other.communicate()
     assert status == 1
     assert last_line(out).startswith(
         "job: sshn0 failed first: job: port 20123 is in use, perhaps by another start of"
@@ -400,6 +400,7 @@ def test_own_script_over_gloo_works_where_own_names_are_loopback(new_nodes: Call
         assert f"sshn{rank // 2}: rank {rank}: rank False\n" in out
 
 
+REAL = f'#!/bin/sh\nexec {Path(sys.executable).parent}/torchrun "$@"\n'
 # A worker that needs no torch: it says who it is, and works until it is asked to end.
 WORKER = """
 import os, pathlib, signal, sys
@@ -407,7 +408,9 @@ def end(*_):
     print("saved", flush=True)
     sys.exit(0)
 signal.signal(signal.SIGTERM, end)
-pathlib.Path("running-" + os.environ["RANK"]).write_text(str(os.getpid()))
+ours = pathlib.Path("pid-" + os.environ["RANK"])
+ours.write_text(str(os.getpid()))
+ours.rename("running-" + os.environ["RANK"])
 while True:
     signal.pause()
 """
@@ -435,7 +438,7 @@ def test_start_with_a_random_fault_ends_in_time_and_names_node_and_reason(new_no
         victim = 1 if fault == "127.0.1.1" else victim  # node 0 may have this address for its name
         delay_s = chance.random() * 3
         began = time.monotonic()
-        status, out = _with_fault(new_nodes("" if fault == "worker killed" else SAVING), fault, victim, delay_s)
+        status, out = _with_fault(new_nodes(REAL if fault == "worker killed" else SAVING), fault, victim, delay_s)
         print(f"{number}: {fault} on {NAMES[victim]}: {time.monotonic() - began:.0f} s, {status}: {last_line(out)}")
         assert FAULTS[fault][1] in last_line(out) and NAMES[victim] in last_line(out), out
         assert status == _CODES.get(fault, 1)
