@@ -111,7 +111,7 @@ def started(folder: Path) -> Iterator[Lab]:
 
 
 def _wait_for_sshd(lab: Lab, name: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while subprocess.run(lab.command(["ssh", "-o", "BatchMode=yes", name, "true"], lab.home)).returncode:
         assert time.monotonic() < deadline, f"sshd of {name} did not start"
         time.sleep(0.1)
