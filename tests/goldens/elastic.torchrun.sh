@@ -78,11 +78,12 @@ END
   label() {
     local host=${hosts[$1]//[^[:alnum:]._:@-]/?} line last=
     while IFS= read -r line; do
+      line=${line%$'\r'} # ssh ends its own lines so
       if [[ $line == "elastic: connected" ]]; then
         echo >&"$ready"
         continue
       fi
-      last=$line
+      last=${line%.}
       echo "$host: $line" || true
       if [[ $line == "elastic: node $1 starts torchrun"* ]]; then
         local failure="failed (exitcode: \(-*[0-9]*\)) local_rank: \([0-9]*\) " # torchrun's words
