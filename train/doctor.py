@@ -70,21 +70,23 @@ def examine(world: World, options: Options) -> list[str]:
     Raises UserError if the processes cannot be connected, or SharedError if they do not fit together.
     """
     # Imported here: importing torch takes seconds, and a wrong environment should be reported at once.
-    from train.diagnosis import card, meeting, picture, report
+    from train.diagnosis import card, meeting, picture, reach, report
     from train.diagnosis.watch import Watch
     from train.world.rendezvous import choose_interfaces, connect_to_store, wait_until_resolvable
 
     if options.picture is not None and world.rank == 0:
         refuse_without("matplotlib", "--picture", "report")
     wait_until_resolvable(world.master_addr, options.resolve_timeout_s)
+    gloo_address = card.gloo_address()
     choose_interfaces(world)
     server = meeting.open_store(world, options.rendezvous_timeout_s)
     world = replace(world, master_port=server.port, store_is_served=True)
     store = _prefixed(server, world)
-    own = card.own_card(world, options.device)
+    own = card.own_card(world, options.device, gloo_address)
     cards = meeting.meet(own, store, options.rendezvous_timeout_s)
     if world.rank == 0:
         print(card.table(cards), flush=True)
+    reach.try_hosts(own, cards, store)
 
     def connect() -> dist.Store:
         return _prefixed(connect_to_store(world, timedelta(seconds=options.rendezvous_timeout_s)), world)

@@ -62,7 +62,7 @@ def test_one_node_needs_nothing_from_outside(folder: Path) -> None:
 def test_several_nodes_meet_by_static_rendezvous(folder: Path) -> None:
     script = render_text(folder, BASE + "nodes: 2\nrendezvous: {port: 23456}\ncommand: [mine.py]\n")
     for node in range(2):
-        assert call(folder, script, NODE_RANK=str(node), MASTER_ADDR="head").argv == [
+        assert call(folder, script, NODE_RANK=str(node), MASTER_ADDR="localhost").argv == [
             "--nnodes=2",
             "--nproc-per-node=2",
             "--max-restarts=0",
@@ -70,7 +70,7 @@ def test_several_nodes_meet_by_static_rendezvous(folder: Path) -> None:
             "--rdzv-conf=timeout=900",
             "--rdzv-id=job",
             f"--node-rank={node}",
-            "--master-addr=head",
+            "--master-addr=localhost",
             "--master-port=23456",
             "--",
             "mine.py",
@@ -79,12 +79,12 @@ def test_several_nodes_meet_by_static_rendezvous(folder: Path) -> None:
 
 def test_only_node_0_of_an_elastic_job_hosts_the_rendezvous(folder: Path) -> None:
     script = render_text(folder, BASE + "nodes: {min: 1, max: 3}\ncommand: [mine.py]\n")
-    first = call(folder, script, NODE_RANK="0", MASTER_ADDR="head")
-    other = call(folder, script, NODE_RANK="2", MASTER_ADDR="head")
+    first = call(folder, script, NODE_RANK="0", MASTER_ADDR="localhost")
+    other = call(folder, script, NODE_RANK="2", MASTER_ADDR="localhost")
     timeouts = "join_timeout=900,read_timeout=900"
     assert {"--nnodes=1:3", "--rdzv-backend=c10d", f"--rdzv-conf=is_host=1,{timeouts}"} < set(first.argv)
     assert f"--rdzv-conf=is_host=0,{timeouts}" in other.argv
-    assert "--local-addr=head" in first.argv
+    assert "--local-addr=localhost" in first.argv
     assert not [word for word in other.argv if word.startswith("--local-addr")]
 
 

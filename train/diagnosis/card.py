@@ -22,7 +22,8 @@ class Card:
     """One process, as it sees itself.
 
     master_resolves_to: the address that this rank's host gives for MASTER_ADDR.
-    interface: the network interface of gloo.  device: None if this rank has none; `mistake` says why.
+    interface: the network interface of gloo.  gloo_address: where gloo would listen in a script that chooses none; None
+    if GLOO_SOCKET_IFNAME chooses one.  device: None if this rank has none; `mistake` says why.
     gpu: UUID, None for a CPU.  code: first digits of the SHA-256 over the files of the package train.
     """
 
@@ -42,6 +43,7 @@ class Card:
     python: str
     code: str
     mistake: str | None = None
+    gloo_address: str | None = None
 
     @property
     def backend(self) -> str:
@@ -53,7 +55,17 @@ class Card:
         return f"rank {self.rank} ({self.host}, pid {self.pid})"
 
 
-def own_card(world: World, wanted_device: str) -> Card:
+def gloo_address() -> str | None:
+    """Return the address of this host's own name, which gloo takes; None if GLOO_SOCKET_IFNAME is set."""
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return None
+    try:
+        return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return "127.0.0.1"  # to which gloo falls back
+
+
+def own_card(world: World, wanted_device: str, gloo_address: str | None) -> Card:
     """Return the card of this process.  MASTER_ADDR must resolve, and gloo's interface must be chosen by now."""
     mistake, device = None, None
     host, gpu = socket.gethostname(), None
@@ -81,6 +93,7 @@ def own_card(world: World, wanted_device: str) -> Card:
         python=platform.python_version(),
         code=_fingerprint(),
         mistake=mistake,
+        gloo_address=gloo_address,
     )
 
 

@@ -56,7 +56,7 @@ def meet(card: Card, store: dist.Store, timeout_s: float) -> list[Card]:
         mistake = mistakes(cards, card.world_size, timeout_s)
         judgement = {"mistake": mistake, "cards": [asdict(other) for other in cards]}
         store.set("judgement", json.dumps(judgement))
-        _wait_until_read(store, len(cards) - 1)
+        wait_until_read(store, "read", len(cards) - 1)
     elif not _is_judged(store, timeout_s + _JUDGEMENT_S):
         raise UserError(
             f"rank {card.rank} reached the store at {card.master_addr}:{card.master_port}, but rank 0 did not answer "
@@ -141,10 +141,10 @@ def _is_judged(store: dist.Store, timeout_s: float) -> bool:
     return True
 
 
-def _wait_until_read(store: dist.Store, readers: int) -> None:
-    """Keep the store of rank 0 alive until the other ranks know the judgement."""
+def wait_until_read(store: dist.Store, key: str, readers: int) -> None:
+    """Keep the store of rank 0 alive until the other ranks know the judgement, for which they count up `key`."""
     deadline = time.monotonic() + _JUDGEMENT_S
-    while store.add("read", 0) < readers and time.monotonic() < deadline:
+    while store.add(key, 0) < readers and time.monotonic() < deadline:
         time.sleep(_POLL_S)
 
 

@@ -78,6 +78,7 @@ def problems(report: Report, slow_mbit_s: float) -> list[str]:
         *_different("versions of torch differ", {card.rank: card.torch for card in report.cards}),
         *_different("versions of Python differ", {card.rank: card.python for card in report.cards}),
         *_different("the code of train/ differs", {card.rank: card.code for card in report.cards}),
+        *_gloo_addresses(report.cards),
         *_slow_links(report, slow_mbit_s),
         *_clocks(report),
         *_stragglers(report),
@@ -96,6 +97,29 @@ def _different(head: str, values: dict[int, str]) -> list[str]:
         return []
     listed = "; ".join(f"{kind} on {named([rank for rank in values if values[rank] == kind])}" for kind in kinds)
     return [f"{head}: {listed}. Use the same image or environment on all nodes"]
+
+
+def _gloo_addresses(cards: Sequence[Card]) -> list[str]:
+    """Name the hosts whose gloo others cannot reach in a script that chooses no interface."""
+    host_of = {card.gloo_address: card.host for card in reversed(cards)}
+    bad = [
+        card
+        for card in cards
+        if card.gloo_address is not None
+        and (
+            card.gloo_address.startswith("127.")
+            or card.gloo_address == "::1"
+            or host_of[card.gloo_address] != card.host
+        )
+    ]
+    if not bad or len({card.host for card in cards}) == 1:
+        return []
+    names = ", ".join(sorted({f"{card.host} is {card.gloo_address}" for card in bad}))
+    return [
+        "a script of your own would hang or fail over gloo, which listens at the address of the host's own name: "
+        f"{names} there. Correct /etc/hosts (Debian has a line 127.0.1.1), or set "
+        f"GLOO_SOCKET_IFNAME={bad[0].interface}; python -m train chooses the interface itself"
+    ]
 
 
 def _slow_links(report: Report, slow_mbit_s: float) -> list[str]:

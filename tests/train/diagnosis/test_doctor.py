@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.network import INTERFACE, missing_for_nodes, start_nodes
+from tests import ssh
 from tests.ranks import run_ranks
 from train.diagnosis.answers import Ranks
 from train.diagnosis.speed import measure_links
@@ -55,9 +57,9 @@ def _doctor(
             process.kill()
 
 
-def _said(*ranks: subprocess.Popen[str]) -> list[str]:
-    """What each rank printed until it ended, which has to be within a minute."""
-    deadline = time.monotonic() + _MINUTE_S
+def _said(*ranks: subprocess.Popen[str], within_s: float = _MINUTE_S) -> list[str]:
+    """What each rank printed until it ended, which has to be within this time."""
+    deadline = time.monotonic() + within_s
     return [rank.communicate(timeout=max(1.0, deadline - time.monotonic()))[0] for rank in ranks]
 
 
@@ -223,3 +225,31 @@ def test_a_link_of_10_mbit_per_second_is_named() -> None:
     assert len(slow) == 1
     rate = float(slow[0].partition(" is slow: ")[2].split()[0])
     assert 8 < rate < 20  # what the bucket of 256 kB lets through at once comes on top
+
+
+@pytest.mark.skipif(ssh.missing() is not None, reason=str(ssh.missing()))
+@pytest.mark.parametrize("firewall", [False, True])
+def test_two_debian_hosts_are_told_what_a_script_of_their_own_would_meet(
+    firewall: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Each host's own name is 127.0.1.1; the firewall of the first lets only the port of the store in."""
+    tmp_path_factory.getbasetemp().chmod(0o711)
+    flags = ("--slow-mbit-s=1", "--rendezvous-timeout-s=90")  # on a busy machine one rank starts late
+    with ssh.started(tmp_path_factory.mktemp("lab")) as lab:
+        first, second = (lab.machines[name] for name in ssh.NAMES)
+        if firewall:
+            rule = ["INPUT", "-i", "eth0", "-p", "tcp", "--syn", "!", "--dport", "29500", "-j", "DROP"]
+            first.run("iptables", "-A", *rule)
+        with (
+            _doctor(29500, 0, *flags, master="10.77.0.10", enter=first.inside([], ROOT)) as zero,
+            _doctor(29500, 1, *flags, master="10.77.0.10", enter=second.inside([], ROOT)) as one,
+        ):
+            outputs = _said(zero, one, within_s=150)
+    assert (zero.returncode, one.returncode) == (1, 1)
+    (problem,) = _problems(outputs[0])
+    if firewall:
+        assert re.search(r"^rank 1 \(sshn1, pid \d+\) waits for sshn0 at 10.77.0.10:\d+: 10 s$", outputs[1], re.M)
+        assert re.search(r"rank 1 \(sshn1.*does not reach sshn0 at 10.77.0.10:\d+ .*: a firewall\?", problem)
+    else:
+        assert "sshn0 is 127.0.1.1, sshn1 is 127.0.1.1 there" in problem
+        assert "set GLOO_SOCKET_IFNAME=eth0" in problem
