@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jobspec.plan import Plan
-from jobspec.runtimes import _oci
-from jobspec.slurm.options import tasks_per_node
+from jobspec.runtimes import _oci, tasks_per_node
 
 PROGRAM = "docker"
 RUN = "docker run"

@@ -9,17 +9,27 @@ from typing import Any
 
 from jobspec import torchrun
 from jobspec.environment import FREE_PORT, RANDOM_ID, Variable, common_variables, torchrun_variables
-from jobspec.plan import Plan, Rank, container_shm
+from jobspec.plan import PROCESSES, Plan, Rank, container_shm
 from jobspec.problems import Finding
 from jobspec.spec import files
 from jobspec.spec.job import Job
+from jobspec.spec.keys import keys
 from jobspec.spec.rules import Rule, empty_mounts_have_no_folders, leaves_room, missing_image
 from jobspec.spec.shell import before
 
+USES = (
+    PROCESSES
+    | keys("gpus_per_node image setup workdir files env secrets mounts max_restarts")
+    | keys("project gpus run_as_user", "compose")
+    | keys("preemption preemption.grace")
+    | keys("cpus memory shm rdma", "resources")
+    | keys("backend port timeout", "rendezvous")
+)
 NOT_USED = {
     "gpu": "the machine's GPUs are used",
     "time_limit": "compose has no time limit",
     "resources.devices": "only Kubernetes knows these names",
+    "preemption.max_requeues": "compose requeues nothing; max_restarts limits the restarts",
     "slurm.array": "this is one job, not several",
 }
 
@@ -30,7 +40,7 @@ _STOP_GRACE = 40
 def template_values(plan: Plan) -> dict[str, Any]:
     job = plan.job
     return {
-        "entrypoint": before(["torchrun"], job.setup),
+        "entrypoint": before([*plan.guard, "torchrun"], job.setup),
         "words": [*_flags(plan), *plan.torchrun_program],
         "environment": {variable.name: variable.value for variable in _own_variables(plan)} | dict(plan.env),
         "nodes": [_node(plan, node) for node in range(job.nodes.max)],
@@ -82,13 +92,13 @@ empty_mounts = Rule(empty_mounts_have_no_folders)
 
 
 @Rule
-def each_process_has_a_gpu(job: Job) -> Iterator[Finding]:
-    gpus, needed = set(job.compose.gpus), job.nodes.max * job.procs_per_node
+def each_node_has_its_gpus(job: Job) -> Iterator[Finding]:
+    gpus, needed = set(job.compose.gpus), job.nodes.max * job.gpus
     if gpus and job.device == "cpu":
         yield Finding(("compose", "gpus"), "compose.gpus is given, but device is cpu", "leave one of them out")
     elif gpus and len(gpus) < needed:
-        message = f"compose.gpus names {len(gpus)} different GPUs, but the job has {needed} processes"
-        yield Finding(("compose", "gpus"), message, "each process needs a GPU of its own")
+        message = f"compose.gpus names {len(gpus)} different GPUs, but the job needs {needed}"
+        yield Finding(("compose", "gpus"), message, "no two nodes share a GPU")
 
 
 @Rule
@@ -136,7 +146,7 @@ def _torchrun_restarts(plan: Plan) -> int:
 
 def _node(plan: Plan, node: int) -> dict[str, Any]:
     """Return what is different in the service of one node; no other node has its GPUs, which it sees from number 0."""
-    each = plan.job.procs_per_node if plan.job.device == "cuda" else 0
+    each = plan.job.gpus
     all_gpus = plan.job.compose.gpus or range(plan.job.nodes.max * each)
     gpus = [str(gpu) for gpu in all_gpus[node * each : (node + 1) * each]]
     return {"name": node_name(plan, node), "environment": _node_environment(plan, node), "gpus": gpus}

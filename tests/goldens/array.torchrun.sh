@@ -12,5 +12,5 @@ export PYTHONUNBUFFERED=1
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 exec torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 \
-  -m -- jobs.scripts.array_task --lr=0.003,0.001,0.0003 '--run-dir=~/runs/array' --model=mnist_cnn --dataset=synthetic \
-  --optimizer=adam
+  -m -- jobs.scripts.array_task --lr=0.003,0.001,0.0003 '--run-dir=~/runs/array' --model=mnist_cnn \
+  --dataset=synthetic --optimizer=adam

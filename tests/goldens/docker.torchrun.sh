@@ -89,7 +89,13 @@ export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/docker-nccl-rank-
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
 
-exec torchrun --nnodes=2 --nproc-per-node=4 --max-restarts=0 --rdzv-backend=static --rdzv-conf=timeout=900 --rdzv-id=docker \
+exec python3 -c \
+  'import importlib.util, os, sys
+train = importlib.util.find_spec("train")
+found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
+if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
+    sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
+os.execvp(sys.argv[1], sys.argv[1:])' torchrun --nnodes=2 --nproc-per-node=4 --max-restarts=0 --rdzv-backend=static --rdzv-conf=timeout=900 --rdzv-id=docker \
   --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port=23086 \
   -m train --device=cuda --model=resnet18 --dataset=fashion_mnist --data-root=/data --epochs=10 --batch-size=256 \
   --optimizer=sgd --lr=0.05 --momentum=0.9 --checkpoint-dir=/checkpoints --checkpoint-every=100 --resume=auto

@@ -9,6 +9,12 @@ export OMP_NUM_THREADS=1
 export PYTHONUNBUFFERED=1
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
-exec torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 \
-  -m train --device=cpu --model=gpt --dataset=tokens '--data-root=~/data' --epochs=5 --batch-size=32 --optimizer=adamw \
-  --lr=0.001 --clip-norm=1.0
+exec python3 -c \
+  'import importlib.util, os, sys
+train = importlib.util.find_spec("train")
+found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
+if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
+    sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
+os.execvp(sys.argv[1], sys.argv[1:])' torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 \
+  -m train --device=cpu --model=gpt --dataset=tokens '--data-root=~/data' --epochs=5 --batch-size=32 \
+  --optimizer=adamw --lr=0.001 --clip-norm=1.0

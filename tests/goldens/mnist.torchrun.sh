@@ -12,6 +12,12 @@ export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/mnist-nccl-rank-
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
 
-exec torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 \
+exec python3 -c \
+  'import importlib.util, os, sys
+train = importlib.util.find_spec("train")
+found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
+if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
+    sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
+os.execvp(sys.argv[1], sys.argv[1:])' torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=0 \
   -m train --device=cuda --model=mnist_cnn --dataset=mnist '--data-root=~/data' --epochs=14 --batch-size=64 \
   --optimizer=adadelta --lr=1.0 --scheduler=step --lr-gamma=0.7

@@ -81,6 +81,7 @@ export PYTHONUNBUFFERED=1
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 export TORCH_DISTRIBUTED_DEBUG=INFO
 
-exec torchrun --nnodes=2 --nproc-per-node=2 --max-restarts=0 --rdzv-backend=static --rdzv-conf=timeout=900 --rdzv-id=own-script \
+exec torchrun --nnodes=2 --nproc-per-node=2 --max-restarts=0 --rdzv-backend=static --rdzv-conf=timeout=900 \
+  --rdzv-id=own-script \
   --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port=20097 \
   -- jobs/scripts/own.py --steps 50 --lr 0.1

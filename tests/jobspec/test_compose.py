@@ -98,7 +98,7 @@ def test_lost_node_of_an_elastic_job_stays_lost_and_torchrun_goes_on_with_the_ot
     ("spec", "message"),
     [
         ("compose: {gpus: [0]}", "compose.gpus is given, but device is cpu"),
-        ("device: cuda\ncompose: {gpus: [4, 4]}", "compose.gpus names 1 different GPUs, but the job has 2 processes"),
+        ("device: cuda\ncompose: {gpus: [4, 4]}", "compose.gpus names 1 different GPUs, but the job needs 2"),
         (
             "mounts: [{claim: data, sub_path: a, path: /d}]",
             "mounts[0].sub_path: before Docker 26 the engine ignores it and mounts the whole volume",
