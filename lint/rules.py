@@ -1,6 +1,6 @@
 """Define what a lint rule is.  Each rule is a function in another file of this folder; `rules_in` finds it there.
 
-A rule's name is its function's name with dashes.  Messages show it, and its examples in tests/lint/ carry it.
+A rule's name is its function's name with dashes.  Messages show it, and its example in tests/lint/ carries it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import Case, update
+
 try:
     from hypothesis import settings
 except ImportError:
@@ -132,6 +134,20 @@ def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
             file.write_bytes(text.encode())
         assert file.exists(), f"{file.name} is missing; pytest --update writes it"
         assert text == file.read_bytes().decode()
+
+    return compare
+
+
+@pytest.fixture
+def golden_cell(request: pytest.FixtureRequest) -> Callable[[Case, str, str], None]:
+    """`golden_cell(case, cell, text)` is the same for a cell of a table."""
+    updates = bool(request.config.getoption("--update"))
+
+    def compare(case: Case, cell: str, text: str) -> None:
+        if updates:
+            update(case, cell, text)
+        else:
+            assert text == case.cells[cell]
 
     return compare
 

@@ -24,7 +24,7 @@ named_nodes = pytest.mark.parametrize("target", sorted(set(targets.names()) - {"
 
 
 def accepted() -> Iterator[Any]:
-    """Each target with each job that it takes; goldens hold why it refuses the others."""
+    """Each target with each job that it takes."""
     for target in targets.names():
         for job in JOBS:
             with suppress(SpecError):

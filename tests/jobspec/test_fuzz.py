@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 import render
 from jobspec import targets
 from jobspec.spec.job import Job
+from tests.tables import cases
 
 ROOT = Path(__file__).parents[2]
 SPECS = [
-    file.read_bytes()
-    for folder in ("jobs", "tests/specs/ok", "tests/specs/err")
-    for file in (ROOT / folder).glob("*.yaml")
+    *(file.read_bytes() for folder in ("jobs", "tests/specs/ok") for file in sorted((ROOT / folder).glob("*.yaml"))),
+    *(case.spec.encode(errors="surrogateescape") for case in cases(ROOT / "tests" / "specs" / "wrong")),
 ]
 COMMANDS = [
     *([target] for target in targets.names()),

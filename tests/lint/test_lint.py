@@ -1,7 +1,7 @@
-"""Each lint rule finds its fault, with the text beside the example, and leaves the right way of writing it alone.
+"""Each lint rule finds its fault, with the message in its table, and leaves the right way of writing it alone.
 
-`clean/RULE.*` and `faulty/RULE.*` are one pair a rule; `faulty/RULE.out` is what people see.  `pytest --update` writes
-the .out files anew.
+`examples/SUFFIX/*.yaml` have one case a rule: `faulty` is a file; with `fixes` (old: new) it is clean, as are
+`also_clean` and `clean`.  `pytest --update` writes the messages anew.
 """
 
 from __future__ import annotations
@@ -16,36 +16,46 @@ from hypothesis import strategies as st
 
 from jobspec.problems import report
 from lint import lint, rule_names
+from tests.tables import Case, cases, in_short
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-CLEAN = sorted((HERE / "clean").iterdir())
-FAULTY = sorted(file for file in (HERE / "faulty").iterdir() if file.suffix != ".out")
+EXAMPLES = [case for folder in ("sh", "yaml") for case in cases(HERE / "examples" / folder)]
 OURS = [file for folder in ("tests/goldens", "slurm", "k8s", "docker") for file in sorted((ROOT / folder).rglob("*"))]
 
-
-def each(files: list[Path]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("file", files, ids=lambda file: file.name)
+each_rule = pytest.mark.parametrize("case", EXAMPLES, ids=str)
 
 
-@each(CLEAN)
-def test_clean_example_has_no_fault(file: Path) -> None:
-    assert report(lint([str(file)]), "") == "0 problems"
+def written(case: Case, text: str, folder: Path) -> str:
+    """The path of a file of the case's kind that holds the text."""
+    file = folder / f"example.{case.table.parent.name}"
+    file.write_text(text)
+    return str(file)
 
 
-@each(FAULTY)
+@each_rule
+def test_clean_example_has_no_fault(case: Case, tmp_path: Path) -> None:
+    clean = case.cells.get("clean") or case.cells["faulty"]
+    for old, new in case.cells.get("fixes", {}).items():
+        assert old in clean
+        clean = clean.replace(old, new)
+    assert clean != case.cells["faulty"]
+    file = written(case, clean + case.cells.get("also_clean", ""), tmp_path)
+    assert report(lint([file]), "") == "0 problems"
+
+
+@each_rule
 def test_faulty_example_has_that_fault_and_no_other(
-    file: Path, golden: Callable[[Path, str], None], monkeypatch: pytest.MonkeyPatch
+    case: Case, golden_cell: Callable[[Case, str, str], None], tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(file.parent)
-    problems = lint([file.name])
+    problems = lint([written(case, case.cells["faulty"], tmp_path)])
     assert problems
     for problem in problems:
-        assert problem.message.endswith(f" [{file.stem}]")
+        assert problem.message.endswith(f" [{case.name}]")
         assert problem.link.startswith("https://")
         assert problem.hint
         assert problem.place.written.strip()
-    golden(file.with_suffix(".out"), f"{report(problems, '')}\n")
+    golden_cell(case, "message", in_short(problems, case.cells["faulty"]))
 
 
 def test_value_of_a_secret_is_not_shown(tmp_path: Path) -> None:
@@ -93,13 +103,11 @@ def test_container_is_told_nothing_of_slurm(tmp_path: Path, content: str) -> Non
     assert "scontrol" not in text
 
 
-def test_every_rule_has_a_clean_and_a_faulty_example() -> None:
-    assert [file.stem for file in CLEAN] == rule_names()
-    assert [file.stem for file in FAULTY] == rule_names()
-    assert {file.stem for file in (HERE / "faulty").glob("*.out")} == set(rule_names())
+def test_every_rule_has_an_example() -> None:
+    assert sorted(case.name for case in EXAMPLES) == rule_names()
 
 
-@each([file for file in OURS if file.suffix in (".sh", ".yaml")])
+@pytest.mark.parametrize("file", [file for file in OURS if file.suffix in (".sh", ".yaml")], ids=lambda file: file.name)
 def test_what_we_render_is_clean(file: Path) -> None:
     assert report(lint([str(file)]), "") == "0 problems"
 
@@ -160,7 +168,8 @@ def test_folder_is_linted_sorted_without_what_is_hidden(tmp_path: Path) -> None:
     for name in ("b/c.slurm", "a.sbatch", "z.sh", "b/.hidden/d.sh", ".e.sh", "f.py", "g.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(FAULT)
-    (tmp_path / "k.yml").write_bytes((HERE / "faulty" / "secret-in-manifest.yaml").read_bytes())
+    pod = "{containers: [{name: a, env: [{name: HF_TOKEN, value: hush}]}]}"
+    (tmp_path / "k.yml").write_text(f"kind: Job\nspec: {{template: {{spec: {pod}}}}}\n")
     found = list(dict.fromkeys(problem.place.name for problem in lint([str(tmp_path)])))
     assert found == [str(tmp_path / name) for name in ("a.sbatch", "b/c.slurm", "k.yml", "z.sh")]
 
@@ -243,13 +252,13 @@ def test_hostile_file_does_not_end_the_lint_of_its_folder(tmp_path: Path, name: 
 def test_any_change_of_an_example_is_linted_without_a_traceback(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    example = data.draw(st.sampled_from(FAULTY))
-    text = example.read_text()
+    example = data.draw(st.sampled_from(EXAMPLES))
+    text = example.cells["faulty"]
     at, length = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 40))
     new = data.draw(
         st.text(max_size=5) | st.sampled_from(["'", '"', "$(", "`", "<<E\n", "${", "((", "[", "&a *a", "\\"])
     )
-    file = tmp_path_factory.getbasetemp() / f"changed{example.suffix}"
+    file = tmp_path_factory.getbasetemp() / f"changed.{example.table.parent.name}"
     file.write_text(text[:at] + new + text[at + length :], encoding="utf-8", newline="")
     for problem in lint([str(file)]):
         assert problem.place.line >= 1

@@ -15,10 +15,13 @@ from jobspec.problems import SpecError
 from jobspec.reading.yaml_source import parse, read
 from jobspec.spec.job import Job
 from jobspec.spec.schema import json_schema
+from tests.tables import cases
 
 TESTS = Path(__file__).parents[2]
 SCHEMA = json_schema()
 RIGHT = [*sorted((TESTS.parent / "jobs").glob("*.yaml")), *sorted((TESTS / "specs" / "ok").glob("*.yaml"))]
+
+WRONG = {case.name: case for case in cases(TESTS / "specs" / "wrong")}
 
 
 def errors(values: Any) -> list[str]:
@@ -36,15 +39,15 @@ def test_schema_accepts_every_right_spec(spec: Path) -> None:
 
 def refused() -> Iterator[Any]:
     """The wrong specs that are YAML and need no rule over several keys to be refused, with the places at fault."""
-    for spec in sorted((TESTS / "specs" / "err").glob("*.yaml")):
+    for case in WRONG.values():
         with suppress(SpecError):
-            values = parse(read(str(spec)), spec.name).values
+            values = parse(case.spec, case.name).values
             try:
                 Job.model_validate(values, strict=True)
             except ValidationError as error:
                 at_fault = [detail["loc"] for detail in error.errors() if detail["type"] != "keys_disagree"]
                 if at_fault:
-                    yield pytest.param(values, at_fault, id=spec.stem)
+                    yield pytest.param(values, at_fault, id=case.name)
 
 
 def places(errors: Iterable[jsonschema.ValidationError]) -> Iterator[tuple[Any, ...]]:
@@ -64,7 +67,7 @@ def test_schema_rejects_each_wrong_key_and_value_at_its_place(values: Any, at_fa
 
 @pytest.mark.parametrize("spec", ["train-and-command", "neither-train-nor-command", "mount-source-and-claim"])
 def test_schema_rejects_what_must_be_one_of_two(spec: str) -> None:
-    assert errors(parse(read(str(TESTS / "specs" / "err" / f"{spec}.yaml")), spec).values) != []
+    assert errors(parse(WRONG[spec].spec, spec).values) != []
 
 
 def test_schema_takes_an_empty_key_for_one_that_is_not_there() -> None:

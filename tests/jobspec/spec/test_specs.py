@@ -1,8 +1,7 @@
-"""Specs as data: those in specs/ok are accepted, those in specs/err give exactly the text beside them.
+"""Specs as data: those in specs/ok are accepted, those in the tables of specs/wrong give exactly their messages.
 
-`name.yaml` is rendered for torchrun, `name.TARGET.yaml` for that target.  Each folder in specs/merged holds a job.yaml
-and a site.yaml that give the message.out beside them, on Slurm.  `pytest --update` writes the .out
-files anew.
+`ok/NAME.yaml` is rendered for torchrun, `ok/NAME.TARGET.yaml` for that target; a case of a table has a cell `target`.
+A `message` is what stands in each problem, a `report` all that is shown.  `pytest --update` writes both anew.
 """
 
 from __future__ import annotations
@@ -17,44 +16,31 @@ from hypothesis import strategies as st
 from jobspec import targets
 from jobspec.artifact import plans_of, read, render
 from jobspec.problems import SpecError
+from tests.tables import Case, cases, in_short
 
 SPECS = Path(__file__).parents[2] / "specs"
 
 
-def target_of(spec: Path) -> targets.Target:
-    _, *target = spec.stem.split(".")
-    return targets.load(target[0] if target else "torchrun")
-
-
 @pytest.mark.parametrize("spec", sorted((SPECS / "ok").glob("*.yaml")), ids=lambda spec: spec.stem)
 def test_right_spec_is_accepted(spec: Path) -> None:
-    plans_of(read(str(spec)), target_of(spec))
+    _, *target = spec.stem.split(".")
+    plans_of(read(str(spec)), targets.load(target[0] if target else "torchrun"))
 
 
-@pytest.mark.parametrize("spec", sorted((SPECS / "err").glob("*.yaml")), ids=lambda spec: spec.stem)
+@pytest.mark.parametrize("case", cases(SPECS / "wrong"), ids=str)
 def test_wrong_spec_gives_exactly_its_message(
-    spec: Path, golden: Callable[[Path, str], None], monkeypatch: pytest.MonkeyPatch
+    case: Case, golden_cell: Callable[[Case, str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(spec.parent)
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_bytes(case.spec.encode(errors="surrogateescape"))
+    Path("site.yaml").write_text(case.cells.get("site", ""))
+    files = ["job.yaml", "site.yaml"] if "site" in case.cells else ["job.yaml"]
     with pytest.raises(SpecError) as error:
-        plans_of(read(spec.name), target_of(spec))
-    golden(spec.with_suffix(".out"), f"{error.value}\n")
-
-
-def test_every_message_belongs_to_a_spec() -> None:
-    assert {file.stem for file in (SPECS / "err").glob("*.out")} == {
-        file.stem for file in (SPECS / "err").glob("*.yaml")
-    }
-
-
-@pytest.mark.parametrize("folder", sorted((SPECS / "merged").iterdir()), ids=lambda folder: folder.name)
-def test_mistake_in_merged_files_gives_exactly_its_message(
-    folder: Path, golden: Callable[[Path, str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    with pytest.raises(SpecError) as error:
-        plans_of(read(["job.yaml", "site.yaml"]), targets.load("slurm"))
-    golden(folder / "message.out", f"{error.value}\n")
+        plans_of(read(files), targets.load(case.cells.get("target", "torchrun")))
+    if "report" in case.cells:
+        golden_cell(case, "report", str(error.value))
+    else:
+        golden_cell(case, "message", in_short(error.value.problems, case.spec))
 
 
 EVERY_KEY = (SPECS / "ok" / "every-key.yaml").read_text()

@@ -1,0 +1,158 @@
+#!/bin/bash
+# Rendered by `render.py slurm every-key.yaml`; edit the spec, not this file.
+# Submit it with sbatch from the folder that is to hold the logs.
+# Not used here: resources.shm; /dev/shm is the node's, and slurm.preflight, which checks its size, is off.
+# One task per node: torchrun, which starts the 4 processes of its node.
+# Not used here: resources.devices; only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}.
+#SBATCH --job-name=every-key
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=32
+#SBATCH --gpus-per-node=h100:4
+#SBATCH --mem=204800M
+#SBATCH --time=1-02:30:00
+#SBATCH --partition=gpu,long
+#SBATCH --account=a
+#SBATCH --qos=q
+#SBATCH --constraint="[rack1|rack2]"
+#SBATCH --reservation=r
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH --output=every-key-%j.log
+#SBATCH --open-mode=append
+#SBATCH --exclusive
+#SBATCH --nice=100
+#SBATCH --mail-type=END,FAIL
+set -euo pipefail
+: "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
+: "${WANDB_API_KEY:?is a secret of this job; export it before sbatch}"
+: "${HF_TOKEN:?is a secret of this job; export it before sbatch}"
+
+# Unset variables left by an enclosing job: srun, torchrun and torch would read them as their own.
+for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
+  [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
+done
+unset {,LOCAL_,NODE_,GROUP_,ROLE_}RANK {,LOCAL_,GROUP_,ROLE_}WORLD_SIZE ROLE_NAME MASTER_ADDR MASTER_PORT
+[[ -z ${TORCHELASTIC_RUN_ID-} ]] || unset "${!TORCHELASTIC_@}" OMP_NUM_THREADS TORCH_NCCL_ASYNC_ERROR_HANDLING
+export PATH  # after sbatch --export=NONE, bash has one of its own
+# For the ID of an array, scontrol prints many.
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")
+[[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
+job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
+restart=${record#* Restarts=} restart=${restart%% *}
+log=every-key-$job-r$restart.log
+
+# Where the run of a log began or stopped.
+mark() { grep -ohsE "resume: .*|stopped by a signal at [^;]*" "$1" | tail -n 1; }
+refuse() { echo "not requeued: $1" >&2; exit 1; }
+requeue() {
+  (( restart < 5 )) ||
+    refuse "the limit preemption.max_requeues (5) is reached"
+  local before=${log%"$restart.log"}$(( restart - 1 )).log
+  [[ ! -f $before || $(mark "$before") != "$(mark "$log")" ]] || refuse "no progress since the last signal"
+  trap 'echo "requeueing the job" >&2; exec scontrol requeue "$job"' EXIT
+  ! declare -F epilogue >/dev/null || epilogue  # it is not defined before the end of the prologue
+  exit
+}
+# Slurm sends USR1 120 s before it takes the nodes; there is nothing to save yet.
+trap requeue USR1
+
+# Where the processes meet.
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+export MASTER_ADDR
+export MASTER_PORT=29400
+export PET_NNODES=$SLURM_JOB_NUM_NODES
+export PET_RDZV_ID=$SLURM_JOB_ID.$restart
+export PET_MASTER_ADDR=$MASTER_ADDR
+export PET_MASTER_PORT=$MASTER_PORT
+
+# slurm.prologue of the spec.
+set +u  # the lines may source files that read unset variables
+# shellcheck disable=SC2041
+for JOB_LINE in \
+  'cp -r /shared/data /local'; do
+  eval "$JOB_LINE" || { echo "slurm.prologue: this line failed: $JOB_LINE" >&2; exit 1; }
+done
+set -u
+
+epilogue() {
+  trap "" USR1  # the job is over
+  # slurm.epilogue of the spec.
+  set +u  # the lines may source files that read unset variables
+  # shellcheck disable=SC2041
+  for JOB_LINE in \
+    'rm -r /local/data'; do
+    eval "$JOB_LINE" || { echo "slurm.epilogue: this line failed: $JOB_LINE" >&2; exit 1; }
+  done
+}
+trap epilogue EXIT
+
+task() {  # runs on the node, once for its 4 processes
+  export PET_NODE_RANK=$SLURM_NODEID
+  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 NCCL_DEBUG=WARN \
+    OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
+    TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/every-key-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
+    TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+  cd /app
+  set +u  # the lines may source files that read unset variables
+  for JOB_LINE in \
+    'source /opt/venv/bin/activate' \
+    'export NCCL_SOCKET_IFNAME=ib0'; do
+    eval "$JOB_LINE" || { echo "setup: this line failed: $JOB_LINE" >&2; exit 1; }
+  done
+  exec python3 -c \
+    'import importlib.util, os, sys
+train = importlib.util.find_spec("train")
+found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
+if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
+    sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
+os.execvp(sys.argv[1], sys.argv[1:])' \
+    torchrun --nproc-per-node=4 --max-restarts=3 --rdzv-backend=static --rdzv-conf=timeout=3600 -m train \
+    --device=cuda \
+    --model=resnet18 \
+    --dataset=fashion_mnist \
+    --batch-size=256 \
+    --checkpoint-dir=/checkpoints \
+    --resume=auto
+}
+export -f task  # as a variable, because all users of a node can read the arguments of its processes
+
+attend() {  # runs the task; if it fails, it ends the others, which would only wait for it
+  trap asked=1 HUP INT QUIT ALRM USR1 USR2 TERM; asked=0  # after a signal, the others may still save
+  (set -e; task)
+  status=$?
+  (( ! status || asked )) || sleep 5  # a signal does not reach all tasks at the same moment
+  (( ! status || asked )) || scancel "$1.$SLURM_STEP_ID" 2>/dev/null
+  exit "$status"
+}
+
+echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
+# A node that has saved and ended must not end the nodes that still save.
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+  --export=ALL --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 --mpi=pmix \
+  '--container-image=registry.example#team/train:1.0' \
+  --container-mounts=/data:/data:ro,/lustre/checkpoints/team/job:/checkpoints,/local:/cache,/etc/settings:/settings,/etc/keys:/keys \
+  --container-env=SLURM_JOB_ID,SLURM_NODEID,SLURM_PROCID,SLURM_LOCALID,WANDB_API_KEY,HF_TOKEN,MASTER_ADDR,MASTER_PORT,PET_NNODES,PET_RDZV_ID,PET_MASTER_ADDR,PET_MASTER_PORT,PET_NODE_RANK,SLURM_ARRAY_JOB_ID,SLURM_ARRAY_TASK_ID \
+  --output="$log" --open-mode=append \
+  bash -uc "export -fn task; $(declare -f attend); attend $job" & step=$!
+
+stop() {
+  trap "" USR1  # a second signal changes nothing
+  echo "Slurm is about to end the job; asking the processes to save and end" >&2
+  { sleep 105; kill "$step"; } >/dev/null 2>&1 &  # a process that hangs must not prevent the requeue
+  scancel --signal=TERM "$job" || true  # torchrun passes on no USR1, and srun answers a SIGTERM with SIGKILL
+  if wait "$step"; then exit 0; else requeue; fi  # 0: the processes had made their last step
+}
+trap stop USR1
+wait "$step" && exit 0 || status=$?
+
+# The processes may have got a SIGTERM, from Slurm or from a user, that did not reach this script.
+state=$(scontrol show job "$job" || true)
+[[ $state != *PreemptTime=[0-9]* ]] || requeue
+[[ $state != *JobState=RUNNING*Restarts="$restart "* ]] || ! grep -q "stopped by a signal .*; saved" "$log" || requeue
+# A lost node sends no signal.  After SlurmdTimeout Slurm ends this script and requeues the job.
+trap requeue USR1
+wait_s=$(scontrol show config | awk '$1 == "SlurmdTimeout" { print $3 + 60 }') || wait_s=360
+steps() { squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null; }
+while (( (wait_s -= 5) > 0 )) && steps; do sleep 5; done
+exit "$status"

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Rendered by `render.py torchrun least.yaml`; edit the spec, not this file.
+set -euo pipefail
+
+# torchrun reads a flag from each PET_ variable; one that was left over in this shell would change the job.
+unset "${!PET_@}"
+export PYTHONUNBUFFERED=1
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/job-nccl-rank-
+export TORCH_NCCL_DUMP_ON_TIMEOUT=1
+export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+
+exec torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=1 --max-restarts=0 \
+  -- mine.py

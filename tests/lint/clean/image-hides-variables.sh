@@ -1,4 +1,0 @@
-#!/bin/bash
-export NCCL_DEBUG=INFO
-export OMP_NUM_THREADS=4
-srun --container-image=train.sqsh --container-env=NCCL_DEBUG,OMP_NUM_THREADS python train.py

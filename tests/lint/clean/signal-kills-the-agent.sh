@@ -1,3 +1,0 @@
-#!/bin/bash
-#SBATCH --signal=SIGUSR1@90
-srun torchrun --nproc_per_node=8 --signals-to-handle=SIGUSR1,SIGTERM,SIGINT train.py

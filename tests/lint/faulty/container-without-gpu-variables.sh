@@ -1,2 +1,0 @@
-#!/bin/bash
-srun apptainer exec --nv --cleanenv train.sif python train.py

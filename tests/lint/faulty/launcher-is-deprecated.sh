@@ -1,2 +1,0 @@
-#!/bin/bash
-python -m torch.distributed.launch --nproc_per_node=2 train.py

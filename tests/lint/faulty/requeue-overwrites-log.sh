@@ -1,4 +1,0 @@
-#!/bin/bash
-#SBATCH --requeue
-#SBATCH --output=logs/%x-%j.out
-srun python train.py

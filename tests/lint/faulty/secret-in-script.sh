@@ -1,3 +1,0 @@
-#!/bin/bash
-export WANDB_API_KEY=0123456789abcdef
-HF_TOKEN="hf_abcdef" python train.py

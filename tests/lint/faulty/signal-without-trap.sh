@@ -1,3 +1,0 @@
-#!/bin/bash
-#SBATCH --signal=B:USR1@120
-srun python train.py
