@@ -42,7 +42,7 @@ def make_base(tag: str, environ: Mapping[str, str], *packages: str) -> None:
         # Mounts and processes that it leaves when it is interrupted end with their namespaces.
         namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         command = [*WITH_US, *namespaces, "debootstrap", *options, suite, str(root)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800)
         if done.returncode:
             raise NoBaseError(f"debootstrap failed: {done.stdout[-500:]}")
         # Images of Ubuntu have such a user since 23.04.

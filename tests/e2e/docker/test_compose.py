@@ -250,9 +250,9 @@ def test_example_runs_as_it_is(project: Project, example: Path) -> None:
         compose.up()
 
 
-@pytest.mark.parametrize("file", GOLDENS, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", [*GOLDENS, *EXAMPLES], ids=lambda file: file.name)
 def test_compose_reads_every_file_without_a_warning(docker: Docker, composes: None, file: Path) -> None:
-    compose = Compose(Docker({**docker.environ, "WANDB_API_KEY": "s3cret"}), file, "")
+    compose = Compose(Docker({**docker.environ, "WANDB_API_KEY": "a", "HF_TOKEN": "b"}), file, "")
     done = compose.run("config", "--quiet")
     assert (done.returncode, done.stdout) == (0, "")
 
