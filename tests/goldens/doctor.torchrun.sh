@@ -127,7 +127,9 @@ END
   trap 'interrupt SIGTERM 15' TERM
 
   while [[ -n ${running[*]} ]] && (( SECONDS < ${limit:-SECONDS + 1} )); do
-    read -rt 1 number ended text <&"$news" || continue
+    read -rt 1 -N 1 first <&"$news" || continue # a single byte: at its timeout, read loses the part of a line
+    read -r line <&"$news"
+    read -r number ended text <<<"$first$line"
     # One failure makes other processes fail: the first news of a minute has the reason.
     if [[ $ended != 0 ]] && { [[ -z $suspect ]] || (( SECONDS > since + 60 )); }; then
       suspect=$number reason=$text since=$SECONDS
