@@ -246,7 +246,7 @@ def test_two_debian_hosts_are_told_what_a_script_of_their_own_would_meet(
         ):
             outputs = _said(zero, one, within_s=150)
     assert (zero.returncode, one.returncode) == (1, 1)
-    (problem,) = _problems(outputs[0])
+    problem = _problems(outputs[0])[0]  # on a busy machine also slow links
     if firewall:
         assert re.search(r"^rank 1 \(sshn1, pid \d+\) waits for sshn0 at 10.77.0.10:\d+: 10 s$", outputs[1], re.M)
         assert re.search(r"rank 1 \(sshn1.*does not reach sshn0 at 10.77.0.10:\d+ .*: a firewall\?", problem)
