@@ -94,8 +94,8 @@ def value_here(path: Path, value: Any) -> str:
         case ("slurm", "partition" as key), list() if all(isinstance(word, str) for word in value):
             return f"write {key}: {','.join(value)}"
         case ("env",), list():
-            found = [re.match(r"[{']*([A-Za-z_]\w*)'? *[=:]", str(pair)) for pair in value]
-            names = [one[1] for one in found if one] or ["NAME"]
+            pairs = [re.match(r"[{']*([A-Za-z_]\w*)'? *[=:]", str(pair)) for pair in value]
+            names = [pair[1] for pair in pairs if pair] or ["NAME"]
             return f"write env: {{{', '.join(f'{name}: …' for name in names)}}}"
         case ("mounts", int()), str() if found := re.fullmatch("(/[^:]*):(/[^:]*)(:ro)?(:rw)?", value):
             read_only = ", read_only: true" if found[3] else ""
