@@ -63,8 +63,9 @@ e2e-slurm: $(READY)
 	$(BIN)/python -m pytest tests/e2e/slurm -rs $(if $(QUICK),-m "not slow")
 
 # Tests of the image and the compose files, on the engine that `docker` reaches or else on one that they start.
-# BASE_IMAGE names the base image.
+# BASE_IMAGE names the base image.  Where docker compose is missing, it is built once, with QUICK=1 in 5 minutes or not.
 e2e-docker: $(READY)
+	-$(if $(QUICK),timeout --signal=INT 300) $(BIN)/python -m tests.e2e.docker.compose_v2
 	$(BIN)/python -m pytest tests/e2e/docker --timeout=900 -rs -p no:cacheprovider $(if $(QUICK),-m "not slow")
 
 # Tests on kubectl's cluster, or on a real API server with the operators, built once from Go modules (20 minutes, 2 GB).

@@ -24,6 +24,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # before a folder jobspec/, lint/ or train/ of others
+
 from jobspec import targets
 from jobspec.output import unusable_file, write
 from jobspec.problems import SpecError, as_json, printable

@@ -5,9 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
-
-from pydantic import BaseModel
 
 from jobspec import targets
 from jobspec.filters import render_template
@@ -18,7 +15,7 @@ from jobspec.reading.merge import read_all
 from jobspec.reading.override import override
 from jobspec.reading.validate import validate
 from jobspec.spec.doubts import doubts
-from jobspec.spec.job import Job
+from jobspec.spec.keys import given, only
 from jobspec.spec.rules import rules_in
 
 
@@ -40,7 +37,8 @@ def read(
 
 def plan_of(spec: yaml_source.Source, target: targets.Target) -> Plan:
     """Return the plan of a parsed spec for a target.  Raises SpecError with all mistakes."""
-    job = validate(spec, rules_in(target))
+    name = target.__name__.rpartition(".")[2]
+    job = validate(spec, [*rules_in(target), only(name, target.USES, target.NOT_USED)])
     if spec.suffix:
         # All runs of a sweep read the same Secret, so its default name is the job's without the number.
         kubernetes = job.kubernetes.model_copy(update={"secret": job.kubernetes.secret or job.name})
@@ -120,15 +118,6 @@ def text_of(plan: Plan, name: str, command: str) -> str:
         "plan": plan,
         "job": plan.job,
         "command": command,
-        "not_used": {key: why for key, why in target.NOT_USED.items() if is_given(plan.job, key)},
+        "not_used": {key: target.NOT_USED[key] for key in given(plan.job) if key in target.NOT_USED},
     }
     return render_template(targets.template(name), {**values, **target.template_values(plan)})
-
-
-def is_given(job: Job, key: str) -> bool:
-    """Return True if a spec gives a key such as "resources.memory" a value."""
-    section: BaseModel = job
-    *above, last = key.split(".")
-    for part in above:
-        section = cast(BaseModel, getattr(section, part))
-    return last in section.model_fields_set and getattr(section, last) is not None

@@ -8,10 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from jobspec.spec.job import Job, world_size
+from jobspec.spec.keys import keys
 from train.config import to_argv
 
 # Below 30000, because Kubernetes gives services node ports from there on, and Linux gives clients ports from 32768 on.
 PORTS = range(20000, 30000)
+
+PROCESSES = keys("name nodes.min nodes.max procs_per_node device train command no_python sweep")
+"""Keys that say which processes there are; every target starts them."""
 
 # How long nodes wait for the last one, unless the spec or the target says otherwise; torchrun's default for static.
 RENDEZVOUS_TIMEOUT_S = 900
@@ -19,6 +23,16 @@ RENDEZVOUS_TIMEOUT_S = 900
 # Size of /dev/shm in a container, unless the spec sets it.  The default of 64 MiB is too small for DataLoader workers
 # and NCCL.  This is a limit, not a reservation.
 _SHM_PER_PROCESS = 1 << 30
+
+
+# Python prefers a train.py or train/ in the working folder to our package.
+_OUR_TRAIN_OR_NONE = """\
+import importlib.util, os, sys
+train = importlib.util.find_spec("train")
+found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
+if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
+    sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
+os.execvp(sys.argv[1], sys.argv[1:])"""
 
 
 def container_shm(job: Job) -> int:
@@ -66,6 +80,21 @@ class Plan:
     @property
     def world_size(self) -> int:
         return world_size(self.job)
+
+    @property
+    def notes(self) -> list[str]:
+        """Return what the head of the artifact says about defaults that follow from other keys."""
+        if self.job.nodes.elastic and "max_restarts" not in self.job.model_fields_set:
+            return [
+                f"max_restarts is {self.job.max_restarts}, its default where nodes is a range; "
+                "the torchrun of each node counts its own restarts."
+            ]
+        return []
+
+    @property
+    def guard(self) -> tuple[str, ...]:
+        """Return the words before the launcher that end the job if `-m train` would run another program."""
+        return () if self.job.train is None else ("python3", "-c", _OUR_TRAIN_OR_NONE)
 
     @property
     def torchrun_program(self) -> tuple[str, ...]:

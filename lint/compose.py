@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from jobspec.problems import masked
-from jobspec.reading.secret_names import names_secret
+from jobspec.spec.secret_names import names_secret
 from lint.lexer import TORCHRUN
 from lint.manifest import Node, script_of
 from lint.rules import Fault, rule

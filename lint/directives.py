@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from jobspec.reading.sbatch_options import OPTIONS, meant
+from jobspec.spec.sbatch_options import OPTIONS, meant
 from lint.rules import Fault, rule
 from lint.shell import Script
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jobspec.problems import Place, masked
-from jobspec.reading.secret_names import names_secret
+from jobspec.spec.secret_names import names_secret
 from lint.lexer import TORCHRUN
 from lint.manifest import Node, script_of
 from lint.pods import containers, gpus, starts, templates, variables

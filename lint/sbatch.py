@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from jobspec.problems import Place
-from jobspec.reading.sbatch_options import OPTIONS, PYXIS, WITH_VALUE
+from jobspec.spec.sbatch_options import OPTIONS, PYXIS, WITH_VALUE
 from lint.lexer import Lexer
 
 _SHORT = """

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from jobspec.problems import Problem, masked
-from jobspec.reading.secret_names import names_secret
+from jobspec.spec.secret_names import names_secret
 from lint.rules import Fault, rule
 from lint.shell import Script
 

@@ -100,6 +100,7 @@ def _sees_cuda() -> bool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="write the golden files anew")
+    parser.addoption("--seed", type=int, default=0, help="draws the settings of tests/train/test_oracle.py")
 
 
 def pytest_configure() -> None:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +30,10 @@ _TIMEOUT_S = 500.0  # of a whole job; the tests have their own, which is shorter
 _SRUN = """
 import os, signal, sys
 here, words = os.environ["STAND_IN"], sys.argv[1:]
-earlier = [name for name in os.listdir(here) if name.startswith("srun-")]
-with open(f"{here}/srun-{len(earlier)}", "wb") as record:
+earlier = sum(name.startswith("srun-") for name in os.listdir(here))
+while os.path.exists(f"{here}/srun-{earlier}"):
+    earlier += 1
+with open(f"{here}/srun-{earlier}", "xb") as record:
     record.write(b"".join(os.fsencode(word) + b"\\0" for word in words))
 with open(f"{here}/environment-of-srun", "w") as record:
     record.write("\\n".join(f"{name}={value}" for name, value in os.environ.items()))
@@ -240,8 +243,8 @@ class Cluster:
         try:
             out = job.communicate(timeout=_TIMEOUT_S)[0].decode()
         finally:
-            if job.poll() is None:
-                os.killpg(job.pid, signal.SIGTERM)  # srun, too, which ends the tasks
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGTERM)  # each srun that is left, too, which ends its tasks
         return job.returncode, out + "".join(log.read_text() for log in sorted(self.folder.glob("*.log")))
 
     def calls(self) -> dict[tuple[int, int], Call]:

@@ -138,20 +138,30 @@ class TrainConfig(BaseModel):
 
     epochs: int = Field(1, gt=0, le=_MOST, description="passes over the training set")
     max_steps: int | None = Field(
-        None, gt=0, description="stop after this many optimizer steps, counted over all epochs"
+        None,
+        gt=0,
+        description="stop after this many optimizer steps, counted over all epochs; schedules end there, too",
     )
     batch_size: int = Field(
         64, gt=0, le=_MOST, description="samples of one optimizer step over all processes together (the global batch)"
     )
     accumulate: int = Field(
-        1, gt=0, description="number of micro-batches into which each process cuts its share of a step, to save memory"
+        1,
+        gt=0,
+        description="number of micro-batches into which a step is cut, to save memory; processes share each of them",
     )
     optimizer: Literal["sgd", "adam", "adamw", "adadelta"] = Field("sgd", description="torch.optim algorithm")
     lr: float = Field(
         0.01, gt=0, le=1e30, allow_inf_nan=False, description="learning rate, which scheduler and warmup_steps change"
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
-    weight_decay: float = Field(0.0, ge=0, le=1e6, allow_inf_nan=False, description="weight decay of the optimizer")
+    weight_decay: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="weight decay of the optimizer; adamw has none either unless given, where torch takes 0.01",
+    )
     clip_norm: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="scale the whole gradient down to this norm if its norm is larger"
     )

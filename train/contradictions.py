@@ -14,8 +14,14 @@ _NEEDS: list[tuple[str, Callable[[Any], bool], str, str]] = [
     ("tensorboard", bool, "run_dir", "say where its files belong"),
     ("profile", bool, "run_dir", "say where its files belong"),
 ]
-# Keys that only one strategy has.
-_ONLY = {"fsdp_wrap": "fsdp", "fsdp_reshard": "fsdp", "pipeline_schedule": "pipeline"}
+# Keys that have an effect with one value of another key only.
+_ONLY = {
+    "fsdp_wrap": ("strategy", "fsdp"),
+    "fsdp_reshard": ("strategy", "fsdp"),
+    "pipeline_schedule": ("strategy", "pipeline"),
+    "momentum": ("optimizer", "sgd"),
+    "lr_gamma": ("scheduler", "step"),
+}
 _NO_WHOLE_MODEL: list[tuple[str, Any, str]] = [
     ("ema", None, "no rank holds the whole model, so none can keep its average"),
     ("on_oom", "halve", "the other processes would wait in the forward for the one that is out of memory"),
@@ -72,16 +78,10 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
             sync=values["sync"],
             strategy=strategy,
         )
-    for key, only in _ONLY.items():
-        if values[key] != defaults[key] and strategy != only:
-            _refuse(
-                "{key} is {value}, but {other} is {strategy}; only {only} has this setting",
-                key=key,
-                other="strategy",
-                value=values[key],
-                strategy=strategy,
-                only=only,
-            )
+    for key, (other, only) in _ONLY.items():
+        if values[key] != defaults[key] and values[other] != only:
+            sentence = "{key} is {value}, but {other} is {theirs}; only {only} has this setting"
+            _refuse(sentence, key=key, other=other, value=values[key], theirs=values[other], only=only)
     for key, value, why in _CANNOT.get(strategy, ()):
         given = values[key]
         if given is not None if value is None else given == value:

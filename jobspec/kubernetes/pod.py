@@ -13,9 +13,10 @@ from pathlib import Path as File
 from typing import Any
 
 from jobspec import kubernetes
-from jobspec.plan import Plan, container_shm
+from jobspec.plan import PROCESSES, Plan, container_shm
 from jobspec.spec import files
 from jobspec.spec.job import Job
+from jobspec.spec.keys import keys
 from jobspec.spec.quantities import quantity
 from jobspec.spec.secret_ref import SecretName
 from jobspec.spec.shell import before
@@ -33,7 +34,23 @@ DISK = "ephemeral-storage"
 HOME = files.WORKDIR
 """A folder of the pod that any user can write to; the folders of an image mostly belong to root."""
 
-NOT_USED = {"slurm.array": "this is one job, not several"}
+USES = (
+    PROCESSES
+    | keys("gpu gpus_per_node image setup workdir files env secrets mounts time_limit max_restarts")
+    | keys("preemption preemption.grace")
+    | keys("cpus memory shm rdma devices", "resources")
+    | keys("backend port timeout", "rendezvous")
+    | keys("namespace queue workload_priority_class priority_class volcano_queue scheduler labels", "kubernetes")
+    | keys("annotations service_account image_pull_secrets image_pull_policy secret security", "kubernetes")
+    | keys("run_as_user fs_group gpu_types gpu_resource rdma_resource host_network pod", "kubernetes")
+    | keys("node_selector tolerations topology_spread", "kubernetes")
+)
+"""What every kind of object does with its pods."""
+
+NOT_USED = {
+    "slurm.array": "this is one job, not several",
+    "preemption.max_requeues": "a preempted pod is replaced however often that happens",
+}
 
 _NOT_ROOT = 1000  # restricted allows all but 0; this is the first user of most images
 
@@ -79,13 +96,13 @@ def template_values(
         setup = [f"cd {shlex.quote(workdir)}", *setup]
     return {
         "versions": f"{kubernetes.OLDEST} to {kubernetes.NEWEST}",
-        "notes": list(_notes(job)),
+        "notes": [*_notes(job), *plan.notes],
         "labels": {**OUR_LABELS, INSTANCE_LABEL: job.name, **job.kubernetes.labels},
         "annotations": {"sidecar.istio.io/inject": "false", **job.kubernetes.annotations},
         "patch": patch,
         "secrets": [(name, holder_of(job, name), name.key) for name in job.secrets],
         "container": container,
-        "torchrun": before(torchrun, setup),
+        "torchrun": before([*plan.guard, *torchrun], setup),
         "workdir": None if patch else workdir,
         "files": [
             {"key": file_key(number, name), "path": files.target(job, name), "text": File(name).read_bytes().decode()}
@@ -189,8 +206,8 @@ def _requests(job: Job) -> dict[str, str]:
 
 def _devices(job: Job) -> dict[str, str]:
     amounts = {}
-    if job.device == "cuda":
-        amounts[job.kubernetes.gpu_resource] = str(job.procs_per_node)
+    if job.gpus:
+        amounts[job.kubernetes.gpu_resource] = str(job.gpus)
     if job.resources.rdma and job.kubernetes.rdma_resource:
         amounts[job.kubernetes.rdma_resource] = "1"
     return {**amounts, **{name: str(amount) for name, amount in job.resources.devices.items()}}

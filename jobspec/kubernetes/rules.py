@@ -104,7 +104,7 @@ def devices_have_full_names(job: Job) -> Iterator[Finding]:
 def further_resources_are_known_to_a_cluster(job: Job) -> Iterator[Finding]:
     own = {"cpu": "resources.cpus", "memory": "resources.memory"}
     if job.device == "cuda":
-        own[job.kubernetes.gpu_resource] = "procs_per_node"
+        own[job.kubernetes.gpu_resource] = "gpus_per_node (or procs_per_node)"
     if job.resources.rdma and job.kubernetes.rdma_resource:
         own[job.kubernetes.rdma_resource] = "resources.rdma"
     for name, amount in job.resources.devices.items():

@@ -1,7 +1,8 @@
 """Merge several spec files into one: one file says what runs, another where it runs.
 
 Mappings are merged key by key.  Any other value replaces the earlier one, and an empty value (`key:` or `key: null`)
-removes the key.  A list under `+key` is appended to the list that is there.
+removes the key.  A list under `+key` is appended to the list that is there, and no later file replaces the
+result: then the files are in the wrong order.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class _Merged:
         self.keys: dict[Path, Place] = {}
         self.items: dict[Path, Place] = {(): start}
         self.removed: dict[Path, Place] = {}
+        self.appended: dict[Path, Place] = {}
         self.problems: list[Problem] = []
 
     def add(self, source: Source) -> None:
@@ -86,6 +88,13 @@ class _Merged:
                 there.pop(written, None)
                 self._forget(old, read_at)
                 self.removed[read_at] = source.keys[read_at]
+                self.appended.pop(read_at, None)
+            elif read_at in self.appended:
+                place, this = self.appended[read_at], source.keys[read_at].name
+                message = f"{dotted(read_at)} would drop what +{written} in {place.name}:{place.line} adds"
+                self._refuse(
+                    source, read_at, message, f"name {this} before {place.name}; or write +{written} here, too"
+                )
             elif old is not None and isinstance(old, dict) != isinstance(value, dict):
                 message = f"{dotted(read_at)} is {shown(value, read_at)} here, but {self._said(read_at, old)}"
                 self._refuse(source, read_at, message, _instead(str(written), old, value))
@@ -128,6 +137,7 @@ class _Merged:
             for number, element in enumerate(value):
                 self._take_places(source, (*read_at, number), (*path, len(old or []) + number), element)
             there[key] = [*(old or []), *value]
+            self.appended[path] = source.keys[read_at]
 
     def _said(self, path: Path, old: Any) -> str:
         place = self.items[path]

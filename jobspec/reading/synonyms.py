@@ -6,9 +6,9 @@ import re
 
 from jobspec.kubernetes.pod_patch import FREE as KEYS_OF_A_POD
 from jobspec.problems import Path
-from jobspec.reading.sbatch_options import OPTIONS
 from jobspec.slurm.option_rules import instead
 from jobspec.spec.kubernetes import Kubernetes
+from jobspec.spec.sbatch_options import OPTIONS
 
 # Maps a key as people write it, in snake case, to the path of our key from the root of the spec.
 _EVERYWHERE: dict[str, Path] = {
@@ -17,7 +17,7 @@ _EVERYWHERE: dict[str, Path] = {
     **dict.fromkeys(["environment", "env_vars", "variables", "envs"], ("env",)),
     **dict.fromkeys(["volumes", "volume_mounts", "container_mounts", "binds"], ("mounts",)),
     **dict.fromkeys(["num_nodes", "nnodes", "replicas", "num_workers"], ("nodes",)),
-    **dict.fromkeys(["gpus", "gpus_per_node", "num_gpus", "nproc_per_node", "nprocs"], ("procs_per_node",)),
+    **dict.fromkeys(["gpus", "num_gpus", "nproc_per_node", "nprocs"], ("procs_per_node",)),
     **dict.fromkeys(["ntasks", "ntasks_per_node", "tasks_per_node", "num_processes"], ("procs_per_node",)),
     **dict.fromkeys(["time", "walltime", "timeout", "max_duration"], ("time_limit",)),
     **dict.fromkeys(["cwd", "chdir", "working_dir", "container_workdir"], ("workdir",)),

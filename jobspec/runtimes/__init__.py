@@ -61,6 +61,11 @@ def load(name: str) -> Runtime:
     return cast(Runtime, importlib.import_module(f"{__name__}.{name}"))
 
 
+def tasks_per_node(job: Job) -> int:
+    """Return how many tasks Slurm starts on a node; each has its own container."""
+    return job.procs_per_node if job.slurm.launcher == "srun" else 1
+
+
 def problems(job: Job) -> Iterable[Finding]:
     """Yield why the job's runtime cannot run its image and mounts; nothing without a container."""
     runtime = job.slurm.runtime

@@ -29,7 +29,7 @@ def mount_empty(plan: Plan) -> list[str]:
 
 def let_in(names: Sequence[str]) -> str:
     """Return bash that adds flags for these variables to "$@", by name only: values must not be arguments."""
-    return f'for name in JOB_PROGRAM {in_shell(names)}; do set -- "$@" "--env=$name"; done'
+    return f'for name in JOB_PROGRAM {in_shell(names)}; do\n    set -- "$@" "--env=$name"\n  done'
 
 
 def gpus() -> list[str]:

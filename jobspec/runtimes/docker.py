@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jobspec.plan import Plan
-from jobspec.runtimes import _oci
-from jobspec.slurm.options import tasks_per_node
+from jobspec.runtimes import _oci, tasks_per_node
 
 PROGRAM = "docker"
 RUN = "docker run"
@@ -31,7 +30,8 @@ def words(plan: Plan, passed: Sequence[str]) -> list[str]:
     if job.resources.cpus is not None:
         flags.append(f"--cpus={max(1, job.resources.cpus // tasks)}")
     if job.resources.memory is not None:
-        flags.append(f"--memory={job.resources.memory // tasks}b")
+        memory = f"{job.resources.memory // tasks}b"
+        flags += [f"--memory={memory}", f"--memory-swap={memory}"]  # docker would add as much swap
     return [*flags, *_oci.image(plan)]
 
 

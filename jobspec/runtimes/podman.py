@@ -16,10 +16,13 @@ RUN = "podman run"
 # Slurm's signal would reach podman itself, too: rootless podman then ends at once, with 0 (seen with 4.3), while its
 # container still saves.
 # Nodes may share podman's database (in a home directory), so `podman ps` lists the containers of all of them.
-STOP = (
-    'podman ps --quiet --filter "name=^slurm-$SLURM_JOB_ID[.]" --filter "label=node=$SLURMD_NODENAME" | '
-    "xargs --no-run-if-empty podman kill --signal=TERM"
-)
+# The shell that attends the task, if one does, is told first: it would take the end of the container for a failure.
+STOP = r"""
+    podman ps --filter "name=^slurm-$SLURM_JOB_ID[.]" --filter "label=node=$SLURMD_NODENAME" \
+      --format "{{.ID}} {{index .Labels \"shell\"}}" | while read -r container shell; do
+        [[ -z $shell ]] || kill "$shell"
+        podman kill --signal=TERM "$container"
+      done"""
 
 
 def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
@@ -36,7 +39,8 @@ def words(plan: Plan, passed: Sequence[str]) -> list[str]:
 def before(plan: Plan, passed: Sequence[str]) -> list[str]:
     # Files on the mounts then belong to the user who submitted the job; for root they do anyway, and podman rejects it.
     lines = [
-        'set -- --name="slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID" --label="node=$SLURMD_NODENAME" --replace',
+        'set -- --name="slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID" --replace',
+        'set -- "$@" --label="node=$SLURMD_NODENAME" --label="shell=${asked+$$}"',
         'if [ "$(id -u)" != 0 ]; then set -- "$@" --userns=keep-id; fi',
         _oci.let_in(passed),
         *_oci.mount_empty(plan),

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from jobspec.problems import Finding
-from jobspec.reading.sbatch_options import FLAGS, WITH_VALUE
 from jobspec.spec.job import Job
 from jobspec.spec.rules import Rule
+from jobspec.spec.sbatch_options import FLAGS, WITH_VALUE
 
 # Options of sbatch that follow from keys of the spec.  If one were given again, one of the two would be lost.
 _OPTIONS_OF_KEYS = {
@@ -18,8 +18,8 @@ _OPTIONS_OF_KEYS = {
     "ntasks-per-node": "procs_per_node and slurm.launcher",
     "ntasks-per-gpu": "procs_per_node and slurm.launcher",
     "cpus-per-task": "resources.cpus",
-    "gpus": "nodes and procs_per_node",
-    "gpus-per-node": "procs_per_node",
+    "gpus": "nodes and gpus_per_node (or procs_per_node)",
+    "gpus-per-node": "gpus_per_node (or procs_per_node)",
     "gpus-per-task": "procs_per_node; this option would hide the other GPUs from each process",
     "tasks-per-node": "procs_per_node and slurm.launcher",
     "tres-per-task": "procs_per_node and resources.cpus; this option would hide the other GPUs from each process",
@@ -150,7 +150,7 @@ def each_process_sees_its_gpus(job: Job) -> Iterator[Finding]:
     for section, options in (("options", job.slurm.options), ("srun_options", job.slurm.srun_options)):
         gres, bind = str(options.get("gres", "")), str(options.get("gpu-bind", ""))
         if re.match(r"(.*,)?(gres:|gres/)?gpu(?=[:=,]|$)", gres):
-            message = f"slurm.{section}: the number of GPUs is set from procs_per_node"
+            message = f"slurm.{section}: the number of GPUs is set from gpus_per_node (or procs_per_node)"
             hint = "to choose the type of GPU, set the key gpu, such as gpu: h100"
             yield Finding(("slurm", section, "gres"), message, hint, on_key=True)
         several = job.slurm.launcher == "torchrun" and job.procs_per_node > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jobspec.plan import Plan
+from jobspec.runtimes import tasks_per_node
 from jobspec.spec.job import Job
 
 
@@ -14,7 +15,8 @@ def directives(plan: Plan) -> list[tuple[str, str]]:
     given = {
         "job-name": job.name,
         "nodes": f"{job.nodes.min}-{job.nodes.max}" if job.nodes.elastic else job.nodes.max,
-        "ntasks-per-node": tasks_per_node(job),
+        # Of a range, Slurm would give no more nodes than there are tasks on the fewest.
+        "ntasks-per-node": None if job.nodes.elastic else tasks_per_node(job),
         "cpus-per-task": _cpus_per_task(job),
         "gpus-per-node": _gpus(job),
         "mem": f"{job.resources.memory >> 20}M" if job.resources.memory else None,
@@ -25,7 +27,7 @@ def directives(plan: Plan) -> list[tuple[str, str]]:
         "constraint": slurm.constraint,
         "reservation": slurm.reservation,
         "array": array,
-        "no-kill": "" if job.nodes.elastic else None,
+        "no-kill": "" if goes_on(job) else None,
         "signal": f"B:USR1@{job.preemption.grace}" if job.preemption else None,
         "requeue" if job.preemption else "no-requeue": "",
         "output": None if "output" in slurm.options else log,
@@ -51,7 +53,7 @@ def srun_flags(plan: Plan) -> list[str]:
         # other jobs.
         flags.append("--distribution=block")
     if job.nodes.elastic:
-        flags += ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
+        flags += [*(["--no-kill"] if goes_on(job) else []), "--kill-on-bad-exit=0", "--wait=0"]
     elif job.preemption:
         flags += ["--kill-on-bad-exit=0", f"--wait={job.preemption.grace}"]
     else:
@@ -62,20 +64,28 @@ def srun_flags(plan: Plan) -> list[str]:
     return flags
 
 
-def tasks_per_node(job: Job) -> int:
-    return job.procs_per_node if job.slurm.launcher == "srun" else 1
-
-
 def ntasks(job: Job) -> str:
     """Return the number of tasks as a word of bash, computed from the number of nodes that Slurm gave."""
     per_node = tasks_per_node(job)
     return '"$SLURM_JOB_NUM_NODES"' if per_node == 1 else f"$(( SLURM_JOB_NUM_NODES * {per_node} ))"
 
 
+def goes_on(job: Job) -> bool:
+    """Return True if the job keeps its other nodes when one is lost, and False if it ends or is requeued."""
+    return job.nodes.elastic and job.preemption is None
+
+
+def ends_others(job: Job) -> bool:
+    """Return True if a task must end the others itself, because srun waits for those that save after a signal."""
+    return job.preemption is not None and not job.nodes.elastic and job.nodes.max * tasks_per_node(job) > 1
+
+
 def what_ends_what(job: Job) -> str:
     """Say in words what srun_flags do about a task that ends or fails."""
-    if job.nodes.elastic:
+    if goes_on(job):
         return "The other nodes continue when one is lost."
+    if job.nodes.elastic:
+        return "When a node is lost, the others continue until Slurm requeues the job."
     if job.preemption:
         return "A node that has saved and ended must not end the nodes that still save."
     return "If a node fails, srun ends the others: they would only wait for it."
@@ -95,7 +105,7 @@ def _cpus_per_task(job: Job) -> int | None:
 def _gpus(job: Job) -> str | None:
     if job.device == "cpu":
         return None
-    return f"{job.gpu}:{job.procs_per_node}" if job.gpu else str(job.procs_per_node)
+    return f"{job.gpu}:{job.gpus}" if job.gpu else str(job.gpus)
 
 
 def _time(seconds: int) -> str:

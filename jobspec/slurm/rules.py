@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 from jobspec import runtimes
 from jobspec.filters import sh
 from jobspec.problems import Finding
-from jobspec.slurm.options import tasks_per_node
+from jobspec.runtimes import tasks_per_node
 from jobspec.spec.job import Job
+from jobspec.spec.keys import given
 from jobspec.spec.rules import Rule, names_in_env
 
 _MAX_GRACE = 65535  # seconds; sbatch takes no more in --signal
@@ -19,7 +20,7 @@ _LONGEST_TASK = 120 * 1024  # bytes; Linux allows 128 KiB in one variable, and t
 
 # Variables that the script itself sets.
 VARIABLES_OF_SCRIPT = {
-    *("JOB_PROGRAM", "address", "before", "disk", "failed", "free", "gpu", "gpus", "is_host"),
+    *("JOB_PROGRAM", "address", "asked", "before", "disk", "failed", "free", "gpu", "gpus"),
     *("job", "log", "name", "record", "restart", "scratch", "shm", "state", "status", "step", "wait_s"),
 }
 
@@ -39,7 +40,7 @@ def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
     elif job.rendezvous.backend == "c10d":
         message = "slurm.launcher is srun, but only torchrun has rendezvous.backend c10d"
         yield Finding(("slurm", "launcher"), message, "leave rendezvous.backend out")
-    if job.max_restarts:
+    if "max_restarts" in given(job):
         message = f"max_restarts is {job.max_restarts}, but slurm.launcher is srun: nothing restarts processes"
         yield Finding(
             ("max_restarts",),

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from jobspec.reading.sbatch_options import OPTIONS, PYXIS, meant
-from jobspec.reading.secret_names import names_secret
 from jobspec.spec import files
 from jobspec.spec.job import Job
+from jobspec.spec.sbatch_options import OPTIONS, PYXIS, meant
+from jobspec.spec.secret_names import names_secret
 from train.config import PATHS
 
 _CURLY = re.compile("[\u2018\u2019\u201c\u201d]")
@@ -37,8 +37,7 @@ def doubts(job: Job, node_is_hidden: bool = False) -> Iterator[str]:
     elsewhere = first == "-m" or posixpath.isabs(first)
     if travels and not elsewhere and posixpath.normpath(first) not in files.found(job):
         yield f"files does not list {first}, the script in command; Kubernetes and compose would not find it"
-    restarts = job.max_restarts > 0 or job.nodes.min < job.nodes.max
-    if restarts and job.train and job.train.checkpoint_dir is not None and job.train.resume == "never":
+    if job.max_restarts and job.train and job.train.checkpoint_dir is not None and job.train.resume == "never":
         yield "train.resume is never, so a restart finds checkpoints and refuses to run; write resume: auto"
     if node_is_hidden:
         yield from _lost_with_the_container(job)

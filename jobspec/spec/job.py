@@ -132,7 +132,7 @@ class Mount(Section):
 
 
 class Resources(Section):
-    """What each node gives to the job; one GPU per process is added when device is cuda."""
+    """What each node gives to the job; with device cuda, its GPUs are added."""
 
     cpus: int | None = Field(
         None,
@@ -181,7 +181,13 @@ class Preemption(Section):
 class Compose(Section):
     """Keys that only compose has."""
 
-    project: DnsLabel | None = Field(None, description="name of the project, for Compose 2; default: the folder's name")
+    project: DnsLabel | None = Field(None, description="name of the project; default: the job's name")
+    gpus: list[Annotated[int, Field(ge=0)]] = Field(
+        [], description="numbers of the GPUs, those of node 0 first, such as [2, 3]; default: from 0"
+    )
+    run_as_user: int | None = Field(
+        None, ge=0, lt=2**31, description="user and group ID of the processes; default: the image's user"
+    )
 
 
 class Job(Section):
@@ -197,6 +203,12 @@ class Job(Section):
         description="processes on each node: one per GPU, or any number that shares the CPUs",
     )
     device: Literal["cuda", "cpu"] = Field("cuda", description="what the processes compute on")
+    gpus_per_node: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_PROCS_PER_NODE,
+        description="GPUs of each node, if a process starts further processes for them; default: procs_per_node",
+    )
     gpu: GpuType | None = Field(
         None,
         description="type of GPU, such as h100; passed to Slurm as it is; on Kubernetes a key of kubernetes.gpu_types",
@@ -239,7 +251,11 @@ class Job(Section):
     time_limit: Duration | None = Field(None, description="the job is ended after this time, such as 2h")
     rendezvous: Rendezvous = Field(Rendezvous(), description="how the nodes find each other")
     max_restarts: int = Field(
-        0, ge=0, le=10000, description="maximum number of restarts of the processes after failures"
+        0,
+        ge=0,
+        le=10000,
+        description="maximum number of restarts of the processes after failures; default: 0, or 3 if nodes is a range, "
+        "where the torchrun of each node counts its own",
     )
     preemption: Preemption | None = Field(None, description="the scheduler may preempt the job")
     sweep: dict[SweepKey, Annotated[list[SweptValue], Field(min_length=1)]] = Field(
@@ -250,6 +266,18 @@ class Job(Section):
     slurm: Slurm = Field(Slurm(), description="keys that only Slurm has")
     kubernetes: Kubernetes = Field(Kubernetes(), description="keys that only the Kubernetes targets have")
     compose: Compose = Field(Compose(), description="keys that only compose has")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of each node."""
+        return 0 if self.device == "cpu" else self.gpus_per_node or self.procs_per_node
+
+    @model_validator(mode="after")
+    def _survive_a_lost_node(self) -> Job:
+        """Set the default of `max_restarts` for a range of nodes: with 0, the first lost node would end the job."""
+        if self.nodes.elastic and "max_restarts" not in self.model_fields_set:
+            self.__dict__["max_restarts"] = 3
+        return self
 
 
 def world_size(job: Job) -> int:

@@ -181,9 +181,13 @@ def one_device(job: Job) -> Iterator[Finding]:
 
 
 @Rule
-def type_of_gpu_needs_gpus(job: Job) -> Iterator[Finding]:
-    if job.gpu is not None and job.device == "cpu":
-        yield Finding(("gpu",), f"gpu is {job.gpu}, but device is cpu", "leave one of them out")
+def keys_of_gpus_need_gpus(job: Job) -> Iterator[Finding]:
+    for key in ("gpu", "gpus_per_node"):
+        if getattr(job, key) is not None and job.device == "cpu":
+            yield Finding((key,), f"{key} is {getattr(job, key)}, but device is cpu", "leave one of them out")
+    if job.gpus_per_node is not None and job.gpus_per_node < job.procs_per_node:
+        message = f"gpus_per_node is {job.gpus_per_node}, less than the {job.procs_per_node} processes of a node"
+        yield Finding(("gpus_per_node",), message, "leave it out; each process needs a GPU")
 
 
 @Rule

@@ -6,20 +6,18 @@ A target's module is a `Target`.  Its rules are `Rule`s at its top level, as in 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from jobspec import TEMPLATES
 
 # The command line lists the names before it knows what it will do; nothing heavy is imported for that.
 if TYPE_CHECKING:
     from jobspec.environment import Variable
     from jobspec.plan import Plan, Rank
     from jobspec.spec.job import Job
-
-_JOBSPEC = Path(__file__).parents[1]
-TEMPLATES = next(folder / "templates" for folder in (_JOBSPEC.parent, _JOBSPEC) if (folder / "templates").is_dir())
-"""Beside jobspec in a checkout, inside jobspec if pip installed it."""
 
 
 class Target(Protocol):
@@ -28,11 +26,13 @@ class Target(Protocol):
     @property
     def __name__(self) -> str: ...
 
-    NOT_USED: Mapping[str, str]
-    """Keys of the spec without effect here (such as "resources.memory") and why; the artifact says so.
+    USES: Set[str]
+    """Keys of the spec (such as "resources.memory") that the artifact carries out, or that a rule rejects.
 
-    Only keys that do not change the job's result.  For any other key without effect, a rule rejects the spec.
+    A spec that gives another key is rejected, unless the key is in NOT_USED or in the section of another target.
     """
+    NOT_USED: Mapping[str, str]
+    """Keys that cannot change the job's result here, and why; the artifact's head says so."""
 
     def template_values(self, plan: Plan) -> dict[str, Any]:
         """Return what the template needs besides `plan`, `job`, `command` and `not_used`."""
@@ -79,7 +79,7 @@ def hides_the_node(target: Target, job: Job) -> bool:
     Where the job decides, the target has a function `hides_the_node(job)`.  Elsewhere all targets with images do.
     """
     own = getattr(target, "hides_the_node", None)
-    return "image" not in target.NOT_USED if own is None else cast(bool, own(job))
+    return "image" in target.USES if own is None else cast(bool, own(job))
 
 
 def names() -> list[str]:

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from jobspec import torchrun
 from jobspec.environment import FREE_PORT, RANDOM_ID, Variable, common_variables, torchrun_variables
-from jobspec.plan import Plan, Rank, container_shm
+from jobspec.plan import PROCESSES, Plan, Rank, container_shm
 from jobspec.problems import Finding
 from jobspec.spec import files
 from jobspec.spec.job import Job
+from jobspec.spec.keys import keys
 from jobspec.spec.rules import Rule, empty_mounts_have_no_folders, leaves_room, missing_image
 from jobspec.spec.shell import before
 
+USES = (
+    PROCESSES
+    | keys("gpus_per_node image setup workdir files env secrets mounts max_restarts")
+    | keys("project gpus run_as_user", "compose")
+    | keys("preemption preemption.grace")
+    | keys("cpus memory shm rdma", "resources")
+    | keys("backend port timeout", "rendezvous")
+)
 NOT_USED = {
     "gpu": "the machine's GPUs are used",
     "time_limit": "compose has no time limit",
     "resources.devices": "only Kubernetes knows these names",
+    "preemption.max_requeues": "compose requeues nothing; max_restarts limits the restarts",
     "slurm.array": "this is one job, not several",
 }
 
@@ -29,7 +40,7 @@ _STOP_GRACE = 40
 def template_values(plan: Plan) -> dict[str, Any]:
     job = plan.job
     return {
-        "entrypoint": before(["torchrun"], job.setup),
+        "entrypoint": before([*plan.guard, "torchrun"], job.setup),
         "words": [*_flags(plan), *plan.torchrun_program],
         "environment": {variable.name: variable.value for variable in _own_variables(plan)} | dict(plan.env),
         "nodes": [_node(plan, node) for node in range(job.nodes.max)],
@@ -37,7 +48,8 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "restarts": job.max_restarts - _torchrun_restarts(plan),
         "stop_grace": job.preemption.grace if job.preemption else _STOP_GRACE,
         "workdir": files.workdir(job),
-        "files": {f"./{name}": files.target(job, name) for name in files.found(job)},
+        "project": job.compose.project or job.name,
+        "files": [{"path": files.target(job, name), "text": _text(name)} for name in files.found(job)],
         "claims": sorted({mount.claim for mount in job.mounts if mount.claim is not None and mount.source is None}),
     }
 
@@ -59,10 +71,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
 
 
 def node_name(plan: Plan, node: int) -> str:
-    """Return the name of the service, which is also its DNS name in the project's network.
-
-    It contains the job's name, because compose takes the services of all files in a folder for one project.
-    """
+    """Return the name of the service, which is also its DNS name in the project's network."""
     return f"{plan.job.name}-{node}"
 
 
@@ -83,8 +92,21 @@ empty_mounts = Rule(empty_mounts_have_no_folders)
 
 
 @Rule
+def each_node_has_its_gpus(job: Job) -> Iterator[Finding]:
+    gpus, needed = set(job.compose.gpus), job.nodes.max * job.gpus
+    if gpus and job.device == "cpu":
+        yield Finding(("compose", "gpus"), "compose.gpus is given, but device is cpu", "leave one of them out")
+    elif gpus and len(gpus) < needed:
+        message = f"compose.gpus names {len(gpus)} different GPUs, but the job needs {needed}"
+        yield Finding(("compose", "gpus"), message, "no two nodes share a GPU")
+
+
+@Rule
 def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
     for number, mount in enumerate(job.mounts):
+        if mount.source is None and mount.claim is not None and mount.sub_path is not None:
+            message = f"mounts[{number}].sub_path: before Docker 26 the engine ignores it and mounts the whole volume"
+            yield Finding(("mounts", number, "sub_path"), message, "write source: PATH, or leave sub_path out")
         if mount.source is None and mount.volume in ("config_map", "secret"):
             message = f"mounts[{number}].{mount.volume} exists only on Kubernetes; compose mounts folders and volumes"
             yield Finding(("mounts", number, mount.volume), message, "write source: PATH, a folder of this machine")
@@ -95,6 +117,11 @@ def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
         elif path in ("/", "/dev", "/proc", "/sys") or path.startswith(("/proc/", "/sys/")):
             message = f"mounts[{number}].path is {mount.path}, which belongs to the container itself"
             yield Finding(("mounts", number, "path"), message, "choose another path, such as /data")
+
+
+def _text(file: str) -> str:
+    """Return the content of a file; compose leaves empty files out."""
+    return Path(file).read_bytes().decode() or "\n"
 
 
 def _flags(plan: Plan) -> list[str]:
@@ -119,9 +146,10 @@ def _torchrun_restarts(plan: Plan) -> int:
 
 def _node(plan: Plan, node: int) -> dict[str, Any]:
     """Return what is different in the service of one node; no other node has its GPUs, which it sees from number 0."""
-    first = node * plan.job.procs_per_node
-    gpus = range(first, first + plan.job.procs_per_node) if plan.job.device == "cuda" else range(0)
-    return {"name": node_name(plan, node), "environment": _node_environment(plan, node), "gpus": list(map(str, gpus))}
+    each = plan.job.gpus
+    all_gpus = plan.job.compose.gpus or range(plan.job.nodes.max * each)
+    gpus = [str(gpu) for gpu in all_gpus[node * each : (node + 1) * each]]
+    return {"name": node_name(plan, node), "environment": _node_environment(plan, node), "gpus": gpus}
 
 
 def _node_environment(plan: Plan, node: int) -> dict[str, str]:

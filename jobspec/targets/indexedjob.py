@@ -16,6 +16,7 @@ from jobspec.plan import Plan, Rank
 from jobspec.spec.rules import leaves_room
 from jobspec.torchrun import static_pod_flags
 
+USES = pod.USES | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
 RENDEZVOUS_TIMEOUT_S = pod.RENDEZVOUS_TIMEOUT_S
 SWEEPS = "objects"

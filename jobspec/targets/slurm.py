@@ -6,14 +6,24 @@ from typing import Any
 
 from jobspec import runtimes
 from jobspec.filters import sh
-from jobspec.plan import PORTS, Plan
+from jobspec.plan import PROCESSES, Plan
 from jobspec.slurm import notes, option_rules, options, rules, task
-from jobspec.slurm.environment import REMARKS, environment
+from jobspec.slurm.environment import REMARKS, environment, exports, of_the_program, passed
 from jobspec.spec.job import Job
+from jobspec.spec.keys import keys
 from jobspec.spec.rules import rules_in
 
-__all__ = ["NOT_USED", "REMARKS", "RULES", "SWEEPS", "environment", "template_values"]
+__all__ = ["NOT_USED", "REMARKS", "RULES", "SWEEPS", "USES", "environment", "template_values"]
 
+USES = (
+    PROCESSES
+    | keys("gpu gpus_per_node image setup workdir files env secrets mounts time_limit max_restarts")
+    | keys("preemption preemption.grace preemption.max_requeues")
+    | keys("cpus memory shm rdma", "resources")
+    | keys("backend port timeout", "rendezvous")
+    | keys("partition account qos constraint reservation runtime launcher array preflight", "slurm")
+    | keys("prologue epilogue options srun_options", "slurm")
+)
 NOT_USED = {"resources.devices": "only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}"}
 SWEEPS = "array"
 RULES = (*rules_in(rules), *rules_in(option_rules))
@@ -27,38 +37,40 @@ def hides_the_node(job: Job) -> bool:
 def template_values(plan: Plan) -> dict[str, Any]:
     job = plan.job
     runtime = runtimes.load(job.slurm.runtime)
-    passed = task.passed(plan)
+    names = passed(plan)
     own_log = "output" not in job.slurm.options
     in_shell = job.slurm.runtime == "none"
     # Each task starts its own container.
-    tasks = options.tasks_per_node(job) if runtime.RUN else 0
+    tasks = runtimes.tasks_per_node(job) if runtime.RUN else 0
     scratch = tasks * sum(mount.scratch or 0 for mount in job.mounts if mount.empty)
     return {
-        "notes": notes.notes(job),
+        "notes": [*notes.notes(job), *plan.notes],
         "directives": options.directives(plan),
         "own_log": own_log,
         "marks": own_log and job.train is not None,  # lines of python -m train in that log
         "meets": job.nodes.max > 1 or job.slurm.launcher == "srun",
-        "ports": PORTS,
-        "agent": task.agent(plan),
+        "of_the_job": exports(plan, "job"),
         "needs": _needed(plan),
         "path_of_program": f"PATH={sh(plan.env['PATH'])} " if in_shell and "PATH" in plan.env else "",
         "remedy": "activate the environment that has it before sbatch" if in_shell else "install it on the node",
         "shm_mib": (job.resources.shm or 0) >> 20,
         "scratch_mib": -(-scratch >> 20),
         "for_runtime": task.for_runtime(plan),
-        "env": task.environment(plan),
-        "launcher": task.launcher(plan),
+        "env": of_the_program(plan),
+        "launcher": [*plan.guard, *task.launcher(plan)],
         "program": task.program(plan),
-        "points": task.points(plan),
+        "swept_env": task.swept_env(plan),
+        "swept_words": task.swept_words(plan),
         "run": runtime.RUN,
         "stop": runtime.STOP,
-        "words": runtime.words(plan, passed),
-        "task": [*task.lines(plan), *runtime.before(plan, passed)],
-        "tasks_per_node": options.tasks_per_node(job),
+        "words": runtime.words(plan, names),
+        "task": [*exports(plan, "task"), *runtime.before(plan, names)],
+        "tasks_per_node": runtimes.tasks_per_node(job),
         "ntasks": options.ntasks(job),
+        "goes_on": options.goes_on(job),
+        "ends_others": options.ends_others(job),
         "ends": options.what_ends_what(job),
-        "srun_flags": [*options.srun_flags(plan), *runtime.srun_flags(plan, passed)],
+        "srun_flags": [*options.srun_flags(plan), *runtime.srun_flags(plan, names)],
         # After torchrun has killed its processes itself, and before Slurm ends the job.
         "give_up": max(1, job.preemption.grace * 7 // 8, job.preemption.grace - 15) if job.preemption else 0,
     }

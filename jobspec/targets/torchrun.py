@@ -14,10 +14,17 @@ from jobspec.environment import (
     common_variables,
     torchrun_variables,
 )
-from jobspec.plan import Plan, Rank
+from jobspec.plan import PROCESSES, Plan, Rank
+from jobspec.spec.keys import keys
 
+USES = (
+    PROCESSES
+    | keys("setup workdir env secrets resources.cpus max_restarts")
+    | keys("backend port timeout", "rendezvous")
+)
 NOT_USED = {
     "gpu": "the machine's GPUs are used",
+    "gpus_per_node": "the machine's GPUs are used",
     "image": "this script runs in the shell's own environment, not in a container",
     "mounts": "the processes see the paths of the machine",
     "files": "the processes see the folder in which the script is started",

@@ -19,9 +19,11 @@ from jobspec.kubernetes.environment import indexed_variables, node_variables, po
 from jobspec.plan import Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
+from jobspec.spec.keys import given
 from jobspec.spec.rules import Rule, leaves_room
 from jobspec.torchrun import static_pod_flags
 
+USES = pod.USES | {"kubernetes.runtime"}
 NOT_USED = {
     **pod.NOT_USED,
     # trainer#3779, fixed by #3891: Trainer forgets that the job has failed, and makes the JobSet again and again.
@@ -63,9 +65,8 @@ def preemption_needs_restarts_or_a_runtime(job: Job) -> Iterator[Finding]:
 
 @Rule
 def runtime_of_the_cluster_decides(job: Job) -> Iterator[Finding]:
-    for key in _RUNTIMES if job.kubernetes.runtime is not None else ():
-        section, _, last = key.rpartition(".")
-        if getattr(job.kubernetes if section else job, last):
+    for key in given(job) if job.kubernetes.runtime is not None else ():
+        if key in _RUNTIMES:
             message = f"{key} and kubernetes.runtime are both given, but a TrainJob cannot change {key} in a runtime"
             hint = "leave one of them out; without kubernetes.runtime the manifest brings a runtime along"
             yield Finding(tuple(key.split(".")), message, hint, on_key=True)

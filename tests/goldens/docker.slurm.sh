@@ -18,51 +18,74 @@ set -euo pipefail
 : "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
 : "${WANDB_API_KEY:?is a secret of this job; export it before sbatch}"
 
-# Unset variables left by an enclosing job: srun and torchrun would read them as their options.
+# Unset variables left by an enclosing job: srun, torchrun and torch would read them as their own.
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
   [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
 done
-record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # for the ID of an array, scontrol prints many
+unset {,LOCAL_,NODE_,GROUP_,ROLE_}RANK {,LOCAL_,GROUP_,ROLE_}WORLD_SIZE ROLE_NAME MASTER_ADDR MASTER_PORT
+[[ -z ${TORCHELASTIC_RUN_ID-} ]] || unset "${!TORCHELASTIC_@}" OMP_NUM_THREADS TORCH_NCCL_ASYNC_ERROR_HANDLING
+export PATH  # after sbatch --export=NONE, bash has one of its own
+# For the ID of an array, scontrol prints many.
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 restart=${record#* Restarts=} restart=${restart%% *}
 log=docker-$job-r$restart.log
 
-mark() { grep -ohsE "resume: .*|stopped by a signal at [^;]*" "$1" | tail -n 1; }  # where the run of a log began or stopped
+# Where the run of a log began or stopped.
+mark() { grep -ohsE "resume: .*|stopped by a signal at [^;]*" "$1" | tail -n 1; }
+refuse() { echo "not requeued: $1" >&2; exit 1; }
 requeue() {
-  refuse() { echo "not requeued: $1" >&2; exit 1; }
-  (( restart < 20 )) || refuse "the limit preemption.max_requeues (20) is reached"
+  (( restart < 20 )) ||
+    refuse "the limit preemption.max_requeues (20) is reached"
   local before=${log%"$restart.log"}$(( restart - 1 )).log
   [[ ! -f $before || $(mark "$before") != "$(mark "$log")" ]] || refuse "no progress since the last signal"
-  echo "requeueing the job" >&2; exec scontrol requeue "$job"
+  trap 'echo "requeueing the job" >&2; exec scontrol requeue "$job"' EXIT
+  exit
 }
-trap requeue USR1  # Slurm sends USR1 120 s before it takes the nodes; there is nothing to save yet
+# Slurm sends USR1 120 s before it takes the nodes; there is nothing to save yet.
+trap requeue USR1
 
+# Where the processes meet.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
-export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))  # jobs that share a node get different ports
-export PET_NNODES=$SLURM_JOB_NUM_NODES PET_RDZV_ID=$SLURM_JOB_ID.$restart PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
+export MASTER_ADDR
+export MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
+export PET_NNODES=$SLURM_JOB_NUM_NODES
+export PET_RDZV_ID=$SLURM_JOB_ID.$restart
+export PET_MASTER_ADDR=$MASTER_ADDR
+export PET_MASTER_PORT=$MASTER_PORT
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
   failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
   address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
   [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
-    problem "$MASTER_ADDR, the first node, resolves to ${address:-no address}, so other nodes cannot reach it; look at DNS and /etc/hosts"
+    problem "$MASTER_ADDR, the first node, resolves to ${address:-no address}, so other nodes cannot reach it;\
+ look at DNS and /etc/hosts"
   [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs ":$(printf %04X "$MASTER_PORT") [0-9A-F:]* 0A " /proc/net/tcp{,6} ||
     problem "port $MASTER_PORT is in use; set another port in rendezvous.port"
   command -v docker >/dev/null || problem "docker is not found; install it on the node"
   if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
   gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
-  (( gpus >= 4 )) || problem "$gpus GPUs for 4 processes; look at the driver, or lower procs_per_node"
+  (( gpus >= 4 )) ||
+    problem "$gpus GPUs for 4 processes; look at the driver, or lower procs_per_node"
   return "$failed"
 }
 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
   bash -c "$(declare -f preflight); preflight"
 
 program() {  # runs in the container
-  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 OMP_NUM_THREADS=8 \
-    PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/docker-nccl-rank- \
-    TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000
-  exec torchrun --nproc-per-node=4 --max-restarts=0 --rdzv-backend=static --rdzv-conf=timeout=900 -m train \
+  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
+    OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
+    TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/docker-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
+    TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+  exec python3 -c \
+    'import importlib.util, os, sys
+train = importlib.util.find_spec("train")
+found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
+if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
+    sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
+os.execvp(sys.argv[1], sys.argv[1:])' \
+    torchrun --nproc-per-node=4 --max-restarts=0 --rdzv-backend=static --rdzv-conf=timeout=900 -m train \
     --device=cuda \
     --model=resnet18 \
     --dataset=fashion_mnist \
@@ -82,22 +105,35 @@ task() {  # runs on the node, once for its 4 processes
   name=slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID
   docker rm --force "$name" >/dev/null 2>&1 || true
   set -- --name="$name" --user="$(id -u):$(id -g)"
-  for name in JOB_PROGRAM USER WANDB_API_KEY "${!MASTER_@}" "${!PET_@}" "${!SLURM_@}"; do set -- "$@" "--env=$name"; done
+  for name in JOB_PROGRAM USER WANDB_API_KEY "${!MASTER_@}" "${!PET_@}" "${!SLURM_@}"; do
+    set -- "$@" "--env=$name"
+  done
   gpus=${CUDA_VISIBLE_DEVICES:?is not set: Slurm gave this task no GPU}
   [[ $gpus == *-* ]] || gpus=$(nvidia-smi --id="$gpus" --query-gpu=uuid --format=csv,noheader)
   set -- "$@" --gpus="\"device=${gpus//[[:space:]]/,}\""
   exec docker run "$@" \
     --rm --network=host --ipc=host --mount=type=bind,source=/shared/data,target=/data,readonly \
-    --mount=type=bind,source=/shared/checkpoints/docker,target=/checkpoints --init --cpus=32 --memory=214748364800b \
-    --entrypoint= registry.example/team/train:1.0 sh -c 'eval "$JOB_PROGRAM"'
+    --mount=type=bind,source=/shared/checkpoints/docker,target=/checkpoints --init --cpus=32 \
+    --memory=214748364800b --memory-swap=214748364800b --entrypoint= registry.example/team/train:1.0 sh -c \
+    'eval "$JOB_PROGRAM"'
 }
 export JOB_PROGRAM; export -f task  # as variables, because all users of a node can read the arguments of its processes
+
+attend() {  # runs the task; if it fails, it ends the others, which would only wait for it
+  trap asked=1 HUP INT QUIT ALRM USR1 USR2 TERM; asked=0  # after a signal, the others may still save
+  (set -e; task)
+  status=$?
+  (( ! status || asked )) || sleep 5  # a signal does not reach all tasks at the same moment
+  (( ! status || asked )) || scancel "$1.$SLURM_STEP_ID" 2>/dev/null
+  exit "$status"
+}
 
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # A node that has saved and ended must not end the nodes that still save.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-  --export=ALL --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 --output="$log" --open-mode=append \
-  bash -euc "export -fn task; task" & step=$!
+  --export=ALL --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 \
+  --output="$log" --open-mode=append \
+  bash -uc "export -fn task; $(declare -f attend); attend $job" & step=$!
 
 stop() {
   trap "" USR1  # a second signal changes nothing
@@ -116,5 +152,6 @@ state=$(scontrol show job "$job" || true)
 # A lost node sends no signal.  After SlurmdTimeout Slurm ends this script and requeues the job.
 trap requeue USR1
 wait_s=$(scontrol show config | awk '$1 == "SlurmdTimeout" { print $3 + 60 }') || wait_s=360
-while (( (wait_s -= 5) > 0 )) && squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null; do sleep 5; done
+steps() { squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null; }
+while (( (wait_s -= 5) > 0 )) && steps; do sleep 5; done
 exit "$status"

@@ -85,8 +85,14 @@ if (( NODE_RANK == 0 )); then
   local_addr=--local-addr=$MASTER_ADDR
 fi
 
-exec torchrun --nnodes=1:3 --nproc-per-node=2 --max-restarts=5 --rdzv-backend=c10d --rdzv-id=elastic \
+exec python3 -c \
+  'import importlib.util, os, sys
+train = importlib.util.find_spec("train")
+found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
+if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
+    sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
+os.execvp(sys.argv[1], sys.argv[1:])' torchrun --nnodes=1:3 --nproc-per-node=2 --max-restarts=5 --rdzv-backend=c10d --rdzv-id=elastic \
   --rdzv-endpoint="$MASTER_ADDR:27433" ${local_addr:+"$local_addr"} \
   --rdzv-conf="is_host=$(( NODE_RANK == 0 )),join_timeout=900,read_timeout=900" \
-  -m train --device=cpu --model=mnist_cnn --dataset=synthetic --epochs=3 --batch-size=96 --optimizer=adam --lr=0.001 \
-  --checkpoint-dir=/checkpoints --checkpoint-every=50 --resume=auto
+  -m train --device=cpu --model=mnist_cnn --dataset=synthetic --epochs=3 --batch-size=96 --optimizer=adam \
+  --lr=0.001 --checkpoint-dir=/checkpoints --checkpoint-every=50 --resume=auto

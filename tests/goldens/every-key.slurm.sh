@@ -28,30 +28,43 @@ set -euo pipefail
 : "${WANDB_API_KEY:?is a secret of this job; export it before sbatch}"
 : "${HF_TOKEN:?is a secret of this job; export it before sbatch}"
 
-# Unset variables left by an enclosing job: srun and torchrun would read them as their options.
+# Unset variables left by an enclosing job: srun, torchrun and torch would read them as their own.
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
   [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
 done
-record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # for the ID of an array, scontrol prints many
+unset {,LOCAL_,NODE_,GROUP_,ROLE_}RANK {,LOCAL_,GROUP_,ROLE_}WORLD_SIZE ROLE_NAME MASTER_ADDR MASTER_PORT
+[[ -z ${TORCHELASTIC_RUN_ID-} ]] || unset "${!TORCHELASTIC_@}" OMP_NUM_THREADS TORCH_NCCL_ASYNC_ERROR_HANDLING
+export PATH  # after sbatch --export=NONE, bash has one of its own
+# For the ID of an array, scontrol prints many.
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 restart=${record#* Restarts=} restart=${restart%% *}
 log=every-key-$job-r$restart.log
 
-mark() { grep -ohsE "resume: .*|stopped by a signal at [^;]*" "$1" | tail -n 1; }  # where the run of a log began or stopped
+# Where the run of a log began or stopped.
+mark() { grep -ohsE "resume: .*|stopped by a signal at [^;]*" "$1" | tail -n 1; }
+refuse() { echo "not requeued: $1" >&2; exit 1; }
 requeue() {
-  refuse() { echo "not requeued: $1" >&2; exit 1; }
-  (( restart < 5 )) || refuse "the limit preemption.max_requeues (5) is reached"
+  (( restart < 5 )) ||
+    refuse "the limit preemption.max_requeues (5) is reached"
   local before=${log%"$restart.log"}$(( restart - 1 )).log
   [[ ! -f $before || $(mark "$before") != "$(mark "$log")" ]] || refuse "no progress since the last signal"
+  trap 'echo "requeueing the job" >&2; exec scontrol requeue "$job"' EXIT
   ! declare -F epilogue >/dev/null || epilogue  # it is not defined before the end of the prologue
-  echo "requeueing the job" >&2; exec scontrol requeue "$job"
+  exit
 }
-trap requeue USR1  # Slurm sends USR1 120 s before it takes the nodes; there is nothing to save yet
+# Slurm sends USR1 120 s before it takes the nodes; there is nothing to save yet.
+trap requeue USR1
 
+# Where the processes meet.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
-export MASTER_ADDR MASTER_PORT=29400
-export PET_NNODES=$SLURM_JOB_NUM_NODES PET_RDZV_ID=$SLURM_JOB_ID.$restart PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
+export MASTER_ADDR
+export MASTER_PORT=29400
+export PET_NNODES=$SLURM_JOB_NUM_NODES
+export PET_RDZV_ID=$SLURM_JOB_ID.$restart
+export PET_MASTER_ADDR=$MASTER_ADDR
+export PET_MASTER_PORT=$MASTER_PORT
 
 # slurm.prologue of the spec.
 set +u  # the lines may source files that read unset variables
@@ -63,7 +76,6 @@ done
 set -u
 
 epilogue() {
-  trap - EXIT
   trap "" USR1  # the job is over
   # slurm.epilogue of the spec.
   set +u  # the lines may source files that read unset variables
@@ -88,7 +100,14 @@ task() {  # runs on the node, once for its 4 processes
     'export NCCL_SOCKET_IFNAME=ib0'; do
     eval "$JOB_LINE" || { echo "setup: this line failed: $JOB_LINE" >&2; exit 1; }
   done
-  exec torchrun --nproc-per-node=4 --max-restarts=3 --rdzv-backend=static --rdzv-conf=timeout=3600 -m train \
+  exec python3 -c \
+    'import importlib.util, os, sys
+train = importlib.util.find_spec("train")
+found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
+if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
+    sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
+os.execvp(sys.argv[1], sys.argv[1:])' \
+    torchrun --nproc-per-node=4 --max-restarts=3 --rdzv-backend=static --rdzv-conf=timeout=3600 -m train \
     --device=cuda \
     --model=resnet18 \
     --dataset=fashion_mnist \
@@ -98,14 +117,24 @@ task() {  # runs on the node, once for its 4 processes
 }
 export -f task  # as a variable, because all users of a node can read the arguments of its processes
 
+attend() {  # runs the task; if it fails, it ends the others, which would only wait for it
+  trap asked=1 HUP INT QUIT ALRM USR1 USR2 TERM; asked=0  # after a signal, the others may still save
+  (set -e; task)
+  status=$?
+  (( ! status || asked )) || sleep 5  # a signal does not reach all tasks at the same moment
+  (( ! status || asked )) || scancel "$1.$SLURM_STEP_ID" 2>/dev/null
+  exit "$status"
+}
+
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # A node that has saved and ended must not end the nodes that still save.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --export=ALL --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 --mpi=pmix \
   '--container-image=registry.example#team/train:1.0' \
   --container-mounts=/data:/data:ro,/lustre/checkpoints/team/job:/checkpoints,/local:/cache,/etc/settings:/settings,/etc/keys:/keys \
-  --container-env=WANDB_API_KEY,HF_TOKEN,MASTER_ADDR,MASTER_PORT,PET_NNODES,PET_RDZV_ID,PET_MASTER_ADDR,PET_MASTER_PORT,PET_NODE_RANK,SLURM_JOB_ID,SLURM_NODEID,SLURM_PROCID,SLURM_LOCALID,SLURM_ARRAY_JOB_ID,SLURM_ARRAY_TASK_ID --output="$log" --open-mode=append \
-  bash -euc "export -fn task; task" & step=$!
+  --container-env=SLURM_JOB_ID,SLURM_NODEID,SLURM_PROCID,SLURM_LOCALID,WANDB_API_KEY,HF_TOKEN,MASTER_ADDR,MASTER_PORT,PET_NNODES,PET_RDZV_ID,PET_MASTER_ADDR,PET_MASTER_PORT,PET_NODE_RANK,SLURM_ARRAY_JOB_ID,SLURM_ARRAY_TASK_ID \
+  --output="$log" --open-mode=append \
+  bash -uc "export -fn task; $(declare -f attend); attend $job" & step=$!
 
 stop() {
   trap "" USR1  # a second signal changes nothing
@@ -124,5 +153,6 @@ state=$(scontrol show job "$job" || true)
 # A lost node sends no signal.  After SlurmdTimeout Slurm ends this script and requeues the job.
 trap requeue USR1
 wait_s=$(scontrol show config | awk '$1 == "SlurmdTimeout" { print $3 + 60 }') || wait_s=360
-while (( (wait_s -= 5) > 0 )) && squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null; do sleep 5; done
+steps() { squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null; }
+while (( (wait_s -= 5) > 0 )) && steps; do sleep 5; done
 exit "$status"

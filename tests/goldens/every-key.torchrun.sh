@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Rendered by `render.py torchrun every-key.yaml`; edit the spec, not this file.
+# Not used here: gpus_per_node; the machine's GPUs are used.
 # Not used here: gpu; the machine's GPUs are used.
 # Not used here: image; this script runs in the shell's own environment, not in a container.
 # Not used here: mounts; the processes see the paths of the machine.
@@ -105,7 +106,14 @@ for JOB_LINE in \
   eval "$JOB_LINE" || { echo "setup: this line failed: $JOB_LINE" >&2; exit 1; }
 done
 
-exec torchrun --nnodes=2 --nproc-per-node=4 --max-restarts=3 --rdzv-backend=static --rdzv-conf=timeout=3600 --rdzv-id=every-key \
+exec python3 -c \
+  'import importlib.util, os, sys
+train = importlib.util.find_spec("train")
+found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
+if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
+    sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
+os.execvp(sys.argv[1], sys.argv[1:])' torchrun --nnodes=2 --nproc-per-node=4 --max-restarts=3 --rdzv-backend=static --rdzv-conf=timeout=3600 \
+  --rdzv-id=every-key \
   --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port=29400 \
   -m train --device=cuda --model=resnet18 --dataset=fashion_mnist --batch-size=256 --checkpoint-dir=/checkpoints \
   --resume=auto

@@ -11,13 +11,18 @@
 #SBATCH --open-mode=append
 set -euo pipefail
 : "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
-(( SLURM_JOB_NUM_NODES == 1 )) || { echo "rendered for one node, not $SLURM_JOB_NUM_NODES: set nodes in the spec" >&2; exit 1; }
+(( SLURM_JOB_NUM_NODES == 1 )) ||
+  { echo "rendered for one node, not $SLURM_JOB_NUM_NODES: set nodes in the spec" >&2; exit 1; }
 
-# Unset variables left by an enclosing job: srun and torchrun would read them as their options.
+# Unset variables left by an enclosing job: srun, torchrun and torch would read them as their own.
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
   [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
 done
-record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")  # for the ID of an array, scontrol prints many
+unset {,LOCAL_,NODE_,GROUP_,ROLE_}RANK {,LOCAL_,GROUP_,ROLE_}WORLD_SIZE ROLE_NAME MASTER_ADDR MASTER_PORT
+[[ -z ${TORCHELASTIC_RUN_ID-} ]] || unset "${!TORCHELASTIC_@}" OMP_NUM_THREADS TORCH_NCCL_ASYNC_ERROR_HANDLING
+export PATH  # after sbatch --export=NONE, bash has one of its own
+# For the ID of an array, scontrol prints many.
+record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 restart=${record#* Restarts=} restart=${restart%% *}
@@ -28,7 +33,8 @@ preflight() {  # on each node: finds what would otherwise show as a hang, or as 
   command -v torchrun >/dev/null || problem "torchrun is not found; activate the environment that has it before sbatch"
   if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
   gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
-  (( gpus >= 1 )) || problem "$gpus GPUs for 1 processes; look at the driver, or lower procs_per_node"
+  (( gpus >= 1 )) ||
+    problem "$gpus GPUs for 1 processes; look at the driver, or lower procs_per_node"
   return "$failed"
 }
 preflight || exit
@@ -43,5 +49,6 @@ export -f task  # as a variable, because all users of a node can read the argume
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
 # If a node fails, srun ends the others: they would only wait for it.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-  --export=ALL --kill-on-bad-exit=1 --wait=60 --output="$log" --open-mode=append \
+  --export=ALL --kill-on-bad-exit=1 --wait=60 \
+  --output="$log" --open-mode=append \
   bash -euc "export -fn task; task"

@@ -92,13 +92,13 @@ def test_runtime_of_the_cluster_gets_the_files_as_patches(folder: Path) -> None:
     assert len([mount for mount in container["volumeMounts"] if mount["name"] == "files"]) == len(FILES)
 
 
-def test_compose_mounts_the_files_themselves(folder: Path) -> None:
-    (service,) = read(render("compose", "job.yaml"), {})["services"].values()
+def test_compose_file_holds_the_files(folder: Path) -> None:
+    found = read(render("compose", "job.yaml"), {})
+    (service,) = found["services"].values()
     assert service["working_dir"] == "/scratch"
-    assert {one["source"]: one["target"] for one in service["volumes"]} == {
-        f"./{name}": f"/scratch/{name}" for name in FILES
-    }
-    assert all(one["read_only"] for one in service["volumes"])
+    texts = {one["target"]: found["configs"][one["source"]]["content"] for one in service["configs"]}
+    # compose leaves out a file that is empty
+    assert texts == {f"/scratch/{name}": text or "\n" for name, text in FILES.items()}
 
 
 @pytest.mark.parametrize("target", ["slurm", "torchrun"])

@@ -79,10 +79,10 @@ def test_slurm_takes_the_folders(runtime: str, spec: str, own_cluster: Cluster) 
 def test_compose_takes_the_folders_and_else_makes_volumes(spec: str) -> None:
     (service,) = read(render("compose", spec), {})["services"].values()
     assert {one["target"]: one["source"] for one in service["volumes"]} == FOLDERS
-    found = read(render("compose", spec, ["mounts.0.source=", "mounts.1.source="]), {})
+    found = read(render("compose", spec, ["mounts.0.source=", "mounts.0.sub_path=", "mounts.1.source="]), {})
     (service,) = found["services"].values()
     data, cache, *_ = service["volumes"]
-    assert (data["type"], data["source"], data["volume"]) == ("volume", "data", {"subpath": "team/a"})
+    assert (data["type"], data["source"]) == ("volume", "data")
     assert cache == {"type": "volume", "target": "/cache"}
     assert found["volumes"] == {"data": {}}
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jobspec.artifact import render
 from jobspec.environment import torchrun_variables
 from jobspec.plan import Plan, as_array, container_shm, make_plan
+from jobspec.problems import SpecError
 from jobspec.spec.job import Job
 
 
@@ -120,3 +123,48 @@ def test_torchruns_limit_of_restarts_is_the_jobs_unless_something_else_restarts_
     rank = next(iter(plan.ranks()))
     found = torchrun_variables(plan, rank, master_addr="a", master_port="1", run_id="none", max_restarts=given)
     assert {one.name: one.value for one in found}["TORCHELASTIC_MAX_RESTARTS"] == expected
+
+
+@pytest.mark.parametrize("target", ["slurm", "torchrun", "compose", "pytorchjob"])
+def test_job_with_a_range_of_nodes_survives_a_lost_node_by_default_and_says_so(target: str, tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: job\nnodes: {min: 1, max: 2}\nprocs_per_node: 1\nimage: a/b:1\ncommand: [mine.py]\n")
+    note = "# max_restarts is 3, its default where nodes is a range"
+    text = render(target, str(spec))
+    assert "--max-restarts=3" in text
+    assert note in text
+    text = render(target, str(spec), ["max_restarts=0"])
+    assert "--max-restarts=0" in text
+    assert note not in text
+
+
+@pytest.mark.parametrize(
+    ("target", "part"),
+    [
+        ("slurm", "#SBATCH --gpus-per-node=h100:8\n"),
+        ("compose", 'device_ids: ["8", "9", "10", "11", "12", "13", "14", "15"]'),
+        ("jobset", '"nvidia.com/gpu": "8"'),
+    ],
+)
+def test_gpus_per_node_is_apart_from_the_processes(target: str, part: str, tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: job\nnodes: 2\nprocs_per_node: 1\ngpu: h100\nimage: a/b:1\ncommand: [mine.py]\n")
+    types = "kubernetes.gpu_types={h100: {a: b}}"
+    text = render(target, str(spec), ["gpus_per_node=8", types])
+    assert part in text
+    assert part not in render(target, str(spec), [types])
+    assert "--nproc-per-node=1" in text
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("device=cpu", "gpus_per_node is 2, but device is cpu"),
+        ("procs_per_node=4", "gpus_per_node is 2, less than the 4 processes of a node"),
+    ],
+)
+def test_gpus_per_node_that_cannot_be_is_refused(setting: str, message: str, tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: job\nnodes: 2\nprocs_per_node: 1\ngpus_per_node: 2\ncommand: [mine.py]\n")
+    with pytest.raises(SpecError, match=f"job.yaml:4:16: {message}"):
+        render("torchrun", str(spec), [setting])

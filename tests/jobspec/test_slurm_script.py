@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import re
 import shutil
@@ -58,6 +59,25 @@ def test_srun_sees_no_variable_of_another_job(cluster: Cluster) -> None:
     seen = (cluster.folder / "environment-of-srun").read_text().splitlines()
     assert [line for line in seen if line.partition("=")[0] in _LEFT_OVER] == ["PET_NNODES=2"]
     assert "SLURM_CONF=/of/the/site" in seen
+
+
+def test_srun_sees_nothing_that_torchrun_sets_for_the_rank_that_submits(cluster: Cluster) -> None:
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None and torch.origin is not None
+    elastic = Path(torch.origin).parent / "distributed" / "elastic"
+    files = ("agent/server/local_elastic_agent.py", "multiprocessing/api.py")
+    source = "".join((elastic / file).read_text() for file in files)
+    names = {*re.findall(r'"([A-Z_]+)": |env\w*(?:\[\w+\])?\["([A-Z_]+)"\] = ', source)}
+    devices = {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}  # Slurm sets them, too
+    torchruns = {first or second for first, second in names} - devices
+    assert {"GROUP_RANK", "LOCAL_RANK", "OMP_NUM_THREADS", "TORCHELASTIC_ERROR_FILE"} < torchruns
+    spec = "name: job\nnodes: 1\nprocs_per_node: 1\ndevice: cpu\ncommand: [mine.py]\n"
+    cluster.nodes = ("n1",)
+    run(cluster, spec, **dict.fromkeys({*torchruns, "NODE_RANK"}, "9"))
+    seen = (cluster.folder / "environment-of-srun").read_text().splitlines()
+    assert [line for line in seen if line.partition("=")[0] in {*torchruns, "NODE_RANK"}] == []
+    run(cluster, spec, OMP_NUM_THREADS="9")
+    assert "OMP_NUM_THREADS=9" in (cluster.folder / "environment-of-srun").read_text().splitlines()
 
 
 def test_the_preflight_overlaps_the_step_that_follows(cluster: Cluster) -> None:

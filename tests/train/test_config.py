@@ -13,7 +13,9 @@ from annotated_types import Ge, Gt, Le, Lt
 from hypothesis import given
 from hypothesis import strategies as st
 
+from train.checkpoints.same_run import refuse_other_run
 from train.config import TrainConfig, available, choices, flag, nearest, to_argv
+from train.contradictions import _ONLY
 from train.errors import UserError
 from train.flags import from_argv
 
@@ -83,9 +85,8 @@ def configs(draw: st.DrawFn) -> TrainConfig:
     drawn |= {"profile": draw(st.sampled_from([None, "2:5"])), "profile_ranks": draw(st.sampled_from(["0", "all"]))}
     if drawn["run_dir"] is None:
         drawn |= {"profile": None, "tensorboard": False}
-    only = {"fsdp_wrap": "fsdp", "fsdp_reshard": "fsdp", "pipeline_schedule": "pipeline"}
     drawn |= {
-        key: TrainConfig.model_fields[key].default for key, strategy in only.items() if drawn["strategy"] != strategy
+        key: TrainConfig.model_fields[key].default for key, (other, only) in _ONLY.items() if drawn[other] != only
     }
     if drawn["strategy"] in ("fsdp", "pipeline"):
         drawn |= {"precision": "fp32", "ema": None, "compile": False, "on_oom": "stop"}
@@ -113,6 +114,27 @@ def test_flags_of_a_json_copy_give_the_same_config(config: TrainConfig) -> None:
 
 def test_no_flags_give_the_defaults() -> None:
     assert from_argv([]) == TrainConfig()
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--optimizer=adam --momentum=0.9", "momentum is 0.9, but optimizer is adam; only sgd has this setting"),
+        ("--lr-gamma=0.5", "lr_gamma is 0.5, but scheduler is none; only step has this setting"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(flag: str, message: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        from_argv(flag.split())
+    assert message in str(refusal.value).replace("-", "_").replace("__", "")
+
+
+@pytest.mark.parametrize("flags", ["--clip-norm=1", "--no-sync-batchnorm", "--max-steps=5 --scheduler=cosine"])
+def test_a_run_resumed_with_another_value_is_refused_and_the_setting_named(flags: str) -> None:
+    now = from_argv(flags.split())
+    key = flags.split("=")[0].replace("--no", "").strip("-").replace("-", "_")
+    with pytest.raises(UserError, match=f"another run: {key} was"):
+        refuse_other_run(now.model_dump() | {key: TrainConfig.model_fields[key].default}, now)
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -23,19 +23,21 @@ _SAME_RUN = (
     "scheduler",
     "lr_gamma",
     "warmup_steps",
+    "clip_norm",
+    "sync_batchnorm",
     "dropout",
     "precision",
     "deterministic",
 )
 
 NEEDS_ALL_EPOCHS = ("cosine", "one_cycle")
-"""Schedulers whose learning rate depends on --epochs."""
+"""Schedulers whose learning rate depends on --epochs and --max-steps."""
 
 
 def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
     """Raise UserError if settings that must equal the checkpoint's do not; the message names each of them."""
     now = config.model_dump()
-    keys = _SAME_RUN + (("epochs",) if config.scheduler in NEEDS_ALL_EPOCHS else ())
+    keys = _SAME_RUN + (("epochs", "max_steps") if config.scheduler in NEEDS_ALL_EPOCHS else ())
     if config.evaluate_only and not config.spreads_model:  # fsdp and pipeline read weights and optimizer together
         keys = _SAME_WEIGHTS
     # A checkpoint that is older than a setting was made with the setting's default.

@@ -73,8 +73,11 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
         if not self.training:
+            # fsdp gathers weight and bias in the type of the run, and the native kernel wants that of the statistics.
             mean, variance = self.running_mean, self.running_var
-            return F.batch_norm(input, mean, variance, self.weight, self.bias, training=mean is None, eps=self.eps)
+            of_type = input.dtype if mean is None else mean.dtype
+            given = mean, variance, _to(of_type, self.weight), _to(of_type, self.bias)
+            return F.batch_norm(input, *given, training=mean is None, eps=self.eps)
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self.process_group)
         if self.running_mean is not None:
             self._track(mean, variance, count)

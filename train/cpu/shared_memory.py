@@ -32,7 +32,9 @@ _BLOCK_BYTES = 2**18
 _HANDED_IN, _REDUCED = 0, 8
 # Giving freed memory back takes milliseconds, so it is not done before smaller tensors.
 _GIVEN_BACK_BYTES = 2**22
-_libc = ctypes.CDLL(None)
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mremap.restype = ctypes.c_size_t
+_MAY_MOVE, _FIXED, _FAILED = 1, 2, ctypes.c_size_t(-1).value
 _SPINS, _NAP_S, _PEERS_ALIVE_S = 200, 50e-6, 0.5
 
 
@@ -81,6 +83,29 @@ class SharedMemory:
             blocks.append([tensor[elements] for tensor in of_ranks])
         self._pieces[flat.data_ptr()] = blocks
         return flat
+
+    def renew(self, flat: Tensor) -> Tensor:
+        """Return the memory of `flat`, which `allocate` made, at another address; the other ranks notice nothing.
+
+        Tensors that still use the old address keep their content, in memory that is this rank's alone.
+        """
+        fd = os.memfd_create("gradients")
+        try:
+            os.ftruncate(fd, flat.nbytes)
+            renewed = torch.from_file(f"/proc/self/fd/{fd}", shared=False, size=flat.numel(), dtype=flat.dtype)
+        finally:
+            os.close(fd)
+        renewed.copy_(flat)
+        # The two change places.  Nobody finds the old address without memory, because the second call replaces it.
+        old, new = flat.data_ptr(), renewed.data_ptr()
+        again = _remap(old, 0, flat.nbytes, _MAY_MOVE)  # a second mapping of the same memory
+        _remap(new, flat.nbytes, flat.nbytes, _MAY_MOVE | _FIXED, old)
+        _remap(again, flat.nbytes, flat.nbytes, _MAY_MOVE | _FIXED, new)
+        blocks = self._pieces[new] = self._pieces.pop(old)
+        for parts in blocks:
+            start, size = parts[self.rank].storage_offset(), parts[self.rank].numel()
+            parts[self.rank] = renewed[start : start + size]
+        return renewed
 
     def average(self, flat: Tensor) -> PendingMean:
         """Begin to replace `flat`, which `allocate` made, by its mean over the ranks."""
@@ -212,6 +237,14 @@ def _map_all(offers: list[tuple[int, int, bytes, str]], num_bytes: int) -> list[
         except (OSError, RuntimeError):
             break
     return mapped
+
+
+def _remap(*arguments: int) -> int:
+    """Call mremap(2) and return the new address."""
+    address: int = _libc.mremap(*map(ctypes.c_size_t, arguments))
+    if address == _FAILED:
+        raise OSError(ctypes.get_errno(), "mremap failed")
+    return address
 
 
 def _unmap(part: Tensor) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
+from train.data.augmentation import Augmented, Keys
 from train.data.host_memory import host_memory_bytes
+from train.data.sampler import ShardSampler
 from train.data.workers import init_worker, worker_context
 from train.datasets import Samples
 from train.errors import UserError
@@ -29,7 +32,8 @@ class Batches:
 
     Args:
         samples: what to read.
-        steps: for each step the indices of its samples; n may differ between steps and may be 0.
+        steps: for each step the indices of its samples; n may differ between steps and may be 0.  For samples that
+            vary, a ShardSampler: its seed and epoch decide how each is augmented.
         input: `memory` keeps all samples as uint8 on the device (in pinned host memory if they do not fit there)
             and picks each batch by index.  `loader` reads them one by one in the processes of a DataLoader.  `auto`
             takes memory if they fit and do not vary.
@@ -57,11 +61,17 @@ class Batches:
         if input == "memory" or (input == "auto" and fits_host):
             self._raw_batches: Iterable[Batch] = _InMemory(samples, steps, device)
         else:
+            source: Any = samples  # a map-style dataset need not inherit from Dataset
+            keys: Any = steps
+            if samples.varies:
+                assert isinstance(steps, ShardSampler)
+                source, keys = Augmented(samples, steps.seed), Keys(steps)
             self._raw_batches = DataLoader(
-                samples,  # type: ignore[arg-type]  # a map-style dataset need not inherit from Dataset
-                batch_sampler=steps,
+                source,
+                batch_sampler=keys,
                 num_workers=workers,
-                collate_fn=partial(_collate, samples[0]),
+                collate_fn=partial(_collate, source[1, 0] if samples.varies else samples[0]),
+                generator=torch.Generator(),  # otherwise it draws from the process's
                 pin_memory=device.type == "cuda",
                 persistent_workers=workers > 0,
                 worker_init_fn=init_worker,

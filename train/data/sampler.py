@@ -32,14 +32,26 @@ class ShardSampler(Sampler[list[int]]):
         batch_size: samples of one step over all ranks together.
         rank, world_size: whose share.
         seed: seed of the order; together with the epoch it decides the order completely.
+        micro_batches: into how many parts a step is cut, before each part is shared among the ranks.
+        least: samples that a part needs; a short step is cut into fewer parts.
     """
 
-    def __init__(self, num_samples: int, batch_size: int, rank: int, world_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        micro_batches: int = 1,
+        least: int = 1,
+    ) -> None:
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
+        self.micro_batches, self.least = micro_batches, least
         self.epoch = 1
         self.step = 0
 
@@ -55,11 +67,24 @@ class ShardSampler(Sampler[list[int]]):
         """Steps that are left in this epoch."""
         return num_steps(self.num_samples, self.batch_size) - self.step
 
+    def stretch(self, step: int | None = None) -> range:
+        """Positions in the epoch's order that all ranks read at a step of the epoch: the next one unless given."""
+        return step_range(self.num_samples, self.batch_size, self.step if step is None else step)
+
+    def parts(self, step: int | None = None) -> list[range]:
+        """The micro-batches of `stretch(step)`, over all ranks together."""
+        stretch = self.stretch(step)
+        parts = max(1, min(self.micro_batches, len(stretch) // self.least))
+        return [share(stretch, part, parts) for part in range(parts)]
+
+    def shares(self, step: int | None = None) -> list[range]:
+        """This rank's share, maybe empty, of each of `parts(step)`."""
+        return [share(part, self.rank, self.world_size) for part in self.parts(step)]
+
     def __iter__(self) -> Iterator[list[int]]:
         order = epoch_order(self.num_samples, self.seed, self.epoch)
         for step in range(self.step, num_steps(self.num_samples, self.batch_size)):
-            mine = share(step_range(self.num_samples, self.batch_size, step), self.rank, self.world_size)
-            yield order[mine.start : mine.stop]
+            yield [order[position] for part in self.shares(step) for position in part]
 
     def state_dict(self) -> dict[str, int]:
         """Return the position, and the settings with which it was counted; the world size is not one of them."""

@@ -1,17 +1,18 @@
 """The samples that each rank reads at each step, computed from integers alone, without torch.
 
 One epoch is one permutation of the samples, a function of (seed, epoch) alone.  Step s takes the s-th stretch
-of `batch_size` samples of this permutation; the last stretch may be shorter.  Every rank reads a contiguous share of
-that stretch.
-So the samples of a step do not depend on the world size.  A run that starts at (epoch, step) reads exactly
-what is left.
+of `batch_size` samples of this permutation; the last stretch may be shorter.  A stretch is cut into micro-batches, and
+each of them into a contiguous share for every rank.
+So the samples of a step, and of each micro-batch, do not depend on the world size.  A run that starts at (epoch, step)
+reads exactly what is left.
 
-The drawback: if a stretch does not divide evenly, shares differ by one sample.  A short last stretch may leave
-ranks without samples.  The trainer weights gradients by samples, so the mean over the global batch stays exact.
+The drawback: if a micro-batch does not divide evenly, shares differ by one sample, and a small one may leave ranks
+without samples.  The trainer weights gradients by samples, so the mean over the global batch stays exact.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 
 
@@ -30,6 +31,11 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
     return order
 
 
+def seed_of(*position: int) -> int:
+    """Return a seed of 32 bits, all that torch's generator on a CPU takes, for the position in the training."""
+    return int.from_bytes(hashlib.blake2b(" ".join(map(str, position)).encode(), digest_size=4).digest(), "big")
+
+
 def num_steps(num_samples: int, batch_size: int) -> int:
     """Optimizer steps of one epoch; the last one may be short."""
     return -(-num_samples // batch_size)
@@ -41,12 +47,10 @@ def step_range(num_samples: int, batch_size: int, step: int) -> range:
 
 
 def share(whole: range, rank: int, world_size: int) -> range:
-    """The contiguous part of `whole` that belongs to `rank`; sizes differ by at most one, low ranks get more."""
+    """The contiguous part of `whole` that belongs to `rank`; sizes differ by at most one, low ranks get more.
+
+    The same rule cuts a step into micro-batches.
+    """
     size, extra = divmod(len(whole), world_size)
     start = rank * size + min(rank, extra)
     return whole[start : start + size + (rank < extra)]
-
-
-def num_micro_batches(whole: range, world_size: int, most: int) -> int:
-    """Return how many micro-batches a share of `whole` makes: `most`, or fewer if one would be empty on all ranks."""
-    return min(most, len(share(whole, 0, world_size)))

@@ -42,7 +42,7 @@ class Samples(Protocol):
 
     @property
     def varies(self) -> bool:
-        """Return True if a sample differs each time it is read, as augmented pictures do."""
+        """Return True if a sample differs each time it is read, as pictures augmented at random do."""
         ...
 
     def __len__(self) -> int: ...

@@ -29,8 +29,8 @@ _MARGIN = 256 / 224
 class FolderSamples:
     """One split, read from the files picture by picture; see train.datasets.Samples.
 
-    Training pictures are cropped and mirrored by torchvision's transforms v2, differently each time.  The random
-    numbers come from the process that reads, so a resumed run draws other ones.
+    Training pictures are cropped and mirrored by torchvision's transforms v2, differently in each epoch
+    (train/data/augmentation.py).
     """
 
     files: ImageFolder

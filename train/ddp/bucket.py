@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from operator import and_
 
 import torch
 from torch import Tensor, nn
 
+from train.ddp.gradient_hooks import num_holders
 from train.errors import UserError
 from train.sync import Payload, Sync, Waitable
 
@@ -32,18 +34,36 @@ class Bucket:
         self.params, self.names, self.times, self.sync = list(params), list(names), list(times), sync
         size = sum(param.numel() for param in params)
         flat = sync.allocate(size + len(params), params[0].dtype, params[0].device)
+        self.payload = Payload(flat, [], flat)
+        self._lay_out(flat)
         self._prescale = sync.prescale(flat.dtype, flat.device)
         self._is_large = [param.nbytes > _MOVED_AT_ONCE_BYTES for param in params]
         self._small = [slot for slot, large in enumerate(self._is_large) if not large]
-        ends = list(accumulate(param.numel() for param in params))
-        self.views = [
-            _view_like(flat[end - param.numel() : end], param) for end, param in zip(ends, params, strict=True)
-        ]
-        self.payload = Payload(flat, self.views, used=flat[size:])
         self.begin()
+
+    def _lay_out(self, flat: Tensor) -> None:
+        """Give each gradient its place in `flat`."""
+        ends = list(accumulate(param.numel() for param in self.params))
+        self.views = [
+            _view_like(flat[end - param.numel() : end], param) for end, param in zip(ends, self.params, strict=True)
+        ]
+        self.payload.flat, self.payload.views, self.payload.used = flat, self.views, flat[ends[-1] :]
+        self._nobody_else = num_holders(flat, self.views)
+
+    def _is_held(self) -> bool:
+        """Return True if somebody still holds an average of the last backward, which is no longer the gradient."""
+        holders = num_holders(self.payload.flat, self.views)
+        if holders == self._nobody_else:
+            return False
+        # What is still p.grad changes in place, as without CustomDDP.
+        apart = [param.grad is not view for param, view in zip(self.params, self.views, strict=True)]
+        more = [now > alone for now, alone in zip(holders, self._nobody_else, strict=True)]
+        return any(apart) and (more[0] or any(map(and_, more[1:], [*apart, *apart])))
 
     def begin(self) -> None:
         """Expect the gradients of one backward, without the parameters that were frozen meanwhile."""
+        if self._is_held():
+            self._lay_out(self.sync.renew(self.payload.flat))
         self._awaited = {slot for slot, param in enumerate(self.params) if param.requires_grad}
         self._times_left = list(self.times)
         self._absent: list[int] = []

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
 
@@ -35,6 +35,15 @@ def will_run(node: Node) -> bool:
 def call_at_end_of_backward(callback: Callable[[], None]) -> None:
     """Have the running backward call `callback` before it returns.  As in torch/distributed/fsdp/_runtime_utils.py."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def num_holders(flat: Tensor, views: Sequence[Tensor]) -> list[int]:
+    """Return how many tensors use the memory of `flat`; then how many hold each view in Python, then in C++.
+
+    As in torch/_inductor/cudagraph_trees.py and torch/multiprocessing/reductions.py.
+    """
+    storage = flat.untyped_storage()._cdata
+    return [torch._C._storage_Use_Count(storage), *map(sys.getrefcount, views), *map(Tensor._use_count, views)]  # type: ignore[attr-defined]
 
 
 def is_compiled_backward() -> bool:

@@ -15,7 +15,8 @@ def save_after_failure(
 ) -> None:
     """Save the state after the last whole step, unless it is saved already; an error of the save is only printed.
 
-    Not a collective: losses that the ranks have not yet summed are missing from the epoch's mean in the checkpoint.
+    Not a collective: losses that the ranks have not yet summed are missing from the epoch's mean in the checkpoint;
+    the epoch's record says of how many samples it is.
     """
     checkpoints = run.checkpoints
     if checkpoints is None or saved_step == steps_done or step.is_updating:

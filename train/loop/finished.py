@@ -18,7 +18,7 @@ def already_ended(config: TrainConfig, epoch: int, step: int, evaluated_step: in
         reached["--max-steps"] = config.max_steps
     if not reached:
         return None
-    if "--epochs" in reached and config.scheduler in NEEDS_ALL_EPOCHS:
+    if config.scheduler in NEEDS_ALL_EPOCHS:
         to_train_on = f"{config.scheduler} cannot be prolonged: start a new run in another --checkpoint-dir"
     else:
         to_train_on = "to train on, give " + " and ".join(f"a larger {name}" for name in reached)

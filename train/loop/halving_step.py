@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn, optim
 
 from train.data.sampler import ShardSampler
-from train.data.shard import share, step_range
+from train.data.shard import share
 from train.errors import SharedError
 from train.loop.losses import StepOutcome, losses_of_samples
 from train.loop.numerics import autocast
@@ -102,17 +102,23 @@ class HalvingStep(Step):
         dist.all_reduce(failed)
         return failed.nonzero().flatten().tolist()
 
+    def _sizes(self, position: ShardSampler) -> list[int]:
+        sizes = []
+        for part in position.shares():
+            pieces = max(1, min(self.micro_batches // self.config.accumulate, len(part) // position.least))
+            sizes += [len(share(part, piece, pieces)) for piece in range(pieces)]
+        return sizes
+
     def _halve(self, failed: list[int], position: ShardSampler) -> None:
-        stretch = step_range(position.num_samples, position.batch_size, position.step)
-        largest = len(share(stretch, 0, self.world.world_size))
-        before = min(self.micro_batches, largest)
+        largest, before = len(share(position.parts()[0], 0, self.world.world_size)), self.micro_batches
+        pieces = before // self.config.accumulate
         who = f"rank {', '.join(map(str, failed))} ran out of memory"
-        if before == largest:
-            raise SharedError(f"{who} with a single sample in a micro-batch: take a smaller model or more memory")
+        if pieces >= largest // position.least:
+            raise SharedError(f"{who} with the fewest samples in a micro-batch: take a smaller model or more memory")
         self.micro_batches = 2 * before
         self._repeated = (
             f"{who}; from now on all ranks cut a step into {self.micro_batches} micro-batches (before: {before}), "
-            f"each of at most {-(-largest // self.micro_batches)} samples. The global batch stays the same, and the "
+            f"each of at most {-(-largest // (2 * pieces))} samples. The global batch stays the same, and the "
             "step was repeated"
         )
 

@@ -11,7 +11,7 @@ from train.config import TrainConfig
 
 
 def make_optimizer(config: TrainConfig, params: Iterable[nn.Parameter]) -> optim.Optimizer:
-    """Return torch.optim's algorithm, with torch's defaults for all that the config does not set."""
+    """Return torch.optim's algorithm, with torch's defaults for all that the config has no key for."""
     lr, weight_decay = config.lr, config.weight_decay
     groups = _groups(config, params)
     match config.optimizer:

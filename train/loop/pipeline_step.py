@@ -7,7 +7,6 @@ from torch import Tensor, nn, optim
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
 from train.data.sampler import ShardSampler
-from train.data.shard import step_range
 from train.loop import nonfinite
 from train.loop.losses import losses_of_samples
 from train.loop.run import Run
@@ -40,7 +39,7 @@ class PipelineStep(Step):
         that do not count.
         """
         self._of_micro_batches = []
-        self._samples = len(step_range(position.num_samples, position.batch_size, position.step))
+        self._samples = len(position.stretch())
         size = -(-self.config.batch_size // self.config.accumulate) * self.config.accumulate
         blanks = size - len(labels)
         images = torch.cat([images, images.new_zeros((blanks, *images.shape[1:]))])

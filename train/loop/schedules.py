@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import math
+import sys
 
 from train.config import TrainConfig
+from train.errors import UserError
 
 # As in torch's OneCycleLR: the part of the steps on which the rate rises, and how far below lr it starts and ends.
 _RISING_SHARE, _START_FACTOR, _END_FACTOR = 0.3, 1 / 25, 1 / 25e4
 
 
+def num_steps_of_run(config: TrainConfig, steps_per_epoch: int) -> int:
+    """Return the length of the run, and so of its schedule, in steps."""
+    return min(config.epochs * steps_per_epoch, config.max_steps or sys.maxsize)
+
+
+def refuse_impossible_schedule(config: TrainConfig, steps_per_epoch: int) -> None:
+    """Raise UserError if the learning rate could never rise to lr in a run of this length."""
+    total = num_steps_of_run(config, steps_per_epoch)
+    if config.warmup_steps > total:
+        raise UserError(
+            f"--warmup-steps is {config.warmup_steps}, but the run has only {total} steps, so the learning rate would "
+            f"never reach --lr: give at most {total}, or train longer"
+        )
+    if config.scheduler == "one_cycle" and total < 2:
+        raise UserError("--scheduler=one_cycle needs two steps or more, and the run has only one: train longer")
+
+
 def lr_of_step(config: TrainConfig, steps_done: int, steps_per_epoch: int) -> float:
-    """Return the learning rate of the step that follows `steps_done` steps of the run."""
-    total = config.epochs * steps_per_epoch
+    """Return the learning rate of the step that follows `steps_done` steps of the run; a skipped step counts, too."""
+    total = num_steps_of_run(config, steps_per_epoch)
     if config.scheduler == "one_cycle":
         rising = config.warmup_steps or _RISING_SHARE * total
         return config.lr * _one_cycle(steps_done, rising - 1, total - 1)

@@ -26,7 +26,8 @@ from train.loop.halving_step import HalvingStep
 from train.loop.numerics import set_numerics
 from train.loop.optimizers import make_optimizer
 from train.loop.run import Run
-from train.loop.step import Step, refuse_impossible
+from train.loop.schedules import refuse_impossible_schedule
+from train.loop.step import Step, refuse_impossible, refuse_single_samples
 from train.loop.trainer import Trainer
 from train.records import progress, start
 from train.records.metrics import MetricsFile
@@ -42,7 +43,7 @@ from train.world.signals import StopSignal
 class Parts:
     """The parts that a rank has loaded before training, each checked on all ranks.
 
-    model: on `device`, not yet wrapped.
+    model: on `device`, not yet wrapped; least: how many samples it can be trained on at least.
     saved: the bytes of the checkpoint to continue, on rank 0; checkpoints: where rank 0 saves.
     observers: of this rank; `metrics` is among them on rank 0, and writes nothing on other ranks.
     """
@@ -51,6 +52,7 @@ class Parts:
     samples: Samples
     validation: Samples
     model: nn.Module
+    least: int
     saved: bytes | None
     checkpoints: Checkpoints | None
     metrics: MetricsFile
@@ -78,6 +80,10 @@ def load_parts(config: TrainConfig, world: World) -> Parts:
         validation = datasets.load(config.dataset, config.data_root, "validation", config.seed)
         torch.manual_seed(config.seed)
         model = models.build(config.model, samples.shape, samples.num_classes, config.dropout).to(device)
+        least = models.fewest_samples(model, samples.shape)
+        sampler = _sampler(config, world, samples, least)
+        refuse_single_samples(config, world, sampler)
+        refuse_impossible_schedule(config, len(sampler))
         folder = Path(config.checkpoint_dir) if config.checkpoint_dir else None
         saved = find_checkpoint(config.resume, folder, say) if is_rank_0 else None
         checkpoints = None
@@ -97,7 +103,7 @@ def load_parts(config: TrainConfig, world: World) -> Parts:
         checkpoints = ShardedCheckpoints(saves_in, config.keep_checkpoints, world)
     # Progress comes first: batch scripts look for its last line, and the disk of the metrics may be full.
     observers: list[Observer] = [progress.Progress(), metrics] if is_rank_0 else []
-    return Parts(device, samples, validation, model, saved, checkpoints, metrics, [*observers, *more])
+    return Parts(device, samples, validation, model, least, saved, checkpoints, metrics, [*observers, *more])
 
 
 def _optional_observers(config: TrainConfig, world: World, device: torch.device) -> list[Observer]:
@@ -113,7 +119,7 @@ def _optional_observers(config: TrainConfig, world: World, device: torch.device)
 def report_start(config: TrainConfig, world: World, parts: Parts) -> None:
     """Report to the observers where the ranks are and how they share the global batch.  A collective."""
     where = placement.where_ranks_are(world, parts.device)
-    numbers = start.arithmetic(config, world, len(parts.samples))
+    numbers = start.arithmetic(config, world, _sampler(config, world, parts.samples, parts.least))
     record = start.start_record(config, world, parts.device, where, numbers)
     for observer in parts.observers:
         observer.run_started(record)
@@ -126,7 +132,8 @@ def make_trainer(config: TrainConfig, world: World, stop: StopSignal, parts: Par
     """
     device, model = parts.device, parts.model
     group = placement.gradient_group(device, config.collective_timeout_s)
-    global_batchnorm = config.sync_batchnorm and world.world_size > 1 and has_batchnorm(model)
+    several = world.world_size > 1 or config.strategy == "fsdp"  # whose bf16 fits no other BatchNorm
+    global_batchnorm = config.sync_batchnorm and several and has_batchnorm(model)
     if global_batchnorm:
         model = convert_sync_batchnorm(model, group)
     if config.compile:
@@ -149,9 +156,8 @@ def make_trainer(config: TrainConfig, world: World, stop: StopSignal, parts: Par
     wrapped = strategies.wrap(config.strategy, model, context)
     run = Run(config, world, context, parts.checkpoints, stop)
 
-    reader = config.reader(world.rank, world.world_size)
-    sampler = ShardSampler(len(parts.samples), config.batch_size, *reader, config.seed)
-    evaluated = evaluation_steps(len(parts.validation), config.batch_size, *reader)
+    sampler = _sampler(config, world, parts.samples, parts.least)
+    evaluated = evaluation_steps(len(parts.validation), config.batch_size, sampler.rank, sampler.world_size)
     input_options = (config.input, config.workers, world.local_world_size)
     trainer = Trainer(
         run,
@@ -172,6 +178,11 @@ def make_trainer(config: TrainConfig, world: World, stop: StopSignal, parts: Par
             path = checkpoint_path(folder, trainer.steps_done) if config.resume == "auto" else Path(config.resume)
             load_shards(path, model, trainer.step.optimizer)
     return trainer
+
+
+def _sampler(config: TrainConfig, world: World, samples: Samples, least: int) -> ShardSampler:
+    reader = config.reader(world.rank, world.world_size)
+    return ShardSampler(len(samples), config.batch_size, *reader, config.seed, config.accumulate, least)
 
 
 def _make_step(run: Run, model: nn.Module, wrapped: strategies.Wrapped) -> Step:

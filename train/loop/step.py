@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from train.collectives.broadcast import broadcast_from_rank_0
 from train.collectives.sync_batchnorm import has_sync_batchnorm
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
-from train.data.shard import num_micro_batches, num_steps, step_range
+from train.data.shard import num_steps, seed_of, share
 from train.errors import UserError
 from train.loop import nonfinite
 from train.loop.buffers import BufferCopies
@@ -42,6 +42,23 @@ def refuse_impossible(config: TrainConfig, world: World, device: torch.device) -
         raise UserError(f"--precision=tf32 needs a GPU with Ampere or newer, and this is {device}; fp32 works here")
 
 
+def refuse_single_samples(config: TrainConfig, world: World, sampler: ShardSampler) -> None:
+    """Raise UserError if BatchNorm would have a single sample in some step; on any number of processes alike.
+
+    Only --no-sync-batchnorm makes this depend on the number of processes.
+    """
+    apart = 1 if config.sync_batchnorm else world.world_size
+    for step in (0, len(sampler) - 1):
+        sizes = {len(share(part, rank, apart)) for part in sampler.parts(step) for rank in range(apart)}
+        if sampler.least > 1 and 1 in sizes and not config.evaluate_only:
+            raise UserError(
+                f"BatchNorm cannot be trained on a single sample, but step {step + 1} of each epoch has "
+                f"{len(sampler.stretch(step))} sample(s)"
+                + (f" for {apart} processes with statistics of their own" if apart > 1 else "")
+                + ": choose another --batch-size"
+            )
+
+
 class Step:
     """Trains `model` one step at a time; the gradient is the mean over the global batch on any number of processes.
 
@@ -52,7 +69,7 @@ class Step:
     """
 
     def __init__(self, run: Run, model: nn.Module, wrapped: Wrapped, optimizer: optim.Optimizer) -> None:
-        self.config, self.world, self.device = run.config, run.world, run.context.device
+        self.config, self.world, self.context, self.device = run.config, run.world, run.context, run.context.device
         self.model, self.wrapped, self.optimizer = model, wrapped, optimizer
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.config.precision == "fp16")
         self.ema = None if run.config.ema is None else Ema(model, run.config.ema)
@@ -75,8 +92,7 @@ class Step:
         Args:
             images, labels: as train.data.batches makes them, on the device.
             position: the sampler that chose them, not yet advanced.
-        Raises UserError if BatchNorm has a single sample.  Raises NonFinite, with the model as it was before, if the
-        gradient is not finite and the run is to stop.
+        Raises NonFinite, with the model as it was before, if the gradient is not finite and the run is to stop.
         """
         self._seed(position)
         if self._may_undo:
@@ -86,15 +102,17 @@ class Step:
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.wrapped.clip(self.config.clip_norm or math.inf)
         skipped = None
-        if self.config.on_nonfinite != "stop_late" and not math.isfinite(float(grad_norm)):
+        # With fp16 the host has to know in any case: the scaler lets no overflow reach the optimizer.
+        looks = self.config.on_nonfinite != "stop_late" or self.scaler.is_enabled()
+        if looks and not math.isfinite(float(grad_norm)):
             skipped = self._refuse_gradient(images, losses, position)
+        self.is_updating = skipped is None
+        self._update_scale()
         if skipped is None:
-            self.is_updating = True
-            self.scaler.step(self.optimizer)
+            self.optimizer.step()
             self._skipped_in_a_row = 0
             if self.ema is not None:
                 self.ema.update()
-        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return StepOutcome(losses.sum(dtype=torch.float64), grad_norm, skipped)
 
@@ -107,6 +125,8 @@ class Step:
         if self.wrapped.local_part is not None:
             from train.checkpoints.sharded import shards  # here, as torch takes a second to import what it needs
 
+            if self.context.ranks_have_own_buffers:  # any rank may write them, and rank 0's are evaluated
+                broadcast_from_rank_0([*self.model.buffers()], self.context.group)
             return {"shards": shards(self.model, self.optimizer), "scaler": self.scaler.state_dict()}
         return {
             **({} if self.ema is None else {"ema": self.ema.state_dict()}),
@@ -131,23 +151,27 @@ class Step:
 
     def _compute_gradients(self, images: Tensor, labels: Tensor, position: ShardSampler) -> Tensor:
         """Run forward and backward of all micro-batches; return the loss of each sample of this rank, detached."""
-        stretch = step_range(position.num_samples, position.batch_size, position.step)
         # The wrapper takes the mean over ranks; this factor turns a rank's sum over its samples into the global mean.
-        per_sample = self.world.world_size / len(stretch)
+        per_sample = self.world.world_size / len(position.stretch())
         losses = []
-        # The same number on each rank, because synchronised layers meet in each micro-batch.
-        parts = num_micro_batches(stretch, self.world.world_size, self.micro_batches)
-        for index, (x, y) in enumerate(zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True)):
-            with self.wrapped.no_sync() if index < parts - 1 else nullcontext():
-                of_samples = self._losses(x, y, position)
+        sizes = self._sizes(position)
+        for index, (x, y) in enumerate(zip(images.split(sizes), labels.split(sizes), strict=True), start=1):
+            with self.wrapped.no_sync() if index < len(sizes) else nullcontext():
+                of_samples = self._losses(x, y)
                 self.scaler.scale(nonfinite.marked(of_samples.sum() * per_sample)).backward()
             losses.append(of_samples.detach()[: len(y)])
         return torch.cat(losses)
 
+    def _sizes(self, position: ShardSampler) -> list[int]:
+        """Return this rank's samples of each micro-batch; as many on each rank, because synchronised layers meet."""
+        return [len(part) for part in position.shares()]
+
     def _refuse_gradient(self, images: Tensor, losses: Tensor, position: ShardSampler) -> str | None:
-        """Return why the step is skipped; None if only fp16 overflowed: the scaler skips it then.  A collective."""
+        """Return why the step is skipped; None if --on-nonfinite=stop_late is to find the loss.  A collective."""
         why = nonfinite.found(self.world, position, images, losses)
         if why is None and self.scaler.is_enabled():
+            return f"the gradient overflowed fp16 at a loss scale of {self.scaler.get_scale():g}"
+        if self.config.on_nonfinite == "stop_late":
             return None
         advice = "Try" if why is None else "Check these samples, or try"
         why = why or "the gradient is not finite, although all losses are finite"
@@ -162,32 +186,32 @@ class Step:
             + f". {advice} --clip-norm, --precision=fp32, --on-nonfinite=skip or a lower --lr"
         )
 
-    def _losses(self, images: Tensor, labels: Tensor, position: ShardSampler) -> Tensor:
+    def _update_scale(self) -> None:
+        """Let the loss scale fall after an overflow or rise after many steps, and what a sync has stored with it."""
+        before = self.scaler.get_scale() if self.wrapped.rescale is not None else 1.0
+        self.scaler.update()
+        if self.wrapped.rescale is not None and self.scaler.get_scale() != before:
+            self.wrapped.rescale(self.scaler.get_scale() / before)
+
+    def _losses(self, images: Tensor, labels: Tensor) -> Tensor:
         counts = 1.0
         if len(labels) == 0 and not self._runs_on_empty_batches:
             # Blank images that do not count: gradients of zero, in the same order as on the other ranks.
             images, labels = (part.new_zeros((2, *part.shape[1:])) for part in (images, labels))
             counts = 0.0
         with autocast(self.config.precision, self.device):
-            try:
-                logits = self.wrapped.call(images)
-            except ValueError as error:
-                if "more than 1 value per channel" not in str(error):
-                    raise
-                raise UserError(
-                    f"epoch {position.epoch}, step {_step_of_run(position)}: BatchNorm cannot be trained on "
-                    "a single sample, and this rank has only one in this step; choose another --batch-size"
-                ) from None
+            logits = self.wrapped.call(images)
         return counts * losses_of_samples(logits, labels, self.config.label_smoothing)
 
     def _seed(self, position: ShardSampler) -> None:
         """Make dropout's random numbers a function of the position, so that a resumed run draws the same ones."""
-        text = f"{self.config.seed} {position.epoch} {position.step} {self.world.rank}"
-        seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
+        seed = seed_of(self.config.seed, position.epoch, position.step, self.world.rank)
         # Not torch.manual_seed, which formats a stack trace for each kind of device that is not in use.
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
+            for index in range(1, self.wrapped.devices):  # each GPU has a generator
+                torch.cuda.default_generators[index].manual_seed(seed + index)
 
 
 def _step_of_run(position: ShardSampler) -> int:

@@ -16,7 +16,7 @@ from train.collectives import missing_ranks
 from train.collectives.agreement import StopAgreement, Stopped
 from train.collectives.waiting import waiting_for_each
 from train.data.sampler import ShardSampler
-from train.data.shard import num_steps, step_range
+from train.data.shard import num_steps
 from train.errors import SharedError
 from train.loop.emergency import save_after_failure, say_saved
 from train.loop.evaluation import evaluate, in_pieces
@@ -128,6 +128,7 @@ class Trainer:
                 val_loss=validated.loss,
                 val_accuracy=validated.accuracy,
                 samples=trained.samples,
+                samples_read=self.sampler.stretch(self.sampler.step - 1).stop,
                 seconds=round(seconds, 3),
                 train_seconds=round(train_seconds, 3),
             )
@@ -160,7 +161,7 @@ class Trainer:
         return self.epoch_means
 
     def _train_step(self, images: Tensor, labels: Tensor) -> None:
-        stretch = step_range(self.sampler.num_samples, self.sampler.batch_size, self.sampler.step)
+        samples = len(self.sampler.stretch())
         steps_per_epoch = num_steps(self.sampler.num_samples, self.sampler.batch_size)
         lr = lr_of_step(self.config, self.steps_done, steps_per_epoch)
         self.step.set_lr(lr)
@@ -172,7 +173,7 @@ class Trainer:
             self._report("halved_micro_batch", outcome.repeated)
         if outcome.skipped is None:
             place = {"epoch": self.sampler.epoch, "step": self.steps_done}
-            self._pending_losses.add(outcome, **place, lr=lr, samples=len(stretch))
+            self._pending_losses.add(outcome, **place, lr=lr, samples=samples)
         else:
             self._report("skipped_step", f"skipped by all ranks, because {outcome.skipped}")
 

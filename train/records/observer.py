@@ -40,7 +40,8 @@ class StepRecord:
 class EpochRecord:
     """One epoch and its evaluation: means over samples, each sample once, whatever the world size.
 
-    step: steps of the run so far; samples: training samples read; train_seconds: `seconds` without the evaluation.
+    step: steps of the run so far; samples: training samples in train_loss; samples_read: all of the epoch so far, also
+        of skipped steps and of steps whose losses a failure has lost; train_seconds: `seconds` without the evaluation.
     """
 
     epoch: int
@@ -49,6 +50,7 @@ class EpochRecord:
     val_loss: float
     val_accuracy: float
     samples: int
+    samples_read: int
     seconds: float
     train_seconds: float
 

@@ -56,8 +56,9 @@ class Progress:
     def epoch_ended(self, record: EpochRecord) -> None:
         """Say the losses of the epoch."""
         self._close()
+        part = f" of {record.samples}/{record.samples_read} samples" if record.samples < record.samples_read else ""
         say(
-            f"epoch {record.epoch}/{self._epochs}  train loss {record.train_loss:.4f}  "
+            f"epoch {record.epoch}/{self._epochs}  train loss {record.train_loss:.4f}{part}  "
             f"validation loss {record.val_loss:.4f}  accuracy {record.val_accuracy:.2%}  {record.seconds:.1f} s"
         )
 

@@ -12,25 +12,28 @@ import torch
 
 from train import __version__
 from train.config import TrainConfig
-from train.data.shard import num_steps, share, step_range
+from train.data.sampler import ShardSampler
+from train.data.shard import share
 from train.world.environment import World
 
 
-def arithmetic(config: TrainConfig, world: World, num_samples: int) -> dict[str, int]:
-    """Return how the processes share the global batch, and how many steps an epoch has."""
-    steps = num_steps(num_samples, config.batch_size)
-    _, readers = config.reader(world.rank, world.world_size)
-    whole = range(config.batch_size)
+def arithmetic(config: TrainConfig, world: World, sampler: ShardSampler) -> dict[str, int]:
+    """Return how the processes share the global batch, and how many steps an epoch has.
+
+    sampler: at the start of an epoch.
+    """
+    readers = sampler.world_size
+    first, last = ([len(share(part, rank, readers)) for part in sampler.parts()] for rank in (0, readers - 1))
     return {
         "batch_size": config.batch_size,
         "world_size": world.world_size,
         "readers": readers,
-        "largest_share": len(share(whole, 0, readers)),
-        "smallest_share": len(share(whole, readers - 1, readers)),
+        "largest_share": sum(first),
+        "smallest_share": sum(last),
         "accumulate": config.accumulate,
-        "num_samples": num_samples,
-        "steps_per_epoch": steps,
-        "last_batch": len(step_range(num_samples, config.batch_size, steps - 1)),
+        "num_samples": sampler.num_samples,
+        "steps_per_epoch": len(sampler),
+        "last_batch": len(sampler.stretch(len(sampler) - 1)),
     }
 
 

@@ -60,6 +60,9 @@ class Wrapped:
     predict: the forward of an evaluation, on all ranks together; it returns None on a rank that does not get the
         logits.  Without `predict` the bare model is called.
     measured: numbers that the strategy has measured, at the end of a run.  All ranks call it together.
+    devices: how many GPUs, from the first on, compute in this process.
+    rescale: called when gradients become larger by a factor, because the loss scale has changed; None if nothing of a
+        step's gradients is kept for the next one.
     """
 
     call: Callable[[Tensor], Tensor]
@@ -70,6 +73,8 @@ class Wrapped:
     local_part: nn.Module | None = None
     predict: Callable[[Tensor], Tensor | None] | None = None
     measured: Callable[[], dict[str, float]] = dict
+    devices: int = 1
+    rescale: Callable[[float], None] | None = None
 
 
 def replicated(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 from train import sync
@@ -20,4 +22,4 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
         broadcast_buffers=context.ranks_have_own_buffers,
         process_group=context.group,
     )
-    return replicated(model, wrapped, wrapped.no_sync)
+    return replace(replicated(model, wrapped, wrapped.no_sync), rescale=wrapped.reducer.sync.rescale)

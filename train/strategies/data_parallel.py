@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from train.collectives.sync_batchnorm import has_batchnorm
 from train.errors import SharedError
@@ -37,4 +40,17 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
         )
     where = f"split over {devices} GPUs" if devices > 1 else f"computed on {context.device}, the only device"
     say(f"data_parallel: each micro-batch is {where}")
-    return replicated(model, nn.DataParallel(model))
+    return replace(replicated(model, nn.DataParallel(_Autocasting(model, context))), devices=devices)
+
+
+class _Autocasting(nn.Module):
+    """Computes in the type of the run in each thread of nn.DataParallel, which hands on only that autocast is on."""
+
+    def __init__(self, model: nn.Module, context: Context) -> None:
+        super().__init__()
+        self.model, self.on, self.narrow = model, context.device.type, context.precision == "bf16"
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.autocast(self.on, dtype=torch.bfloat16) if self.narrow else nullcontext():
+            outputs: Tensor = self.model(inputs)
+        return outputs

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from train.collectives.broadcast import broadcast_from_rank_0
+from train.collectives.sync_batchnorm import has_batchnorm, has_sync_batchnorm
 from train.errors import SharedError
 from train.strategies import Context, Wrapped
 
@@ -28,7 +29,7 @@ from train.strategies import Context, Wrapped
 def wrap(model: nn.Module, context: Context) -> Wrapped:
     """Return the model sharded in place, over the ranks of the context; optimizers take its parameters after this.
 
-    Raises SharedError if torch is too old.
+    Raises SharedError if torch is too old, or if BatchNorm would get weights in bf16 and statistics in float32.
     """
     if context.device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         # torch 2.6 shards the model, and its first forward then ends in an AttributeError.  Mended by pull request
@@ -36,6 +37,11 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
         raise SharedError(
             f"--strategy=fsdp cannot be used here: fully_shard of torch {torch.__version__} does not run on CPUs. "
             "Install torch 2.7 or newer, or use --strategy=custom_ddp"
+        )
+    if context.precision == "bf16" and has_batchnorm(model) and not has_sync_batchnorm(model):
+        raise SharedError(
+            "--strategy=fsdp with --precision=bf16 needs synchronised BatchNorm: leave out --no-sync-batchnorm, or use "
+            "--precision=fp32"
         )
     broadcast_from_rank_0([*model.parameters(), *model.buffers()], context.group)
     group = context.group or dist.group.WORLD

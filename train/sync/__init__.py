@@ -31,6 +31,7 @@ class Waitable(Protocol):
 class Payload:
     """The gradients that travel together; the same object in each backward, so a sync may keep things beside it.
 
+    It must not keep the tensors: others take their place if somebody still holds an average that was handed out.
     flat: all of it, (numbers of all gradients + one for each gradient,).
     views: each gradient, in its parameter's shape.  used: the numbers after the gradients, one for each
     parameter; the mean of a number is 0 if no rank used its parameter.  Both are parts of `flat`.
@@ -44,6 +45,9 @@ class Payload:
 class Sync(ABC):
     """Replaces the gradients of each payload by their mean over the ranks of `group`, the same bits on all of them."""
 
+    # Called with a factor when all later gradients are larger by it; None if nothing is kept from step to step.
+    rescale: Callable[[float], None] | None = None
+
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.world_size = dist.get_world_size(group)
@@ -55,6 +59,10 @@ class Sync(ABC):
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return zeroed memory for a bucket.  Called on all ranks in the same order with the same values."""
         return torch.zeros(numel, dtype=dtype, device=device)
+
+    def renew(self, flat: Tensor) -> Tensor:
+        """Return other memory in place of what `allocate` returned, because somebody holds that.  Not a collective."""
+        return torch.zeros_like(flat)
 
     def of_rank_0(self, numbers: Sequence[int], device: torch.device) -> list[int]:
         """Return the numbers of rank 0; all ranks give equally many.  A collective, through memory of `device`."""

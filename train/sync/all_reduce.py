@@ -35,6 +35,11 @@ class AllReduce(Sync):
             return self._shared.allocate(numel, dtype)
         return super().allocate(numel, dtype, device)
 
+    def renew(self, flat: Tensor) -> Tensor:
+        if flat.device.type == "cpu" and self._shared is not None:
+            return self._shared.renew(flat)
+        return super().renew(flat)
+
     def prescale(self, dtype: torch.dtype, device: torch.device) -> float:
         if device.type == "cpu" and self._shared is not None:
             return 1.0

@@ -35,6 +35,7 @@ class PowerSGD(Sync):
         self.matrix_rank, self.full_steps = matrix_rank, full_steps
         self._compared: set[torch.device] = set()
         self._states: weakref.WeakKeyDictionary[Payload, _State] = weakref.WeakKeyDictionary()
+        self.rescale = self._rescale
 
     def prescale(self, dtype: torch.dtype, device: torch.device) -> float:
         return prescale_of_backend(self.group, dtype, device)
@@ -45,6 +46,11 @@ class PowerSGD(Sync):
             _refuse_unlike_devices(device, self.group)
         return super().allocate(numel, dtype, device)
 
+    def _rescale(self, factor: float) -> None:
+        for state in self._states.values():
+            for matrix in state.matrices.values():
+                matrix.error.mul_(factor)
+
     def reduce(self, payload: Payload) -> Iterator[Waitable]:
         state = self._states.setdefault(payload, _State())
         state.steps += 1
@@ -52,17 +58,15 @@ class PowerSGD(Sync):
         if state.steps <= self.full_steps or payload.flat.dtype not in (torch.float32, torch.float64):
             yield all_reduce_mean(payload.flat, self.group)
             return
-        if not state.in_full:
-            state.in_full = [payload.used]
+        if state.steps == self.full_steps + 1:
             for slot, view in enumerate(payload.views):
                 if _pays(view, self.matrix_rank):
-                    state.matrices.append(_Matrix(view, payload.used[slot], self.matrix_rank, seed=slot))
-                else:
-                    state.in_full.append(view)
-        matrices, in_full = state.matrices, state.in_full
+                    state.matrices[slot] = _Matrix(view, self.matrix_rank, seed=slot)
+        matrices = state.matrices
+        in_full = [payload.used, *(view for slot, view in enumerate(payload.views) if slot not in matrices)]
 
         # The two factors in turn: left = M right, orthonormal; right = Mᵀ left.  Both are means over the ranks.
-        lefts = [matrix.add_gradient() @ matrix.right for matrix in matrices]
+        lefts = [matrix.add_gradient(payload.views[slot]) @ matrix.right for slot, matrix in matrices.items()]
         message = _packed([*lefts, *in_full])
         yield all_reduce_mean(message, self.group)
         _unpack(message, [*lefts, *in_full])
@@ -70,13 +74,15 @@ class PowerSGD(Sync):
             return
         rights = []
         lefts = _orthonormal(lefts)
-        for matrix, left in zip(matrices, lefts, strict=True):
+        for matrix, left in zip(matrices.values(), lefts, strict=True):
             rights.append(matrix.error.t() @ left)
         message = _packed(rights)
         yield all_reduce_mean(message, self.group)
         _unpack(message, rights)
-        for matrix, left, right in zip(matrices, lefts, rights, strict=True):
-            matrix.approximate(left, right, self.prescale(payload.flat.dtype, payload.flat.device))
+        prescale = self.prescale(payload.flat.dtype, payload.flat.device)
+        for (slot, matrix), left, right in zip(matrices.items(), lefts, rights, strict=True):
+            view = payload.views[slot]
+            view.copy_(matrix.approximate(left, right, payload.used[slot], prescale).view(view.shape))
 
 
 @dataclass
@@ -84,42 +90,39 @@ class _State:
     """The state that a bucket keeps from step to step."""
 
     steps: int = 0
-    matrices: list[_Matrix] = field(default_factory=list)
-    in_full: list[Tensor] = field(default_factory=list)
+    matrices: dict[int, _Matrix] = field(default_factory=dict)  # by the slot of the parameter
 
 
 class _Matrix:
-    """A gradient as a matrix, the part of it that was not sent yet, and its right factor.
+    """The part of a gradient, as a matrix, that was not sent yet, and its right factor."""
 
-    Args:
-        used: the share of the ranks that use the parameter, counted over all ranks when `approximate` is called.
-    """
-
-    def __init__(self, view: Tensor, used: Tensor, rank: int, seed: int) -> None:
-        self.view, self.used = view, used
+    def __init__(self, view: Tensor, rank: int, seed: int) -> None:
         self.error = torch.zeros(view.size(0), view.numel() // view.size(0), dtype=view.dtype, device=view.device)
         # The same on all ranks, without touching the user's random numbers.
         generator = torch.Generator().manual_seed(seed)
         self.start = torch.randn(self.error.size(1), _rank(view, rank), generator=generator).to(view)
         self.right = self.start.clone()
 
-    def add_gradient(self) -> Tensor:
+    def add_gradient(self, view: Tensor) -> Tensor:
         """Return this rank's gradient plus what was left out before; the sum is in `error` until `approximate`."""
-        return self.error.add_(self.view.reshape(self.error.shape))
+        return self.error.add_(view.reshape(self.error.shape))
 
-    def approximate(self, left: Tensor, right: Tensor, prescale: float) -> None:
-        """Set the gradient to the product of the factors, and the error to what it leaves out of this rank's."""
+    def approximate(self, left: Tensor, right: Tensor, share: Tensor, prescale: float) -> Tensor:
+        """Return the product of the factors, (rows, columns); the error is then what it leaves out of this rank's.
+
+        share: the part of the ranks that used the parameter.
+        """
         # A parameter that no rank used gets no gradient, so a part taken from the error would reach no optimizer.
-        used = self.used != 0
+        used = share != 0
         right = torch.where(used, right, 0.0)
         approximation = left @ right.t()
         self.error.sub_(approximation, alpha=prescale)
-        self.view.copy_(approximation.view(self.view.shape))
         # After a gradient of zeros, or one that was not finite, no later step would find a direction again.
         self.error.nan_to_num_(0.0, 0.0, 0.0)
         lengths = right.norm(dim=0)
         found = torch.where(lengths.isfinite() & (lengths > 0), right, self.start)
         self.right = torch.where(used, found, self.right)
+        return approximation
 
 
 def _rank(view: Tensor, rank: int) -> int:

@@ -1,4 +1,4 @@
-"""A base image made on the spot: this machine's Debian or Ubuntu without anything, and torch as it is installed here.
+"""A base image made on the spot: this machine's Debian or Ubuntu without anything, or with torch as installed here.
 
 No registry is needed, and the 5 GB of torch are not downloaded again.  Everything else (Python, pip, tini, the small
 libraries) the Dockerfile installs as it does on any base.
@@ -30,8 +30,8 @@ class NoBaseError(Exception):
     """No base can be made here; the message says why."""
 
 
-def make_base(tag: str, environ: Mapping[str, str]) -> None:
-    """Make the image `tag` in the engine that `environ` leads to.
+def make_base(tag: str, environ: Mapping[str, str], *packages: str) -> None:
+    """Make the image `tag`, with these packages of ours, in the engine that `environ` leads to.
 
     Raises NoBaseError where the distribution's Python is not the one that torch is installed for, or without tools.
     """
@@ -56,7 +56,7 @@ def make_base(tag: str, environ: Mapping[str, str]) -> None:
         assert loading.stdin is not None
         with loading.stdin, tarfile.open(fileobj=loading.stdin, mode="w|") as archive:
             archive.add(root, ".")
-            for name, file in _files_of("torch", "torchvision").items():
+            for name, file in _files_of(*packages).items():
                 _add(archive, file, name)
         assert loading.wait(timeout=120) == 0
 

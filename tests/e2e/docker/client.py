@@ -52,7 +52,7 @@ class Docker:
         environ = {**self.environ, "DOCKER_BUILDKIT": str(int(buildkit))}
         program = self.buildkit_client() if buildkit else "docker"
         assert program
-        done = subprocess.run([program, *command], env=environ, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        done = subprocess.run([program, *command], env=environ, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def buildkit_client(self) -> str | None:
@@ -86,13 +86,13 @@ def _argument(name: str, value: str) -> Sequence[str]:
 class Compose:
     """A compose file and its project; everything of it is removed at the end.
 
-    `command` is `docker compose` or `docker-compose`.
+    `command` starts compose, with the options that stand before those of a command.
     """
 
     docker: Docker
-    command: Sequence[str]
     file: Path
     project: str
+    command: Sequence[str] = ("docker", "compose")
 
     def __enter__(self) -> Compose:
         return self
@@ -101,7 +101,7 @@ class Compose:
         self.run("down", "--volumes", "--timeout=0")
 
     def words(self, *words: str) -> list[str]:
-        return [*self.command, "--project-name", self.project, "--file", str(self.file), *words]
+        return [*self.command, "--file", str(self.file), *words]
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A command to its end; what it prints is one stream."""
@@ -129,6 +129,11 @@ class Compose:
         done = self.run(*self._up())
         assert done.returncode == 0, done.stdout
 
+    def log_as_told(self) -> str:
+        """What the command prints that the file's head names for the time after Ctrl-C."""
+        (words,) = re.findall(r"^#   docker (compose .* logs .*)", self.file.read_text(), re.MULTILINE)
+        return self.docker(*words.split())
+
     def start(self) -> subprocess.Popen[str]:
         """The same without waiting for the end."""
         return subprocess.Popen(
@@ -137,6 +142,7 @@ class Compose:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,  # so that Ctrl-C can reach all of it, as from a terminal
         )
 
     @contextmanager

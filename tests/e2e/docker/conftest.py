@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e.docker import compose_v2
 from tests.e2e.docker.base import NoBaseError, make_base
 from tests.e2e.docker.client import Docker
 from tests.e2e.docker.engine import engine, missing, running
@@ -15,8 +16,6 @@ from tests.e2e.docker.engine import engine, missing, running
 # The name in the committed examples, so that they run as they are.
 IMAGE = "registry.example/change-me:1.0"
 BASE = "e2e-docker-base"
-# Compose 2, and the one that Debian has.
-COMPOSES = [("docker", "compose"), ("docker-compose",)]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,12 +28,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
     """The engine that is there already, or one of our own."""
     if running():
-        yield Docker(dict(os.environ))
+        yield _with_compose(dict(os.environ))
         return
     if reason := missing():
         pytest.skip(f"no Docker: {reason}")
     with engine(tmp_path_factory.mktemp("docker") / "engine") as environ:
-        yield Docker(environ)
+        yield _with_compose(environ)
+
+
+def _with_compose(environ: dict[str, str]) -> Docker:
+    """With the `docker compose` that we have built, where none is installed."""
+    installed = Docker(environ).has("docker", "compose", "version")
+    return Docker(environ if installed else {**environ, "DOCKER_CONFIG": str(compose_v2.CONFIG)})
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +49,7 @@ def base(docker: Docker) -> Iterator[str]:
         yield given
         return
     try:
-        make_base(BASE, docker.environ)
+        make_base(BASE, docker.environ, "torch", "torchvision")
     except NoBaseError as reason:
         pytest.skip(f"no base image: {reason}; BASE_IMAGE names another")
     yield BASE
@@ -68,18 +73,7 @@ def volume(docker: Docker, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def compose_command(docker: Docker) -> tuple[str, ...]:
-    """Compose 2 if it is installed, else the older one."""
-    for words in COMPOSES:
-        if docker.has(*words, "version"):
-            return words
-    pytest.skip("neither `docker compose` nor docker-compose (Debian package docker-compose) is installed")
-
-
-@pytest.fixture(scope="session", params=COMPOSES, ids=" ".join)
-def each_compose_command(docker: Docker, request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """Both, one after the other, for what differs between them: when a job has ended, and in which order it stops."""
-    words: tuple[str, ...] = request.param
-    if not docker.has(*words, "version"):
-        pytest.skip(f"`{' '.join(words)}` is not installed (Debian packages docker-compose and docker-compose-v2)")
-    return words
+def composes(docker: Docker) -> None:
+    """There is a `docker compose`."""
+    if not docker.has("docker", "compose", "version"):
+        pytest.skip("no `docker compose` here: `python -m tests.e2e.docker.compose_v2` builds one")

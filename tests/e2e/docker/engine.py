@@ -86,6 +86,8 @@ def engine(folder: Path) -> Iterator[dict[str, str]]:
 @contextmanager
 def _process(folder: Path, cgroup: str) -> Iterator[None]:
     (folder / "daemon.json").write_text("{}")  # in place of the machine's own settings
+    # In place of NVIDIA's toolkit: the engine gives a container the numbers of its GPUs, and there is nothing to add.
+    (folder / "nvidia-container-runtime-hook").symlink_to("/bin/true")
     options = [
         f"--config-file={folder}/daemon.json",
         f"--data-root={folder}/data",
@@ -98,7 +100,7 @@ def _process(folder: Path, cgroup: str) -> Iterator[None]:
     with _listening(folder / "ready.sock") as ready, log.open("wb") as said:
         process = subprocess.Popen(
             [*WITH_US, *namespaces, "sh", "-eu", "-c", _SCRIPT, "sh", *options],
-            env={**os.environ, "NOTIFY_SOCKET": str(folder / "ready.sock")},
+            env={**os.environ, "NOTIFY_SOCKET": str(folder / "ready.sock"), "PATH": f"{os.environ['PATH']}:{folder}"},
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,

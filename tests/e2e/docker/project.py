@@ -25,26 +25,25 @@ class Project:
     """A job spec in `folder` and its compose file.
 
     Args:
-        command: `docker compose` or `docker-compose`.
         image: what the spec's `image` is.
     """
 
-    def __init__(self, docker: Docker, command: tuple[str, ...], image: str, folder: Path) -> None:
-        self.docker, self.command, self.image, self.folder = docker, command, image, folder
+    def __init__(self, docker: Docker, image: str, folder: Path) -> None:
+        self.docker, self.image, self.folder = docker, image, folder
         self.spec = folder / "job.yaml"
         self.name = f"e2e-{os.getpid()}-{folder.name.replace('_', '-')}"[:60]
 
     def write(self, **keys: Any) -> None:
         """The job spec."""
         common = {"name": "job", "nodes": 2, "procs_per_node": 2, "device": "cpu", "image": self.image}
+        keys["compose"] = {"project": self.name, **keys.get("compose", {})}
         self.spec.write_text(yaml.safe_dump({**common, **keys}))
 
-    def compose(self, file: Path | None = None) -> Compose:
-        """The compose file of the spec, or another one."""
-        if file is None:
-            file = self.folder / "job.compose.yaml"
-            file.write_text(render("compose", str(self.spec)))
-        return Compose(self.docker, self.command, file, self.name)
+    def compose(self) -> Compose:
+        """The compose file of the spec."""
+        file = self.folder / "job.compose.yaml"
+        file.write_text(render("compose", str(self.spec)))
+        return Compose(self.docker, file, self.name)
 
     def records(self, event: str) -> list[dict[str, Any]]:
         """The records of one kind in metrics.jsonl of the volume `runs`."""

@@ -1,9 +1,11 @@
-"""Compose files with the real compose: nodes are containers, and find each other by name."""
+"""Compose files with docker compose v2: nodes are containers, and find each other by name."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import threading
 import time
@@ -13,15 +15,18 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from jobspec import targets
-from jobspec.artifact import load
+from jobspec.artifact import load, render
 from tests.cli import records
 from tests.e2e import foreign
-from tests.e2e.docker.client import ROOT, Docker
+from tests.e2e.docker.client import ROOT, Compose, Docker
 from tests.e2e.docker.project import Project, run_on_one_machine, run_on_two_machines
 
 EXAMPLES = sorted((ROOT / "docker").glob("*.compose.yaml"))
+SPECS = [*sorted((ROOT / "jobs").glob("*.yaml")), ROOT / "tests" / "specs" / "ok" / "every-key.yaml"]
+FROM_OURS = "e2e-docker-from-ours"
 GPU_EXAMPLES = {"fashion-mnist.compose.yaml"}
 # So small that it is over in seconds, and so long that there is a middle.
 STEPS = 200
@@ -38,6 +43,12 @@ TRAIN = {
 }
 SAVING = {"checkpoint_dir": "/runs", "checkpoint_every": 20, "resume": "auto"}
 RUNS = {"claim": "runs", "path": "/runs"}
+FROM_FILES = """
+import lib  # empty
+from pathlib import Path
+Path("/out/text").write_text(Path(__file__).read_text())
+dollars = "$HOME ${HOME} $$ ${NO:?way} {{ 7 }} #"
+"""
 SEEN = """
 import json, os, pathlib
 import torch
@@ -52,14 +63,8 @@ dist.destroy_process_group()
 
 
 @pytest.fixture
-def project(docker: Docker, compose_command: tuple[str, ...], image: str, tmp_path: Path) -> Project:
-    return Project(docker, compose_command, image, tmp_path)
-
-
-@pytest.fixture
-def each_project(docker: Docker, each_compose_command: tuple[str, ...], image: str, tmp_path: Path) -> Project:
-    """With each compose that is installed."""
-    return Project(docker, each_compose_command, image, tmp_path)
+def project(docker: Docker, composes: None, image: str, tmp_path: Path) -> Project:
+    return Project(docker, image, tmp_path)
 
 
 def read_until(process: subprocess.Popen[str], words: str, said: list[str], timeout_s: float = 180.0) -> None:
@@ -104,13 +109,13 @@ def weights(project: Project) -> str:
 @pytest.fixture(scope="module")
 def trained(
     docker: Docker,
-    compose_command: tuple[str, ...],
+    composes: None,
     image: str,
     spec_of_training: dict[str, Any],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Project]:
     """A job that has trained in containers."""
-    project = Project(docker, compose_command, image, tmp_path_factory.mktemp("trained"))
+    project = Project(docker, image, tmp_path_factory.mktemp("trained"))
     project.write(**spec_of_training)
     with project.compose() as compose:
         compose.up()
@@ -164,48 +169,50 @@ def test_every_process_sees_what_explain_says(project: Project, tmp_path: Path, 
 @pytest.mark.slow
 @pytest.mark.parametrize("node", [0, 1])
 def test_killed_node_is_started_again_and_the_job_ends_like_one_that_was_not_killed(
-    each_project: Project, trained: Project, spec_of_training: dict[str, Any], node: int
+    project: Project, trained: Project, spec_of_training: dict[str, Any], node: int
 ) -> None:
-    each_project.write(**saving(spec_of_training), max_restarts=3)
+    project.write(**saving(spec_of_training), max_restarts=3)
     said: list[str] = []
-    with each_project.compose() as compose, compose.ends() as ends:
+    with project.compose() as compose, compose.ends() as ends:
         running = compose.start()
         read_until(running, "step 50/", said)
-        each_project.docker.kill(compose.container(f"job-{node}"), each_project.image)
-        # `up` of the older compose goes when all nodes have failed at the same moment, and the engine goes on.
+        project.docker.kill(compose.container(f"job-{node}"), project.image)
         for _ in range(2):
             read_until(ends, "ended with 0.", said, timeout_s=300.0)
         ends.kill()
         said += [ends.communicate()[0], running.communicate(timeout=60)[0]]
-        assert "resume: /runs/step-" in each_project.docker("logs", compose.container("job-0")), "".join(said)
-        killed = each_project.docker.inspect(compose.container(f"job-{node}"))
+        assert "resume: /runs/step-" in project.docker("logs", compose.container("job-0")), "".join(said)
+        killed = project.docker.inspect(compose.container(f"job-{node}"))
         assert killed["RestartCount"] >= 1
-        (end,), starts = each_project.records("end"), each_project.records("start")
+        (end,), starts = project.records("end"), project.records("start")
     assert [start["world"]["world_size"] for start in starts] == [4, 4]
     assert (end["step"], end["weights_sha256"]) == (STEPS, weights(trained))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("max_restarts", [0, 3])
-def test_stop_saves_and_ends_both_nodes_and_the_next_up_ends_like_a_run_that_was_not_stopped(
-    each_project: Project, trained: Project, spec_of_training: dict[str, Any], max_restarts: int
+@pytest.mark.parametrize(("way", "max_restarts"), [("Ctrl-C", 0), ("stop", 3)])
+def test_user_sees_which_step_was_saved_and_resumed_and_the_job_ends_like_one_that_was_not_stopped(
+    project: Project, trained: Project, spec_of_training: dict[str, Any], way: str, max_restarts: int
 ) -> None:
-    each_project.write(**saving(spec_of_training), max_restarts=max_restarts, preemption={"grace": "60s"})
+    project.write(**saving(spec_of_training), max_restarts=max_restarts, preemption={"grace": "60s"})
     said: list[str] = []
-    with each_project.compose() as compose:
+    with project.compose() as compose:
         running = compose.start()
         read_until(running, "step 50/", said)
         asked = time.monotonic()
-        stopped = compose.run("stop")
+        if way == "Ctrl-C":
+            os.killpg(running.pid, signal.SIGINT)
+        else:
+            stopped = compose.run("stop")
+            assert stopped.returncode == 0, stopped.stdout
+        running.communicate(timeout=60)
         stop_s = time.monotonic() - asked
-        assert stopped.returncode == 0, stopped.stdout
-        said.append(running.communicate(timeout=60)[0])
-        assert "stopped by a signal" in "".join(said)
-        (stop,) = each_project.records("stop")
-        states = [each_project.docker.inspect(compose.container(f"job-{node}"))["State"] for node in range(2)]
-        compose.up()
-        (end,) = each_project.records("end")
-    print(f"compose stop took {stop_s:.2f} s")
+        (stop,) = project.records("stop")
+        assert f"stopped by a signal at epoch {stop['epoch']}, step {stop['step']}; saved" in compose.log_as_told()
+        states = [project.docker.inspect(compose.container(f"job-{node}"))["State"] for node in range(2)]
+        assert f"resume: /runs/step-{stop['step']:08}" in compose.up()
+        (end,) = project.records("end")
+    print(f"{way} took {stop_s:.2f} s")
     # Codes of a stop, not that of a process that was killed at the end of the grace period (137).
     assert {state["ExitCode"] for state in states} <= {1, 143}, states
     assert not any(state["Running"] for state in states)
@@ -238,5 +245,137 @@ def test_script_that_nobody_here_wrote_runs_unchanged(
     "example", [file for file in EXAMPLES if file.name not in GPU_EXAMPLES], ids=lambda file: file.name
 )
 def test_example_runs_as_it_is(project: Project, example: Path) -> None:
-    with project.compose(example) as compose:
+    # Not in the project that its file names: it may be somebody's.
+    with Compose(project.docker, example, project.name, ("docker", "compose", "-p", project.name)) as compose:
         compose.up()
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.stem)
+def test_compose_reads_every_file_without_a_warning(docker: Docker, composes: None, spec: Path, tmp_path: Path) -> None:
+    file = tmp_path / "compose.yaml"
+    file.write_text(render("compose", str(spec)))
+    compose = Compose(Docker({**docker.environ, "WANDB_API_KEY": "s3cret", "HF_TOKEN": "s3cret"}), file, "")
+    done = compose.run("config", "--quiet")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_older_compose_runs_a_file_without_the_two_lines_that_it_does_not_know(
+    project: Project, tmp_path: Path
+) -> None:
+    if not project.docker.has("docker-compose", "version"):
+        pytest.skip("docker-compose is not installed (Debian package docker-compose)")
+    project.write(command=["jobs/scripts/own.py", "--steps=2"], mounts=[{"source": str(tmp_path), "path": "/here"}])
+    file = project.compose().file
+    known = [line for line in file.read_text().splitlines() if not line.strip().startswith(("name:", "bind:"))]
+    file.write_text("\n".join(known))
+    with Compose(project.docker, file, project.name, ("docker-compose", "-p", project.name)) as compose:
+        compose.up()
+
+
+def test_missing_folder_is_refused_and_not_made(project: Project, tmp_path: Path) -> None:
+    mounts = [{"source": str(tmp_path / "absent"), "path": "/data"}]
+    project.write(command=["true"], no_python=True, mounts=mounts)
+    with project.compose() as compose:
+        done = compose.run("up")
+    assert done.returncode != 0
+    assert f"bind source path does not exist: {tmp_path}/absent" in done.stdout
+    assert not (tmp_path / "absent").exists()
+
+
+def test_files_arrive_as_they_were_rendered_and_the_user_whom_the_spec_names_writes_what_is_his(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compose file is used from a folder in which a file has the same name."""
+    (tmp_path / "here" / "lib").mkdir(parents=True)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "out").mkdir()
+    os.chown(tmp_path / "out", 4242, 4242)
+    (tmp_path / "here" / "mine.py").write_text(FROM_FILES)
+    (tmp_path / "here" / "lib" / "__init__.py").write_text("")
+    (tmp_path / "there" / "mine.py").write_text("raise SystemExit('another file')\n")
+    mounts = [{"source": str(tmp_path / "out"), "path": "/out"}]
+    files, user = ["mine.py", "lib/*.py"], {"run_as_user": 4242}
+    project.write(command=["mine.py"], files=files, nodes=1, procs_per_node=1, mounts=mounts, compose=user)
+    with monkeypatch.context() as here:
+        here.chdir(tmp_path / "here")
+        file = project.compose().file.rename(tmp_path / "there" / "job.yaml")
+    with Compose(project.docker, file, project.name) as compose:
+        compose.up()
+    written = tmp_path / "out" / "text"
+    assert written.read_text() == FROM_FILES
+    assert (written.stat().st_uid, written.stat().st_gid) == (4242, 4242)
+
+
+def test_jobs_of_one_folder_know_nothing_of_one_another(project: Project, tmp_path: Path) -> None:
+    ours = {}
+    for name in ("one", "two"):
+        project.write(name=f"{project.name[:40]}-{name}", command=["sleep", "1000"], no_python=True, nodes=1)
+        spec = yaml.safe_load(project.spec.read_text())
+        project.spec.write_text(yaml.safe_dump({**spec, "compose": {}}))
+        file = project.compose().file.rename(tmp_path / f"{name}.yaml")
+        ours[name] = Compose(project.docker, file, spec["name"])
+    with ours["one"] as one, ours["two"] as two:
+        assert one.run("up", "--detach").returncode == 0
+        assert "orphan" not in two.run("up", "--detach").stdout
+        assert two.run("down", "--remove-orphans", "--timeout=0").returncode == 0
+        (container,) = one.containers()
+        assert project.docker.inspect(container)["State"]["Running"]
+
+
+def test_memory_limit_counts_swap_and_the_file_says_what_happens_above_it(project: Project) -> None:
+    code = ["-c", "import mmap; m = mmap.mmap(-1, 2**30); [m.write(bytes(2**20)) for _ in range(2**10)]"]
+    project.write(nodes=1, procs_per_node=1, no_python=True, command=["python3", *code], resources={"memory": "400MiB"})
+    with project.compose() as compose:
+        done = compose.run("up", "--no-color")
+        (container,) = compose.containers()
+        found = project.docker.inspect(container)
+    assert found["HostConfig"]["MemorySwap"] == found["HostConfig"]["Memory"] == 400 << 20
+    assert found["State"]["OOMKilled"]
+    (explained,) = [line for line in compose.file.read_text().splitlines() if "kernel kills" in line]
+    assert ("exited with code 137" in done.stdout) or ("Signal 9" in done.stdout), done.stdout
+    assert "exit code 137" in explained and "Signal 9" in explained
+
+
+def test_every_node_has_the_gpus_that_the_spec_names_for_it(project: Project) -> None:
+    """On an engine of our own, which gives a container their numbers; here are no GPUs."""
+    if not project.docker.has("docker", "run", "--rm", "--gpus", '"device=3,1"', project.image, "true"):
+        pytest.skip("the engine has no GPUs 1 and 3")
+    command = ["sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES > /runs/$(hostname)"]
+    gpus = {"device": "cuda", "procs_per_node": 1, "compose": {"gpus": [3, 1]}}
+    project.write(command=command, no_python=True, mounts=[RUNS], **gpus)
+    with project.compose() as compose:
+        compose.up()
+        assert [project.docker.read(compose.volume("runs"), project.image, f"job-{node}") for node in (0, 1)] == [
+            "3",
+            "1",
+        ]
+
+
+def test_image_from_ours_with_the_lines_of_the_docs_runs_a_script_of_its_own(project: Project, tmp_path: Path) -> None:
+    (lines,) = re.findall(r"```dockerfile\nFROM .*?\n(.*?)```", (ROOT / "docs" / "docker.md").read_text(), re.DOTALL)
+    (tmp_path / "Dockerfile").write_text(f"FROM {project.image}\n{lines}")
+    (tmp_path / "mine.py").write_text("import einops, os\nprint(f'einops for user {os.getuid()}')\n")
+    project.docker("build", "--tag", FROM_OURS, str(tmp_path))
+    try:
+        project.write(image=FROM_OURS, command=["mine.py"])
+        with project.compose() as compose:
+            assert compose.up().count("einops for user 1000") == 4
+    finally:
+        project.docker("rmi", "--force", FROM_OURS)
+
+
+@pytest.mark.slow
+def test_elastic_job_goes_on_without_a_killed_node_and_ends_well(
+    project: Project, spec_of_training: dict[str, Any]
+) -> None:
+    project.write(**saving(spec_of_training), nodes={"min": 1, "max": 2}, max_restarts=3)
+    said: list[str] = []
+    with project.compose() as compose, compose.ends() as ends:
+        running = compose.start()
+        read_until(running, "step 50/", said)
+        project.docker.kill(compose.container("job-1"), project.image)
+        read_until(ends, "job-0 ended with 0.", said, timeout_s=300.0)
+        running.communicate(timeout=60)
+        (end,), starts = project.records("end"), project.records("start")
+    assert [start["world"]["world_size"] for start in starts] == [4, 2]
+    assert end["step"] == STEPS

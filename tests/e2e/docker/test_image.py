@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 import train
-from jobspec.reading.secret_names import names_secret
+from jobspec.spec.secret_names import names_secret
+from tests.e2e.docker.base import NoBaseError, make_base
 from tests.e2e.docker.client import ROOT, Docker
 
 OTHER = "e2e-docker-other"
+EMPTY = "e2e-docker-empty"
 # What compiles or links, by the names that it is called by.
 COMPILERS = re.compile(
     r"(.+-)?(gcc|g\+\+|cc|c\+\+|cpp|clang|clang\+\+|tcc|ld|as|rustc|go|nvcc|make|cmake|ninja)(-[\d.]+)?"
@@ -132,6 +134,21 @@ def test_with_a_compiler_the_image_runs_torch_compile(docker: Docker, base: str,
     code = "import os, subprocess, sysconfig; print(subprocess.run(['gcc', '-fsyntax-only', '-include', 'Python.h', "
     code += "'-I' + sysconfig.get_paths()['include'], '-xc', os.devnull]).returncode)"
     assert docker("run", "--rm", other, "python3", "-c", code) == "0"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_base_without_torch_gets_the_release_that_the_dockerfile_fixes(docker: Docker, other: str) -> None:
+    try:
+        make_base(EMPTY, docker.environ)
+    except NoBaseError as reason:
+        pytest.skip(f"no base image: {reason}")
+    docker.build(other, EMPTY)
+    (fixed,) = re.findall(r"^ARG TORCH_VERSION=(.*)$", (ROOT / "docker" / "Dockerfile").read_text(), re.M)
+    code = "import torch, torchvision; print(torch.__version__)"
+    found = docker("run", "--rm", other, "python3", "-c", code)
+    docker("rmi", "--force", other, EMPTY)
+    assert found.startswith(f"{fixed}.")
 
 
 def test_no_cache_and_no_leftover_is_in_the_image(added_files: set[str]) -> None:

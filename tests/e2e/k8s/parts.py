@@ -16,9 +16,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.e2e.go_modules import CannotBuildError, cache, go, new
 
 MODULE = Path(__file__).parent / "parts"
 # Program → the name under which `go install` leaves it.
@@ -70,33 +71,26 @@ def build() -> str:
     folder = _cache()
     if all((folder / name).exists() for name in (*CONTROL_PLANE, *CONTROLLERS)):
         return ""
-    missing = [program for program in ("go", "kubectl") if not shutil.which(program)]
-    if missing:
-        return f"{' and '.join(missing)} not installed"
+    if not shutil.which("kubectl"):
+        return "kubectl is not installed"
     print(f"building the parts of a cluster into {folder}", flush=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as beside:
-        made = Path(beside, "made")
-        made.mkdir()
-        env = {**os.environ, "CGO_ENABLED": "0", "GOBIN": str(made), "GOFLAGS": "-mod=readonly -buildvcs=false"}
-        # The downloads come first: whether there is a proxy is known after seconds and not after minutes.
-        for command in (["go", "mod", "download"], ["go", "install", f"-ldflags={_link_flags()}", "tool"]):
-            done = subprocess.run(command, cwd=MODULE, env=env, stderr=subprocess.PIPE, text=True)
-            if done.returncode:
-                return f"`{' '.join(command)}` failed: {done.stderr.strip().splitlines()[-1]}"
-        for name, made_as in {**CONTROL_PLANE, **CONTROLLERS}.items():
-            (made / made_as).rename(made / name)
-        for name, (module, top, overlay) in MANIFESTS.items():
-            (made / f"{name}.yaml").write_bytes(_manifests(module, top, overlay, Path(beside, name)))
-        made.rename(folder)
+    try:
+        with new(folder) as made:
+            # The downloads come first: whether there is a proxy is known after seconds and not after minutes.
+            go("mod", "download", folder=MODULE)
+            go("install", f"-ldflags={_link_flags()}", "tool", folder=MODULE, GOBIN=str(made))
+            for name, made_as in {**CONTROL_PLANE, **CONTROLLERS}.items():
+                (made / made_as).rename(made / name)
+            for name, (module, top, overlay) in MANIFESTS.items():
+                (made / f"{name}.yaml").write_bytes(_manifests(module, top, overlay, made.parent / name))
+    except CannotBuildError as problem:
+        return str(problem)
     return ""
 
 
 def _cache() -> Path:
     """The folder of what these versions give; another version has another one."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    version = hashlib.sha256((MODULE / "go.sum").read_bytes()).hexdigest()[:12]
-    return home / "multinode-torch" / f"kubernetes-{version}"
+    return cache(f"kubernetes-{hashlib.sha256((MODULE / 'go.sum').read_bytes()).hexdigest()[:12]}")
 
 
 def _link_flags() -> str:

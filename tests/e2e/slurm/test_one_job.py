@@ -23,6 +23,17 @@ train: {{model: mlp, dataset: synthetic, max_steps: 5, run_dir: {folder}/runs}}
 sweep: {sweep}
 time_limit: 20m
 """
+_VALUES = """
+name: values
+nodes: 1
+procs_per_node: 1
+device: cpu
+setup: [export SEEN=$LEVEL, export LEVEL=of-setup]
+command: [sh, -c, 'echo "$0 $SEEN $LEVEL"', word]
+no_python: true
+sweep: {env.LEVEL: [low, high]}
+slurm: {launcher: srun}
+"""
 
 
 def test_a_job_with_this_site_has_the_weights_of_a_run_alone(cluster: Cluster, tmp_path: Path) -> None:
@@ -43,3 +54,10 @@ def test_a_sweep_of_six_is_six_runs_with_a_folder_and_a_result_of_its_own_each(
     states = [cluster.wait_for_end(f"{number}_{task}").state for task in range(6)]
     assert states == ["COMPLETED"] * 6, cluster.logs()
     two_sites.check_sweep(tmp_path / "runs")
+
+
+def test_setup_sees_the_values_of_a_sweep_and_wins_over_them(cluster: Cluster) -> None:
+    number = cluster.submit(script(cluster, _VALUES))
+    for task, level in enumerate(["low", "high"]):
+        assert cluster.wait_for_end(f"{number}_{task}").state == "COMPLETED", cluster.logs()
+        assert f"word {level} of-setup" in (cluster.folder / f"values-{number}_{task}-r0.log").read_text()

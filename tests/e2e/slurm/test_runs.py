@@ -43,6 +43,18 @@ time_limit: 20m
 slurm: {{array: 0-3}}
 """
 
+# Rank 0 submits the next job of the chain.
+_CHAIN = """
+import subprocess, sys, torch
+from torch import distributed
+distributed.init_process_group("gloo")
+total = torch.tensor(distributed.get_rank())
+distributed.all_reduce(total)
+if distributed.get_rank() == 0:
+    print(f"sum over {distributed.get_world_size()} ranks: {total}", flush=True)
+    subprocess.run(["sbatch", "--parsable", f"chain{sys.argv[2]}.sh"], check=True)
+distributed.destroy_process_group()
+"""
 
 # The script looks for its images in ../data.
 _FOREIGN = """
@@ -151,16 +163,29 @@ def test_two_jobs_on_the_same_nodes_at_the_same_time_do_not_meet(cluster: Cluste
 
 
 @pytest.mark.slow
-def test_a_job_that_was_submitted_from_inside_a_job_has_its_own_nodes_and_ranks(cluster: Cluster) -> None:
-    spec = _OWN.format(script=ROOT / "jobs/scripts/own.py") + "resources: {memory: 1GiB}\n"
-    (cluster.folder / "inner.sh").write_text(script(cluster, spec))
+def test_jobs_that_a_rank_of_the_last_one_submits_have_nodes_and_ranks_of_their_own_with_either_launcher(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "chain.py").write_text(_CHAIN)
+    launchers = ["torchrun", "srun", "torchrun", "srun"]
+    for link, launcher in enumerate(launchers):
+        spec = (
+            _OWN.format(script=tmp_path / "chain.py")
+            .replace('"20"', f'"{link + 1}"')
+            .replace("name: own", f"name: chain{link}")
+        )
+        settings = (f"slurm.launcher={launcher}", "resources={memory: 1GiB}")
+        (cluster.folder / f"chain{link}.sh").write_text(script(cluster, spec, *settings))
+    (cluster.folder / f"chain{len(launchers)}.sh").write_text("#!/bin/bash\n")
     outer = (
-        "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=3 --cpus-per-task=2 --gpus-per-node=1 --output=outer-%j.log\n"
-        "#SBATCH --mem-per-cpu=100M\n"
-        "export PET_NNODES=7 PET_NODE_RANK=3\nsrun --ntasks=1 sbatch --parsable inner.sh\n"
+        "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=3 --cpus-per-task=2 --gpus-per-node=1 --mem-per-cpu=100M\n"
+        "export PET_NNODES=7 PET_NODE_RANK=3 OMP_NUM_THREADS=3\nsrun --ntasks=1 sbatch --parsable chain0.sh\n"
     )
-    job = cluster.wait_for_end(cluster.submit(outer))
-    assert job.state == "COMPLETED", cluster.logs()
-    number = (cluster.folder / f"outer-{job.number}.log").read_text().split()[-1]
+    number = cluster.submit(outer, "--output=chain-%j.log")
+    said = cluster.folder / f"chain-{number}.log"
+    for link in range(len(launchers)):
+        assert cluster.wait_for_end(number).state == "COMPLETED", cluster.logs()
+        number = said.read_text().split()[-1]
+        said = cluster.folder / f"chain{link}-{number}-r0.log"
     assert cluster.wait_for_end(number).state == "COMPLETED", cluster.logs()
-    assert "on rank 0 of 4" in (cluster.folder / f"own-{number}-r0.log").read_text()
+    assert "sum over 4 ranks: 6" in said.read_text()

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.slurm import observer
+from tests.e2e.slurm import observer, sleeper
 from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.specs import script
 
 pytestmark = pytest.mark.timeout(1200)
 
-_SLEEPER = """
-import os, signal, sys, time
-def stop(signum, frame):
-    print(f"rank {os.environ['RANK']} saved", flush=True)
-    sys.exit(1)
-signal.signal(signal.SIGTERM, stop)
-open(f"{sys.argv[2]}/{os.environ['SLURM_JOB_ID']}.{os.environ['RANK']}", "w").close()
-print("up", flush=True)
-time.sleep(float(sys.argv[1]))
-"""
-_SLEEPS = """
-name: sleeps
-nodes: 1
-procs_per_node: 2
-device: cpu
-command: [{folder}/sleeper.py, "20", {folder}]
-time_limit: 20m
-preemption: {{grace: 60s}}
-slurm: {{launcher: srun}}
-"""
 _OUTER = """\
 #!/bin/bash
 #SBATCH --nodes=1 --requeue --output=outer-%j.log --open-mode=append
@@ -39,11 +20,6 @@ if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then scontrol requeue "$SLURM_JOB_ID"; s
 echo "restart $SLURM_RESTART_COUNT"
 sbatch --parsable inner.sh
 """
-
-
-def _sleeps(cluster: Cluster, folder: Path) -> str:
-    (folder / "sleeper.py").write_text(_SLEEPER)
-    return script(cluster, _SLEEPS.format(folder=folder))
 
 
 def test_more_nodes_on_the_command_line_are_more_nodes_in_the_job(cluster: Cluster, tmp_path: Path) -> None:
@@ -67,7 +43,7 @@ def test_more_nodes_on_the_command_line_are_more_nodes_for_torchrun(cluster: Clu
 
 
 def test_of_an_array_from_the_command_line_a_signal_requeues_one_task(cluster: Cluster, tmp_path: Path) -> None:
-    array = cluster.submit(_sleeps(cluster, tmp_path), "--array=0-1")
+    array = cluster.submit(sleeper.rendered(cluster, tmp_path), "--array=0-1")
     tasks = [f"{array}_{task}" for task in range(2)]
     cluster.wait_for("two processes a task", lambda: len([*tmp_path.glob("*.[01]")]) == 4)
     assert cluster.job(tasks[1]).fields["JobId"] == array, "the number of the array means all tasks"
@@ -79,7 +55,7 @@ def test_of_an_array_from_the_command_line_a_signal_requeues_one_task(cluster: C
 
 
 def test_the_first_start_of_a_job_from_inside_a_requeued_one_is_its_first(cluster: Cluster, tmp_path: Path) -> None:
-    (cluster.folder / "inner.sh").write_text(_sleeps(cluster, tmp_path))
+    (cluster.folder / "inner.sh").write_text(sleeper.rendered(cluster, tmp_path))
     outer = cluster.wait_for_end(cluster.submit(_OUTER))
     assert (outer.state, outer.restarts) == ("COMPLETED", 1), cluster.logs()
     first, number = (cluster.folder / f"outer-{outer.number}.log").read_text().splitlines()[-2:]
@@ -92,3 +68,13 @@ def test_the_first_start_of_a_job_from_inside_a_requeued_one_is_its_first(cluste
         f"sleeps-{number}-r0.log",
         f"sleeps-{number}-r1.log",
     ]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_after_sbatch_export_none_the_processes_have_a_path(launcher: str, cluster: Cluster) -> None:
+    bin_folder = Path(sys.executable).parent
+    spec = "name: bare\nnodes: 1\nprocs_per_node: 1\ndevice: cpu\ncommand: [env]\nno_python: true\n"
+    prologue = f"slurm.prologue=['PATH={bin_folder}:$PATH']"
+    number = cluster.submit(script(cluster, spec, f"slurm.launcher={launcher}", prologue), "--export=NONE")
+    assert cluster.wait_for_end(number).state == "COMPLETED", cluster.logs()
+    assert f"PATH={bin_folder}:" in (cluster.folder / f"bare-{number}-r0.log").read_text()

@@ -153,6 +153,19 @@ def test_hint_says_what_to_write_instead(job: str, site: str, hint: str) -> None
     assert [problem.hint for problem in refusal.value.problems] == [hint]
 
 
+@pytest.mark.parametrize("key", ["mounts", "setup", "secrets"])
+def test_site_before_job_is_refused_where_the_job_would_drop_what_the_site_adds(key: str) -> None:
+    site, job = parse(f"\n+{key}: [A]", "site.yaml"), parse(f"{key}: [B]", "job.yaml")
+    assert merge([job, site]).values == {key: ["B", "A"]}
+    assert merge([site, parse(f"{key}:", "none.yaml"), job]).values == {key: ["B"]}
+    with pytest.raises(SpecError) as refusal:
+        merge([site, job])
+    (problem,) = refusal.value.problems
+    assert (problem.place.name, problem.place.written) == ("job.yaml", key)
+    assert problem.message == f"{key} would drop what +{key} in site.yaml:2 adds"
+    assert problem.hint == f"name job.yaml before site.yaml; or write +{key} here, too"
+
+
 def test_a_list_replaces_a_list_and_its_places() -> None:
     merged = merge([parse("mounts: [a, b, c]", "job.yaml"), parse("mounts: [d]", "site.yaml")])
     assert merged.values == {"mounts": ["d"]}

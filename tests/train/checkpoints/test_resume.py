@@ -13,6 +13,7 @@ import pytest
 from tests.cli import ROOT, command, environment, records, train
 from tests.idx import write_small_mnist
 from tests.ranks import train_on_ranks
+from tests.train.devices import needs_fsdp_on_cpus
 
 # Dropout and momentum: both would show a random state or an optimizer that was not restored.
 _SETTINGS = [
@@ -95,14 +96,22 @@ def test_killed_between_epochs_and_resumed_ends_with_the_same_losses(
     assert _outcome(tmp_path / "killed") == _outcome(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("stop", [1, 4, 6, 9])
+# Not ddp: docs/resume.md.
+@pytest.mark.parametrize(
+    ("stop", "world_size", "strategy"),
+    [(stop, 1, "custom_ddp") for stop in (1, 4, 6, 9)]
+    + [(6, 3, name) for name in ("custom_ddp", "hook_per_parameter", "average_after_backward", "pipeline")]
+    + [pytest.param(6, 3, "fsdp", marks=needs_fsdp_on_cpus)],
+)
 def test_stopped_within_an_epoch_the_run_continues_at_the_next_step_bit_for_bit(
-    stop: int, data_root: Path, tmp_path: Path
+    stop: int, world_size: int, strategy: str, data_root: Path, tmp_path: Path
 ) -> None:
-    every = "--checkpoint-every=1"
-    train_on_ranks(1, *_flags(data_root, tmp_path / "whole", every))
-    train_on_ranks(1, *_flags(data_root, tmp_path / "halved", every, f"--max-steps={stop}"))
-    train_on_ranks(1, *_flags(data_root, tmp_path / "halved", every))
+    more = ["--checkpoint-every=1", f"--strategy={strategy}", *(["--accumulate=3"] if strategy == "pipeline" else [])]
+    more += ["--model=mlp"] if world_size > 1 else []
+    more += ["--pipeline-schedule=gpipe"] if strategy == "pipeline" else []  # works with each release of torch
+    train_on_ranks(world_size, *_flags(data_root, tmp_path / "whole", *more))
+    train_on_ranks(world_size, *_flags(data_root, tmp_path / "halved", *more, f"--max-steps={stop}"))
+    train_on_ranks(world_size, *_flags(data_root, tmp_path / "halved", *more))
     assert _outcome(tmp_path / "halved") == _outcome(tmp_path / "whole")
     steps = [record["step"] for record in records(tmp_path / "halved", "step")]
     assert steps == [*range(1, 16)], "each step is trained once"

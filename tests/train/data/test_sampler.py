@@ -77,6 +77,25 @@ def test_samples_of_a_step_do_not_depend_on_the_world_size(
     assert {len(step) for step in alone[:-1]} <= {position["batch_size"]}
 
 
+@given(position=positions, world_size=st.integers(1, 12), most=st.integers(1, 20), least=st.integers(1, 2))
+def test_micro_batches_hold_the_same_samples_on_any_number_of_ranks(
+    position: dict[str, int], world_size: int, most: int, least: int
+) -> None:
+    alone = ShardSampler(**position, rank=0, world_size=1, micro_batches=most, least=least)
+    ranks = [
+        ShardSampler(**position, rank=rank, world_size=world_size, micro_batches=most, least=least)
+        for rank in range(world_size)
+    ]
+    for step, (indices, *of_ranks) in enumerate(zip(alone, *ranks, strict=True)):
+        parts, whole = [0, *(len(part) for part in alone.parts(step))], len(indices)
+        assert len(parts) - 1 == max(1, min(most, whole // least))
+        assert sum(parts) == whole and min(parts[1:]) >= min(least, whole)
+        read = [iter(of_rank) for of_rank in of_ranks]
+        shares = zip(*(rank.shares(step) for rank in ranks), strict=True)
+        together = [next(mine) for part in shares for mine, one in zip(read, part, strict=True) for _ in one]
+        assert together == indices and not any([*mine] for mine in read)
+
+
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_order_differs_between_epochs(world_size: int) -> None:
     orders = [steps_of_all_ranks(samplers(9_999, 64, world_size, epoch=epoch)) for epoch in (1, 2, 3)]

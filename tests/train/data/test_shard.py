@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from train.data.shard import epoch_order, num_micro_batches, num_steps, share, step_range
+from train.data.shard import epoch_order, num_steps, share, step_range
 
 ROOT = Path(__file__).parents[3]
 SIZES = [1, 7, 9_999, 10_001]
@@ -90,13 +90,3 @@ def test_shares_follow_one_another_and_differ_by_at_most_one(start: int, length:
     lengths = [len(one) for one in shares]
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] - lengths[-1] <= 1
-
-
-@given(size=sizes, world_size=world_sizes, most=st.integers(1, 20))
-def test_micro_batches_are_as_many_as_asked_for_but_none_is_empty_on_all_ranks(
-    size: int, world_size: int, most: int
-) -> None:
-    parts = num_micro_batches(range(size), world_size, most)
-    assert parts == most or parts == len(share(range(size), 0, world_size))
-    largest = max(len(share(range(size), rank, world_size)) for rank in range(world_size))
-    assert 1 <= parts <= min(largest, most)

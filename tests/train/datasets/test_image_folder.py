@@ -12,6 +12,7 @@ from PIL import Image
 from tests.ranks import train_on_ranks
 from train import datasets
 from train.data.batches import Batches
+from train.data.sampler import ShardSampler
 from train.errors import UserError
 
 pytestmark = pytest.mark.timeout(120)
@@ -58,9 +59,12 @@ def test_training_pictures_are_augmented_differently_each_time(folder: Path) -> 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_loader_is_taken_so_that_each_epoch_reads_other_pictures(folder: Path, workers: int) -> None:
     samples = datasets.load("image_folder", str(folder), "train", 0)
-    batches = Batches(samples, [[0, 1], [2]], torch.device("cpu"), "auto", workers)
-    first, second = ([images for images, _ in batches] for _ in range(2))
-    assert [len(images) for images in first] == [2, 1]
+    sampler = ShardSampler(len(samples), _TRAIN // 2 + 1, 0, 1, 0)
+    batches = Batches(samples, sampler, torch.device("cpu"), "auto", workers)
+    first = [images for images, _ in batches]
+    sampler.set_epoch(2)
+    second = [images for images, _ in batches]
+    assert [len(images) for images in first] == [101, 99]
     assert not torch.equal(first[0], second[0])
     with pytest.raises(UserError, match="--input=memory would read each picture once"):
         Batches(samples, [[0, 1]], torch.device("cpu"), "memory")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -54,6 +56,53 @@ def _bucket_names(world: World) -> list[list[list[str]]]:
         wrapped(torch.ones(2, 8)).sum().backward()
         layouts.append([bucket.names for bucket in wrapped.reducer.buckets])
     return layouts
+
+
+def _in_a_graph(grad: Tensor) -> Callable[[], Tensor]:
+    x = torch.ones_like(grad, requires_grad=True)
+    product = (grad * x).sum()
+    return lambda: torch.autograd.grad(product, x)[0]
+
+
+def _through_a_view(grad: Tensor) -> Callable[[], Tensor]:
+    view = grad.detach().view(-1)
+    return lambda: view.view(grad.shape)
+
+
+# Ways to keep a gradient; each returns what gives its content later.
+_KEEP: dict[str, Callable[[Tensor], Callable[[], Tensor]]] = {
+    "not at all": lambda grad: grad.clone().clone,
+    "itself": lambda grad: lambda: grad,
+    "through a view": _through_a_view,
+    "in a graph": _in_a_graph,
+}
+
+
+def _keep_on_rank_0(world: World, sync: str, how: str) -> tuple[list[float], list[list[float]], int]:
+    """The gradient's numbers after each backward; those that rank 0 has kept of two; how many places they had."""
+    model = nn.Linear(8, 1)
+    wrapped = CustomDDP(model, sync=SYNCS[sync])
+    kept, means, places = [], [], set()
+    for step in range(6):
+        model.zero_grad()
+        wrapped(torch.full((1, 8), float(step + world.rank))).sum().backward()
+        grad = model.weight.grad
+        assert grad is not None
+        means.append(float(grad.mean()))
+        places.add(grad.data_ptr())
+        if world.rank == 0 and step in (2, 3):
+            kept.append(_KEEP[how](grad))
+        del grad
+    return means, [sorted({*content().flatten().tolist()}) for content in kept], len(places)
+
+
+@syncs
+@pytest.mark.parametrize("how", _KEEP)
+def test_a_gradient_that_one_rank_keeps_stays_as_it_was_and_costs_one_new_place(sync: str, how: str) -> None:
+    first, second = run_ranks(2, _keep_on_rank_0, sync, how)
+    means = [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]
+    assert first == (means, [[2.5], [3.5]], 1 if how == "not at all" else 3)
+    assert second == (means, [], 1)
 
 
 def test_buckets_are_built_once_in_the_order_in_which_gradients_arrived_on_rank_0() -> None:

@@ -24,7 +24,8 @@ _REACHED = "the loaded checkpoint has already reached"
         (["--epochs=1"], f"20: {_REACHED} --epochs=1, so nothing is trained; to train on, give a larger --epochs\n"),
         (
             ["--max-steps=3", "--scheduler=cosine"],
-            f"3: {_REACHED} --max-steps=3, so nothing is trained; to train on, give a larger --max-steps\n",
+            f"3: {_REACHED} --max-steps=3, so nothing is trained; "
+            "cosine cannot be prolonged: start a new run in another --checkpoint-dir\n",
         ),
         (
             ["--epochs=1", "--max-steps=20"],

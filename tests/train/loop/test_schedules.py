@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,8 @@ from torch import nn, optim
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, OneCycleLR, SequentialLR, StepLR
 
 from train.config import TrainConfig
-from train.loop.schedules import lr_of_step
+from train.errors import UserError
+from train.loop.schedules import lr_of_step, refuse_impossible_schedule
 
 Name = Literal["none", "step", "cosine", "one_cycle"]
 
@@ -43,7 +44,7 @@ def test_each_schedule_equals_torchs(lr: float, gamma: float, epochs: int, steps
     if total > 4:  # torch's one cycle divides by zero where it has no rising step
         theirs["one_cycle"] = _torchs(lr, total, lambda optimizer: OneCycleLR(optimizer, lr, total))
     for name, rates in theirs.items():
-        config = TrainConfig(lr=lr, lr_gamma=gamma, epochs=epochs, scheduler=name)
+        config = TrainConfig(lr=lr, epochs=epochs, scheduler=name, **({"lr_gamma": gamma} if name == "step" else {}))
         assert _ours(config, steps) == pytest.approx(rates, rel=1e-6, abs=1e-12 * lr)
 
 
@@ -58,6 +59,26 @@ def test_warm_up_and_cosine_equal_torchs_two_schedulers_in_sequence(lr: float, e
 
     config = TrainConfig(lr=lr, epochs=epochs, scheduler="cosine", warmup_steps=warmup)
     assert _ours(config, steps) == pytest.approx(_torchs(lr, total, torchs), rel=1e-6, abs=1e-12 * lr)
+
+
+@pytest.mark.parametrize("name", ["cosine", "one_cycle"])
+def test_a_schedule_ends_at_max_steps(name: Name) -> None:
+    cut, whole = TrainConfig(epochs=9, max_steps=30, scheduler=name), TrainConfig(epochs=3, scheduler=name)
+    assert [lr_of_step(cut, step, 10) for step in range(30)] == _ours(whole, 10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"warmup_steps": 21}, "--warmup-steps is 21, but the run has only 20 steps"),
+        ({"warmup_steps": 6, "max_steps": 5}, "but the run has only 5 steps"),
+        ({"scheduler": "one_cycle", "max_steps": 1}, "one_cycle needs two steps or more"),
+    ],
+)
+def test_a_run_too_short_for_its_schedule_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        refuse_impossible_schedule(TrainConfig(epochs=2, **settings), 10)
+    refuse_impossible_schedule(TrainConfig(epochs=2, warmup_steps=20), 10)
 
 
 def test_one_cycle_rises_on_the_warm_up_steps() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,32 +59,43 @@ def test_average_schedule_and_loss_scale_resume_bit_for_bit(tmp_path: Path) -> N
         return [*_MLP, *_EVERYTHING, *kept]
 
     whole, halved = tmp_path / "whole", tmp_path / "halved"
-    train_on_ranks(1, *flags(whole), timeout_s=_TIMEOUT_S)
-    train_on_ranks(1, *flags(halved), "--max-steps=7", timeout_s=_TIMEOUT_S)
+    train_on_ranks(1, *flags(whole), "--checkpoint-every=7", timeout_s=_TIMEOUT_S)
+    shutil.copytree(whole / "checkpoints" / "step-00000007", halved / "checkpoints" / "step-00000007")
     train_on_ranks(1, *flags(halved), timeout_s=_TIMEOUT_S)
     assert _equal(_checkpoint(halved), _checkpoint(whole))
     rates = [[record["lr"] for record in records(folder, "step")] for folder in (halved, whole)]
-    assert rates[0] == rates[1]
-    assert len(set(rates[0])) > 15, "another rate at each step"
+    assert rates[0] == rates[1][7:]
+    assert len(set(rates[1])) > 15, "another rate at each step"
 
 
-def _overflow(world: World) -> tuple[list[float], str]:
-    """The scales of a run that begins with one which is far too large, and the hash of its weights."""
-    config = from_argv([*_MLP, "--precision=fp16", "--lr=0.1", "--max-steps=20"])
+def _overflow(world: World, *flags: str) -> tuple[list[float], int, str]:
+    """The factors of the scale of a run that begins far too large, how often it was averaged, its weights' hash."""
+    config = from_argv([*_MLP, "--precision=fp16", "--lr=0.1", "--max-steps=20", "--ema=0.9", *flags])
     parts = setup.load_parts(config, world)
     setup.report_start(config, world, parts)
     trainer = setup.make_trainer(config, world, StopSignal(), parts)
     trainer.step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**36)
-    scales = [trainer.step.scaler.get_scale()]
+    factors: list[float] = []
+    trainer.step.wrapped = replace(trainer.step.wrapped, rescale=factors.append)
     trainer.fit()
-    return [*scales, trainer.step.scaler.get_scale()], weights_sha256(trainer.step.wrapped.state_dict())
+    assert trainer.step.ema is not None
+    return factors, trainer.step.ema.updates, weights_sha256(trainer.step.wrapped.state_dict())
 
 
-def test_fp16_halves_a_scale_that_overflows_on_all_ranks_and_then_trains() -> None:
-    first, second = run_ranks(2, _overflow, timeout_s=_TIMEOUT_S)
+def test_fp16_halves_a_scale_that_overflows_on_all_ranks_records_it_and_then_trains(tmp_path: Path) -> None:
+    first, second = run_ranks(2, _overflow, "--scheduler=cosine", f"--run-dir={tmp_path}", timeout_s=_TIMEOUT_S)
     assert first == second
-    (before, after), _ = first
-    assert 2.0**-20 < after / before < 1
+    factors, updates, _ = first
+    skipped = len(factors)
+    assert factors == [0.5] * skipped and 0 < skipped < 20
+    assert updates == 20 - skipped
+    incidents = records(tmp_path, "incident")
+    assert [(each["step"], each["kind"]) for each in incidents] == [(n + 1, "skipped_step") for n in range(skipped)]
+    assert "the gradient overflowed fp16 at a loss scale of 6.87195e+10" in incidents[0]["text"]
+    steps = records(tmp_path, "step")
+    assert [record["step"] for record in steps] == [*range(skipped + 1, 21)]
+    # The schedule counts a skipped step, too.
+    assert steps[0]["lr"] == pytest.approx(0.05 * (1 + math.cos(math.pi * skipped / 20)))
 
 
 def test_fp16_gives_the_losses_of_fp32(tmp_path: Path) -> None:

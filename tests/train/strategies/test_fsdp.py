@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.cli import records
 from tests.ranks import run_ranks, train_on_ranks
@@ -16,8 +16,11 @@ from tests.train.devices import needs_fsdp_on_cpus
 from tests.train.strategies.dtypes import Dtypes, dtypes_of_a_run
 from train import models, strategies
 from train.errors import SharedError
+from train.flags import from_argv
+from train.loop import setup
 from train.strategies.fsdp import units
 from train.world.environment import World
+from train.world.signals import StopSignal
 
 
 @needs_fsdp_on_cpus
@@ -109,6 +112,25 @@ def test_an_evaluation_in_which_a_rank_has_no_samples_ends(tmp_path: Path) -> No
     [epoch], [end] = records(tmp_path, "epoch"), records(tmp_path, "end")
     assert 0 < epoch["val_accuracy"] < 1
     assert len(bytes.fromhex(end["weights_sha256"])) == 32
+
+
+def _saved_buffers(world: World) -> tuple[list[Tensor], list[Tensor]]:
+    """This rank's buffers after a step with statistics of its own, and those in what it would save."""
+    flags = ["--model=mnist_bn", "--strategy=fsdp", "--no-sync-batchnorm", "--batch-size=8", "--device=cpu"]
+    parts = setup.load_parts(from_argv(flags), world)
+    trainer = setup.make_trainer(from_argv(flags), world, StopSignal(), parts)
+    trainer.step.run(*next(iter(trainer.train_batches)), trainer.sampler)
+    own = [buffer.clone() for buffer in trainer.step.model.buffers()]
+    saved = trainer.step.state_dict()["shards"]
+    return own, [saved[f"model.{name}"].clone() for name, _ in trainer.step.model.named_buffers()]
+
+
+@needs_fsdp_on_cpus
+@pytest.mark.slow
+def test_a_save_within_an_epoch_keeps_rank_0s_buffers_on_every_rank() -> None:
+    (own, first), (other, second) = run_ranks(2, _saved_buffers)
+    assert not all(map(torch.equal, own, other)), "or any rank's would do"
+    assert all(map(torch.equal, first, own)) and all(map(torch.equal, second, own))
 
 
 def test_a_torch_whose_fully_shard_fails_on_cpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -18,7 +20,11 @@ from tests.train.devices import needs_fsdp_on_cpus
 from train import strategies
 from train.config import available
 from train.errors import SharedError
+from train.flags import from_argv
+from train.loop import setup
+from train.loop.numerics import autocast
 from train.world.environment import World
+from train.world.signals import StopSignal
 
 pytestmark = pytest.mark.timeout(120)
 _CPU = torch.device("cpu")
@@ -136,6 +142,62 @@ def test_data_parallel_refuses_a_compiled_model_on_several_gpus(
         strategies.wrap("data_parallel", compiled, two_gpus)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     strategies.wrap("data_parallel", compiled, two_gpus)
+
+
+class _InAThread(nn.Module):
+    """Runs the module in a thread of its own, as nn.DataParallel does with each copy."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(self.module, inputs).result()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_data_parallel_computes_in_the_type_of_the_run_on_each_gpu(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nn, "DataParallel", _InAThread)
+    context = strategies.Context(_CPU, None, 1, 25.0, ranks_have_own_buffers=False, precision=precision)
+    wrapped = strategies.wrap("data_parallel", _model(), context)
+    with autocast(precision, _CPU):
+        assert wrapped.call(_micro_batch(0, 0)).dtype == {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_data_parallel_computes_in_bf16_on_two_gpus() -> None:
+    device = torch.device("cuda")
+    context = strategies.Context(device, None, 1, 25.0, ranks_have_own_buffers=False, precision="bf16")
+    wrapped = strategies.wrap("data_parallel", _model().to(device), context)
+    with autocast("bf16", device):
+        assert wrapped.call(_micro_batch(0, 0).to(device)).dtype == torch.bfloat16
+
+
+def _seeds_of_gpus(world: World) -> list[int]:
+    """What the generators of three GPUs are seeded with; stand-ins, as torch makes them where it sees GPUs."""
+    parts = setup.load_parts(from_argv(["--model=mlp"]), world)
+    trainer = setup.make_trainer(from_argv(["--model=mlp"]), world, StopSignal(), parts)
+    gpus = [torch.Generator() for _ in range(3)]
+    trainer.step.device, trainer.step.wrapped = torch.device("cuda"), replace(trainer.step.wrapped, devices=3)
+    with mock.patch.multiple(torch.cuda, default_generators=gpus, manual_seed=lambda seed: gpus[0].manual_seed(seed)):
+        trainer.step._seed(trainer.sampler)
+    return [gpu.initial_seed() for gpu in gpus]
+
+
+def test_each_gpu_of_data_parallel_draws_random_numbers_of_its_own_from_the_position() -> None:
+    (seeds,), (again,) = run_ranks(1, _seeds_of_gpus), run_ranks(1, _seeds_of_gpus)
+    assert seeds == again and len({*seeds}) == 3
+
+
+def test_fsdp_in_bf16_refuses_batchnorm_that_is_not_synchronised() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
+    context = strategies.Context(_CPU, None, 2, 25.0, ranks_have_own_buffers=True, precision="bf16")
+    with pytest.raises(SharedError, match=r"--strategy=fsdp with --precision=bf16 .*--no-sync-batchnorm"):
+        strategies.wrap("fsdp", model, context)
 
 
 def test_data_parallel_refuses_batchnorm_on_several_gpus(two_gpus: strategies.Context) -> None:

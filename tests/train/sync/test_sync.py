@@ -6,6 +6,7 @@ import functools
 import statistics
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,26 @@ class _Sometimes(nn.Module):
     def forward(self, gradient: Tensor, use: bool) -> Tensor:
         rest = self.vector.sum() + self.empty.sum()
         return rest + (self.matrix * gradient).sum() if use else rest
+
+
+def _at_scales(world: World, scales: list[float]) -> list[Tensor]:
+    """What random gradients at these loss scales become, without the scale."""
+    torch.manual_seed(world.rank)
+    model, results = _Given(), []
+    wrapped = CustomDDP(model, sync=partial(PowerSGD, matrix_rank=2, full_steps=0))
+    for before, scale in pairwise([scales[0], *scales]):
+        if scale != before and wrapped.reducer.sync.rescale is not None:
+            wrapped.reducer.sync.rescale(scale / before)
+        model.zero_grad()
+        (wrapped(torch.randn(40, 30)) * scale).backward()
+        assert model.matrix.grad is not None
+        results.append(model.matrix.grad / scale)
+    return results
+
+
+def test_what_powersgd_left_out_follows_the_loss_scale() -> None:
+    expected, scaled = (_same_on_all(run_ranks(2, _at_scales, scales)) for scales in ([1.0] * 4, [1.0, 1.0, 64.0, 0.5]))
+    torch.testing.assert_close(scaled, expected, rtol=1e-3, atol=1e-3)
 
 
 def _used_sometimes(world: World) -> dict[str, list[Tensor]]:

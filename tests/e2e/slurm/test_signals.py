@@ -1,0 +1,50 @@
+"""With `preemption`: a task that fails ends the job at once, and after a signal each task has the time to save."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.slurm import sleeper
+from tests.e2e.slurm.cluster import Cluster
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_task_that_fails_without_a_signal_ends_the_job_long_before_the_end_of_grace(
+    launcher: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    settings = (f"slurm.launcher={launcher}", "env.FAILS='1'")
+    number = cluster.submit(sleeper.rendered(cluster, tmp_path, *settings, nodes=2, seconds=900))
+    job = cluster.wait_for_end(number)
+    assert job.state == "FAILED", cluster.logs()
+    start, end = (datetime.fromisoformat(job.fields[name]) for name in ("StartTime", "EndTime"))
+    assert end - start < timedelta(seconds=120)
+
+
+@pytest.mark.parametrize("to", ["--batch", "--quiet"], ids=["to the script", "to the processes"])
+def test_after_a_signal_a_task_that_saves_is_not_cut_short_by_one_that_has_ended(
+    to: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    number = cluster.submit(sleeper.rendered(cluster, tmp_path, "env.SLOW='1'", nodes=2, seconds=900))
+    sleeper.up(cluster, tmp_path, number)
+    cluster.command("scancel", "--signal=USR1", to, number)
+    cluster.wait_for_line(number, f"sleeps-{number}-r0.log", "rank 1 saved")
+    cluster.command("scancel", number)
+    cluster.wait_for_end(number)
+
+
+def test_a_line_of_the_epilogue_that_fails_does_not_prevent_the_requeue(cluster: Cluster, tmp_path: Path) -> None:
+    epilogue = "slurm.epilogue=['echo first line', 'ls no-such-file', 'echo third line']"
+    number = cluster.submit(sleeper.rendered(cluster, tmp_path, epilogue))
+    sleeper.up(cluster, tmp_path, number)
+    cluster.command("scancel", "--signal=USR1", "--batch", number)
+    cluster.wait_for("back", lambda: cluster.job(number).restarts == 1 or cluster.job(number).state == "FAILED")
+    said = (cluster.folder / f"sleeps-{number}.log").read_text()
+    assert "slurm.epilogue: this line failed: ls no-such-file" in said and "third line" not in said
+    assert said.count("first line") == 1 and "requeueing the job" in said, said
+    cluster.command("scancel", number)
+    assert (cluster.wait_for_end(number)).restarts == 1

@@ -1,0 +1,189 @@
+"""No target drops a key silently: it uses the key, says in the head that it does not, or refuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from types import SimpleNamespace, UnionType
+from typing import Any, get_args, get_origin
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from jobspec import targets
+from jobspec.artifact import plan_of, read, render
+from jobspec.problems import SpecError
+from jobspec.spec.job import Job
+from jobspec.spec.keys import SECTIONS_OF_TARGETS, given
+from jobspec.spec.section import Section
+
+_BASE = {"name": "job", "nodes": 2, "procs_per_node": 2, "image": "train:1", "command": ["mine.py"]}
+_RDMA = {"resources.rdma": True, "kubernetes.security": "privileged"}
+_EVERY_KEY: dict[str, Any] = {
+    "name": "other",
+    "nodes.min": 1,
+    "nodes.max": 3,
+    "procs_per_node": 3,
+    "device": "cpu",
+    "gpus_per_node": 8,
+    "gpu": "h100",
+    "image": "train:2",
+    "setup": ["true"],
+    "workdir": "/app",
+    "train": {"model": "mnist_cnn"},
+    "command": ["other.py"],
+    "no_python": True,
+    "files": ["mine.py"],
+    "env": {"A": "1"},
+    "secrets": ["TOKEN_A"],
+    "mounts": [{"source": "/data", "claim": "data", "path": "/data"}],
+    "resources.cpus": 8,
+    "resources.memory": "8GiB",
+    "resources.shm": "1GiB",
+    "resources.rdma": True,
+    "resources.devices": {"a.b/c": 2},
+    "time_limit": "2h",
+    "rendezvous.backend": "c10d",
+    "rendezvous.port": 20123,
+    "rendezvous.timeout": "7m",
+    "max_restarts": 3,
+    "preemption": {"grace": "240s"},
+    "preemption.grace": "240s",
+    "preemption.max_requeues": 7,
+    "sweep": {"env.B": ["1", "2"]},
+    "slurm.partition": "gpu",
+    "slurm.account": "a",
+    "slurm.qos": "q",
+    "slurm.constraint": "h100",
+    "slurm.reservation": "r",
+    "slurm.runtime": "pyxis",
+    "slurm.launcher": "srun",
+    "slurm.array": "0-1",
+    "slurm.preflight": False,
+    "slurm.prologue": ["true"],
+    "slurm.epilogue": ["true"],
+    "slurm.options": {"exclusive": True},
+    "slurm.srun_options": {"mpi": "pmix"},
+    "kubernetes.namespace": "team",
+    "kubernetes.queue": "lq",
+    "kubernetes.workload_priority_class": "high",
+    "kubernetes.priority_class": "high",
+    "kubernetes.runtime": "torch-distributed",
+    "kubernetes.volcano_queue": "vq",
+    "kubernetes.scheduler": "volcano",
+    "kubernetes.service_account": "sa",
+    "kubernetes.image_pull_secrets": ["registry"],
+    "kubernetes.image_pull_policy": "Always",
+    "kubernetes.secret": "held",
+    "kubernetes.security": "baseline",
+    "kubernetes.run_as_user": 1234,
+    "kubernetes.fs_group": 1234,
+    "kubernetes.gpu_types": {"h100": {"example.com/gpu": "H100"}},
+    "kubernetes.gpu_resource": "amd.com/gpu",
+    "kubernetes.rdma_resource": "rdma/hca",
+    "kubernetes.host_network": True,
+    "kubernetes.node_selector": {"pool": "a"},
+    "kubernetes.tolerations": [{"operator": "Exists"}],
+    "kubernetes.topology_spread": [{"key": "zone"}],
+    "kubernetes.labels": {"team": "a"},
+    "kubernetes.annotations": {"team": "a"},
+    "kubernetes.pod": {"runtimeClassName": "nvidia"},
+    "kubernetes.ttl": "1d",
+    "compose.project": "p",
+}
+_ONLY_WITH: dict[str, dict[str, Any]] = {
+    "train": {"command": None},
+    "image": {"slurm.runtime": "docker"},
+    "gpu": {"kubernetes.gpu_types": {"h100": {"example.com/gpu": "H100"}}},
+    "preemption": {"max_restarts": 1},
+    "preemption.grace": {"max_restarts": 1, "preemption": {}},
+    "preemption.max_requeues": {"max_restarts": 1, "preemption": {}},
+    "resources.rdma": {"kubernetes.rdma_resource": "rdma/hca", "kubernetes.security": "privileged"},
+    "kubernetes.workload_priority_class": {"kubernetes.queue": "lq"},
+    "kubernetes.volcano_queue": {"kubernetes.scheduler": "volcano"},
+    "kubernetes.secret": {"secrets": ["TOKEN_A"]},
+    "kubernetes.gpu_types": {"gpu": "h100"},
+    "kubernetes.rdma_resource": _RDMA,
+    "kubernetes.host_network": {"kubernetes.security": "privileged"},
+}
+
+
+def keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        alternatives = get_args(field.annotation) if get_origin(field.annotation) is UnionType else [field.annotation]
+        section = next((one for one in alternatives if isinstance(one, type) and issubclass(one, Section)), None)
+        if section is None or field.default is None:
+            yield f"{above}{name}"
+        if section is not None:
+            yield from keys(section, f"{above}{name}.")
+
+
+def written(tmp_path: Path, settings: dict[str, Any]) -> str:
+    """The path of a spec with these settings over a small job."""
+    values: dict[str, Any] = {**_BASE}
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        if name:
+            there = values.get(section)
+            values[section] = {**({"min": 2, "max": 2} if there == 2 else there or {}), name: value}
+        else:
+            values[section] = value
+    (tmp_path / "mine.py").touch()
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(values))
+    return str(tmp_path / "job.yaml")
+
+
+def outcome(target: str, spec: str) -> str:
+    try:
+        return render(target, spec)
+    except SpecError as error:
+        return str(error)
+
+
+def test_the_table_has_every_key_of_the_spec() -> None:
+    assert list(_EVERY_KEY) == list(keys(Job))
+
+
+@pytest.mark.parametrize("name", targets.names())
+@pytest.mark.parametrize("key", _EVERY_KEY)
+def test_a_key_changes_the_artifact_or_is_named_in_its_head_or_is_refused(
+    name: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    target = targets.load(name)
+    before = outcome(name, written(tmp_path, _ONLY_WITH.get(key, {})))
+    after = outcome(name, written(tmp_path, {**_ONLY_WITH.get(key, {}), key: _EVERY_KEY[key]}))
+    section = key.partition(".")[0]
+    if key in target.NOT_USED:
+        head = takewhile(lambda line: line.startswith("#"), after.splitlines())
+        assert f"# Not used here: {key}; {target.NOT_USED[key]}." in head
+    elif key in target.USES:
+        assert before != after
+    elif section not in target.NOT_USED and (section not in SECTIONS_OF_TARGETS or section == name):
+        assert f"{key} is given, but target {name} does not use it" in after
+
+
+def test_a_target_that_uses_nothing_refuses_every_key_but_those_of_other_targets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = read(written(tmp_path, _EVERY_KEY))
+    nothing: Any = SimpleNamespace(__name__="jobspec.targets.flux", USES=frozenset(), NOT_USED={})
+    with pytest.raises(SpecError) as error:
+        plan_of(source, nothing)
+    refused = {
+        found.message.partition(" is given, but target flux ")[0]: found.place.written for found in error.value.problems
+    }
+    for key in _EVERY_KEY:
+        if key.partition(".")[0] in {*SECTIONS_OF_TARGETS, *(refused if "." in key else ())}:
+            assert key not in refused
+        else:
+            assert refused[key] == key.rpartition(".")[2]
+
+
+def test_a_key_that_says_what_holds_without_it_is_not_refused(tmp_path: Path) -> None:
+    spec = written(tmp_path, {"setup": [], "env": {}, "no_python": False, "max_restarts": 0, "time_limit": None})
+    plan = plan_of(read(spec), targets.load("torchrun"))
+    assert set(given(plan.job)) == {"name", "nodes.min", "nodes.max", "procs_per_node", "image", "command"}
