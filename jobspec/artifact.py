@@ -40,8 +40,10 @@ def plan_of(spec: yaml_source.Source, target: targets.Target) -> Plan:
     name = target.__name__.rpartition(".")[2]
     job = validate(spec, [*rules_in(target), only(name, target.USES, target.NOT_USED)])
     if spec.suffix:
-        # All runs of a sweep read the same Secret, so its default name is the job's without the number.
-        kubernetes = job.kubernetes.model_copy(update={"secret": job.kubernetes.secret or job.name})
+        # All runs of a sweep share a label, and read one Secret: its default name is the job's without the number.
+        labels = {"app.kubernetes.io/part-of": job.name, **job.kubernetes.labels}
+        update = {"secret": job.kubernetes.secret or job.name, "labels": labels}
+        kubernetes = job.kubernetes.model_copy(update=update)
         job = job.model_copy(update={"name": job.name + spec.suffix, "kubernetes": kubernetes})
     return make_plan(job, targets.rendezvous_timeout_s(target))
 

@@ -138,17 +138,13 @@ class TrainConfig(BaseModel):
 
     epochs: int = Field(1, gt=0, le=_MOST, description="passes over the training set")
     max_steps: int | None = Field(
-        None,
-        gt=0,
-        description="stop after this many optimizer steps, counted over all epochs; schedules end there, too",
+        None, gt=0, description="optimizer steps after which the run and its schedule end, counted over all epochs"
     )
     batch_size: int = Field(
         64, gt=0, le=_MOST, description="samples of one optimizer step over all processes together (the global batch)"
     )
     accumulate: int = Field(
-        1,
-        gt=0,
-        description="number of micro-batches into which a step is cut, to save memory; processes share each of them",
+        1, gt=0, description="micro-batches into which a step is cut, to save memory; the processes share each of them"
     )
     optimizer: Literal["sgd", "adam", "adamw", "adadelta"] = Field("sgd", description="torch.optim algorithm")
     lr: float = Field(
@@ -160,7 +156,7 @@ class TrainConfig(BaseModel):
         ge=0,
         le=1e6,
         allow_inf_nan=False,
-        description="weight decay of the optimizer; adamw has none either unless given, where torch takes 0.01",
+        description="weight decay; unlike in torch, none with adamw either",
     )
     clip_norm: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="scale the whole gradient down to this norm if its norm is larger"

@@ -5,6 +5,7 @@ Sources: Kubernetes API reference, Pod v1; Pod Security Standards, profiles base
 
 from __future__ import annotations
 
+import hashlib
 import posixpath
 import re
 import shlex
@@ -13,6 +14,7 @@ from pathlib import Path as File
 from typing import Any
 
 from jobspec import kubernetes
+from jobspec.kubernetes import pod_patch
 from jobspec.plan import PROCESSES, Plan, container_shm
 from jobspec.spec import files
 from jobspec.spec.job import Job
@@ -42,14 +44,14 @@ USES = (
     | keys("backend port timeout", "rendezvous")
     | keys("namespace queue workload_priority_class priority_class volcano_queue scheduler labels", "kubernetes")
     | keys("annotations service_account image_pull_secrets image_pull_policy secret security", "kubernetes")
-    | keys("run_as_user fs_group gpu_types gpu_resource rdma_resource host_network pod", "kubernetes")
-    | keys("node_selector tolerations topology_spread", "kubernetes")
+    | keys("run_as_user fs_group gpu_types gpu_resource gpu_claim rdma_resource host_network pod", "kubernetes")
+    | keys("node_selector tolerations topology_spread topology topology.required topology.preferred", "kubernetes")
 )
 """What every kind of object does with its pods."""
 
 NOT_USED = {
     "slurm.array": "this is one job, not several",
-    "preemption.max_requeues": "a preempted pod is replaced however often that happens",
+    **dict.fromkeys(["preemption.max_requeues", "preemption.progress"], "a preempted pod is replaced every time"),
 }
 
 _NOT_ROOT = 1000  # restricted allows all but 0; this is the first user of most images
@@ -57,7 +59,12 @@ _NOT_ROOT = 1000  # restricted allows all but 0; this is the first user of most 
 RENDEZVOUS_TIMEOUT_S = 3600
 """How long pods wait for the last one: its node may have to be added, and its image pulled, first."""
 
-_MOST_APPLIED = 200 << 10  # bytes of files; as JSON they still fit the 256 KiB of an object's annotations
+_ANNOTATIONS = {
+    "sidecar.istio.io/inject": "false",
+    # Autoscalers empty nodes that are little used: one pod that moves would restart all.
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
 _LEAST_GRACE = 120  # seconds; a checkpoint of a large model takes most of that
 
 
@@ -92,22 +99,25 @@ def template_values(
     job = plan.job
     setup = job.setup
     workdir = files.workdir(job)
+    travelling = [
+        {"key": file_key(number, name), "path": files.target(job, name), "text": File(name).read_bytes().decode()}
+        for number, name in enumerate(files.found(job))
+    ]
     if patch and workdir is not None:  # a TrainJob has no key for it
         setup = [f"cd {shlex.quote(workdir)}", *setup]
     return {
         "versions": f"{kubernetes.OLDEST} to {kubernetes.NEWEST}",
         "notes": [*_notes(job), *plan.notes],
         "labels": {**OUR_LABELS, INSTANCE_LABEL: job.name, **job.kubernetes.labels},
-        "annotations": {"sidecar.istio.io/inject": "false", **job.kubernetes.annotations},
+        "annotations": {**_ANNOTATIONS, **_topology(job), **job.kubernetes.annotations},
         "patch": patch,
         "secrets": [(name, holder_of(job, name), name.key) for name in job.secrets],
         "container": container,
         "torchrun": before([*plan.guard, *torchrun], setup),
         "workdir": None if patch else workdir,
-        "files": [
-            {"key": file_key(number, name), "path": files.target(job, name), "text": File(name).read_bytes().decode()}
-            for number, name in enumerate(files.found(job))
-        ],
+        "files": travelling,
+        # A pod that starts again mounts what the name holds then; so other files get another name.
+        "config_map": f"{job.name}-files-{hashlib.sha256(repr(travelling).encode()).hexdigest()[:8]}",
         "waits": waits,
         "port_name": port_name,
         "env": {**pod_env(plan), **(env or {})},
@@ -125,6 +135,12 @@ def template_values(
         "home": HOME,
         "shm": quantity(container_shm(job)),
     }
+
+
+def _topology(job: Job) -> dict[str, str]:
+    """Return Kueue's annotations of a pod for the spec's `topology`."""
+    wanted = job.kubernetes.topology.model_dump(exclude_none=True) if job.kubernetes.topology else {}
+    return {f"kueue.x-k8s.io/podset-{kind}-topology": label for kind, label in wanted.items()}
 
 
 def file_key(number: int, name: str) -> str:
@@ -170,15 +186,28 @@ def _notes(job: Job) -> Iterator[str]:
     if job.kubernetes.pod:
         standard = f"the Pod Security Standard {job.kubernetes.security}"
         yield f"kubernetes.pod is merged into the pods, and the result is not checked against {standard}."
+    if beside := [one["name"] for one in job.kubernetes.pod.get("containers", []) if one["name"] != pod_patch.NODE]:
+        yield f"The job ends only when its other containers have ended, too: {', '.join(beside)}.  One that serves the"
+        yield "others belongs under initContainers, with restartPolicy: Always."
+    if job.kubernetes.queue is not None and (job.kubernetes.tolerations or "tolerations" in job.kubernetes.pod):
+        yield "If the queue's ResourceFlavor has tolerations, repeat them in kubernetes.tolerations: Kueue adds what is"
+        yield "not there to the list of a Job, JobSet or PyTorchJob, and a second apply would be refused."
     if beyond_baseline(job):
         yield f"Not allowed by the Pod Security Standard baseline: {', '.join(beyond_baseline(job))}."
         yield "The namespace must not enforce this standard."
     for secret in sorted({holder_of(job, name) for name in job.secrets}):
         keys = [name.key for name in job.secrets if holder_of(job, name) == secret]
         yield f'Needed beforehand: Secret "{secret}" with the keys {", ".join(dict.fromkeys(keys))}.'
-    size = sum(File(name).stat().st_size for name in files.found(job))
-    if size > _MOST_APPLIED:
-        yield f"files have {size} bytes, too many for the annotation of kubectl apply: use kubectl apply --server-side."
+    patches = [one for one in job.kubernetes.pod.get("containers", []) if one["name"] == pod_patch.NODE]
+    requested = {"cpu": job.resources.cpus, "memory": job.resources.memory}
+    requested |= {key: 1 for one in patches for key in one.get("resources", {}).get("requests", {})}
+    absent = [f"resources.{key}" for key in ("cpus", "memory") if requested[key.removesuffix("s")] is None]
+    if absent and job.kubernetes.runtime is None:
+        yield f"Not given: {' and '.join(absent)}.  Such pods are among the first to be evicted,"
+        yield "and a namespace or queue with a quota for them takes no pod that does not say how much it needs."
+    if job.kubernetes.gpu_claim is not None:
+        gpus = f"{job.gpus} GPU{'s' if job.gpus > 1 else ''}"
+        yield f"Needed beforehand: ResourceClaimTemplate {job.kubernetes.gpu_claim}, which asks for {gpus}."
     claims = sorted({mount.claim for mount in job.mounts if mount.claim})
     if claims:
         yield f"Needed beforehand: PersistentVolumeClaim {', '.join(claims)}."
@@ -206,7 +235,7 @@ def _requests(job: Job) -> dict[str, str]:
 
 def _devices(job: Job) -> dict[str, str]:
     amounts = {}
-    if job.gpus:
+    if job.gpus and job.kubernetes.gpu_claim is None:
         amounts[job.kubernetes.gpu_resource] = str(job.gpus)
     if job.resources.rdma and job.kubernetes.rdma_resource:
         amounts[job.kubernetes.rdma_resource] = "1"

@@ -25,7 +25,7 @@ _FREE_NAMES = """
     affinity dnsConfig dnsPolicy ephemeralContainers hostAliases hostIPC hostPID hostUsers initContainers os overhead
     preemptionPolicy priority readinessGates resourceClaims runtimeClassName schedulingGates securityContext
     shareProcessNamespace tolerations topologySpreadConstraints volumes containers nodeSelector imagePullSecrets
-    automountServiceAccountToken enableServiceLinks
+    automountServiceAccountToken enableServiceLinks hostnameOverride resources schedulingGroup
 """
 FREE = frozenset(_FREE_NAMES.split())
 _DECIDED = {
@@ -64,8 +64,25 @@ def merge(spec: Mapping[str, Any], patch: Mapping[str, Any], container: str) -> 
 
     container: the name of the container of the processes in this kind of job.
     """
+    (ours,) = (one["securityContext"] for one in spec["containers"])
     merged: dict[str, Any] = _merge(dict(spec), _renamed(patch, container), "")
-    return merged
+    default = ours if spec["securityContext"].get("runAsNonRoot") else None  # `restricted` looks at each container
+    kinds = {"containers", "initContainers"} & merged.keys()
+    return {**merged, **{kind: [_secured(one, default) for one in merged[kind]] for kind in kinds}}
+
+
+def _secured(container: Mapping[str, Any], default: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a container whose securityContext, if it has none by now, is the default, and does not contradict itself.
+
+    The API server refuses a container that is privileged and may not escalate its privileges.
+    """
+    context = container.get("securityContext", default)
+    if isinstance(context, Mapping):
+        capabilities = context.get("capabilities")
+        added = capabilities.get("add") if isinstance(capabilities, Mapping) else None
+        if context.get("privileged") is True or "SYS_ADMIN" in (added or ()):
+            context = {key: value for key, value in context.items() if value or key != "allowPrivilegeEscalation"}
+    return {**container, **({} if context is None else {"securityContext": context})}
 
 
 def _renamed(patch: Mapping[str, Any], container: str) -> dict[str, Any]:
@@ -78,6 +95,8 @@ def _merge(old: Any, new: Any, key: str) -> Any:
         return {**old, **{name: _merge(old.get(name), value, name) for name, value in new.items()}}
     if not (isinstance(old, list) and isinstance(new, list)):
         return new
+    if key == "nodeSelectorTerms":  # one of them must hold: each of the patch asks for what ours asks for, too
+        return [_merge(one, other, "") for one in old for other in new]
     name = _NAMED_BY.get(key, "name")
     result = list(old)
     for element in new:
@@ -99,8 +118,9 @@ def patch_keeps_the_plumbing(job: Job) -> Iterator[Finding]:
     patch = job.kubernetes.pod
     at: Path = ("kubernetes", "pod")
     for key in patch:
-        if key in _DECIDED:
-            message = f"kubernetes.pod: {key} is set from {_DECIDED[key]}"
+        decided = _DECIDED | ({"nodeSelector": "kubernetes.node_selector"} if job.kubernetes.queue else {})
+        if key in decided:
+            message = f"kubernetes.pod: {key} is set from {decided[key]}"
             yield Finding((*at, key), message, "leave it out", on_key=True)
         elif key not in FREE:
             guess = nearest(key, FREE)

@@ -81,6 +81,15 @@ def type_of_gpu_has_labels(job: Job) -> Iterator[Finding]:
 
 
 @Rule
+def claims_have_gpus(job: Job) -> Iterator[Finding]:
+    named = "gpu_resource" in job.kubernetes.model_fields_set
+    if job.kubernetes.gpu_claim is not None and (named or job.device == "cpu"):
+        also = "kubernetes.gpu_resource is given, too" if named else "device is cpu"
+        message = f"kubernetes.gpu_claim says how the pods get their GPUs, but {also}"
+        yield Finding(("kubernetes", "gpu_claim"), message, "leave one of them out", on_key=True)
+
+
+@Rule
 def devices_have_full_names(job: Job) -> Iterator[Finding]:
     keys = ["gpu_resource"] if job.device == "cuda" else []
     if job.resources.rdma and job.kubernetes.rdma_resource is None:
@@ -141,6 +150,13 @@ def queues_have_their_scheduler(job: Job) -> Iterator[Finding]:
         message = "kubernetes.workload_priority_class is only for Kueue, but kubernetes.queue is not given"
         hint = "set kubernetes.queue, or use kubernetes.priority_class, which needs no Kueue"
         yield Finding(("kubernetes", "workload_priority_class"), message, hint, on_key=True)
+    topology = job.kubernetes.topology
+    if topology is not None and (topology.required is None) == (topology.preferred is None):
+        message = "kubernetes.topology needs either required or preferred"
+        yield Finding(("kubernetes", "topology"), message, "topology: {required: cloud.example/block}", on_key=True)
+    elif topology is not None and job.kubernetes.queue is None:
+        message = "kubernetes.topology is only for Kueue, but kubernetes.queue is not given"
+        yield Finding(("kubernetes", "topology"), message, "set kubernetes.queue", on_key=True)
     if job.kubernetes.volcano_queue is not None and job.kubernetes.scheduler != "volcano":
         message = "kubernetes.volcano_queue is given, but kubernetes.scheduler is not volcano"
         yield Finding(("kubernetes", "volcano_queue"), message, "kubernetes: {scheduler: volcano}", on_key=True)
@@ -206,6 +222,11 @@ def labels_of_others_are_not_set(job: Job) -> Iterator[Finding]:
             hint = "leave it out; kubernetes.queue sets the queue" if key.startswith("kueue") else "leave it out"
             message = f"kubernetes.labels: {key} is set by the cluster or by render.py"
             yield Finding(("kubernetes", "labels", key), message, hint, on_key=True)
+    for key in job.kubernetes.annotations:
+        if key.startswith("kueue.x-k8s.io/podset-") and key.endswith("-topology") and "slice" not in key:
+            message = f"kubernetes.annotations: {key} would not hold for all pods of a PyTorchJob together"
+            hint = "write kubernetes: {topology: {required: LABEL}} or {preferred: LABEL}"
+            yield Finding(("kubernetes", "annotations", key), message, hint, on_key=True)
 
 
 @Rule

@@ -76,11 +76,19 @@ def refuse_index(index: int | None, number: int) -> None:
 def _path(key: Any) -> Path:
     """Return where the values of a key such as train.lr belong; empty for any other key."""
     section, _, name = str(key).partition(".")
-    return (section, name) if section in ("train", "env") and name and "." not in name else ()
+    return (section, name) if section in ("train", "args", "env") and name and "." not in name else ()
 
 
 def _put(source: Source, path: Path, value: Any, read_at: Path) -> None:
     section, key = path
+    command = source.values.get("command")
+    if section == "args":
+        if isinstance(command, list):
+            path = ("command", len(command))
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            source.values["command"] = [*command, f"--{key}={text}"]
+            source.items[path] = source.items.get(read_at, source.keys["sweep", read_at[1]])
+        return
     there = source.values.get(str(section))
     if there is None:  # no such key, or a key without a value
         there = source.values[str(section)] = {}

@@ -11,6 +11,8 @@ def directives(plan: Plan) -> list[tuple[str, str]]:
     """Return the options of sbatch with their values, "" for a flag."""
     job, slurm = plan.job, plan.job.slurm
     array = f"0-{len(plan.points) - 1}" if plan.points else slurm.array
+    if array and slurm.array_limit:
+        array = f"{array}%{slurm.array_limit}"
     log = f"{job.name}-%A_%a.log" if array else f"{job.name}-%j.log"
     given = {
         "job-name": job.name,

@@ -82,6 +82,14 @@ def sweep_is_the_array(job: Job) -> Iterator[Finding]:
 
 
 @Rule
+def limit_has_an_array(job: Job) -> Iterator[Finding]:
+    if job.slurm.array_limit is not None and not job.sweep and (job.slurm.array is None or "%" in job.slurm.array):
+        other = "slurm.array has a limit, too" if job.slurm.array else "there is neither a sweep nor slurm.array"
+        message = f"slurm.array_limit is given, but {other}"
+        yield Finding(("slurm", "array_limit"), message, "leave one of them out", on_key=True)
+
+
+@Rule
 def array_counts_up(job: Job) -> Iterator[Finding]:
     for first, last, step in re.findall(r"([0-9]+)-([0-9]+)(?::([0-9]+))?", job.slurm.array or ""):
         hint = f"write {'-'.join(sorted((first, last), key=int))}"

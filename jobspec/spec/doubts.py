@@ -39,6 +39,12 @@ def doubts(job: Job, node_is_hidden: bool = False) -> Iterator[str]:
         yield f"files does not list {first}, the script in command; Kubernetes and compose would not find it"
     if job.max_restarts and job.train and job.train.checkpoint_dir is not None and job.train.resume == "never":
         yield "train.resume is never, so a restart finds checkpoints and refuses to run; write resume: auto"
+    if job.preemption and job.command and not job.preemption.progress:
+        yield (
+            "preemption is given, so command must save on SIGTERM and resume by itself. In Lightning: "
+            'fit(ckpt_path="last"); in Transformers: train(resume_from_checkpoint=True); in Accelerate: load_state(). '
+            "preemption.progress names its checkpoints: Slurm then requeues no job that makes no progress"
+        )
     if node_is_hidden:
         yield from _lost_with_the_container(job)
     if job.image is not None and not job.image.startswith(("/", ".")) and not job.image.endswith(".sif"):

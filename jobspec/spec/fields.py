@@ -121,7 +121,13 @@ def _read_shell_line(value: Any) -> str:
 
 
 ShellLine = Annotated[str, Value("one line of bash", _read_shell_line, {"type": "string", "pattern": f"^{_LINE}$"})]
-SweepKey = Annotated[str, matching(r"(?:train|env)\.[A-Za-z_][A-Za-z0-9_]*", "train.KEY or env.NAME, such as train.lr")]
+SweepKey = Annotated[
+    str,
+    matching(
+        r"(?:train|env)\.[A-Za-z_][A-Za-z0-9_]*|args\.[A-Za-z_][A-Za-z0-9_-]*",
+        "train.KEY, args.NAME or env.NAME, such as train.lr",
+    ),
+]
 
 
 def _read_swept(value: Any) -> bool | int | float | str:

@@ -176,6 +176,11 @@ class Preemption(Section):
 
     grace: Duration = Field(120, description="time from the signal to the kill; must suffice to save a checkpoint")
     max_requeues: int = Field(20, ge=0, le=10000, description="maximum number of requeues after signals (Slurm)")
+    progress: FolderPath | None = Field(
+        None,
+        description="files that command writes as it progresses, by their path on the nodes, such as "
+        "/shared/checkpoints/*.pt; Slurm does not requeue a restart that changed none of them",
+    )
 
 
 class Compose(Section):
@@ -261,7 +266,8 @@ class Job(Section):
     sweep: dict[SweepKey, Annotated[list[SweptValue], Field(min_length=1)]] = Field(
         {},
         description="lists of values, such as {train.lr: [0.1, 0.01], train.seed: [0, 1]}; each combination is one "
-        "run. Slurm gets one array, Kubernetes one object per run; other targets take the run that --sweep-index names",
+        "run. args.lr adds --lr=VALUE to command, env.LR sets a variable. "
+        "Slurm gets one array, Kubernetes one object per run; other targets take the run that --sweep-index names",
     )
     slurm: Slurm = Field(Slurm(), description="keys that only Slurm has")
     kubernetes: Kubernetes = Field(Kubernetes(), description="keys that only the Kubernetes targets have")

@@ -35,11 +35,22 @@ class TopologySpread(Section):
     )
 
 
+class Topology(Section):
+    """How near to one another Kueue places the pods of a job: one of the two."""
+
+    required: LabelKey | None = Field(None, description="node label: all pods below one value of it")
+    preferred: LabelKey | None = Field(None, description="node label: all pods below as few values of it as possible")
+
+
 class Kubernetes(Section):
     """Keys that only the Kubernetes targets have."""
 
     namespace: DnsLabel | None = Field(None, description="namespace; left out: the current namespace of kubectl")
     queue: DnsName | None = Field(None, description="Kueue LocalQueue")
+    topology: Topology | None = Field(
+        None,
+        description="Kueue places the pods below one label of its Topology: {required: LABEL} or {preferred: LABEL}",
+    )
     workload_priority_class: DnsLabel | None = Field(
         None, description="Kueue WorkloadPriorityClass: the job's place in the queue"
     )
@@ -74,6 +85,10 @@ class Kubernetes(Section):
         description="labels of the nodes with each type of GPU, such as {h100: {nvidia.com/gpu.product: NVIDIA-H100}}",
     )
     gpu_resource: LabelKey = Field("nvidia.com/gpu", description="resource name of GPUs")
+    gpu_claim: DnsName | None = Field(
+        None,
+        description="ResourceClaimTemplate by which each pod gets its GPUs (DRA), in place of gpu_resource",
+    )
     rdma_resource: LabelKey | None = Field(None, description="resource name of RDMA devices")
     host_network: bool = Field(False, description="pods use the network of their node")
     node_selector: dict[LabelKey, LabelValue] = Field({}, description="labels that the nodes must have")

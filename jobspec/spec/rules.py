@@ -79,13 +79,17 @@ def one_program(job: Job) -> Iterator[Finding]:
         problem = f"{empty[0][0]} is empty" if empty else "neither train nor command is given"
         hint = "train: {model: mnist_cnn}, or command: [mine.py]"
         yield Finding(empty[0] if empty else ("command",), f"{problem}: what should run?", hint, on_key=True)
+    for key in job.sweep if job.command is None else ():
+        if key.startswith("args."):
+            message = f"{key} is an argument of a command, but the job has none"
+            yield Finding(("sweep", key), message, "sweep train.KEY, or set command", on_key=True)
     if job.train is None or job.command is None:
         return
     swept = [key for key in job.sweep if key.startswith("train.")]
     if job.train.model_fields_set <= {key.removeprefix("train.") for key in swept}:
         # As far as this rule can tell, train is there only because of the sweep.
         for key in swept:
-            hint = "write env.NAME here, a variable that the command reads, or leave command out"
+            hint = f"write {key.replace('train.', 'args.')}, an argument of command, or leave command out"
             yield Finding(("sweep", key), f"{key} is a key of train, but the job has a command", hint, on_key=True)
     else:
         yield Finding(("command",), "both train and command are given: only one can run", on_key=True)
@@ -217,6 +221,9 @@ def values_fit_into_one_argument(job: Job) -> Iterator[Finding]:
 def preempted_training_resumes(job: Job) -> Iterator[Finding]:
     if job.train is None or job.preemption is None:
         return
+    if job.preemption.progress is not None:
+        message = "preemption.progress is for a command; python -m train reports its own progress"
+        yield Finding(("preemption", "progress"), message, "leave it out", on_key=True)
     if job.train.checkpoint_dir is None:
         message = "preemption is given, but train.checkpoint_dir is not: there would be nothing to resume from"
         yield Finding(("preemption",), message, "train: {checkpoint_dir: /checkpoints, resume: auto}", on_key=True)

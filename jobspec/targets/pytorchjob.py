@@ -77,9 +77,12 @@ def template_values(plan: Plan) -> dict[str, Any]:
         waits=waits,
         port_name="pytorchjob-port",
         fields=fields,
-        # A pod with its own deadline ends for good only if nothing restarts it.
-        deadline_s=job.time_limit if job.max_restarts == 0 else None,
+        # The operator looks at the job's own deadline only when something happens: this pod's end (trainer#3358).
+        deadline_s=job.time_limit,
     )
+    if job.kubernetes.topology is not None and not workers_only and job.nodes.max > 1:
+        # For Kueue the Master and the Workers are two sets of pods; of one group, they are placed together.
+        shared["annotations"]["kueue.x-k8s.io/podset-group-name"] = "nodes"
     return {
         **shared,
         "env": {name: value for name, value in shared["env"].items() if name != _UNBUFFERED},
@@ -148,6 +151,8 @@ def _c10d_variables(plan: Plan, rank: Rank) -> list[Variable]:
 
 
 def _notes(job: Job) -> Iterator[str]:
+    yield "A PyTorchJob takes a changed manifest while it runs, and pods made later then run something else:"
+    yield "delete the job before you apply another version of it."
     if job.kubernetes.security == "restricted" and job.nodes.max > 1 and not _workers_only(job):
         yield "The operator adds to each Worker an init container (alpine:3.10) that violates the standard restricted:"
         yield "a namespace that enforces this standard refuses the Workers."

@@ -18,11 +18,11 @@ __all__ = ["NOT_USED", "REMARKS", "RULES", "SWEEPS", "USES", "environment", "tem
 USES = (
     PROCESSES
     | keys("gpu gpus_per_node image setup workdir files env secrets mounts time_limit max_restarts")
-    | keys("preemption preemption.grace preemption.max_requeues")
+    | keys("preemption preemption.grace preemption.max_requeues preemption.progress")
     | keys("cpus memory shm rdma", "resources")
     | keys("backend port timeout", "rendezvous")
-    | keys("partition account qos constraint reservation runtime launcher array preflight", "slurm")
-    | keys("prologue epilogue options srun_options", "slurm")
+    | keys("partition account qos constraint reservation runtime launcher array array_limit", "slurm")
+    | keys("preflight prologue epilogue options srun_options", "slurm")
 )
 NOT_USED = {"resources.devices": "only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}"}
 SWEEPS = "array"

@@ -40,6 +40,7 @@ fixed_size = rules.fixed_size("the operator of TrainJob tells torchrun one numbe
 _RUNTIMES = (
     "max_restarts",
     "preemption",
+    "kubernetes.gpu_claim",
     "kubernetes.host_network",
     "kubernetes.pod",
     "kubernetes.image_pull_policy",

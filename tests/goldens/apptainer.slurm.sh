@@ -66,7 +66,8 @@ preflight() {  # on each node: finds what would otherwise show as a hang, or as 
   if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
   gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
   (( gpus >= 4 )) ||
-    problem "$gpus GPUs for 4 processes; look at the driver, or lower procs_per_node"
+    problem "$gpus GPUs for 4 processes;\
+ look at the driver, or lower procs_per_node"
   return "$failed"
 }
 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \

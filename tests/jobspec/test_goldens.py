@@ -49,7 +49,11 @@ APART = {
     "no_python": "it goes with command",
     "files": "they are below the folder in which render.py is called",
     "sweep": "it is several jobs",
+    "preemption.progress": "it goes with command",
     "slurm.array": "its tasks would share train.checkpoint_dir",
+    "slurm.array_limit": "it goes with slurm.array or sweep",
+    "kubernetes.gpu_claim": "it stands in place of kubernetes.gpu_resource",
+    "kubernetes.topology.preferred": "it stands in place of required",
     "kubernetes.runtime": "it decides itself what most other keys of kubernetes say",
 }
 

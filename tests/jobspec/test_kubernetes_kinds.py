@@ -40,14 +40,6 @@ def test_pytorchjob_allows_one_restart_of_each_pod_for_a_restart_of_the_job(
     assert spec["runPolicy"]["backoffLimit"] == limit  # the operator ends the job at this one
 
 
-def test_pods_end_by_a_deadline_of_their_own_only_if_nothing_starts_them_again() -> None:
-    for restarts, deadline in ((0, 7200), (1, None)):
-        manifests = manifests_of("pytorchjob", "restricted", f"max_restarts={restarts}", "preemption=null")
-        (pod, _) = pod_templates(manifests)
-        assert pod["spec"].get("activeDeadlineSeconds") == deadline
-        assert of_kind(manifests, "PyTorchJob")["spec"]["runPolicy"]["activeDeadlineSeconds"] == 7200
-
-
 def test_indexed_job_replaces_pods_one_by_one() -> None:
     spec = of_kind(manifests_of("indexedjob", "restricted"), "Job")["spec"]
     assert (spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (3, 3, 9)

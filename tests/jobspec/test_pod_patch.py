@@ -75,7 +75,8 @@ def test_patch_is_in_every_pod_and_the_rest_stays(kind: str, spec: str) -> None:
         assert new["tolerations"].pop() == {"key": "spot", "operator": "Equal", "value": "1e3"}
         assert new["securityContext"].pop("supplementalGroups") == [7]
         assert new["volumes"].pop()["name"] == "driver"
-        assert new["containers"].pop() == {"name": "sidecar", "image": "c"}
+        security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert new["containers"].pop() == {"name": "sidecar", "image": "c", "securityContext": security}
         (container,) = new["containers"]
         assert container["resources"].pop("claims") == [{"name": "nic"}]
         assert container["env"].pop()["name"] == "NODE_NAME"
@@ -137,8 +138,31 @@ def test_request_above_its_limit_or_none_is_refused(request_: str, spec: str) ->
 def test_type_of_gpu_selects_nodes_by_the_sites_labels(kind: str, spec: str) -> None:
     for template in pod_templates(documents(render(kind, spec))):
         assert template["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100", "pool": "no"}
+    for template in pod_templates(documents(render(kind, spec, ["kubernetes.queue=lq"]))):
+        affinity = template["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        (term,) = affinity["nodeSelectorTerms"]  # of several, one would do
+        asked = [(one["key"], one["values"]) for one in term["matchExpressions"]]
+        assert asked == [("nvidia.com/gpu.product", ["NVIDIA-H100"]), ("pool", ["no"]), ("zone", ["012", "no"])]
+        assert "nodeSelector" not in template["spec"]
     with pytest.raises(SpecError, match=r"kubernetes\.gpu_types does not say which nodes have it"):
         render(kind, spec, ["gpu=b200"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["kubernetes.topology.required=rack"], "topology is only for Kueue, but kubernetes.queue is not given"),
+        (["kubernetes.topology={}"], "topology needs either required or preferred"),
+        (["kubernetes.queue=lq", "kubernetes.topology={required: a, preferred: b}"], "needs either"),
+        (["kubernetes.annotations={kueue.x-k8s.io/podset-required-topology: rack}"], "not hold for all pods"),
+        (["kubernetes.queue=lq", "kubernetes.pod.nodeSelector={a: b}"], r"set from kubernetes\.node_selector"),
+        (["kubernetes.gpu_claim=gpus", "kubernetes.gpu_resource=amd.com/gpu"], "gpu_resource is given, too"),
+        (["kubernetes.gpu_claim=gpus", "device=cpu", "gpu="], "but device is cpu"),
+    ],
+)
+def test_what_kueue_or_a_claim_would_not_take_is_refused(settings: list[str], message: str, spec: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        render("pytorchjob", spec, settings)
 
 
 def test_type_of_gpu_is_slurms_own(spec: str) -> None:
@@ -152,4 +176,6 @@ def test_headers_say_that_the_standard_is_not_checked(spec: str) -> None:
     text = render("jobset", spec)
     unchecked = "the result is not checked against the Pod Security Standard restricted."
     assert f"# kubernetes.pod is merged into the pods, and {unchecked}" in text
+    assert "# The job ends only when its other containers have ended, too: sidecar." in text
+    assert "# Not given: resources.cpus and resources.memory." in text
     assert of_kind(documents(text), "JobSet")

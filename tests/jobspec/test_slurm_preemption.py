@@ -231,6 +231,20 @@ def test_two_starts_that_end_at_the_same_step_are_the_last(own_cluster: Cluster,
         assert "no progress since the last signal" in out
 
 
+@pytest.mark.parametrize(("restarts", "writes", "requeued"), [(0, False, True), (1, True, True), (1, False, False)])
+def test_restart_of_a_command_without_progress_is_the_last(
+    own_cluster: Cluster, restarts: int, writes: bool, requeued: bool
+) -> None:
+    (own_cluster.folder / "a b.pt").touch()
+    (own_cluster.folder / "job").write_text(f"JobName=job Restarts={restarts} PreemptTime=None")
+    saves = SAVING.replace("{here}/saved-{node}", "{here}/a b.pt") if writes else SAVING
+    own_cluster.install("torchrun", saves)
+    progress = f"preemption: {{grace: 20s, progress: '{own_cluster.folder}/*.pt'}}\n"
+    _, out = signalled(own_cluster, TWO_NODES + progress)
+    assert (own_cluster.folder / "requeued").exists() == requeued, out
+    assert ("no progress since the last signal" in out) != requeued
+
+
 def signalled(cluster: Cluster, spec: str, log_before: str = "") -> tuple[int, str]:
     """Run a job that gets USR1 once its agents run; `log_before` is the log of its first start."""
     job = cluster.start(rendered(cluster, spec))

@@ -167,3 +167,40 @@ def test_hint_for_an_option_can_be_followed(setting: str, hint: str, tmp_path: P
     with pytest.raises(SpecError) as error:
         render("slurm", str(tmp_path / "job.yaml"), [setting])
     assert [problem.hint for problem in error.value.problems] == [hint]
+
+
+OWN = "name: job\nnodes: 2\nprocs_per_node: 1\ndevice: cpu\nimage: a/b:1\nslurm: {preflight: false}\n"
+
+
+def test_sweep_of_arguments_needs_no_wrapper(own_cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"{OWN}command: [mine.py, --lr=1]\nsweep: {{args.lr: [0.1, 1e-3], args.no-decay: [true]}}\n")
+    script = render("slurm", str(file), ["slurm.array_limit=1"])
+    assert directives(script)["array"] == "0-1%1"
+    for number, rate in enumerate(["0.1", "0.001"]):
+        code, out = own_cluster.run(script, SLURM_ARRAY_JOB_ID="9", SLURM_ARRAY_TASK_ID=str(number))
+        assert code == 0, out
+        call, *_ = own_cluster.calls().values()
+        assert call.argv[-4:] == ["mine.py", "--lr=1", "--no-decay=true", f"--lr={rate}"]
+    for number, document in enumerate(d for d in documents(render("jobset", str(file))) if d["kind"] == "JobSet"):
+        assert f"--lr={['0.1', '0.001'][number]}" in str(document)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            "train: {model: mlp}\nsweep: {args.lr: [1]}",
+            "8:9: args.lr is an argument of a command, but the job has none",
+        ),
+        ("command: [a.py]\nsweep: {args.l r: [1]}", "8:9: sweep: a key must be train.KEY, args.NAME or env.NAME"),
+        ("command: [a.py]\nslurm: {array_limit: 2}", "array_limit is given, but there is neither a sweep nor"),
+        ("command: [a.py]\nslurm: {array: 0-3%2, array_limit: 2}", "array_limit is given, but slurm.array has a limit"),
+    ],
+)
+def test_sweep_or_limit_that_cannot_be_is_refused(keys: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    start = OWN if "slurm" not in keys else OWN.replace("slurm: {preflight: false}\n", "")
+    file.write_text(f"{start}{keys}\n")
+    with pytest.raises(SpecError, match=re.escape(message)):
+        render("slurm", str(file))

@@ -52,6 +52,7 @@ _EVERY_KEY: dict[str, Any] = {
     "preemption": {"grace": "240s"},
     "preemption.grace": "240s",
     "preemption.max_requeues": 7,
+    "preemption.progress": "/shared/*.pt",
     "sweep": {"env.B": ["1", "2"]},
     "slurm.partition": "gpu",
     "slurm.account": "a",
@@ -61,6 +62,7 @@ _EVERY_KEY: dict[str, Any] = {
     "slurm.runtime": "pyxis",
     "slurm.launcher": "srun",
     "slurm.array": "0-1",
+    "slurm.array_limit": 8,
     "slurm.preflight": False,
     "slurm.prologue": ["true"],
     "slurm.epilogue": ["true"],
@@ -68,6 +70,9 @@ _EVERY_KEY: dict[str, Any] = {
     "slurm.srun_options": {"mpi": "pmix"},
     "kubernetes.namespace": "team",
     "kubernetes.queue": "lq",
+    "kubernetes.topology": {"required": "rack"},
+    "kubernetes.topology.required": "rack",
+    "kubernetes.topology.preferred": "rack",
     "kubernetes.workload_priority_class": "high",
     "kubernetes.priority_class": "high",
     "kubernetes.runtime": "torch-distributed",
@@ -82,6 +87,7 @@ _EVERY_KEY: dict[str, Any] = {
     "kubernetes.fs_group": 1234,
     "kubernetes.gpu_types": {"h100": {"example.com/gpu": "H100"}},
     "kubernetes.gpu_resource": "amd.com/gpu",
+    "kubernetes.gpu_claim": "one-gpu",
     "kubernetes.rdma_resource": "rdma/hca",
     "kubernetes.host_network": True,
     "kubernetes.node_selector": {"pool": "a"},
@@ -92,15 +98,22 @@ _EVERY_KEY: dict[str, Any] = {
     "kubernetes.pod": {"runtimeClassName": "nvidia"},
     "kubernetes.ttl": "1d",
     "compose.project": "p",
+    "compose.gpus": [2, 3, 4, 5],
+    "compose.run_as_user": 1234,
 }
 _ONLY_WITH: dict[str, dict[str, Any]] = {
     "train": {"command": None},
     "image": {"slurm.runtime": "docker"},
+    "slurm.array_limit": {"slurm.array": "0-1"},
     "gpu": {"kubernetes.gpu_types": {"h100": {"example.com/gpu": "H100"}}},
     "preemption": {"max_restarts": 1},
     "preemption.grace": {"max_restarts": 1, "preemption": {}},
     "preemption.max_requeues": {"max_restarts": 1, "preemption": {}},
+    "preemption.progress": {"max_restarts": 1, "preemption": {}},
     "resources.rdma": {"kubernetes.rdma_resource": "rdma/hca", "kubernetes.security": "privileged"},
+    "kubernetes.topology": {"kubernetes.queue": "lq"},
+    "kubernetes.topology.required": {"kubernetes.queue": "lq"},
+    "kubernetes.topology.preferred": {"kubernetes.queue": "lq"},
     "kubernetes.workload_priority_class": {"kubernetes.queue": "lq"},
     "kubernetes.volcano_queue": {"kubernetes.scheduler": "volcano"},
     "kubernetes.secret": {"secrets": ["TOKEN_A"]},
@@ -124,12 +137,13 @@ def written(tmp_path: Path, settings: dict[str, Any]) -> str:
     """The path of a spec with these settings over a small job."""
     values: dict[str, Any] = {**_BASE}
     for key, value in settings.items():
-        section, _, name = key.partition(".")
-        if name:
-            there = values.get(section)
-            values[section] = {**({"min": 2, "max": 2} if there == 2 else there or {}), name: value}
-        else:
-            values[section] = value
+        *sections, name = key.split(".")
+        inside = values
+        for section in sections:
+            there = inside.get(section)
+            inside[section] = {"min": 2, "max": 2} if there == 2 else dict(there or {})
+            inside = inside[section]
+        inside[name] = value
     (tmp_path / "mine.py").touch()
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(values))
     return str(tmp_path / "job.yaml")

@@ -1,7 +1,6 @@
 """Random numbers for samples that differ each time they are read: a function of (seed, epoch, index) alone.
 
-So augmented data depend neither on the number of ranks and workers nor on an interruption, and no two samples are
-augmented alike.  The generators of the process stay as they were.
+So augmented data depend neither on the number of ranks and workers nor on an interruption.
 """
 
 from __future__ import annotations
@@ -18,38 +17,31 @@ from train.data.sampler import ShardSampler
 from train.data.shard import seed_of
 from train.datasets import Samples
 
-Key = tuple[int, int]
-
 
 @dataclass(frozen=True)
 class Keys:
-    """The steps of a sampler with (epoch, index) for each index: a worker of a DataLoader outlives an epoch."""
+    """The steps of a sampler with (epoch, index) in place of an index: a worker of a DataLoader outlives an epoch."""
 
-    steps: ShardSampler
+    sampler: ShardSampler
 
-    def __iter__(self) -> Iterator[list[Key]]:
-        return ([(self.steps.epoch, index) for index in indices] for indices in self.steps)
-
-    def __len__(self) -> int:
-        return len(self.steps)
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return ([(self.sampler.epoch, index) for index in indices] for indices in self.sampler)
 
 
 @dataclass(frozen=True)
 class Augmented:
-    """Reads sample `index` of an epoch with the generators of torch, NumPy and Python seeded for it."""
+    """Reads a sample with the generators of torch, NumPy and Python seeded for it, and leaves them as they were."""
 
     samples: Samples
     seed: int
 
-    def __getitem__(self, key: Key) -> tuple[Tensor, int | Tensor]:
-        former = random.getstate(), np.random.get_state()
-        seed = seed_of(self.seed, *key)
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int | Tensor]:
+        of_python, of_numpy, seed = random.getstate(), np.random.get_state(), seed_of(self.seed, *key)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed)
-            try:
-                return self.samples[key[1]]
-            finally:
-                random.setstate(former[0])
-                np.random.set_state(former[1])
+            sample = self.samples[key[1]]
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        return sample

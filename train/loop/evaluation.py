@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from train.collectives.agreement import StopAgreement, Stopped
 from train.collectives.broadcast import broadcast_from_rank_0
 from train.loop.losses import Means, losses_of_samples, sum_of_correct
-from train.loop.numerics import autocast
-from train.strategies import Context
+from train.strategies import Context, autocast
 
 
 @torch.no_grad()

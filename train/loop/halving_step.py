@@ -14,10 +14,9 @@ from train.data.sampler import ShardSampler
 from train.data.shard import share
 from train.errors import SharedError
 from train.loop.losses import StepOutcome, losses_of_samples
-from train.loop.numerics import autocast
 from train.loop.run import Run
 from train.loop.step import Step
-from train.strategies import Wrapped
+from train.strategies import Wrapped, autocast
 
 # How torch's allocator and oneDNN report lack of memory on a CPU.  On a GPU torch's allocator has a separate
 # exception; libraries that allocate by themselves do not raise it.

@@ -33,9 +33,3 @@ def _set_tf32(allowed: bool) -> None:
         warnings.simplefilter("ignore")
         torch.backends.cuda.matmul.allow_tf32 = allowed
         torch.backends.cudnn.allow_tf32 = allowed
-
-
-def autocast(precision: str, device: torch.device) -> torch.autocast:
-    """Return the context in which a forward computes: bf16 or fp16 where torch finds it safe, otherwise no change."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)

@@ -21,10 +21,7 @@ def refuse_impossible_schedule(config: TrainConfig, steps_per_epoch: int) -> Non
     """Raise UserError if the learning rate could never rise to lr in a run of this length."""
     total = num_steps_of_run(config, steps_per_epoch)
     if config.warmup_steps > total:
-        raise UserError(
-            f"--warmup-steps is {config.warmup_steps}, but the run has only {total} steps, so the learning rate would "
-            f"never reach --lr: give at most {total}, or train longer"
-        )
+        raise UserError(f"--warmup-steps is {config.warmup_steps}, but the run has only {total} steps: give fewer")
     if config.scheduler == "one_cycle" and total < 2:
         raise UserError("--scheduler=one_cycle needs two steps or more, and the run has only one: train longer")
 

@@ -19,9 +19,8 @@ from train.loop import nonfinite
 from train.loop.buffers import BufferCopies
 from train.loop.ema import Ema
 from train.loop.losses import StepOutcome, losses_of_samples
-from train.loop.numerics import autocast
 from train.loop.run import Run
-from train.strategies import Wrapped
+from train.strategies import Wrapped, autocast
 from train.world.environment import World
 
 
@@ -43,19 +42,14 @@ def refuse_impossible(config: TrainConfig, world: World, device: torch.device) -
 
 
 def refuse_single_samples(config: TrainConfig, world: World, sampler: ShardSampler) -> None:
-    """Raise UserError if BatchNorm would have a single sample in some step; on any number of processes alike.
-
-    Only --no-sync-batchnorm makes this depend on the number of processes.
-    """
+    """Raise UserError if BatchNorm would be trained on one sample; the same for any world with --sync-batchnorm."""
     apart = 1 if config.sync_batchnorm else world.world_size
     for step in (0, len(sampler) - 1):
         sizes = {len(share(part, rank, apart)) for part in sampler.parts(step) for rank in range(apart)}
         if sampler.least > 1 and 1 in sizes and not config.evaluate_only:
             raise UserError(
                 f"BatchNorm cannot be trained on a single sample, but step {step + 1} of each epoch has "
-                f"{len(sampler.stretch(step))} sample(s)"
-                + (f" for {apart} processes with statistics of their own" if apart > 1 else "")
-                + ": choose another --batch-size"
+                f"{len(sampler.stretch(step))} in {len(sampler.parts(step)) * apart} parts: choose another --batch-size"
             )
 
 
@@ -107,7 +101,10 @@ class Step:
         if looks and not math.isfinite(float(grad_norm)):
             skipped = self._refuse_gradient(images, losses, position)
         self.is_updating = skipped is None
-        self._update_scale()
+        scale = self.scaler.get_scale()
+        self.scaler.update()
+        if self.scaler.get_scale() != scale:
+            self.wrapped.rescale(self.scaler.get_scale() / scale)
         if skipped is None:
             self.optimizer.step()
             self._skipped_in_a_row = 0
@@ -163,7 +160,7 @@ class Step:
         return torch.cat(losses)
 
     def _sizes(self, position: ShardSampler) -> list[int]:
-        """Return this rank's samples of each micro-batch; as many on each rank, because synchronised layers meet."""
+        """Return how many samples of each micro-batch this rank has."""
         return [len(part) for part in position.shares()]
 
     def _refuse_gradient(self, images: Tensor, losses: Tensor, position: ShardSampler) -> str | None:
@@ -180,18 +177,12 @@ class Step:
         if self.config.on_nonfinite == "skip" and self._skipped_in_a_row < nonfinite.MOST_SKIPPED_IN_A_ROW:
             return why
         self.optimizer.zero_grad(set_to_none=True)
+        step = (position.epoch - 1) * num_steps(position.num_samples, position.batch_size) + position.step + 1
         raise nonfinite.NonFinite(
-            f"step {_step_of_run(position)}: {why}, so all ranks stop before the optimizer's step"
+            f"step {step}: {why}, so all ranks stop before the optimizer's step"
             + (f" ({self._skipped_in_a_row} such steps in a row)" if self._skipped_in_a_row > 1 else "")
             + f". {advice} --clip-norm, --precision=fp32, --on-nonfinite=skip or a lower --lr"
         )
-
-    def _update_scale(self) -> None:
-        """Let the loss scale fall after an overflow or rise after many steps, and what a sync has stored with it."""
-        before = self.scaler.get_scale() if self.wrapped.rescale is not None else 1.0
-        self.scaler.update()
-        if self.wrapped.rescale is not None and self.scaler.get_scale() != before:
-            self.wrapped.rescale(self.scaler.get_scale() / before)
 
     def _losses(self, images: Tensor, labels: Tensor) -> Tensor:
         counts = 1.0
@@ -209,11 +200,6 @@ class Step:
         # Not torch.manual_seed, which formats a stack trace for each kind of device that is not in use.
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-            for index in range(1, self.wrapped.devices):  # each GPU has a generator
-                torch.cuda.default_generators[index].manual_seed(seed + index)
-
-
-def _step_of_run(position: ShardSampler) -> int:
-    """Return the number, from 1 and over all epochs, of the step at `position`."""
-    return (position.epoch - 1) * num_steps(position.num_samples, position.batch_size) + position.step + 1
+            own = torch.cuda.current_device()
+            for index, gpu in enumerate(torch.cuda.default_generators):  # data_parallel draws on all of them
+                gpu.manual_seed(seed + (index - own) % len(torch.cuda.default_generators))

@@ -40,6 +40,25 @@ class Context:
     micro_batches: int = 1
 
 
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """Return the context in which a forward computes: bf16 or fp16 where torch finds it safe, otherwise no change."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+
+class Autocasting(nn.Module):
+    """Computes in the type of the run, in any thread; the outputs are float32, so that their type is known."""
+
+    def __init__(self, layers: nn.Module, context: Context) -> None:
+        super().__init__()
+        self.layers, self.precision, self.device = layers, context.precision, context.device
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with autocast(self.precision, self.device):
+            outputs: Tensor = self.layers(inputs)
+        return outputs.float()
+
+
 def _nothing() -> None:
     pass
 
@@ -60,9 +79,7 @@ class Wrapped:
     predict: the forward of an evaluation, on all ranks together; it returns None on a rank that does not get the
         logits.  Without `predict` the bare model is called.
     measured: numbers that the strategy has measured, at the end of a run.  All ranks call it together.
-    devices: how many GPUs, from the first on, compute in this process.
-    rescale: called when gradients become larger by a factor, because the loss scale has changed; None if nothing of a
-        step's gradients is kept for the next one.
+    rescale: called with the factor by which the loss scale has changed, for what is kept of gradients between steps.
     """
 
     call: Callable[[Tensor], Tensor]
@@ -73,8 +90,7 @@ class Wrapped:
     local_part: nn.Module | None = None
     predict: Callable[[Tensor], Tensor | None] | None = None
     measured: Callable[[], dict[str, float]] = dict
-    devices: int = 1
-    rescale: Callable[[float], None] | None = None
+    rescale: Callable[[float], None] = lambda factor: None
 
 
 def replicated(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import replace
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from train.collectives.sync_batchnorm import has_batchnorm
 from train.errors import SharedError
 from train.records.progress import say
-from train.strategies import Context, Wrapped, replicated
+from train.strategies import Autocasting, Context, Wrapped, replicated
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
@@ -40,17 +37,5 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
         )
     where = f"split over {devices} GPUs" if devices > 1 else f"computed on {context.device}, the only device"
     say(f"data_parallel: each micro-batch is {where}")
-    return replace(replicated(model, nn.DataParallel(_Autocasting(model, context))), devices=devices)
-
-
-class _Autocasting(nn.Module):
-    """Computes in the type of the run in each thread of nn.DataParallel, which hands on only that autocast is on."""
-
-    def __init__(self, model: nn.Module, context: Context) -> None:
-        super().__init__()
-        self.model, self.on, self.narrow = model, context.device.type, context.precision == "bf16"
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        with torch.autocast(self.on, dtype=torch.bfloat16) if self.narrow else nullcontext():
-            outputs: Tensor = self.model(inputs)
-        return outputs
+    # Its threads know that autocast is on, but not its type.
+    return replicated(model, nn.DataParallel(Autocasting(model, context)))

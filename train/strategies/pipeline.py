@@ -24,7 +24,7 @@ from train.collectives.broadcast import broadcast_from_rank_0
 from train.collectives.sync_batchnorm import has_batchnorm
 from train.errors import SharedError
 from train.records.progress import say
-from train.strategies import Context, Wrapped
+from train.strategies import Autocasting, Context, Wrapped
 from train.strategies._stage import TimedStage, bubble
 
 
@@ -53,7 +53,7 @@ def wrap(model: nn.Module, context: Context) -> Pipelined:
         say(_in_words(layers, works, stages, formula, context))
     for name in [name for at, group in enumerate(layers) if at not in mine for name in group]:
         delattr(model, name)
-    module = _Stage(model, context)
+    module = Autocasting(model, context)
     stage = TimedStage(module, rank, num_stages, context.device, shapes[mine.start], shapes[mine.stop], context.group)
 
     def clip(max_norm: float) -> Tensor:
@@ -171,20 +171,6 @@ def _in_words(layers: Layers, works: Sequence[int], stages: Sequence[range], for
         share = sum(works[at] for at in stage) / sum(works)
         lines.append(f"stage {number}: layers {names[0]} to {names[-1]}, {share:.1%} of the work")
     return "\n".join(lines)
-
-
-class _Stage(nn.Module):
-    """The layers of one rank.  Tensors between stages are float32 at any precision, so that their type is known."""
-
-    def __init__(self, layers: nn.Module, context: Context) -> None:
-        super().__init__()
-        self.layers = layers
-        self.device_type, self.computes_in_bf16 = context.device.type, context.precision == "bf16"
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.computes_in_bf16):
-            outputs: Tensor = self.layers(inputs)
-        return outputs.float()
 
 
 def _predict(stage: TimedStage, inputs: Tensor, context: Context) -> Tensor | None:

@@ -45,9 +45,6 @@ class Payload:
 class Sync(ABC):
     """Replaces the gradients of each payload by their mean over the ranks of `group`, the same bits on all of them."""
 
-    # Called with a factor when all later gradients are larger by it; None if nothing is kept from step to step.
-    rescale: Callable[[float], None] | None = None
-
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.world_size = dist.get_world_size(group)
@@ -63,6 +60,9 @@ class Sync(ABC):
     def renew(self, flat: Tensor) -> Tensor:
         """Return other memory in place of what `allocate` returned, because somebody holds that.  Not a collective."""
         return torch.zeros_like(flat)
+
+    def rescale(self, factor: float) -> None:  # noqa: B027
+        """Multiply what is kept of gradients between steps, because the next ones are larger by `factor`."""
 
     def of_rank_0(self, numbers: Sequence[int], device: torch.device) -> list[int]:
         """Return the numbers of rank 0; all ranks give equally many.  A collective, through memory of `device`."""

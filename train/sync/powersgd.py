@@ -35,7 +35,6 @@ class PowerSGD(Sync):
         self.matrix_rank, self.full_steps = matrix_rank, full_steps
         self._compared: set[torch.device] = set()
         self._states: weakref.WeakKeyDictionary[Payload, _State] = weakref.WeakKeyDictionary()
-        self.rescale = self._rescale
 
     def prescale(self, dtype: torch.dtype, device: torch.device) -> float:
         return prescale_of_backend(self.group, dtype, device)
@@ -46,7 +45,7 @@ class PowerSGD(Sync):
             _refuse_unlike_devices(device, self.group)
         return super().allocate(numel, dtype, device)
 
-    def _rescale(self, factor: float) -> None:
+    def rescale(self, factor: float) -> None:
         for state in self._states.values():
             for matrix in state.matrices.values():
                 matrix.error.mul_(factor)

@@ -45,8 +45,8 @@ class Cluster:
         return _checked(self.try_kubectl(*words, text=text))
 
     def apply(self, manifests: str, *words: str) -> str:
-        """`render.py … | kubectl apply -f -`, which refuses fields that the API server does not know."""
-        command, said = ("apply", "--filename", "-", *words), ""
+        """`render.py … | kubectl apply --server-side -f -`, which refuses fields that the API server does not know."""
+        command, said = ("apply", "--server-side", "--filename", "-", *words), ""
 
         def applied() -> bool:
             nonlocal said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -65,6 +66,21 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
     cluster.kubectl("delete", "namespace", name, "--wait=false")
     # The first process of a pod that has just begun hears no SIGTERM yet.
     cluster.kubectl("delete", "pods", "--all", "--namespace", name, "--grace-period=1", "--wait=false")
+
+
+@pytest.fixture
+def cluster_runtime(cluster: Cluster, namespace: str) -> Iterator[str]:
+    """A runtime as the cluster's administrator makes it: of torch, with an image and a variable of its own."""
+    container = {"name": "node", "image": "pytorch/pytorch", "env": [{"name": "OF_THE_RUNTIME", "value": "1"}]}
+    pod = {"spec": {"containers": [container]}}
+    labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    replicated = {"name": "node", "template": {"metadata": {"labels": labels}, "spec": {"template": pod}}}
+    spec = {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": {"replicatedJobs": [replicated]}}}
+    metadata = {"name": namespace, "labels": {"trainer.kubeflow.org/framework": "torch"}}
+    kind = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "ClusterTrainingRuntime"}
+    cluster.apply(json.dumps({**kind, "metadata": metadata, "spec": spec}))
+    yield namespace
+    cluster.kubectl("delete", "clustertrainingruntimes.trainer.kubeflow.org", namespace, "--wait=false")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -77,11 +77,13 @@ class ControlPlane:
 
     def install(self, operators: Sequence[str]) -> None:
         """Apply the operators' manifests and wait until all answer; their pods are played by the tests' kubelet."""
-        for name in operators:
-            # By the server: the definitions are too large for the annotation that the client would leave.
-            self._checked("apply", "--server-side", "--filename", str(self._parts.manifests[name]))
-        everywhere = ("deployments", "--all", "--all-namespaces")
-        self._checked("wait", "--for=condition=Available", f"--timeout={_WAIT_S}s", *everywhere)
+        kueue = {"kueue"} & set(operators)
+        for names in (set(operators) - kueue, kueue):  # Kueue's webhooks look at every pod, those of the others, too
+            for name in sorted(names):
+                # By the server: the definitions are too large for the annotation that the client would leave.
+                self._checked("apply", "--server-side", "--filename", str(self._parts.manifests[name]))
+            everywhere = ("deployments", "--all", "--all-namespaces")
+            self._checked("wait", "--for=condition=Available", f"--timeout={_WAIT_S}s", *everywhere)
 
     def close(self) -> None:
         for process in reversed(self._processes):

@@ -24,6 +24,7 @@ class Images:
             ("/training-operator:", "training-operator"),
             ("/trainer-controller-manager:", "trainer"),
             ("/jobset:", "jobset"),
+            ("/kueue:", "kueue"),
         ):
             if program in name:
                 manager = {"/manager": self._parts.programs[part]}

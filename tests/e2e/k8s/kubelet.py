@@ -2,7 +2,7 @@
 
 Every pod of the cluster is taken as it comes from the API server: bound to a node, its volumes made, its containers
 started with the environment that the API server holds, restarted by its restart policy, ended when it is deleted
-(SIGTERM, the grace period, SIGKILL), and its status written back.
+(SIGTERM, the grace period, SIGKILL) or its own deadline is over, and its status written back.
 
 Left out: images (a container finds this machine's programs), limits of CPU and memory, GPUs, sidecars, ephemeral
 storage.  Sources: Kubernetes, "Pod Lifecycle"; pkg/kubelet/container/backoff (restarts after 0, 10, 20 … s).
@@ -103,6 +103,8 @@ class Kubelet:
     def _see(self, event: str, found: Object) -> None:
         uid = found["metadata"]["uid"]
         ending = found["metadata"].get("deletionTimestamp")
+        if found["spec"].get("schedulingGates"):
+            return  # Kueue takes its gate away when it has said where the pod goes
         if uid not in self._pods and event != "DELETED" and not ending and not self._closed:
             number = len(self._pods) + 2
             self._pods[uid] = Pod(self, found, number)
@@ -132,6 +134,8 @@ class Pod(threading.Thread):
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._deleted = threading.Event()
+        self._ending = threading.Event()  # deleted, or past its own deadline
+        self._expired = False
         self._deadline = float("inf")
 
     def run(self) -> None:
@@ -148,9 +152,20 @@ class Pod(threading.Thread):
             self._deadline = min(self._deadline, time.monotonic() + grace_s)
             if self._process is not None and not grace_s:
                 send(self._process, signal.SIGKILL)
-            elif self._process is not None and not self._deleted.is_set():
+            elif self._process is not None and not self._ending.is_set():
                 send(self._process, signal.SIGTERM)
+            self._ending.set()
             self._deleted.set()
+
+    def expire(self) -> None:
+        """End the pod as failed, whatever its restart policy: its activeDeadlineSeconds are over."""
+        with self._lock:
+            if self._process is None or self._ending.is_set():
+                return
+            self._expired = True
+            self._deadline = time.monotonic() + self._spec["terminationGracePeriodSeconds"]
+            self._ending.set()
+            send(self._process, signal.SIGTERM)
 
     def kill(self) -> None:
         assert self._process is not None
@@ -165,12 +180,16 @@ class Pod(threading.Thread):
         code = 0
         try:
             self._tell(phase="Pending", podIP=sandbox.address, podIPs=[{"ip": sandbox.address}], startTime=_now())
+            if seconds := self._spec.get("activeDeadlineSeconds"):
+                clock = threading.Timer(seconds, self.expire)
+                clock.daemon = True
+                clock.start()
             for container in self._spec.get("initContainers", []):
                 code = code or self._run(sandbox, volumes, container, _INIT)
             if not code:
                 (container,) = self._spec["containers"]  # jobs and operators have one
                 code = self._run(sandbox, volumes, container, _MAIN)
-            self._tell(phase="Failed" if code else "Succeeded")
+            self._tell(phase="Failed" if code or self._expired else "Succeeded")
         finally:
             self._end()
             sandbox.close()
@@ -200,9 +219,9 @@ class Pod(threading.Thread):
             over = {"exitCode": code, "reason": reason, "startedAt": started, "finishedAt": _now()}
             last = {"terminated": over}
             self._tell(**{kind.statuses: [_container_status(container, restarts, last, {})]}, conditions=_ready(False))
-            if self._deleted.is_set() or policy == "Never" or (policy == "OnFailure" and code == 0):
+            if self._ending.is_set() or policy == "Never" or (policy == "OnFailure" and code == 0):
                 return code
-            self._deleted.wait(min(_LONGEST_BACKOFF_S, 10 * 2 ** (restarts - 1)) if restarts else 0)
+            self._ending.wait(min(_LONGEST_BACKOFF_S, 10 * 2 ** (restarts - 1)) if restarts else 0)
             restarts += 1
 
     def _once(
@@ -214,7 +233,7 @@ class Pod(threading.Thread):
         log /= f"{self.name}.{self._number}.{container['name']}.{restarts}"
         prepared = self._container(sandbox, volumes, container)
         with self._lock:
-            if self._deleted.is_set():
+            if self._ending.is_set():
                 return _TERMINATED
             with log.open("wb") as output:
                 process = self._process = sandbox.start(prepared, output)

@@ -13,6 +13,7 @@ from jobspec.problems import SpecError
 from tests.clusters import KINDS, documents
 from tests.e2e.k8s.cluster import Cluster
 from tests.e2e.k8s.sandbox import REPOSITORY
+from tests.e2e.k8s.specs import job, rendered
 
 SPECS = [*sorted((REPOSITORY / "jobs").glob("*.yaml")), *sorted((REPOSITORY / "tests/specs/ok").glob("*.yaml"))]
 EXAMPLES = sorted((REPOSITORY / "k8s").glob("*.yaml"))
@@ -61,11 +62,39 @@ def admitted(cluster: Cluster, manifests: str, namespace: str) -> None:
             pytest.skip(f"this cluster has no {kind}: install its CRD and controller, then run this again")
     # Really made, not a dry run: a TrainJob is held against the runtime before it.
     made = cluster.apply(manifests)
-    assert made.count(" created") == len(found)
+    assert made.count(" serverside-applied") == len(found)
+
+
+PATCHES: dict[str, dict[str, object]] = {
+    "sidecar": {
+        "pod": {"initContainers": [{"name": "log", "image": "a", "command": ["true"], "restartPolicy": "Always"}]}
+    },
+    "privileged": {
+        "security": "privileged",
+        "pod": {"containers": [{"name": "node", "securityContext": {"privileged": True}}]},
+    },
+    "gpus-by-claim": {"gpu_claim": "gpus"},
+}
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+@pytest.mark.parametrize("target", KINDS)
+def test_pods_are_made_where_the_standard_of_the_job_is_enforced(
+    target: str, patch: str, cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    cluster.needs_controllers(target)
+    kubernetes = PATCHES[patch]
+    standard = kubernetes.get("security", "restricted")
+    cluster.kubectl("label", "namespace", namespace, f"pod-security.kubernetes.io/enforce={standard}")
+    device = "cuda" if "gpu_claim" in kubernetes else "cpu"
+    spec = job(cluster.image, command=["jobs/scripts/own.py", "--steps", "1"], kubernetes=kubernetes)
+    cluster.apply(rendered(target, {**spec, "nodes": 1, "device": device}, namespace, tmp_path))
+    cluster.until(lambda: len(cluster.pods(namespace)) == 1, "the pod is there")
 
 
 def test_misspelt_field_is_refused(cluster: Cluster, namespace: str) -> None:
     """The check that the checks above can fail."""
     good = render("indexedjob", str(REPOSITORY / "jobs/own-script.yaml"), [f"kubernetes.namespace={namespace}"])
-    done = cluster.try_kubectl("apply", "--filename", "-", text=good.replace("backoffLimit:", "backofLimit:"))
-    assert done.returncode and 'unknown field "spec.backofLimit"' in done.stderr
+    wrong = good.replace("backoffLimit:", "backofLimit:")
+    done = cluster.try_kubectl("apply", "--server-side", "--filename", "-", text=wrong)
+    assert done.returncode and ".spec.backofLimit: field not declared in schema" in done.stderr

@@ -52,6 +52,28 @@ def test_a_script_that_was_edited_runs_without_an_image_of_its_own(
         assert all(f"{word} from rank {rank} of 2" in said for rank in range(2)), said
 
 
+@pytest.mark.parametrize("target", ["indexedjob", "jobset", "trainjob"])
+def test_a_pod_that_starts_again_runs_the_files_that_the_job_began_with(
+    target: str, cluster: Cluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when other files were applied in between; a kind that cannot take them says so."""
+    cluster.needs_controllers(target)
+    player = cluster.player()
+    monkeypatch.chdir(tmp_path)
+    spec = {**job(cluster.image, command=["mine.py"], files=["mine.py"], max_restarts=3), "nodes": 1}
+    (tmp_path / "mine.py").write_text('import time\nprint("of the first", flush=True)\ntime.sleep(3000)\n')
+    cluster.apply(rendered(target, spec, namespace, tmp_path))
+    cluster.until(lambda: "of the first" in player.logs(namespace), "the job runs")
+    (tmp_path / "mine.py").write_text('print("of the second", flush=True)\n')
+    manifests = rendered(target, spec, namespace, tmp_path)
+    done = cluster.try_kubectl("apply", "--server-side", "--filename", "-", text=manifests)
+    refused = target != "trainjob"
+    assert (done.returncode != 0, "immutable" in done.stderr) == (refused, refused), done.stderr
+    player.kill(namespace, cluster.pods(namespace)[-1]["metadata"]["name"])
+    cluster.until(lambda: player.logs(namespace).count("of the ") == 2, "it has started again")
+    assert "of the second" not in player.logs(namespace)
+
+
 def test_a_sweep_of_six_is_six_runs_with_a_folder_and_a_result_of_its_own_each(
     cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
@@ -62,4 +84,6 @@ def test_a_sweep_of_six_is_six_runs_with_a_folder_and_a_result_of_its_own_each(
     cluster.apply(rendered("indexedjob", {**spec, "nodes": 1}, namespace, tmp_path))
     for number in range(6):
         cluster.succeeds(namespace, "indexedjob", f"job-{number}")
+    of_sweep = ("get", "jobs", "--namespace", namespace, "--selector=app.kubernetes.io/part-of=job", "--output=name")
+    assert len(cluster.kubectl(*of_sweep).split()) == 6
     two_sites.check_sweep(work / "runs")

@@ -1,4 +1,4 @@
-"""A job that has failed and has a `ttl`: it is taken away, or stays where taking it away would run it again."""
+"""A job that has failed and has a `ttl`: it is taken away, or stays where that would run it again; `time_limit`."""
 
 from __future__ import annotations
 
@@ -44,3 +44,18 @@ def test_failed_job_with_a_ttl_is_never_run_again(
     cluster.until(lambda: set(cluster.kubectl(*gone).split()) == LEFT[target], f"only {LEFT[target]} is left")
     starts = cluster.player().logs(namespace).count("== job")
     assert starts == 1
+
+
+@pytest.mark.parametrize("target", KINDS)
+def test_job_that_may_restart_ends_at_its_time_limit(
+    target: str, cluster: Cluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.needs_controllers(target)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("import time\ntime.sleep(3000)\n")
+    keys = {"command": ["mine.py"], "files": ["mine.py"], "max_restarts": 3, "time_limit": "40s"}
+    cluster.apply(rendered(target, job(cluster.image, **keys), namespace, tmp_path))
+    name = f"{RESOURCES[target]}/job"
+    cluster.kubectl("wait", "--for=condition=Failed", "--timeout=200s", "--namespace", namespace, name)
+    gone = ("get", "pods", "--namespace", namespace, "--field-selector=status.phase=Running", "--output=name")
+    cluster.until(lambda: not cluster.kubectl(*gone), "no pod runs")

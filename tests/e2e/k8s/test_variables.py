@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +28,6 @@ pathlib.Path("~/mine").expanduser().write_text("the home can be written")
 pathlib.Path("/work-of-job", str(dist.get_rank())).write_text(json.dumps(seen))
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture
-def cluster_runtime(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """A runtime as the cluster's administrator makes it: of torch, with an image and a variable of its own."""
-    container = {"name": "node", "image": "pytorch/pytorch", "env": [{"name": "OF_THE_RUNTIME", "value": "1"}]}
-    pod = {"spec": {"containers": [container]}}
-    labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    replicated = {"name": "node", "template": {"metadata": {"labels": labels}, "spec": {"template": pod}}}
-    spec = {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": {"replicatedJobs": [replicated]}}}
-    metadata = {"name": namespace, "labels": {"trainer.kubeflow.org/framework": "torch"}}
-    kind = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "ClusterTrainingRuntime"}
-    cluster.apply(json.dumps({**kind, "metadata": metadata, "spec": spec}))
-    yield namespace
-    cluster.kubectl("delete", "clustertrainingruntimes.trainer.kubeflow.org", namespace, "--wait=false")
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ ALL = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
         ("command=[mine.py, ~/data]", "command[1] contains ~, which no shell replaces"),
         ("files=[lib.py]", "files does not list mine.py, the script in command"),
         ("slurm.options={mail-tpye: END}", "no option mail-tpye, unless a plugin adds it; did you mean mail-type?"),
+        ("preemption={}", 'so command must save on SIGTERM and resume by itself. In Lightning: fit(ckpt_path="last")'),
         ("slurm.options={of-our-plugin: 1}", "no option of-our-plugin, unless a plugin adds it"),
     ],
 )
@@ -99,6 +100,7 @@ def test_restart_that_would_refuse_its_own_checkpoints_is_doubted(keys: str, tmp
         "command=[mine.py, '--run-dir=~/runs', '$x', '~']",
         "env={TOKENIZER: a, EOS_TOKEN: b, HF_TOKEN: ''}",
         "slurm.options={container-writable: true, mail-type: END}",
+        "preemption={progress: /shared/last.ckpt}",
     ],
 )
 def test_what_is_meant_so_raises_no_doubt(keys: str, tmp_path: Path) -> None:

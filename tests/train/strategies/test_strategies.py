@@ -22,7 +22,6 @@ from train.config import available
 from train.errors import SharedError
 from train.flags import from_argv
 from train.loop import setup
-from train.loop.numerics import autocast
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -163,8 +162,8 @@ def test_data_parallel_computes_in_the_type_of_the_run_on_each_gpu(
     monkeypatch.setattr(nn, "DataParallel", _InAThread)
     context = strategies.Context(_CPU, None, 1, 25.0, ranks_have_own_buffers=False, precision=precision)
     wrapped = strategies.wrap("data_parallel", _model(), context)
-    with autocast(precision, _CPU):
-        assert wrapped.call(_micro_batch(0, 0)).dtype == {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    with strategies.autocast(precision, _CPU):
+        assert torch.equal(wrapped.call(_micro_batch(0, 0)), _model()(_micro_batch(0, 0)).float())
 
 
 @pytest.mark.cuda
@@ -173,8 +172,9 @@ def test_data_parallel_computes_in_bf16_on_two_gpus() -> None:
     device = torch.device("cuda")
     context = strategies.Context(device, None, 1, 25.0, ranks_have_own_buffers=False, precision="bf16")
     wrapped = strategies.wrap("data_parallel", _model().to(device), context)
-    with autocast("bf16", device):
-        assert wrapped.call(_micro_batch(0, 0).to(device)).dtype == torch.bfloat16
+    with strategies.autocast("bf16", device):
+        expected = _model().to(device)(_micro_batch(0, 0).to(device)).float()
+        assert torch.equal(wrapped.call(_micro_batch(0, 0).to(device)), expected)
 
 
 def _seeds_of_gpus(world: World) -> list[int]:
@@ -182,8 +182,8 @@ def _seeds_of_gpus(world: World) -> list[int]:
     parts = setup.load_parts(from_argv(["--model=mlp"]), world)
     trainer = setup.make_trainer(from_argv(["--model=mlp"]), world, StopSignal(), parts)
     gpus = [torch.Generator() for _ in range(3)]
-    trainer.step.device, trainer.step.wrapped = torch.device("cuda"), replace(trainer.step.wrapped, devices=3)
-    with mock.patch.multiple(torch.cuda, default_generators=gpus, manual_seed=lambda seed: gpus[0].manual_seed(seed)):
+    trainer.step.device = torch.device("cuda")
+    with mock.patch.multiple(torch.cuda, default_generators=gpus, current_device=lambda: 1):
         trainer.step._seed(trainer.sampler)
     return [gpu.initial_seed() for gpu in gpus]
 

@@ -232,7 +232,7 @@ def _at_scales(world: World, scales: list[float]) -> list[Tensor]:
     model, results = _Given(), []
     wrapped = CustomDDP(model, sync=partial(PowerSGD, matrix_rank=2, full_steps=0))
     for before, scale in pairwise([scales[0], *scales]):
-        if scale != before and wrapped.reducer.sync.rescale is not None:
+        if scale != before:
             wrapped.reducer.sync.rescale(scale / before)
         model.zero_grad()
         (wrapped(torch.randn(40, 30)) * scale).backward()

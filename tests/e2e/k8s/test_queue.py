@@ -1,0 +1,162 @@
+"""Kueue and we write into one object: applied again in each state of its queue, a job stays as it is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clusters import KINDS
+from tests.e2e.k8s.api import Object
+from tests.e2e.k8s.cluster import Cluster
+from tests.e2e.k8s.specs import job, rendered
+
+KUEUE = "kueue.x-k8s.io/v1beta2"
+BLOCK = "cloud.example/block"
+HOST = "kubernetes.io/hostname"
+# What differs from one pod to the next of its kind.
+_OWN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<=kube-api-access-)\w+")
+Queue = Callable[..., Callable[[str], None]]
+
+
+@pytest.fixture
+def queue(cluster: Cluster, namespace: str) -> Iterator[Queue]:
+    """Makes the LocalQueue `lq` with a flavour; what it returns sets the stopPolicy of the queue behind it."""
+    if cluster.try_kubectl("get", "clusterqueues.kueue.x-k8s.io").returncode:
+        pytest.skip("this cluster has no Kueue")
+
+    def make(**flavor: object) -> Callable[[str], None]:
+        resources = [{"name": name, "nominalQuota": quota} for name, quota in (("cpu", 100), ("memory", "100Gi"))]
+        flavors = [{"name": namespace, "resources": resources}]
+        groups = [{"coveredResources": ["cpu", "memory"], "flavors": flavors}]
+        for kind, name, spec in (
+            ("ResourceFlavor", namespace, flavor),
+            ("ClusterQueue", namespace, {"namespaceSelector": {}, "resourceGroups": groups}),
+            ("LocalQueue", "lq", {"clusterQueue": namespace}),
+        ):
+            metadata = {"name": name, **({"namespace": namespace} if kind == "LocalQueue" else {})}
+            cluster.apply(json.dumps({"apiVersion": KUEUE, "kind": kind, "metadata": metadata, "spec": spec}))
+        return lambda policy: cluster_queue(
+            "patch", "--type=merge", f'--patch={{"spec": {{"stopPolicy": "{policy}"}}}}'
+        )
+
+    def cluster_queue(verb: str, *words: str) -> None:
+        cluster.kubectl(verb, "clusterqueues.kueue.x-k8s.io", namespace, *words)
+
+    yield make
+    for kind in ("clusterqueues", "resourceflavors", "topologies"):
+        words = ("delete", f"{kind}.kueue.x-k8s.io", namespace, "--wait=false", "--ignore-not-found")
+        cluster.kubectl(*words)
+
+
+def queued(cluster: Cluster, **keys: Any) -> dict[str, Any]:
+    kubernetes = {"queue": "lq", **keys.pop("kubernetes", {})}
+    return job(cluster.image, resources={"cpus": 1, "memory": "1GiB"}, kubernetes=kubernetes, **keys)
+
+
+@pytest.mark.parametrize(("target", "runtime"), [*((target, False) for target in KINDS), ("trainjob", True)])
+def test_job_applied_twice_in_each_state_of_its_queue_has_the_pods_of_one_apply(
+    target: str,
+    runtime: bool,
+    cluster: Cluster,
+    namespace: str,
+    queue: Queue,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Waiting, admitted, evicted and admitted again."""
+    cluster.needs_controllers(target)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text('import time\nprint("it has begun", flush=True)\ntime.sleep(3000)\n')
+    tolerations = [{"key": "gpu", "operator": "Exists"}, {"key": "spot", "operator": "Exists"}]
+    stop = queue(nodeLabels={"disk": "ssd", "pool": "training"}, tolerations=tolerations[:1])
+    kubernetes: dict[str, Any] = {"node_selector": {"disk": "ssd"}, "tolerations": tolerations}
+    if runtime:
+        kubernetes["runtime"] = request.getfixturevalue("cluster_runtime")
+    keys = {"command": ["mine.py"], "files": ["mine.py"], "rendezvous": {"port": 20000}, "kubernetes": kubernetes}
+    once, twice = (
+        rendered(target, queued(cluster, **keys) | {"name": name}, namespace, tmp_path) for name in ("once", "twice")
+    )
+    stop("Hold")
+    cluster.apply(once)
+    begun = 0
+    for policy, nodes in (("Hold", 0), ("None", 2), ("HoldAndDrain", 0), ("None", 2)):
+        stop(policy)
+        for _ in range(2):
+            cluster.apply(twice)
+        begun += 2 * nodes
+        has_pods(2 * nodes, cluster, namespace)
+        have_begun(begun, cluster, namespace)
+        before = uids(cluster, namespace)
+        for _ in range(2):
+            cluster.apply(twice)
+        diff = cluster.try_kubectl("diff", "--server-side", "--filename", "-", text=twice)
+        assert (diff.returncode, diff.stdout) == (0, ""), diff.stdout + diff.stderr
+        assert uids(cluster, namespace) == before
+        assert of_job("once", cluster, namespace) == of_job("twice", cluster, namespace)
+        assert len(of_job("once", cluster, namespace)) == nodes
+
+
+def has_pods(number: int, cluster: Cluster, namespace: str) -> None:
+    cluster.until(lambda: len(cluster.pods(namespace)) == number, f"there are {number} pods")
+
+
+def have_begun(number: int, cluster: Cluster, namespace: str) -> None:
+    logs = cluster.player().logs
+    cluster.until(lambda: logs(namespace).count("it has begun") == number, f"{number} processes have begun")
+
+
+def uids(cluster: Cluster, namespace: str) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in cluster.pods(namespace)}
+
+
+def of_job(name: str, cluster: Cluster, namespace: str) -> list[Object]:
+    """What the pods of a job are, without what is each pod's own."""
+    found = []
+    for pod in cluster.pods(namespace):
+        if pod["metadata"]["labels"]["app.kubernetes.io/instance"] == name:
+            keys = {section: sorted(pod["metadata"][section]) for section in ("labels", "annotations")}
+            found.append(json.loads(_OWN.sub("", json.dumps({**keys, "spec": pod["spec"]}).replace(name, "job"))))
+    return sorted(found, key=json.dumps)
+
+
+@pytest.mark.parametrize("target", KINDS)
+def test_all_pods_of_a_job_with_required_topology_are_in_one_block(
+    target: str, cluster: Cluster, namespace: str, queue: Queue, tmp_path: Path
+) -> None:
+    """Block a has room for one pod, and b for all three; one pod alone would go to a, where it fits best."""
+    cluster.needs_controllers(target)
+    stop = queue(nodeLabels={"e2e": namespace}, topologyName=namespace)
+    levels = {"levels": [{"nodeLabel": BLOCK}, {"nodeLabel": HOST}]}
+    cluster.apply(
+        json.dumps({"apiVersion": KUEUE, "kind": "Topology", "metadata": {"name": namespace}, "spec": levels})
+    )
+    for block, pods in (("a", 1), ("b", 3)):
+        node(cluster, f"{namespace}-{block}", {BLOCK: f"{namespace}-{block}", "e2e": namespace}, pods)
+    spec = queued(cluster, command=["jobs/scripts/own.py"], kubernetes={"topology": {"required": BLOCK}}) | {"nodes": 3}
+    cluster.apply(rendered(target, spec, namespace, tmp_path))
+    stop("None")
+    has_pods(3, cluster, namespace)
+    cluster.until(lambda: all(hosts(cluster, namespace)), "each pod has its place")
+    assert hosts(cluster, namespace) == [f"{namespace}-b"] * 3
+
+
+def hosts(cluster: Cluster, namespace: str) -> list[str | None]:
+    """Where Kueue has put the pods."""
+    return [pod["spec"].get("nodeSelector", {}).get(HOST) for pod in cluster.pods(namespace)]
+
+
+def node(cluster: Cluster, name: str, labels: dict[str, str], pods: int) -> None:
+    """A node for Kueue to count with; the pods are played all the same."""
+    metadata = {"name": name, "labels": {HOST: name, **labels}}
+    cluster.kubectl(
+        "create", "--filename", "-", text=json.dumps({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+    )
+    room = {"cpu": str(pods), "memory": "100Gi", "pods": "100"}
+    status = {"capacity": room, "allocatable": room, "conditions": [{"type": "Ready", "status": "True"}]}
+    cluster.kubectl("patch", "node", name, "--subresource=status", f"--patch={json.dumps({'status': status})}")
