@@ -66,7 +66,6 @@ _LONG = (
     "benchmarks/test_gpu.py",
     "benchmarks/test_gpu_losses.py",
     "benchmarks/test_gpu_synchronisations.py",
-    "benchmarks/test_trainer_overhead.py",
     "train/checkpoints/test_sharded.py",
     "train/ddp/test_torch_tests.py",
     "train/diagnosis/test_doctor.py",
