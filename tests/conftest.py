@@ -60,7 +60,7 @@ _SLOW = (
 )
 
 
-# Files whose slow tests train for minutes: `make test-slow` leaves them to `make e2e-train`.
+# Files whose slow tests train for minutes: `make test-all` runs them last, as `make e2e-train`.
 _LONG = (
     "benchmarks/test_ddp_benchmarks.py",
     "benchmarks/test_gpu.py",
