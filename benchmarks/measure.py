@@ -10,6 +10,7 @@ import json
 import math
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +81,12 @@ def write_result(folder: Path, name: str, result: Mapping[str, Any]) -> None:
     NaN and infinity become words, because JSON cannot hold them.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    replace_text(folder / f"{name}.json", json.dumps(_rounded(result), indent=2, allow_nan=False) + "\n")
+    text = json.dumps(_rounded(result), indent=1, allow_nan=False)
+    # A list or mapping of plain values is one line.
+    text = re.sub(
+        r"([\[{])\n\s*([^][{}]*?)\n\s*([]}])", lambda found: found[1] + re.sub(r"\n\s*", " ", found[2]) + found[3], text
+    )
+    replace_text(folder / f"{name}.json", f"{text}\n")
 
 
 def replace_text(file: Path, text: str) -> None:

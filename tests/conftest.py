@@ -63,13 +63,12 @@ _SLOW = (
 )
 
 
-# Files whose slow tests train for minutes: `make test-slow` leaves them to `make e2e-train`.
+# Files whose slow tests train for minutes: `make test-all` runs them last, as `make e2e-train`.
 _LONG = (
     "benchmarks/test_ddp_benchmarks.py",
     "benchmarks/test_gpu.py",
     "benchmarks/test_gpu_losses.py",
     "benchmarks/test_gpu_synchronisations.py",
-    "benchmarks/test_trainer_overhead.py",
     "train/checkpoints/test_sharded.py",
     "train/ddp/test_torch_tests.py",
     "train/diagnosis/test_doctor.py",

@@ -48,7 +48,7 @@ def fast(device: str) -> dict[str, Any]:
 
 
 def slow(device: str) -> dict[str, Any]:
-    """Run the tests that `make test-slow` runs."""
+    """Run the slow tests that are not `long`."""
     return {"left_out": _LEFT_OUT, **pytest(["-m", "slow and not long", "tests"], 490, _workers())}
 
 

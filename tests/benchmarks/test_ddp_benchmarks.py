@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import ddp, ddp_network, scaling
+from benchmarks import ddp, ddp_network
 from benchmarks.network import missing_for_nodes
 from benchmarks.steps import Training
 from benchmarks.variants import NATIVE, PLAIN
@@ -56,28 +56,12 @@ def test_network_benchmark_compares_each_wire_format_and_reports_the_overlap(tmp
     assert str(tmp_path) not in json.dumps(result)
 
 
-@needs_nodes
-@pytest.mark.timeout(300)
-def test_scaling_benchmark_predicts_steps_that_were_not_fitted(tmp_path: Path) -> None:
-    arguments = ["--workload=mlp", "--repeats=1", "--check-ranks", "3", f"--results={tmp_path}"]
-    assert scaling.main(arguments) in (0, 1)  # whether the prediction is good is a matter of time
-
-    result = json.loads((tmp_path / "scaling.json").read_text())
-    checked = [(row["ranks"], row["mbit_per_s"]) for row in result["rows"] if row["ranks"] != scaling.FIT_RANKS]
-    assert checked == [(3, rate) for rate in scaling.CHECK_MBIT_PER_S]
-    assert all(rate not in scaling.FIT_MBIT_PER_S for rate in scaling.CHECK_MBIT_PER_S)
-    assert {row["nodes"][-1] for row in result["predictions"]} == {1024}
-    assert str(tmp_path) not in json.dumps(result)
-
-
-@pytest.mark.parametrize("name", [benchmark.__name__ for benchmark in (ddp_network, scaling)])
 def test_benchmark_on_nodes_says_what_it_needs(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    benchmark = {module.__name__: module for module in (ddp_network, scaling)}[name]
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(SystemExit) as end:
-        benchmark.main([])
+        ddp_network.main([])
     assert end.value.code == 2
     assert "network namespaces need root" in capsys.readouterr().err
 

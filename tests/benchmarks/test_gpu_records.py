@@ -178,26 +178,6 @@ def test_a_missing_package_is_named_in_one_sentence(
     assert "pip install --target FOLDER PyYAML pydantic" in message and message.count("\n") == 1
 
 
-def test_make_gpu_installs_nothing() -> None:
-    found = subprocess.run(
-        [
-            "make",
-            "-n",
-            "--no-print-directory",
-            "gpu",
-            "CHECKS=c e",
-            "BUDGET_S=570",
-            "BIN=no-such-folder",
-            "READY=no-such-file",
-            "PYTHON=python9",
-        ],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout
-    assert found.splitlines() == ["python9 -m benchmarks.gpu --budget-s=570 c e"]
-
-
 def test_step_times_are_kept_workload_by_workload_and_end_within_the_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
 """Whatever a file holds, render.py ends with 0 or with 1 and a message; it never shows a traceback.
 
-`make fuzz` tries 10,000 of each: pytest --hypothesis-profile=fuzz --timeout=0 tests/jobspec/test_fuzz.py
+10,000 of each, in about half an hour: pytest --hypothesis-profile=fuzz --timeout=0 tests/jobspec/test_fuzz.py
 """
 
 from __future__ import annotations

@@ -47,13 +47,13 @@ APART = {
     "nodes.max": "it goes with nodes.min",
     "command": "a job has either command or train",
     "no_python": "it goes with command",
-    "preemption.progress": "it goes with command",
     "files": "they are below the folder in which render.py is called",
     "sweep": "it is several jobs",
+    "preemption.progress": "it goes with command",
     "slurm.array": "its tasks would share train.checkpoint_dir",
-    "slurm.array_limit": "it goes with sweep",
-    "kubernetes.topology.required": "a job has either this or topology.preferred",
-    "kubernetes.gpu_claim": "it stands in place of gpu",
+    "slurm.array_limit": "it goes with slurm.array or sweep",
+    "kubernetes.gpu_claim": "it stands in place of kubernetes.gpu_resource",
+    "kubernetes.topology.preferred": "it stands in place of required",
     "kubernetes.runtime": "it decides itself what most other keys of kubernetes say",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -58,7 +58,8 @@ class Drawn(NamedTuple):
 
 
 def _draw(seed: int) -> list[Drawn]:
-    of, drawn = random.Random(seed), []
+    of = random.Random(seed)
+    drawn: list[Drawn] = []
     while len(drawn) < _NUMBER:
         strategy = of.choice(available("strategies"))
         world_size = 1 if strategy in ("single", "data_parallel") else of.randint(1, 4)
@@ -106,20 +107,21 @@ def _scaler(c: Drawn) -> torch.amp.GradScaler:
 def _torchs_own(c: Drawn, params: Iterator[nn.Parameter]) -> tuple[Any, Any]:
     """Return optimizer and scheduler."""
     lr, decay = _RATES[c.optimizer], 0.01
-    optimizer: Any = {
+    optimizers: dict[str, Callable[[], Any]] = {
         "sgd": lambda: optim.SGD(params, lr, momentum=0.9, weight_decay=decay),
         "adam": lambda: optim.Adam(params, lr, weight_decay=decay),
         "adamw": lambda: optim.AdamW(params, lr, weight_decay=decay),
         "adadelta": lambda: optim.Adadelta(params, lr, weight_decay=decay),
-    }[c.optimizer]()
+    }
+    optimizer = optimizers[c.optimizer]()
     steps_per_epoch = -(-c.num_samples // c.batch_size)
-    schedule: Any = {
+    schedules: dict[str, Callable[[], Any]] = {
         "none": lambda: LambdaLR(optimizer, lambda _: 1.0),
         "step": lambda: StepLR(optimizer, steps_per_epoch, 0.7),
         "cosine": lambda: CosineAnnealingLR(optimizer, c.max_steps),
         "one_cycle": lambda: OneCycleLR(optimizer, lr, c.max_steps, cycle_momentum=False),
-    }[c.scheduler]()
-    return optimizer, schedule
+    }
+    return optimizer, schedules[c.scheduler]()
 
 
 def _plain_loop(c: Drawn, model: nn.Module, train: tuple[Tensor, Tensor], val: tuple[Tensor, Tensor]) -> list[float]:
@@ -127,7 +129,8 @@ def _plain_loop(c: Drawn, model: nn.Module, train: tuple[Tensor, Tensor], val: t
     optimizer, schedule = _torchs_own(c, model.parameters())
     scaler = _scaler(c)
     autocast = torch.autocast("cpu", dtype=_TYPES[c.precision], enabled=c.precision != "fp32")
-    losses, (images, labels), step = [], train, 0
+    losses: list[float] = []
+    (images, labels), step = train, 0
     for epoch in range(1, _EPOCHS + 1):
         model.train()
         for chosen in torch.tensor(epoch_order(c.num_samples, 0, epoch)).split(c.batch_size)[: c.max_steps - step]:

@@ -43,7 +43,7 @@ def num_holders(flat: Tensor, views: Sequence[Tensor]) -> list[int]:
     As in torch/_inductor/cudagraph_trees.py and torch/multiprocessing/reductions.py.
     """
     storage = flat.untyped_storage()._cdata
-    return [torch._C._storage_Use_Count(storage), *map(sys.getrefcount, views), *map(Tensor._use_count, views)]  # type: ignore[attr-defined]
+    return [torch._C._storage_Use_Count(storage), *map(sys.getrefcount, views), *map(Tensor._use_count, views)]
 
 
 def is_compiled_backward() -> bool:

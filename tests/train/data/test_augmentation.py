@@ -86,9 +86,9 @@ def _train(world: World, folder: Path, workers: int, killed_at: int | None) -> b
         parts = setup.load_parts(config, world)
         setup.report_start(config, world, parts)
         trainer = setup.make_trainer(config, world, StopSignal(), parts)
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tobytes()
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tobytes()
     next(iter(trainer.train_batches))
-    now = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tobytes()
+    now = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tobytes()
     trainer.train_batches = _Noted(trainer, folder / f"rank-{world.rank}", killed_at)
     trainer.fit()
     return torch.equal(states[0], now[0]) and states[1:] == now[1:]

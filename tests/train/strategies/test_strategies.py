@@ -152,7 +152,8 @@ class _InAThread(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(self.module, inputs).result()
+            outputs: Tensor = thread.submit(self.module, inputs).result()
+        return outputs
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
