@@ -129,7 +129,7 @@ END
 
   while [[ -n ${running[*]} ]] && (( SECONDS < ${limit:-SECONDS + 1} )); do
     read -rt 1 -N 1 first <&"$news" || continue # a single byte: at its timeout, read loses the part of a line
-    read -r line <&"$news"
+    IFS= read -r line <&"$news"
     read -r number ended text <<<"$first$line"
     # One failure makes other processes fail: the first news of a minute has the reason.
     if [[ $ended != 0 ]] && { [[ -z $suspect ]] || (( SECONDS > since + 60 )); }; then
