@@ -44,10 +44,7 @@ class PipelineStep(Step):
         blanks = size - len(labels)
         images = torch.cat([images, images.new_zeros((blanks, *images.shape[1:]))])
         labels = torch.cat([labels, labels.new_full((blanks, *labels.shape[1:]), _NO_LABEL)])
-        with self.stage.timed_step():
-            self._schedule.step(
-                *([images] if self.stage.is_first else []), target=labels if self.stage.is_last else None
-            )
+        self._schedule.step(*([images] if self.stage.is_first else []), target=labels if self.stage.is_last else None)
         if not self.stage.is_last:
             return torch.zeros(self._samples, device=self.device)
         return torch.cat(self._of_micro_batches)[: self._samples]

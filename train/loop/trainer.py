@@ -98,7 +98,7 @@ class Trainer:
                 self._wait_until_saved()
                 say_saved(self.run, self.steps_done)
             raise
-        self._end_run(weights_sha256(self.step.wrapped.state_dict()), self.step.wrapped.measured())
+        self._end_run(weights_sha256(self.step.wrapped.state_dict()))
         self._wait_until_saved()
         return True
 
@@ -210,10 +210,10 @@ class Trainer:
         self._wait_until_saved()
         self._end_run(None)
 
-    def _end_run(self, weights: str | None, measured: dict[str, float] | None = None) -> None:
+    def _end_run(self, weights: str | None) -> None:
         saved = self.config.checkpoint_dir is not None
         for observer in self.observers:
-            observer.run_ended(RunEnd(self.sampler.epoch, self.steps_done, saved, weights, measured or {}, self.best))
+            observer.run_ended(RunEnd(self.sampler.epoch, self.steps_done, saved, weights, self.best))
 
     def save(self) -> None:
         """Let rank 0 save the state after the current step; do nothing without checkpoint_dir.  A collective."""

@@ -85,7 +85,7 @@ class MetricsFile:
         if end.weights_sha256 is None:
             self.write("stop", epoch=end.epoch, step=end.step, saved=end.saved)
         else:
-            self.write("end", step=end.step, weights_sha256=end.weights_sha256, **end.measured)
+            self.write("end", step=end.step, weights_sha256=end.weights_sha256)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ The Trainer gets a list of observers; a new one changes nothing in the training.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 
@@ -81,7 +81,6 @@ class RunEnd:
 
     saved: the run has --checkpoint-dir, so a checkpoint of this step is written.
     weights_sha256: hash of the final weights; None if a signal stopped the run before its end.
-    measured: numbers that the strategy has measured, by name.
     best: None if the run has not ended an epoch.
     """
 
@@ -89,7 +88,6 @@ class RunEnd:
     step: int
     saved: bool
     weights_sha256: str | None
-    measured: dict[str, float] = field(default_factory=dict)
     best: Best | None = None
 
 

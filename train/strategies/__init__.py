@@ -78,7 +78,6 @@ class Wrapped:
     local_part: what this rank holds of a model that is spread over the ranks; None if each rank holds it all.
     predict: the forward of an evaluation, on all ranks together; it returns None on a rank that does not get the
         logits.  Without `predict` the bare model is called.
-    measured: numbers that the strategy has measured, at the end of a run.  All ranks call it together.
     rescale: called with the factor by which the loss scale has changed, for what is kept of gradients between steps.
     """
 
@@ -89,7 +88,6 @@ class Wrapped:
     after_backward: Callable[[], None] = _nothing
     local_part: nn.Module | None = None
     predict: Callable[[Tensor], Tensor | None] | None = None
-    measured: Callable[[], dict[str, float]] = dict
     rescale: Callable[[float], None] = lambda factor: None
 
 

@@ -17,6 +17,7 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
 from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -25,14 +26,13 @@ from train.collectives.sync_batchnorm import has_batchnorm
 from train.errors import SharedError
 from train.records.progress import say
 from train.strategies import Autocasting, Context, Wrapped
-from train.strategies._stage import TimedStage, bubble
 
 
 @dataclass(frozen=True)
 class Pipelined(Wrapped):
     """A model of which this rank computes one stage; `train.loop.pipeline_step` runs it."""
 
-    stage: TimedStage | None = None
+    stage: PipelineStage | None = None
 
 
 def wrap(model: nn.Module, context: Context) -> Pipelined:
@@ -54,7 +54,8 @@ def wrap(model: nn.Module, context: Context) -> Pipelined:
     for name in [name for at, group in enumerate(layers) if at not in mine for name in group]:
         delattr(model, name)
     module = Autocasting(model, context)
-    stage = TimedStage(module, rank, num_stages, context.device, shapes[mine.start], shapes[mine.stop], context.group)
+    inputs, outputs = shapes[mine.start], shapes[mine.stop]  # known beforehand, so that no rank has to ask for them
+    stage = PipelineStage(module, rank, num_stages, context.device, inputs, outputs, group=context.group)
 
     def clip(max_norm: float) -> Tensor:
         gradients = [param.grad for param in model.parameters() if param.grad is not None]
@@ -70,8 +71,7 @@ def wrap(model: nn.Module, context: Context) -> Pipelined:
         state_dict=lambda: _gathered(model),
         clip=clip,
         local_part=model,
-        predict=lambda inputs: _predict(stage, inputs, context),
-        measured=lambda: _measured(stage, formula, context),
+        predict=lambda batch: _predict(stage, batch, inputs.shape, context),
         stage=stage,
     )
 
@@ -161,6 +161,19 @@ def even_stretches(works: Sequence[int], stages: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(cuts)]
 
 
+def bubble(works: Sequence[float], micro_batches: int) -> float:
+    """Return the share of the time in which a stage waits, as the mean over the stages, if messages take no time.
+
+    A step takes as long as one micro-batch through all stages and the other micro-batches through the slowest stage.
+    With stages of even work the result is the published (stages - 1) / (micro_batches + stages - 1).
+
+    Args:
+        works: of each stage, for one micro-batch, in any unit.
+    """
+    step = sum(works) + (micro_batches - 1) * max(works)
+    return 1.0 - micro_batches * sum(works) / (len(works) * step)
+
+
 def _in_words(layers: Layers, works: Sequence[int], stages: Sequence[range], formula: float, context: Context) -> str:
     lines = [
         f"pipeline: {len(stages)} stage{'s' * (len(stages) > 1)} ({context.pipeline_schedule}), "
@@ -173,10 +186,13 @@ def _in_words(layers: Layers, works: Sequence[int], stages: Sequence[range], for
     return "\n".join(lines)
 
 
-def _predict(stage: TimedStage, inputs: Tensor, context: Context) -> Tensor | None:
-    """Pass a batch through all stages; the last rank returns the outputs."""
+def _predict(stage: PipelineStage, inputs: Tensor, shape: torch.Size, context: Context) -> Tensor | None:
+    """Pass a batch through all stages; the last rank returns the outputs.
+
+    shape: of a micro-batch before this stage.
+    """
     if not stage.is_first:
-        inputs = torch.empty((len(inputs), *stage.input_shape[1:]), device=context.device)
+        inputs = torch.empty((len(inputs), *shape[1:]), device=context.device)
         dist.recv(inputs, group=context.group, group_src=stage.stage_index - 1)
     outputs: Tensor = stage.submod(inputs)
     if stage.is_last:
@@ -191,13 +207,3 @@ def _gathered(model: nn.Module) -> dict[str, Tensor]:
     parts: list[dict[str, Tensor]] | None = [{}] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(mine, parts)
     return {name: tensor for part in parts or () for name, tensor in part.items()}
-
-
-def _measured(stage: TimedStage, formula: float, context: Context) -> dict[str, float]:
-    """Return the share of the time in which ranks waited, measured and by formula; empty if no step was measured."""
-    waited = stage.bubble(context.group)
-    if waited is None:
-        return {}
-    if stage.is_first:
-        say(f"pipeline: {waited:.1%} of the time was bubble; {formula:.1%} was expected")
-    return {"pipeline_bubble": waited, "pipeline_bubble_by_formula": formula}

@@ -1,8 +1,7 @@
-"""pipeline trains as one process does, cuts models evenly, reports its bubble, and says what it cannot cut."""
+"""pipeline trains as one process does, cuts models evenly, and says what it cannot cut."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -12,22 +11,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as drawn
-from torch import Tensor, nn
+from torch import nn
 from torch.torch_version import TorchVersion
 
 from tests.cli import records
 from tests.ranks import run_ranks, train_on_ranks
 from tests.train.strategies.dtypes import Dtypes, dtypes_of_a_run
 from train import models, strategies
-from train.config import TrainConfig
-from train.data.sampler import ShardSampler
 from train.errors import SharedError
-from train.loop.pipeline_step import PipelineStep
-from train.loop.run import Run
-from train.strategies._stage import bubble
-from train.strategies.pipeline import Pipelined, even_stretches, refuse_lost_messages, refuse_what_cannot_be_cut
-from train.world.environment import World
-from train.world.signals import StopSignal
+from train.strategies.pipeline import bubble, even_stretches, refuse_lost_messages, refuse_what_cannot_be_cut
 
 CPU = torch.device("cpu")
 _ONE_F_ONE_B = pytest.param(
@@ -83,67 +75,6 @@ def test_stretches_are_as_even_as_any(works: list[int], stages: int) -> None:
 @given(drawn.integers(1, 16), drawn.integers(1, 64))
 def test_the_bubble_of_even_stages_is_the_published_one(stages: int, micro_batches: int) -> None:
     assert bubble([3.0] * stages, micro_batches) == pytest.approx((stages - 1) / (micro_batches + stages - 1))
-
-
-class _Timed(torch.autograd.Function):
-    """Takes 60 ms forwards and 120 ms backwards, beside which what the machine takes for messages is little."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor) -> Tensor:
-        time.sleep(0.06)
-        return inputs.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        time.sleep(0.12)
-        return gradient
-
-
-class _TimedLayer(nn.Linear):
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = _Timed.apply(super().forward(inputs))
-        return outputs
-
-
-def _measured_bubble(world: World, schedule: str, micro_batches: int, steps: int) -> dict[str, float]:
-    config = TrainConfig(
-        strategy="pipeline", pipeline_schedule=schedule, accumulate=micro_batches, batch_size=micro_batches
-    )
-    context = strategies.Context(
-        CPU,
-        None,
-        world.world_size,
-        25.0,
-        ranks_have_own_buffers=False,
-        pipeline_schedule=schedule,
-        micro_batches=micro_batches,
-        micro_batch=torch.empty((1, 4), device="meta"),
-    )
-    model = nn.Sequential(*(_TimedLayer(4, 4) for _ in range(world.world_size)))
-    wrapped = strategies.wrap("pipeline", model, context)
-    assert isinstance(wrapped, Pipelined)
-    run = Run(config, world, context, None, StopSignal())
-    step = PipelineStep(run, model, wrapped, torch.optim.SGD(model.parameters(), lr=0.1))
-    sampler = ShardSampler(micro_batches, micro_batches, 0, 1, 0)
-    for _ in range(steps):
-        step.run(torch.ones(micro_batches, 4), torch.zeros(micro_batches, dtype=torch.int64), sampler)
-    return wrapped.measured()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["gpipe", _ONE_F_ONE_B])
-@pytest.mark.parametrize(("world_size", "micro_batches"), [(2, 2), (2, 6), (4, 4), (4, 8)])
-def test_the_measured_bubble_is_within_a_tenth_of_the_formula(
-    world_size: int, micro_batches: int, schedule: str
-) -> None:
-    formula = (world_size - 1) / (micro_batches + world_size - 1)
-    for measured in run_ranks(world_size, _measured_bubble, schedule, micro_batches, 11):
-        assert measured["pipeline_bubble_by_formula"] == pytest.approx(formula)
-        assert measured["pipeline_bubble"] == pytest.approx(formula, rel=0.1)
-
-
-def test_without_enough_steps_no_bubble_is_reported() -> None:
-    assert run_ranks(2, _measured_bubble, "gpipe", 2, 2) == [{}, {}]
 
 
 def _context(world_size: int, micro_batches: int) -> strategies.Context:
