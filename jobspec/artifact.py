@@ -105,7 +105,7 @@ def render(
     target = targets.load(name)
     plans = plans_of(read(files, overrides, notes), target, sweep_index)
     if notes is not None:
-        notes += doubts(plans[0].job, targets.hides_the_node(target, plans[0].job))
+        notes += doubts(plans[0].job, targets.hides_the_node(target, plans[0].job), target.NOT_USED)
     return "".join(text_of(plan, name, shlex.join(words)) for plan in plans)
 
 

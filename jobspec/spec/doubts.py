@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import PurePosixPath
 
 from jobspec.spec import files
@@ -26,18 +26,20 @@ _CONDA_HOOK = re.compile(r"\bhook\b|conda\.sh|/activate\b|bashrc|bash_profile")
 _RUNS_TEXT = re.compile("-[a-z]*c")  # bash -c '…'
 
 
-def doubts(job: Job, node_is_hidden: bool = False) -> Iterator[str]:
+def doubts(job: Job, node_is_hidden: bool = False, not_used: Container[str] = ()) -> Iterator[str]:
     """Yield what looks odd, each with what to do.
 
     node_is_hidden: what the processes write outside of mounts ends with their container.
+    not_used: keys that the target does without, and says so itself.
     """
+    image = job.image if "image" not in not_used else None
     yield from _typed_in_a_word_processor(job)
     yield from _written_for_a_shell(job)
     yield from _in_setup(job.setup)
     if "CUDA_VISIBLE_DEVICES" in job.env:
         yield "env.CUDA_VISIBLE_DEVICES overrides the GPUs that the job gets from the cluster; leave it out"
-    if job.image is not None and job.image.startswith("registry.example"):
-        yield f'image "{job.image}" is a placeholder; write the name of your image'
+    if image is not None and image.startswith("registry.example"):
+        yield f'image "{image}" is a placeholder; write the name of your image'
     first = job.command[0] if job.command else "x.py"
     if first != "-m" and not first.endswith(".py") and not job.no_python:
         yield f'command begins with "{first}", not a .py file; torchrun starts it with Python unless no_python is true'
@@ -55,11 +57,11 @@ def doubts(job: Job, node_is_hidden: bool = False) -> Iterator[str]:
         )
     if node_is_hidden:
         yield from _lost_with_the_container(job)
-    if job.image is not None and not job.image.startswith(("/", ".")) and not job.image.endswith(".sif"):
-        name = re.sub(r"[:@].*", "", job.image.rpartition("/")[2])
-        path = job.image.partition("/")[2].rpartition("/")[0]
+    if image is not None and not image.startswith(("/", ".")) and not image.endswith(".sif"):
+        name = re.sub(r"[:@].*", "", image.rpartition("/")[2])
+        path = image.partition("/")[2].rpartition("/")[0]
         if (path + name) != (path + name).lower():
-            yield f'image "{job.image}" has capital letters in its name, which registries refuse'
+            yield f'image "{image}" has capital letters in its name, which registries refuse'
     for name, value in job.env.items():
         if value and names_secret(name):
             yield f"env.{name} looks like a secret, and its value is in the output; secrets: [{name}] keeps it out"

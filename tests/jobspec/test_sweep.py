@@ -151,7 +151,7 @@ def test_combinations_train_to_different_weights_in_folders_of_their_own(tmp_pat
 
 
 def test_wrong_value_under_a_wrong_name_is_a_mistake_of_the_spec(spec: str) -> None:
-    with pytest.raises(SpecError, match=r"a key must be train\.KEY or env\.NAME"):
+    with pytest.raises(SpecError, match=r"a key must be train\.KEY, args\.NAME or env\.NAME"):
         render("slurm", spec, ['sweep={"": [null], "train.": 5, "x y": [null, 1]}'])
 
 
