@@ -67,7 +67,12 @@ def test_text_arrives_byte_for_byte_or_is_refused_where_it_stands(
 
 
 def check_script(folder: Path, script: str, job: Hostile, secret: str) -> None:
-    env = {"PATH": f"{folder}:{os.environ['PATH']}", "NODE_RANK": "0", "MASTER_ADDR": "head", **job.secrets(secret)}
+    env = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "NODE_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        **job.secrets(secret),
+    }
     subprocess.run(["bash"], input=script.encode(), cwd=folder, env=env, check=True)
     call = Call.read(folder / "call")
     assert job.arrives(call.argv, call.env, secret)
@@ -127,6 +132,8 @@ def told_by_pod(template: Manifest, spec: Spec) -> dict[str, Any]:
     sources = [one["valueFrom"] for one in container["env"] if "valueFrom" in one]
     (secret,) = (one["secretKeyRef"] for one in sources if "secretKeyRef" in one)
     (toleration,), (spread,) = pod["tolerations"], pod["topologySpreadConstraints"]
+    # With a queue: what Kueue writes is in nodeSelector.
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     return {
         "image": container["image"],
         "mount": (pod["volumes"][-1]["hostPath"]["path"], container["volumeMounts"][-1]["mountPath"]),
@@ -136,7 +143,7 @@ def told_by_pod(template: Manifest, spec: Spec) -> dict[str, Any]:
         "scheduler": pod["schedulerName"],
         "service_account": pod["serviceAccountName"],
         "image_pull_secrets": [one["name"] for one in pod["imagePullSecrets"]],
-        "node_selector": pod["nodeSelector"],
+        "node_selector": {one["key"]: value for one in term["matchExpressions"] for value in one["values"]},
         "toleration": (toleration["key"], toleration["value"]),
         "spread": spread["topologyKey"],
         "labels": {key: metadata["labels"].get(key) for key in spec["kubernetes"]["labels"]},

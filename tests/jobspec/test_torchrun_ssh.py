@@ -294,8 +294,12 @@ def test_elastic_job_ends_with_its_node_0(new_nodes: Callable[[str], Nodes]) -> 
         (MINE, "nobody@sshn1", "nobody@sshn1: Permission denied (publickey,password,keyboard-interactive); log in"),
         (MINE, "nowhere", "ssh: Could not resolve hostname nowhere"),
         (MINE + "setup: ['PATH=/usr/bin:/bin']\n", "sshn1", "job: torchrun is not found; activate its environment in"),
-        (MINE + 'setup: ["false"]\n', "sshn1", "exit code 1"),
-        (MINE + "setup: ['[ $NODE_RANK = 0 ] || { hostname sshn0; nonsense; }']\n", "sshn1", "nonsense: command not"),
+        (MINE + 'setup: ["false"]\n', "sshn1", "setup: this line failed: false, exit code 1"),
+        (
+            MINE + "setup: ['[ $NODE_RANK = 0 ] || { hostname sshn0; nonsense; }']\n",
+            "sshn1",
+            "nonsense; }, exit code 1",
+        ),
     ],
 )
 def test_node_that_cannot_start_is_named_with_the_reason(

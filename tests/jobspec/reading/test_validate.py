@@ -125,7 +125,7 @@ def test_hint_for_a_text_of_an_option_survives_the_shell(setting: str, hint: str
         ("kubernetes: {initContainers: []}", "kubernetes: {pod: {initContainers: …}}"),
         ("kubernetes: {securityContext: {}}", "kubernetes: {pod: {securityContext: …}}"),
         ("kubernetes: {priority: high}", 'did you mean "priority_class"?'),
-        ("preemption: {signal: USR1}", "allowed: grace, max_requeues"),
+        ("preemption: {signal: USR1}", "allowed: grace, max_requeues, progress"),
         ("train: {dataset: true}", ""),
         ("train: {profile: 25}", ""),
         ("train: {data_root: }", ""),
