@@ -170,6 +170,7 @@ def test_as_an_observer_it_writes_every_field_that_is_known(tmp_path: Path) -> N
             "val_loss": 2.3,
             "val_accuracy": 0.5,
             "samples": 128,
+            "samples_read": 128,
             "seconds": 4.0,
             "train_seconds": 3.0,
         },
