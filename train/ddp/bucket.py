@@ -113,7 +113,8 @@ class Bucket:
     @torch.no_grad()
     def void(self) -> None:
         """Begin to average NaN: the backward failed on this rank, so the result must not look like a mean."""
-        self.payload.flat.fill_(torch.nan)
+        for part in (*self.views, self.payload.used):  # not the gaps, which nothing fills with zeros again
+            part.fill_(torch.nan)
         self._launch()
 
     def wait(self) -> None:

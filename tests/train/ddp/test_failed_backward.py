@@ -73,7 +73,7 @@ class _MayRaise(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.rest = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        self.first, self.rest = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 7))
         self.register_buffer("num_forwards", torch.zeros(1))
 
     def forward(self, x: Tensor, raises: str = "") -> Tensor:
@@ -94,6 +94,8 @@ def _failed_on_one_rank(world: World, sync: str, where: str, failed_step: int) -
             wrapped(torch.full((2, 8), 1.0 + step + world.rank), raises).square().sum().backward()
         grad = model.first.weight.grad
         results.append(torch.empty(0) if grad is None else grad.clone())
+    # Between the gradients, too: a sync may compute with all of it.
+    assert all(bucket.payload.flat.isfinite().all() for bucket in wrapped.reducer.buckets)
     return results
 
 
