@@ -73,7 +73,7 @@ class Owner:
             if now["process"] != _process(now["pid"]) if here else now["job"] == self._own["job"]:
                 return
             late = time.monotonic() > deadline
-            if now != first or (late and here):
+            if late if here else now != first:
                 raise UserError(
                     f"{self._file.parent} belongs to a run that has not ended: {_in_words(now)}. Two runs in one "
                     "folder would mix their files: give another folder, or end that run first"
@@ -82,10 +82,10 @@ class Owner:
                 return
             if not told:
                 told = True
-                self._say(
-                    f"{self._file.parent} belongs to {_in_words(now)}: waiting up to {_SILENCE_S:g} s for a sign of "
-                    "life. Without one, this run takes the folder over"
+                wait = f"waiting up to {_SILENCE_S:g} s for " + (
+                    "its end" if here else "a sign of life. Without one, this run takes the folder over"
                 )
+                self._say(f"{self._file.parent} belongs to {_in_words(now)}: {wait}")
             time.sleep(_POLL_S)
             now = self._read()
 

@@ -42,7 +42,7 @@ def gradient_group(*_):
 calls = 0
 def fail(module, inputs):
     global calls
-    calls += 1
+    calls += inputs[0].device.type == "cpu"  # not the look at how few samples the model can be trained on
     if calls == 3 and os.environ.get("RANK", "0") == os.environ["FAILS"]:
         print("fails at", time.time(), flush=True)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -59,7 +60,7 @@ def test_a_second_run_is_refused_and_the_holder_named_while_the_first_is_alive(t
             UserError, match=rf"belongs to a run that has not .*Slurm job 7 \(.*pid {first.pid}\).* end"
         ):
             Owner(tmp_path, told.append, {})
-        assert len(told) == 1 and "Slurm job 7 (" in told[0] and "waiting up to 15 s for a sign of life" in told[0]
+        assert len(told) == 1 and "Slurm job 7 (" in told[0] and "waiting up to 15 s for its end" in told[0]
 
 
 def test_a_stopped_owner_on_this_machine_is_alive(tmp_path: Path) -> None:
@@ -79,6 +80,18 @@ def test_a_folder_that_was_released_or_whose_owner_was_killed_is_free_at_once(tm
             first.wait(60)
         assert (tmp_path / ".owner.json").exists() == (end == "kill")
         Owner(tmp_path, pytest.fail, {}).release()
+
+
+def test_a_run_on_this_machine_that_still_saves_since_its_launcher_was_killed_is_waited_for(tmp_path: Path) -> None:
+    with _owned(tmp_path) as first:
+
+        def end_after_a_heartbeat(text: str) -> None:
+            before = (tmp_path / ".owner.json").read_bytes()
+            while (tmp_path / ".owner.json").read_bytes() == before:
+                time.sleep(0.01)
+            threading.Timer(1, first.kill).start()
+
+        Owner(tmp_path, end_after_a_heartbeat, {}).release()
 
 
 @pytest.mark.parametrize("job", [_SLURM, _POD], ids=["Slurm requeue", "pod that comes back"])
