@@ -51,13 +51,14 @@ class Batches:
         local_world_size: int = 1,
     ) -> None:
         self.device = device
-        size_bytes = len(samples) * _bytes_of(samples[0])
         if samples.varies and input == "memory":
             raise UserError(
                 "--input=memory would read each picture once, and augment it once for all epochs: give --input=loader"
             )
-        fits_host = not samples.varies and size_bytes <= _MEMORY_SHARE * host_memory_bytes() / local_world_size
-        if input == "memory" or (input == "auto" and fits_host):
+        available_bytes = _MEMORY_SHARE * host_memory_bytes() / local_world_size
+        if input == "memory" or (
+            input == "auto" and not samples.varies and len(samples) * _bytes_of(samples[0]) <= available_bytes
+        ):
             self._raw_batches: Iterable[Batch] = _InMemory(samples, steps, device)
         else:
             source: Any = samples  # a map-style dataset need not inherit from Dataset

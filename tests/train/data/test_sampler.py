@@ -81,11 +81,9 @@ def test_samples_of_a_step_do_not_depend_on_the_world_size(
 def test_micro_batches_hold_the_same_samples_on_any_number_of_ranks(
     position: dict[str, int], world_size: int, most: int, least: int
 ) -> None:
-    alone = ShardSampler(**position, rank=0, world_size=1, micro_batches=most, least=least)
-    ranks = [
-        ShardSampler(**position, rank=rank, world_size=world_size, micro_batches=most, least=least)
-        for rank in range(world_size)
-    ]
+    size, batch_size, seed = position["size"], position["batch_size"], position["seed"]
+    alone = ShardSampler(size, batch_size, 0, 1, seed, most, least)
+    ranks = [ShardSampler(size, batch_size, rank, world_size, seed, most, least) for rank in range(world_size)]
     for step, (indices, *of_ranks) in enumerate(zip(alone, *ranks, strict=True)):
         parts, whole = [0, *(len(part) for part in alone.parts(step))], len(indices)
         assert len(parts) - 1 == max(1, min(most, whole // least))
