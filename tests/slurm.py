@@ -159,11 +159,14 @@ for number in index[5:].split(","):
     print("GPU-" + "abcd"[int(number)])
 """
 
-# Stands for torchrun or python3 where a test only asks how it was called: the bytes that the kernel holds.  dash or
-# another sh that changes neither; its own name comes first.
-RECORDER = """#!/bin/sh
-[ "$1" != -c ] || {{ shift 2; exec "$@"; }}  # python3, before what it starts
-{{ printf '%s\\0' "$#"; /bin/cat "/proc/$$/cmdline" "/proc/$$/environ"; }} > "{file}"
+# Stands for torchrun or python3 where a test only asks how it was called: the bytes that the kernel holds; its own name
+# comes first.  In Python, because a shell changes variables such as IFS and PS4 before its first line.
+RECORDER = f"""#!{sys.executable} -IS
+import os, sys
+if sys.argv[1:2] == ["-c"]:  # python3, before what it starts
+    os.execvp(sys.argv[3], sys.argv[3:])
+with open(os.path.expandvars("{{file}}"), "wb") as file, open("/proc/self/environ", "rb") as environ:
+    file.write(os.fsencode("\\0".join([str(len(sys.argv) - 1), "", *sys.argv, ""])) + environ.read())
 """
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ def test_text_arrives_byte_for_byte_or_is_refused_where_it_stands(
 
 def check_script(folder: Path, script: str, job: Hostile, secret: str) -> None:
     env = {
-        "PATH": f"{folder}:{os.environ['PATH']}",
+        # The script starts python3: a shim of pyenv is a bash, which as root drops PS4.
+        "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "NODE_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         **job.secrets(secret),
