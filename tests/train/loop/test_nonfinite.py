@@ -58,7 +58,8 @@ def _train(world: World, *flags: str) -> tuple[str | None, str]:
     trainer.train_batches = _WithNan(trainer, _bad_sample())
     stopped = None
     try:
-        trainer.fit()
+        with parts.owned:
+            trainer.fit()
     except NonFinite as error:
         stopped = str(error)
     return stopped, weights_sha256(trainer.step.wrapped.state_dict())

@@ -247,7 +247,7 @@ def test_without_a_folder_for_checkpoints_it_says_that_nothing_is_saved(data_roo
 def test_a_save_that_fails_is_told_and_ends_all_ranks(data_root: Path, tmp_path: Path) -> None:
     ranks = start_ranks(2, *_flags(data_root, tmp_path))
     _wait_until_it_trains(ranks[0])
-    (tmp_path / "checkpoints").rmdir()
+    (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")  # with the file of its owner
     (tmp_path / "checkpoints").write_text("no folder any more")
     ranks[0].send_signal(signal.SIGTERM)
     codes, said = _end(*ranks)
