@@ -96,6 +96,9 @@ class Watchdog(QuietObserver):
         with suppress(RuntimeError):  # the store is gone: the main thread says why
             world = replace(self._world, store_is_served=True)
             store = dist.PrefixStore(f"alive-{world.attempt}", connect_to_store(world, timedelta(seconds=60)))
+            store.set(
+                str(world.rank), json.dumps(self._state())
+            )  # or others would wait for the key of a rank that stops now
             while not self._stopped.wait(_BEAT_S):
                 store.set(str(world.rank), json.dumps(self._state()))
                 late_s, now = self._late_s(), dict[int, Any]()
