@@ -86,13 +86,17 @@ def examine(world: World, options: Options) -> list[str]:
     cards = meeting.meet(own, store, options.rendezvous_timeout_s)
     if world.rank == 0:
         print(card.table(cards), flush=True)
-    reach.try_hosts(own, cards, store)
 
     def connect() -> dist.Store:
         return _prefixed(connect_to_store(world, timedelta(seconds=options.rendezvous_timeout_s)), world)
 
     with Watch(connect, own, cards, options.silence_s) as watch:
-        found = _measure(_connected(own, store, watch), cards, watch)
+        watch.doing("trying the connections between hosts")
+        unreachable = reach.try_hosts(own, cards, store)
+        if not unreachable:
+            found = _measure(_connected(own, store, watch), cards, watch)
+    if unreachable:
+        raise SharedError(unreachable)
     problems = _shared(report.problems(found, options.slow_mbit_s) if world.rank == 0 else [])
     if world.rank == 0:
         print(report.lines(found))

@@ -14,21 +14,24 @@ import torch.distributed as dist
 
 from train.diagnosis.card import Card
 from train.diagnosis.meeting import wait_until_read
-from train.errors import SharedError
 
 _TRIES, _TRY_S = 3, 10.0
 
 
-def try_hosts(own: Card, cards: Sequence[Card], store: dist.Store) -> None:
+def try_hosts(own: Card, cards: Sequence[Card], store: dist.Store) -> str:
     """Let a rank of each host connect to one of each other host, over the interfaces of gloo.  All ranks call it.
 
-    Raises SharedError on all ranks with a line for each two hosts between which no connection came about.
+    Returns, on all ranks, a line for each two hosts between which no connection came about.
     """
     speakers = {card.host: card for card in reversed(cards)}  # the first rank of each host
+    if len(speakers) == 1:
+        return ""
     limit = timedelta(seconds=2 * _TRIES * _TRY_S)
-    with socket.create_server(("", 0), backlog=len(speakers)) as door:
-        if speakers[own.host] == own and len(speakers) > 1:
-            store.set(f"door-{own.rank}", json.dumps((_address(own), door.getsockname()[1])))
+    address = _address(own)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server(("", 0), family=family, backlog=len(speakers)) as door:
+        if speakers[own.host] == own:
+            store.set(f"door-{own.rank}", json.dumps((address, door.getsockname()[1])))
             peers = [card for card in speakers.values() if card != own]
             store.wait([f"door-{peer.rank}" for peer in peers], limit)
             doors = [json.loads(store.get(f"door-{peer.rank}")) for peer in peers]
@@ -36,7 +39,7 @@ def try_hosts(own: Card, cards: Sequence[Card], store: dist.Store) -> None:
                 found = list(pool.map(lambda peer, where: _try(own, peer, *where), peers, doors))
             store.set(f"tried-{own.rank}", "\n".join(filter(None, found)))
         if own.rank == 0:
-            keys = [f"tried-{card.rank}" for card in speakers.values() if len(speakers) > 1]
+            keys = [f"tried-{card.rank}" for card in speakers.values()]
             store.wait(keys, limit)
             store.set("all-tried", "\n".join(filter(None, (store.get(key).decode() for key in keys))))
         store.wait(["all-tried"], 2 * limit)
@@ -44,8 +47,7 @@ def try_hosts(own: Card, cards: Sequence[Card], store: dist.Store) -> None:
     store.add("tried-read", 1)
     if own.rank == 0:
         wait_until_read(store, "tried-read", len(cards))
-    if problems:
-        raise SharedError(problems)
+    return problems
 
 
 def _try(own: Card, peer: Card, address: str, port: int) -> str | None:
@@ -67,13 +69,13 @@ def _try(own: Card, peer: Card, address: str, port: int) -> str | None:
 
 
 def _address(own: Card) -> str:
-    """Return the address of gloo's interface, or of the one towards rank 0."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    """Return the IPv4 address of gloo's interface, or else the address of the way to rank 0."""
+    siocgifaddr = 0x8915
+    family = socket.AF_INET6 if ":" in own.master_resolves_to else socket.AF_INET
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ipv4, socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            siocgifaddr = 0x8915
-            return socket.inet_ntoa(
-                fcntl.ioctl(probe, siocgifaddr, struct.pack("256s", own.interface.encode()[:15]))[20:24]
-            )
+            name = struct.pack("256s", own.interface.encode()[:15])
+            return socket.inet_ntoa(fcntl.ioctl(ipv4, siocgifaddr, name)[20:24])
         except OSError:
             probe.connect((own.master_resolves_to, 9))  # sends nothing
             return str(probe.getsockname()[0])
