@@ -242,8 +242,9 @@ echo "every-key: $started" >&2
   for (( second = 0; second < 3600; second++ )); do
     # Connections to the port.  On node 0 its own is listed twice, as it has both ends.
     met=$(cat /proc/net/tcp{,6} 2>/dev/null | grep -c ":$port \([0-9A-F:]* \)\?01 ") || true
-    read -r _ _ _ parent _ <"/proc/$BASHPID/stat"
-    if (( met > (NODE_RANK ? 0 : 2) || parent != $$ )); then exit; fi
+    read -r stat <"/proc/$BASHPID/stat"
+    read -r _ parent _ <<<"${stat##*) }"  # after the program's name, which may hold blanks
+    if (( met > (NODE_RANK ? 0 : 2) )) || [[ $parent != "$$" ]]; then exit; fi
     sleep 1
   done
   if (( NODE_RANK )); then missing="node 0"; else missing="another node"; fi

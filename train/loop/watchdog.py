@@ -93,13 +93,14 @@ class Watchdog(QuietObserver):
 
     def _beat(self) -> None:
         before, told = dict[int, Any](), False
-        with suppress(RuntimeError):  # the store is gone: the main thread says why
+        with suppress(OSError, RuntimeError):  # the store is gone: the main thread says why
             world = replace(self._world, store_is_served=True)
             store = dist.PrefixStore(f"alive-{world.attempt}", connect_to_store(world, timedelta(seconds=60)))
-            store.set(
-                str(world.rank), json.dumps(self._state())
-            )  # or others would wait for the key of a rank that stops now
+            # At once, or others would wait for the key of a rank that stops now.
+            store.set(str(world.rank), json.dumps(self._state()))
             while not self._stopped.wait(_BEAT_S):
+                # A TCPStore without its server prints a page of stack; a plain socket does not.
+                socket.create_connection((world.master_addr, world.master_port), _BEAT_S).close()
                 store.set(str(world.rank), json.dumps(self._state()))
                 late_s, now = self._late_s(), dict[int, Any]()
                 if late_s and not told:
