@@ -7,7 +7,7 @@
     render.py schema > jobspec.schema.json
 
 Exit codes: 0 done; 1 the input is wrong (all problems on stderr, nothing written) or something differs; 2 usage;
-3 a bug in render.py.
+3 a bug in render.py; 4 lint could not read a file.
 """
 
 from __future__ import annotations
@@ -129,11 +129,21 @@ def _parser() -> argparse.ArgumentParser:
     command = _command(commands, "check", text, _check)
     command.add_argument("--write", action="store_true", help="render these examples again and replace them")
 
-    text = "known faults in hand-written scripts, manifests and compose files; exit code 1 if there are any"
-    command = _command(commands, "lint", text, _lint)
-    command.add_argument(
-        "files", metavar="PATH", nargs="+", help="an sbatch script, manifest or compose file, or a folder of them"
+    text = (
+        "known faults in hand-written scripts, manifests and compose files; exit code 1 for errors, 4 for unread files"
     )
+    command = _command(commands, "lint", text, _lint, ("text", "json", "github", "sarif"))
+    command.add_argument(
+        "files",
+        metavar="PATH",
+        nargs="*",
+        help="a script, manifest or compose file, a folder of them, or a pattern; - is stdin",
+    )
+    command.add_argument("--strict", action="store_true", help="exit code 1 for warnings, too")
+    command.add_argument("--slurm", metavar="X.Y", type=_version, help="the cluster's Slurm; default: the newest")
+    command.add_argument("--torch", metavar="X.Y", type=_version, help="the job's torch; default: the newest")
+    command.add_argument("--explain", metavar="RULE", help="print what a rule means, and read no file")
+    command.add_argument("--list", action="store_true", help="print all rules, and read no file")
 
     command = _command(commands, "schema", "the JSON Schema of the job spec, for editors", _schema)
     command.add_argument("--part", action="store_true", help="print the schema of a partial spec, such as a site file")
@@ -145,12 +155,11 @@ def _command(
     name: str,
     text: str,
     run: Callable[[argparse.Namespace], Result],
+    formats: tuple[str, ...] = ("text", "json"),
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=f"Print {text}.", allow_abbrev=False)
     command.add_argument("-o", "--output", metavar="PATH", help="write to this file, not to stdout; - is stdout")
-    command.add_argument(
-        "--format", choices=("text", "json"), default="text", help="format of the reported problems; default: text"
-    )
+    command.add_argument("--format", choices=formats, default="text", help="how problems are reported; default: text")
     command.add_argument("--force", action="store_true", help="let -o replace a file that render.py did not write")
     command.set_defaults(run=run, parser=command)
     return command
@@ -183,6 +192,13 @@ def _combination(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 3):
         raise argparse.ArgumentTypeError(f"must be a number from 0 to 999, not {text}")
     return int(text)
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    if not (major + minor).isascii() or not (major + minor).isdigit() or len(text) > 9 or not minor:
+        raise argparse.ArgumentTypeError(f"must be a version such as 23.02, not {text}")
+    return int(major), int(minor)
 
 
 def _takes_target(command: argparse.ArgumentParser) -> None:
@@ -234,15 +250,23 @@ def _check(args: argparse.Namespace) -> Result:
 
 
 def _lint(args: argparse.Namespace) -> Result:
-    from jobspec.problems import report
-    from lint import lint
+    from lint import Versions, entries, exit_code, lint
+    from lint.formats import explained, listed, shown
 
+    rules = entries()
+    if args.list:
+        return Result(listed(list(rules.values())))
+    if args.explain:
+        if args.explain not in rules:
+            args.parser.error(f"there is no rule {args.explain}; --list names all")
+        return Result(explained(rules[args.explain]))
+    if not args.files:
+        args.parser.error("give at least one PATH; - is stdin")
     skipped: list[str] = []
-    problems = lint(args.files, skipped)
+    versions = Versions(args.slurm or Versions.slurm, args.torch or Versions.torch)
+    found = lint(args.files, skipped, versions)
     notes = [f"skipped a file of a kind that lint does not know: {printable(file)}" for file in skipped]
-    if args.format == "json":
-        return Result(as_json(problems), 1 if problems else 0, notes)
-    return Result(f"{report(problems, '', most=None)}\n" if problems else "", 1 if problems else 0, notes)
+    return Result(shown(found, args.format, list(rules.values())), exit_code(found, args.strict), notes)
 
 
 def _schema(args: argparse.Namespace) -> Result:

@@ -1,38 +1,38 @@
 """Find known faults in scripts, manifests and compose files that others wrote.
 
-Reading order: what the rules see (lexer.py, sbatch.py, shell.py, steps.py; manifest.py, pods.py), rules.py (what a
-rule is), then the rules themselves in directives.py, scripts.py, launch.py, torchrun.py, secrets.py, kubernetes.py,
-pytorchjob.py and compose.py.
+Reading order: what rules see (sbatch.py, shell.py, launches.py; manifest.py, pods.py), rules.py (what a rule is), the
+rules in nodes.py, tasks.py, slurm.py, secrets.py, kubernetes.py, compose.py and checkers.py; formats.py shows them.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jobspec.problems import Place, Problem, SpecError
-from jobspec.reading import yaml_source
-from lint import compose, directives, kubernetes, launch, pytorchjob, scripts, secrets, torchrun
+from jobspec.problems import Place, SpecError
+from lint import checkers, compose, kubernetes, nodes, secrets, slurm, tasks
 from lint.manifest import Node, documents
-from lint.pods import scripts_in, templates
-from lint.rules import LintRule, rules_in
+from lint.pods import groups, scripts_in
+from lint.rules import ERROR, Finding, LintRule, Versions, entries, rules_in
 from lint.secrets import hide_secrets
-from lint.shell import Script
+from lint.shell import Script, locator
 
-_IN_SCRIPTS: list[LintRule[Script]] = rules_in(directives, scripts, launch, torchrun, secrets)
-_IN_MANIFESTS: list[LintRule[Node]] = rules_in(kubernetes, pytorchjob)
+__all__ = ["Finding", "Versions", "entries", "exit_code", "files_in", "lint"]
+
+_IN_SCRIPTS: list[LintRule[Script]] = rules_in(checkers, nodes, tasks, slurm, secrets)
+_IN_MANIFESTS: list[LintRule[Sequence[Node]]] = rules_in(kubernetes)
 _IN_COMPOSE: list[LintRule[Node]] = rules_in(compose)
-
 
 _YAML = (".yaml", ".yml", ".json")
 _SHELLS = (".sh", ".bash", ".sbatch", ".slurm", ".job")
 _SHELL = re.compile(r"#!.*[/ ](?:ba|da|k|z)?sh\b")
 _IS_YAML = re.compile(r"^(?:apiVersion|services):", re.M)
 _IN_FOLDERS = (".sh", ".sbatch", ".slurm", ".yaml", ".yml")
+_IGNORE = re.compile(r"#\s*lint:\s*ignore=([\w,-]+)")
+_MAX_BYTES = 10 << 20
 _UNKNOWN = "lint does not know this kind of file"
 _NO_MANIFEST = "neither a Kubernetes manifest nor a compose file"
 _READS = (
@@ -41,38 +41,38 @@ _READS = (
 )
 
 
-def rule_names() -> list[str]:
-    """List the names of all rules, sorted."""
-    return sorted(rule.name for rules in (_IN_SCRIPTS, _IN_MANIFESTS, _IN_COMPOSE) for rule in rules)
+def lint(paths: Sequence[str], skipped: list[str] | None = None, versions: Versions | None = None) -> list[Finding]:
+    """Return every fault in some files, folders and patterns, sorted by file and place; each file once; `-` is stdin.
 
-
-def lint(paths: Sequence[str], skipped: list[str] | None = None) -> list[Problem]:
-    """Return every fault in some files and in the files of some folders, sorted by file and place; each file once.
-
-    A file that lint does not understand is a problem too.  In a folder it is skipped instead, and added to `skipped`.
-    Raises OSError if a file cannot be read.
+    A file that lint cannot read is a finding without a rule.  In a folder, one of another kind is added to `skipped`.
     """
-    problems: list[Problem] = []
-    given = {os.path.realpath(path) for path in paths}  # a file that was named is never skipped, wherever it is
+    found: list[Finding] = []
+    named = [each for path in paths for each in (_matching(path))]
+    given = {os.path.realpath(path) for path in named}  # a file that was named is never skipped, wherever it is
     done: set[str] = set()
-    for path in paths:
-        is_folder = Path(path).is_dir()
+    for path in named:
+        is_folder = path != "-" and Path(path).is_dir()
         files = files_in(path) if is_folder else [path]
         if not files:
-            problems.append(
-                Problem(Place(path, 1, 1, 1, ""), f"no file in this folder ends in {' or '.join(_IN_FOLDERS)}")
-            )
+            found.append(_unreadable(path, "", f"no file in this folder ends in {' or '.join(_IN_FOLDERS)}"))
         for file in files:
             really = os.path.realpath(file)
             if really in done or (is_folder and really in given):
                 continue
             done.add(really)
-            found = hide_secrets(sorted(set(_lint(file)), key=_order))
-            if is_folder and any(problem.message in (_UNKNOWN, _NO_MANIFEST) for problem in found):
+            own = hide_secrets(sorted(set(_lint(file, versions or Versions())), key=_order))
+            if is_folder and any(each.message in (_UNKNOWN, _NO_MANIFEST) for each in own):
                 (skipped if skipped is not None else []).append(file)
             else:
-                problems += found
-    return problems
+                found += own
+    return found
+
+
+def _matching(path: str) -> list[str]:
+    """Return the files of a pattern, sorted; the path itself if there are none."""
+    start = Path(Path(path).anchor)
+    found = start.glob(str(Path(path).relative_to(start))) if set(path) & set("*?[") else []
+    return sorted(map(str, found)) or [path]
 
 
 def files_in(folder: str) -> list[str]:
@@ -84,20 +84,50 @@ def files_in(folder: str) -> list[str]:
     return sorted(file for file in files if Path(file).is_file())  # no pipes and no broken links
 
 
-def _lint(file: str) -> Iterator[Problem]:
+def _lint(file: str, versions: Versions) -> Iterator[Finding]:
+    text = ""
     try:
-        text = yaml_source.read(file)
+        data = sys.stdin.buffer.read(_MAX_BYTES + 1) if file == "-" else _head(file)
+        if len(data) > _MAX_BYTES:
+            raise OSError(0, f"larger than {_MAX_BYTES >> 20} MiB, too large for lint")
+        text = data.decode("utf-8-sig")
         suffix = Path(file).suffix
-        if suffix in _YAML or (not suffix and _IS_YAML.search(text)):
-            yield from _lint_yaml(text, file)
-        elif "\0" not in text and _is_shell(text, suffix):
-            yield from _lint_script(_script(text, file))
+        if suffix in _YAML or (not suffix and _IS_YAML.search(text)) or (file == "-" and _IS_YAML.search(text)):
+            found = [*_lint_yaml(text, file, versions)]
+        elif "\0" not in text and (_is_shell(text, suffix) or file == "-"):
+            found = [*_lint_script(script := Script.parse(text, locator(text, file)), versions)]
+            found += checkers.shellcheck(script) if not any(each.rule == "bash-refuses-it" for each in found) else []
         else:
-            yield Problem(_start(file, text), _UNKNOWN, _READS)
+            found = [_unreadable(file, text, _UNKNOWN, _READS)]
+    except UnicodeDecodeError as error:
+        found = [_unreadable(file, "", f"not UTF-8 text: byte 0x{data[error.start]:02x}", "save the file as UTF-8")]
     except SpecError as error:
-        yield from error.problems
+        found = [Finding(each.place, each.message, each.hint, each.link) for each in error.problems]
     except RecursionError:
-        yield Problem(_start(file, text), "its brackets and quotes are nested too deeply for lint")
+        found = [_unreadable(file, text, "its brackets and quotes are nested too deeply for lint")]
+    except OSError as error:
+        found = [_unreadable(file, "", error.strerror or "cannot be read", _link_to_nowhere(file))]
+    yield from _not_ignored(text, found)
+
+
+def _head(file: str) -> bytes:
+    with Path(file).open("rb") as stream:
+        return stream.read(_MAX_BYTES + 1)
+
+
+def _link_to_nowhere(file: str) -> str:
+    path = Path(file)
+    return f"it is a link to {path.readlink()}, which is not there" if path.is_symlink() else ""
+
+
+def _not_ignored(text: str, found: Sequence[Finding]) -> Iterator[Finding]:
+    """Leave out what `# lint: ignore=RULE` switches off: on its line, or alone on a line for the whole file."""
+    lines = text.split("\n")
+    everywhere = {name for line in lines if (match := _IGNORE.match(line.strip())) for name in match[1].split(",")}
+    for each in found:
+        here = _IGNORE.search(lines[each.place.line - 1]) if each.place.line <= len(lines) else None
+        if not each.rule or each.rule not in everywhere | set(here[1].split(",") if here else ()):
+            yield each
 
 
 def _is_shell(text: str, suffix: str) -> bool:
@@ -107,35 +137,43 @@ def _is_shell(text: str, suffix: str) -> bool:
     return suffix in _SHELLS or re.search(r"^#SBATCH\s", text, re.M) is not None
 
 
-def _start(file: str, text: str) -> Place:
-    return Place(file, 1, 1, 1, text.split("\n", 1)[0])
+def _unreadable(file: str, text: str, message: str, hint: str = "") -> Finding:
+    return Finding(Place(file, 1, 1, 1, text.split("\n", 1)[0]), message, hint)
 
 
-def _order(problem: Problem) -> tuple[int, int, str]:
-    return problem.place.line, problem.place.column, problem.message
+def _order(found: Finding) -> tuple[int, int, str]:
+    return found.place.line, found.place.column, found.message
 
 
-def _lint_script(script: Script) -> Iterator[Problem]:
-    for rule in _IN_SCRIPTS:
-        yield from rule.problems(script)
+def _lint_script(script: Script, versions: Versions) -> Iterator[Finding]:
+    for each in _IN_SCRIPTS:
+        yield from each.findings(script, versions)
 
 
-def _lint_yaml(text: str, file: str) -> Iterator[Problem]:
+def _lint_yaml(text: str, file: str, versions: Versions) -> Iterator[Finding]:
     found = [document for each in documents(text, file) for document in _items(each)]
-    for document in found:
-        if document.get("kind"):
-            yield from _apply(_IN_MANIFESTS, document, scripts_in(document))
-            yield from _not_looked_into(document)
-        elif document.get("services"):
-            yield from _apply(_IN_COMPOSE, document, compose.scripts_in(document))
-    if not any(document.get("kind") or document.get("services") for document in found):
+    manifests = [document for document in found if document.get("kind")]
+    services = [document for document in found if document.get("services") and not document.get("kind")]
+    for rule in _IN_MANIFESTS if manifests else ():
+        yield from rule.findings(manifests, versions)
+    for document in services:
+        for one in _IN_COMPOSE:
+            yield from one.findings(document, versions)
+    for document in manifests:
+        yield from _not_looked_into(document)
+    for script in [
+        *(script for each in manifests for script in scripts_in(each)),
+        *(script for each in services for script in compose.scripts_in(each)),
+    ]:
+        yield from _lint_script(script, versions)
+    if not manifests and not services:
         ours = any(document.get("procs_per_node") or document.get("nodes") for document in found)
         hint = (
             f"check a job spec with `render.py TARGET {file}`; lint checks what was rendered from it"
             if ours
             else _READS
         )
-        yield Problem(_start(file, text), _NO_MANIFEST, hint)
+        yield _unreadable(file, text, _NO_MANIFEST, hint)
 
 
 def _items(document: Node) -> list[Node]:
@@ -143,28 +181,15 @@ def _items(document: Node) -> list[Node]:
     return document.elements("items") if document.text("kind") == "List" else [document]
 
 
-def _not_looked_into(document: Node) -> Iterator[Problem]:
+def _not_looked_into(document: Node) -> Iterator[Finding]:
     kind = document.get("kind")
-    if kind and document.has("containers") and not any(templates(document)) and kind.text() != "TrainJob":
+    if kind and document.has("containers") and not any(groups(document)) and kind.text() != "TrainJob":
         message = f"lint does not know where the pods of a {kind.text()} are, so they were not checked"
-        yield Problem(kind.place, message, "give lint the pod template as a Pod, and the pod's script as a file")
+        yield Finding(kind.place, message, "give lint the pod template as a Pod, and the pod's script as a file")
 
 
-def _apply(rules: Iterable[LintRule[Node]], document: Node, scripts: Iterable[Script]) -> Iterator[Problem]:
-    for rule in rules:
-        yield from rule.problems(document)
-    for script in scripts:
-        yield from _lint_script(replace(script, in_container=True))
-
-
-def _script(text: str, file: str) -> Script:
-    lines = text.split("\n")
-    begins = [match.end() for match in re.finditer("^|\n", text)]
-
-    def locate(start: int, length: int) -> Place:
-        number = bisect_right(begins, start) - 1
-        column = start - begins[number]
-        line = lines[number].rstrip("\r")
-        return Place(file, number + 1, column + 1, max(1, min(length, len(line) - column)), line)
-
-    return Script.parse(text, locate)
+def exit_code(found: Sequence[Finding], strict: bool) -> int:
+    """Return 4 if a file could not be read, else 1 if there are errors (with `strict`, warnings too), else 0."""
+    if any(not each.rule for each in found):
+        return 4
+    return int(any(strict or each.severity == ERROR for each in found))

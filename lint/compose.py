@@ -1,4 +1,4 @@
-"""Rules for compose files."""
+"""Rules for compose files; what the services start is read as a script."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from jobspec.problems import masked
-from jobspec.spec.secret_names import names_secret
-from lint.lexer import TORCHRUN
+from lint.launches import launches
 from lint.manifest import Node, script_of
+from lint.nodes import asks_for_several, uses_c10d
 from lint.rules import Fault, rule
-from lint.shell import Script
-from lint.torchrun import c10d, several_nodes, torchrun_flags
+from lint.secrets import is_secret
+from lint.shell import Script, Text
 
 # What compose replaces, in text without braces, too; two dollars are one in the container.
 _VARIABLE = re.compile(r"(?<!\$)(?:\$\$)*\$[A-Za-z_{]")
-
-# The options that say where the nodes of a job meet.
 _MEETS = ("master-addr", "master-port", "rdzv-endpoint")
 
 
@@ -25,11 +23,6 @@ def services(document: Node) -> list[Node]:
     """Return every service of the file."""
     found = document.get("services")
     return [service for _, service in found.items()] if found else []
-
-
-def scripts_in(document: Node) -> Iterator[Script]:
-    """Yield what the services start."""
-    return filter(None, (_script(document, service) for service in services(document)))
 
 
 def environment(service: Node) -> Iterator[tuple[str, str, Node]]:
@@ -42,66 +35,58 @@ def environment(service: Node) -> Iterator[tuple[str, str, Node]]:
         yield name, text, entry
 
 
-def _script(document: Node, service: Node) -> Script | None:
-    """Return what a service starts, after its variables; without secrets, for which there is a rule of its own here."""
-    variables = [(name, value, node) for name, value, node in environment(service) if not names_secret(name)]
-    script = script_of(service.get("entrypoint"), service.get("command"))
-    if script is None:
-        return None
-    script = script.after([(f"{name}={value}", node.place) for name, value, node in variables])
-    return replace(script, one_network=_shares_its_network(document, service))
+def scripts_in(document: Node) -> Iterator[Script]:
+    """Yield what the services start."""
+    yield from (script for _, script in _started(document))
 
 
-def _shares_its_network(document: Node, service: Node) -> bool:
-    """Return True if localhost in the service is the same machine as in others."""
-    of_another = f"service:{service.key.value}"
-    return any(other.text("network_mode") == of_another for other in services(document)) or service.text(
-        "network_mode"
-    ).startswith(("host", "service:", "container:"))
-
-
-@rule("https://github.com/pytorch/pytorch/issues/108861")
-def shared_memory_of_a_service_is_small(document: Node) -> Iterator[Fault]:
+def _started(document: Node) -> Iterator[tuple[Node, Script]]:
     for service in services(document):
-        script = _script(document, service)
-        trains = script is not None and any(command.has(*TORCHRUN) for command in script.commands)
+        script = script_of(service.get("entrypoint"), service.get("command"))
+        if script:
+            script.environment = {name: Text(value, [0] * len(value)) for name, value, _ in environment(service)}
+            mode = service.text("network_mode")
+            of_another = any(
+                other.text("network_mode") == f"service:{service.key.value}" for other in services(document)
+            )
+            script.one_network = of_another or mode.startswith(("host", "service:", "container:"))
+            yield service, script
+
+
+@rule
+def shared_memory_is_small(document: Node) -> Iterator[Fault]:
+    for service, script in _started(document):
+        trains = any(launch.is_agent and launch.value("nproc-per-node") != "1" for launch in launches(script))
         if trains and not service.get("shm_size") and service.text("ipc") not in ("host", "shareable"):
-            reason = "/dev/shm of a container has 64 MiB, too little for DataLoader workers and NCCL"
+            reason = "/dev/shm of a container has 64 MiB, too little for NCCL between its processes"
             yield Fault(service.key_place, reason, "shm_size: 16gb")
 
 
-@rule("https://github.com/narumiruna/pytorch-distributed-example/issues/19")
-def services_have_the_same_node_rank(document: Node) -> Iterator[Fault]:
+@rule
+def node_rank_cannot_be(document: Node) -> Iterator[Fault]:
     first: dict[tuple[str, ...], str] = {}
-    for service in services(document):
-        script, name = _script(document, service), str(service.key.value)
-        if script is None or not several_nodes(script) or c10d(script):
-            continue
-        profiles = [profile.text() for profile in service.elements("profiles")]  # they start together, others may not
-        meets = [flag.value for option in _MEETS for flag in torchrun_flags(script, option)]
-        for flag in torchrun_flags(script, "node-rank"):
-            other = first.setdefault((*profiles, *meets, flag.value), name)
-            if flag.value.isdigit() and other != name:
-                reason = f"{other} already has node rank {flag.value}, but each node of the job needs its own"
-                yield Fault(flag.place, reason, "number the services from 0: --node-rank=0, --node-rank=1, ...")
+    for service, script in _started(document):
+        for launch in launches(script):
+            rank = launch.options.get("node-rank")
+            if rank is None or not rank.value.isdigit() or uses_c10d(launch) or not asks_for_several(script, launch):
+                continue
+            profiles = [
+                profile.text() for profile in service.elements("profiles")
+            ]  # they start together, others may not
+            key = (*profiles, *(launch.value(option) for option in _MEETS), rank.value)
+            other = first.setdefault(key, str(service.key.value))
+            if other != service.key.value:
+                reason = f"{other} already has node rank {rank.value}, but each node of the job needs its own"
+                yield Fault(
+                    script.place(rank.text), reason, "number the services from 0: --node-rank=0, --node-rank=1, ..."
+                )
 
 
-@rule("https://github.com/NVIDIA/nvidia-container-toolkit/issues/2037")
-def rdma_without_locked_memory(document: Node) -> Iterator[Fault]:
-    for service in services(document):
-        for device in service.elements("devices"):
-            if "/dev/infiniband" in device.text() and service.get("ulimits", "memlock") is None:
-                reason = "RDMA locks memory, and a container may lock only 64 KiB"
-                yield Fault(device.place, reason, "ulimits: {memlock: -1}")
-
-
-@rule("https://github.com/daytonaio/daytona/issues/4322")
-def secret_in_compose_file(document: Node) -> Iterator[Fault]:
+@rule
+def secret_in_file(document: Node) -> Iterator[Fault]:
     for service in services(document):
         for name, value, node in environment(service):
-            if names_secret(name) and value and not _VARIABLE.search(value):
-                reason = f"the value of {name} is in the file, and so in each copy of it"
+            if is_secret(name, value) and not _VARIABLE.search(value):
                 place = masked(replace(node.key_place, length=len(name)))
-                yield Fault(
-                    place, reason, f"{name}: ${{{name}:?}} takes the value from the shell that runs docker compose"
-                )
+                fix = f"{name}: ${{{name}:?}} takes the value from the shell that runs docker compose"
+                yield Fault(place, f"the value of {name} is in the file, and so in each copy of it", fix)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import yaml
 
 from jobspec.problems import Place, Problem, SpecError
-from lint.lexer import Command, Word
 from lint.shell import Script
 
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # those of YAML 1.1
@@ -73,6 +72,27 @@ class Node:
         node = self.get(*path)
         values = node.raw.value if node and isinstance(node.raw, yaml.SequenceNode) else []
         return [Node(value, value, self.file, self.lines) for value in values]
+
+    def at(self, path: Sequence[str | int]) -> Node | None:
+        """Return the value at some keys and list positions, or None."""
+        node: Node | None = self
+        for part in path:
+            below = (node.elements() if isinstance(part, int) else []) if node else []
+            node = (
+                (below[part] if part < len(below) else None)
+                if isinstance(part, int)
+                else node.get(part)
+                if node
+                else None
+            )
+        return node
+
+    def plain(self) -> object:
+        """Return the value as Kubernetes reads it; None for one that is no YAML for it."""
+        try:
+            return yaml.SafeLoader("").construct_document(self.raw)
+        except (yaml.YAMLError, ValueError, TypeError, RecursionError):
+            return None
 
     def has(self, name: str) -> bool:
         """Return True if a key of this name stands anywhere below."""
@@ -149,17 +169,21 @@ def script_of(entrypoint: Node | None, arguments: Node | None) -> Script | None:
         return None
     nodes = [node for node, _ in words]
     values = [value for _, value in words]
-    if values[0].rpartition("/")[2] in _SHELLS and len(values) > 2 and values[1].endswith("c"):
-        return Script.parse(values[2], nodes[2].place_inside)
+    if values[0].rpartition("/")[2] in _SHELLS:
+        at = next((at for at, value in enumerate(values) if at and not value.startswith("-")), len(values))
+        if at < len(values) and any(value.endswith("c") for value in values[1:at]):
+            script = Script.parse(values[at], nodes[at].place_inside)
+            script.in_container, script.shell = True, values[0].rpartition("/")[2]
+            return script
     # The words joined by spaces are the text, so a place in the text belongs to the word there.
     starts = [sum(len(value) + 1 for value in values[:number]) for number in range(len(values))]
 
     def locate(start: int, length: int) -> Place:
-        number = max(number for number, begin in enumerate(starts) if begin <= start)
-        return nodes[number].place
+        return nodes[max(number for number, begin in enumerate(starts) if begin <= start)].place
 
-    command = Command([Word(start, value, value) for start, value in zip(starts, values, strict=True)])
-    return Script("", locate, [command])
+    script = Script.of_argv(values, locate)
+    script.in_container = True
+    return script
 
 
 def _pairs(raw: yaml.Node, seen: set[int]) -> dict[str, tuple[yaml.ScalarNode, yaml.Node]]:

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from lint.manifest import Node, script_of
-from lint.shell import Script
+from lint.sbatch import number
+from lint.shell import Script, Text
+
+# What the operators of these kinds set in each pod.
+_BY_OPERATOR = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_RDZV_ENDPOINT")
 
 
-def templates(document: Node) -> Iterator[Node]:
-    """Yield the pod templates of an object: mappings with metadata and spec."""
-    jobs = document.elements("spec", "replicatedJobs")  # a JobSet, or below a runtime that holds one
-    jobs += document.elements("spec", "template", "spec", "replicatedJobs")
-    places = [
-        document if document.text("kind") == "Pod" else None,
-        *(role.get("template") for _, role in roles(document)),
-        document.get("spec", "template"),  # a Job, a Deployment
-        document.get("spec", "jobTemplate", "spec", "template"),  # a CronJob
-        *(job.get("template", "spec", "template") for job in jobs),
-    ]
-    yield from (template for template in places if template and template.get("spec", "containers"))
+class Group(NamedTuple):
+    """Pods of one template, and how many of them the object asks for; empty if it does not say."""
+
+    template: Node
+    size: str
+
+
+def groups(document: Node) -> Iterator[Group]:
+    """Yield the pod templates of an object."""
+    owners = [(role, "replicas") for _, role in roles(document)]
+    owners += [(task, "replicas") for task in document.elements("spec", "tasks")]  # a Job of Volcano
+    jobs = document.elements("spec", "replicatedJobs") + document.elements("spec", "template", "spec", "replicatedJobs")
+    specs = [document.get("spec"), document.get("spec", "jobTemplate", "spec")]
+    for spec in [*specs, *(job.get("template", "spec") for job in jobs)]:
+        owners += [(spec, "parallelism" if spec.get("parallelism") else "completions")] if spec else []
+    found = [Group(template, owner.text(key)) for owner, key in owners if (template := owner.get("template"))]
+    found += [Group(document, "")] if document.text("kind") == "Pod" else []
+    yield from (group for group in found if group.template.get("spec", "containers"))
 
 
 def roles(document: Node) -> list[tuple[str, Node]]:
@@ -30,34 +41,41 @@ def roles(document: Node) -> list[tuple[str, Node]]:
 
 def containers(document: Node) -> Iterator[Node]:
     """Yield the containers of all pods, in order, without init containers: those prepare the training."""
-    for template in templates(document):
-        yield from template.elements("spec", "containers")
+    for group in groups(document):
+        yield from group.template.elements("spec", "containers")
 
 
 def variables(document: Node) -> Iterator[Node]:
     """Yield the entries of env: those of all containers, init containers included, and of a TrainJob's trainer."""
-    for template in templates(document):
-        for container in [*template.elements("spec", "initContainers"), *template.elements("spec", "containers")]:
-            yield from container.elements("env")
+    for group in groups(document):
+        for name in ("initContainers", "containers"):
+            for container in group.template.elements("spec", name):
+                yield from container.elements("env")
     yield from document.elements("spec", "trainer", "env")
+
+
+def started(container: Node) -> Script | None:
+    """Return what a container starts, with its variables; None if the image decides it."""
+    script = script_of(container.get("command"), container.get("args"))
+    for entry in container.elements("env") if script else ():
+        value = entry.text("value") if entry.get("value") else script.unknown("valueFrom") if script else ""
+        if script:
+            script.environment[entry.text("name")] = Text(value, [0] * len(value))
+    return script
 
 
 def scripts_in(document: Node) -> Iterator[Script]:
     """Yield what the containers start.  A TrainJob's container is in its runtime, but its command is here."""
     trainer = document.get("spec", "trainer")
-    for container in [*containers(document), *([trainer] if trainer else [])]:
-        script = script_of(container.get("command"), container.get("args"))
-        if script:
-            yield script
+    for script in filter(None, map(started, [*containers(document), *([trainer] if trainer else [])])):
+        if document.text("kind") in ("PyTorchJob", "TrainJob"):
+            script.environment |= {name: Text(script.unknown(name), [0]) for name in _BY_OPERATOR}
+        yield script
 
 
-def gpus(owner: Node, *path: str) -> str:
-    """Return the number of GPUs that a container, or a section with limits at `path`, requests; empty if none."""
+def gpus(owner: Node, *path: str) -> int | None:
+    """Return the number of GPUs that a container, or a section with limits at `path`, requests; None if none."""
     limits = owner.get(*(path or ("resources", "limits")))
-    return next((value.text() for name, value in limits.items() if name.endswith("/gpu")), "") if limits else ""
-
-
-def starts(container: Node, *programs: str) -> bool:
-    """Return True if a container starts one of these programs."""
-    script = script_of(container.get("command"), container.get("args"))
-    return script is not None and any(command.has(*programs) for command in script.commands)
+    return (
+        number(next((value.text() for name, value in limits.items() if name.endswith("/gpu")), "")) if limits else None
+    )

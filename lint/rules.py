@@ -1,6 +1,7 @@
 """Define what a lint rule is.  Each rule is a function in another file of this folder; `rules_in` finds it there.
 
-A rule's name is its function's name with dashes.  Messages show it, and its example in tests/lint/ carries it.
+A rule's name is its function's name with dashes.  Its severity, what happens, the mend and a report stand in rules.md;
+two functions with one name are one rule for two kinds of files.
 """
 
 from __future__ import annotations
@@ -8,47 +9,84 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import cache
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
 from jobspec.problems import Place, Problem
 
 Subject = TypeVar("Subject")
+ERROR, WARNING = "error", "warning"
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A place where a rule is broken, why that matters, and what to write instead."""
+class Versions:
+    """What the cluster has; the newest unless given."""
+
+    slurm: tuple[int, int] = (25, 5)
+    torch: tuple[int, int] = (2, 13)
+
+
+class Fault(NamedTuple):
+    """A place where a rule is broken, what happens there, and what to write instead of what rules.md says."""
 
     place: Place
     reason: str
-    fix: str
+    fix: str = ""
 
 
 @dataclass(frozen=True)
-class LintRule(Generic[Subject]):
-    """A check of a script, a manifest or a compose service; `link` leads to reports of the fault."""
+class Finding(Problem):
+    """A problem that a rule found; without a rule, a file that could not be read.
+
+    severity: error if the job breaks, hangs, wastes GPUs or leaks; warning if it breaks under load, at scale, or on
+    another cluster.
+    """
+
+    rule: str = ""
+    severity: str = ERROR
+
+
+class Entry(NamedTuple):
+    """A row of rules.md."""
 
     name: str
+    severity: str
+    explanation: str
+    fix: str
     link: str
-    check: Callable[[Subject], Iterable[Fault]]
-
-    def problems(self, subject: Subject) -> Iterable[Problem]:
-        for fault in self.check(subject):
-            yield Problem(fault.place, f"{fault.reason} [{self.name}]", fault.fix, self.link)
 
 
-def rule(link: str) -> Callable[[Callable[[Subject], Iterable[Fault]]], LintRule[Subject]]:
-    """Turn a function into a rule."""
+@cache
+def entries() -> dict[str, Entry]:
+    """Return the rows of rules.md by name, errors first."""
+    rows = Path(__file__).with_name("rules.md").read_text(encoding="utf-8").splitlines()[2:]
+    cells = [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+    found = [Entry(name, grade, why, fix, f"https://github.com/{link}") for name, grade, why, fix, link in cells]
+    return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.severity)}
 
-    def made(check: Callable[[Subject], Iterable[Fault]]) -> LintRule[Subject]:
-        return LintRule(check.__name__.replace("_", "-"), link, check)
 
-    return made
+class LintRule(Generic[Subject]):
+    """A check of a script, of a compose file, or of the documents of a manifest."""
+
+    def __init__(self, check: Callable[[Subject], Iterable[Fault]], holds: Callable[[Versions], bool]) -> None:
+        self.name, self.check, self.holds = check.__name__.replace("_", "-"), check, holds
+
+    def findings(self, subject: Subject, versions: Versions) -> Iterable[Finding]:
+        entry = entries()[self.name]
+        for place, reason, fix in self.check(subject) if self.holds(versions) else ():
+            message = f"{reason} [{self.name}]"
+            yield Finding(place, message, fix or entry.fix, entry.link, self.name, entry.severity)
 
 
-def number(text: str) -> int | None:
-    """Return a whole number as written in a file; None for a variable, another text or more than 9 digits."""
-    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
+def rule(check: Callable[[Subject], Iterable[Fault]]) -> LintRule[Subject]:
+    """Turn a function into a rule for all versions."""
+    return LintRule(check, lambda _: True)
+
+
+def rule_if(holds: Callable[[Versions], bool]) -> Callable[[Callable[[Subject], Iterable[Fault]]], LintRule[Subject]]:
+    """Turn a function into a rule for the versions for which `holds` is True."""
+    return lambda check: LintRule(check, holds)
 
 
 def rules_in(*modules: object) -> list[LintRule[Subject]]:

@@ -1,17 +1,16 @@
-"""Read `#SBATCH` lines as sbatch reads them.
+"""Read `#SBATCH` lines as sbatch reads them, and what a job and its steps ask for.
 
-Source: `_opt_batch_script` in Slurm's src/sbatch/opt.c.
+Source: `_opt_batch_script` in Slurm's src/sbatch/opt.c, and the manuals of sbatch and srun, 22.05 to 25.05.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from jobspec.problems import Place
 from jobspec.spec.sbatch_options import OPTIONS, PYXIS, WITH_VALUE
-from lint.lexer import Lexer
 
 _SHORT = """
     a=array A=account b=begin B=extra-node-info c=cpus-per-task C=constraint d=dependency D=chdir e=error F=nodefile
@@ -20,8 +19,8 @@ _SHORT = """
     x=exclude
 """
 _LONG = dict(pair.split("=") for pair in _SHORT.split())
-
-_LINE = re.compile(r"^#SBATCH(?=[ \t])(.*)$", re.M)
+_OTHER_NAMES = {"tasks-per-node": "ntasks-per-node"}
+_NEARLY = re.compile(r"#[ \t]+SBATCH(?=[ \t]+-)|#(?!SBATCH)(?i:sbatch)(?=[ \t]+-)")
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"[^"]*"|'[^']*')+""")
 _QUOTES = re.compile(r"""["'\\]""")
 
@@ -31,36 +30,47 @@ class Directive:
     """One option of an `#SBATCH` line by its long name.
 
     known: True if sbatch has such an option; `name` is then its full name, even if the script shortens it.
-    ignored: True if a command stands above it, because sbatch stops reading there.
-    in_other_script: True if it belongs to a script in a here-document.
+    ignored: why sbatch does not read it; empty if it does.
     """
 
     name: str
     value: str
     place: Place
     known: bool
-    ignored: bool
-    in_other_script: bool
+    ignored: str
 
 
-def directives(text: str, locate: Callable[[int, int], Place], lexer: Lexer) -> Iterator[Directive]:
-    """Yield the options of all `#SBATCH` lines, in order, including those of scripts in here-documents."""
-    first = next((command.words[0].start for command in lexer.commands if command.words), len(text))
-    for line in _LINE.finditer(text):
-        in_other_script = any(line.start() in part for part in lexer.here_documents)
-        ignored = line.start() > first and not in_other_script
-        words = list(_WORD.finditer(text, line.start(1), line.end()))
-        while words and not words[0][0].startswith("#"):
-            word = words.pop(0)
-            name, value = _split(_QUOTES.sub("", word[0]))
-            if not name:
-                continue
-            end = word.end()
-            if not value and name in WITH_VALUE and words:
-                end, value = words[0].end(), _QUOTES.sub("", words.pop(0)[0])
-            known = name in OPTIONS or name.startswith(PYXIS)
-            place = locate(word.start(), end - word.start())
-            yield Directive(name, value, place, known, ignored, in_other_script)
+def directives(text: str, locate: Callable[[int, int], Place], comments: Container[int]) -> Iterator[Directive]:
+    """Yield the options of all `#SBATCH` lines, in order, and of lines that look like one.
+
+    comments: where comments begin; below the first command, a line in a text of the script is none.
+    """
+    ignored, begin = "", 0
+    for line in text.split("\n"):
+        nearly = _NEARLY.match(line)
+        if nearly and not ignored:
+            yield from _options(text, begin + nearly.end(), begin + len(line), locate, "spelling")
+        elif line.startswith("#SBATCH") and line[7:8] in (" ", "\t") and (not ignored or begin in comments):
+            yield from _options(text, begin + 7, begin + len(line), locate, ignored)
+        elif line.strip() and not line.lstrip().startswith("#"):
+            ignored = "command"
+        begin += len(line) + 1
+
+
+def _options(
+    text: str, start: int, stop: int, locate: Callable[[int, int], Place], ignored: str
+) -> Iterator[Directive]:
+    words = list(_WORD.finditer(text, start, stop))
+    while words and not words[0][0].startswith("#"):
+        word = words.pop(0)
+        name, value = _split(_QUOTES.sub("", word[0]))
+        if not name:
+            continue
+        end = word.end()
+        if not value and name in WITH_VALUE and words:
+            end, value = words[0].end(), _QUOTES.sub("", words.pop(0)[0])
+        known = name in OPTIONS or name.startswith(PYXIS)
+        yield Directive(_OTHER_NAMES.get(name, name), value, locate(word.start(), end - word.start()), known, ignored)
 
 
 def _split(word: str) -> tuple[str, str]:
@@ -72,3 +82,51 @@ def _split(word: str) -> tuple[str, str]:
     if word.startswith("-") and word[1:2] in _LONG:
         return _LONG[word[1]], word[2:]
     return "", ""
+
+
+def number(text: str) -> int | None:
+    """Return a whole number as written in a file; None for a variable, another text or more than 9 digits."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
+
+
+class Request:
+    """What a job, or a step of it, asks for: options by long name, those of the step first.  None: not said."""
+
+    def __init__(self, job: Mapping[str, str], step: Mapping[str, str] | None = None) -> None:
+        self.job, self.step = job, step or {}
+
+    def get(self, name: str) -> str | None:
+        return self.step.get(name, self.job.get(name))
+
+    def count(self, name: str) -> int | None:
+        return number(self.get(name) or "")
+
+    @property
+    def nodes(self) -> int | None:
+        """The least number of nodes."""
+        return number((self.get("nodes") or "").partition("-")[0]) or None
+
+    @property
+    def tasks_per_node(self) -> int | None:
+        """How many tasks srun starts on each node; --ntasks wins, and --ntasks-per-node is then the most."""
+        nodes, most = self.nodes or 1, self.count("ntasks-per-node")
+        if most and "ntasks-per-node" in self.step and "ntasks" not in self.step:
+            return most
+        if (tasks := self.get("ntasks")) is not None:
+            total = number(tasks)
+            return min(-(-total // nodes) or 1, most or total) if total else None
+        return most if most or self.get("ntasks-per-node") else 1
+
+    @property
+    def gpus_per_node(self) -> int | None:
+        """How many GPUs each node gives to the job or step."""
+        per_node = self.get("gpus-per-node") or next(
+            (each.removeprefix("gpu:") for each in (self.get("gres") or "").split(",") if each.startswith("gpu:")), None
+        )
+        if per_node:
+            return number(per_node.rpartition(":")[2])
+        for name, times, over in (("gpus-per-task", self.tasks_per_node, 1), ("gpus", 1, self.nodes or 1)):
+            count = number((self.get(name) or "").rpartition(":")[2])
+            if count:
+                return count * (times or 1) // over if count % over == 0 else None
+        return None

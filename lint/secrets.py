@@ -1,4 +1,4 @@
-"""Rules for secrets in scripts.  The rules for manifests, in kubernetes.py and compose.py, use the names here."""
+"""Rules for secrets.  Their values are never shown."""
 
 from __future__ import annotations
 
@@ -6,61 +6,64 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from jobspec.problems import Problem, masked
+from jobspec.problems import masked
 from jobspec.spec.secret_names import names_secret
-from lint.rules import Fault, rule
+from lint.launches import everything
+from lint.rules import Fault, Finding, rule
 from lint.shell import Script
 
-
-def hide_secrets(problems: Sequence[Problem]) -> list[Problem]:
-    """Mask the source line of every problem on a line in which a `secret-in-…` rule found a value."""
-    lines = {problem.place.line for problem in problems if "[secret-in-" in problem.message}
-    return [_hidden(problem) if problem.place.line in lines else problem for problem in problems]
-
-
-def _hidden(problem: Problem) -> Problem:
-    return replace(problem, place=masked(problem.place, problem.place.written.partition("=")[0]))
+# What stands for a value, and is none: <token>, your-key-here, XXXX, path/to/file.
+_PLACEHOLDER = re.compile(
+    r"(?i)[<\[{(].*|.*(?:your|change|replace|insert|example|secret|token|password|dummy|here|todo).*|x+|\*+|\.+"
+    r"|none|null|true|false|0|[/~].*"
+)
 
 
-@rule("https://github.com/NVIDIA-BioNeMo/nvSubquadratic/pull/34")
-def secret_in_script(script: Script) -> Iterator[Fault]:
+def is_secret(name: str, value: str) -> bool:
+    """Return True if a name is that of a secret and the value is one: no variable, path or placeholder."""
+    return names_secret(name) and bool(value) and not re.search("[$`]", value) and not _PLACEHOLDER.fullmatch(value)
+
+
+def hide_secrets(found: Sequence[Finding]) -> list[Finding]:
+    """Mask the source line of every finding on a line in which a `secret-…` rule found a value."""
+    lines = {each.place.line for each in found if each.rule.startswith("secret-")}
+    return [_hidden(each) if each.place.line in lines else each for each in found]
+
+
+def _hidden(found: Finding) -> Finding:
+    return replace(found, place=masked(found.place, found.place.written.partition("=")[0]))
+
+
+@rule
+def secret_in_file(script: Script) -> Iterator[Fault]:
     for name, word in script.assignments():
-        if names_secret(name) and word.assigned_value and "$" not in word.assigned_value:
+        if is_secret(name, word.value):
             reason = f"the value of {name} is in the file and in its copies"
             reason += "" if script.in_container else "; `scontrol write batch_script` shows it"
             fix = f'export {name} before you start the script; in the script, only check it: `: "${{{name}:?}}"`'
-            yield Fault(masked(script.place(word, name)), reason, fix)
+            yield Fault(masked(script.locate(word.text.at[0], len(name))), reason, fix)
 
 
-@rule("https://github.com/NVIDIA-NeMo/Gym/issues/2909")
-def secret_in_arguments(script: Script) -> Iterator[Fault]:
-    for command in script.commands:
-        for number, word in enumerate(command.words):
+@rule
+def secret_is_shown(script: Script) -> Iterator[Fault]:
+    speaks = not script.in_container and re.search("(?i)key|secret|token|passw", script.text)
+    commands = everything(script) if speaks else []
+    words = [word for command in commands for word in command.words]
+    known = [name for name, word in script.assignments() if is_secret(name, word.value)]
+    known += [name for word in words for name, _ in word.expansions if names_secret(name)]
+    for command in commands:
+        values = [word.value for word in command.words]
+        for at, word in enumerate(command.words):
             option, equals, value = word.value.partition("=")
-            following = "" if equals else "".join(after.value for after in command.words[number + 1 : number + 2])
-            if word.text.startswith("--") and names_secret(option) and (value or following) and not word.assigned:
-                reason = f"everybody on the node sees the value of {option} in the list of processes"
-                yield Fault(masked(script.place(word, option)), reason, "let the program read it from its environment")
+            given = value if equals else "".join(each for each in values[at + 1 : at + 2] if each[:1] != "-")
+            real = given and ("$" in given or not _PLACEHOLDER.fullmatch(given)) and not word.assigned
+            if real and option.startswith("--") and names_secret(option):
+                place = masked(script.locate(word.text.at[0], len(option)))
+                yield Fault(place, f"everybody on the node sees the value of {option} in the list of processes")
             for name in re.findall(r"[,=](\w+)=", word.value) if option == "--export" else ():
                 if names_secret(name):
-                    reason = f"srun's arguments hold the value of {name}, which everybody on the node sees"
-                    yield Fault(
-                        masked(script.place(word, name)), reason, "--export=ALL passes the environment on as it is"
-                    )
-
-
-@rule("https://github.com/pytorch/xla/pull/6410")
-def trace_prints_secrets(script: Script) -> Iterator[Fault]:
-    names = [name for name, _ in script.assignments() if names_secret(name)]
-    names += [
-        found.name
-        for command in script.commands
-        for word in command.words
-        for found in word.expansions
-        if names_secret(found.name)
-    ]
-    for command in script.commands if names else ():
-        for word in command.words[1:]:
-            if command.name == "set" and (re.fullmatch(r"-[a-z]*x[a-z]*", word.value) or word.value == "xtrace"):
-                reason = f"set -x prints every command into the log, and with it the value of {names[0]}"
-                yield Fault(script.place(word), reason, "leave set -x out")
+                    place = masked(script.locate(word.text.at[0], len(option)))
+                    yield Fault(place, f"srun's arguments hold the value of {name}, which everybody on the node sees")
+            if known and values[0] == "set" and re.fullmatch(r"-[a-z]*x[a-z]*|xtrace", word.value):
+                reason = f"set -x prints every command into the log, and with it the value of {known[0]}"
+                yield Fault(script.place(word.text), reason)

@@ -1,120 +1,438 @@
-"""A shell script as rules see it: its commands, its `#SBATCH` options, and their places."""
+"""Read a shell script with tree-sitter-bash: its commands and words, and what variables hold.
+
+Nothing is run.  What only a run knows, such as `$1`, `$(hostname)` or a variable that the script does not set, becomes
+one private character in a value; `Script.names` maps it to what was written.  So a rule sees what a task's own shell
+still replaces (`$NAME`) apart from what the batch shell has replaced by then (that character).
+"""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import NamedTuple
+
+from tree_sitter import Language, Node, Parser
+from tree_sitter_bash import language
 
 from jobspec.problems import Place
-from lint.lexer import Command, Lexer, Word
 from lint.sbatch import Directive, directives
 
-# A function ends on its first line, or at a brace that is indented as its beginning is.
-_FUNCTION = re.compile(
-    r"""(?mx)
-    ^([ \t]*) (?: function[ \t]+(\w+)[ \t]*(?:\([ \t]*\))? | (\w+)[ \t]*\([ \t]*\) )
-    (?:\s|\#.*$)* (?P<body>\{) (?: .*[;&][ \t]*\}[ \t]*(?:\#.*)?$ | (?s:.*?) ^\1\} )
-    """
-)
+_MOST_UNREADABLE = 6
+_UNKNOWN = 0xF0000  # the first private character
+_MOST_UNKNOWN = 0xFFFD
+_ESCAPED = {"word": re.compile(r"\\(.)", re.S), "string_content": re.compile(r'\\([$`"\\\n])')}
+_DEFAULTS = (":-", "-", ":=", "=")
 _HANDED_OVER = re.compile(r"\b(?:export|declare|typeset) -f((?:[ \t]+\w+)+)")
+_OPERATORS = ("|", "|&", "||", "&&", "&", ";")
+_COMMANDS = ("command", "declaration_command", "unset_command", "test_command", "variable_assignment")
+_EXPANSIONS = ("simple_expansion", "expansion")
 
 
-@dataclass(frozen=True)
-class Flag:
-    """An option of a command with its value (empty if it has none) and the place of both."""
+@cache
+def _parser() -> Parser:
+    return Parser(Language(language()))
+
+
+class Text(NamedTuple):
+    """A text and where each of its characters stands in the file."""
 
     value: str
-    place: Place
-    command: Command
+    at: Sequence[int]
+
+    def cut(self, start: int, end: int) -> Text:
+        return Text(self.value[start:end], self.at[start:end])
+
+
+NOTHING = Text("", ())
+
+
+def _joined(parts: Sequence[Text]) -> Text:
+    return Text("".join(part.value for part in parts), [place for part in parts for place in part.at])
+
+
+class Source:
+    """A parsed text.  A line that the parser cannot read, as it does not know all of bash, is passed over."""
+
+    def __init__(self, text: Text) -> None:
+        self.text = text
+        lines = text.value.encode("utf-8", "surrogatepass").split(b"\n")
+        for _ in range(_MOST_UNREADABLE):
+            self.root = _parser().parse(b"\n".join(lines)).root_node
+            row = _unreadable(self.root) if self.root.has_error else None
+            if row is None:
+                break
+            lines[row] = b" " * len(lines[row])
+        self._chars: Sequence[int] = range(len(text.value) + 1)
+        if not text.value.isascii():
+            sizes = [len(char.encode("utf-8", "surrogatepass")) for char in text.value]
+            self._chars = [*(at for at, size in enumerate(sizes) for _ in range(size)), len(sizes)]
+
+    def of(self, node: Node) -> Text:
+        return self.cut(node.start_byte, node.end_byte)
+
+    def cut(self, start: int, end: int) -> Text:
+        return self.text.cut(self._chars[start], self._chars[end])
+
+
+def _unreadable(root: Node) -> int | None:
+    """Return the first line with an error in the tree; None if there is none."""
+    rows = [node.start_point.row for node in _below(root, "ERROR") if node.id != root.id]
+    rows += [(node.parent or node).start_point.row for node in _below(root) if node.is_missing]
+    return min(rows, default=None)
+
+
+class Expansion(NamedTuple):
+    """A `$name` or `${name…}` as written."""
+
+    name: str
+    text: Text
+
+
+@dataclass
+class Word:
+    """One word as written; `assigned` is the variable's name if it is an assignment."""
+
+    source: Source
+    node: Node
+
+    @cached_property
+    def text(self) -> Text:
+        return self.source.of(self.node)
+
+    @cached_property
+    def assigned(self) -> str | None:
+        name = self.node.child_by_field_name("name") if self.node.type == "variable_assignment" else None
+        return self.source.of(name).value.partition("[")[0] if name else None
+
+    @cached_property
+    def value(self) -> str:
+        """The text without its quotes, or the assigned value; expansions as written."""
+        if self.node.type == "word" and "\\" not in self.text.value:
+            return self.text.value
+        node = self.node.child_by_field_name("value") if self.assigned else self.node
+        return "".join(part.value for part, _ in _pieces(self.source, node, None)) if node else ""
+
+    @cached_property
+    def expansions(self) -> list[Expansion]:
+        found = []
+        for node in _below(self.node, *_EXPANSIONS) if "$" in self.text.value else ():
+            name = next(_below(node, "variable_name", "special_variable_name"), None)
+            if name is not None:
+                found.append(Expansion(self.source.of(name).value, self.source.of(node)))
+        return found
+
+
+@dataclass
+class Command:
+    """One simple command, assignment or test.
+
+    after: the operator in front of it.  background: `&` follows.  function: the function that it stands in.
+    inner: another shell runs it, not the script's, such as that of a task.
+    """
+
+    words: list[Word]
+    start: int
+    after: str = ""
+    background: bool = False
+    function: str = ""
+    inner: bool = False
+
+    @property
+    def name(self) -> str:
+        """The first word that is no assignment, without its folder."""
+        return next((word.value for word in self.words if word.assigned is None), "").rpartition("/")[2]
 
 
 @dataclass
 class Script:
     """The commands of a script, in the order in which they begin, and its `#SBATCH` options.
 
-    `locate(start, length)` is the place of a piece of the text.  With `one_network`, localhost is the same machine for
-    all nodes.  `in_container`: it stands in a manifest or compose file, so Slurm does not start it.
+    `locate(start, length)` is the place of a piece of the text.  `in_container`: it is part of a manifest.
+    `one_network`: localhost is the same machine for all nodes.  `environment`: variables from around the script.
     """
 
     text: str
     locate: Callable[[int, int], Place]
     commands: list[Command] = field(default_factory=list)
+    inside_texts: list[Command] = field(default_factory=list)
     directives: list[Directive] = field(default_factory=list)
-    one_network: bool = False
+    argv: list[Text] = field(default_factory=list)
     in_container: bool = False
+    shell: str = ""
+    one_network: bool = False
+    environment: dict[str, Text] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    characters: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str, locate: Callable[[int, int], Place]) -> Script:
-        lexer = Lexer(text)
-        _mark_functions_of_other_shells(text, lexer.commands)
-        return cls(text, locate, lexer.commands, list(directives(text, locate, lexer)))
+        script = cls(text, locate)
+        source = Source(Text(text, range(len(text))))
+        script.commands = list(commands(source))
+        handed = {name for names in _HANDED_OVER.findall(text) for name in names.split()}
+        for command in script.commands:  # a function that `export -f` or `declare -f` hands to another shell
+            command.inner = command.function in handed
+        comments = {place for node in _below(source.root, "comment") for place in source.of(node).at[:1]}
+        script.directives = list(directives(text, locate, comments))
+        return script
 
-    def after(self, assignments: Sequence[tuple[str, Place]]) -> Script:
-        """Return a script that makes some assignments, which stand elsewhere, before its commands."""
-        if not assignments:
-            return self
-        # Behind all text, where no other word is.
-        end = 1 + max((word.start + len(word.text) for command in self.commands for word in command.words), default=0)
-        starts = [end + sum(len(text) for text, _ in assignments[:number]) for number in range(len(assignments))]
-
-        def locate(start: int, length: int) -> Place:
-            number = bisect_right(starts, start) - 1
-            return self.locate(start, length) if number < 0 else assignments[number][1]
-
-        words = [Word(start, text, text) for start, (text, _) in zip(starts, assignments, strict=True)]
-        return Script(self.text, locate, [Command(words), *self.commands], self.directives)
+    @classmethod
+    def of_argv(cls, words: Sequence[str], locate: Callable[[int, int], Place]) -> Script:
+        """Return what a container starts without a shell; the text is the words joined by spaces."""
+        starts = [sum(len(word) + 1 for word in words[:number]) for number in range(len(words))]
+        texts = [Text(word, range(start, start + len(word))) for start, word in zip(starts, words, strict=True)]
+        return cls("", locate, argv=texts)
 
     @property
     def is_batch(self) -> bool:
         """True if sbatch reads it: it then runs once, on the first node of the allocation."""
         return bool(self.directives)
 
-    def directive(self, name: str) -> Directive | None:
-        """Return the `#SBATCH` option of a long name: the last one if there are several, as sbatch does."""
-        return next((found for found in reversed(self.directives) if found.name == name), None)
+    def directive(self, *names: str) -> Directive | None:
+        """Return the `#SBATCH` option of a name: the last one if there are several, as sbatch does."""
+        return next((found for found in reversed(self.directives) if found.name in names and not found.ignored), None)
 
-    def place(self, word: Word, text: str = "") -> Place:
-        """Return the place of a word or of a piece of it."""
-        offset = max(0, word.text.find(text))
-        return self.locate(word.start + offset, len(text or word.text))
-
-    def flags(self, *names: str) -> Iterator[Flag]:
-        """Yield every use of an option, as `--name value` or `--name=value`; `_` and `-` are equal in long names."""
-        for command in self.commands:
-            for number, word in enumerate(command.words):
-                name, equals, value = word.value.partition("=")
-                if (name.replace("_", "-") if name.startswith("--") else name) not in names:
-                    continue
-                following = command.words[number + 1 : number + 2]
-                if equals or not following or following[0].value.startswith("-"):
-                    yield Flag(value, self.place(word), command)
-                else:
-                    yield Flag(following[0].value, self.place(following[0]), command)
+    def place(self, text: Text) -> Place:
+        return self.locate(text.at[0] if len(text.at) else 0, max(1, len(text.at)))
 
     def assignments(self) -> Iterator[tuple[str, Word]]:
         """Yield each `NAME=value`, with or without export."""
         for command in self.commands:
             for word in command.words:
-                if word.assigned is not None:
+                if word.assigned:
                     yield word.assigned, word
 
     @cached_property
-    def variables(self) -> dict[str, list[str]]:
-        """The texts that the script assigns to each variable, as written."""
-        found: dict[str, list[str]] = {}
-        for name, word in self.assignments():
-            found.setdefault(name, []).append(word.text.partition("=")[2])
+    def assigned(self) -> dict[str, list[Word]]:
+        found: dict[str, list[Word]] = {}
+        for command in self.commands:
+            for word in command.words:
+                if word.assigned:
+                    found.setdefault(word.assigned, []).append(word)
+                for node in _below(word.node, "expansion") if "=" in word.text.value else ():  # ${NAME:=value}
+                    if any(child.type in (":=", "=") for child in node.children):
+                        name = next((child for child in node.children if child.type == "variable_name"), None)
+                        if name is not None:
+                            found.setdefault(word.source.of(name).value, []).append(Word(word.source, node))
         return found
 
+    @cached_property
+    def exported(self) -> set[str]:
+        """The names that the script hands on to the programs it starts."""
+        found: set[str] = set()
+        for command in self.commands:
+            said = [word.value for word in command.words if word.assigned is None]
+            if said[:1] == ["export"] or (
+                said[:1] in (["declare"], ["typeset"]) and any("x" in each for each in said if each[:1] == "-")
+            ):
+                found.update(word.assigned or word.value for word in command.words)
+            elif said[:1] == ["set"] and {"-a", "allexport"} & set(said):
+                found.update(self.assigned)
+        return found
 
-def _mark_functions_of_other_shells(text: str, commands: list[Command]) -> None:
-    """Set `inner` for the commands of each function that `export -f` or `declare -f` hands to another shell."""
-    handed_over = {name for names in _HANDED_OVER.findall(text) for name in names.split()}
-    for function in _FUNCTION.finditer(text):
-        if {function[2], function[3]} & handed_over:
-            for command in commands:
-                if command.words and function.start("body") <= command.words[0].start < function.end():
-                    command.inner = True
+    def unknown(self, written: str) -> str:
+        """Return the character that stands for what only a run knows."""
+        char = self.characters.setdefault(written, chr(_UNKNOWN + min(len(self.characters), _MOST_UNKNOWN)))
+        self.names.setdefault(char, written)
+        return char
+
+    def shown(self, value: str) -> str:
+        """Return a value as it was written, for messages."""
+        return "".join(self.names.get(char, char) for char in value)
+
+    def fields(self, word: Word, task: bool = False) -> list[Text]:
+        """Return the words that the shell makes of a word; a task's shell knows only exported variables."""
+        if word.node.type == "word" and "\\" not in word.text.value:
+            return [word.text]
+        known = word.source
+        return _fields(_pieces(known, word.node, lambda name, text: self._look_up(name, text, task, ())))
+
+    def held(self, name: str, seen: tuple[str, ...] = ()) -> list[Text] | None:
+        """Return what a variable holds, as words for an array; None if only a run knows, or if it has two values."""
+        words = self.assigned.get(name, [])
+        if not words or name in seen or len(seen) > 20:
+            return [self.environment[name]] if name in self.environment and not words else None
+        values: list[list[Text]] = []
+        for word in words:
+            value = word.node.child_by_field_name("value")
+            if word.node.type == "expansion":  # ${NAME:=value}
+                value = word.node.children[-2]
+            if value is None or value.type == "array":
+                parts = [
+                    found
+                    for child in (value.named_children if value else ())
+                    for found in self._fields_of(word, child, (*seen, name))
+                ]
+            else:
+                parts = [_joined([part for part, _ in self._look(word, value, (*seen, name))])]
+            if any(child.type == "+=" for child in word.node.children) and values:
+                joined = (
+                    [*values[-1], *parts]
+                    if value is not None and value.type == "array"
+                    else [_joined([*values[-1], *parts])]
+                )
+                values[-1] = joined
+            else:
+                values.append(parts)
+        return values[-1] if len({tuple(part.value for part in value) for value in values}) == 1 else None
+
+    def _fields_of(self, word: Word, node: Node, seen: tuple[str, ...]) -> list[Text]:
+        return _fields(self._look(word, node, seen))
+
+    def _look(self, word: Word, node: Node, seen: tuple[str, ...]) -> Iterator[tuple[Text, bool]]:
+        return _pieces(word.source, node, lambda name, text: self._look_up(name, text, False, seen))
+
+    def _look_up(self, name: str, text: Text, task: bool, seen: tuple[str, ...]) -> list[Text]:
+        found = self.held(name, seen) if not task or name in self.exported or name in self.environment else None
+        if found is not None:
+            return found
+        return [text] if task else [Text(self.unknown(text.value), text.at[:1])]
+
+    def inside(self, text: Text) -> list[Command]:
+        """Return the commands in a text that another shell runs."""
+        return [replace(command, inner=True) for command in commands(Source(text))]
+
+
+def commands(source: Source) -> Iterator[Command]:
+    """Yield every command of a text, in the order in which they begin, with those in substitutions and functions."""
+    stack: list[tuple[Node, str, bool, str, tuple[Node, ...]]] = [(source.root, "", False, "", ())]
+    while stack:
+        node, after, background, function, bodies = stack.pop()
+        children = node.children
+        if node.type == "function_definition":
+            name = node.child_by_field_name("name")
+            function = source.of(name).value if name else ""
+        elif node.type == "redirected_statement":
+            bodies = tuple(body for child in children for body in _below(child, "heredoc_body"))
+        elif node.type in _COMMANDS:
+            nodes = (
+                [node]
+                if node.type == "variable_assignment"
+                else [child for child in children if child.type not in ("file_redirect", "herestring_redirect")]
+            )
+            words = [
+                Word(source, child.children[0] if child.type == "command_name" else child)
+                for child in [*nodes, *bodies]
+            ]
+            start = source.of(node).at
+            yield Command(words, start[0] if len(start) else 0, after, background, function)
+            children = [
+                below for child in children for below in _below(child, "command_substitution", "process_substitution")
+            ]
+            bodies = ()
+        pushed = []
+        for number, child in enumerate(children):
+            before = children[number - 1].type if number else ""
+            behind = children[number + 1].type if number + 1 < len(children) else ""
+            if child.type not in ("heredoc_redirect",) or child.named_children:
+                pushed.append(
+                    (
+                        child,
+                        before if before in _OPERATORS else after if not number else "",
+                        behind == "&" or (background and not behind),
+                        function,
+                        bodies if not number else (),
+                    )
+                )
+        stack += reversed(pushed)
+
+
+def _below(node: Node, *types: str) -> Iterator[Node]:
+    """Yield the nodes of some types, or all, at or below a node; those inside a command substitution not again."""
+    stack = [node]
+    while stack:
+        each = stack.pop()
+        if each.type in types or not types:
+            yield each
+            if "command_substitution" in types:
+                continue
+        stack += reversed(each.children)
+
+
+def _pieces(
+    source: Source, node: Node, look_up: Callable[[str, Text], list[Text]] | None, quoted: bool = False
+) -> Iterator[tuple[Text, bool]]:
+    """Yield the parts of a word without its quotes, and whether a part is split at blanks.
+
+    Without `look_up` every expansion stays as it is written.
+    """
+    written = source.of(node)
+    if node.type in _ESCAPED:
+        yield _unescaped(written, _ESCAPED["string_content" if quoted else "word"]), False
+    elif node.type in ("raw_string", "ansi_c_string"):
+        yield written.cut(1 if node.type == "raw_string" else 2, len(written.value) - 1), False
+    elif node.type in ("string", "concatenation", "command_name", "translated_string"):
+        end = node.start_byte + (1 if node.type == "string" else 0)
+        for child in node.children:
+            if node.type == "string" and child.start_byte > end:  # blanks at the edge belong to no node
+                yield source.cut(end, child.start_byte), False
+            if child.type not in ('"', "$"):
+                yield from _pieces(source, child, look_up, quoted or node.type == "string")
+            end = child.end_byte
+    elif (
+        look_up is None
+        or not node.is_named
+        or node.type in ("number", "test_operator", "heredoc_body", "regex", "extglob_pattern")
+    ):
+        yield written, False
+    elif node.type in _EXPANSIONS:
+        name = next((child for child in node.children if child.is_named), None)
+        index = source.of(name).value.partition("[") if name else ("", "", "")
+        plain = node.type == "simple_expansion" or len(node.children) == 3
+        plain = (plain and index[2][:1] in ("", "@", "*", "0")) or any(
+            child.type in _DEFAULTS for child in node.children
+        )
+        found = look_up(index[0] if plain else "", written)
+        if index[2].startswith(("@", "*")) and len(found) > 1:
+            for number, part in enumerate(found):
+                yield (
+                    (part, False)
+                    if not number
+                    else (Text("\0" + part.value, [part.at[0] if len(part.at) else 0, *part.at]), False)
+                )
+        else:
+            yield (found[0] if found else Text("", ())), not quoted
+    else:
+        yield look_up("", written)[0], not quoted
+
+
+def _unescaped(text: Text, escape: re.Pattern[str]) -> Text:
+    if "\\" not in text.value:
+        return text
+    parts, end = [], 0
+    for match in escape.finditer(text.value):
+        parts += [
+            text.cut(end, match.start()),
+            text.cut(match.start(1), match.end(1)) if match[1] != "\n" else Text("", ()),
+        ]
+        end = match.end()
+    return _joined([*parts, text.cut(end, len(text.value))])
+
+
+def _fields(pieces: Iterator[tuple[Text, bool]]) -> list[Text]:
+    """Return the words that a shell makes of the parts of one word."""
+    fields: list[list[Text]] = [[]]
+    for part, splits in pieces:
+        for match in re.finditer(r"[\s\0]+|[^\s\0]+" if splits else r"\0|[^\0]+|^$", part.value):
+            if match[0] == "\0" or (splits and not match[0].strip("\0 \t\n")):
+                fields.append([])
+            else:
+                fields[-1].append(part.cut(match.start(), match.end()))
+    return [_joined(parts) for parts in fields if parts]
+
+
+def locator(text: str, file: str) -> Callable[[int, int], Place]:
+    """Return the function that finds the place of a piece of a file."""
+    lines = text.split("\n")
+    begins = [match.end() for match in re.finditer("^|\n", text)]
+
+    def locate(start: int, length: int) -> Place:
+        number = bisect_right(begins, start) - 1
+        column = start - begins[number]
+        line = lines[number].rstrip("\r")
+        return Place(file, number + 1, column + 1, max(1, min(length, len(line) - column)), line)
+
+    return locate

@@ -14,7 +14,7 @@ TORCHRUN = "torchrun --nnodes=2 --nproc-per-node=8 train.py"
 def reported(folder: Path, text: str) -> bool:
     file = folder / "job.sh"
     file.write_text(f"#!/bin/bash\n{text}\n")
-    return any("[only-the-first-node-trains]" in problem.message for problem in lint([str(file)]))
+    return any("[nothing-starts-the-other-nodes]" in problem.message for problem in lint([str(file)]))
 
 
 @pytest.mark.parametrize("nodes", ["-N 2", "--nodes=2-4", "--nodes=1\n#SBATCH --nodes=2"])

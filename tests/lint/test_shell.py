@@ -1,4 +1,4 @@
-"""A function that runs in another shell is known in each of its notations."""
+"""The reader of shell scripts goes past every quote, expansion and bracket, and follows variables and functions."""
 
 from __future__ import annotations
 
@@ -6,15 +6,78 @@ from pathlib import Path
 
 import pytest
 
+from jobspec.artifact import render
+from jobspec.problems import report
 from lint import lint
+from lint.launches import launches
+from lint.shell import Script, locator
 
-BODY = "export NODE_RANK=$SLURM_NODEID"
+HEAD = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:8\n"
+FAULTY = "srun python train.py --rank $SLURM_NODEID\nexport HF_TOKEN=hush\n"
 
 
-def lines(folder: Path, text: str) -> list[int]:
+def rules(folder: Path, text: str) -> list[str]:
     file = folder / "job.sh"
-    file.write_text(f"#!/bin/bash\n#SBATCH --nodes=2\n{text}")
-    return [problem.place.line for problem in lint([str(file)])]
+    file.write_text(text)
+    return [found.rule for found in lint([str(file)]) if not found.rule.startswith("SC")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        """export MASTER_ADDR=${MASTER_ADDR:-$(getent hosts "$HOSTNAME" | awk '{print $1}')}""",
+        """name="${A:-${B:-$(echo "}")}}"; other="${A:-"b c"}"; third="${A:-its}" """,
+        r"""a=${A%%\\}*}; b=${B//\\'/}; d=${D#"}"}; e=${E:-`echo '}'`}""".replace("\\\\", "\\"),
+        """n=${#arr[@]}; last=${arr[$((n - 1))]}; echo "$#" $? $$ ${!name} "$@" """,
+        r"""msg=$'it\'s'; end=$'\\'; both=$'\'"'""",
+        """grep "^gpu$" hosts; grep "$" hosts; sed "s/'$//" hosts; echo "$'" """,
+        """echo $"in the user's language" """,
+        "size=$(( 1 << n ))",
+        '(( size = 1 << n )); size="$((1 << n))"',
+        "for (( i = 1; i << n < 64; i++ )); do echo; done",
+        "port=$(( (20000 + $(id -u)) % 100 ))",
+        "x=$(((1 + 2) * 3)) y=$(( $(nproc) / ${A:-$((1 << n))} ))",
+        "lines=$((cd /tmp && ls) | wc -l); ((cd /tmp; ls) | wc -l)",
+        """cat <<END\nit's "${A:-it's "}"}" $(( 1 << n ))\nEND""",
+        "echo \u00fc\u4e2d '\U0001f600' \u00df",
+    ],
+)
+def test_lines_below_are_linted(tmp_path: Path, line: str) -> None:
+    assert rules(tmp_path, f"{HEAD}{line}\n{FAULTY}") == ["expanded-by-the-batch-shell", "secret-in-file"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "options"),
+    [
+        (
+            "srun torchrun --nnodes=2 --nproc_per_node 8 a.py --nnodes=9",
+            "torchrun",
+            {"nnodes": "2", "nproc-per-node": "8"},
+        ),
+        ("A='--nnodes 2'\nsrun python -m torch.distributed.run $A a.py", "torchrun", {"nnodes": "2"}),
+        ('A=(--nnodes=2)\nA+=(--rdzv-id=a)\nexec torchrun "${A[@]}" a.py', "torchrun", {"nnodes": "2", "rdzv-id": "a"}),
+        ('N=2\nL="torchrun --nnodes $N"\nC="$L a.py"\nsrun bash -c "$C"', "torchrun", {"nnodes": "2"}),
+        ("export N=2\nsrun sh -lc 'cd x && torchrun --nnodes $N a.py'", "torchrun", {"nnodes": "2"}),
+        ("srun -N2 apptainer exec --nv a.sif torchrun --nnodes=2 a.py", "torchrun", {"nnodes": "2"}),
+        ("timeout -k 60 23h nohup env X=1 torchrun --standalone a.py", "torchrun", {"standalone": ""}),
+        ("C='torchrun --nnodes=2 a.py'\neval \"$C\"", "torchrun", {"nnodes": "2"}),
+        ("if a; then N=1; else N=2; fi\ntorchrun --nnodes=$N a.py", "torchrun", {"nnodes": "$N"}),
+        (
+            "accelerate launch --multi_gpu --num_machines 2 --machine_rank=1 a.py",
+            "accelerate",
+            {"multi-gpu": "", "nnodes": "2", "node-rank": "1"},
+        ),
+        ("srun -lK -c8 --mpi pmix deepspeed --num_gpus=8 a.py", "deepspeed", {"nproc-per-node": "8"}),
+    ],
+)
+def test_launcher_and_its_options_are_found(text: str, kind: str, options: dict[str, str]) -> None:
+    script = Script.parse(text, locator(text, "job.sh"))
+    (found,) = [launch for launch in launches(script) if launch.kind == kind]
+    assert {name: script.shown(option.value) for name, option in found.options.items()} == options
+    assert found.text.value in text
+
+
+BODY = "export RANK=$SLURM_NODEID"
 
 
 @pytest.mark.parametrize(
@@ -22,31 +85,23 @@ def lines(folder: Path, text: str) -> list[int]:
     [
         f"launch() {{\n  {BODY}\n}}\n",
         f"launch ( )\n{{\n  {BODY}\n}}\n",
-        f"launch()  # in a task\n{{\n  {BODY}\n}}\n",
-        f"launch()\n{'#' * 80}\n# starts it\n{'#' * 80}\n{{\n  {BODY}\n}}\n",
-        f"function launch {{\n  {BODY}\n}}\n",
         f"function launch() {{\n  {BODY}\n}}\n",
         f"function launch\n{{\n  if true; then {{ :; }}\n  fi\n  {BODY}\n}}\n",
-        f"launch() {{ {BODY}; }}\n",
         f"if true; then\n  launch() {{\n    {{\n      true\n    }}\n    {BODY}\n  }}\nfi\n",
     ],
 )
 @pytest.mark.parametrize("handed_over", ["export -f launch", "export -f other launch", "typeset -f launch"])
 def test_function_of_another_shell_is_expanded_there(tmp_path: Path, function: str, handed_over: str) -> None:
-    start = f"{handed_over}\nsrun --kill-on-bad-exit=1 bash -c launch\n"
-    assert lines(tmp_path, function + start) == []
-    # What stands below the function is the batch shell's, up to the end of another function.
-    assert len(lines(tmp_path, f"{function}{BODY}\nother() {{\n  {BODY}\n}}\n{start}")) == 2 - ("other" in handed_over)
+    start = "srun python train.py\n"
+    assert rules(tmp_path, f"{HEAD}{function}{handed_over}\n{start}") == []
+    assert rules(tmp_path, f"{HEAD}{function}launch\n{start}") == ["expanded-by-the-batch-shell"]
 
 
-def test_function_of_the_batch_shell_is_expanded_there(tmp_path: Path) -> None:
-    assert lines(tmp_path, f"function launch {{\n  {BODY}\n}}\nlaunch\n") == [4]
-
-
-def test_a_banner_of_signs_below_a_function_without_an_end_takes_no_time(tmp_path: Path) -> None:
-    assert lines(tmp_path, f"python - <<E\ndef main()\n{'#' * 200}\nE\nusage()\n{'#' * 200}\n{{\n  true\n  }}\n") == []
-
-
-def test_an_indented_function_that_is_the_first_command_is_read(tmp_path: Path) -> None:
-    run = "  run() {\n    torchrun --nnodes=2 --nproc-per-node=8 train.py\n  }\n"
-    assert lines(tmp_path, f"{run}  export -f run\n  srun --kill-on-bad-exit=1 bash -c run\n") == []
+def test_quote_in_a_variable_of_the_job_does_not_derail_our_own_script(tmp_path: Path) -> None:
+    spec, script = tmp_path / "it's.yaml", tmp_path / "job.sh"
+    spec.write_text(
+        "name: a\nnodes: 2\nprocs_per_node: 2\nimage: x/y:1\ncommand: [t.py]\n"
+        'slurm: {runtime: docker}\nmounts: [{scratch: 1GiB, path: /x}]\nenv: {Q: "it\'s"}\n'
+    )
+    script.write_text(render("slurm", str(spec)))
+    assert report(lint([str(script)]), "") == "0 problems"

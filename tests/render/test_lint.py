@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
-from tests.render.command import command_line
+import pytest
+
+from tests.render.command import ROOT, command_line
 
 
 def test_lint_prints_all_problems(tmp_path: Path) -> None:
@@ -23,8 +28,39 @@ def test_lint_of_a_folder_notes_what_it_skipped(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr.decode()) == (0, b"", said)
 
 
-def test_link_to_nowhere_is_said_and_not_its_own_name_again(tmp_path: Path) -> None:
+def test_link_to_nowhere_is_said_and_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "a.sh").symlink_to("gone.sh")
     done = command_line("lint", "a.sh", cwd=tmp_path)
-    said = "a.sh: No such file or directory\n  hint: it is a link to gone.sh, which is not there\n"
-    assert (done.returncode, done.stdout, done.stderr.decode()) == (1, b"", said)
+    said = (
+        "a.sh:1:1: error: No such file or directory\n  hint: it is a link to gone.sh, which is not there\n1 problem\n"
+    )
+    assert (done.returncode, done.stdout.decode(), done.stderr) == (4, said, b"")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--list"], 0, "error    not-exported "),
+        (["--explain", "not-exported"], 0, "not-exported (error)\nThe text in single quotes "),
+        (["--explain", "gone"], 2, "there is no rule gone; --list names all"),
+        ([], 2, "give at least one PATH; - is stdin"),
+        (["--slurm", "new", "a.sh"], 2, "must be a version such as 23.02, not new"),
+        (["a.sh"], 0, ""),
+        (["a.sh", "--slurm=22.05"], 0, "warning: in this version srun does not inherit"),
+        (["a.sh", "--slurm=22.05", "--strict"], 1, "[srun-without-cpus]"),
+        (["a.sh", "--slurm=23.11", "--torch=2.6", "--strict"], 0, ""),
+    ],
+)
+def test_what_lint_is_asked_is_answered(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    (tmp_path / "a.sh").write_text("#!/bin/bash\n#SBATCH --cpus-per-task=8\nsrun python train.py\n")
+    done = command_line("lint", *words, cwd=tmp_path)
+    assert done.returncode == code
+    assert said in (done.stdout + done.stderr).decode()
+    assert said or not done.stdout
+
+
+def test_lint_reads_stdin(tmp_path: Path) -> None:
+    words = [sys.executable, str(ROOT / "render.py"), "lint", "-", "--format=json"]
+    script = b"#!/bin/bash\nexport HF_TOKEN=hush\n"
+    done = subprocess.run(words, cwd=tmp_path, input=script, capture_output=True, timeout=60)
+    assert (done.returncode, json.loads(done.stdout)[0]["rule"]) == (1, "secret-in-file")
