@@ -54,10 +54,10 @@ def api_refuses_it(documents: Documents) -> Iterator[Fault]:
         if known and version and version.text() != known and "volcano" not in version.text():
             yield Fault(version.place, f"{kind} is not in {version.text()}", f"apiVersion: {known}")
         for group in groups(document):
-            given, label = group.template.text("spec", "restartPolicy"), group.template.get("spec", "subdomain")
+            named, label = group.template.text("spec", "restartPolicy"), group.template.get("spec", "subdomain")
             policy = group.template.get("spec", "restartPolicy") or group.template.get("spec")
-            if policy and _is(document, "Job") and given not in _POLICIES["Job"]:
-                reason = f"a Job has the restart policies Never and OnFailure, not {given or 'Always, the default'}"
+            if policy and _is(document, "Job") and named not in _POLICIES["Job"]:
+                reason = f"a Job has the restart policies Never and OnFailure, not {named or 'Always, the default'}"
                 yield Fault(policy.key_place, reason, "restartPolicy: Never")
             if label and not _LABEL.fullmatch(label.text()):
                 yield Fault(
@@ -70,10 +70,10 @@ def api_refuses_it(documents: Documents) -> Iterator[Fault]:
                     fix = f"limits: {{{key}: {value.text()}}}"
                     yield Fault(value.key_place, f"{key} is requested without an equal limit", fix)
         for entry in variables(document):
-            value, own = entry.get("value"), entry.get("name")
-            if value and value.is_number_or_switch:
+            given, own = entry.get("value"), entry.get("name")
+            if given and given.is_number_or_switch:
                 reason = f"the value of {entry.text('name')} is a number or boolean in YAML, but must be text"
-                yield Fault(value.place, reason, f'value: "{value.text()}"')
+                yield Fault(given.place, reason, f'value: "{given.text()}"')
             if own and kind == "TrainJob" and own.text().startswith("PET_"):
                 reason = f"{own.text()} is set by Kubeflow Trainer: a TrainJob that sets it is refused"
                 yield Fault(own.place, reason, "leave it out; numNodes and numProcPerNode decide it")
