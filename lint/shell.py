@@ -28,6 +28,9 @@ _DEFAULTS = (":-", "-", ":=", "=")
 _HANDED_OVER = re.compile(r"\b(?:export|declare|typeset) -f((?:[ \t]+\w+)+)")
 _OPERATORS = ("|", "|&", "||", "&&", "&", ";")
 _COMMANDS = ("command", "declaration_command", "unset_command", "test_command", "variable_assignment")
+_REDIRECTS = ("file_redirect", "herestring_redirect")
+_SUBSTITUTIONS = ("command_substitution", "process_substitution")
+_AS_WRITTEN = ("number", "test_operator", "heredoc_body", "regex", "extglob_pattern")
 _EXPANSIONS = ("simple_expansion", "expansion")
 
 
@@ -225,9 +228,8 @@ class Script:
         found: set[str] = set()
         for command in self.commands:
             said = [word.value for word in command.words if word.assigned is None]
-            if said[:1] == ["export"] or (
-                said[:1] in (["declare"], ["typeset"]) and any("x" in each for each in said if each[:1] == "-")
-            ):
+            declares = said[:1] in (["declare"], ["typeset"]) and any("x" in each for each in said if each[:1] == "-")
+            if declares or said[:1] == ["export"]:
                 found.update(word.assigned or word.value for word in command.words)
             elif said[:1] == ["set"] and {"-a", "allexport"} & set(said):
                 found.update(self.assigned)
@@ -247,8 +249,7 @@ class Script:
         """Return the words that the shell makes of a word; a task's shell knows only exported variables."""
         if word.node.type == "word" and "\\" not in word.text.value:
             return [word.text]
-        known = word.source
-        return _fields(_pieces(known, word.node, lambda name, text: self._look_up(name, text, task, ())))
+        return _fields(_pieces(word.source, word.node, lambda name, text: self._look_up(name, text, task, ())))
 
     def held(self, name: str, seen: tuple[str, ...] = ()) -> list[Text] | None:
         """Return what a variable holds, as words for an array; None if only a run knows, or if it has two values."""
@@ -257,30 +258,17 @@ class Script:
             return [self.environment[name]] if name in self.environment and not words else None
         values: list[list[Text]] = []
         for word in words:
-            value = word.node.child_by_field_name("value")
-            if word.node.type == "expansion":  # ${NAME:=value}
-                value = word.node.children[-2]
-            if value is None or value.type == "array":
-                parts = [
-                    found
-                    for child in (value.named_children if value else ())
-                    for found in self._fields_of(word, child, (*seen, name))
-                ]
-            else:
-                parts = [_joined([part for part, _ in self._look(word, value, (*seen, name))])]
-            if any(child.type == "+=" for child in word.node.children) and values:
-                joined = (
-                    [*values[-1], *parts]
-                    if value is not None and value.type == "array"
-                    else [_joined([*values[-1], *parts])]
-                )
-                values[-1] = joined
-            else:
-                values.append(parts)
+            is_default = word.node.type == "expansion"  # ${NAME:=value}
+            value = word.node.children[-2] if is_default else word.node.child_by_field_name("value")
+            is_array = value is None or value.type == "array"
+            nodes = value.named_children if value and is_array else [value] if value else []
+            parts = [self._look(word, node, (*seen, name)) for node in nodes]
+            own = [each for part in parts for each in (_fields(part) if is_array else [_joined([x for x, _ in part])])]
+            if values and any(child.type == "+=" for child in word.node.children):
+                own = [*values.pop(), *own]
+                own = own if is_array else [_joined(own)]
+            values.append(own)
         return values[-1] if len({tuple(part.value for part in value) for value in values}) == 1 else None
-
-    def _fields_of(self, word: Word, node: Node, seen: tuple[str, ...]) -> list[Text]:
-        return _fields(self._look(word, node, seen))
 
     def _look(self, word: Word, node: Node, seen: tuple[str, ...]) -> Iterator[tuple[Text, bool]]:
         return _pieces(word.source, node, lambda name, text: self._look_up(name, text, False, seen))
@@ -296,48 +284,37 @@ class Script:
         return [replace(command, inner=True) for command in commands(Source(text))]
 
 
+class _At(NamedTuple):
+    """A node and what is around it, as a command says it; `bodies` are the here-documents that it reads."""
+
+    node: Node
+    after: str = ""
+    background: bool = False
+    function: str = ""
+    bodies: tuple[Node, ...] = ()
+
+
 def commands(source: Source) -> Iterator[Command]:
     """Yield every command of a text, in the order in which they begin, with those in substitutions and functions."""
-    stack: list[tuple[Node, str, bool, str, tuple[Node, ...]]] = [(source.root, "", False, "", ())]
+    stack = [_At(source.root)]
     while stack:
         node, after, background, function, bodies = stack.pop()
         children = node.children
-        if node.type == "function_definition":
-            name = node.child_by_field_name("name")
-            function = source.of(name).value if name else ""
+        if node.type == "function_definition" and (name := node.child_by_field_name("name")):
+            function = source.of(name).value
         elif node.type == "redirected_statement":
             bodies = tuple(body for child in children for body in _below(child, "heredoc_body"))
         elif node.type in _COMMANDS:
-            nodes = (
-                [node]
-                if node.type == "variable_assignment"
-                else [child for child in children if child.type not in ("file_redirect", "herestring_redirect")]
-            )
-            words = [
-                Word(source, child.children[0] if child.type == "command_name" else child)
-                for child in [*nodes, *bodies]
-            ]
-            start = source.of(node).at
-            yield Command(words, start[0] if len(start) else 0, after, background, function)
-            children = [
-                below for child in children for below in _below(child, "command_substitution", "process_substitution")
-            ]
-            bodies = ()
-        pushed = []
-        for number, child in enumerate(children):
-            before = children[number - 1].type if number else ""
-            behind = children[number + 1].type if number + 1 < len(children) else ""
-            if child.type not in ("heredoc_redirect",) or child.named_children:
-                pushed.append(
-                    (
-                        child,
-                        before if before in _OPERATORS else after if not number else "",
-                        behind == "&" or (background and not behind),
-                        function,
-                        bodies if not number else (),
-                    )
-                )
-        stack += reversed(pushed)
+            own = [child for child in children if child.type not in _REDIRECTS]
+            own = [*([node] if node.type == "variable_assignment" else own), *bodies]
+            words = [Word(source, each.children[0] if each.type == "command_name" else each) for each in own]
+            yield Command(words, next(iter(source.of(node).at), 0), after, background, function)
+            children, bodies = [below for child in children for below in _below(child, *_SUBSTITUTIONS)], ()
+        kinds = ["", *(child.type for child in children), ""]
+        for at in reversed(range(len(children))):
+            own_after = kinds[at] if kinds[at] in _OPERATORS else "" if at else after
+            runs_on = kinds[at + 2] == "&" or (background and not kinds[at + 2])
+            stack.append(_At(children[at], own_after, runs_on, function, () if at else bodies))
 
 
 def _below(node: Node, *types: str) -> Iterator[Node]:
@@ -372,29 +349,20 @@ def _pieces(
             if child.type not in ('"', "$"):
                 yield from _pieces(source, child, look_up, quoted or node.type == "string")
             end = child.end_byte
-    elif (
-        look_up is None
-        or not node.is_named
-        or node.type in ("number", "test_operator", "heredoc_body", "regex", "extglob_pattern")
-    ):
+    elif look_up is None or not node.is_named or node.type in _AS_WRITTEN:
         yield written, False
     elif node.type in _EXPANSIONS:
         name = next((child for child in node.children if child.is_named), None)
         index = source.of(name).value.partition("[") if name else ("", "", "")
-        plain = node.type == "simple_expansion" or len(node.children) == 3
-        plain = (plain and index[2][:1] in ("", "@", "*", "0")) or any(
-            child.type in _DEFAULTS for child in node.children
-        )
+        plain = node.type == "simple_expansion" or (len(node.children) == 3 and index[2][:1] in ("", "@", "*", "0"))
+        plain = plain or any(child.type in _DEFAULTS for child in node.children)
         found = look_up(index[0] if plain else "", written)
         if index[2].startswith(("@", "*")) and len(found) > 1:
             for number, part in enumerate(found):
-                yield (
-                    (part, False)
-                    if not number
-                    else (Text("\0" + part.value, [part.at[0] if len(part.at) else 0, *part.at]), False)
-                )
+                yield from [(Text("\0", [0]), False)] if number else []
+                yield part, False
         else:
-            yield (found[0] if found else Text("", ())), not quoted
+            yield found[0] if found else NOTHING, not quoted
     else:
         yield look_up("", written)[0], not quoted
 
@@ -404,10 +372,7 @@ def _unescaped(text: Text, escape: re.Pattern[str]) -> Text:
         return text
     parts, end = [], 0
     for match in escape.finditer(text.value):
-        parts += [
-            text.cut(end, match.start()),
-            text.cut(match.start(1), match.end(1)) if match[1] != "\n" else Text("", ()),
-        ]
+        parts += [text.cut(end, match.start()), text.cut(match.start(1), match.end(1) - (match[1] == "\n"))]
         end = match.end()
     return _joined([*parts, text.cut(end, len(text.value))])
 
