@@ -130,14 +130,8 @@ def launches(script: Script) -> list[Launch]:
 
 
 def _of_command(script: Script, command: Command, step: Step | None = None, inner: bool = False) -> Iterator[Launch]:
-    if (command.words and command.words[0].node.type not in ("variable_assignment",)) or command.name:
-        words = [
-            text
-            for word in command.words
-            if word.assigned is None and word.node.type != "heredoc_body"
-            for text in script.fields(word, inner)
-        ]
-        yield from _of_words(script, words, command, step, inner)
+    words = [word for word in command.words if word.assigned is None and word.node.type != "heredoc_body"]
+    yield from _of_words(script, [text for word in words for text in script.fields(word, inner)], command, step, inner)
 
 
 def _of_words(
@@ -204,9 +198,7 @@ def _past_what_is_in_front(words: Sequence[Text]) -> Sequence[Text]:
             at += 1
             while at < len(words) and words[at].value.startswith("-"):
                 at += 2 if words[at].value in _TAKE_VALUES else 1
-        elif value not in _IN_FRONT and not (
-            at and re.match(r"[A-Za-z_]\w*=", value) and words[at - 1].value in ("env", "exec")
-        ):
+        elif value not in _IN_FRONT and not (at and re.match(r"[A-Za-z_]\w*=", value)):
             break
         at += 1
     return words[at:]
@@ -222,9 +214,7 @@ def _srun(words: Sequence[Text], step: Step) -> list[Text]:
             if not equals and name not in _SRUN_FLAGS:
                 at += 1
                 text = words[at].value if at < len(words) else ""
-            step.options[name.replace("tasks-per-node", "ntasks-per-node").replace("nntasks", "ntasks")] = Option(
-                text, word
-            )
+            step.options["ntasks-per-node" if name == "tasks-per-node" else name] = Option(text, word)
         elif value.startswith("-") and len(value) > 1:
             letters = value[1:].lstrip(_SHORT_FLAGS)  # -lK1 is -l -K1
             if letters:
@@ -248,9 +238,8 @@ def _is_unknown(value: str) -> bool:
 
 def _program_in(words: Sequence[Text]) -> int | None:
     """Return where the program begins that a container or an environment manager starts, if it is one that we know."""
-    if not {"exec", "run"} & {word.value for word in words[:3]} and not any(
-        PYTHON.match(word.value) or SHELL.match(word.value) for word in words[:1]
-    ):
+    first = words[0].value if words else ""
+    if not {"exec", "run"} & {word.value for word in words[:3]} and not PYTHON.match(first) and not SHELL.match(first):
         return None
     known = ("torchrun", "srun", "mpirun", "mpiexec", "ssh", *_LAUNCHERS)
     for at, word in enumerate(words):
@@ -278,15 +267,10 @@ def _parsed(launch: Launch) -> Launch:
         else:
             name, equals, text = value.lstrip("-").partition("=")
             name, option = name.replace("_", "-"), words[at]
-            if (
-                not equals
-                and name not in _LAUNCHER_FLAGS
-                and at + 1 < len(words)
-                and not words[at + 1].value.startswith("--")
-            ):
+            takes = not equals and name not in _LAUNCHER_FLAGS and at + 1 < len(words)
+            if takes and not words[at + 1].value.startswith("--"):
                 at += 1
-                text = words[at].value
-                option = words[at]
+                text, option = words[at].value, words[at]
             launch.options[_SAME.get(name, name) if launch.kind != "torchrun" else name] = Option(text, option)
         at += 1
     return replace(launch, script=words[at] if at < len(words) else NOTHING)
