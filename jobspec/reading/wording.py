@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -38,34 +38,11 @@ KEY = "[key]"
 """The last part of pydantic's path to a wrong key in a mapping with user-chosen names."""
 
 
-def findings(error: ValidationError, source: Source, wrong: Set[Path] = frozenset()) -> list[Finding]:
-    """Return one finding for each pydantic error.  A misspelt key is not also reported as missing.
-
-    wrong: keys reported already, which hold placeholders now.
-    """
-    reported = wrong | suggested_paths(error, source)
+def findings(error: ValidationError, source: Source) -> list[Finding]:
+    """Return one finding for each pydantic error.  A misspelt key is not also reported as missing."""
     details = error.errors(include_url=False)
-    return [_finding(detail, source) for detail in details if reported.isdisjoint(_at_fault(detail))]
-
-
-def wrong_paths(error: ValidationError) -> Iterator[Path]:
-    """Yield the path of each key, value and element that an error is about."""
-    for detail in error.errors(include_url=False):
-        yield from _at_fault(detail)
-
-
-def _at_fault(detail: ErrorDetails) -> list[Path]:
-    path = detail["loc"]
-    if detail["type"] == _DISAGREE:
-        return [(*path, detail["ctx"]["key"]), (*path, detail["ctx"]["other"])]
-    return [path]
-
-
-def suggested_paths(error: ValidationError, source: Source) -> set[Path]:
-    """Return the keys that the unknown keys were probably meant to be, except those that are also given."""
-    unknown = [detail["loc"] for detail in error.errors(include_url=False) if detail["type"] == _UNKNOWN]
-    meant = {(*path[:-1], key) for path in unknown if (key := _meant(path)) is not None}
-    return meant - source.keys.keys()
+    meant = {(*at[:-1], _meant(at)) for at in (one["loc"] for one in details if one["type"] == _UNKNOWN)}
+    return [_finding(one, source) for one in details if one["loc"] not in meant - source.keys.keys()]
 
 
 def _finding(detail: ErrorDetails, source: Source) -> Finding:
