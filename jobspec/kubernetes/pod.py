@@ -25,7 +25,7 @@ from jobspec.spec.shell import before
 from jobspec.torchrun import SHUTDOWN_TIMEOUT, shutdown_timeout_s
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
-"""Label on every pod, with the job's name; anti-affinity, spreading and people select pods by it."""
+"""Label on every pod, with the job's name; anti-affinity and people select pods by it."""
 
 OUR_LABELS = {"app.kubernetes.io/managed-by": "render.py", "app.kubernetes.io/name": "torchrun"}
 """Labels on every object and pod unless the spec says otherwise; kubernetes.io/docs, "Recommended Labels"."""
@@ -45,7 +45,7 @@ USES = (
     | keys("namespace queue workload_priority_class priority_class volcano_queue scheduler labels", "kubernetes")
     | keys("annotations service_account image_pull_secrets image_pull_policy secret security", "kubernetes")
     | keys("run_as_user fs_group gpu_types gpu_resource gpu_claim rdma_resource host_network pod", "kubernetes")
-    | keys("node_selector tolerations topology_spread topology topology.required topology.preferred", "kubernetes")
+    | keys("node_selector tolerations topology topology.required topology.preferred", "kubernetes")
 )
 """What every kind of object does with its pods."""
 

@@ -206,16 +206,6 @@ def tolerations_make_sense(job: Job) -> Iterator[Finding]:
 
 
 @Rule
-def pods_are_spread_once_over_a_label(job: Job) -> Iterator[Finding]:
-    spreads = job.kubernetes.topology_spread
-    seen = [(spread.key, spread.when_unsatisfiable) for spread in spreads]
-    for number, spread in enumerate(spreads):
-        if seen[number] in seen[:number]:
-            message = f"kubernetes.topology_spread[{number}]: {spread.key} is given twice"
-            yield Finding(("kubernetes", "topology_spread", number, "key"), message)
-
-
-@Rule
 def labels_of_others_are_not_set(job: Job) -> Iterator[Finding]:
     for key in job.kubernetes.labels:
         if key.startswith(_RESERVED_LABELS):

@@ -92,7 +92,6 @@ _EVERY_KEY: dict[str, Any] = {
     "kubernetes.host_network": True,
     "kubernetes.node_selector": {"pool": "a"},
     "kubernetes.tolerations": [{"operator": "Exists"}],
-    "kubernetes.topology_spread": [{"key": "zone"}],
     "kubernetes.labels": {"team": "a"},
     "kubernetes.annotations": {"team": "a"},
     "kubernetes.pod": {"runtimeClassName": "nvidia"},

@@ -122,7 +122,7 @@ def test_hint_for_a_text_of_an_option_survives_the_shell(setting: str, hint: str
         ("kubernetes: {queue: 1E10}", 'did you mean "1e10"?'),
         ("setup: [null]", ""),
         ('setup: ["a\\tb"]', ""),
-        ("kubernetes: {topology_spread: zone}", "a list of mappings with the keys key, max_skew, when_unsatisfiable"),
+        ("kubernetes: {tolerations: a}", "a list of mappings with the keys key, operator, value, effect, seconds"),
         ("command: bash run.sh 1", 'write command: [bash, run.sh, "1"] and no_python: true'),
         ("no_python: true\ncommand: bash run.sh", "write command: [bash, run.sh]"),
         ("no_python: true\ncommand: python run.py", "write command: [python, run.py]"),
