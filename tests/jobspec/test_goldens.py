@@ -29,12 +29,18 @@ RIGHT = ROOT / "tests" / "specs" / "ok"
 JOBS = sorted((ROOT / "jobs").glob("*.yaml"))
 
 STORED = [
-    *((RIGHT / "every-key.yaml", target) for target in targets.names()),
+    # A TrainJob's manifest has the whole JobSet.
+    *((RIGHT / "every-key.yaml", target) for target in targets.names() if target != "jobset"),
     *((RIGHT / "least.yaml", target) for target in ("slurm", "torchrun")),
     *((RIGHT / "kubernetes-least.yaml", target) for target in ("compose", *KINDS)),
     *((ROOT / "jobs" / f"{runtime}.yaml", "slurm") for runtime in ("apptainer", "docker", "podman")),
-    *((ROOT / "jobs" / "elastic.yaml", target) for target in ("slurm", "torchrun")),
+    (ROOT / "jobs" / "elastic.yaml", "slurm"),
 ]
+# What every-key.yaml has, too: podman alone stops its containers in its own way.
+LEFT_OUT = {
+    "podman": ["slurm.preflight=false"],
+    **dict.fromkeys(("apptainer", "docker"), ["slurm.preflight=false", "preemption="]),
+}
 # The jobs that a target refuses, with the beginning of the first message; tests/specs/wrong has all of each.
 _FOLDERS = "mounts[0].source is a folder of the node, which kubernetes.security restricted forbids"
 REFUSED = {
@@ -69,7 +75,7 @@ def test_artifact_matches_golden(
 ) -> None:
     monkeypatch.chdir(spec.parent)
     file = GOLDENS / f"{spec.stem}.{target}{suffix(target)}"
-    golden(file, render(target, spec.name))
+    golden(file, render(target, spec.name, LEFT_OUT.get(spec.stem, [])))
     if file.suffix == ".sh":
         passes_bash_and_shellcheck(file)
 
