@@ -95,9 +95,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 @cache
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="render.py",
-        description="Render one job spec as a script or manifest for a target.",
-        allow_abbrev=False,
+        prog="render.py", description="Render one job spec as a script or manifest for a target.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

@@ -209,12 +209,7 @@ def _requests_fit(job: Job, requests: Mapping[str, Any], at: Path) -> Iterator[F
         amount = _amount(value)
         if name not in limits:
             message = f"kubernetes.pod: the request for {name} is set from resources and procs_per_node"
-            yield Finding(
-                (*at, name),
-                message,
-                "leave it out; only cpu and memory can be requested here",
-                on_key=True,
-            )
+            yield Finding((*at, name), message, "leave it out; only cpu and memory can be requested here", on_key=True)
         elif amount is None:
             message = f"kubernetes.pod: the request for {name} is not a Kubernetes quantity"
             yield Finding((*at, name), message, "write a quantity such as cpu: 8 or memory: 32Gi")

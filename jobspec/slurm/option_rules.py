@@ -32,12 +32,7 @@ _OPTIONS_OF_KEYS = {
     **{key: f"slurm.{key}" for key in ("partition", "account", "qos", "constraint", "reservation", "array")},
 }
 # Options of sbatch that may replace a key of `resources`, and that key; giving both is rejected.
-_OPTIONS_INSTEAD_OF_KEYS = {
-    "cpus-per-gpu": "cpus",
-    "mem": "memory",
-    "mem-per-cpu": "memory",
-    "mem-per-gpu": "memory",
-}
+_OPTIONS_INSTEAD_OF_KEYS = {"cpus-per-gpu": "cpus", "mem": "memory", "mem-per-cpu": "memory", "mem-per-gpu": "memory"}
 # Options with which sbatch does not run the script at all.
 _NO_JOB = {"help", "usage", "version", "test-only", "wrap"}
 _MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}

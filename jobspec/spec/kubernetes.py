@@ -44,8 +44,7 @@ class Kubernetes(Section):
     )
     priority_class: DnsName | None = Field(None, description="PriorityClass of the pods")
     runtime: DnsName | None = Field(
-        None,
-        description="ClusterTrainingRuntime that the TrainJob uses; left out: the manifest brings its own runtime",
+        None, description="ClusterTrainingRuntime that the TrainJob uses; left out: the manifest brings its own runtime"
     )
     volcano_queue: DnsName | None = Field(None, description="queue of Volcano, with scheduler: volcano")
     scheduler: DnsName | None = Field(None, description="schedulerName of the pods, such as a gang scheduler")
@@ -74,8 +73,7 @@ class Kubernetes(Section):
     )
     gpu_resource: LabelKey = Field("nvidia.com/gpu", description="resource name of GPUs")
     gpu_claim: DnsName | None = Field(
-        None,
-        description="ResourceClaimTemplate by which each pod gets its GPUs (DRA), in place of gpu_resource",
+        None, description="ResourceClaimTemplate by which each pod gets its GPUs (DRA), in place of gpu_resource"
     )
     rdma_resource: LabelKey | None = Field(None, description="resource name of RDMA devices")
     host_network: bool = Field(False, description="pods use the network of their node")
