@@ -41,7 +41,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
     own_log = "output" not in job.slurm.options
     in_shell = job.slurm.runtime == "none"
     # Each task starts its own container.
-    tasks = runtimes.tasks_per_node(job) if runtime.RUN else 0
+    tasks = runtimes.tasks_per_node(job) if runtime.run else 0
     scratch = tasks * sum(mount.scratch or 0 for mount in job.mounts if mount.empty)
     return {
         "notes": [*notes.notes(job), *plan.notes],
@@ -61,9 +61,9 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "program": task.program(plan),
         "swept_env": task.swept_env(plan),
         "swept_words": task.swept_words(plan),
-        "run": runtime.RUN,
-        "stop": runtime.STOP,
-        "words": runtime.words(plan, names),
+        "run": runtime.run,
+        "stop": runtime.stop,
+        "words": runtime.words(plan),
         "task": [*exports(plan, "task"), *runtime.before(plan, names)],
         "tasks_per_node": runtimes.tasks_per_node(job),
         "ntasks": options.ntasks(job),
@@ -80,5 +80,5 @@ def _needed(plan: Plan) -> str | None:
     """Return the program that each node must have in its PATH; None if setup may bring it or the job itself has it."""
     job = plan.job
     if job.slurm.runtime != "none":
-        return runtimes.load(job.slurm.runtime).PROGRAM
+        return runtimes.load(job.slurm.runtime).program
     return None if job.setup else next(iter(task.launcher(plan)), None)
