@@ -101,7 +101,7 @@ def template_values(
     workdir = files.workdir(job)
     travelling = [
         {"key": file_key(number, name), "path": files.target(job, name), "text": File(name).read_bytes().decode()}
-        for number, name in enumerate(files.found(job))
+        for number, name in enumerate(files.listed(job))
     ]
     if patch and workdir is not None:  # a TrainJob has no key for it
         setup = [f"cd {shlex.quote(workdir)}", *setup]

@@ -251,7 +251,7 @@ files_are_here = files.files_are_here
 
 @Rule
 def files_fit_a_config_map(job: Job) -> Iterator[Finding]:
-    names = files.found(job)
+    names = files.listed(job)
     if any(files.problem(name) for name in names):
         return  # files_are_here reports it
     size = sum(len(pod.file_key(number, name)) + File(name).stat().st_size for number, name in enumerate(names))

@@ -41,8 +41,8 @@ KEY = "[key]"
 def findings(error: ValidationError, source: Source) -> list[Finding]:
     """Return one finding for each pydantic error.  A misspelt key is not also reported as missing."""
     details = error.errors(include_url=False)
-    meant = {(*at[:-1], _meant(at)) for at in (one["loc"] for one in details if one["type"] == _UNKNOWN)}
-    return [_finding(one, source) for one in details if one["loc"] not in meant - source.keys.keys()]
+    similar = {(*at[:-1], _similar_key(at)) for at in (one["loc"] for one in details if one["type"] == _UNKNOWN)}
+    return [_finding(one, source) for one in details if one["loc"] not in similar - source.keys.keys()]
 
 
 def _finding(detail: ErrorDetails, source: Source) -> Finding:
@@ -182,16 +182,16 @@ def _unknown_key(path: Path) -> Finding:
     key, above = str(path[-1]), path[:-1]
     message = f'unknown key "{key}"' + (f' in "{dotted(above)}"' if above else "")
     homes = [dotted(home) or "the top level" for home, fields in _sections() if key in fields]
-    guess = _meant(path)
+    guess = _similar_key(path)
     model = model_at(above)
     hint = f"allowed: {', '.join(model.model_fields)}" if model else ""
-    home = synonyms.home_of(path)
+    home = synonyms.own_key_of(path)
     if home is not None and home[:-1] == above:
         hint = f'did you mean "{home[-1]}"?'
     elif home is not None:
         hint = f"write {dotted(home)} instead"
-    elif (way := synonyms.way_of(path)) and "the top level" not in homes:
-        hint = way
+    elif (advice := synonyms.advice_for(path)) and "the top level" not in homes:
+        hint = advice
     elif homes:
         hint = f'"{key}" belongs to {" or ".join(homes)}'
         hint += ", and is a type such as h100; procs_per_node says how many" if key == "gpu" else ""
@@ -204,15 +204,15 @@ def _unknown_key(path: Path) -> Finding:
     return Finding(path, message, hint, on_key=True)
 
 
-def _meant(path: Path) -> str | None:
+def _similar_key(path: Path) -> str | None:
     """Return the key that an unknown key was probably meant to be."""
     model = model_at(path[:-1])
     if model is None:
         return None
-    home = synonyms.home_of(path)
+    home = synonyms.own_key_of(path)
     if home is not None:
         return str(home[-1]) if home[:-1] == path[:-1] else None
-    if synonyms.way_of(path):
+    if synonyms.advice_for(path):
         return None
     key = synonyms.snake_case(str(path[-1]))
     return key if key in model.model_fields else nearest(str(path[-1]), model.model_fields)

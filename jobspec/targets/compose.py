@@ -49,7 +49,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "stop_grace": job.preemption.grace if job.preemption else _STOP_GRACE,
         "workdir": files.workdir(job),
         "project": job.compose.project or job.name,
-        "files": [{"path": files.target(job, name), "text": _text(name)} for name in files.found(job)],
+        "files": [{"path": files.target(job, name), "text": _text(name)} for name in files.listed(job)],
         "claims": sorted({mount.claim for mount in job.mounts if mount.claim is not None and mount.source is None}),
     }
 

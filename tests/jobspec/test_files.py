@@ -126,7 +126,7 @@ def test_files_that_cannot_travel_are_refused_all_at_once(target: str, folder: P
 
 @pytest.mark.parametrize("target", ["compose", "jobset"])
 @pytest.mark.parametrize("pattern", ["a" * 300, "a/" * 3000], ids=["long", "deep"])
-def test_pattern_that_the_system_refuses_is_told_beside_the_other_problems(
+def test_pattern_that_the_system_refuses_is_reported_beside_the_other_problems(
     target: str, pattern: str, folder: Path
 ) -> None:
     with pytest.raises(SpecError) as error:
