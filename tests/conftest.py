@@ -28,6 +28,7 @@ _SLOW = (
     "benchmarks/test_ranks.py",
     "benchmarks/test_render_benchmark.py",
     "jobspec/test_rendezvous_timeout.py",
+    "jobspec/test_torchrun_ssh.py",
     "train/checkpoints/test_resume.py",
     "train/checkpoints/test_transfer.py",
     "train/collectives/test_missing_ranks.py",
@@ -41,6 +42,7 @@ _SLOW = (
     "train/loop/test_interrupt.py",
     "train/diagnosis/test_doctor.py",
     "train/loop/test_export.py",
+    "train/loop/test_finished_run.py",
     "train/loop/test_nonfinite.py",
     "train/loop/test_numerics.py",
     "train/loop/test_out_of_memory.py",
@@ -57,6 +59,18 @@ _SLOW = (
     "train/world/test_local.py",
     "train/world/test_owner.py",
     "test_packaging.py",
+)
+# Single tests that take seconds, where a quicker one proves nearly the same.
+_SLOW_TESTS = (
+    "test_a_collective_that_never_completes_names_bucket_parameters_and_missing_rank[network]",
+    "test_after_many_fast_steps_a_signal_is_heard_by_all_within_32_steps",
+    "test_all_ranks_refuse_together",
+    "test_all_targets_agree_with_each_other_and_with_explain",
+    "test_each_rank_holds_the_same_bits_of_the_mean[4]",
+    "test_signal_while_a_lost_node_is_waited_for_requeues",
+    "test_the_loss_of_each_step_equals_one_process[mnist_bn in micro-batches-2-custom_ddp]",
+    "test_the_loss_of_each_step_equals_one_process[mnist_bn in micro-batches-2-ddp]",
+    "test_weights_equal_those_of_native_ddp[compiled]",
 )
 
 
@@ -79,7 +93,7 @@ _LONG = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.as_posix().endswith(_SLOW):
+        if item.path.as_posix().endswith(_SLOW) or item.nodeid.endswith(_SLOW_TESTS):
             item.add_marker(pytest.mark.slow)
         if item.path.as_posix().endswith(_LONG) and item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.long)
