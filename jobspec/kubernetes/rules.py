@@ -17,7 +17,7 @@ from jobspec.kubernetes.pod import DISK, HOME, INSTANCE_LABEL, grace_s
 from jobspec.problems import Finding, Path
 from jobspec.spec import files
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule, missing_image, rules_in
+from jobspec.spec.rules import Rule, missing_image, mount_over_shm, rules_in
 from jobspec.torchrun import SHUTDOWN_TIMEOUT
 
 _MOST_ANNOTATIONS = 256 << 10  # bytes of all keys and values together
@@ -175,8 +175,7 @@ def mounts_are_possible(job: Job) -> Iterator[Finding]:
     for number, mount in enumerate(job.mounts):
         place = posixpath.normpath("/" + mount.path.lstrip("/"))  # normpath keeps two slashes at the start
         if place == "/dev/shm":
-            message = f"mounts[{number}].path: /dev/shm is shared memory, not a place for mounts"
-            yield Finding(("mounts", number, "path"), message, "resources.shm sets its size")
+            yield mount_over_shm(number)
         if place == HOME:
             message = f"mounts[{number}].path is {HOME}, where the pod already has the HOME of its processes"
             yield Finding(

@@ -56,6 +56,12 @@ def empty_mounts_have_no_folders(job: Job) -> Iterator[Finding]:
             yield Finding(("mounts", number, "sub_path"), message)
 
 
+def mount_over_shm(number: int) -> Finding:
+    """Return the finding that a mount is over shared memory, which pods and services have there."""
+    message = f"mounts[{number}].path: /dev/shm is shared memory, not a place for mounts"
+    return Finding(("mounts", number, "path"), message, "resources.shm sets its size")
+
+
 def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:
     """Make a rule: with the suffix that the target adds, the job's name fits the DNS label that names `what`."""
 
