@@ -152,11 +152,8 @@ def _unreadable(path: Path, lines: Sequence[str]) -> Iterator[Finding]:
     for number, line in enumerate(lines):
         if error := shell.syntax_error(line):
             message = f"{'.'.join(map(str, path))}[{number}]: bash cannot read this line: {error}"
-            yield Finding(
-                (*path, number),
-                message,
-                "each line must be a complete command; put longer text into a file, and write: source FILE",
-            )
+            hint = "each line must be a complete command; put longer text into a file, and write: source FILE"
+            yield Finding((*path, number), message, hint)
 
 
 @Rule
@@ -315,6 +312,5 @@ def mounts_have_one_source_and_one_place(job: Job) -> Iterator[Finding]:
             message = f"mounts[{number}] has both {volumes[0]} and {key}: only one can be mounted"
             yield Finding(("mounts", number, key), message, "leave one of them out; source can be given with either")
         if mount.path in [earlier.path for earlier in job.mounts[:number]]:
-            yield Finding(
-                ("mounts", number, "path"), f"mounts[{number}].path: an earlier mount has the path {mount.path}, too"
-            )
+            message = f"mounts[{number}].path: an earlier mount has the path {mount.path}, too"
+            yield Finding(("mounts", number, "path"), message)
