@@ -158,18 +158,6 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # the artifacts are not HTML; the filters below quote
     )
-    environment.filters.update(
-        sh=sh,
-        argv=argv,
-        by_flag=by_flag,
-        assignments=assignments,
-        directive=directive,
-        yaml=yaml,
-        kubelet=kubelet,
-        compose=compose,
-        comment=comment,
-        run_lines=run_lines,
-        block=block,
-        merged=merged,
-    )
+    inserting = (sh, argv, by_flag, assignments, directive, yaml, kubelet, compose, comment, run_lines, block, merged)
+    environment.filters.update({function.__name__: function for function in inserting})
     return environment

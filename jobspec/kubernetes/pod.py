@@ -208,15 +208,9 @@ def _notes(job: Job) -> Iterator[str]:
     if job.kubernetes.gpu_claim is not None:
         gpus = f"{job.gpus} GPU{'s' if job.gpus > 1 else ''}"
         yield f"Needed beforehand: ResourceClaimTemplate {job.kubernetes.gpu_claim}, which asks for {gpus}."
-    claims = sorted({mount.claim for mount in job.mounts if mount.claim})
-    if claims:
-        yield f"Needed beforehand: PersistentVolumeClaim {', '.join(claims)}."
-    for kind, names in {
-        "ConfigMap": [m.config_map for m in job.mounts],
-        "Secret": [m.secret for m in job.mounts],
-    }.items():
-        if any(names):
-            yield f"Needed beforehand: {kind} {', '.join(sorted({name for name in names if name}))}, mounted as files."
+    for kind, key in (("PersistentVolumeClaim", "claim"), ("ConfigMap", "config_map"), ("Secret", "secret")):
+        if names := sorted({getattr(mount, key) for mount in job.mounts} - {None}):
+            yield f"Needed beforehand: {kind} {', '.join(names)}{'' if key == 'claim' else ', mounted as files'}."
     if any(mount.claim and not mount.read_only for mount in job.mounts) and job.nodes.max > 1:
         yield "Several nodes mount a claim and may write to it: its access mode must be ReadWriteMany."
 

@@ -90,18 +90,16 @@ def test_output_to_a_device_writes_to_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("output", "why"),
     [
-        ("loop", "Too many levels of symbolic links"),
         ("job.yaml/x", "Not a directory"),
         ("/dev/full", "No space left on device"),
         ("x" * 256, "File name too long"),
     ],
 )
 def test_output_that_cannot_be_written_is_named_as_it_was_given(output: str, why: str, tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "job.yaml").write_bytes(Path(QUICKSTART).read_bytes())
     done = command_line("torchrun", "job.yaml", "-o", output, cwd=tmp_path)
     assert (done.returncode, done.stderr.decode().splitlines()[0]) == (1, f"{output}: {why}")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["job.yaml", "loop"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["job.yaml"]
 
 
 def test_output_may_have_the_longest_name(tmp_path: Path) -> None:
