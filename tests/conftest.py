@@ -28,6 +28,7 @@ _SLOW = (
     "benchmarks/test_ranks.py",
     "benchmarks/test_render_benchmark.py",
     "jobspec/test_rendezvous_timeout.py",
+    "jobspec/test_slurm_preemption.py",
     "jobspec/test_torchrun_ssh.py",
     "train/checkpoints/test_resume.py",
     "train/checkpoints/test_transfer.py",
@@ -63,11 +64,11 @@ _SLOW = (
 # Single tests that take seconds, where a quicker one proves nearly the same.
 _SLOW_TESTS = (
     "test_a_collective_that_never_completes_names_bucket_parameters_and_missing_rank[network]",
+    "test_a_program_that_python_does_not_run_gets_every_argument[srun]",
     "test_after_many_fast_steps_a_signal_is_heard_by_all_within_32_steps",
     "test_all_ranks_refuse_together",
     "test_all_targets_agree_with_each_other_and_with_explain",
     "test_each_rank_holds_the_same_bits_of_the_mean[4]",
-    "test_signal_while_a_lost_node_is_waited_for_requeues",
     "test_the_loss_of_each_step_equals_one_process[mnist_bn in micro-batches-2-custom_ddp]",
     "test_the_loss_of_each_step_equals_one_process[mnist_bn in micro-batches-2-ddp]",
     "test_weights_equal_those_of_native_ddp[compiled]",
