@@ -20,7 +20,7 @@ from yaml import safe_load as load_yaml
 from jobspec import TEMPLATES
 from jobspec.spec.shell import run_lines
 
-_WIDTH = 114  # columns of a command before it continues on the next line
+_WIDTH = 104  # columns of a command before it continues on the next line; what stands before it takes up to 16
 # Unescaped, YAML reads these as line breaks or rejects them; json.dumps does not escape them.
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 

@@ -80,8 +80,8 @@ task() {  # runs on the node, once for its 4 processes
   exec docker run "$@" \
     --rm --network=host --ipc=host --mount=type=bind,source=/shared/data,target=/data,readonly \
     --mount=type=bind,source=/shared/checkpoints/docker,target=/checkpoints --init --cpus=32 \
-    --memory=214748364800b --memory-swap=214748364800b --entrypoint= registry.example/team/train:1.0 sh -c \
-    'eval "$JOB_PROGRAM"'
+    --memory=214748364800b --memory-swap=214748364800b --entrypoint= registry.example/team/train:1.0 sh \
+    -c 'eval "$JOB_PROGRAM"'
 }
 export JOB_PROGRAM; export -f task  # as variables, because all users of a node can read the arguments of its processes
 

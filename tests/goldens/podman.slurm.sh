@@ -93,8 +93,9 @@ task() {  # runs on the node, once per process
   for gpu in ${gpus//,/ }; do set -- "$@" "--device=nvidia.com/gpu=$gpu"; done
   exec podman run "$@" \
     --rm --network=host --ipc=host --mount=type=bind,source=/shared/data,target=/data,readonly \
-    --mount=type=bind,source=/shared/checkpoints/podman,target=/checkpoints --init --security-opt=label=disable \
-    --entrypoint= registry.example/team/train:1.0 sh -c 'eval "$JOB_PROGRAM"'
+    --mount=type=bind,source=/shared/checkpoints/podman,target=/checkpoints --init \
+    --security-opt=label=disable --entrypoint= registry.example/team/train:1.0 sh -c \
+    'eval "$JOB_PROGRAM"'
 }
 export JOB_PROGRAM; export -f task  # as variables, because all users of a node can read the arguments of its processes
 
