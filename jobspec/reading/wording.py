@@ -146,9 +146,7 @@ def _command_hint(value: str, source: Source) -> str:
         job = Job.model_validate(spec, strict=True)
     except ValueError:  # a quote that is not closed, no word at all, a control character
         return ""
-    if any(
-        [*rules.command_begins_with_a_program.check(job), *rules.command_begins_with_a_script.check(job), *doubts(job)]
-    ):
+    if any([*rules.command_begins_with_what_runs.check(job), *doubts(job)]):
         return ""
     return f"write command: {_in_yaml(words)}{' and no_python: true' if no_python and not given else ''}"
 
