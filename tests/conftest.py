@@ -73,6 +73,8 @@ _SLOW_TESTS = (
     "test_the_loss_of_each_step_equals_one_process[mnist_bn in micro-batches-2-ddp]",
     "test_weights_equal_those_of_native_ddp[compiled]",
 )
+# Of these files the variants over the network: the reducer is the same, and tests/train/sync runs over it, too.
+_SLOW_OVER_NETWORK = ("train/ddp/test_backward.py", "train/ddp/test_buckets.py", "train/ddp/test_failed_backward.py")
 
 
 # Files whose slow tests train for minutes: `make test-all` runs them last, as `make e2e-train`.
@@ -94,9 +96,11 @@ _LONG = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.as_posix().endswith(_SLOW) or item.nodeid.endswith(_SLOW_TESTS):
+        file = item.path.as_posix()
+        over_network = file.endswith(_SLOW_OVER_NETWORK) and "network" in item.name
+        if file.endswith(_SLOW) or item.nodeid.endswith(_SLOW_TESTS) or over_network:
             item.add_marker(pytest.mark.slow)
-        if item.path.as_posix().endswith(_LONG) and item.get_closest_marker("slow"):
+        if file.endswith(_LONG) and item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.long)
         if item.get_closest_marker("cuda") and not _sees_cuda():
             reason = "torch sees no CUDA device: run `pytest -m cuda` on a machine with a GPU"

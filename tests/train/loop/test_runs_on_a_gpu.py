@@ -238,12 +238,19 @@ def _watched(world: World, device: str, wrapped: bool, *flags: str) -> tuple[int
         return watch.seen, watch.waits()
 
 
-@devices
-@pytest.mark.parametrize(
-    ("input", "precision", "wrapped"),
-    [(input, precision, False) for input in ("memory", "loader") for precision in ("fp32", "bf16")]
-    + [("memory", "fp32", True), ("loader", "bf16", True)],
-)
+WATCHED = [
+    *(("memory", "fp32", wrapped, "cpu") for wrapped in (False, True)),
+    *(
+        pytest.param(input, precision, wrapped, "cuda", marks=pytest.mark.cuda)
+        for input, precision, wrapped in [
+            *((input, precision, False) for input in ("memory", "loader") for precision in ("fp32", "bf16")),
+            *[("memory", "fp32", True), ("loader", "bf16", True)],
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("input", "precision", "wrapped", "device"), WATCHED)
 def test_the_host_never_waits_for_the_gpu_in_a_step(input: str, precision: str, wrapped: bool, device: str) -> None:
     """fp16 is left out: its scaler must read after each step whether a gradient overflowed, as --on-nonfinite=stop."""
     flags = [f"--input={input}", f"--precision={precision}", "--on-nonfinite=stop_late", "--batch-size=100"]
