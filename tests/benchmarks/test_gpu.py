@@ -27,7 +27,6 @@ from benchmarks.gpu import (
 )
 from benchmarks.gpu.checks import CHECKS, Check
 from benchmarks.gpu.outcome import Failed, Skipped
-from benchmarks.ranks import ROOT
 from train.config import available
 from train.flags import from_argv
 
@@ -95,12 +94,6 @@ def test_a_failure_or_a_check_without_end_stops_no_other_and_all_are_recorded(
 def test_every_function_of_a_check_is_there() -> None:
     assert all(callable(check.load()) for check in CHECKS.values())
     assert max(check.limit_s for check in CHECKS.values()) <= 560, "a command may have ten minutes"
-
-
-def test_the_page_has_a_row_with_the_limit_of_each_check() -> None:
-    rows = [line.split("|") for line in (ROOT / "docs" / "gpu.md").read_text().splitlines() if line.startswith("| ")]
-    found = {cells[1].strip(): cells[-2].strip() for cells in rows if cells[1].strip()}
-    assert found == {name: f"{check.limit_s:g} s" for name, check in CHECKS.items()}
 
 
 def test_without_torchvision_what_needs_it_is_skipped_and_the_record_is_still_written(
