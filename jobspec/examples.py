@@ -1,5 +1,4 @@
-"""Compare the rendered examples in slurm/, k8s/ and docker/ with what jobs/ and sites/ give today, byte for byte, and
-the pages in docs/reference/ with the models.
+"""Compare the rendered examples in slurm/, k8s/ and docker/ with what jobs/ and sites/ give today, byte for byte.
 
 There is no list of examples.  The header of a rendered file names the target, the spec files, the `--set` options and
 the combination of a sweep.  The file's name is `JOB.TARGET.SUFFIX`, so an example with a damaged header is still
@@ -18,7 +17,6 @@ from jobspec import targets
 from jobspec.artifact import render
 from jobspec.difference import difference
 from jobspec.problems import SpecError, printable
-from jobspec.reference import FOLDER, pages
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("slurm", "k8s", "docker")
@@ -33,19 +31,7 @@ def check(root: Path = ROOT, write: bool = False) -> str:
 
     With `write`, such files are overwritten, and the report holds only what cannot be rendered.
     """
-    stale = "".join(_check(file, root, write) for file in _examples(root))
-    return stale + (_check_reference(root, write) if (root / FOLDER).is_dir() else "")
-
-
-def _check_reference(root: Path, write: bool) -> str:
-    report = ""
-    for name, new in pages(root).items():
-        file = root / name
-        if write:
-            file.write_text(new)
-        else:
-            report += difference(file.read_bytes() if file.exists() else b"", new, name, "render.py check --write")
-    return report
+    return "".join(_check(file, root, write) for file in _examples(root))
 
 
 def _examples(root: Path) -> Iterator[Path]:

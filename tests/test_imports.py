@@ -32,7 +32,6 @@ TRAIN = [
 # reading is this high because its hints name options of sbatch and keys of a pod; nothing below reads YAML.
 JOBSPEC = [
     {"examples"},
-    {"reference"},
     {"artifact", "explain", "difference", "output"},
     {"reading", "targets"},
     {"slurm"},

@@ -1,4 +1,4 @@
-"""docs/reference/ leaves nothing out; that it is up to date, test_examples.py checks."""
+"""docs/reference/ is up to date and leaves nothing out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from docs.make_reference import pages
 from jobspec import targets
 from jobspec.artifact import plans_of, read
 from jobspec.problems import SpecError
@@ -21,6 +22,11 @@ def rows(page: str) -> dict[str, list[str]]:
     lines = re.split(r"^---.*\n", (ROOT / "docs" / "reference" / page).read_text(), maxsplit=1, flags=re.M)[1]
     cells = [re.split(r"(?<!\\) \| ?", line) for line in lines.splitlines() if " | " in line]
     return {re.match("`([^`]+)`", first)[1]: [first, *others] for first, *others in cells}  # type: ignore[index]
+
+
+def test_pages_are_those_of_the_models() -> None:
+    stale = [name for name, text in pages().items() if (ROOT / "docs" / "reference" / name).read_text() != text]
+    assert stale == [], "make render"
 
 
 def test_every_key_of_a_spec_is_there_with_meaning_and_example() -> None:

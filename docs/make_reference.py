@@ -1,4 +1,4 @@
-"""The pages in docs/reference/, made from the models; `render.py check` compares.
+"""Makes the pages in docs/reference/ from the models: `python -m docs.make_reference`, or `make render`.
 
 Examples of values come from the specs of the repository, so each is valid.
 """
@@ -25,7 +25,7 @@ from jobspec.spec.section import Section
 from jobspec.spec.value import Value
 from train.config import TrainConfig, choices, flag
 
-FOLDER = "docs/reference"
+ROOT = Path(__file__).parents[1]
 _SPECS = ("jobs/*.yaml", "sites/*.yaml", "tests/specs/ok/*.yaml", "tests/migrated/*/*.yaml")
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 _LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
@@ -41,15 +41,15 @@ _DOCUMENTED = (ast.Module, ast.FunctionDef)
 _EXIT_CODES = ("render.py", "train/__main__.py", "train/doctor.py")
 
 
-def pages(root: Path) -> dict[str, str]:
+def pages(root: Path = ROOT) -> dict[str, str]:
     """Return the text of each page by its file name."""
     content = {"keys": _keys(root), "flags": _flags(), "variables": _variables(root), "exit-codes": _exit_codes(root)}
-    return {f"{FOLDER}/{name}.md": _page(lines) for name, lines in content.items()}
+    return {f"{name}.md": _page(lines) for name, lines in content.items()}
 
 
 def _page(lines: Iterator[str]) -> str:
     head = next(lines)
-    return "\n".join([f"# {head}", "", "Written by `render.py check --write`, from the models.", "", *lines, ""])
+    return "\n".join([f"# {head}", "", "Made from the models by `make render`.", "", *lines, ""])
 
 
 def _row(*cells: str) -> str:
@@ -196,3 +196,8 @@ def _exit_codes(root: Path) -> Iterator[str]:
         command = f"python -m {file.removesuffix('/__main__.py').removesuffix('.py').replace('/', '.')}"
         yield _row(f"`{file if '/' not in file else command}`", found[1] if found else "")
     yield from ["", "torchrun ends with 1 whatever code its process had; 128 + N, or -N in its table, is signal N."]
+
+
+if __name__ == "__main__":
+    for file, text in pages().items():
+        (ROOT / "docs" / "reference" / file).write_text(text)
