@@ -108,11 +108,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 def _answer_first_word(word: str) -> None:
     """End the program if the first word is no command, but it is known what was meant."""
     parser = _parser()
-    if word in ("", "help"):
-        print(
-            parser.format_help() if word else _USUAL.format(prog=parser.prog), file=sys.stdout if word else sys.stderr
-        )
-        raise SystemExit(0 if word else 2)
+    if word == "help":
+        parser.parse_args(["--help"])
+    if not word:
+        print(_USUAL.format(prog=parser.prog), file=sys.stderr)
+        raise SystemExit(2)
     if word.endswith((".yaml", ".yml")):
         parser.error(f"name a target before {word}, such as: {parser.prog} slurm {word}")
     if word in _MEANT:
