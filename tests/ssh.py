@@ -1,6 +1,7 @@
 """Machines that an ordinary user reaches over ssh: each has its own name, network, processes and sshd.
 
-Their hosts files are as Debian installs them: a machine's own name stands for 127.0.1.1.
+Their hosts files are as Debian installs them: a machine's own name stands for 127.0.1.1.  Each also has a docker0 with
+the same address on all, and an IPv6 address in the network that they share.
 """
 
 from __future__ import annotations
@@ -100,6 +101,10 @@ def started(folder: Path) -> Iterator[Lab]:
             connect(network, "lan", machine, f"{address}/24")
             silent = ["ip", "neighbour", "add", SILENT, "lladdr", "02:00:00:00:00:99", "dev", "eth0"]
             machine.run(*silent, "nud", "permanent")
+            machine.run("ip", "address", "add", f"fd77::{address[-2:]}/64", "dev", "eth0", "nodad")
+            machine.run("ip", "link", "add", "docker0", "type", "bridge")
+            machine.run("ip", "address", "add", "172.17.0.1/16", "dev", "docker0")
+            machine.run("ip", "link", "set", "docker0", "up")
             if name == DESK:
                 continue
             log = stack.enter_context((folder / f"sshd-{name}").open("w"))

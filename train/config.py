@@ -135,6 +135,10 @@ class TrainConfig(BaseModel):
     sync_batchnorm: bool = Field(
         True, description="with more than one process, BatchNorm uses the statistics of the global batch"
     )
+    batchnorm_group: Literal["shared", "own"] = Field(
+        "shared",
+        description="communicator of a synchronised BatchNorm. own: it waits for no gradient; never run on a GPU",
+    )
 
     epochs: int = Field(1, gt=0, le=_MOST, description="passes over the training set")
     max_steps: int | None = Field(

@@ -19,6 +19,7 @@ _ONLY = {
     "fsdp_wrap": ("strategy", "fsdp"),
     "fsdp_reshard": ("strategy", "fsdp"),
     "pipeline_schedule": ("strategy", "pipeline"),
+    "batchnorm_group": ("sync_batchnorm", True),
     "momentum": ("optimizer", "sgd"),
     "lr_gamma": ("scheduler", "step"),
 }

@@ -328,6 +328,31 @@ def test_host_that_looks_like_an_option_is_none(new_nodes: Callable[[str], Nodes
     assert not list(nodes.folder.rglob("pwned"))
 
 
+def test_gloo_and_nccl_take_the_interface_towards_the_other_nodes_and_not_docker0(
+    new_nodes: Callable[[str], Nodes],
+) -> None:
+    nodes = new_nodes(RECORDER.format(file="call-$NODE_RANK"))
+    status, out = nodes.run(MINE.replace("cpu", "cuda"), *NAMES)
+    assert status == 0, out
+    for number in range(2):
+        env = Call.read(nodes.folder / f"call-{number}").env
+        assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_bashrc_that_reads_to_the_end_is_named_after_90_s(new_nodes: Callable[[str], Nodes]) -> None:
+    nodes = new_nodes(SAVING)
+    bashrc = nodes.lab.home / ".bashrc"
+    bashrc.write_text("cat >/dev/null")
+    try:
+        status, out = nodes.start(MINE, *NAMES).ended(150)
+    finally:
+        bashrc.unlink()
+    assert status != 0
+    assert "failed first: no shell within 90 s; does ~/.bashrc there wait for something?" in last_line(out), out
+
+
 @pytest.mark.parametrize("reads", ["read -r answer; cat >/dev/null & sleep 1; kill $!", "read -r; read -rt 2 -N 9999"])
 def test_bashrc_that_reads_swallows_nothing_of_the_script(new_nodes: Callable[[str], Nodes], reads: str) -> None:
     nodes = new_nodes(RECORDER.format(file="call-$NODE_RANK"))
@@ -355,28 +380,25 @@ def test_port_in_use_on_node_0_is_named(new_nodes: Callable[[str], Nodes]) -> No
     ), out
 
 
+@pytest.mark.parametrize("network", ["10.77.0.", "fd77::"])
 @pytest.mark.parametrize(
     ("name", "rank", "expected"),
     [
-        ("sshn0", 0, ["job: another node did not come to 10.77.0.10:20123 within 4 s; does every node run"]),
-        ("sshn1", 1, ["job: node 0 did not come to 10.77.0.10:20123 within 4 s; does every node run this script, and"]),
-        (
-            "sshn1",
-            0,
-            ["job: NODE_RANK is 0, but 10.77.0.10 is no address of this machine", "job: another node did not"],
-        ),
+        ("sshn0", 0, ["job: another node did not come to {first}:20123 within 4 s; does every node run"]),
+        ("sshn1", 1, ["job: node 0 did not come to {first}:20123 within 4 s; does every node run this script, and"]),
+        ("sshn1", 0, ["job: NODE_RANK is 0, but {first} is no address of this machine", "job: another node did not"]),
     ],
 )
 def test_node_started_by_hand_says_that_another_is_missing(
-    new_nodes: Callable[[str], Nodes], name: str, rank: int, expected: list[str]
+    new_nodes: Callable[[str], Nodes], name: str, rank: int, expected: list[str], network: str
 ) -> None:
     nodes = new_nodes("#!/bin/sh\nexec sleep 8\n")
     script = nodes.write(MINE + "rendezvous: {port: 20123, timeout: 4s}\n")
-    env = {"NODE_RANK": str(rank), "MASTER_ADDR": "10.77.0.10"}
+    env = {"NODE_RANK": str(rank), "MASTER_ADDR": f"{network}10"}
     command = nodes.lab.command(["bash", str(script)], nodes.folder, name, **env)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert all(line in done.stderr for line in expected), done.stderr
-    assert f"job: node {rank} starts torchrun; gloo uses eth0 (10.77.0.1{name[-1]})" in done.stderr
+    assert all(line.format(first=f"{network}10") in done.stderr for line in expected), done.stderr
+    assert f"job: node {rank} starts torchrun; gloo uses eth0 ({network}1{name[-1]})" in done.stderr
 
 
 def test_name_of_node_0_that_is_this_machine_on_another_node_is_refused(new_nodes: Callable[[str], Nodes]) -> None:
@@ -402,6 +424,31 @@ def test_own_script_over_gloo_works_where_own_names_are_loopback(new_nodes: Call
         assert (seen["total"], seen["env"]["MASTER_ADDR"]) == (15, "sshn0")
         assert int(seen["env"]["NODE_RANK"]) == rank // 2
         assert f"sshn{rank // 2}: rank {rank}: rank False\n" in out
+
+
+# Meets the other ranks until one is lost; ends well once it is alone.
+MEETS = """
+import os, pathlib, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+pathlib.Path(f"running-{os.environ['RANK']}-of-{dist.get_world_size()}").write_text("")
+while dist.get_world_size() > 1:
+    dist.all_reduce(torch.ones(1))
+print("alone", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_elastic_job_trains_on_after_a_node_was_lost(new_nodes: Callable[[str], Nodes]) -> None:
+    nodes = new_nodes("")
+    nodes.write_program("mine.py", MEETS)
+    spec = MINE.replace("nodes: 2", "nodes: {min: 1, max: 2}").replace("procs_per_node: 2", "procs_per_node: 1")
+    job = nodes.start(spec, *NAMES)
+    nodes.wait_for("running-0-of-2", "running-1-of-2", timeout_s=200)
+    nodes.lab.machines["sshn1"].run("pkill", "-KILL", "-u", "ada")
+    status, out = job.ended(200)
+    assert status == 0, out
+    assert "sshn0: rank 0: alone\n" in out and "; the other nodes go on\n" in out
 
 
 REAL = f'#!/bin/sh\nexec {Path(sys.executable).parent}/torchrun "$@"\n'

@@ -10,8 +10,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +17,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -379,19 +376,3 @@ def test_formats_hold_every_finding(tmp_path: Path) -> None:
 
 def test_page_of_the_rules_is_made_from_them() -> None:
     assert (ROOT / "docs" / "reference" / "lint.md").read_text() == as_markdown(list(entries().values()))
-
-
-def test_pre_commit_finds_the_fault_in_a_scratch_repository(tmp_path: Path) -> None:
-    hook = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())[0]
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    (tmp_path / "job.sh").write_text(FAULTS)
-    (tmp_path / "train.py").write_text("print()\n")
-    subprocess.run(["git", "-C", str(tmp_path), "add", "."], check=True)
-    names = subprocess.run(
-        ["git", "-C", str(tmp_path), "ls-files"], capture_output=True, text=True, check=True
-    ).stdout.split()
-    given = [name for name in names if re.search(hook["files"], name)]
-    assert given == ["job.sh"]
-    words = [sys.executable, str(ROOT / "render.py"), *hook["entry"].split()[1:], *given]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, "[secret-in-file]" in done.stdout) == (1, True)

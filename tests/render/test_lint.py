@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.render.command import ROOT, command_line
 
@@ -64,3 +65,13 @@ def test_lint_reads_stdin(tmp_path: Path) -> None:
     script = b"#!/bin/bash\nexport HF_TOKEN=hush\n"
     done = subprocess.run(words, cwd=tmp_path, input=script, capture_output=True, timeout=60)
     assert (done.returncode, json.loads(done.stdout)[0]["rule"]) == (1, "secret-in-file")
+
+
+def test_hook_of_pre_commit_takes_folders_and_fails_at_a_problem(tmp_path: Path) -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    program, *words = hook["entry"].split()
+    assert (program, hook["pass_filenames"]) == ("render-job", False)
+    (tmp_path / "mkdocs.yml").write_text("site_name: x\n")
+    assert command_line(*words, str(tmp_path)).returncode == 0
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodess=2\n")
+    assert command_line(*words, str(tmp_path)).returncode == 1

@@ -1,10 +1,11 @@
-"""What each strategy does with each precision, accumulation and --compile: docs/combinations.md, made and checked.
+"""What each strategy does with each precision, accumulation and --compile: makes docs/reference/combinations.md.
 
     python -m tests.train.combinations      # writes the page; five minutes on two cores
 
-Each cell trains 30 steps and is compared with one process on the whole batch, or must be refused at start.  A cell that
-does neither is an error, and no page is written.  So is a cell with the losses of fp32 in place of bf16 or fp16, and a
-compiled cell that has compiled nothing.
+Each cell trains 30 steps and is compared with one process on the whole batch, or must be refused at start.  The model
+has BatchNorm, except in a pipeline, which refuses it; then the one process accumulates, too.  A cell that does neither
+is an error, and no page is written.  So is a cell with the losses of fp32 in place of bf16 or fp16, and a compiled cell
+that has compiled nothing.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 import torch._dynamo
+from torch import nn
 from torch._dynamo.utils import counters
 
 from tests.cli import records
 from tests.idx import write_small_mnist
 from tests.ranks import run_ranks
+from train import models
 from train.config import TrainConfig, available
 from train.errors import UserError
 from train.flags import from_argv
@@ -31,7 +35,7 @@ from train.loop import setup
 from train.world.environment import World
 from train.world.signals import StopSignal
 
-PAGE = Path(__file__).parents[2] / "docs" / "combinations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "combinations.md"
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 ACCUMULATE = (1, 4)
 STEPS = 30
@@ -51,6 +55,13 @@ class Cell(NamedTuple):
     @property
     def world_size(self) -> int:
         return 1 if self.strategy in _ONE_PROCESS else 2
+
+    @property
+    def model(self) -> str:
+        return "mlp" if self.strategy == "pipeline" else "mnist_bn"
+
+    def reference(self, precision: str) -> tuple[Cell, str]:
+        return Cell("single", precision, 1 if self.model == "mlp" else self.accumulate), self.model
 
     def flags(self) -> list[str]:
         flags = [f"--strategy={self.strategy}", f"--precision={self.precision}", f"--accumulate={self.accumulate}"]
@@ -73,38 +84,49 @@ def outcomes(cells: Iterable[Cell]) -> dict[Cell, str | None]:
     found: dict[Cell, str | None] = {}
     with tempfile.TemporaryDirectory() as folder:
         write_small_mnist(Path(folder), 1_003, 50)
-        references = {Cell("single", precision, 1) for precision in {"fp32", *(cell.precision for cell in cells)}}
-        losses: dict[Cell, list[float] | str] = {}
+        references = {cell.reference(precision) for cell in cells for precision in ("fp32", cell.precision)}
+        losses: dict[tuple[Cell, str], list[float] | str] = {}
         for world_size in (1, 2):
-            chosen = [cell for cell in {*cells, *references} if cell.world_size == world_size]
-            losses |= run_ranks(world_size, _train_each, sorted(chosen), folder, timeout_s=3600.0)[0]
+            pairs = {*((cell, cell.model) for cell in cells), *references}
+            chosen = sorted(pair for pair in pairs if pair[0].world_size == world_size)
+            losses |= run_ranks(world_size, _train_each, chosen, folder, timeout_s=3600.0)[0]
     for cell in cells:
-        ours, expected = losses[cell], losses[Cell("single", cell.precision, 1)]
+        ours, expected = losses[cell, cell.model], losses[cell.reference(cell.precision)]
         found[cell] = ours if isinstance(ours, str) else None
         if found[cell] is None:
             assert len(ours) == STEPS and not isinstance(expected, str), cell
             assert ours == pytest.approx(expected, rel=_TOLERANCE[cell.precision]), f"{cell}: other losses"
             if cell.precision != "fp32":
-                fp32 = pytest.approx(losses[Cell("single", "fp32", 1)], rel=_TOLERANCE["fp32"])
+                fp32 = pytest.approx(losses[cell.reference("fp32")], rel=_TOLERANCE["fp32"])
                 assert ours != fp32, f"{cell}: the losses of fp32"
     return found
 
 
-def _train_each(world: World, cells: Sequence[Cell], folder: str) -> dict[Cell, list[float] | str]:
+def _build(name: str, *_: object) -> nn.Module:
+    """The MLP of train/models/, smaller and, under the other name, with BatchNorm."""
+    norm = nn.BatchNorm1d(32) if name == "mnist_bn" else nn.Identity()
+    first, second = nn.Linear(784, 32, bias=False), nn.Linear(32, 32)
+    return nn.Sequential(nn.Flatten(), first, norm, nn.ReLU(), second, nn.ReLU(), nn.Linear(32, 10))
+
+
+def _train_each(
+    world: World, chosen: Sequence[tuple[Cell, str]], folder: str
+) -> dict[tuple[Cell, str], list[float] | str]:
     """Train all cells, one after the other, in processes that are connected already."""
-    return {cell: _train(world, cell, folder) for cell in cells}
+    return {(cell, model): _train(world, cell, model, folder) for cell, model in chosen}
 
 
-def _train(world: World, cell: Cell, folder: str) -> list[float] | str:
+def _train(world: World, cell: Cell, model_name: str, folder: str) -> list[float] | str:
     run_dir = Path(tempfile.mkdtemp()) if world.rank == 0 else Path("unused")
     torch._dynamo.reset()  # it compiles one function for a few models only
     counters.clear()
-    model = ["--model=mlp", "--dataset=mnist", f"--data-root={folder}", "--batch-size=64", "--lr=0.05"]
+    model = [f"--model={model_name}", "--dataset=mnist", f"--data-root={folder}", "--batch-size=64", "--lr=0.05"]
     length = ["--epochs=9", f"--max-steps={STEPS}", f"--run-dir={run_dir}", "--device=cpu"]
     try:
         config: TrainConfig = from_argv([*model, *length, *cell.flags()])
         setup.configure_torch(config)
-        parts = setup.load_parts(config, world)
+        with mock.patch.object(models, "build", _build):
+            parts = setup.load_parts(config, world)
         setup.report_start(config, world, parts)
         with parts.metrics:
             setup.make_trainer(config, world, StopSignal(), parts).fit()
@@ -115,7 +137,7 @@ def _train(world: World, cell: Cell, folder: str) -> list[float] | str:
 
 
 def page(found: dict[Cell, str | None]) -> str:
-    """Return docs/combinations.md."""
+    """Return docs/reference/combinations.md."""
     reasons = sorted({reason for reason in found.values() if reason is not None})
     heads = [f"{'compiled, ' if compiled else ''}accumulate {number}" for compiled, number in COLUMNS]
     rows = [f"| strategy | precision | {' | '.join(heads)} |", "|---|---|" + "---|" * len(heads)]
@@ -134,8 +156,8 @@ _HEAD = f"""# Which settings work together
 
 - **works**: the losses of {STEPS} steps equal the losses of one process that trains on the whole batch. The largest
   relative difference allowed is {_TOLERANCE["fp32"]:g} in fp32, and {_TOLERANCE["bf16"]:g} in bf16 and fp16. The
-  model is the MLP, and the data have the format of MNIST. The strategies `single` and `data_parallel` run in one
-  process, all others in two.
+  model is a small MLP with BatchNorm, in a pipeline without, and the data have the format of MNIST. The strategies
+  `single` and `data_parallel` run in one process, all others in two.
 - **refused [N]**: the run ends before its first step. The reason with the number N is below the table.
 
 "accumulate 4" means `--accumulate 4`, and "compiled" means `--compile`.

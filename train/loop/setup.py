@@ -180,7 +180,8 @@ def make_trainer(config: TrainConfig, world: World, stop: StopSignal, parts: Par
     several = world.world_size > 1 or config.strategy == "fsdp"  # whose bf16 fits no other BatchNorm
     global_batchnorm = config.sync_batchnorm and several and has_batchnorm(model)
     if global_batchnorm:
-        model = convert_sync_batchnorm(model, group)
+        own = placement.new_group(device, config.collective_timeout_s) if config.batchnorm_group == "own" else group
+        model = convert_sync_batchnorm(model, own)
     if config.compile:
         compile_model(model, device)
     context = strategies.Context(

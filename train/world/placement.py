@@ -37,9 +37,13 @@ def pick_device(world: World, wanted: str) -> torch.device:
 
 def gradient_group(device: torch.device, timeout_s: float) -> dist.ProcessGroup | None:
     """Return the group for gradients: NCCL for CUDA devices, otherwise the default group (None)."""
-    if device.type != "cuda":
-        return None
-    group = dist.new_group(backend="nccl", timeout=timedelta(seconds=timeout_s))
+    return new_group(device, timeout_s) if device.type == "cuda" else None
+
+
+def new_group(device: torch.device, timeout_s: float) -> dist.ProcessGroup:
+    """Return a group of all ranks with a communicator of its own, NCCL's for CUDA devices, otherwise gloo's."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    group = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
     assert isinstance(group, dist.ProcessGroup)
     return group
 

@@ -228,26 +228,30 @@ def test_a_link_of_10_mbit_per_second_is_named() -> None:
 
 
 @pytest.mark.skipif(ssh.missing() is not None, reason=str(ssh.missing()))
-@pytest.mark.parametrize("firewall", [False, True])
+@pytest.mark.parametrize("network", ["IPv4", "IPv6", "firewall"])
 def test_two_debian_hosts_are_told_what_a_script_of_their_own_would_meet(
-    firewall: bool, tmp_path_factory: pytest.TempPathFactory
+    network: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Each host's own name is 127.0.1.1; the firewall of the first lets only the port of the store in."""
+    master = "fd77::10" if network == "IPv6" else "10.77.0.10"
     tmp_path_factory.getbasetemp().chmod(0o711)
     flags = ("--slow-mbit-s=1", "--rendezvous-timeout-s=90")  # on a busy machine one rank starts late
     with ssh.started(tmp_path_factory.mktemp("lab")) as lab:
         first, second = (lab.machines[name] for name in ssh.NAMES)
-        if firewall:
+        if network == "IPv6":
+            for machine in (first, second):
+                machine.run("ip", "-4", "address", "flush", "dev", "eth0")
+        if network == "firewall":
             rule = ["INPUT", "-i", "eth0", "-p", "tcp", "--syn", "!", "--dport", "29500", "-j", "DROP"]
             first.run("iptables", "-A", *rule)
         with (
-            _doctor(29500, 0, *flags, master="10.77.0.10", enter=first.inside([], ROOT)) as zero,
-            _doctor(29500, 1, *flags, master="10.77.0.10", enter=second.inside([], ROOT)) as one,
+            _doctor(29500, 0, *flags, master=master, enter=first.inside([], ROOT)) as zero,
+            _doctor(29500, 1, *flags, master=master, enter=second.inside([], ROOT)) as one,
         ):
             outputs = _said(zero, one, within_s=150)
     assert (zero.returncode, one.returncode) == (1, 1)
     problem = _problems(outputs[0])[0]  # on a busy machine also slow links
-    if firewall:
+    if network == "firewall":
         assert re.search(r"^rank 1 \(sshn1, pid \d+\) waits for sshn0 at 10.77.0.10:\d+: 10 s$", outputs[1], re.M)
         assert re.search(r"rank 1 \(sshn1.*does not reach sshn0 at 10.77.0.10:\d+ .*: a firewall\?", problem)
     else:

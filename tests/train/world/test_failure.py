@@ -97,6 +97,8 @@ def test_the_other_ranks_say_why_one_failed_and_rank_0_saves_the_last_whole_step
     assert "saved the last complete step, 2; --resume=auto continues there" in said[0]
     train_on_ranks(2, *flags, "--resume=auto")
     assert [record["step"] for record in records(tmp_path, "step")] == [*range(3, 21)]
+    # The losses of the first two steps went with rank 1, and the record says of how many samples its mean is.
+    assert [(record["samples"], record["samples_read"]) for record in records(tmp_path, "epoch")] == [(144, 160)]
 
 
 def test_torchrun_shows_the_traceback_of_the_rank_that_failed_first(program: Path) -> None:
