@@ -17,7 +17,7 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
@@ -281,32 +281,18 @@ def _schema(args: argparse.Namespace) -> Result:
 
 
 def _must_not_replace(args: argparse.Namespace) -> str:
-    """Say why the file of -o must not be replaced: the command reads it, or others wrote it."""
+    """Say why the file of -o must not be replaced: the command reads it, or render.py did not write it."""
     output = args.output
     if output is None or not Path(output).is_file():
         return ""
-    if any(Path(file).exists() and Path(output).samefile(file) for file in _inputs(args)):
+    read = [*getattr(args, "files", []), getattr(args, "artifact", "-")]
+    if any(Path(file).exists() and Path(output).samefile(file) for file in read):
         return f"{printable(output)}: is read by this command, and -o must not replace it\n  hint: name another file"
     with Path(output).open("rb") as file:
         head = file.read(1000)
-    if args.force or not head.strip():
+    if args.force or not head.strip() or b"# Rendered by `render.py " in head:
         return ""
-    if args.run is _render:
-        if b"# Rendered by `render.py " in head:
-            return ""
-        return f"{printable(output)}: already exists, and render.py did not write it\n  hint: --force replaces it"
-    return f"{printable(output)}: already exists\n  hint: --force replaces it"
-
-
-def _inputs(args: argparse.Namespace) -> Iterator[str]:
-    """Yield the files that a command reads, including files in folders."""
-    for path in [*getattr(args, "files", []), *([args.artifact] if "artifact" in args else [])]:
-        if Path(path).is_dir():
-            from lint import files_in
-
-            yield from files_in(path)
-        elif path != "-":
-            yield path
+    return f"{printable(output)}: already exists, and render.py did not write it\n  hint: --force replaces it"
 
 
 def _report_bug() -> None:

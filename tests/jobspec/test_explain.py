@@ -81,7 +81,7 @@ def test_values_of_several_lines_stay_on_one_and_secrets_are_only_names(
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
-def test_variables_that_differ_between_the_tasks_of_a_sweep_are_told(launcher: str, tmp_path: Path) -> None:
+def test_variables_that_differ_between_the_tasks_of_a_sweep_are_shown(launcher: str, tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     sweep = "sweep: {env.A: [x, y], env.B: [z], env.OMP_NUM_THREADS: ['1', '2']}"
     job.write_text(f"{BASE}nodes: 2\nenv: {{A: w}}\n{sweep}\nslurm: {{launcher: {launcher}}}\n")
@@ -110,7 +110,7 @@ def test_hosts_are_refused_where_the_names_follow_from_the_job(target: str, spec
 
 
 @each_target
-def test_order_of_c10d_is_told_for_a_static_job_only_where_it_is_another(target: str, spec: Path) -> None:
+def test_order_of_c10d_is_shown_for_a_static_job_only_where_it_is_another(target: str, spec: Path) -> None:
     assert "c10d" not in explained(target, spec)[1]
     many = explained(target, spec, "nodes=12")[1]
     assert ("c10d (not used here) would number" in many) == (
@@ -190,7 +190,7 @@ def test_both_ports_of_a_trainjob_are_explained(spec: Path) -> None:
         ("train: {model: mlp}\nslurm: {launcher: srun}\nrendezvous: {timeout: 15m}", True),
     ],
 )
-def test_a_wait_is_told_only_where_something_waits_so_long(keys: str, waits: bool, tmp_path: Path) -> None:
+def test_a_wait_is_shown_only_where_something_waits_so_long(keys: str, waits: bool, tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(f"name: job\nnodes: 2\nprocs_per_node: 2\ndevice: cpu\n{keys}\n")
     _, table = explained("slurm", job)

@@ -253,7 +253,7 @@ def test_example_runs_as_it_is(project: Project, example: Path) -> None:
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.stem)
 def test_compose_reads_every_file_without_a_warning(docker: Docker, composes: None, spec: Path, tmp_path: Path) -> None:
     file = tmp_path / "compose.yaml"
-    file.write_text(render("compose", str(spec)))
+    file.write_text(render("compose", str(spec), sweep_index=0 if spec.stem == "sweep" else None))
     compose = Compose(Docker({**docker.environ, "WANDB_API_KEY": "s3cret", "HF_TOKEN": "s3cret"}), file, "")
     done = compose.run("config", "--quiet")
     assert (done.returncode, done.stdout) == (0, "")
