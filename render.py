@@ -31,6 +31,20 @@ from jobspec.output import unusable_file, write
 from jobspec.problems import SpecError, as_json, printable
 from train import __version__
 
+_KINDS = "indexedjob, jobset, pytorchjob or trainjob"
+_MEANT = {
+    "kubernetes": _KINDS,
+    "k8s": _KINDS,
+    "sbatch": "slurm",
+    "srun": "slurm",
+    "docker": "compose",
+    "ssh": "torchrun",
+}
+_USUAL = """\
+{prog} slurm JOB.yaml | sbatch                      the job as a script; other targets: {prog} help
+{prog} explain JOB.yaml --target slurm              where each process runs, and its variables
+{prog} lint SCRIPT-OR-MANIFEST                      faults in what you have already"""
+
 
 @dataclass
 class Result:
@@ -76,8 +90,7 @@ def main(argv: list[str] | None = None) -> int:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line.  A mistake in it ends the program with the usage of the command that was meant."""
     words = sys.argv[1:] if argv is None else argv
-    if words[:1] in (["kubernetes"], ["k8s"]):
-        _parser().error(f"there is no target {words[0]}; choose indexedjob, jobset, pytorchjob or trainjob")
+    _answer_first_word(words[0] if words else "")
     args, unknown = _parser().parse_known_args(argv)
     args.output = None if args.output == "-" else args.output
     # argparse takes the files before an option, and calls the files after it unknown.
@@ -92,10 +105,26 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
+def _answer_first_word(word: str) -> None:
+    """End the program if the first word is no command, but it is known what was meant."""
+    parser = _parser()
+    if word == "help":
+        parser.parse_args(["--help"])
+    if not word:
+        print(_USUAL.format(prog=parser.prog), file=sys.stderr)
+        raise SystemExit(2)
+    if word.endswith((".yaml", ".yml")):
+        parser.error(f"name a target before {word}, such as: {parser.prog} slurm {word}")
+    if word in _MEANT:
+        parser.error(f"there is no target {word}; choose {_MEANT[word]}")
+
+
 @cache
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="render.py", description="Render one job spec as a script or manifest for a target.", allow_abbrev=False
+        prog="render-job" if Path(sys.argv[0]).name == "render-job" else "render.py",
+        description="Render one job spec as a script or manifest for a target.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

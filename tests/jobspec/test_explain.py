@@ -122,7 +122,7 @@ def test_order_of_c10d_is_shown_for_a_static_job_only_where_it_is_another(target
 def test_table_has_one_row_a_variable_and_says_what_was_set_before(target: str, spec: Path) -> None:
     told, table = explained(target, spec)
     names = set().union(*(seen_by(told, rank) for rank in range(told["world_size"])))
-    rows = [line.split()[0] for line in table[table.index("\nvariable ") :].splitlines()[2:] if line]
+    rows = [line.split()[0] for line in table.partition("\nvariable ")[2].partition("\n\n")[0].splitlines()[1:]]
     assert sorted(rows) == sorted(names)
 
 
@@ -150,6 +150,16 @@ def test_json_of_8000_processes_stays_small(target: str, spec: Path) -> None:
     text = as_json(explain(load(module, str(spec), ["nodes=1000", "procs_per_node=8"]), module))
     assert len(text) < 5_500_000  # 28 MB with everything at every rank
     assert max(len(line) for line in text.splitlines()) < 2000  # a rank is a line
+
+
+def test_table_of_a_large_job_has_a_row_a_node_and_what_to_type_next(spec: Path) -> None:
+    _, table = explained("slurm", spec, "nodes=64")
+    assert table.splitlines()[2:5] == [
+        "RANK     NODE_RANK  LOCAL_RANK  device  node",
+        "0-1      0          0-1         cpu     <node 0>",
+        "2-3      1          0-1         cpu     <node 1>",
+    ]
+    assert table.endswith("\nwatch: squeue --me; tail -F job-*-r*.log\nend: scancel JOB\n")
 
 
 def test_table_says_what_a_later_setter_replaced(spec: Path) -> None:
