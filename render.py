@@ -43,7 +43,8 @@ _MEANT = {
 _USUAL = """\
 {prog} slurm JOB.yaml | sbatch                      the job as a script; other targets: {prog} help
 {prog} explain JOB.yaml --target slurm              where each process runs, and its variables
-{prog} lint SCRIPT-OR-MANIFEST                      faults in what you have already"""
+{prog} lint SCRIPT-OR-MANIFEST                      faults in what you have already
+{prog} from SCRIPT-OR-MANIFEST                      a first spec from it"""
 
 
 @dataclass
@@ -172,6 +173,14 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--explain", metavar="RULE", help="print what a rule means, and read no file")
     command.add_argument("--list", action="store_true", help="print all rules, and read no file")
 
+    command = _command(commands, "from", "a first job spec from a script or manifest that you have", _from)
+    command.add_argument(
+        "files", metavar="FILE", nargs="+", help="an sbatch script, or the manifests of one training job; - is stdin"
+    )
+    command.add_argument(
+        "--site", metavar="PATH", help="write what is of the cluster to this file, and only the rest as the job"
+    )
+
     command = _command(commands, "schema", "the JSON Schema of the job spec, for editors", _schema)
     command.add_argument("--part", action="store_true", help="print the schema of a partial spec, such as a site file")
     return parser
@@ -294,6 +303,18 @@ def _lint(args: argparse.Namespace) -> Result:
     found = lint(args.files, skipped, versions)
     notes = [f"skipped a file of a kind that lint does not know: {printable(file)}" for file in skipped]
     return Result(shown(found, args.format, list(rules.values())), exit_code(found, args.strict), notes)
+
+
+def _from(args: argparse.Namespace) -> Result:
+    from migrate import starter
+
+    job, site, notes = starter(args.files, args.site is not None)
+    if args.site is not None:
+        problem = _must_not_replace(argparse.Namespace(**{**vars(args), "output": args.site}))
+        if problem:
+            return Result("", 1, [problem])
+        write(site, args.site)
+    return Result(job, notes=notes)
 
 
 def _schema(args: argparse.Namespace) -> Result:
