@@ -1,6 +1,6 @@
 """A few artifacts byte for byte: a job with every key, the shortest scripts, the runtimes, elastic.
 
-`pytest --update` writes them anew.  What people copy is golden, too, a short job on each target: `render.py check`.
+`pytest --update` rewrites them.  What people copy is golden, too, a short job on each target: `render.py check`.
 Every other job of jobs/ is rendered on each target, or refused, and judged by what reads the artifact.
 """
 
