@@ -7,7 +7,7 @@
     render.py schema > jobspec.schema.json
 
 Exit codes: 0 done; 1 the input is wrong (all problems on stderr, nothing written) or something differs; 2 usage;
-3 a bug in render.py; 4 lint could not read a file.
+3 a bug in render.py; 4 lint or from could not read a file.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         return result.code
     except SpecError as error:
         print(as_json(error.problems) if args.format == "json" else f"{error}\n", file=sys.stderr, end="")
-        return 1
+        return 4 if args.run is _from else 1
     except BrokenPipeError:
         # The reader of the output has gone.  Without this, Python would complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from jobspec import targets
@@ -13,8 +14,11 @@ from jobspec.artifact import plans_of
 from jobspec.problems import Path, SpecError, printable
 from jobspec.reading.yaml_source import parse
 from jobspec.spec.job import Job
+from lint.secrets import is_secret
 
 _PLAIN = re.compile(r"(?!(?i:true|false|null)$)[A-Za-z/](?:[\w./@%+=-]|:(?=\w)| (?=[\w/-]))*|(?:\d+[dhms])+|\d+[MGT]iB")
+ASSIGNED = re.compile(r"\b(\w+)(?=[\"']?(?::?[=-]|: )[\"']?([^\s\"'}]{4,}))")
+_TOKEN = re.compile(r"\b(?:hf_\w{20,}|sk-[\w-]{20,}|gh[opsu]_\w{20,}|AKIA[A-Z0-9]{16}|glpat-[\w-]{20,}|(?<=login )[0-9a-f]{40})")
 _WIDTH = 110
 _OF_SITE = {"slurm", "kubernetes", "image", "setup", "mounts", "resources", "gpu"}
 _FABRIC = re.compile("NCCL_|FI_|UCX_|GLOO_|RCCL_|MPICH_|HSA_|ROCM_|MIOPEN_|ENROOT_|MELLANOX_|NVIDIA_|LD_|OMPI_")
@@ -63,6 +67,7 @@ class Draft:
         self.faults: list[str] = []
         self.secrets: set[str] = set()
         self.is_ours = False
+        self._number = count()
 
     def say(self, key: str, value: Any, where: str, remark: str = "") -> None:
         """Set a key such as `resources.cpus`.  A second value replaces the first, which is named."""
@@ -71,27 +76,43 @@ class Draft:
 
     def say_in(self, key: str, name: str, value: Any, where: str, remark: str = "") -> None:
         """Set a name, which may have dots, in a mapping such as `env`."""
+        if key == "env" and is_secret(name, str(value)):
+            self.secret(name, str(value), where)
+            return
         self._set((*key.split("."), name), Said(value, where, remark))
 
     def add(self, key: str, value: Any, where: str, remark: str = "") -> None:
         """Append to a list such as `setup`, unless it has this value."""
         path = tuple(key.split("."))
-        if not any(each[:-1] == path and getattr(one, "value", None) == value for each, one in self.said.items()):
-            number: Path = (*path, len(self.said))
-            self.said[number] = Said(value, where, remark)
+        for each, one in self.said.items():
+            if each[:-1] == path and isinstance(one, Said) and one.value == value:
+                one.where = both(one.where, where)
+                return
+        number: Path = (*path, next(self._number))
+        self.said[number] = Said(value, where, remark)
 
     def lose(self, key: str, text: str, where: str, why: str) -> None:
         """Name what was not taken, at its place: the section or list of a key."""
         path = tuple(key.split("."))
         for each, one in self.said.items():
             if each[:-1] == path and isinstance(one, Lost) and (one.text, one.why) == (text, why):
-                one.where += f", {where}"
+                one.where = both(one.where, where)
                 return
-        comment: Path = (*path, f"#{len(self.said)}")
+        comment: Path = (*path, f"#{next(self._number)}")
         self.said[comment] = Lost(text, where, why)
 
     def has(self, key: str) -> bool:
         return tuple(key.split(".")) in self.said
+
+    def join(self, one: Said | Lost | None, where: str) -> None:
+        """Add a place to a value that several places say."""
+        if one is not None:
+            one.where = both(one.where, where)
+
+    def keep_secrets_of(self, text: str) -> None:
+        """Let no text show what looks like a secret's value in a source, whatever becomes of its line."""
+        self.secrets.update(value for name, value in ASSIGNED.findall(text) if is_secret(name, value))
+        self.secrets.update(_TOKEN.findall(text))
 
     def secret(self, name: str, value: str, where: str) -> None:
         """Take a secret's name, and keep its value out of every text."""
@@ -104,6 +125,8 @@ class Draft:
         old = self.said.get(path)
         if isinstance(old, Said) and old.value != new.value:
             self.lose(".".join(map(str, path[:-1])) or str(path[0]), f"{path[-1]}: {old.value}", old.where, "set again")
+        elif isinstance(old, Said):
+            new = Said(new.value, both(old.where, new.where), new.remark or old.remark)
         self.said[path] = new
 
     def make_valid(self) -> None:
@@ -177,6 +200,10 @@ class Draft:
         order = list(Job.model_fields)
         for key in sorted(tree, key=lambda key: order.index(key) if key in order else len(order)):
             yield from _key(key, tree[key], 0)
+
+
+def both(where: str, other: str) -> str:
+    return where if other in where.split(", ") else f"{where}, {other}"
 
 
 def _nested(said: dict[Path, Said | Lost]) -> Tree:

@@ -13,7 +13,7 @@ from jobspec.spec.variables import is_set_by_launcher
 from lint.manifest import Node, documents
 from lint.pods import Group, groups, started
 from lint.sbatch import number
-from migrate.draft import Draft
+from migrate.draft import Draft, both
 from migrate.program import duration, say_around, say_command, say_processes
 from migrate.shell import Program
 
@@ -72,13 +72,15 @@ _DECIMAL = {"K": 10**3, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 1
 def read_manifests(texts: Mapping[str, str]) -> Draft:
     """Return the draft of the first training job in some manifests.  Raises SpecError if there is none."""
     found = [each for file, text in texts.items() for one in documents(text, file) for each in _items(one)]
-    jobs = [each for each in found if each.text("kind") in TARGETS]
+    jobs = [each for each in found if each.text("kind") in TARGETS and "volcano" not in each.text("apiVersion")]
     if not jobs:
         first = next(iter(texts))
         message = f"no {', '.join(TARGETS)} is in this manifest"
         raise SpecError([Problem(Place(first, 1, 1, 1, ""), message, "give the manifest of the training job")])
     job = next((each for each in jobs if each.text("kind") != "Job"), jobs[0])
     draft = Draft(" ".join(texts), TARGETS[job.text("kind")])
+    for text in texts.values():
+        draft.keep_secrets_of(text)
     _Manifest(draft, job, found, several=len(texts) > 1).read()
     return draft
 
@@ -93,13 +95,20 @@ class _Manifest:
     def __init__(self, draft: Draft, job: Node, found: list[Node], several: bool) -> None:
         self.draft, self.job, self.found, self.several = draft, job, found, several
         self.done: set[int] = set()
+        self.words: dict[str, Any] = {}
         runtime = job.text("spec", "runtimeRef", "name")
         own = [each for each in found if each.text("kind").endswith("TrainingRuntime")]
         self.runtime = next((each for each in own if each.text("metadata", "name") == runtime), None)
 
     def where(self, node: Node) -> str:
-        line = node.key_place.line
-        return f"{node.file}:{line}" if self.several else f"line {line}"
+        first, end = node.key_place.line, node.raw.end_mark
+        last = max(first, end.line + (end.column > 0))
+        lines = f"line {first}" if first == last else f"lines {first}-{last}"
+        return f"{node.file} {lines}" if self.several else lines
+
+    def line(self, node: Node) -> str:
+        """Return the place where a value begins; `where` gives all its lines."""
+        return re.sub(r"lines (\d+)-\d+", r"line \1", self.where(node))
 
     def take(self, node: Node | None) -> Node | None:
         if node is not None:
@@ -125,12 +134,16 @@ class _Manifest:
         self._nodes(all_groups)
         for group in all_groups:
             self._metadata(group.template)
+        first = trainer if trainer and (trainer.get("command") or trainer.get("args")) else container
+        for key in ("command", "args"):
+            if first is not None and (words := first.get(key)):
+                self.words[key] = _value(words)
         for pod in [*pods, *self._patches()]:
             if pod is not None:
                 self._pod(pod, container)
         for each in filter(None, (container, trainer)):
             self._of_container(each)
-        self._program(trainer if trainer and (trainer.get("command") or trainer.get("args")) else container)
+        self._program(first)
         for owner in owners:
             self._rest(owner, ())
 
@@ -179,7 +192,8 @@ class _Manifest:
             or (self.runtime and self.runtime.get("spec", "mlPolicy", "numNodes"))
         ):
             sizes = [number(given.text())]
-        where = ", ".join(dict.fromkeys(self.where(group.template) for group in all_groups)) or self.where(self.job)
+            draft.rendered.append(f"{self.where(given)}: numNodes, which is nodes")
+        where = ", ".join(dict.fromkeys(self.line(group.template) for group in all_groups)) or self.line(self.job)
         jobs = spec.elements("replicatedJobs") if spec else []
         times = [number(each.text("replicas")) or 1 for each in jobs] or [1] * len(sizes)
         if None in sizes or not sizes:
@@ -192,13 +206,11 @@ class _Manifest:
         spec = self.job.get("spec")
         for override in spec.elements("podTemplateOverrides") if spec else []:
             if (pod := override.get("spec")) is not None:
-                self.take(override)
                 yield pod
         for patch in spec.elements("runtimePatches") if spec else []:
             for each in patch.elements("trainingRuntimeSpec", "template", "spec", "replicatedJobs"):
                 if (pod := each.get("template", "spec", "template", "spec")) is not None:
                     self._metadata(each.get("template", "spec", "template") or pod)
-                    self.take(patch)
                     yield pod
 
     def _pod(self, pod: Node, main: Node | None) -> None:
@@ -248,6 +260,7 @@ class _Manifest:
         old = self.draft.said.get(("kubernetes", "pod", key))
         if old is not None and isinstance(value, list) and isinstance(getattr(old, "value", None), list):
             old.value += [each for each in value if each not in old.value]  # type: ignore[union-attr]
+            self.draft.join(old, where)
         else:
             self.draft.say_in("kubernetes.pod", key, value, where)
 
@@ -256,6 +269,8 @@ class _Manifest:
         mine = next((each for each in getattr(old, "value", []) if each.get("name") == "node"), None)
         if mine is None:
             self._patch("containers", [mine := {"name": "node"}], where)
+        else:
+            self.draft.join(old, where)
         if isinstance(value, list):
             mine[key] = [*mine.get(key, []), *(each for each in value if each not in mine.get(key, []))]
         else:
@@ -280,6 +295,10 @@ class _Manifest:
         self.take(container)
         for key, node in container.items():
             where = self.where(node)
+            if key in ("command", "args") and _value(node) == self.words.setdefault(key, _value(node)):
+                draft.rendered.append(f"{where}: {key}")
+            elif key in ("command", "args"):
+                draft.lose("command", f"{key} {_value(node)}", where, "differs from that of the first pods")
             if key == "env":
                 for entry in node.elements():
                     self._variable(entry)
@@ -287,11 +306,15 @@ class _Manifest:
                 self._resources(node)
             elif key == "securityContext":
                 self._security(node)
-            elif key in ("numNodes", "name", "command", "args", "volumeMounts", *_RENDERED):
+            elif key == "name" or key in _RENDERED:
+                draft.rendered.append(f"{where}: {key}")
+            elif key in ("numNodes", "command", "args", "volumeMounts"):
                 pass
             elif key == "numProcPerNode":
                 if number(node.text()):
                     draft.say("procs_per_node", int(node.text()), where)
+                else:
+                    draft.rendered.append(f"{where}: {key} {node.text()}, which the GPUs decide")
             elif key in POD:
                 draft.say(POD[key], node.text(), where)
             else:
@@ -304,8 +327,7 @@ class _Manifest:
             draft.rendered.append(f"{where}: {name}")
         elif reference:
             value = {name: {"secret": reference.text("name"), "key": reference.text("key")}}
-            if not any(getattr(one, "value", None) == value for one in draft.said.values()):
-                draft.add("secrets", value, where)
+            draft.add("secrets", value, where)
         elif entry.get("valueFrom"):
             self._patch_node("env", [_value(entry)], where)
         elif names_secret(name) and entry.text("value"):
@@ -320,6 +342,7 @@ class _Manifest:
         less: dict[str, str] = {}
         for name, each in {**lower, **limits}.items():
             value, where = each.text(), self.where(each)
+            where = both(where, self.where(lower[name])) if name in limits and name in lower else where
             if name in limits and name in lower and lower[name].text() != value:
                 less[name] = lower[name].text()
             if name.endswith("/gpu"):
@@ -368,6 +391,7 @@ class _Manifest:
             paths = {mount.text("mountPath").rstrip("/") for mount in used}
             if paths == {"/dev/shm"}:
                 size, remark = _size(volume.text("emptyDir", "sizeLimit"))
+                draft.rendered += [f"{self.where(mount)}: the mount of /dev/shm" for mount in used]
                 if size:
                     draft.say("resources.shm", size, where, remark)
                 else:
@@ -389,8 +413,7 @@ class _Manifest:
                         if "true" in (mount.text("readOnly"), volume.text("persistentVolumeClaim", "readOnly"))
                         else {}
                     )
-                    if not any(getattr(one, "value", None) == value for one in draft.said.values()):
-                        draft.add("mounts", value, self.where(mount))
+                    draft.add("mounts", value, f"{self.where(mount)}, {where}")
                 if "source" in kind:
                     draft.say("kubernetes.security", "privileged", where, "for a folder of the node")
             else:
@@ -416,9 +439,11 @@ class _Manifest:
         if draft.has("kubernetes.host_network") or draft.has("resources.rdma"):
             draft.said.pop(("kubernetes", "security"), None)
             draft.say("kubernetes.security", "privileged", "not said", "for hostNetwork or RDMA")
-        gpus = getattr(draft.said.get(("gpus_per_node",)), "value", None)
-        draft.said.pop(("gpus_per_node",), None)
-        node_where = getattr(draft.said.get(("nodes",)), "where", "not said")
+        said = draft.said.pop(("gpus_per_node",), None)
+        gpus = getattr(said, "value", None)
+        node_where = said.where if said else getattr(draft.said.get(("nodes",)), "where", "not said")
+        if said:
+            draft.rendered.append(f"{said.where}: GPUs, which are procs_per_node or gpus_per_node")
         nodes = getattr(draft.said.get(("nodes",)), "value", 1)
         script = started(container) if container else None
         spec = self.job.get("spec")
@@ -434,6 +459,12 @@ class _Manifest:
             draft.lose("command", "the image's own program", node_where, "a spec says what runs")
         else:
             program = Program(script)
+            texts = (
+                [self.where(each) for each in (container.get("command"), container.get("args")) if each]
+                if container
+                else []
+            )
+            program.place = ", ".join(texts)
             before = draft.said.get(("procs_per_node",))
             say_processes(draft, program, 1, gpus, nodes if isinstance(nodes, int) else 1, node_where)
             if before is not None:
@@ -445,7 +476,7 @@ class _Manifest:
         if gpus and procs and gpus != procs:
             draft.say("gpus_per_node", gpus, node_where)
         unknown = any(path[0] == "gpus_per_node" for path in draft.said)
-        if not gpus and not unknown and not draft.has("kubernetes.runtime"):
+        if not gpus and not unknown:
             draft.say("device", "cpu", "not said", "the pods ask for no GPUs")
 
     def _of_job(self, key: str, node: Node) -> None:
@@ -459,7 +490,9 @@ class _Manifest:
             draft.say(JOB[key], duration(int(node.text())), where)
         elif key in ("backoffLimit", "maxRestarts") and number(node.text()) is not None:
             self.take(node)
-            if not draft.has("max_restarts"):
+            if draft.has("max_restarts"):
+                draft.rendered.append(f"{where}: {key} {node.text()}")
+            else:
                 draft.say("max_restarts", int(node.text()), where)
         elif key == "nprocPerNode" and number(node.text()):
             self.take(node)
@@ -470,13 +503,18 @@ class _Manifest:
             self.take(node)
             if self.runtime is None:
                 draft.say("kubernetes.runtime", node.text("name"), where)
+            else:
+                draft.rendered.append(f"{where}: {key}, whose runtime is in the manifest")
         elif key in _RENDERED or (key == "network" and not node.get("subdomain")):
             self.take(node)
             draft.rendered.append(f"{where}: {key}")
 
     def _rest(self, node: Node, path: tuple[str, ...]) -> None:
         """Name every field that no key stands for."""
-        if id(node.raw) in self.done or (path and path[-1] in (*_RENDERED, *JOB)) or path[-1:] == ("name",):
+        if id(node.raw) in self.done:
+            return
+        if path and (path[-1] in (*_RENDERED, *JOB) or path[-1] == "name"):
+            self.draft.rendered.append(f"{self.where(node)}: {path[-1]} {node.text()}")
             return
         inside = [*node.items(), *((str(n), each) for n, each in enumerate(node.elements()))]
         if len(path) > 40:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from jobspec.spec.variables import is_bash_variable, is_set_by_launcher
-from migrate.draft import Draft
+from migrate.draft import ASSIGNED, Draft
 from migrate.shell import SHOWS, Launch, Program, Statement, Word, begins, is_secret, number, own_words
 
 _NAMES_OF_FLAGS = """
@@ -21,7 +21,6 @@ LAUNCHER_FLAGS = frozenset(_NAMES_OF_FLAGS.split())
 _NAMES_THAT_ACTIVATE = "module ml conda source . mamba micromamba spack ulimit umask export unset shopt activate"
 _ACTIVATES = frozenset(_NAMES_THAT_ACTIVATE.split())
 _ACTIVATING = re.compile(rf"(?:{'|'.join(map(re.escape, sorted(_ACTIVATES)))})\b|$")
-_SECRET = re.compile(r"\b(\w+)(?::?[=-])[\"']?([^\s\"'}]+)")
 _VARIABLE = re.compile(r"\$\{?(\w+)")
 _EVERY_GPU = re.compile(r"gpu|auto|.*(?:GPUS_ON_NODE|GPUS_PER_NODE|nvidia-smi|device_count|NUM_GPUS|NGPU).*", re.S)
 
@@ -44,7 +43,9 @@ def say_command(draft: Draft, program: Program) -> None:
     flags = [word.value for word in launch.words[: len(launch.words) - len(words)]]
     if is_python and ({"m", "module"} & launch.options.keys() or "-m" in flags):
         lead = ["-m"]
-    where = program.where(launch.text.at[:1] or [0], [at for word in words for at in word.at])
+    main = program.main_statement
+    where = main.where if main else program.where([at for word in words for at in word.at] or [0])
+    where = program.place or where
     plain, text = program.arguments(words, launch.inner)
     for name, value in program.secrets.items():
         draft.secret(name, value, where)
@@ -96,7 +97,7 @@ def say_processes(draft: Draft, program: Program, tasks: int | None, gpus: int |
         elif count is None and not given:
             count, remark = 1, "torchrun's default"
         elif count is None:
-            remark = f"nproc-per-node is {shown}"
+            count, remark = gpus, f"nproc-per-node is {shown}, which is not known: the GPUs of a node"
         begin = begins(launch)
         ours = launch.words[:begin] if begin is not None else launch.words
         for name, option in launch.options.items():
@@ -132,12 +133,8 @@ def say_around(draft: Draft, program: Program, has_container: bool = False) -> N
     """Say the statements before and after the program: env, workdir, setup, slurm.prologue and slurm.epilogue."""
     if draft.is_ours:
         return
-    statements, launch = program.statements(), program.main
+    statements, launch, main = program.statements, program.main, program.main_statement
     pod = program.script.in_container
-    at = program.line((launch.step or launch).command.start) if launch else 0
-    if launch and launch.inner and not launch.step:
-        at = program.line(launch.text.at[0]) if len(launch.text.at) else at
-    main = next((one for one in statements if one.first <= at <= one.last), None)
     before = [one for one in statements if main is None or one.last < main.first]
     stays = _that_stay(program, before)
     kept = [one for one in before if id(one) in stays]
@@ -158,11 +155,11 @@ def say_around(draft: Draft, program: Program, has_container: bool = False) -> N
     _say_beside(draft, program, launch, main, key)
     for one in (each for each in statements if each.first > main.last):
         if launch.command.function and one.names == {launch.command.function}:
-            draft.rendered.append(f"{_where(one)}: {one.text}")
+            draft.rendered.append(f"{one.where}: {one.text}")
         elif one.names and one.names <= SHOWS:
-            draft.lose("command" if pod else "slurm.epilogue", one.text, _where(one), "only prints something")
+            draft.lose("command" if pod else "slurm.epilogue", one.text, one.where, "only prints something")
         elif pod:
-            draft.lose("command", one.text, _where(one), "a pod ends with its processes")
+            draft.lose("command", one.text, one.where, "a pod ends with its processes")
         else:
             _keep(draft, program, one, "slurm.epilogue")
 
@@ -192,16 +189,16 @@ def _that_stay(program: Program, before: Sequence[Statement]) -> set[int]:
 def _say_statement(draft: Draft, program: Program, one: Statement, key: str) -> None:
     """Say or name a statement that is no line of bash in the spec."""
     if one.names == {"set"}:
-        draft.rendered.append(f"{_where(one)}: {one.text}")
+        draft.rendered.append(f"{one.where}: {one.text}")
     elif not _only_assigns(one):
-        draft.lose(key, one.text, _where(one), "only prints something")
+        draft.lose(key, one.text, one.where, "only prints something")
     for name, word in _assigned(one):
         if name in program.script.exported and not is_set_by_launcher(name) and not program.inlined(word):
             _say_variable(draft, program, name, word)
         elif is_secret(name, word.value):
-            draft.secret(name, word.value, _where(one))
+            draft.secret(name, word.value, one.where)
         elif _only_assigns(one):
-            draft.rendered.append(f"{_where(one)}: {name}")
+            draft.rendered.append(f"{one.where}: {name}")
 
 
 def _say_beside(draft: Draft, program: Program, launch: Launch, main: Statement, key: str) -> None:
@@ -231,10 +228,6 @@ def _say_beside(draft: Draft, program: Program, launch: Launch, main: Statement,
             else:
                 shown = program.script.shown(" ".join(word.text.value for word in each.words))
                 draft.lose("command", shown, where, "stands beside the program")
-
-
-def _where(one: Statement) -> str:
-    return f"line {one.first}" if one.first == one.last else f"lines {one.first}-{one.last}"
 
 
 def _assigns(words: Sequence[Word]) -> bool:
@@ -279,15 +272,15 @@ def _keep(draft: Draft, program: Program, one: Statement, key: str) -> None:
         path[0] != "setup" or _ACTIVATING.match(str(getattr(said, "value", ""))) for path, said in draft.said.items()
     )
     if one.names == {"cd"} and len(words) == 2 and re.fullmatch(r"/[^$:,]*", words[1]) and key == "setup" and first:
-        draft.say("workdir", words[1], _where(one))
+        draft.say("workdir", words[1], one.where)
         return
     line = one.one_line() if one.commands else None
-    for name, value in _SECRET.findall(one.text):
+    for name, value in ASSIGNED.findall(one.text):
         if is_secret(name, value):
-            draft.secret(name, value, _where(one))
+            draft.secret(name, value, one.where)
     if line is None:
-        draft.lose(key, one.text, _where(one), "not one line of bash")
+        draft.lose(key, one.text, one.where, "not one line of bash")
     elif program.asked_in(line):
-        draft.lose(key, one.text, _where(one), "an argument of the script, which is not known")
+        draft.lose(key, one.text, one.where, "an argument of the script, which is not known")
     else:
-        draft.add(key, line, _where(one))
+        draft.add(key, line, one.where)

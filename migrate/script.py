@@ -41,6 +41,7 @@ _TAKES = dict(apptainer=_APPTAINER, singularity=_APPTAINER, docker=_DOCKER, podm
 def read_script(text: str, file: str) -> Draft:
     """Return the draft of one script."""
     draft = Draft(file, "slurm")
+    draft.keep_secrets_of(text)
     draft.is_ours = "\n# Rendered by `render.py " in text[:1000]
     script = Script.parse(text, locator(text, file))
     program = Program(script)

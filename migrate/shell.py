@@ -22,7 +22,7 @@ _NAMES_THAT_SHOW = """
 SHOWS = frozenset(_NAMES_THAT_SHOW.split())
 """Commands whose only effect is what they print."""
 
-_INNER = re.compile(r"(\$\{[^}]*\}|\$\w+|\$\([^)]*\)|`[^`]*`|\$[@*#?!])")
+_INNER = re.compile("([\U000f0000-\U000fffff]|" r"\$\{[^}]*\}|\$\w+|\$\([^)]*\)|`[^`]*`|\$[@*#?!])")
 _UNKNOWN = re.compile("([\U000f0000-\U000fffff])")
 _KUBELET = re.compile(r"\$\((\w+)\)")
 _ARGUMENT = re.compile(r"\$(?:[1-9@*#]|\{[0-9@*#]+[^}]*\})")
@@ -36,6 +36,10 @@ class Statement:
     last: int
     text: str
     commands: list[Command] = field(default_factory=list)
+
+    @property
+    def where(self) -> str:
+        return f"line {self.first}" if self.first == self.last else f"lines {self.first}-{self.last}"
 
     @property
     def names(self) -> set[str]:
@@ -67,6 +71,7 @@ class Program:
         self.asked: list[str] = []
         self.used: set[str] = set()
         self.secrets: dict[str, str] = {}
+        self.place = ""
 
     def without_comments(self, words: Sequence[Text]) -> list[Text]:
         """Leave out comments between the elements of an array, which lint gives as words."""
@@ -126,7 +131,7 @@ class Program:
             if launch.kind == "python" or launch.kind in ("mpirun", "mpiexec"):
                 return 4 if launch.step else 3
             if launch.kind in SHOWS or launch.kind in ("head", "pkill", "trl", "curl", "pip", "mkdir", "kill", "ssh"):
-                return 0
+                return 1 if self.script.argv else 0
             return 2 if launch.step else 1 if self.script.in_container or launch.kind.endswith(".sh") else 0
 
         best = max(map(rank, found), default=0)
@@ -150,6 +155,7 @@ class Program:
         at = next((at for at, value in enumerate(values) if value.rpartition("/")[2] in CONTAINERS), None)
         return ("", []) if at is None else (values[at].rpartition("/")[2], values[at + 1 :])
 
+    @cached_property
     def statements(self) -> list[Statement]:
         """Return all lines that are no comments, those that bash could not read included."""
         script = self.script
@@ -186,6 +192,17 @@ class Program:
             found.append(Statement(self.line(begins[first]), self.line(begins[last]), text, inside))
         return found
 
+    @cached_property
+    def main_statement(self) -> Statement | None:
+        """The statement with the program."""
+        launch = self.main
+        if launch is None or not self.script.commands:
+            return None
+        command = (launch.step or launch).command
+        inner = launch.inner and not launch.step and len(launch.text.at) > 0
+        at = self.line(launch.text.at[0] if inner else command.start)
+        return next((one for one in self.statements if one.first <= at <= one.last), None)
+
     def arguments(self, words: Sequence[Text], inner: bool) -> tuple[list[str], str]:
         """Return words as they are, or if a shell must replace something in them, the text for that shell."""
         written = []
@@ -215,7 +232,7 @@ class Program:
             return value
         text = ""
         for at, piece in enumerate(pieces):
-            written = names.get(piece, piece)
+            written = names.get(piece, piece).strip()
             if at % 2 and (_ARGUMENT.match(written) or written in self._loops()):
                 self.asked.append(written)
                 text += "change-me"
