@@ -1,7 +1,8 @@
 """Write a starter job spec from an sbatch script or a manifest that exists.
 
 Reading order: draft.py (what was read, and the YAML made of it), shell.py (a script's statements and what it starts),
-script.py (sbatch), manifest.py (Kubernetes).  Nothing in a source is dropped without a comment that names it.
+program.py (both as keys), script.py (sbatch), pod.py and manifest.py (Kubernetes).  Nothing in a source is dropped
+without a comment that names it.
 """
 
 from __future__ import annotations

@@ -18,7 +18,9 @@ from lint.secrets import is_secret
 
 _PLAIN = re.compile(r"(?!(?i:true|false|null)$)[A-Za-z/](?:[\w./@%+=-]|:(?=\w)| (?=[\w/-]))*|(?:\d+[dhms])+|\d+[MGT]iB")
 ASSIGNED = re.compile(r"\b(\w+)(?=[\"']?(?::?[=-]|: )[\"']?([^\s\"'}]{4,}))")
-_TOKEN = re.compile(r"\b(?:hf_\w{20,}|sk-[\w-]{20,}|gh[opsu]_\w{20,}|AKIA[A-Z0-9]{16}|glpat-[\w-]{20,}|(?<=login )[0-9a-f]{40})")
+_TOKEN = re.compile(
+    r"\b(?:hf_\w{20,}|sk-[\w-]{20,}|gh[opsu]_\w{20,}|AKIA[A-Z0-9]{16}|glpat-[\w-]{20,}|(?<=login )[0-9a-f]{40})"
+)
 _WIDTH = 110
 _OF_SITE = {"slurm", "kubernetes", "image", "setup", "mounts", "resources", "gpu"}
 _FABRIC = re.compile("NCCL_|FI_|UCX_|GLOO_|RCCL_|MPICH_|HSA_|ROCM_|MIOPEN_|ENROOT_|MELLANOX_|NVIDIA_|LD_|OMPI_")

@@ -155,6 +155,7 @@ spec:
           INSIDE
           resources: {limits: {nvidia.com/gpu: 2, memory: 700G}, requests: {memory: 1Gi}}
 """
+SHM = "volumeMounts: [{name: d, mountPath: /dev/shm}]"
 MOUNT = "volumeMounts: [{name: d, mountPath: /d}]"
 FIELDS = [
     ("hostNetwork: true", "", "host_network: true  # line 9"),
@@ -164,7 +165,7 @@ FIELDS = [
     ("tolerations: [{key: a, effect: NoExecute, tolerationSeconds: 5}]", "", "{key: a, effect: NoExecute, seconds: 5}"),
     ("volumes: [{name: d, persistentVolumeClaim: {claimName: c}}]", MOUNT, "{claim: c, path: /d}"),
     ("volumes: [{name: d, nfs: {path: /x, server: s}}]", MOUNT, MOUNT),
-    ("volumes: [{name: d, emptyDir: {medium: Memory, sizeLimit: 2Gi}}]", MOUNT.replace("/d}", "/dev/shm}"), "shm: 2GiB"),
+    ("volumes: [{name: d, emptyDir: {medium: Memory, sizeLimit: 2Gi}}]", SHM, "shm: 2GiB"),
     ("", "env: [{name: A, value: b}]", "A: b  # line 14"),
     ("", "env: [{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: s, key: k}}}]", "{HF_TOKEN: {secret: s, key: k}}"),
     ("", "env: [{name: IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]", "fieldPath: status.podIP"),

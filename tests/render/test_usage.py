@@ -81,7 +81,7 @@ def test_bug_is_exit_3_with_what_to_report(monkeypatch: pytest.MonkeyPatch, caps
         (["kubernetes", "job.yaml"], "no target kubernetes; choose indexedjob, jobset, pytorchjob or trainjob\n"),
         (["sbatch", "job.yaml"], "there is no target sbatch; choose slurm\n"),
         (["job.yaml"], "name a target before job.yaml, such as: render.py slurm job.yaml\n"),
-        ([], "render.py lint SCRIPT-OR-MANIFEST                      faults in what you have already\n"),
+        ([], "render.py from SCRIPT-OR-MANIFEST                      a first spec from it\n"),
     ],
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else "",
 )
