@@ -7,7 +7,7 @@ two functions with one name are one rule for two kinds of files.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,14 +17,6 @@ from jobspec.problems import Place, Problem
 
 Subject = TypeVar("Subject")
 ERROR, WARNING = "error", "warning"
-
-
-@dataclass(frozen=True)
-class Versions:
-    """What the cluster has; the newest unless given."""
-
-    slurm: tuple[int, int] = (25, 5)
-    torch: tuple[int, int] = (2, 13)
 
 
 class Fault(NamedTuple):
@@ -66,27 +58,25 @@ def entries() -> dict[str, Entry]:
     return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.severity)}
 
 
+@dataclass(frozen=True)
 class LintRule(Generic[Subject]):
-    """A check of a script, of a compose file, or of the documents of a manifest."""
+    """A check of a script or of a manifest."""
 
-    def __init__(self, check: Callable[[Subject], Iterable[Fault]], holds: Callable[[Versions], bool]) -> None:
-        self.name, self.check, self.holds = check.__name__.replace("_", "-"), check, holds
+    check: Callable[[Subject], Iterable[Fault]]
 
-    def findings(self, subject: Subject, versions: Versions) -> Iterable[Finding]:
+    @property
+    def name(self) -> str:
+        return self.check.__name__.replace("_", "-")
+
+    def findings(self, subject: Subject) -> Iterator[Finding]:
         entry = entries()[self.name]
-        for place, reason, fix in self.check(subject) if self.holds(versions) else ():
-            message = f"{reason} [{self.name}]"
-            yield Finding(place, message, fix or entry.fix, entry.link, self.name, entry.severity)
+        for place, reason, fix in self.check(subject):
+            yield Finding(place, f"{reason} [{self.name}]", fix or entry.fix, entry.link, self.name, entry.severity)
 
 
 def rule(check: Callable[[Subject], Iterable[Fault]]) -> LintRule[Subject]:
-    """Turn a function into a rule for all versions."""
-    return LintRule(check, lambda _: True)
-
-
-def rule_if(holds: Callable[[Versions], bool]) -> Callable[[Callable[[Subject], Iterable[Fault]]], LintRule[Subject]]:
-    """Turn a function into a rule for the versions for which `holds` is True."""
-    return lambda check: LintRule(check, holds)
+    """Turn a function into a rule."""
+    return LintRule(check)
 
 
 def rules_in(*modules: object) -> list[LintRule[Subject]]:

@@ -1,4 +1,4 @@
-"""Rules for `#SBATCH` lines, signals, requeueing and ports."""
+"""Rules for `#SBATCH` lines, requeueing and ports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from jobspec.problems import Place
 from jobspec.spec.sbatch_options import OPTIONS, meant
-from lint.launches import everything, launches, request
+from lint.launches import everything, request
 from lint.rules import Fault, rule
 from lint.shell import Script
 
@@ -52,27 +52,11 @@ def sbatch_refuses_it(script: Script) -> Iterator[Fault]:
 
 @rule
 def requeue_overwrites_log(script: Script) -> Iterator[Fault]:
-    mode, asked = script.directive("open-mode"), script.directive("requeue")
-    places = [asked.place] if asked else []
-    for command in script.commands:
-        if command.name == "scontrol" and any(word.value == "requeue" for word in command.words):
-            places.append(script.place(command.words[0].text))
-    for place in places[:1] if script.is_batch and not (mode and mode.value.startswith("a")) else ():
+    asked, appends = script.directive("requeue"), script.asked.get("open-mode", "").startswith("a")
+    again = [each for each in script.commands if each.name == "scontrol" and "requeue" in [x.value for x in each.words]]
+    places = [asked.place] if asked else [script.place(each.words[0].text) for each in again]
+    for place in places[:1] if script.is_batch and not appends else ():
         yield Fault(place, "a requeued job overwrites the log of the run before it")
-
-
-@rule
-def signal_is_lost(script: Script) -> Iterator[Fault]:
-    asked = script.directive("signal")
-    if asked is None:
-        return
-    if asked.value.startswith("B:") and not any(command.name == "trap" for command in script.commands):
-        yield Fault(
-            asked.place, "only the batch shell gets this signal (B:); without a trap it ends, and the job with it"
-        )
-    agents = [each for each in launches(script) if each.kind == "torchrun" and "signals-to-handle" not in each.options]
-    if agents and re.match(r"(?:SIG)?USR", asked.value):
-        yield Fault(asked.place, "srun hands the signal to torchrun, which dies of it and leaves its workers running")
 
 
 @rule
@@ -90,7 +74,7 @@ def port_cannot_be(script: Script) -> Iterator[Fault]:
 def port_may_be_taken(script: Script) -> Iterator[Fault]:
     asked, told = request(script), set()
     whole = script.directive("exclusive") or asked.get("mem") == "0" or (asked.gpus_per_node or 4) >= 4
-    for place, value in _ports(script) if script.is_batch and not script.in_container else ():
+    for place, value in _ports(script) if script.is_batch else ():
         shuffled = _SHUF.search(value)
         if value.isdigit() and not whole and 0 < int(value[:6]) <= 65535 and value not in told:
             told.add(value)
@@ -101,9 +85,8 @@ def port_may_be_taken(script: Script) -> Iterator[Fault]:
 
 def _ports(script: Script) -> Iterator[tuple[Place, str]]:
     """Yield every rendezvous port that a script sets, and its place."""
-    for name, word in script.assignments():
-        if name.upper() in _PORTS:
-            yield script.place(word.text), word.value
+    for name, words in script.assigned.items():
+        yield from ((script.place(word.text), word.value) for word in words if name.upper() in _PORTS)
     for command in everything(script):
         for at, word in enumerate(command.words):
             option, equals, value = word.value.partition("=")
