@@ -16,14 +16,13 @@ from jobspec.problems import Place, SpecError
 from lint import checkers, kubernetes, nodes, secrets, slurm, tasks
 from lint.manifest import Node, documents
 from lint.pods import Manifest, containers
-from lint.rules import ERROR, Finding, LintRule, entries, rules_in
+from lint.rules import ERROR, Finding, entries, findings
 from lint.secrets import hide_secrets
 from lint.shell import Script, Versions, locator
 
 __all__ = ["Finding", "Versions", "entries", "exit_code", "files_in", "lint"]
 
-IN_SCRIPTS: list[LintRule[Script]] = rules_in(checkers, nodes, tasks, slurm, secrets)
-IN_MANIFESTS: list[LintRule[Manifest]] = rules_in(kubernetes)
+OF_SCRIPTS = (checkers, nodes, tasks, slurm, secrets)
 
 _YAML = (".yaml", ".yml", ".json")
 _SHELLS = (".sh", ".bash", ".sbatch", ".slurm", ".job")
@@ -91,9 +90,11 @@ def _lint(file: str, versions: Versions) -> Iterator[Finding]:
             raise OSError(0, f"larger than {_MAX_BYTES >> 20} MiB, too large for lint")
         text = data.decode("utf-8-sig")
         if path.suffix in _YAML or (not path.suffix and _IS_YAML.search(text)):
-            found = [*_lint_yaml(text, file, versions)]
+            found = [*_lint_yaml(text, file)]
         elif "\0" not in text and (_is_shell(text, path.suffix) or file == "-"):
-            found = [*_lint_script(script := Script.parse(text, locator(text, file)), versions)]
+            script = Script.parse(text, locator(text, file))
+            script.versions = versions
+            found = [*findings(script, *OF_SCRIPTS)]
             found += checkers.shellcheck(script) if not any(each.rule == "bash-refuses-it" for each in found) else []
         else:
             found = [_unreadable(file, text, _UNKNOWN, _READS)]
@@ -134,20 +135,13 @@ def _order(found: Finding) -> tuple[int, int, str]:
     return found.place.line, found.place.column, found.message
 
 
-def _lint_script(script: Script, versions: Versions) -> Iterator[Finding]:
-    script.versions = versions
-    for each in IN_SCRIPTS:
-        yield from each.findings(script)
-
-
-def _lint_yaml(text: str, file: str, versions: Versions) -> Iterator[Finding]:
+def _lint_yaml(text: str, file: str) -> Iterator[Finding]:
     objects = [each for document in documents(text, file) for each in _items(document)]
     known = [each for each in objects if each.get("kind") or each.get("services")]
     manifest = Manifest(known)
-    for rule in IN_MANIFESTS:
-        yield from rule.findings(manifest)
+    yield from findings(manifest, kubernetes)
     for container in manifest.containers:
-        yield from _lint_script(container.script, versions) if container.script else ()
+        yield from findings(container.script, *OF_SCRIPTS) if container.script else ()
     for document in known:
         kind = document.get("kind")
         if kind and document.says(r"\bcontainers\b") and not containers(document) and kind.text() != "TrainJob":

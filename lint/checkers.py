@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 from jobspec.problems import Place
-from lint.rules import ERROR, WARNING, Fault, Finding, rule
+from lint.rules import ERROR, WARNING, Fault, Finding
 from lint.shell import Script
 
 _OTHER_SHELL = re.compile(r"#!.*\b(?:zsh|ksh|fish|csh|tcsh)\b")
@@ -16,7 +16,6 @@ _OTHER_SHELL = re.compile(r"#!.*\b(?:zsh|ksh|fish|csh|tcsh)\b")
 _SHELLCHECK = ("shellcheck", "-S", "error", "-f", "json", "-e", "SC2068,SC2145,SC2199,SC2198,SC1128")
 
 
-@rule
 def bash_refuses_it(script: Script) -> Iterator[Fault]:
     found = re.search(r"line (\d+): (.*)", _said(script, "bash", "-n")) if not script.in_container else None
     if found and "here-document" not in found[2]:

@@ -10,7 +10,7 @@ from jobspec.problems import masked
 from lint.manifest import Node
 from lint.nodes import asks_for_several, uses_c10d
 from lint.pods import Manifest, templates
-from lint.rules import Fault, rule
+from lint.rules import Fault
 from lint.sbatch import number
 from lint.secrets import is_secret
 from lint.tasks import idle
@@ -38,7 +38,6 @@ def _is(document: Node, *kinds: str) -> bool:
     return kind in kinds and not (kind == "Job" and document.text("apiVersion").partition("/")[0] not in ("batch", ""))
 
 
-@rule
 def api_refuses_it(manifest: Manifest) -> Iterator[Fault]:
     for document in manifest.documents:
         kind, version = document.text("kind"), document.get("apiVersion")
@@ -104,7 +103,6 @@ def _of_schema(document: Node) -> Iterator[Fault]:
         return
 
 
-@rule
 def gpus_stay_idle(manifest: Manifest) -> Iterator[Fault]:
     """Of the processes of an object; what a launcher is told is compared in tasks.py."""
     for container in manifest.containers:
@@ -122,7 +120,6 @@ def gpus_stay_idle(manifest: Manifest) -> Iterator[Fault]:
             yield Fault(place, idle(count, gpus, "pod"), f"torchrun --nproc-per-node={gpus}")
 
 
-@rule
 def node_rank_cannot_be(manifest: Manifest) -> Iterator[Fault]:
     first: dict[tuple[str, ...], str] = {}
     for service in manifest.containers:
@@ -138,7 +135,6 @@ def node_rank_cannot_be(manifest: Manifest) -> Iterator[Fault]:
                 yield Fault(script.place(launch.options["node-rank"].text), reason, fix)
 
 
-@rule
 def name_does_not_resolve(manifest: Manifest) -> Iterator[Fault]:
     services = {each.text("metadata", "name"): each for each in manifest.documents if _is(each, "Service")}
     for container in (each for each in manifest.containers if _is(each.document, "Job")):
@@ -158,7 +154,6 @@ def name_does_not_resolve(manifest: Manifest) -> Iterator[Fault]:
                 yield Fault(node.place, f"{value} does not resolve: {why}")
 
 
-@rule
 def shared_memory_is_small(manifest: Manifest) -> Iterator[Fault]:
     shared = any(document.says(r"\bhostIPC\b") for document in manifest.documents)
     for container in manifest.containers if not shared else ():
@@ -172,7 +167,6 @@ def shared_memory_is_small(manifest: Manifest) -> Iterator[Fault]:
             yield Fault(place, reason, "shm_size: 16gb" if container.is_service else "")
 
 
-@rule
 def shell_keeps_the_signal(manifest: Manifest) -> Iterator[Fault]:
     for container in manifest.containers:
         script, found = container.script, container.launches
@@ -186,7 +180,6 @@ def shell_keeps_the_signal(manifest: Manifest) -> Iterator[Fault]:
             yield Fault(script.place(last.text), reason)
 
 
-@rule
 def failure_is_not_handled(manifest: Manifest) -> Iterator[Fault]:
     for document in (each for each in manifest.documents if _is(each, "PyTorchJob")):
         roles, run = (
@@ -204,7 +197,6 @@ def failure_is_not_handled(manifest: Manifest) -> Iterator[Fault]:
             yield Fault(place.key_place, "a failing job is restarted forever", "runPolicy: {backoffLimit: 3}")
 
 
-@rule
 def variable_is_the_operators(manifest: Manifest) -> Iterator[Fault]:
     for container in (each for each in manifest.containers if _is(each.document, "PyTorchJob")):
         for entry in container.node.elements("env"):
@@ -214,7 +206,6 @@ def variable_is_the_operators(manifest: Manifest) -> Iterator[Fault]:
                 yield Fault(name.place, reason)
 
 
-@rule
 def secret_in_file(manifest: Manifest) -> Iterator[Fault]:
     for container in manifest.containers:
         for name, value, node in container.variables():

@@ -104,6 +104,11 @@ def launches(script: Script) -> list[Launch]:
     return found
 
 
+def trained(script: Script) -> list[Launch]:
+    """Return what may train."""
+    return [launch for launch in launches(script) if launch.trains]
+
+
 def everything(script: Script) -> list[Command]:
     """Return all commands of a script, those in texts that other shells run included."""
     launches(script)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from lint.launches import CONTAINERS, Launch, everything, launches, nodes_of, request
-from lint.rules import Fault, rule
+from lint.launches import CONTAINERS, Launch, everything, launches, nodes_of, request, trained
+from lint.rules import Fault
 from lint.sbatch import number
 from lint.shell import Script
 
@@ -49,7 +49,6 @@ def _known(script: Script, *names: str) -> bool:
     return any(name in script.assigned or name in script.environment for name in names)
 
 
-@rule
 def nothing_starts_the_other_nodes(script: Script) -> Iterator[Fault]:
     """Report only what is certain: no program of the script may reach another node."""
     count = request(script).nodes or 1
@@ -92,9 +91,8 @@ def _is_part(script: Script, launch: Launch) -> bool:
     return bool(outside or reaches or unsure or prepares or alone)
 
 
-@rule
 def each_node_trains_alone(script: Script) -> Iterator[Fault]:
-    for launch in launches(script):
+    for launch in trained(script):
         if launch.open or not on_several_nodes(script, launch):
             continue
         count, place = nodes_of(script, launch), script.place(launch.text)
@@ -110,10 +108,9 @@ def each_node_trains_alone(script: Script) -> Iterator[Fault]:
             yield Fault(place, reason, "srun torchrun …: DeepSpeed reads RANK and WORLD_SIZE from it")
 
 
-@rule
 def nodes_never_meet(script: Script) -> Iterator[Fault]:
     said = "{} is another machine on each node: they never meet"
-    told = [each for each in launches(script) if each.trains and asks_for_several(script, each)]
+    told = [each for each in trained(script) if asks_for_several(script, each)]
     for launch in told if not script.one_network else ():
         given = {"rdzv-endpoint", "master-addr", "rdzv-conf"} & set(launch.options)
         for option in (launch.options[name] for name in sorted(given) if _LOOPBACK.match(launch.value(name))):
@@ -123,15 +120,14 @@ def nodes_never_meet(script: Script) -> Iterator[Fault]:
             default = "localhost:29400" if launch.value("rdzv-backend") == "c10d" else "127.0.0.1:29500"
             reason = f"no address is given where the nodes meet: each looks at {default}, its own"
             yield Fault(script.place(launch.text), reason)
-    several = told or [each for each in launches(script) if each.trains and on_several_nodes(script, each)]
+    several = told or [each for each in trained(script) if on_several_nodes(script, each)]
     words = script.assigned.get("MASTER_ADDR", [])
     if several and len(words) == 1 and _LOOPBACK.fullmatch(words[0].value) and not script.one_network:
         yield Fault(script.place(words[0].text), said.format(words[0].value))
 
 
-@rule
 def node_rank_cannot_be(script: Script) -> Iterator[Fault]:
-    for launch in launches(script):
+    for launch in trained(script):
         rank, count = number(launch.value("node-rank")), number(launch.value("nnodes"))
         if rank is None or uses_c10d(launch):
             continue
@@ -142,9 +138,8 @@ def node_rank_cannot_be(script: Script) -> Iterator[Fault]:
             yield Fault(place, f"srun gives node rank {rank} to each of the {nodes_of(script, launch)} nodes")
 
 
-@rule
 def node_rank_is_ignored(script: Script) -> Iterator[Fault]:
-    for launch in launches(script):
+    for launch in trained(script):
         given = [name for name in ("node-rank", "master-addr") if name in launch.options]
         c10d = launch.kind == "torchrun" and launch.value("rdzv-backend") == "c10d"
         for name in given[:1] if c10d and asks_for_several(script, launch) else ():
@@ -152,9 +147,8 @@ def node_rank_is_ignored(script: Script) -> Iterator[Fault]:
             yield Fault(script.place(launch.options[name].text), reason)
 
 
-@rule
 def rendezvous_without_id(script: Script) -> Iterator[Fault]:
-    for launch in launches(script):
+    for launch in trained(script):
         shares = not script.directive("exclusive") and (request(script, launch.step).gpus_per_node or 0) < 8
         c10d = launch.kind == "torchrun" and launch.value("rdzv-backend") == "c10d" and not launch.open
         known = {"rdzv-id", "standalone"} & set(launch.options) or _known(script, "PET_RDZV_ID")
@@ -165,16 +159,14 @@ def rendezvous_without_id(script: Script) -> Iterator[Fault]:
             return
 
 
-@rule
 def nnodes_are_not_the_nodes(script: Script) -> Iterator[Fault]:
-    for launch in launches(script):
+    for launch in trained(script):
         told, count = number(launch.value("nnodes")), nodes_of(script, launch)
         if told and count and told != count and on_several_nodes(script, launch) and (told > count or not launch.inner):
             reason = f"the launcher is told of {told} nodes, but {count} {script.unit}s start it"
             yield Fault(script.place(launch.options["nnodes"].text), reason)
 
 
-@rule
 def address_is_not_certain(script: Script) -> Iterator[Fault]:
     lost = "if the name is not found, each node trains alone, without an error"
     speaks = re.search("hostname|localhost|127[.]0|LAUNCH_NODE", script.text) and request(script).nodes != 1

@@ -1,21 +1,21 @@
-"""Define what a lint rule is.  Each rule is a function in another file of this folder; `rules_in` finds it there.
+"""Find what breaks a rule.
 
-A rule's name is its function's name with dashes.  Its severity, what happens, the mend and a report stand in rules.md;
-two functions with one name are one rule for two kinds of files.
+A rule is a row of rules.md (severity, what happens, the mend, a report) and a function of its name, with underscores,
+that yields each Fault: in nodes.py, tasks.py, slurm.py, secrets.py or checkers.py for scripts, in kubernetes.py for
+manifests and compose files.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from jobspec.problems import Place, Problem
 
-Subject = TypeVar("Subject")
 ERROR, WARNING = "error", "warning"
 
 
@@ -58,27 +58,10 @@ def entries() -> dict[str, Entry]:
     return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.severity)}
 
 
-@dataclass(frozen=True)
-class LintRule(Generic[Subject]):
-    """A check of a script or of a manifest."""
-
-    check: Callable[[Subject], Iterable[Fault]]
-
-    @property
-    def name(self) -> str:
-        return self.check.__name__.replace("_", "-")
-
-    def findings(self, subject: Subject) -> Iterator[Finding]:
-        entry = entries()[self.name]
-        for place, reason, fix in self.check(subject):
-            yield Finding(place, f"{reason} [{self.name}]", fix or entry.fix, entry.link, self.name, entry.severity)
-
-
-def rule(check: Callable[[Subject], Iterable[Fault]]) -> LintRule[Subject]:
-    """Turn a function into a rule."""
-    return LintRule(check)
-
-
-def rules_in(*modules: object) -> list[LintRule[Subject]]:
-    """Return every rule that the modules define, in their order."""
-    return [value for module in modules for value in vars(module).values() if isinstance(value, LintRule)]
+def findings(subject: object, *modules: object) -> Iterator[Finding]:
+    """Yield what the rules in some modules find in a script, or in a manifest."""
+    for name, grade, _, mend, link in entries().values():
+        for module in modules:
+            check = getattr(module, name.replace("-", "_"), None)
+            for place, reason, fix in check(subject) if check else ():
+                yield Finding(place, f"{reason} [{name}]", fix or mend, link, name, grade)

@@ -86,7 +86,7 @@ def _split(word: str) -> tuple[str, str]:
 
 def number(text: str) -> int | None:
     """Return a whole number as written in a file; None for a variable, another text or more than 9 digits."""
-    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 class Request:

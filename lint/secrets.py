@@ -10,7 +10,7 @@ from itertools import zip_longest
 from jobspec.problems import masked
 from jobspec.spec.secret_names import names_secret
 from lint.launches import everything
-from lint.rules import Fault, Finding, rule
+from lint.rules import Fault, Finding
 from lint.shell import Script, Word
 
 # What stands for a value, and is none: <token>, your-key-here, XXXX, path/to/file, a variable.
@@ -32,7 +32,6 @@ def hide_secrets(found: Sequence[Finding]) -> list[Finding]:
     return [replace(each, place=part) if part.line in lines else each for each, part in zip(found, parts, strict=True)]
 
 
-@rule
 def secret_in_file(script: Script) -> Iterator[Fault]:
     for name, words in script.assigned.items():
         for word in (word for word in words if is_secret(name, word.value)):
@@ -42,7 +41,6 @@ def secret_in_file(script: Script) -> Iterator[Fault]:
             yield Fault(masked(script.locate(word.text.at[0], len(name))), reason, fix)
 
 
-@rule
 def secret_is_shown(script: Script) -> Iterator[Fault]:
     speaks = not script.in_container and re.search("(?i)key|secret|token|passw", script.text)
     commands = everything(script) if speaks else []

@@ -28,6 +28,7 @@ from lint.sbatch import Directive, directives
 _MOST_UNREADABLE = 6
 _UNKNOWN = 0xF0000  # the first private character
 _MOST_UNKNOWN = 0xFFFD
+_LONGEST = 10_000
 _ESCAPED = {"word": re.compile(r"\\(.)", re.S), "string_content": re.compile(r'\\([$`"\\\n])')}
 _DEFAULTS = (":-", "-", ":=", "=")
 _HANDED_OVER = re.compile(r"\b(?:export|declare|typeset) -f((?:[ \t]+\w+)+)")
@@ -61,10 +62,6 @@ NOTHING = Text("", ())
 LookUp = Callable[[str, Text], Sequence[Text]]  # from a variable's name, or "", and what was written to its words
 
 
-def _as_written(_: str, text: Text) -> Sequence[Text]:
-    return [text]
-
-
 def joined(parts: Sequence[Text]) -> Text:
     return Text("".join(part.value for part in parts), [place for part in parts for place in part.at])
 
@@ -82,13 +79,11 @@ class Source:
         lines = text.value.encode("utf-8", "surrogatepass").split(b"\n")
         for _ in range(_MOST_UNREADABLE):
             self.root = _parser().parse(b"\n".join(lines)).root_node
-            bad = (
-                [each for each in _below(self.root, "ERROR") if each.id != self.root.id] if self.root.has_error else []
-            )
-            bad += [each.parent or each for each in _below(self.root) if each.is_missing] if self.root.has_error else []
+            nodes = _below(self.root) if self.root.has_error else ()
+            bad = [each for each in nodes if (each.type == "ERROR" and each.id != self.root.id) or each.is_missing]
             if not bad:
                 break
-            row = min(each.start_point.row for each in bad)
+            row = min(((each.is_missing and each.parent) or each).start_point.row for each in bad)
             lines[row] = b" " * len(lines[row])
         self._chars: Sequence[int] = range(len(text.value) + 1)
         if not text.value.isascii():
@@ -121,10 +116,10 @@ class Word:
     @cached_property
     def value(self) -> str:
         """The text without its quotes, or the assigned value; expansions as written."""
-        if self.node.type == "word" and "\\" not in self.text.value:
+        if self.node.type == "word" and "\\" not in self.text.value:  # as most are
             return self.text.value
         node = self.node.child_by_field_name("value") if self.assigned else self.node
-        return "".join(part.value for part, _ in _pieces(self.source, node, _as_written)) if node else ""
+        return "".join(part.value for part, _ in _pieces(self.source, node, lambda _, text: [text])) if node else ""
 
     @cached_property
     def expansions(self) -> list[tuple[str, Text]]:
@@ -178,6 +173,7 @@ class Script:
     versions: Versions = Versions()
     environment: dict[str, Text] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)  # what was written to its character, and back
+    held: dict[str, list[Text] | None] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str, locate: Callable[[int, int], Place]) -> Script:
@@ -202,9 +198,9 @@ class Script:
         """What a message calls a machine of the job."""
         return "pod" if self.in_container else "node"
 
-    def directive(self, *names: str) -> Directive | None:
+    def directive(self, name: str) -> Directive | None:
         """Return the `#SBATCH` option of a name: the last one if there are several, as sbatch does."""
-        return next((found for found in reversed(self.directives) if found.name in names and not found.ignored), None)
+        return next((found for found in reversed(self.directives) if found.name == name and not found.ignored), None)
 
     def place(self, text: Text) -> Place:
         return self.locate(text.at[0] if len(text.at) else 0, max(1, len(text.at)))
@@ -247,7 +243,7 @@ class Script:
 
     def fields(self, word: Word, task: bool = False) -> list[Text]:
         """Return the words that the shell makes of a word; a task's shell knows only exported variables."""
-        if word.node.type == "word" and "\\" not in word.text.value:
+        if word.node.type == "word" and "\\" not in word.text.value:  # as most are
             return [word.text]
         return _fields(_pieces(word.source, word.node, self._look_up(task)))
 
@@ -263,8 +259,10 @@ class Script:
     def _held(self, name: str, seen: tuple[str, ...]) -> list[Text] | None:
         """Return what a variable holds, as words for an array; None if only a run knows, or if it has two values."""
         words = self.assigned.get(name, [])
-        if not words or name in seen or len(seen) > 20:
-            return [self.environment[name]] if name in self.environment and not words else None
+        if not words:
+            return [self.environment[name]] if name in self.environment else None
+        if name in self.held or name in seen or len(seen) > 20:
+            return self.held.get(name)
         values: list[list[Text]] = []
         for word in words:
             is_default = word.node.type == "expansion"
@@ -277,7 +275,10 @@ class Script:
             if values and any(child.type == "+=" for child in word.node.children):
                 own = [*values.pop(), *own] if is_array else [joined([*values.pop(), *own])]
             values.append(own)
-        return values[-1] if len({tuple(part.value for part in value) for value in values}) == 1 else None
+        same = len({tuple(part.value for part in value) for value in values}) == 1
+        short = sum(len(part.value) for part in values[-1]) <= _LONGEST  # variables that double each other
+        self.held[name] = values[-1] if same and short else None
+        return self.held[name]
 
     def inside(self, text: Text) -> list[Command]:
         """Return the commands in a text that another shell runs."""

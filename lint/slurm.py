@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from jobspec.problems import Place
 from jobspec.spec.sbatch_options import OPTIONS, meant
 from lint.launches import everything, request
-from lint.rules import Fault, rule
+from lint.rules import Fault
 from lint.shell import Script
 
 _FOR_SHELLS = re.compile(r"\$(?:\w+|\{[^}]*\}?|\([^)]*\)?)|`[^`]*`?")
@@ -19,7 +19,6 @@ _SHUF = re.compile(r"shuf.*-i[ ]*\d+-(\d+)")
 _RANDOM = re.compile(r"\$?RANDOM\s*(?:%\s*(\d+)\s*)?\+\s*(\d+)|(\d+)\s*\+\s*\$?RANDOM\s*(?:%\s*(\d+))?")
 
 
-@rule
 def option_means_nothing(script: Script) -> Iterator[Fault]:
     ignored = [found for found in script.directives if found.ignored == "command"]
     for found in ignored[:1]:
@@ -39,7 +38,6 @@ def option_means_nothing(script: Script) -> Iterator[Fault]:
             yield Fault(found.place, f"no shell reads #SBATCH lines: to sbatch, {literal[0]} is plain text", fix)
 
 
-@rule
 def sbatch_refuses_it(script: Script) -> Iterator[Fault]:
     if script.is_batch and not script.text.startswith("#!"):
         place = script.locate(0, max(1, len(script.text.split("\n", 1)[0])))
@@ -50,7 +48,6 @@ def sbatch_refuses_it(script: Script) -> Iterator[Fault]:
             yield Fault(found.place, f"sbatch has no option --{found.name}, and refuses the script", f"--{instead}")
 
 
-@rule
 def requeue_overwrites_log(script: Script) -> Iterator[Fault]:
     asked, appends = script.directive("requeue"), script.asked.get("open-mode", "").startswith("a")
     again = [each for each in script.commands if each.name == "scontrol" and "requeue" in [x.value for x in each.words]]
@@ -59,7 +56,6 @@ def requeue_overwrites_log(script: Script) -> Iterator[Fault]:
         yield Fault(place, "a requeued job overwrites the log of the run before it")
 
 
-@rule
 def port_cannot_be(script: Script) -> Iterator[Fault]:
     for place, value in _ports(script):
         random = _RANDOM.search(value)
@@ -70,7 +66,6 @@ def port_cannot_be(script: Script) -> Iterator[Fault]:
             yield Fault(place, f"a port can be {most}, but ports end at 65535")
 
 
-@rule
 def port_may_be_taken(script: Script) -> Iterator[Fault]:
     asked, told = request(script), set()
     whole = script.directive("exclusive") or asked.get("mem") == "0" or (asked.gpus_per_node or 4) >= 4

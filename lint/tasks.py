@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from lint.launches import Launch, everything, launches, nodes_of, request
+from lint.launches import Launch, everything, launches, nodes_of, request, trained
 from lint.nodes import on_several_nodes, uses_c10d
-from lint.rules import Fault, rule
+from lint.rules import Fault
 from lint.sbatch import number
 from lint.shell import Script, Text
 
@@ -25,15 +25,13 @@ _OWN_SHARE = {"overlap", "exact", "exclusive", "nodelist", "x", "exclude", "mem"
 
 def _steps(script: Script) -> list[tuple[Launch, Launch]]:
     """Return each program that may train with the srun that starts it."""
-    return [(launch, launch.step) for launch in launches(script) if launch.step and launch.trains]
+    return [(launch, launch.step) for launch in trained(script) if launch.step]
 
 
-@rule
 def expanded_by_the_batch_shell(script: Script) -> Iterator[Fault]:
     others = False
-    for launch in launches(script) if script.is_batch else ():
-        tasks = (nodes_of(script, launch) or 1) * (request(script, launch.step).tasks_per_node or 1)
-        if not launch.step or tasks < 2:
+    for launch in (each for each in launches(script) if script.is_batch and each.step):
+        if (nodes_of(script, launch) or 1) * (request(script, launch.step).tasks_per_node or 1) < 2:
             continue
         others = others or launch.kind not in ("torchrun", "accelerate")  # which read no rank from the environment
         ignored = launch.options.get("node-rank") if uses_c10d(launch) else None
@@ -55,13 +53,12 @@ def _replaced(script: Script, word: Text) -> Iterator[Fault]:
             yield Fault(place, reason, f"let each task replace it: {quotes}")
 
 
-@rule
 def not_exported(script: Script) -> Iterator[Fault]:
     if any(command.name in ("declare", "read", "mapfile", "readarray") for command in script.commands):
         return  # what these set is not read here
-    for launch in launches(script):
-        own = {word.assigned for command in script.inside_texts for word in command.words}
-        empty = script.assigned.keys() - script.exported - own
+    found, own = launches(script), {word.assigned for command in script.inside_texts for word in command.words}
+    empty = script.assigned.keys() - script.exported - own
+    for launch in found:
         given = launch.step.value("export") if launch.step else ""
         for word in [*launch.words, launch.text] if launch.step and launch.inner else ():
             for match in _TASK_NAMES.finditer(word.value):
@@ -71,7 +68,6 @@ def not_exported(script: Script) -> Iterator[Fault]:
                     yield Fault(script.locate(word.at[match.start()], len(match[0])), reason, f"export {name}")
 
 
-@rule
 def dollar_stays_literal(script: Script) -> Iterator[Fault]:
     launches(script)
     for word in (word for command in script.inside_texts for word in command.words):
@@ -81,7 +77,6 @@ def dollar_stays_literal(script: Script) -> Iterator[Fault]:
             yield Fault(script.place(word.text.cut(*found.span())), reason)
 
 
-@rule
 def tasks_start_all_processes_each(script: Script) -> Iterator[Fault]:
     for launch, step in _steps(script):
         tasks = request(script, step).tasks_per_node or 1
@@ -90,9 +85,8 @@ def tasks_start_all_processes_each(script: Script) -> Iterator[Fault]:
             yield Fault(script.place(launch.text), f"{tasks} tasks of a node start {each} processes each")
 
 
-@rule
 def gpus_stay_idle(script: Script) -> Iterator[Fault]:
-    for launch in launches(script):
+    for launch in trained(script):
         asked, processes = request(script, launch.step), number(launch.value("nproc-per-node"))
         gpus, tasks, place = asked.gpus_per_node, asked.tasks_per_node, script.place(launch.text)
         if processes and gpus and processes != gpus and launch.kind == "torchrun" and tasks == 1:
@@ -117,7 +111,6 @@ def idle(processes: int, gpus: int, where: str) -> str:
     return f"a {where} starts {processes} process{plural}: {gpus - processes} of its {gpus} GPUs stay idle"
 
 
-@rule
 def slurm_variable_is_unset(script: Script) -> Iterator[Fault]:
     asked, told = request(script), set(script.assigned)
     gpus = asked.get("gres") or asked.get("gpus-per-node") or asked.get("gpus")  # else on sbatch's command line
@@ -134,7 +127,6 @@ def slurm_variable_is_unset(script: Script) -> Iterator[Fault]:
                 yield Fault(script.place(text), reason)
 
 
-@rule
 def steps_wait_for_each_other(script: Script) -> Iterator[Fault]:
     found = [each for each in launches(script) if each.kind == "srun" and each.program.value not in _BRIEF]
     if len({each.command.function for each in found}) > 1 or not script.is_batch:
@@ -155,7 +147,6 @@ def steps_wait_for_each_other(script: Script) -> Iterator[Fault]:
                 yield Fault(script.place(second.text), reason)
 
 
-@rule
 def srun_reads_it_otherwise(script: Script) -> Iterator[Fault]:
     for step in (each for each in launches(script) if each.kind == "srun"):
         name, image = re.match(r"([A-Za-z_]\w*)=", step.program.value), step.value("container-image")
@@ -171,7 +162,6 @@ def srun_reads_it_otherwise(script: Script) -> Iterator[Fault]:
             yield Fault(script.place(step.options["nodelist"].text), reason)
 
 
-@rule
 def task_sees_one_gpu(script: Script) -> Iterator[Fault]:
     for launch, step in _steps(script) if _EXPECTS_ALL.search(script.text) else ():
         asked = request(script, step)
@@ -184,7 +174,6 @@ def task_sees_one_gpu(script: Script) -> Iterator[Fault]:
             yield Fault(place, reason)
 
 
-@rule
 def srun_goes_on_without_a_node(script: Script) -> Iterator[Fault]:
     wait = "for ten minutes or more" if script.versions.torch >= (2, 2) else "until the time limit"
     for launch, step in _steps(script):
@@ -195,7 +184,6 @@ def srun_goes_on_without_a_node(script: Script) -> Iterator[Fault]:
             yield Fault(script.place(step.text), reason)
 
 
-@rule
 def srun_without_cpus(script: Script) -> Iterator[Fault]:
     inherits = not (22, 5) <= script.versions.slurm <= (23, 2)
     known = inherits or not script.directive("cpus-per-task") or "SRUN_CPUS_PER_TASK" in script.assigned
