@@ -14,13 +14,13 @@ from pathlib import Path
 
 from jobspec.problems import Place, SpecError
 from lint import checkers, kubernetes, nodes, secrets, slurm, tasks
-from lint.manifest import Node, documents
+from lint.manifest import documents
 from lint.pods import Manifest, containers
 from lint.rules import ERROR, Finding, entries, findings
 from lint.secrets import hide_secrets
 from lint.shell import Script, Versions, locator
 
-__all__ = ["Finding", "Versions", "entries", "exit_code", "files_in", "lint"]
+__all__ = ["Finding", "Versions", "entries", "exit_code", "lint"]
 
 OF_SCRIPTS = (checkers, nodes, tasks, slurm, secrets)
 
@@ -44,12 +44,16 @@ def lint(paths: Sequence[str], skipped: list[str] | None = None, versions: Versi
 
     A file that lint cannot read is a finding without a rule.  In a folder, one of another kind is added to `skipped`.
     """
+
+    def order(found: Finding) -> tuple[int, int, str]:
+        return found.place.line, found.place.column, found.message
+
     found: list[Finding] = []
     named = [each for path in paths for each in _matching(path)]
     done = {os.path.realpath(path): False for path in named}  # a file that was named is never skipped, wherever it is
     for path in named:
         is_folder = path != "-" and Path(path).is_dir()
-        files = files_in(path) if is_folder else [path]
+        files = _files_in(path) if is_folder else [path]
         if not files:
             found.append(_unreadable(path, "", f"no file in this folder ends in {' or '.join(_IN_FOLDERS)}"))
         for file in files:
@@ -57,7 +61,7 @@ def lint(paths: Sequence[str], skipped: list[str] | None = None, versions: Versi
             if done.get(really) or (is_folder and really in done):
                 continue
             done[really] = True
-            own = hide_secrets(sorted(set(_lint(file, versions or Versions())), key=_order))
+            own = hide_secrets(sorted(set(_lint(file, versions or Versions())), key=order))
             if is_folder and any(each.message in (_UNKNOWN, _NO_MANIFEST) for each in own):
                 (skipped if skipped is not None else []).append(file)
             else:
@@ -72,13 +76,13 @@ def _matching(path: str) -> list[str]:
     return sorted(map(str, found)) or [path]
 
 
-def files_in(folder: str) -> list[str]:
+def _files_in(folder: str) -> list[str]:
     """Return the files that lint reads in a folder and the folders below it, sorted, without hidden ones."""
-    files: list[str] = []
+    files: list[Path] = []
     for above, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        files += [str(Path(above, name)) for name in names if not name.startswith(".") and name.endswith(_IN_FOLDERS)]
-    return sorted(file for file in files if Path(file).is_file())  # no pipes and no broken links
+        folders[:] = [name for name in folders if name[0] != "."]
+        files += [Path(above, name) for name in names if name[0] != "." and name.endswith(_IN_FOLDERS)]
+    return sorted(str(file) for file in files if file.is_file())  # no pipes and no broken links
 
 
 def _lint(file: str, versions: Versions) -> Iterator[Finding]:
@@ -112,12 +116,13 @@ def _lint(file: str, versions: Versions) -> Iterator[Finding]:
 
 def _not_ignored(text: str, found: Sequence[Finding]) -> Iterator[Finding]:
     """Leave out what `# lint: ignore=RULE` switches off: on its line, or alone on a line for the whole file."""
-    lines = text.split("\n")
-    everywhere = {name for line in lines if (match := _IGNORE.match(line.strip())) for name in match[1].split(",")}
-    for each in found:
-        here = _IGNORE.search(lines[each.place.line - 1]) if each.place.line <= len(lines) else None
-        if not each.rule or each.rule not in everywhere | set(here[1].split(",") if here else ()):
-            yield each
+    ignored: dict[int, list[str]] = {}  # line 0 is the whole file
+    for number, line in enumerate(text.split("\n"), 1) if "lint:" in text else ():
+        if match := _IGNORE.search(line):
+            alone = not line[: match.start()].strip()
+            ignored.setdefault(0 if alone else number, []).extend(match[1].split(","))
+    off = [*ignored.get(0, ())]
+    yield from (each for each in found if each.rule not in [*off, *ignored.get(each.place.line, ())])
 
 
 def _is_shell(text: str, suffix: str) -> bool:
@@ -131,17 +136,14 @@ def _unreadable(file: str, text: str, message: str, hint: str = "") -> Finding:
     return Finding(Place(file, 1, 1, 1, text.split("\n", 1)[0]), message, hint)
 
 
-def _order(found: Finding) -> tuple[int, int, str]:
-    return found.place.line, found.place.column, found.message
-
-
 def _lint_yaml(text: str, file: str) -> Iterator[Finding]:
-    objects = [each for document in documents(text, file) for each in _items(document)]
+    read = documents(text, file)  # a List is what `kubectl get -o yaml` prints
+    objects = [each for one in read for each in (one.elements("items") if one.text("kind") == "List" else [one])]
     known = [each for each in objects if each.get("kind") or each.get("services")]
     manifest = Manifest(known)
     yield from findings(manifest, kubernetes)
     for container in manifest.containers:
-        yield from findings(container.script, *OF_SCRIPTS) if container.script else ()
+        yield from findings(container.script, *OF_SCRIPTS)
     for document in known:
         kind = document.get("kind")
         if kind and document.says(r"\bcontainers\b") and not containers(document) and kind.text() != "TrainJob":
@@ -151,11 +153,6 @@ def _lint_yaml(text: str, file: str) -> Iterator[Finding]:
         ours = any(document.get("procs_per_node") or document.get("nodes") for document in objects)
         told = f"check a job spec with `render.py TARGET {file}`; lint checks what was rendered from it"
         yield _unreadable(file, text, _NO_MANIFEST, told if ours else _READS)
-
-
-def _items(document: Node) -> list[Node]:
-    """Return the objects of a List, as `kubectl get -o yaml` prints it; any other object alone."""
-    return document.elements("items") if document.text("kind") == "List" else [document]
 
 
 def exit_code(found: Sequence[Finding], strict: bool) -> int:

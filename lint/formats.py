@@ -20,10 +20,8 @@ def shown(found: Sequence[Finding], format: str, rules: Sequence[Entry]) -> str:
         return f"{report(told, '', most=None)}\n" if found else ""
     if format == "github":
         return "".join(map(_annotation, found))
-    records = [
-        record | {"rule": each.rule, "severity": each.severity}
-        for record, each in zip(json.loads(as_json(found)), found, strict=True)
-    ]
+    rated = [{"rule": each.rule, "severity": each.severity} for each in found]
+    records = [record | more for record, more in zip(json.loads(as_json(found)), rated, strict=True)]
     return json.dumps(_sarif(found, rules) if format == "sarif" else records, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -32,19 +30,14 @@ def _told(each: Finding) -> str:
 
 
 def _annotation(each: Finding) -> str:
-    def escaped(text: str) -> str:
-        return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-    place = each.place
-    name = escaped(place.name).replace(":", "%3A").replace(",", "%2C")
+    place, escaped = each.place, str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+    name = place.name.translate(escaped).replace(":", "%3A").replace(",", "%2C")
     where = f"file={name},line={place.line},col={place.column},endColumn={place.column + place.length}"
-    return f"::{each.severity} {where},title={each.rule or 'unreadable'}::{escaped(_told(each))}\n"
+    return f"::{each.severity} {where},title={each.rule or 'unreadable'}::{_told(each).translate(escaped)}\n"
 
 
 def _sarif(found: Sequence[Finding], rules: Sequence[Entry]) -> dict[str, object]:
-    described = [
-        {"id": rule.name, "shortDescription": {"text": rule.explanation}, "helpUri": rule.link} for rule in rules
-    ]
+    described = [{"id": name, "shortDescription": {"text": why}, "helpUri": link} for name, _, why, _, link in rules]
     driver = {"name": "render.py lint", "rules": described}
     run = {"tool": {"driver": driver}, "results": [*map(_result, found)], "columnKind": "unicodeCodePoints"}
     return {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}

@@ -8,28 +8,23 @@ from dataclasses import replace
 
 from jobspec.problems import masked
 from lint.manifest import Node
-from lint.nodes import asks_for_several, uses_c10d
-from lint.pods import Manifest, templates
+from lint.pods import Manifest, templates, variables
 from lint.rules import Fault
 from lint.sbatch import number
 from lint.secrets import is_secret
 from lint.tasks import idle
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_VERSIONS = {
-    "Job": "batch/v1",
-    "Pod": "v1",
-    "Service": "v1",
-    "PyTorchJob": "kubeflow.org/v1",
-    "TrainJob": "trainer.kubeflow.org/v1alpha1",
-    "JobSet": "jobset.x-k8s.io/v1alpha2",
-}
+_NAMES_OF_VERSIONS = """
+    Job=batch/v1 Pod=v1 Service=v1 PyTorchJob=kubeflow.org/v1 TrainJob=trainer.kubeflow.org/v1alpha1
+    JobSet=jobset.x-k8s.io/v1alpha2
+"""
+_VERSIONS = dict(pair.split("=") for pair in _NAMES_OF_VERSIONS.split())
 # What the training operator sets in every container; pkg/controller.v1/pytorch/envvar.go.
 _BY_OPERATOR = """
     MASTER_ADDR MASTER_PORT RANK WORLD_SIZE PET_MASTER_ADDR PET_MASTER_PORT PET_NNODES PET_NODE_RANK PET_NPROC_PER_NODE
 """
 _ADDRESS = re.compile(r"([a-z0-9][-a-z0-9]*)(?:\.([a-z0-9][-a-z0-9]*))?(?:\.([a-z0-9][-a-z0-9]*)\.svc[\w.]*)?$")
-_MEETS = ("master-addr", "master-port", "rdzv-endpoint", "node-rank")
 
 
 def _is(document: Node, *kinds: str) -> bool:
@@ -60,7 +55,7 @@ def api_refuses_it(manifest: Manifest) -> Iterator[Fault]:
             if key.endswith("/gpu") and container.node.text("resources", "limits", key) != value.text():
                 fix = f"limits: {{{key}: {value.text()}}}"
                 yield Fault(value.key_place, f"{key} is requested without an equal limit", fix)
-        for name, _, node in container.variables() if not container.is_service else ():
+        for name, _, node in variables(container.node) if not container.is_service else ():
             if node.is_number_or_switch:
                 reason = f"the value of {name} is a number or boolean in YAML, but must be text"
                 yield Fault(node.place, reason, f'value: "{node.text()}"')
@@ -74,12 +69,9 @@ def _of_pytorchjob(document: Node) -> Iterator[Fault]:
     if given and given.is_number_or_switch:
         fix = f'nprocPerNode: "{given.text()}"'
         yield Fault(given.place, "nprocPerNode must be a string: the cluster refuses a number", fix)
-    for kind, role in document.items("spec", "pytorchReplicaSpecs"):
+    for _, role in document.items("spec", "pytorchReplicaSpecs"):
         count, own = role.get("replicas"), role.elements("template", "spec", "containers")
-        if kind not in ("Master", "Worker"):
-            reason = f"a PyTorchJob has only the types Master and Worker: the operator refuses {kind}"
-            yield Fault(role.key_place, reason, "Worker:")
-        elif count and count.text() == "0":
+        if count and count.text() == "0":
             yield Fault(count.place, "the operator makes a pod even for 0 Workers", "leave the Workers out")
         if own and all(container.text("name") not in ("pytorch", "") for container in own):
             reason = "the operator refuses a PyTorchJob without a container called pytorch"
@@ -90,17 +82,14 @@ def _of_schema(document: Node) -> Iterator[Fault]:
     """Yield the first key that Kubernetes does not know; only where kubernetes-validate is installed."""
     try:
         import kubernetes_validate
-    except ImportError:
-        return
-    try:
+
         kubernetes_validate.validate(document.plain(), kubernetes_validate.latest_version(), strict=True)
-    except kubernetes_validate.ValidationError as error:
-        names = re.findall(r"'(\w+)'", error.message) if "dditional properties" in error.message else []
-        key = document.get(*error.path, names[0]) if names else None
+    except Exception as error:  # not installed, or a finding, or values that are none of Kubernetes
+        message = getattr(error, "message", "")
+        names = re.findall(r"'(\w+)'", message) if "dditional properties" in message else []
+        key = document.get(*getattr(error, "path", ()), names[0]) if names else None
         if key:
             yield Fault(key.key_place, f"Kubernetes knows no key {names[0]} here", "remove it, or see kubectl explain")
-    except Exception:  # it has no schema for this version, or the values are none of Kubernetes
-        return
 
 
 def gpus_stay_idle(manifest: Manifest) -> Iterator[Fault]:
@@ -120,38 +109,21 @@ def gpus_stay_idle(manifest: Manifest) -> Iterator[Fault]:
             yield Fault(place, idle(count, gpus, "pod"), f"torchrun --nproc-per-node={gpus}")
 
 
-def node_rank_cannot_be(manifest: Manifest) -> Iterator[Fault]:
-    first: dict[tuple[str, ...], str] = {}
-    for service in manifest.containers:
-        for launch in service.launches if service.is_service and service.script else ():
-            script, name, rank = service.script, str(service.node.key.value), launch.value("node-rank")
-            if script is None or not rank.isdigit() or uses_c10d(launch) or not asks_for_several(script, launch):
-                continue
-            profiles = [each.text() for each in service.node.elements("profiles")]  # these start together
-            other = first.setdefault((*profiles, *(launch.value(option) for option in _MEETS)), name)
-            if other != name:
-                reason = f"{other} already has node rank {rank}, but each node of the job needs its own"
-                fix = "number the services from 0: --node-rank=0, --node-rank=1, ..."
-                yield Fault(script.place(launch.options["node-rank"].text), reason, fix)
-
-
 def name_does_not_resolve(manifest: Manifest) -> Iterator[Fault]:
-    services = {each.text("metadata", "name"): each for each in manifest.documents if _is(each, "Service")}
+    metadata = [each.get("metadata") for each in manifest.documents if _is(each, "Service")]
+    services = {(each.text("name"), each.text("namespace")) for each in metadata if each}
     for container in (each for each in manifest.containers if _is(each.document, "Job")):
         job, subdomain = container.document.get("metadata"), container.template.text("spec", "subdomain")
-        for name, value, node in container.variables():
+        for name, value, node in variables(container.node):
             meant = _ADDRESS.match(value or "") if name in ("MASTER_ADDR", "PET_MASTER_ADDR") else None
             if not job or not meant or meant[1] != f"{job.text('name')}-0":
                 continue
-            service, why = services.get(meant[2] or ""), ""
             if not subdomain or meant[2] != subdomain:
                 why = f"the pods' subdomain is {subdomain}" if subdomain else "the pods have no subdomain"
-            elif services and service is None:
-                why = f"there is no Service {meant[2]} here"
-            elif service and service.text("metadata", "namespace") != job.text("namespace"):
-                why = f"the Service {meant[2]} is in another namespace"
-            if why:
                 yield Fault(node.place, f"{value} does not resolve: {why}")
+            elif services and (meant[2], job.text("namespace")) not in services:
+                reason = f"{value} does not resolve: no Service {meant[2]} is here in the namespace of the pods"
+                yield Fault(node.place, reason)
 
 
 def shared_memory_is_small(manifest: Manifest) -> Iterator[Fault]:
@@ -171,29 +143,28 @@ def shell_keeps_the_signal(manifest: Manifest) -> Iterator[Fault]:
     for container in manifest.containers:
         script, found = container.script, container.launches
         trained = [launch for launch in found if launch.is_agent or launch.kind == "deepspeed"]
-        if script is None or not script.shell or not trained or trained[-1].command.words[0].value == "exec":
-            continue
-        last = trained[-1]
-        plain = found[-1] is last and not last.command.background and last.command.after not in ("|", "||")
-        if not container.is_service and (not plain or (script.shell != "bash" and len(found) > 1)):
-            reason = "the shell is process 1 and does not hand on SIGTERM: the job is killed without a checkpoint"
-            yield Fault(script.place(last.text), reason)
+        for last in trained[-1:] if script.shell and not container.is_service else ():
+            plain = found[-1] is last and not last.command.background and last.command.after not in ("|", "||")
+            keeps = not plain or (script.shell != "bash" and len(found) > 1)
+            if keeps and last.command.words[0].value != "exec":
+                reason = "the shell is process 1 and does not hand on SIGTERM: the job is killed without a checkpoint"
+                yield Fault(script.place(last.text), reason)
 
 
 def failure_is_not_handled(manifest: Manifest) -> Iterator[Fault]:
     for document in (each for each in manifest.documents if _is(each, "PyTorchJob")):
-        roles, run = (
-            [role for _, role in document.items("spec", "pytorchReplicaSpecs")],
-            document.get("spec", "runPolicy"),
-        )
-        policies = [policy for role in roles if (policy := role.get("restartPolicy"))]
-        exits = [policy for policy in policies if policy.text() == "ExitCode"]
-        for policy in exits:
+        roles = [role for _, role in document.items("spec", "pytorchReplicaSpecs")]
+        policies = {policy.text(): policy for role in roles if (policy := role.get("restartPolicy"))}
+        place = document.get("spec", "runPolicy") or document.get("spec")
+        if "ExitCode" in policies:
             reason = "torchrun exits with 1 after any failure, and ExitCode restarts no pod that exits with 1"
-            yield Fault(policy.place, reason, "restartPolicy: OnFailure with a backoffLimit")
-        again = not policies or {policy.text() for policy in policies} & {"OnFailure", "Always"}
-        place = run or document.get("spec")
-        if place and roles and again and not exits and not document.get("spec", "runPolicy", "backoffLimit"):
+            yield Fault(policies["ExitCode"].place, reason, "restartPolicy: OnFailure with a backoffLimit")
+        elif (
+            place
+            and roles
+            and not place.get("backoffLimit")
+            and (not policies or {"OnFailure", "Always"} & set(policies))
+        ):
             yield Fault(place.key_place, "a failing job is restarted forever", "runPolicy: {backoffLimit: 3}")
 
 
@@ -208,7 +179,7 @@ def variable_is_the_operators(manifest: Manifest) -> Iterator[Fault]:
 
 def secret_in_file(manifest: Manifest) -> Iterator[Fault]:
     for container in manifest.containers:
-        for name, value, node in container.variables():
+        for name, value, node in variables(container.node):
             if is_secret(name, value or ""):
                 fix = f"{name}: ${{{name}:?}} takes the value from the shell that runs docker compose"
                 place = replace(node.key_place, length=min(len(name), node.key_place.length))

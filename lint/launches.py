@@ -19,7 +19,7 @@ _AGENTS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _LAUNCHERS = ("accelerate", "deepspeed", "composer")
 _NAMES_OF_CONTAINERS = "apptainer singularity docker podman shifter conda uv poetry pixi numactl micromamba"
 CONTAINERS = frozenset(_NAMES_OF_CONTAINERS.split())  # and managers of environments
-_REACH_OTHERS = ("srun", "mpirun", "mpiexec", "ssh")
+_STARTS = re.compile(rf"(?:torchrun|{'|'.join(_LAUNCHERS)}|srun|mpirun|mpiexec|ssh|python[0-9.]*|(?:ba|da|k|z)?sh)$")
 _IN_FRONT = ("exec", "env", "nohup", "time", "command", "stdbuf", "nice", "!")
 _SRUN = {"c": "cpus-per-task", "K": "kill-on-bad-exit", "N": "nodes", "n": "ntasks", "w": "nodelist", "G": "gpus"}
 _SHORT_FLAGS = "EHkhlOQsuvVXZ"
@@ -211,13 +211,9 @@ def _is_unknown(value: str) -> bool:
 
 def _program_in(words: Sequence[Text]) -> int | None:
     """Return where the program begins that a container or an environment manager starts, if it is one that we know."""
-    runs = {"exec", "run"} & {word.value for word in words[:3]}
     names = [word.value.rpartition("/")[2] for word in words]
-    starts = [_PYTHON.match(name) or (_SHELL.match(name) and name[:1] != "-") for name in names]
-    known = (
-        name in ("torchrun", *_REACH_OTHERS, *_LAUNCHERS) or start for name, start in zip(names, starts, strict=True)
-    )
-    return next((at for at, found in enumerate(known) if found), None) if runs or any(starts[:1]) else None
+    runs = {"exec", "run"} & set(names[:3]) or any(_PYTHON.match(name) or _SHELL.match(name) for name in names[:1])
+    return next((at for at, name in enumerate(names) if _STARTS.match(name)), None) if runs else None
 
 
 def _agent_module(words: Sequence[Text]) -> int:

@@ -120,14 +120,14 @@ def documents(text: str, file: str) -> list[Node]:
     lines = (*_LINE_BREAK.split(text), "")  # the end of a file is a place too
     try:
         nodes = [node for node in yaml.compose_all(text, _Loader) if node is not None]
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line, column = (mark.line, mark.column) if mark else (0, 0)
         hint = "this is a template: render it first, and give the result to lint" if "{{" in text else ""
         place = Place(file, line + 1, column + 1, 1, lines[min(line, len(lines) - 1)])
-        raise SpecError([Problem(place, f"not YAML: {error.problem}", hint)]) from None
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
-        raise SpecError([Problem(Place(file, 1, 1, 1, lines[0]), "not YAML")]) from None
+        raise SpecError(
+            [Problem(place, f"not YAML: {getattr(error, 'problem', None) or 'unreadable'}", hint)]
+        ) from None
     return [Node(node, node, file, lines) for node in nodes]
 
 

@@ -54,7 +54,7 @@ def nothing_starts_the_other_nodes(script: Script) -> Iterator[Fault]:
     count = request(script).nodes or 1
     if count < 2 or not script.is_batch or _HETEROGENEOUS.search(script.text):
         return
-    started = [each for each in launches(script) if not _looks(script, each) and not _is_of_one(each)]
+    started = [each for each in launches(script) if not _needs_one(script, each)]
     unknown = {launch.kind for launch in started if not launch.trains} - {each.function for each in script.commands}
     if unknown or any(each.step or each.command.background or _is_part(script, each) for each in started):
         return
@@ -63,20 +63,16 @@ def nothing_starts_the_other_nodes(script: Script) -> Iterator[Fault]:
         yield Fault(script.place(launch.text), reason, f"srun --ntasks-per-node=1 {launch.text.value} …")
 
 
-def _looks(script: Script, launch: Launch) -> bool:
-    """Return True for a program that only looks at the node or prepares it."""
-    values = [script.shown(word.value) for word in launch.words]
+def _needs_one(script: Script, launch: Launch) -> bool:
+    """Return True for a program that only looks at the node or prepares it, or that is told of one node."""
+    values, nnodes = [script.shown(word.value) for word in launch.words], launch.value("nnodes")
     if launch.kind in ("source", ".", "eval", "sh", "bash"):
         return not values or bool(_SETS_UP.search(" ".join(values[:2])))
     known = launch.kind in (*_LOOKS, "python -c", "") or (launch.kind == "xargs" and not values)
     known = known or (launch.step or launch).program.value in _LOOKS  # srun hostname
     known = known or (launch.kind in CONTAINERS and not {"run", "exec"} & set(values))
-    return known or bool({"--help", "-h", "--version"} & set(values)) or launch.text.value[:1] == '"'
-
-
-def _is_of_one(launch: Launch) -> bool:
-    nnodes = launch.value("nnodes")
-    return launch.trains and (nnodes == "1" or "standalone" in launch.options or nnodes.startswith("1:"))
+    alone = launch.trains and (nnodes == "1" or "standalone" in launch.options or nnodes.startswith("1:"))
+    return known or alone or bool({"--help", "-h", "--version"} & set(values)) or launch.text.value[:1] == '"'
 
 
 def _is_part(script: Script, launch: Launch) -> bool:
@@ -95,15 +91,13 @@ def each_node_trains_alone(script: Script) -> Iterator[Fault]:
     for launch in trained(script):
         if launch.open or not on_several_nodes(script, launch):
             continue
-        count, place = nodes_of(script, launch), script.place(launch.text)
-        if launch.kind == "torchrun" and "standalone" in launch.options and launch.step:
+        count, place, given = nodes_of(script, launch), script.place(launch.text), set(launch.options)
+        if launch.kind == "torchrun" and "standalone" in given and launch.step:
             yield Fault(place, f"--standalone makes each of the {count} nodes a job of its own")
-        elif launch.kind == "torchrun" and not {"nnodes", "standalone"} & set(launch.options):
-            if not _known(script, "PET_NNODES"):
-                yield Fault(
-                    place, f"without --nnodes, torchrun treats each of the {count} {script.unit}s as a job of one node"
-                )
-        elif launch.kind == "deepspeed" and launch.step and "no-ssh" not in launch.options:
+        elif launch.kind == "torchrun" and not given & {"nnodes", "standalone"} and not _known(script, "PET_NNODES"):
+            reason = f"without --nnodes, torchrun treats each of the {count} {script.unit}s as a job of one node"
+            yield Fault(place, reason)
+        elif launch.kind == "deepspeed" and launch.step and "no-ssh" not in given:
             reason = f"srun starts deepspeed on each of the {count} nodes, and each takes itself for the whole job"
             yield Fault(place, reason, "srun torchrun …: DeepSpeed reads RANK and WORLD_SIZE from it")
 

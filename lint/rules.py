@@ -29,11 +29,7 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding(Problem):
-    """A problem that a rule found; without a rule, a file that could not be read.
-
-    severity: error if the job breaks, hangs, wastes GPUs or leaks; warning if it breaks under load, at scale, or on
-    another cluster.
-    """
+    """A problem that a rule found; without a rule, a file that could not be read.  severity: as docs/lint.md says."""
 
     rule: str = ""
     severity: str = ERROR

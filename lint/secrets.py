@@ -11,7 +11,7 @@ from jobspec.problems import masked
 from jobspec.spec.secret_names import names_secret
 from lint.launches import everything
 from lint.rules import Fault, Finding
-from lint.shell import Script, Word
+from lint.shell import Script
 
 # What stands for a value, and is none: <token>, your-key-here, XXXX, path/to/file, a variable.
 _PLACEHOLDER = re.compile(
@@ -43,27 +43,12 @@ def secret_in_file(script: Script) -> Iterator[Fault]:
 
 def secret_is_shown(script: Script) -> Iterator[Fault]:
     speaks = not script.in_container and re.search("(?i)key|secret|token|passw", script.text)
-    commands = everything(script) if speaks else []
-    words = [word for command in commands for word in command.words]
-    known = [name for name, given in script.assigned.items() if any(is_secret(name, word.value) for word in given)]
-    known += [name for word in words for name, _ in word.expansions if names_secret(name)]
-    for command in commands:
+    for command in everything(script) if speaks else ():
         for word, after in zip_longest(command.words, command.words[1:]):
             option, _, value = word.value.partition("=")
-            place = masked(script.locate(word.text.at[0] if word.text.at else 0, len(option)))
-            if option == "--export":
-                names = [name for name in re.findall(r"[,=](\w+)=", word.value) if names_secret(name)]
-                said = "srun's arguments hold the value of {}, which everybody on the node sees"
-            else:
-                names = [option] if option[:2] == "--" and names_secret(option) and _is_given(value, after) else []
-                said = "everybody on the node sees the value of {} in the list of processes"
-            yield from (Fault(place, said.format(name)) for name in names)
-            if known and command.name == "set" and re.fullmatch(r"-[a-z]*x[a-z]*|xtrace", word.value):
-                reason = f"set -x prints every command into the log, and with it the value of {known[0]}"
-                yield Fault(script.place(word.text), reason)
-
-
-def _is_given(value: str, after: Word | None) -> bool:
-    """Return True if an option has a value, as `=value` or as the next word, that is no placeholder."""
-    given = value or (after.value if after and after.value[:1] != "-" else "")
-    return bool(given) and ("$" in given or not _PLACEHOLDER.fullmatch(given))
+            given = value or (after.value if after and after.value[:1] != "-" else "")
+            names = re.findall(r"[,=](\w+)=", word.value) if option == "--export" else [option] * (option[:2] == "--")
+            real = option == "--export" or (given and ("$" in given or not _PLACEHOLDER.fullmatch(given)))
+            for name in filter(names_secret, names if real else ()):
+                place = masked(script.locate(word.text.at[0], len(option)))
+                yield Fault(place, f"everybody on the node sees the value of {name} in the list of processes")

@@ -34,7 +34,6 @@ _DEFAULTS = (":-", "-", ":=", "=")
 _HANDED_OVER = re.compile(r"\b(?:export|declare|typeset) -f((?:[ \t]+\w+)+)")
 _OPERATORS = ("|", "|&", "||", "&&", "&", ";")
 _COMMANDS = ("command", "declaration_command", "unset_command", "test_command", "variable_assignment")
-_REDIRECTS = ("file_redirect", "herestring_redirect")
 _SUBSTITUTIONS = ("command_substitution", "process_substitution")
 _AS_WRITTEN = ("number", "test_operator", "heredoc_body", "regex", "extglob_pattern")
 _EXPANSIONS = ("simple_expansion", "expansion")
@@ -168,6 +167,7 @@ class Script:
     directives: list[Directive] = field(default_factory=list)
     asked: dict[str, str] = field(default_factory=dict)
     in_container: bool = False
+    unit: str = "node"  # what a message calls a machine of the job
     shell: str = ""
     one_network: bool = False
     versions: Versions = Versions()
@@ -193,11 +193,6 @@ class Script:
         """True if sbatch reads it: it then runs once, on the first node of the allocation."""
         return bool(self.directives)
 
-    @property
-    def unit(self) -> str:
-        """What a message calls a machine of the job."""
-        return "pod" if self.in_container else "node"
-
     def directive(self, name: str) -> Directive | None:
         """Return the `#SBATCH` option of a name: the last one if there are several, as sbatch does."""
         return next((found for found in reversed(self.directives) if found.name == name and not found.ignored), None)
@@ -222,11 +217,10 @@ class Script:
         """The names that the script hands on to the programs it starts."""
         found: set[str] = set()
         for command in self.commands:
-            said = [word.value for word in command.words if word.assigned is None]
-            declares = said[:1] in (["declare"], ["typeset"]) and any("x" in each for each in said if each[:1] == "-")
-            if declares or said[:1] == ["export"]:
+            said = " ".join(word.value for word in command.words if word.assigned is None)
+            if re.match(r"export\b|(?:declare|typeset) -\w*x", said):
                 found.update(word.assigned or word.value for word in command.words)
-            elif said[:1] == ["set"] and {"-a", "allexport"} & set(said):
+            elif re.match(r"set .*(?:-a|allexport)\b", said):
                 found.update(self.assigned)
         return found
 
@@ -297,16 +291,16 @@ def commands(source: Source) -> Iterator[Command]:
         if node.type == "function_definition" and (name := node.child_by_field_name("name")):
             function = source.of(name).value
         elif node.type in _COMMANDS:
-            own = [node] if node.type == "variable_assignment" else [x for x in children if x.type not in _REDIRECTS]
+            kept = [child for child in children if not child.type.endswith("_redirect")]
+            own = [node] if node.type == "variable_assignment" else kept
             words = [Word(source, each.children[0] if each.type == "command_name" else each) for each in own]
             yield Command(words, next(iter(source.of(node).at), 0), after, background, function)
             children = [below for child in children for below in _below(child, *_SUBSTITUTIONS)]
         kinds = ["", *(child.type for child in children), ""]
         for at in reversed(range(len(children))):
             own_after = kinds[at] if kinds[at] in _OPERATORS else "" if at else after
-            stack.append(
-                (children[at], own_after, kinds[at + 2] == "&" or (background and not kinds[at + 2]), function)
-            )
+            runs_on = kinds[at + 2] == "&" or (background and not kinds[at + 2])
+            stack.append((children[at], own_after, runs_on, function))
 
 
 def _below(node: Node, *types: str) -> Iterator[Node]:

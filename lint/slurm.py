@@ -32,9 +32,7 @@ def option_means_nothing(script: Script) -> Iterator[Fault]:
         if literal and found.name in OPTIONS and found.name != "comment" and not found.ignored:
             fix = f"write out what it stands for, or use the command line: sbatch --{found.name}=… SCRIPT"
             if found.name in _PATTERNS:
-                fix = f"sbatch replaces %u (your user name), %x (the job's name) and %j (its number); else {fix}"
-            elif found.name == "chdir" and "SLURM_SUBMIT_DIR" in literal[0]:
-                fix = "leave --chdir out: without it, the script starts in the folder from which you call sbatch"
+                fix = f"%u (your user name), %x (the job's name), %j (its number); else {fix}"
             yield Fault(found.place, f"no shell reads #SBATCH lines: to sbatch, {literal[0]} is plain text", fix)
 
 

@@ -158,7 +158,7 @@ def test_file_that_cannot_be_read_as_one_is_a_problem(tmp_path: Path, name: str,
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("job", "#!/bin/bash\nset -x; export WANDB_API_KEY\necho $WANDB_API_KEY\n"),
+        ("job", "#!/bin/bash\npython a.py --api-key $WANDB_API_KEY\n"),
         ("job.cmd", "#SBATCH --requeue\n#SBATCH --open-mode=append\n"),
         (
             "stdin",
@@ -315,7 +315,7 @@ def test_random_texts_give_no_traceback() -> None:
         list(findings(script, *OF_SCRIPTS[1:]))  # without `bash -n`
 
 
-FAULTS = "#!/bin/bash\nexport A=1\nexport HF_TOKEN=hush\nset -x; echo $HF_TOKEN\n"
+FAULTS = "#!/bin/bash\nexport A=1\nexport HF_TOKEN=hush\na --hf-token=$HF_TOKEN\n"
 
 
 @pytest.mark.parametrize(
