@@ -44,10 +44,6 @@ def lint(paths: Sequence[str], skipped: list[str] | None = None, versions: Versi
 
     A file that lint cannot read is a finding without a rule.  In a folder, one of another kind is added to `skipped`.
     """
-
-    def order(found: Finding) -> tuple[int, int, str]:
-        return found.place.line, found.place.column, found.message
-
     found: list[Finding] = []
     named = [each for path in paths for each in _matching(path)]
     done = {os.path.realpath(path): False for path in named}  # a file that was named is never skipped, wherever it is
@@ -61,7 +57,8 @@ def lint(paths: Sequence[str], skipped: list[str] | None = None, versions: Versi
             if done.get(really) or (is_folder and really in done):
                 continue
             done[really] = True
-            own = hide_secrets(sorted(set(_lint(file, versions or Versions())), key=order))
+            unsorted = set(_lint(file, versions or Versions()))
+            own = hide_secrets(sorted(unsorted, key=lambda each: (each.place.line, each.place.column, each.message)))
             if is_folder and any(each.message in (_UNKNOWN, _NO_MANIFEST) for each in own):
                 (skipped if skipped is not None else []).append(file)
             else:
@@ -120,9 +117,9 @@ def _not_ignored(text: str, found: Sequence[Finding]) -> Iterator[Finding]:
     for number, line in enumerate(text.split("\n"), 1) if "lint:" in text else ():
         if match := _IGNORE.search(line):
             alone = not line[: match.start()].strip()
-            ignored.setdefault(0 if alone else number, []).extend(match[1].split(","))
-    off = [*ignored.get(0, ())]
-    yield from (each for each in found if each.rule not in [*off, *ignored.get(each.place.line, ())])
+            ignored.setdefault(0 if alone else number, []).extend(re.findall(r"[\w-]+", match[1]))
+    off = ignored.get(0, [])
+    yield from (each for each in found if each.rule not in [*off, *ignored.get(each.place.line, [])])
 
 
 def _is_shell(text: str, suffix: str) -> bool:

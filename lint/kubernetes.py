@@ -135,8 +135,7 @@ def shared_memory_is_small(manifest: Manifest) -> Iterator[Fault]:
         one = any(launch.value("nproc-per-node") == "1" for launch in agents)
         if agents and not mounted and (not one if container.is_service else (container.gpus or 0) > 1):
             reason = "/dev/shm of a container has 64 MiB, too little for NCCL between its processes"
-            place = node.key_place if container.is_service else (node.get("name") or node).place
-            yield Fault(place, reason, "shm_size: 16gb" if container.is_service else "")
+            yield Fault(node.key_place if container.is_service else (node.get("name") or node).place, reason)
 
 
 def shell_keeps_the_signal(manifest: Manifest) -> Iterator[Fault]:
