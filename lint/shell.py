@@ -1,9 +1,10 @@
 """Read a shell script with tree-sitter-bash: its commands and words, and what variables hold.  Nothing is run.
 
-`Script.parse(text, locator(text, file))` gives what another reader of scripts needs, each with its place in the file:
-`directives` (options of `#SBATCH` lines), `commands` (words, in order, those in substitutions and functions too),
-`assigned` and `exported` (variables); `lint.launches.launches` says what is started, with srun's and torchrun's
-options.
+For other readers of scripts: `script = Script.parse(text, locator(text, file))` has `directives` (name, value and place
+of each option of an `#SBATCH` line), `commands` (in order, those in functions and substitutions too; `script.place(
+word.text).line` is a word's line, `script.fields(word)` what the shell makes of it; an assignment has `word.assigned`
+and `word.value`), `assigned` and `exported` variables;
+`lint.launches.launches(script)` says what is started, with the options of srun and of the launcher.
 
 What only a run knows, such as `$1`, `$(hostname)` or a variable that the script does not set, becomes one private
 character in a value; `Script.names` maps it to what was written.  So a rule sees what a task's own shell still replaces
@@ -35,7 +36,7 @@ _HANDED_OVER = re.compile(r"\b(?:export|declare|typeset) -f((?:[ \t]+\w+)+)")
 _OPERATORS = ("|", "|&", "||", "&&", "&", ";")
 _COMMANDS = ("command", "declaration_command", "unset_command", "test_command", "variable_assignment")
 _SUBSTITUTIONS = ("command_substitution", "process_substitution")
-_AS_WRITTEN = ("number", "test_operator", "heredoc_body", "regex", "extglob_pattern")
+_AS_WRITTEN = ("number", "variable_name", "test_operator", "heredoc_body", "regex", "extglob_pattern")
 _EXPANSIONS = ("simple_expansion", "expansion")
 
 
@@ -219,7 +220,7 @@ class Script:
         for command in self.commands:
             said = " ".join(word.value for word in command.words if word.assigned is None)
             if re.match(r"export\b|(?:declare|typeset) -\w*x", said):
-                found.update(word.assigned or word.value for word in command.words)
+                found.update(word.assigned or word.value for word in command.words[1:])
             elif re.match(r"set .*(?:-a|allexport)\b", said):
                 found.update(self.assigned)
         return found
