@@ -1,7 +1,7 @@
 """Find known faults in scripts, manifests and compose files that others wrote.
 
 Reading order: what rules see (sbatch.py, shell.py, launches.py; manifest.py, pods.py), rules.py (what a rule is), the
-rules in nodes.py, tasks.py, slurm.py, secrets.py, kubernetes.py, compose.py and checkers.py; formats.py shows them.
+rules in nodes.py, tasks.py, slurm.py, secrets.py, kubernetes.py and checkers.py; formats.py shows them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jobspec.problems import Place, SpecError
-from lint import checkers, compose, kubernetes, nodes, secrets, slurm, tasks
-from lint.manifest import Node, documents
-from lint.pods import groups, scripts_in
-from lint.rules import ERROR, Finding, LintRule, Versions, entries, rules_in
+from lint import checkers, kubernetes, nodes, secrets, slurm, tasks
+from lint.manifest import documents
+from lint.pods import Manifest, containers
+from lint.rules import ERROR, Finding, entries, findings
 from lint.secrets import hide_secrets
-from lint.shell import Script, locator
+from lint.shell import Script, Versions, locator
 
-__all__ = ["Finding", "Versions", "entries", "exit_code", "files_in", "lint"]
+__all__ = ["Finding", "Versions", "entries", "exit_code", "lint"]
 
-_IN_SCRIPTS: list[LintRule[Script]] = rules_in(checkers, nodes, tasks, slurm, secrets)
-_IN_MANIFESTS: list[LintRule[Sequence[Node]]] = rules_in(kubernetes)
-_IN_COMPOSE: list[LintRule[Node]] = rules_in(compose)
+OF_SCRIPTS = (checkers, nodes, tasks, slurm, secrets)
 
 _YAML = (".yaml", ".yml", ".json")
 _SHELLS = (".sh", ".bash", ".sbatch", ".slurm", ".job")
@@ -47,20 +45,20 @@ def lint(paths: Sequence[str], skipped: list[str] | None = None, versions: Versi
     A file that lint cannot read is a finding without a rule.  In a folder, one of another kind is added to `skipped`.
     """
     found: list[Finding] = []
-    named = [each for path in paths for each in (_matching(path))]
-    given = {os.path.realpath(path) for path in named}  # a file that was named is never skipped, wherever it is
-    done: set[str] = set()
+    named = [each for path in paths for each in _matching(path)]
+    done = {os.path.realpath(path): False for path in named}  # a file that was named is never skipped, wherever it is
     for path in named:
         is_folder = path != "-" and Path(path).is_dir()
-        files = files_in(path) if is_folder else [path]
+        files = _files_in(path) if is_folder else [path]
         if not files:
             found.append(_unreadable(path, "", f"no file in this folder ends in {' or '.join(_IN_FOLDERS)}"))
         for file in files:
             really = os.path.realpath(file)
-            if really in done or (is_folder and really in given):
+            if done.get(really) or (is_folder and really in done):
                 continue
-            done.add(really)
-            own = hide_secrets(sorted(set(_lint(file, versions or Versions())), key=_order))
+            done[really] = True
+            unsorted = set(_lint(file, versions or Versions()))
+            own = hide_secrets(sorted(unsorted, key=lambda each: (each.place.line, each.place.column, each.message)))
             if is_folder and any(each.message in (_UNKNOWN, _NO_MANIFEST) for each in own):
                 (skipped if skipped is not None else []).append(file)
             else:
@@ -75,27 +73,29 @@ def _matching(path: str) -> list[str]:
     return sorted(map(str, found)) or [path]
 
 
-def files_in(folder: str) -> list[str]:
+def _files_in(folder: str) -> list[str]:
     """Return the files that lint reads in a folder and the folders below it, sorted, without hidden ones."""
-    files: list[str] = []
+    files: list[Path] = []
     for above, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        files += [str(Path(above, name)) for name in names if not name.startswith(".") and name.endswith(_IN_FOLDERS)]
-    return sorted(file for file in files if Path(file).is_file())  # no pipes and no broken links
+        folders[:] = [name for name in folders if name[0] != "."]
+        files += [Path(above, name) for name in names if name[0] != "." and name.endswith(_IN_FOLDERS)]
+    return sorted(str(file) for file in files if file.is_file())  # no pipes and no broken links
 
 
 def _lint(file: str, versions: Versions) -> Iterator[Finding]:
-    text = ""
+    text, path = "", Path(file)
     try:
-        data = sys.stdin.buffer.read(_MAX_BYTES + 1) if file == "-" else _head(file)
+        with sys.stdin.buffer if file == "-" else path.open("rb") as stream:
+            data = stream.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
             raise OSError(0, f"larger than {_MAX_BYTES >> 20} MiB, too large for lint")
         text = data.decode("utf-8-sig")
-        suffix = Path(file).suffix
-        if suffix in _YAML or (not suffix and _IS_YAML.search(text)) or (file == "-" and _IS_YAML.search(text)):
-            found = [*_lint_yaml(text, file, versions)]
-        elif "\0" not in text and (_is_shell(text, suffix) or file == "-"):
-            found = [*_lint_script(script := Script.parse(text, locator(text, file)), versions)]
+        if path.suffix in _YAML or (not path.suffix and _IS_YAML.search(text)):
+            found = [*_lint_yaml(text, file)]
+        elif "\0" not in text and (_is_shell(text, path.suffix) or file == "-"):
+            script = Script.parse(text, locator(text, file))
+            script.versions = versions
+            found = [*findings(script, *OF_SCRIPTS)]
             found += checkers.shellcheck(script) if not any(each.rule == "bash-refuses-it" for each in found) else []
         else:
             found = [_unreadable(file, text, _UNKNOWN, _READS)]
@@ -106,28 +106,20 @@ def _lint(file: str, versions: Versions) -> Iterator[Finding]:
     except RecursionError:
         found = [_unreadable(file, text, "its brackets and quotes are nested too deeply for lint")]
     except OSError as error:
-        found = [_unreadable(file, "", error.strerror or "cannot be read", _link_to_nowhere(file))]
+        link = f"it is a link to {path.readlink()}, which is not there" if path.is_symlink() else ""
+        found = [_unreadable(file, "", error.strerror or "cannot be read", link)]
     yield from _not_ignored(text, found)
-
-
-def _head(file: str) -> bytes:
-    with Path(file).open("rb") as stream:
-        return stream.read(_MAX_BYTES + 1)
-
-
-def _link_to_nowhere(file: str) -> str:
-    path = Path(file)
-    return f"it is a link to {path.readlink()}, which is not there" if path.is_symlink() else ""
 
 
 def _not_ignored(text: str, found: Sequence[Finding]) -> Iterator[Finding]:
     """Leave out what `# lint: ignore=RULE` switches off: on its line, or alone on a line for the whole file."""
-    lines = text.split("\n")
-    everywhere = {name for line in lines if (match := _IGNORE.match(line.strip())) for name in match[1].split(",")}
-    for each in found:
-        here = _IGNORE.search(lines[each.place.line - 1]) if each.place.line <= len(lines) else None
-        if not each.rule or each.rule not in everywhere | set(here[1].split(",") if here else ()):
-            yield each
+    ignored: dict[int, list[str]] = {}  # line 0 is the whole file
+    for number, line in enumerate(text.split("\n"), 1) if "lint:" in text else ():
+        if match := _IGNORE.search(line):
+            alone = not line[: match.start()].strip()
+            ignored.setdefault(0 if alone else number, []).extend(re.findall(r"[\w-]+", match[1]))
+    off = ignored.get(0, [])
+    yield from (each for each in found if each.rule not in [*off, *ignored.get(each.place.line, [])])
 
 
 def _is_shell(text: str, suffix: str) -> bool:
@@ -141,51 +133,23 @@ def _unreadable(file: str, text: str, message: str, hint: str = "") -> Finding:
     return Finding(Place(file, 1, 1, 1, text.split("\n", 1)[0]), message, hint)
 
 
-def _order(found: Finding) -> tuple[int, int, str]:
-    return found.place.line, found.place.column, found.message
-
-
-def _lint_script(script: Script, versions: Versions) -> Iterator[Finding]:
-    for each in _IN_SCRIPTS:
-        yield from each.findings(script, versions)
-
-
-def _lint_yaml(text: str, file: str, versions: Versions) -> Iterator[Finding]:
-    found = [document for each in documents(text, file) for document in _items(each)]
-    manifests = [document for document in found if document.get("kind")]
-    services = [document for document in found if document.get("services") and not document.get("kind")]
-    for rule in _IN_MANIFESTS if manifests else ():
-        yield from rule.findings(manifests, versions)
-    for document in services:
-        for one in _IN_COMPOSE:
-            yield from one.findings(document, versions)
-    for document in manifests:
-        yield from _not_looked_into(document)
-    for script in [
-        *(script for each in manifests for script in scripts_in(each)),
-        *(script for each in services for script in compose.scripts_in(each)),
-    ]:
-        yield from _lint_script(script, versions)
-    if not manifests and not services:
-        ours = any(document.get("procs_per_node") or document.get("nodes") for document in found)
-        hint = (
-            f"check a job spec with `render.py TARGET {file}`; lint checks what was rendered from it"
-            if ours
-            else _READS
-        )
-        yield _unreadable(file, text, _NO_MANIFEST, hint)
-
-
-def _items(document: Node) -> list[Node]:
-    """Return the objects of a List, as `kubectl get -o yaml` prints it; any other object alone."""
-    return document.elements("items") if document.text("kind") == "List" else [document]
-
-
-def _not_looked_into(document: Node) -> Iterator[Finding]:
-    kind = document.get("kind")
-    if kind and document.has("containers") and not any(groups(document)) and kind.text() != "TrainJob":
-        message = f"lint does not know where the pods of a {kind.text()} are, so they were not checked"
-        yield Finding(kind.place, message, "give lint the pod template as a Pod, and the pod's script as a file")
+def _lint_yaml(text: str, file: str) -> Iterator[Finding]:
+    read = documents(text, file)  # a List is what `kubectl get -o yaml` prints
+    objects = [each for one in read for each in (one.elements("items") if one.text("kind") == "List" else [one])]
+    known = [each for each in objects if each.get("kind") or each.get("services")]
+    manifest = Manifest(known)
+    yield from findings(manifest, kubernetes)
+    for container in manifest.containers:
+        yield from findings(container.script, *OF_SCRIPTS)
+    for document in known:
+        kind = document.get("kind")
+        if kind and document.says(r"\bcontainers\b") and not containers(document) and kind.text() != "TrainJob":
+            message = f"lint does not know where the pods of a {kind.text()} are, so they were not checked"
+            yield Finding(kind.place, message, "give lint the pod template as a Pod, and the pod's script as a file")
+    if not known:
+        ours = any(document.get("procs_per_node") or document.get("nodes") for document in objects)
+        told = f"check a job spec with `render.py TARGET {file}`; lint checks what was rendered from it"
+        yield _unreadable(file, text, _NO_MANIFEST, told if ours else _READS)
 
 
 def exit_code(found: Sequence[Finding], strict: bool) -> int:

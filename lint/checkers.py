@@ -4,50 +4,46 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 
-from lint.rules import ERROR, WARNING, Fault, Finding, rule
+from jobspec.problems import Place
+from lint.rules import ERROR, WARNING, Fault, Finding
 from lint.shell import Script
 
-_MOST_SECONDS = 2
-_SAID = re.compile(r"line (\d+): (.*)")
 _OTHER_SHELL = re.compile(r"#!.*\b(?:zsh|ksh|fish|csh|tcsh)\b")
 # Left out: arrays joined or split, often on purpose, and what sbatch-refuses-it says.
-_SHELLCHECK = ("-S", "error", "-f", "json", "-e", "SC2068,SC2145,SC2199,SC2198,SC1128", "-")
+_SHELLCHECK = ("shellcheck", "-S", "error", "-f", "json", "-e", "SC2068,SC2145,SC2199,SC2198,SC1128")
 
 
-@rule
 def bash_refuses_it(script: Script) -> Iterator[Fault]:
-    known = not script.in_container and not _OTHER_SHELL.match(script.text) and "\0" not in script.text
-    found = _SAID.search(_run(["bash", "-n"], script.text)) if known else None
+    found = re.search(r"line (\d+): (.*)", _said(script, "bash", "-n")) if not script.in_container else None
     if found and "here-document" not in found[2]:
-        lines = script.text.split("\n")
-        line = min(int(found[1]), len(lines))
-        start = sum(len(each) + 1 for each in lines[: line - 1])
-        yield Fault(script.locate(start, max(1, len(lines[line - 1]))), f"bash does not understand this: {found[2]}")
+        place = _place(script, int(found[1]), 1, len(script.text))
+        yield Fault(place, f"bash does not understand this: {found[2]}")
 
 
 def shellcheck(script: Script) -> Iterator[Finding]:
     """Yield ShellCheck's errors under its own names, where it is installed."""
-    if shutil.which("shellcheck") is None or "\0" in script.text or _OTHER_SHELL.match(script.text):
-        return
     dialect = "sh" if re.match(r"#!\s*\S*/(?:env )?(?:da)?sh\b", script.text) else "bash"
-    lines = script.text.split("\n")
-    for each in json.loads(_run(["shellcheck", "-s", dialect, *_SHELLCHECK], script.text) or "[]"):
-        start = sum(len(line) + 1 for line in lines[: each["line"] - 1]) + each["column"] - 1
-        place = script.locate(min(start, len(script.text)), max(1, each["endColumn"] - each["column"]))
+    for each in json.loads(_said(script, *_SHELLCHECK, "-s", dialect, "-") or "[]"):
+        place = _place(script, each["line"], each["column"], each["endColumn"] - each["column"])
         name = f"SC{each['code']}"
         severity, link = ERROR if name.startswith("SC1") else WARNING, f"https://www.shellcheck.net/wiki/{name}"
         yield Finding(place, f"{each['message']} [{name}]", "", link, name, severity)
 
 
-def _run(words: list[str], text: str) -> str:
-    """Return what a checker says; nothing if it is not there or takes too long."""
-    data = text.encode("utf-8", "replace")
+def _place(script: Script, line: int, column: int, length: int) -> Place:
+    starts = [0, *(match.end() for match in re.finditer("\n", script.text))]
+    return script.locate(min(starts[min(line, len(starts)) - 1] + column - 1, len(script.text)), max(1, length))
+
+
+def _said(script: Script, *words: str) -> str:
+    """Return what a checker says of a script for bash; nothing if it is not there or takes too long."""
+    if _OTHER_SHELL.match(script.text):
+        return ""
     try:
-        done = subprocess.run(words, input=data, capture_output=True, timeout=_MOST_SECONDS)
+        done = subprocess.run(words, input=script.text.encode("utf-8", "replace"), capture_output=True, timeout=2)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return (done.stdout or done.stderr).decode(errors="replace")

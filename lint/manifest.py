@@ -1,23 +1,21 @@
 """Read YAML that others wrote (Kubernetes manifests, compose files) as nodes with places.
 
 Unlike a job spec, such a file may have anchors, tags and several documents, and values stay text as written.  So this
-reader is not jobspec's.
+reader is not jobspec's.  `documents(text, file)` gives the documents, and `lint.pods.containers(document)` what each of
+their containers starts, with its variables, GPUs and number of pods.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import yaml
 
 from jobspec.problems import Place, Problem, SpecError
-from lint.shell import Script
 
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # those of YAML 1.1
-_SHELLS = ("sh", "bash", "ash", "dash", "zsh")
 
 
 # What Kubernetes takes for a number or a boolean: sigs.k8s.io/yaml, which is Go's yaml.v2.  It reads more of them than
@@ -50,21 +48,23 @@ class Node:
     file: str
     lines: tuple[str, ...]
 
-    def get(self, *path: str) -> Node | None:
-        """Return the value below some keys, or None."""
-        node: Node | None = self
-        for part in path:
-            node = next((value for key, value in node.items() if key == part), None) if node else None
-        return node
+    def get(self, *path: str | int) -> Node | None:
+        """Return the value below some keys and list positions, or None."""
+        if not path:
+            return self
+        below = enumerate(self.elements()) if isinstance(path[0], int) else self.items()
+        node = next((value for key, value in below if key == path[0]), None)
+        return node.get(*path[1:]) if node else None
 
     def text(self, *path: str) -> str:
         """Return the scalar below some keys as written; empty if there is none."""
         node = self.get(*path)
         return str(node.raw.value) if node and isinstance(node.raw, yaml.ScalarNode) else ""
 
-    def items(self) -> Iterator[tuple[str, Node]]:
-        """Yield keys and values of a mapping, with those of its merge keys (`<<`); nothing for any other value."""
-        for key, value in _pairs(self.raw, set()).values():
+    def items(self, *path: str) -> Iterator[tuple[str, Node]]:
+        """Yield keys and values of the mapping below some keys, with those of its merge keys (`<<`); else nothing."""
+        node = self.get(*path)
+        for key, value in _pairs(node.raw, set()).values() if node else ():
             yield str(key.value), Node(value, key, self.file, self.lines)
 
     def elements(self, *path: str) -> list[Node]:
@@ -73,20 +73,6 @@ class Node:
         values = node.raw.value if node and isinstance(node.raw, yaml.SequenceNode) else []
         return [Node(value, value, self.file, self.lines) for value in values]
 
-    def at(self, path: Sequence[str | int]) -> Node | None:
-        """Return the value at some keys and list positions, or None."""
-        node: Node | None = self
-        for part in path:
-            below = (node.elements() if isinstance(part, int) else []) if node else []
-            node = (
-                (below[part] if part < len(below) else None)
-                if isinstance(part, int)
-                else node.get(part)
-                if node
-                else None
-            )
-        return node
-
     def plain(self) -> object:
         """Return the value as Kubernetes reads it; None for one that is no YAML for it."""
         try:
@@ -94,26 +80,10 @@ class Node:
         except (yaml.YAMLError, ValueError, TypeError, RecursionError):
             return None
 
-    def has(self, name: str) -> bool:
-        """Return True if a key of this name stands anywhere below."""
-        seen: set[int] = set()  # an alias may lead back to a parent
-        nodes = [self.raw]
-        while nodes:
-            raw = nodes.pop()
-            if id(raw) in seen:
-                continue
-            seen.add(id(raw))
-            if isinstance(raw, yaml.MappingNode):
-                if any(key.value == name for key, _ in raw.value):
-                    return True
-                nodes += [value for _, value in raw.value]
-            elif isinstance(raw, yaml.SequenceNode):
-                nodes += raw.value
-        return False
-
-    @property
-    def is_text(self) -> bool:
-        return str(self.raw.tag) == "tag:yaml.org,2002:str"
+    def says(self, pattern: str) -> bool:
+        """Return True if a line of the value matches."""
+        lines = self.lines[self.raw.start_mark.line : self.raw.end_mark.line + 1]
+        return any(re.search(pattern, line) for line in lines)
 
     @property
     def is_number_or_switch(self) -> bool:
@@ -133,11 +103,10 @@ class Node:
         """Return the place of a piece of a block text (`|`); for any other text the place of the whole."""
         if not isinstance(self.raw, yaml.ScalarNode) or self.raw.style != "|":
             return self.place
-        before = str(self.raw.value)[:start].split("\n")
+        before = self.raw.value[:start].split("\n")
         number = self.raw.start_mark.line + len(before)
         line = self.lines[number] if number < len(self.lines) else ""
-        value_line = str(self.raw.value).split("\n")[len(before) - 1]
-        indent = max(0, line.find(value_line))
+        indent = max(0, line.find(self.raw.value.split("\n")[len(before) - 1]))
         return Place(self.file, number + 1, indent + len(before[-1]) + 1, max(1, length), line)
 
     def _at(self, raw: yaml.Node) -> Place:
@@ -151,39 +120,15 @@ def documents(text: str, file: str) -> list[Node]:
     lines = (*_LINE_BREAK.split(text), "")  # the end of a file is a place too
     try:
         nodes = [node for node in yaml.compose_all(text, _Loader) if node is not None]
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line, column = (mark.line, mark.column) if mark else (0, 0)
         hint = "this is a template: render it first, and give the result to lint" if "{{" in text else ""
         place = Place(file, line + 1, column + 1, 1, lines[min(line, len(lines) - 1)])
-        raise SpecError([Problem(place, f"not YAML: {error.problem}", hint)]) from None
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
-        raise SpecError([Problem(Place(file, 1, 1, 1, lines[0]), "not YAML")]) from None
+        raise SpecError(
+            [Problem(place, f"not YAML: {getattr(error, 'problem', None) or 'unreadable'}", hint)]
+        ) from None
     return [Node(node, node, file, lines) for node in nodes]
-
-
-def script_of(entrypoint: Node | None, arguments: Node | None) -> Script | None:
-    """Return what a container starts: the script of `sh -c`, else its words as one command; None if there are none."""
-    words = [*_words(entrypoint), *_words(arguments)]
-    if not words:
-        return None
-    nodes = [node for node, _ in words]
-    values = [value for _, value in words]
-    if values[0].rpartition("/")[2] in _SHELLS:
-        at = next((at for at, value in enumerate(values) if at and not value.startswith("-")), len(values))
-        if at < len(values) and any(value.endswith("c") for value in values[1:at]):
-            script = Script.parse(values[at], nodes[at].place_inside)
-            script.in_container, script.shell = True, values[0].rpartition("/")[2]
-            return script
-    # The words joined by spaces are the text, so a place in the text belongs to the word there.
-    starts = [sum(len(value) + 1 for value in values[:number]) for number in range(len(values))]
-
-    def locate(start: int, length: int) -> Place:
-        return nodes[max(number for number, begin in enumerate(starts) if begin <= start)].place
-
-    script = Script.of_argv(values, locate)
-    script.in_container = True
-    return script
 
 
 def _pairs(raw: yaml.Node, seen: set[int]) -> dict[str, tuple[yaml.ScalarNode, yaml.Node]]:
@@ -200,14 +145,3 @@ def _pairs(raw: yaml.Node, seen: set[int]) -> dict[str, tuple[yaml.ScalarNode, y
         elif isinstance(key, yaml.ScalarNode):
             own[str(key.value)] = (key, value)
     return merged | own
-
-
-def _words(node: Node | None) -> Sequence[tuple[Node, str]]:
-    if node is None:
-        return []
-    if isinstance(node.raw, yaml.ScalarNode):  # compose splits a plain string like a shell
-        try:
-            return [(node, word) for word in shlex.split(str(node.raw.value))]
-        except ValueError:
-            return []
-    return [(element, element.text()) for element in node.elements()]

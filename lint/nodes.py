@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from lint.launches import CONTAINERS, Launch, everything, launches, nodes_of, request
-from lint.rules import Fault, rule
+from lint.launches import CONTAINERS, Launch, everything, launches, nodes_of, request, trained
+from lint.rules import Fault
 from lint.sbatch import number
 from lint.shell import Script
 
@@ -24,17 +24,14 @@ _SETS_UP = re.compile(r"activate|conda|mamba|env|module|profile|rc$|venv|setup|s
 _TRAINS = re.compile(r"(?:^|[/_.-])(?:train|pretrain|finetune|main|ddp|worker)[\w.-]*(?:\.py)?$")
 _LOOPBACK = re.compile(r"localhost|127(?:\.\d+){3}|\[?::1\]?")
 _HERE_BY_DEFAULT = re.compile(r"\$\{\w+:?[-=](?:localhost|127\.0\.0\.1)")
-_ALL_NODES = re.compile(r"\$\{?(?:SLURM_NNODES|SLURM_JOB_NUM_NODES)\b")
 _HETEROGENEOUS = re.compile(r"^#SBATCH[ \t]+(?:het|pack)job", re.M)
-_OF_ADDRESSES = re.compile("hostname|localhost|127[.]0|LAUNCH_NODE")
-_OF_HOSTNAME = ("-i", "-I", "--ip-address", "--all-ip-addresses")
 
 
 def asks_for_several(script: Script, launch: Launch) -> bool:
     """Return True if a launcher is told of more than one node for certain."""
     nnodes = script.shown(launch.value("nnodes"))
-    sure = (number(nnodes.partition(":")[0]) or 0) > 1
-    return sure or bool(_ALL_NODES.match(nnodes) and (nodes_of(script, launch) or 1) > 1)
+    all_nodes = re.match(r"\$\{?(?:SLURM_NNODES|SLURM_JOB_NUM_NODES)\b", nnodes)
+    return (number(nnodes.partition(":")[0]) or 0) > 1 or bool(all_nodes and (nodes_of(script, launch) or 1) > 1)
 
 
 def uses_c10d(launch: Launch) -> bool:
@@ -43,24 +40,22 @@ def uses_c10d(launch: Launch) -> bool:
 
 
 def on_several_nodes(script: Script, launch: Launch) -> bool:
-    """Return True if Slurm starts a launch on more than one node for certain."""
-    step = launch.step
-    return step is not None and not step.open and (nodes_of(script, launch) or 1) > 1 and "nodelist" not in step.options
+    """Return True if srun starts a launch on more than one node, or Kubernetes in several pods, for certain."""
+    step, several = launch.step, (nodes_of(script, launch) or 1) > 1
+    return several and (script.in_container if step is None else not step.open and "nodelist" not in step.options)
 
 
 def _known(script: Script, *names: str) -> bool:
     return any(name in script.assigned or name in script.environment for name in names)
 
 
-@rule
 def nothing_starts_the_other_nodes(script: Script) -> Iterator[Fault]:
     """Report only what is certain: no program of the script may reach another node."""
     count = request(script).nodes or 1
     if count < 2 or not script.is_batch or _HETEROGENEOUS.search(script.text):
         return
-    started = [each for each in launches(script) if each.command.words and not _looks(each) and not _is_of_one(each)]
-    functions = {command.function for command in script.commands}
-    unknown = {launch.kind for launch in started if not launch.trains} - functions
+    started = [each for each in launches(script) if not _needs_one(script, each)]
+    unknown = {launch.kind for launch in started if not launch.trains} - {each.function for each in script.commands}
     if unknown or any(each.step or each.command.background or _is_part(script, each) for each in started):
         return
     for launch in started[:1]:
@@ -68,20 +63,16 @@ def nothing_starts_the_other_nodes(script: Script) -> Iterator[Fault]:
         yield Fault(script.place(launch.text), reason, f"srun --ntasks-per-node=1 {launch.text.value} …")
 
 
-def _looks(launch: Launch) -> bool:
-    """Return True for a program that only looks at the node or prepares it."""
-    values = [word.value for word in launch.words]
+def _needs_one(script: Script, launch: Launch) -> bool:
+    """Return True for a program that only looks at the node or prepares it, or that is told of one node."""
+    values, nnodes = [script.shown(word.value) for word in launch.words], launch.value("nnodes")
     if launch.kind in ("source", ".", "eval", "sh", "bash"):
         return not values or bool(_SETS_UP.search(" ".join(values[:2])))
-    step = launch.step.program.value if launch.step else ""
-    known = launch.kind in (*_LOOKS, "python -c", "") or step in _LOOKS or (launch.kind == "xargs" and not values)
+    known = launch.kind in (*_LOOKS, "python -c", "") or (launch.kind == "xargs" and not values)
+    known = known or (launch.step or launch).program.value in _LOOKS  # srun hostname
     known = known or (launch.kind in CONTAINERS and not {"run", "exec"} & set(values))
-    return known or bool({"--help", "-h", "--version"} & set(values)) or launch.text.value[:1] == '"'
-
-
-def _is_of_one(launch: Launch) -> bool:
-    nnodes = launch.value("nnodes")
-    return launch.trains and (nnodes == "1" or "standalone" in launch.options or nnodes.startswith("1:"))
+    alone = launch.trains and (nnodes == "1" or "standalone" in launch.options or nnodes.startswith("1:"))
+    return known or alone or bool({"--help", "-h", "--version"} & set(values)) or launch.text.value[:1] == '"'
 
 
 def _is_part(script: Script, launch: Launch) -> bool:
@@ -91,72 +82,67 @@ def _is_part(script: Script, launch: Launch) -> bool:
     inside = rank or ({"multi-gpu", "use-fsdp"} & given and not {"config-file", "use-deepspeed"} & given)
     reaches = launch.kind == "deepspeed" or (launch.kind == "accelerate" and not inside)
     unsure = launch.open or (launch.value("nnodes") and not asks_for_several(script, launch))
-    prepares = launch.kind == "python" and not _TRAINS.search(launch.script.value)
+    prepares = launch.kind == "python" and not _TRAINS.search(launch.program.value)
     alone = launch.kind == "accelerate" and not launch.value("nnodes")
     return bool(outside or reaches or unsure or prepares or alone)
 
 
-@rule
 def each_node_trains_alone(script: Script) -> Iterator[Fault]:
-    for launch in launches(script):
+    for launch in trained(script):
         if launch.open or not on_several_nodes(script, launch):
             continue
-        count, place = nodes_of(script, launch), script.place(launch.text)
-        if launch.kind == "torchrun" and "standalone" in launch.options:
+        count, place, given = nodes_of(script, launch), script.place(launch.text), set(launch.options)
+        if launch.kind == "torchrun" and "standalone" in given and launch.step:
             yield Fault(place, f"--standalone makes each of the {count} nodes a job of its own")
-        elif launch.kind == "torchrun" and "nnodes" not in launch.options and not _known(script, "PET_NNODES"):
-            yield Fault(place, f"without --nnodes, torchrun treats each of the {count} nodes as a job of one node")
-        elif launch.kind == "deepspeed" and "no-ssh" not in launch.options:
+        elif launch.kind == "torchrun" and not given & {"nnodes", "standalone"} and not _known(script, "PET_NNODES"):
+            reason = f"without --nnodes, torchrun treats each of the {count} {script.unit}s as a job of one node"
+            yield Fault(place, reason)
+        elif launch.kind == "deepspeed" and launch.step and "no-ssh" not in given:
             reason = f"srun starts deepspeed on each of the {count} nodes, and each takes itself for the whole job"
             yield Fault(place, reason, "srun torchrun …: DeepSpeed reads RANK and WORLD_SIZE from it")
 
 
-@rule
 def nodes_never_meet(script: Script) -> Iterator[Fault]:
-    told = [each for each in launches(script) if each.trains and asks_for_several(script, each)]
+    said = "{} is another machine on each node: they never meet"
+    told = [each for each in trained(script) if asks_for_several(script, each)]
     for launch in told if not script.one_network else ():
         given = {"rdzv-endpoint", "master-addr", "rdzv-conf"} & set(launch.options)
         for option in (launch.options[name] for name in sorted(given) if _LOOPBACK.match(launch.value(name))):
-            yield Fault(script.place(option.text), f"{option.value} is another machine on each node: they never meet")
+            yield Fault(script.place(option.text), said.format(option.value))
         sure = launch.kind == "torchrun" and not given and not launch.open and "standalone" not in launch.options
         if sure and not _known(script, "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"):
             default = "localhost:29400" if launch.value("rdzv-backend") == "c10d" else "127.0.0.1:29500"
             reason = f"no address is given where the nodes meet: each looks at {default}, its own"
             yield Fault(script.place(launch.text), reason)
-    several = told or [each for each in launches(script) if each.trains and on_several_nodes(script, each)]
+    several = told or [each for each in trained(script) if on_several_nodes(script, each)]
     words = script.assigned.get("MASTER_ADDR", [])
     if several and len(words) == 1 and _LOOPBACK.fullmatch(words[0].value) and not script.one_network:
-        yield Fault(script.place(words[0].text), f"{words[0].value} is another machine on each node: they never meet")
+        yield Fault(script.place(words[0].text), said.format(words[0].value))
 
 
-@rule
 def node_rank_cannot_be(script: Script) -> Iterator[Fault]:
-    for launch in launches(script):
-        option = launch.options.get("node-rank")
-        rank, count = number(option.value) if option else None, number(launch.value("nnodes"))
-        if option is None or rank is None or uses_c10d(launch):
+    for launch in trained(script):
+        rank, count = number(launch.value("node-rank")), number(launch.value("nnodes"))
+        if rank is None or uses_c10d(launch):
             continue
+        place = script.place(launch.options["node-rank"].text)
         if count is not None and rank >= count:
-            yield Fault(script.place(option.text), f"node rank {rank} of {count} nodes: ranks go from 0 to {count - 1}")
-        elif on_several_nodes(script, launch):
-            reason = f"srun gives node rank {rank} to each of the {nodes_of(script, launch)} nodes"
-            yield Fault(script.place(option.text), reason)
+            yield Fault(place, f"node rank {rank} of {count} nodes: ranks go from 0 to {count - 1}")
+        elif launch.step and on_several_nodes(script, launch):
+            yield Fault(place, f"srun gives node rank {rank} to each of the {nodes_of(script, launch)} nodes")
 
 
-@rule
 def node_rank_is_ignored(script: Script) -> Iterator[Fault]:
-    for launch in launches(script):
-        for name in ("node-rank", "master-addr"):
-            c10d = launch.kind == "torchrun" and launch.value("rdzv-backend") == "c10d"
-            if c10d and name in launch.options and asks_for_several(script, launch):
-                reason = f"c10d ignores --{name}: it numbers the nodes in alphabetical order of their names"
-                yield Fault(script.place(launch.options[name].text), reason)
-                break
+    for launch in trained(script):
+        given = [name for name in ("node-rank", "master-addr") if name in launch.options]
+        c10d = launch.kind == "torchrun" and launch.value("rdzv-backend") == "c10d"
+        for name in given[:1] if c10d and asks_for_several(script, launch) else ():
+            reason = f"c10d ignores --{name}: it numbers the nodes in alphabetical order of their names"
+            yield Fault(script.place(launch.options[name].text), reason)
 
 
-@rule
 def rendezvous_without_id(script: Script) -> Iterator[Fault]:
-    for launch in launches(script):
+    for launch in trained(script):
         shares = not script.directive("exclusive") and (request(script, launch.step).gpus_per_node or 0) < 8
         c10d = launch.kind == "torchrun" and launch.value("rdzv-backend") == "c10d" and not launch.open
         known = {"rdzv-id", "standalone"} & set(launch.options) or _known(script, "PET_RDZV_ID")
@@ -167,25 +153,21 @@ def rendezvous_without_id(script: Script) -> Iterator[Fault]:
             return
 
 
-@rule
 def nnodes_are_not_the_nodes(script: Script) -> Iterator[Fault]:
-    for launch in launches(script):
-        option, count = launch.options.get("nnodes"), nodes_of(script, launch)
-        told = number(option.value) if option else None
-        everywhere = on_several_nodes(script, launch)
-        sure = everywhere if told and count and told > count else everywhere and not launch.inner
-        if option and told and count and told != count and sure:
-            yield Fault(script.place(option.text), f"the launcher is told of {told} nodes, but {count} start it")
+    for launch in trained(script):
+        told, count = number(launch.value("nnodes")), nodes_of(script, launch)
+        if told and count and told != count and on_several_nodes(script, launch) and (told > count or not launch.inner):
+            reason = f"the launcher is told of {told} nodes, but {count} {script.unit}s start it"
+            yield Fault(script.place(launch.options["nnodes"].text), reason)
 
 
-@rule
 def address_is_not_certain(script: Script) -> Iterator[Fault]:
     lost = "if the name is not found, each node trains alone, without an error"
-    speaks = _OF_ADDRESSES.search(script.text) and request(script).nodes != 1
+    speaks = re.search("hostname|localhost|127[.]0|LAUNCH_NODE", script.text) and request(script).nodes != 1
     for command in everything(script) if speaks else ():
         values = [word.value.rpartition("/")[2] for word in command.words]
         for word in command.words:
-            if "hostname" in values and word.value in _OF_HOSTNAME:
+            if "hostname" in values and word.value in ("-i", "-I", "--ip-address", "--all-ip-addresses"):
                 reason = f"hostname {word.value} prints 127.0.0.1 on some nodes and several addresses on others"
                 yield Fault(script.place(word.text), reason)
             if command.after == "||" and command.name in ("echo", "printf") and _LOOPBACK.fullmatch(word.value):

@@ -1,81 +1,133 @@
-"""Find the pods of a Kubernetes object and what they start."""
+"""Find the containers of a Kubernetes object, or the services of a compose file, and what they start."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import shlex
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
-from lint.manifest import Node, script_of
+from lint.launches import Launch, launches
+from lint.manifest import Node
 from lint.sbatch import number
 from lint.shell import Script, Text
 
-# What the operators of these kinds set in each pod.
+_SHELLS = ("sh", "bash", "ash", "dash", "zsh")
+# What operators set in each pod.
 _BY_OPERATOR = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_RDZV_ENDPOINT")
 
 
-class Group(NamedTuple):
-    """Pods of one template, and how many of them the object asks for; empty if it does not say."""
+@dataclass
+class Container:
+    """A container of an object's pods, a TrainJob's trainer (its pod is in its runtime), or a service of compose.
 
+    template: its pod's.  pods: how many the object asks for; None if it does not say.
+    script: what it starts; empty if the image decides it, and for init containers, which only prepare.
+    """
+
+    document: Node
+    node: Node
     template: Node
-    size: str
+    pods: int | None
+    script: Script
+
+    @property
+    def is_service(self) -> bool:
+        return self.document.get("kind") is None
+
+    @property
+    def launches(self) -> list[Launch]:
+        return launches(self.script)
+
+    @property
+    def gpus(self) -> int | None:
+        """The number of GPUs that it requests; None if it requests none."""
+        return number(self.script.asked.get("gpus-per-node", ""))
 
 
-def groups(document: Node) -> Iterator[Group]:
-    """Yield the pod templates of an object."""
-    owners = [(role, "replicas") for _, role in roles(document)]
+@dataclass
+class Manifest:
+    """The objects of a file of Kubernetes, or a compose file."""
+
+    documents: Sequence[Node]
+
+    @cached_property
+    def containers(self) -> list[Container]:
+        return [container for document in self.documents for container in containers(document)]
+
+
+def containers(document: Node) -> list[Container]:
+    """Return the containers of all pods of an object, or the services of a compose file, in order."""
+    pods, trainer = templates(document), document.get("spec", "trainer")
+    found: list[tuple[Node, Node, int | None]] = [(service, service, None) for _, service in document.items("services")]
+    found += [(node, template, count) for template, count in pods for node in template.elements("spec", "containers")]
+    found += [(trainer, trainer, None)] if trainer else []
+    made = [Container(document, *each, _script(document, each[0])) for each in found]
+    for container in made if len(pods) == 1 and document.text("kind") in ("Job", "JobSet") else ():
+        container.script.asked["nodes"] = str(container.pods or "")
+    inits = [(node, *pod) for pod in pods for node in pod[0].elements("spec", "initContainers")]
+    return made + [Container(document, *each, Script("", each[0].place_inside)) for each in inits]
+
+
+def templates(document: Node) -> list[tuple[Node, int | None]]:
+    """Return the pod templates of an object, each with its number of pods; None if the object does not say."""
+    owners = [(role, "replicas") for _, role in document.items("spec", "pytorchReplicaSpecs")]
     owners += [(task, "replicas") for task in document.elements("spec", "tasks")]  # a Job of Volcano
     jobs = document.elements("spec", "replicatedJobs") + document.elements("spec", "template", "spec", "replicatedJobs")
     specs = [document.get("spec"), document.get("spec", "jobTemplate", "spec")]
-    for spec in [*specs, *(job.get("template", "spec") for job in jobs)]:
-        owners += [(spec, "parallelism" if spec.get("parallelism") else "completions")] if spec else []
-    found = [Group(template, owner.text(key)) for owner, key in owners if (template := owner.get("template"))]
-    found += [Group(document, "")] if document.text("kind") == "Pod" else []
-    yield from (group for group in found if group.template.get("spec", "containers"))
+    for spec in filter(None, [*specs, *(job.get("template", "spec") for job in jobs)]):
+        owners.append((spec, "parallelism" if spec.get("parallelism") else "completions"))
+    found = [(template, number(owner.text(key))) for owner, key in owners if (template := owner.get("template"))]
+    found += [(document, 1)] if document.text("kind") == "Pod" else []
+    return [pod for pod in found if pod[0].get("spec", "containers")]
 
 
-def roles(document: Node) -> list[tuple[str, Node]]:
-    """Return the replica types of a PyTorchJob with their names."""
-    found = document.get("spec", "pytorchReplicaSpecs")
-    return list(found.items()) if found else []
-
-
-def containers(document: Node) -> Iterator[Node]:
-    """Yield the containers of all pods, in order, without init containers: those prepare the training."""
-    for group in groups(document):
-        yield from group.template.elements("spec", "containers")
-
-
-def variables(document: Node) -> Iterator[Node]:
-    """Yield the entries of env: those of all containers, init containers included, and of a TrainJob's trainer."""
-    for group in groups(document):
-        for name in ("initContainers", "containers"):
-            for container in group.template.elements("spec", name):
-                yield from container.elements("env")
-    yield from document.elements("spec", "trainer", "env")
-
-
-def started(container: Node) -> Script | None:
-    """Return what a container starts, with its variables; None if the image decides it."""
-    script = script_of(container.get("command"), container.get("args"))
-    for entry in container.elements("env") if script else ():
-        value = entry.text("value") if entry.get("value") else script.unknown("valueFrom") if script else ""
-        if script:
-            script.environment[entry.text("name")] = Text(value, [0] * len(value))
+def _script(document: Node, node: Node) -> Script:
+    """Return what a container starts: the script of `sh -c`, else its words as one command."""
+    keys = ("entrypoint", "command") if document.get("services") else ("command", "args")
+    words = [word for key in keys if (given := node.get(key)) for word in _words(given)]
+    values = [value for _, value in words]
+    at = next((at for at, value in enumerate(values) if at and not value.startswith("-")), len(values))
+    shell = values[0].rpartition("/")[2] if any(value.endswith("c") for value in values[1:at]) else ""
+    if shell in _SHELLS and at < len(values):
+        script = Script.parse(values[at], words[at][0].place_inside)
+        script.shell = shell
+    else:
+        ends = list(accumulate(len(shlex.quote(value)) + 1 for value in values))
+        script = Script.parse(shlex.join(values), lambda start, _: words[bisect_right(ends, start)][0].place)
+    script.in_container, script.unit = True, "pod"
+    limits = [*node.items("resources", "limits"), *node.items("resourcesPerNode", "limits")]
+    script.asked["gpus-per-node"] = next((value.text() for name, value in limits if name.endswith("/gpu")), "")
+    for name, value, _ in variables(node):
+        text = script.unknown("valueFrom") if value is None else value
+        script.environment[name] = Text(text, [0] * len(text))
+    operated = document.text("kind") in ("PyTorchJob", "TrainJob") or document.get("spec", "plugins", "pytorch")
+    if operated or node.get("envFrom"):
+        script.environment |= {name: Text(script.unknown(name), [0]) for name in _BY_OPERATOR}
+    modes = [other.text("network_mode") for _, other in document.items("services")]
+    joins = node.text("network_mode").startswith(("host", "service:", "container:"))
+    script.one_network = joins or f"service:{node.key.value}" in modes
     return script
 
 
-def scripts_in(document: Node) -> Iterator[Script]:
-    """Yield what the containers start.  A TrainJob's container is in its runtime, but its command is here."""
-    trainer = document.get("spec", "trainer")
-    for script in filter(None, map(started, [*containers(document), *([trainer] if trainer else [])])):
-        if document.text("kind") in ("PyTorchJob", "TrainJob"):
-            script.environment |= {name: Text(script.unknown(name), [0]) for name in _BY_OPERATOR}
-        yield script
+def variables(node: Node) -> Iterator[tuple[str, str | None, Node]]:
+    """Yield name, value and place of each variable of a container; the value is None if it comes from elsewhere."""
+    for entry in node.elements("env"):
+        value = entry.get("value")
+        yield entry.text("name"), value.text() if value else None, value or entry
+    for name, value in node.items("environment"):
+        yield name, value.text(), value
+    for entry in node.elements("environment"):
+        name, _, text = entry.text().partition("=")
+        yield name, text, entry
 
 
-def gpus(owner: Node, *path: str) -> int | None:
-    """Return the number of GPUs that a container, or a section with limits at `path`, requests; None if none."""
-    limits = owner.get(*(path or ("resources", "limits")))
-    return (
-        number(next((value.text() for name, value in limits.items() if name.endswith("/gpu")), "")) if limits else None
-    )
+def _words(node: Node) -> Iterator[tuple[Node, str]]:
+    """Yield the words of a list, or of a text, which compose splits as a shell does."""
+    yield from ((element, element.text()) for element in node.elements())
+    try:
+        yield from [(node, word) for word in shlex.split(node.text())]
+    except ValueError:
+        return

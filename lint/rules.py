@@ -1,30 +1,22 @@
-"""Define what a lint rule is.  Each rule is a function in another file of this folder; `rules_in` finds it there.
+"""Find what breaks a rule.
 
-A rule's name is its function's name with dashes.  Its severity, what happens, the mend and a report stand in rules.md;
-two functions with one name are one rule for two kinds of files.
+A rule is a row of rules.md (severity, what happens, the mend, a report) and a function of its name, with underscores,
+that yields each Fault: in nodes.py, tasks.py, slurm.py, secrets.py or checkers.py for scripts, in kubernetes.py for
+manifests and compose files.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from jobspec.problems import Place, Problem
 
-Subject = TypeVar("Subject")
 ERROR, WARNING = "error", "warning"
-
-
-@dataclass(frozen=True)
-class Versions:
-    """What the cluster has; the newest unless given."""
-
-    slurm: tuple[int, int] = (25, 5)
-    torch: tuple[int, int] = (2, 13)
 
 
 class Fault(NamedTuple):
@@ -37,11 +29,7 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding(Problem):
-    """A problem that a rule found; without a rule, a file that could not be read.
-
-    severity: error if the job breaks, hangs, wastes GPUs or leaks; warning if it breaks under load, at scale, or on
-    another cluster.
-    """
+    """A problem that a rule found; without a rule, a file that could not be read.  severity: as docs/lint.md says."""
 
     rule: str = ""
     severity: str = ERROR
@@ -66,29 +54,10 @@ def entries() -> dict[str, Entry]:
     return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.severity)}
 
 
-class LintRule(Generic[Subject]):
-    """A check of a script, of a compose file, or of the documents of a manifest."""
-
-    def __init__(self, check: Callable[[Subject], Iterable[Fault]], holds: Callable[[Versions], bool]) -> None:
-        self.name, self.check, self.holds = check.__name__.replace("_", "-"), check, holds
-
-    def findings(self, subject: Subject, versions: Versions) -> Iterable[Finding]:
-        entry = entries()[self.name]
-        for place, reason, fix in self.check(subject) if self.holds(versions) else ():
-            message = f"{reason} [{self.name}]"
-            yield Finding(place, message, fix or entry.fix, entry.link, self.name, entry.severity)
-
-
-def rule(check: Callable[[Subject], Iterable[Fault]]) -> LintRule[Subject]:
-    """Turn a function into a rule for all versions."""
-    return LintRule(check, lambda _: True)
-
-
-def rule_if(holds: Callable[[Versions], bool]) -> Callable[[Callable[[Subject], Iterable[Fault]]], LintRule[Subject]]:
-    """Turn a function into a rule for the versions for which `holds` is True."""
-    return lambda check: LintRule(check, holds)
-
-
-def rules_in(*modules: object) -> list[LintRule[Subject]]:
-    """Return every rule that the modules define, in their order."""
-    return [value for module in modules for value in vars(module).values() if isinstance(value, LintRule)]
+def findings(subject: object, *modules: object) -> Iterator[Finding]:
+    """Yield what the rules in some modules find in a script, or in a manifest."""
+    for name, grade, _, mend, link in entries().values():
+        for module in modules:
+            check = getattr(module, name.replace("-", "_"), None)
+            for place, reason, fix in check(subject) if check else ():
+                yield Finding(place, f"{reason} [{name}]", fix or mend, link, name, grade)

@@ -63,30 +63,23 @@ def _options(
     words = list(_WORD.finditer(text, start, stop))
     while words and not words[0][0].startswith("#"):
         word = words.pop(0)
-        name, value = _split(_QUOTES.sub("", word[0]))
-        if not name:
-            continue
-        end = word.end()
-        if not value and name in WITH_VALUE and words:
+        written, end = _QUOTES.sub("", word[0]), word.end()
+        name, _, value = written[2:].partition("=")
+        if written[:2] != "--":  # -Xvalue
+            name, value = _LONG.get(written[1:2], "") if written[:1] == "-" else "", written[2:]
+        meant = [option for option in OPTIONS if name and option.startswith(name)]
+        name = meant[0] if name not in OPTIONS and len(meant) == 1 else name
+        if name and not value and name in WITH_VALUE and words:
             end, value = words[0].end(), _QUOTES.sub("", words.pop(0)[0])
         known = name in OPTIONS or name.startswith(PYXIS)
-        yield Directive(_OTHER_NAMES.get(name, name), value, locate(word.start(), end - word.start()), known, ignored)
-
-
-def _split(word: str) -> tuple[str, str]:
-    """Return the long name and the value in a word like `--name=value` or `-Xvalue`; no name for other words."""
-    if word.startswith("--"):
-        name, _, value = word[2:].partition("=")
-        meant = [option for option in OPTIONS if name and option.startswith(name)]
-        return (meant[0] if name not in OPTIONS and len(meant) == 1 else name), value
-    if word.startswith("-") and word[1:2] in _LONG:
-        return _LONG[word[1]], word[2:]
-    return "", ""
+        if name:
+            place = locate(word.start(), end - word.start())
+            yield Directive(_OTHER_NAMES.get(name, name), value, place, known, ignored)
 
 
 def number(text: str) -> int | None:
     """Return a whole number as written in a file; None for a variable, another text or more than 9 digits."""
-    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 class Request:
@@ -120,9 +113,8 @@ class Request:
     @property
     def gpus_per_node(self) -> int | None:
         """How many GPUs each node gives to the job or step."""
-        per_node = self.get("gpus-per-node") or next(
-            (each.removeprefix("gpu:") for each in (self.get("gres") or "").split(",") if each.startswith("gpu:")), None
-        )
+        gres = [each for each in (self.get("gres") or "").split(",") if each.startswith("gpu:")]
+        per_node = self.get("gpus-per-node") or "".join(gres[:1])
         if per_node:
             return number(per_node.rpartition(":")[2])
         for name, times, over in (("gpus-per-task", self.tasks_per_node, 1), ("gpus", 1, self.nodes or 1)):

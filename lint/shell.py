@@ -1,8 +1,14 @@
-"""Read a shell script with tree-sitter-bash: its commands and words, and what variables hold.
+"""Read a shell script with tree-sitter-bash: its commands and words, and what variables hold.  Nothing is run.
 
-Nothing is run.  What only a run knows, such as `$1`, `$(hostname)` or a variable that the script does not set, becomes
-one private character in a value; `Script.names` maps it to what was written.  So a rule sees what a task's own shell
-still replaces (`$NAME`) apart from what the batch shell has replaced by then (that character).
+For other readers of scripts: `script = Script.parse(text, locator(text, file))` has `directives` (name, value and place
+of each option of an `#SBATCH` line), `commands` (in order, those in functions and substitutions too; `script.place(
+word.text).line` is a word's line, `script.fields(word)` what the shell makes of it; an assignment has `word.assigned`
+and `word.value`), `assigned` and `exported` variables;
+`lint.launches.launches(script)` says what is started, with the options of srun and of the launcher.
+
+What only a run knows, such as `$1`, `$(hostname)` or a variable that the script does not set, becomes one private
+character in a value; `Script.names` maps it to what was written.  So a rule sees what a task's own shell still replaces
+(`$NAME`) apart from what the batch shell has replaced by then (that character).
 """
 
 from __future__ import annotations
@@ -10,7 +16,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -23,20 +29,23 @@ from lint.sbatch import Directive, directives
 _MOST_UNREADABLE = 6
 _UNKNOWN = 0xF0000  # the first private character
 _MOST_UNKNOWN = 0xFFFD
+_LONGEST = 10_000
 _ESCAPED = {"word": re.compile(r"\\(.)", re.S), "string_content": re.compile(r'\\([$`"\\\n])')}
 _DEFAULTS = (":-", "-", ":=", "=")
 _HANDED_OVER = re.compile(r"\b(?:export|declare|typeset) -f((?:[ \t]+\w+)+)")
 _OPERATORS = ("|", "|&", "||", "&&", "&", ";")
 _COMMANDS = ("command", "declaration_command", "unset_command", "test_command", "variable_assignment")
-_REDIRECTS = ("file_redirect", "herestring_redirect")
 _SUBSTITUTIONS = ("command_substitution", "process_substitution")
-_AS_WRITTEN = ("number", "test_operator", "heredoc_body", "regex", "extglob_pattern")
+_AS_WRITTEN = ("number", "variable_name", "test_operator", "heredoc_body", "regex", "extglob_pattern")
 _EXPANSIONS = ("simple_expansion", "expansion")
 
 
-@cache
-def _parser() -> Parser:
-    return Parser(Language(language()))
+@dataclass(frozen=True)
+class Versions:
+    """What the cluster has; the newest unless given."""
+
+    slurm: tuple[int, int] = (25, 5)
+    torch: tuple[int, int] = (2, 13)
 
 
 class Text(NamedTuple):
@@ -50,10 +59,16 @@ class Text(NamedTuple):
 
 
 NOTHING = Text("", ())
+LookUp = Callable[[str, Text], Sequence[Text]]  # from a variable's name, or "", and what was written to its words
 
 
-def _joined(parts: Sequence[Text]) -> Text:
+def joined(parts: Sequence[Text]) -> Text:
     return Text("".join(part.value for part in parts), [place for part in parts for place in part.at])
+
+
+@cache
+def _parser() -> Parser:
+    return Parser(Language(language()))
 
 
 class Source:
@@ -64,9 +79,11 @@ class Source:
         lines = text.value.encode("utf-8", "surrogatepass").split(b"\n")
         for _ in range(_MOST_UNREADABLE):
             self.root = _parser().parse(b"\n".join(lines)).root_node
-            row = _unreadable(self.root) if self.root.has_error else None
-            if row is None:
+            nodes = _below(self.root) if self.root.has_error else ()
+            bad = [each for each in nodes if (each.type == "ERROR" and each.id != self.root.id) or each.is_missing]
+            if not bad:
                 break
+            row = min(((each.is_missing and each.parent) or each).start_point.row for each in bad)
             lines[row] = b" " * len(lines[row])
         self._chars: Sequence[int] = range(len(text.value) + 1)
         if not text.value.isascii():
@@ -78,20 +95,6 @@ class Source:
 
     def cut(self, start: int, end: int) -> Text:
         return self.text.cut(self._chars[start], self._chars[end])
-
-
-def _unreadable(root: Node) -> int | None:
-    """Return the first line with an error in the tree; None if there is none."""
-    rows = [node.start_point.row for node in _below(root, "ERROR") if node.id != root.id]
-    rows += [(node.parent or node).start_point.row for node in _below(root) if node.is_missing]
-    return min(rows, default=None)
-
-
-class Expansion(NamedTuple):
-    """A `$name` or `${name…}` as written."""
-
-    name: str
-    text: Text
 
 
 @dataclass
@@ -113,18 +116,18 @@ class Word:
     @cached_property
     def value(self) -> str:
         """The text without its quotes, or the assigned value; expansions as written."""
-        if self.node.type == "word" and "\\" not in self.text.value:
+        if self.node.type == "word" and "\\" not in self.text.value:  # as most are
             return self.text.value
         node = self.node.child_by_field_name("value") if self.assigned else self.node
-        return "".join(part.value for part, _ in _pieces(self.source, node, None)) if node else ""
+        return "".join(part.value for part, _ in _pieces(self.source, node, lambda _, text: [text])) if node else ""
 
     @cached_property
-    def expansions(self) -> list[Expansion]:
+    def expansions(self) -> list[tuple[str, Text]]:
+        """Each `$name` or `${name…}`: the name, and the whole as written."""
         found = []
         for node in _below(self.node, *_EXPANSIONS) if "$" in self.text.value else ():
-            name = next(_below(node, "variable_name", "special_variable_name"), None)
-            if name is not None:
-                found.append(Expansion(self.source.of(name).value, self.source.of(node)))
+            names = [each for each in node.named_children if each.type.endswith(("variable_name", "subscript"))]
+            found += [(self.source.of(each).value.partition("[")[0], self.source.of(node)) for each in names[:1]]
         return found
 
 
@@ -153,8 +156,9 @@ class Command:
 class Script:
     """The commands of a script, in the order in which they begin, and its `#SBATCH` options.
 
-    `locate(start, length)` is the place of a piece of the text.  `in_container`: it is part of a manifest.
-    `one_network`: localhost is the same machine for all nodes.  `environment`: variables from around the script.
+    `locate(start, length)` is the place of a piece of the text.  `asked`: what the job asks for, by sbatch's long
+    option names.  `in_container`: it is part of a manifest, and each pod starts it; `shell`: the one that reads it
+    there.  `one_network`: localhost is the same machine for all nodes.  `environment`: variables from around it.
     """
 
     text: str
@@ -162,13 +166,15 @@ class Script:
     commands: list[Command] = field(default_factory=list)
     inside_texts: list[Command] = field(default_factory=list)
     directives: list[Directive] = field(default_factory=list)
-    argv: list[Text] = field(default_factory=list)
+    asked: dict[str, str] = field(default_factory=dict)
     in_container: bool = False
+    unit: str = "node"  # what a message calls a machine of the job
     shell: str = ""
     one_network: bool = False
+    versions: Versions = Versions()
     environment: dict[str, Text] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
-    characters: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)  # what was written to its character, and back
+    held: dict[str, list[Text] | None] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str, locate: Callable[[int, int], Place]) -> Script:
@@ -180,46 +186,31 @@ class Script:
             command.inner = command.function in handed
         comments = {place for node in _below(source.root, "comment") for place in source.of(node).at[:1]}
         script.directives = list(directives(text, locate, comments))
+        script.asked = {found.name: found.value for found in script.directives if not found.ignored}
         return script
-
-    @classmethod
-    def of_argv(cls, words: Sequence[str], locate: Callable[[int, int], Place]) -> Script:
-        """Return what a container starts without a shell; the text is the words joined by spaces."""
-        starts = [sum(len(word) + 1 for word in words[:number]) for number in range(len(words))]
-        texts = [Text(word, range(start, start + len(word))) for start, word in zip(starts, words, strict=True)]
-        return cls("", locate, argv=texts)
 
     @property
     def is_batch(self) -> bool:
         """True if sbatch reads it: it then runs once, on the first node of the allocation."""
         return bool(self.directives)
 
-    def directive(self, *names: str) -> Directive | None:
+    def directive(self, name: str) -> Directive | None:
         """Return the `#SBATCH` option of a name: the last one if there are several, as sbatch does."""
-        return next((found for found in reversed(self.directives) if found.name in names and not found.ignored), None)
+        return next((found for found in reversed(self.directives) if found.name == name and not found.ignored), None)
 
     def place(self, text: Text) -> Place:
         return self.locate(text.at[0] if len(text.at) else 0, max(1, len(text.at)))
 
-    def assignments(self) -> Iterator[tuple[str, Word]]:
-        """Yield each `NAME=value`, with or without export."""
-        for command in self.commands:
-            for word in command.words:
-                if word.assigned:
-                    yield word.assigned, word
-
     @cached_property
     def assigned(self) -> dict[str, list[Word]]:
+        """Every value that the script gives to a variable, as `NAME=value` or `${NAME:=value}`."""
         found: dict[str, list[Word]] = {}
-        for command in self.commands:
-            for word in command.words:
-                if word.assigned:
-                    found.setdefault(word.assigned, []).append(word)
-                for node in _below(word.node, "expansion") if "=" in word.text.value else ():  # ${NAME:=value}
-                    if any(child.type in (":=", "=") for child in node.children):
-                        name = next((child for child in node.children if child.type == "variable_name"), None)
-                        if name is not None:
-                            found.setdefault(word.source.of(name).value, []).append(Word(word.source, node))
+        for word in (word for command in self.commands for word in command.words):
+            if word.assigned:
+                found.setdefault(word.assigned, []).append(word)
+            for node in _below(word.node, "expansion") if "=" in word.text.value else ():
+                if len(node.children) > 3 and node.children[2].type in (":=", "="):
+                    found.setdefault(word.source.of(node.children[1]).value, []).append(Word(word.source, node))
         return found
 
     @cached_property
@@ -227,19 +218,19 @@ class Script:
         """The names that the script hands on to the programs it starts."""
         found: set[str] = set()
         for command in self.commands:
-            said = [word.value for word in command.words if word.assigned is None]
-            declares = said[:1] in (["declare"], ["typeset"]) and any("x" in each for each in said if each[:1] == "-")
-            if declares or said[:1] == ["export"]:
-                found.update(word.assigned or word.value for word in command.words)
-            elif said[:1] == ["set"] and {"-a", "allexport"} & set(said):
+            said = " ".join(word.value for word in command.words if word.assigned is None)
+            if re.match(r"export\b|(?:declare|typeset) -\w*x", said):
+                found.update(word.assigned or word.value for word in command.words[1:])
+            elif re.match(r"set .*(?:-a|allexport)\b", said):
                 found.update(self.assigned)
         return found
 
     def unknown(self, written: str) -> str:
         """Return the character that stands for what only a run knows."""
-        char = self.characters.setdefault(written, chr(_UNKNOWN + min(len(self.characters), _MOST_UNKNOWN)))
-        self.names.setdefault(char, written)
-        return char
+        if written not in self.names:
+            char = chr(_UNKNOWN + min(len(self.names) // 2, _MOST_UNKNOWN))
+            self.names |= {written: char, char: written}
+        return self.names[written]
 
     def shown(self, value: str) -> str:
         """Return a value as it was written, for messages."""
@@ -247,74 +238,70 @@ class Script:
 
     def fields(self, word: Word, task: bool = False) -> list[Text]:
         """Return the words that the shell makes of a word; a task's shell knows only exported variables."""
-        if word.node.type == "word" and "\\" not in word.text.value:
+        if word.node.type == "word" and "\\" not in word.text.value:  # as most are
             return [word.text]
-        return _fields(_pieces(word.source, word.node, lambda name, text: self._look_up(name, text, task, ())))
+        return _fields(_pieces(word.source, word.node, self._look_up(task)))
 
-    def held(self, name: str, seen: tuple[str, ...] = ()) -> list[Text] | None:
+    def _look_up(self, task: bool = False, seen: tuple[str, ...] = ()) -> LookUp:
+        def words(name: str, text: Text) -> Sequence[Text]:
+            known = not task or name in self.exported or name in self.environment
+            unknown = text if task else Text(self.unknown(text.value), text.at[:1])
+            found = self._held(name, seen) if known else None
+            return [unknown] if found is None else found
+
+        return words
+
+    def _held(self, name: str, seen: tuple[str, ...]) -> list[Text] | None:
         """Return what a variable holds, as words for an array; None if only a run knows, or if it has two values."""
         words = self.assigned.get(name, [])
-        if not words or name in seen or len(seen) > 20:
-            return [self.environment[name]] if name in self.environment and not words else None
+        if not words:
+            return [self.environment[name]] if name in self.environment else None
+        if name in self.held or name in seen or len(seen) > 20:
+            return self.held.get(name)
         values: list[list[Text]] = []
         for word in words:
-            is_default = word.node.type == "expansion"  # ${NAME:=value}
+            is_default = word.node.type == "expansion"
             value = word.node.children[-2] if is_default else word.node.child_by_field_name("value")
             is_array = value is None or value.type == "array"
-            nodes = value.named_children if value and is_array else [value] if value else []
-            parts = [self._look(word, node, (*seen, name)) for node in nodes]
-            own = [each for part in parts for each in (_fields(part) if is_array else [_joined([x for x, _ in part])])]
+            own: list[Text] = []
+            for node in value.named_children if value and is_array else [value] if value else []:
+                parts = _pieces(word.source, node, self._look_up(False, (*seen, name)))
+                own += _fields(parts) if is_array else [joined([part for part, _ in parts])]
             if values and any(child.type == "+=" for child in word.node.children):
-                own = [*values.pop(), *own]
-                own = own if is_array else [_joined(own)]
+                own = [*values.pop(), *own] if is_array else [joined([*values.pop(), *own])]
             values.append(own)
-        return values[-1] if len({tuple(part.value for part in value) for value in values}) == 1 else None
-
-    def _look(self, word: Word, node: Node, seen: tuple[str, ...]) -> Iterator[tuple[Text, bool]]:
-        return _pieces(word.source, node, lambda name, text: self._look_up(name, text, False, seen))
-
-    def _look_up(self, name: str, text: Text, task: bool, seen: tuple[str, ...]) -> list[Text]:
-        found = self.held(name, seen) if not task or name in self.exported or name in self.environment else None
-        if found is not None:
-            return found
-        return [text] if task else [Text(self.unknown(text.value), text.at[:1])]
+        same = len({tuple(part.value for part in value) for value in values}) == 1
+        short = sum(len(part.value) for part in values[-1]) <= _LONGEST  # variables that double each other
+        self.held[name] = values[-1] if same and short else None
+        return self.held[name]
 
     def inside(self, text: Text) -> list[Command]:
         """Return the commands in a text that another shell runs."""
-        return [replace(command, inner=True) for command in commands(Source(text))]
-
-
-class _At(NamedTuple):
-    """A node and what is around it, as a command says it; `bodies` are the here-documents that it reads."""
-
-    node: Node
-    after: str = ""
-    background: bool = False
-    function: str = ""
-    bodies: tuple[Node, ...] = ()
+        found = list(commands(Source(text)))
+        for command in found:
+            command.inner = True
+        return found
 
 
 def commands(source: Source) -> Iterator[Command]:
     """Yield every command of a text, in the order in which they begin, with those in substitutions and functions."""
-    stack = [_At(source.root)]
+    stack: list[tuple[Node, str, bool, str]] = [(source.root, "", False, "")]
     while stack:
-        node, after, background, function, bodies = stack.pop()
+        node, after, background, function = stack.pop()
         children = node.children
         if node.type == "function_definition" and (name := node.child_by_field_name("name")):
             function = source.of(name).value
-        elif node.type == "redirected_statement":
-            bodies = tuple(body for child in children for body in _below(child, "heredoc_body"))
         elif node.type in _COMMANDS:
-            own = [child for child in children if child.type not in _REDIRECTS]
-            own = [*([node] if node.type == "variable_assignment" else own), *bodies]
+            kept = [child for child in children if not child.type.endswith("_redirect")]
+            own = [node] if node.type == "variable_assignment" else kept
             words = [Word(source, each.children[0] if each.type == "command_name" else each) for each in own]
             yield Command(words, next(iter(source.of(node).at), 0), after, background, function)
-            children, bodies = [below for child in children for below in _below(child, *_SUBSTITUTIONS)], ()
+            children = [below for child in children for below in _below(child, *_SUBSTITUTIONS)]
         kinds = ["", *(child.type for child in children), ""]
         for at in reversed(range(len(children))):
             own_after = kinds[at] if kinds[at] in _OPERATORS else "" if at else after
             runs_on = kinds[at + 2] == "&" or (background and not kinds[at + 2])
-            stack.append(_At(children[at], own_after, runs_on, function, () if at else bodies))
+            stack.append((children[at], own_after, runs_on, function))
 
 
 def _below(node: Node, *types: str) -> Iterator[Node]:
@@ -329,13 +316,8 @@ def _below(node: Node, *types: str) -> Iterator[Node]:
         stack += reversed(each.children)
 
 
-def _pieces(
-    source: Source, node: Node, look_up: Callable[[str, Text], list[Text]] | None, quoted: bool = False
-) -> Iterator[tuple[Text, bool]]:
-    """Yield the parts of a word without its quotes, and whether a part is split at blanks.
-
-    Without `look_up` every expansion stays as it is written.
-    """
+def _pieces(source: Source, node: Node, look_up: LookUp, quoted: bool = False) -> Iterator[tuple[Text, bool]]:
+    """Yield the parts of a word without its quotes, and whether a part is split at blanks."""
     written = source.of(node)
     if node.type in _ESCAPED:
         yield _unescaped(written, _ESCAPED["string_content" if quoted else "word"]), False
@@ -349,44 +331,38 @@ def _pieces(
             if child.type not in ('"', "$"):
                 yield from _pieces(source, child, look_up, quoted or node.type == "string")
             end = child.end_byte
-    elif look_up is None or not node.is_named or node.type in _AS_WRITTEN:
+    elif not node.is_named or node.type in _AS_WRITTEN:
         yield written, False
-    elif node.type in _EXPANSIONS:
-        name = next((child for child in node.children if child.is_named), None)
-        index = source.of(name).value.partition("[") if name else ("", "", "")
-        plain = node.type == "simple_expansion" or (len(node.children) == 3 and index[2][:1] in ("", "@", "*", "0"))
+    else:
+        name, _, index = "", "", ""
+        if node.type in _EXPANSIONS and (first := next((child for child in node.children if child.is_named), None)):
+            name, _, index = source.of(first).value.partition("[")
+        plain = node.type == "simple_expansion" or (len(node.children) == 3 and index[:1] in ("", "@", "*", "0"))
         plain = plain or any(child.type in _DEFAULTS for child in node.children)
-        found = look_up(index[0] if plain else "", written)
-        if index[2].startswith(("@", "*")) and len(found) > 1:
-            for number, part in enumerate(found):
-                yield from [(Text("\0", [0]), False)] if number else []
-                yield part, False
+        found = look_up(name if plain else "", written)
+        if index.startswith(("@", "*")) and len(found) > 1:
+            for part in found:
+                yield from [(Text(" ", [0]), True), (part, False)]
         else:
             yield found[0] if found else NOTHING, not quoted
-    else:
-        yield look_up("", written)[0], not quoted
 
 
 def _unescaped(text: Text, escape: re.Pattern[str]) -> Text:
-    if "\\" not in text.value:
-        return text
-    parts, end = [], 0
-    for match in escape.finditer(text.value):
-        parts += [text.cut(end, match.start()), text.cut(match.start(1), match.end(1) - (match[1] == "\n"))]
-        end = match.end()
-    return _joined([*parts, text.cut(end, len(text.value))])
+    found = escape.finditer(text.value)
+    gone = {at for match in found for at in range(match.start(), match.start(1) + (match[1] == "\n"))}
+    return joined([text.cut(at, at + 1) for at in range(len(text.value)) if at not in gone]) if gone else text
 
 
 def _fields(pieces: Iterator[tuple[Text, bool]]) -> list[Text]:
     """Return the words that a shell makes of the parts of one word."""
     fields: list[list[Text]] = [[]]
     for part, splits in pieces:
-        for match in re.finditer(r"[\s\0]+|[^\s\0]+" if splits else r"\0|[^\0]+|^$", part.value):
-            if match[0] == "\0" or (splits and not match[0].strip("\0 \t\n")):
+        for match in re.finditer(r"\s+|\S+" if splits else r"(?s:.+)|^$", part.value):
+            if splits and match[0].isspace():
                 fields.append([])
             else:
-                fields[-1].append(part.cut(match.start(), match.end()))
-    return [_joined(parts) for parts in fields if parts]
+                fields[-1].append(part.cut(*match.span()))
+    return [joined(parts) for parts in fields if parts]
 
 
 def locator(text: str, file: str) -> Callable[[int, int], Place]:

@@ -1,4 +1,4 @@
-"""Rules for `#SBATCH` lines, signals, requeueing and ports."""
+"""Rules for `#SBATCH` lines, requeueing and ports."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from jobspec.problems import Place
 from jobspec.spec.sbatch_options import OPTIONS, meant
-from lint.launches import everything, launches, request
-from lint.rules import Fault, rule
+from lint.launches import everything, request
+from lint.rules import Fault
 from lint.shell import Script
 
 _FOR_SHELLS = re.compile(r"\$(?:\w+|\{[^}]*\}?|\([^)]*\)?)|`[^`]*`?")
@@ -19,7 +19,6 @@ _SHUF = re.compile(r"shuf.*-i[ ]*\d+-(\d+)")
 _RANDOM = re.compile(r"\$?RANDOM\s*(?:%\s*(\d+)\s*)?\+\s*(\d+)|(\d+)\s*\+\s*\$?RANDOM\s*(?:%\s*(\d+))?")
 
 
-@rule
 def option_means_nothing(script: Script) -> Iterator[Fault]:
     ignored = [found for found in script.directives if found.ignored == "command"]
     for found in ignored[:1]:
@@ -33,13 +32,10 @@ def option_means_nothing(script: Script) -> Iterator[Fault]:
         if literal and found.name in OPTIONS and found.name != "comment" and not found.ignored:
             fix = f"write out what it stands for, or use the command line: sbatch --{found.name}=… SCRIPT"
             if found.name in _PATTERNS:
-                fix = f"sbatch replaces %u (your user name), %x (the job's name) and %j (its number); else {fix}"
-            elif found.name == "chdir" and "SLURM_SUBMIT_DIR" in literal[0]:
-                fix = "leave --chdir out: without it, the script starts in the folder from which you call sbatch"
+                fix = f"%u (your user name), %x (the job's name), %j (its number); else {fix}"
             yield Fault(found.place, f"no shell reads #SBATCH lines: to sbatch, {literal[0]} is plain text", fix)
 
 
-@rule
 def sbatch_refuses_it(script: Script) -> Iterator[Fault]:
     if script.is_batch and not script.text.startswith("#!"):
         place = script.locate(0, max(1, len(script.text.split("\n", 1)[0])))
@@ -50,32 +46,14 @@ def sbatch_refuses_it(script: Script) -> Iterator[Fault]:
             yield Fault(found.place, f"sbatch has no option --{found.name}, and refuses the script", f"--{instead}")
 
 
-@rule
 def requeue_overwrites_log(script: Script) -> Iterator[Fault]:
-    mode, asked = script.directive("open-mode"), script.directive("requeue")
-    places = [asked.place] if asked else []
-    for command in script.commands:
-        if command.name == "scontrol" and any(word.value == "requeue" for word in command.words):
-            places.append(script.place(command.words[0].text))
-    for place in places[:1] if script.is_batch and not (mode and mode.value.startswith("a")) else ():
+    asked, appends = script.directive("requeue"), script.asked.get("open-mode", "").startswith("a")
+    again = [each for each in script.commands if each.name == "scontrol" and "requeue" in [x.value for x in each.words]]
+    places = [asked.place] if asked else [script.place(each.words[0].text) for each in again]
+    for place in places[:1] if script.is_batch and not appends else ():
         yield Fault(place, "a requeued job overwrites the log of the run before it")
 
 
-@rule
-def signal_is_lost(script: Script) -> Iterator[Fault]:
-    asked = script.directive("signal")
-    if asked is None:
-        return
-    if asked.value.startswith("B:") and not any(command.name == "trap" for command in script.commands):
-        yield Fault(
-            asked.place, "only the batch shell gets this signal (B:); without a trap it ends, and the job with it"
-        )
-    agents = [each for each in launches(script) if each.kind == "torchrun" and "signals-to-handle" not in each.options]
-    if agents and re.match(r"(?:SIG)?USR", asked.value):
-        yield Fault(asked.place, "srun hands the signal to torchrun, which dies of it and leaves its workers running")
-
-
-@rule
 def port_cannot_be(script: Script) -> Iterator[Fault]:
     for place, value in _ports(script):
         random = _RANDOM.search(value)
@@ -86,11 +64,10 @@ def port_cannot_be(script: Script) -> Iterator[Fault]:
             yield Fault(place, f"a port can be {most}, but ports end at 65535")
 
 
-@rule
 def port_may_be_taken(script: Script) -> Iterator[Fault]:
     asked, told = request(script), set()
     whole = script.directive("exclusive") or asked.get("mem") == "0" or (asked.gpus_per_node or 4) >= 4
-    for place, value in _ports(script) if script.is_batch and not script.in_container else ():
+    for place, value in _ports(script) if script.is_batch else ():
         shuffled = _SHUF.search(value)
         if value.isdigit() and not whole and 0 < int(value[:6]) <= 65535 and value not in told:
             told.add(value)
@@ -101,9 +78,8 @@ def port_may_be_taken(script: Script) -> Iterator[Fault]:
 
 def _ports(script: Script) -> Iterator[tuple[Place, str]]:
     """Yield every rendezvous port that a script sets, and its place."""
-    for name, word in script.assignments():
-        if name.upper() in _PORTS:
-            yield script.place(word.text), word.value
+    for name, words in script.assigned.items():
+        yield from ((script.place(word.text), word.value) for word in words if name.upper() in _PORTS)
     for command in everything(script):
         for at, word in enumerate(command.words):
             option, equals, value = word.value.partition("=")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 
-from lint.launches import Launch, Step, everything, launches, nodes_of, request
+from lint.launches import Launch, everything, launches, nodes_of, request, trained
 from lint.nodes import on_several_nodes, uses_c10d
-from lint.rules import Fault, Versions, rule, rule_if
+from lint.rules import Fault
 from lint.sbatch import number
 from lint.shell import Script, Text
 
@@ -17,23 +18,20 @@ _SET_BY = {"SLURM_GPUS": "gpus", "SLURM_GPUS_PER_NODE": "gpus-per-node", "SLURM_
 _TASK_NAMES = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _LITERAL = re.compile(r"\\\$\{?(?:SLURM_\w+|MASTER_\w+)\}?")
 _REGISTRY = re.compile(r"(?:docker://)?([\w-]+(?:\.[\w-]+)+(?::\d+)?)/([^#]*)$")
-_ARRAY = re.compile(r"\$\{\w+\[@\]")
 _EXPECTS_ALL = re.compile(r"lightning|--devices\b|LOCAL_RANK=\\?\"?\\?\$\{?SLURM_LOCALID")
 _BRIEF = ("hostname", "nvidia-smi", "echo", "mkdir", "cp", "rm", "")
-_OWN_SHARE = ("overlap", "exact", "exclusive", "nodelist", "x", "exclude", "mem", "gres", "relative", "r")
+_OWN_SHARE = {"overlap", "exact", "exclusive", "nodelist", "x", "exclude", "mem", "gres", "relative", "r"}
 
 
-def _steps(script: Script) -> list[tuple[Launch, Step]]:
+def _steps(script: Script) -> list[tuple[Launch, Launch]]:
     """Return each program that may train with the srun that starts it."""
-    return [(launch, launch.step) for launch in launches(script) if launch.step and launch.trains]
+    return [(launch, launch.step) for launch in trained(script) if launch.step]
 
 
-@rule
 def expanded_by_the_batch_shell(script: Script) -> Iterator[Fault]:
     others = False
-    for launch in launches(script) if script.is_batch else ():
-        tasks = (nodes_of(script, launch) or 1) * (request(script, launch.step).tasks_per_node or 1)
-        if not launch.step or launch.kind == "srun" or tasks < 2:
+    for launch in (each for each in launches(script) if script.is_batch and each.step):
+        if (nodes_of(script, launch) or 1) * (request(script, launch.step).tasks_per_node or 1) < 2:
             continue
         others = others or launch.kind not in ("torchrun", "accelerate")  # which read no rank from the environment
         ignored = launch.options.get("node-rank") if uses_c10d(launch) else None
@@ -55,39 +53,30 @@ def _replaced(script: Script, word: Text) -> Iterator[Fault]:
             yield Fault(place, reason, f"let each task replace it: {quotes}")
 
 
-@rule
 def not_exported(script: Script) -> Iterator[Fault]:
-    own = {word.assigned for command in script.inside_texts for word in command.words}
     if any(command.name in ("declare", "read", "mapfile", "readarray") for command in script.commands):
         return  # what these set is not read here
-    for launch in launches(script):
-        given = launch.step.values.get("export", "") if launch.step else ""
+    found, own = launches(script), {word.assigned for command in script.inside_texts for word in command.words}
+    empty = script.assigned.keys() - script.exported - own
+    for launch in found:
+        given = launch.step.value("export") if launch.step else ""
         for word in [*launch.words, launch.text] if launch.step and launch.inner else ():
             for match in _TASK_NAMES.finditer(word.value):
                 name = match[1] or match[2]
-                if (
-                    name in script.assigned
-                    and name not in script.exported
-                    and name not in own
-                    and f"{name}=" not in given
-                ):
-                    place = script.locate(word.at[match.start()], len(match[0]))
-                    yield Fault(
-                        place, f"{name} is not exported: in the shells of the tasks it is empty", f"export {name}"
-                    )
+                if name in empty and f"{name}=" not in given:
+                    reason = f"{name} is not exported: in the shells of the tasks it is empty"
+                    yield Fault(script.locate(word.at[match.start()], len(match[0])), reason, f"export {name}")
 
 
-@rule
 def dollar_stays_literal(script: Script) -> Iterator[Fault]:
     launches(script)
     for word in (word for command in script.inside_texts for word in command.words):
         found = _LITERAL.search(word.text.value) if word.node.type != "raw_string" else None
         if found:
-            place = script.locate(word.text.at[found.start()], len(found[0]))
-            yield Fault(place, f"{found[0][1:]} is not replaced: inside single quotes the backslash stays")
+            reason = f"{found[0][1:]} is not replaced: inside single quotes the backslash stays"
+            yield Fault(script.place(word.text.cut(*found.span())), reason)
 
 
-@rule
 def tasks_start_all_processes_each(script: Script) -> Iterator[Fault]:
     for launch, step in _steps(script):
         tasks = request(script, step).tasks_per_node or 1
@@ -96,100 +85,83 @@ def tasks_start_all_processes_each(script: Script) -> Iterator[Fault]:
             yield Fault(script.place(launch.text), f"{tasks} tasks of a node start {each} processes each")
 
 
-@rule
 def gpus_stay_idle(script: Script) -> Iterator[Fault]:
-    for launch in launches(script) if script.is_batch else ():
-        asked, option = request(script, launch.step), launch.options.get("nproc-per-node")
-        processes, gpus, tasks = number(option.value) if option else None, asked.gpus_per_node, asked.tasks_per_node
-        if option and processes and gpus and processes != gpus and launch.kind == "torchrun" and tasks == 1:
-            yield Fault(script.place(option.text), idle(processes, gpus, "node"), f"--nproc-per-node={gpus}")
+    for launch in trained(script):
+        asked, processes = request(script, launch.step), number(launch.value("nproc-per-node"))
+        gpus, tasks, place = asked.gpus_per_node, asked.tasks_per_node, script.place(launch.text)
+        if processes and gpus and processes != gpus and launch.kind == "torchrun" and tasks == 1:
+            reason = idle(processes, gpus, script.unit)
+            yield Fault(script.place(launch.options["nproc-per-node"].text), reason, f"--nproc-per-node={gpus}")
         most, total = asked.count("ntasks-per-node"), asked.count("ntasks")
         if launch.kind != "python" or not launch.step or launch.step.open or not gpus or not tasks:
             continue
         if tasks > gpus and not asked.get("ntasks-per-gpu"):
-            yield Fault(script.place(launch.text), f"{tasks} tasks of a node share its {gpus} GPU{'s' * (gpus > 1)}")
+            yield Fault(place, f"{tasks} tasks of a node share its {gpus} GPU{'s' * (gpus > 1)}")
         elif most and total and most == gpus and total < most * (asked.nodes or 1):
             reason = f"--ntasks={total} wins over --ntasks-per-node={most}: {total} task{'s' * (total > 1)} in all"
-            yield Fault(script.place(launch.text), reason, "leave --ntasks out")
+            yield Fault(place, reason, "leave --ntasks out")
 
 
 def idle(processes: int, gpus: int, where: str) -> str:
     """Say what is wrong with these numbers."""
     if processes > gpus:
-        return (
-            f"{processes} processes of a {where} share its {gpus} GPU{'s' * (gpus > 1)}: the last ones find no device"
-        )
+        shared = f"{gpus} GPU{'s' * (gpus > 1)}"
+        return f"{processes} processes of a {where} share its {shared}: the last ones find no device"
     plural = "es" * (processes > 1)
     return f"a {where} starts {processes} process{plural}: {gpus - processes} of its {gpus} GPUs stay idle"
 
 
-@rule
 def slurm_variable_is_unset(script: Script) -> Iterator[Fault]:
-    asked, told = request(script), set()
+    asked, told = request(script), set(script.assigned)
     gpus = asked.get("gres") or asked.get("gpus-per-node") or asked.get("gpus")  # else on sbatch's command line
     for command in everything(script) if "SLURM_" in script.text else ():
-        for word in command.words if command.name not in ("echo", "printf") else ():
-            for name, text in word.expansions:
-                needs, plain = _SET_BY.get(name, ""), text.value in (f"${name}", f"${{{name}}}")
-                if name == "SLURM_NTASKS_PER_NODE" and asked.get("ntasks"):
-                    needs = "ntasks-per-node"
-                sure = needs and plain and not asked.get(needs) and (gpus or needs == "ntasks-per-node")
-                if sure and name not in script.assigned and name not in told:
-                    told.add(name)
-                    reason = f"Slurm sets {name} only for --{needs}, which this job does not have: it is empty"
-                    yield Fault(script.place(text), reason)
+        words = command.words if command.name not in ("echo", "printf") else ()
+        for name, text in (found for word in words for found in word.expansions):
+            needs, sure = _SET_BY.get(name, ""), gpus
+            if name == "SLURM_NTASKS_PER_NODE":
+                needs, sure = "ntasks-per-node", asked.get("ntasks")
+            plain = text.value in (f"${name}", f"${{{name}}}")
+            if needs and sure and plain and not asked.get(needs) and name not in told:
+                told.add(name)
+                reason = f"Slurm sets {name} only for --{needs}, which this job does not have: it is empty"
+                yield Fault(script.place(text), reason)
 
 
-@rule
 def steps_wait_for_each_other(script: Script) -> Iterator[Fault]:
-    found = [(each, each.step) for each in launches(script) if each.kind == "srun" and each.step]
-    found = [(each, step) for each, step in found if step.program.value not in _BRIEF]
-    if len({each.command.function for each, _ in found}) > 1 or not script.is_batch:
+    found = [each for each in launches(script) if each.kind == "srun" and each.program.value not in _BRIEF]
+    if len({each.command.function for each in found}) > 1 or not script.is_batch:
         return
     waits = [command.start for command in script.commands if command.name == "wait"]
-    for at, (first, step) in enumerate(found):
+    for first, second in zip_longest(found, found[1:]):
         begin = first.command.start
-        if not first.command.background or step.open:
+        if not first.command.background or first.open:
             continue
-        if at + 1 == len(found) and not any(start > begin for start in waits) and not _goes_on(script, begin):
+        later = [each for each in script.commands if each.start > begin and each.name not in ("", "echo")]
+        if second is None and all(each.background for each in later):
             yield Fault(script.place(first.text), "the script ends while this step runs, and with it the job", "wait")
-        for second, other in found[at + 1 : at + 2]:
-            whole = {step.values.get("nodes"), other.values.get("nodes")} <= {None, str(request(script).nodes)}
-            own = set(_OWN_SHARE) & {*step.options, *other.options} or second.command.background or other.open
+        if second is not None:
+            whole = {first.value("nodes"), second.value("nodes")} <= {"", str(request(script).nodes)}
+            own = _OWN_SHARE & {*first.options, *second.options} or second.command.background or second.open
             if whole and not own and not any(begin < start < second.command.start for start in waits):
                 reason = "this step waits until the one before it has ended: each takes the CPUs and GPUs of its nodes"
                 yield Fault(script.place(second.text), reason)
 
 
-def _goes_on(script: Script, begin: int) -> bool:
-    """Return True if the script does something in the foreground further down."""
-    later = [command for command in script.commands if command.start > begin and command.name not in ("", "echo")]
-    return any(not command.background for command in later)
-
-
-@rule
 def srun_reads_it_otherwise(script: Script) -> Iterator[Fault]:
-    for launch in launches(script):
-        step = launch.step
-        if step is None or launch.kind != "srun":
-            continue
-        name = re.match(r"([A-Za-z_]\w*)=", step.program.value)
+    for step in (each for each in launches(script) if each.kind == "srun"):
+        name, image = re.match(r"([A-Za-z_]\w*)=", step.program.value), step.value("container-image")
         if name:
-            yield Fault(
-                script.place(step.program), f"srun takes {name[1]}=… for the program, and finds none of that name"
-            )
-        image, nodelist = step.options.get("container-image"), step.options.get("nodelist")
-        registry = _REGISTRY.match(image.value) if image and not image.value.endswith("sqsh") else None
-        if image and registry:
+            reason = f"srun takes {name[1]}=… for the program, and finds none of that name"
+            yield Fault(script.place(step.program), reason)
+        registry = _REGISTRY.match(image) if not image.endswith("sqsh") else None
+        if registry:
             reason = f"pyxis takes {registry[1]} for a user of Docker Hub, not for a registry"
-            yield Fault(script.place(image.text), reason, f"{registry[1]}#{registry[2]}")
-        if nodelist and any(_ARRAY.match(script.names.get(char, "")) for char in nodelist.value):
-            yield Fault(
-                script.place(nodelist.text), "an array's names are joined by spaces, but --nodelist wants commas"
-            )
+            yield Fault(script.place(step.options["container-image"].text), reason, f"{registry[1]}#{registry[2]}")
+        if any(re.match(r"\$\{\w+\[@\]", script.names.get(char, "")) for char in step.value("nodelist")):
+            reason = "an array's names are joined by spaces, but --nodelist wants commas"
+            yield Fault(script.place(step.options["nodelist"].text), reason)
 
 
-@rule
 def task_sees_one_gpu(script: Script) -> Iterator[Fault]:
     for launch, step in _steps(script) if _EXPECTS_ALL.search(script.text) else ():
         asked = request(script, step)
@@ -198,32 +170,23 @@ def task_sees_one_gpu(script: Script) -> Iterator[Fault]:
         if bound and launch.kind == "python" and (asked.tasks_per_node or 1) > 1 and not sharing:
             own, directive = step.options.get(bound[0]), script.directive(bound[0])
             place = directive.place if directive and not own else script.place(own.text if own else launch.text)
-            yield Fault(
-                place, "each task sees only its own GPU, as cuda:0: cuda:LOCAL_RANK is an invalid device ordinal"
-            )
+            reason = "each task sees only its own GPU, as cuda:0: cuda:LOCAL_RANK is an invalid device ordinal"
+            yield Fault(place, reason)
 
 
-@rule
 def srun_goes_on_without_a_node(script: Script) -> Iterator[Fault]:
+    wait = "for ten minutes or more" if script.versions.torch >= (2, 2) else "until the time limit"
     for launch, step in _steps(script):
-        count, stops = nodes_of(script, launch) or 1, {"kill-on-bad-exit", "K"} & set(step.options)
-        if (
-            count >= 8
-            and on_several_nodes(script, launch)
-            and not stops
-            and "SLURM_KILL_BAD_EXIT" not in script.assigned
-        ):
-            reason = f"when one task fails, the others of the {count} nodes wait for it for ten minutes or more"
+        count = nodes_of(script, launch) or 1
+        stops = "kill-on-bad-exit" in step.options or "SLURM_KILL_BAD_EXIT" in script.assigned
+        if count >= 8 and on_several_nodes(script, launch) and not stops:
+            reason = f"when one task fails, the others of the {count} nodes wait for it {wait}"
             yield Fault(script.place(step.text), reason)
 
 
-def _does_not_inherit(versions: Versions) -> bool:
-    return (22, 5) <= versions.slurm <= (23, 2)
-
-
-@rule_if(_does_not_inherit)
 def srun_without_cpus(script: Script) -> Iterator[Fault]:
-    known = not script.directive("cpus-per-task") or "SRUN_CPUS_PER_TASK" in script.assigned
+    inherits = not (22, 5) <= script.versions.slurm <= (23, 2)
+    known = inherits or not script.directive("cpus-per-task") or "SRUN_CPUS_PER_TASK" in script.assigned
     for _, step in _steps(script) if not known else ():
         if not {"cpus-per-task", "overlap"} & set(step.options) and not step.open:
             reason = "in this version srun does not inherit --cpus-per-task from sbatch: each task gets one core"

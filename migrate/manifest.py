@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from jobspec.problems import Place, Problem, SpecError
 from lint.manifest import Node, documents
-from lint.pods import Group, groups, started
+from lint.pods import containers, templates
 from lint.sbatch import number
 from migrate.draft import Draft
 from migrate.pod import RENDERED, PodReader, value_of
@@ -83,13 +83,13 @@ class _Manifest(PodReader):
                 draft.lose("kubernetes", text, self.where(other), "another object: apply it apart from the job")
         self._metadata(job)
         owners = [each for each in (self.runtime, job) if each is not None]
-        all_groups = [group for owner in owners for group in groups(owner)]
+        all_pods = [pod for owner in owners for pod in templates(owner)]
         trainer = job.get("spec", "trainer")
-        pods = [group.template.get("spec") for group in all_groups]
+        pods = [template.get("spec") for template, _ in all_pods]
         container = self._container(pods)
-        self._nodes(all_groups)
-        for group in all_groups:
-            self._metadata(group.template)
+        self._nodes(all_pods)
+        for template, _ in all_pods:
+            self._metadata(template)
         first = trainer if trainer and (trainer.get("command") or trainer.get("args")) else container
         for key in ("command", "args"):
             if first is not None and (words := first.get(key)):
@@ -128,7 +128,7 @@ class _Manifest(PodReader):
         named = [each for each in found if each.text("name") in ("pytorch", "node", "trainer")]
         return next(iter([*gpus, *named, *found]), None)
 
-    def _nodes(self, all_groups: list[Group]) -> None:
+    def _nodes(self, all_pods: list[tuple[Node, int | None]]) -> None:
         draft, spec = self.draft, self.job.get("spec")
         elastic = self.take(spec.get("elasticPolicy")) if spec else None
         if elastic and number(elastic.text("minReplicas")) and number(elastic.text("maxReplicas")):
@@ -142,17 +142,21 @@ class _Manifest(PodReader):
                 elif key not in ("minReplicas", "maxReplicas", *RENDERED):
                     draft.lose("nodes", f"elasticPolicy.{key}", self.where(node), "no key for it")
             return
-        sizes = [(number(group.size) if group.size else 1) for group in all_groups]
+        owners = [spec, *(role for _, role in spec.items("pytorchReplicaSpecs"))] if spec else []
+        said = [owner.text(key) for owner in owners for key in ("replicas", "parallelism", "completions")]
+        sizes = [1 if size is None else size for _, size in all_pods]
+        sizes = [] if any(size and number(size) is None for size in said) else sizes
         if spec and (
             given := spec.get("trainer", "numNodes")
             or (self.runtime and self.runtime.get("spec", "mlPolicy", "numNodes"))
         ):
-            sizes = [number(given.text())]
+            count = number(given.text())
+            sizes = [] if count is None else [count]
             draft.rendered.append(f"{self.where(given)}: numNodes, which is nodes")
-        where = ", ".join(dict.fromkeys(self.line(group.template) for group in all_groups)) or self.line(self.job)
+        where = ", ".join(dict.fromkeys(self.line(template) for template, _ in all_pods)) or self.line(self.job)
         jobs = spec.elements("replicatedJobs") if spec else []
         times = [number(each.text("replicas")) or 1 for each in jobs] or [1] * len(sizes)
-        if None in sizes or not sizes:
+        if not sizes:
             draft.lose("nodes", "the number of pods", where, "not a number")
         else:
             total = sum(size * times[at] if at < len(times) else size for at, size in enumerate(sizes) if size)
@@ -182,7 +186,9 @@ class _Manifest(PodReader):
         if said:
             draft.rendered.append(f"{said.where}: GPUs, which are procs_per_node or gpus_per_node")
         nodes = getattr(draft.said.get(("nodes",)), "value", 1)
-        script = started(container) if container else None
+        made = [each for owner in filter(None, (self.job, self.runtime)) for each in containers(owner)]
+        script = next((each.script for each in made if container and each.node.raw is container.raw), None)
+        script = script if script and script.text else None
         spec = self.job.get("spec")
         for key, each in spec.items() if spec else ():
             self._of_job(key, each)

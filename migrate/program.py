@@ -131,7 +131,7 @@ def _say_flag(draft: Draft, program: Program, name: str, value: str, where: str)
 
 def say_around(draft: Draft, program: Program, has_container: bool = False) -> None:
     """Say the statements before and after the program: env, workdir, setup, slurm.prologue and slurm.epilogue."""
-    if draft.is_ours:
+    if draft.is_ours or program.is_plain:
         return
     statements, launch, main = program.statements, program.main, program.main_statement
     pod = program.script.in_container
@@ -139,7 +139,7 @@ def say_around(draft: Draft, program: Program, has_container: bool = False) -> N
     stays = _that_stay(program, before)
     kept = [one for one in before if id(one) in stays]
     texts = "\n".join(one.text for one in kept)
-    own = {name for name in program.script.assigned if name not in program.script.exported}
+    own = {name for name in program.names if name not in program.script.exported}
     activates = all(one.names <= _ACTIVATES or one.names == {"cd"} for one in kept)
     local = own & set(_VARIABLE.findall(texts))
     key = "setup" if pod or (activates and not local and not has_container) else "slurm.prologue"
@@ -148,7 +148,7 @@ def say_around(draft: Draft, program: Program, has_container: bool = False) -> N
             _keep(draft, program, one, key)
         else:
             _say_statement(draft, program, one, key)
-    for name in sorted(program.used & _all_assigned(program) - program.script.exported):
+    for name in sorted(program.used & program.names - program.script.exported):
         draft.add(key, f"export {name}", "a word of the command", "the processes read it")
     if main is None or launch is None:
         return
@@ -172,9 +172,7 @@ def _that_stay(program: Program, before: Sequence[Statement]) -> set[int]:
         shows = one.names == {"set"} or (one.names and one.names <= SHOWS)
         if names and _only_assigns(one):
             exports = any(
-                name in program.script.exported
-                and not _constant(program.script.held(name))
-                and not program.inlined(word)
+                name in program.script.exported and not _constant(program.held(name)) and not program.inlined(word)
                 for name, word in _assigned(one)
             )
             here = bool(names & needed or exports) and not all(map(is_set_by_launcher, names))
@@ -234,10 +232,6 @@ def _assigns(words: Sequence[Word]) -> bool:
     return all(word.assigned or word.value in ("export", "declare", "-x", "readonly") for word in words)
 
 
-def _all_assigned(program: Program) -> set[str]:
-    return {name for name, _ in program.script.assignments()}
-
-
 def _assigned(one: Statement) -> list[tuple[str, Word]]:
     return [(name, word) for each in one.commands for word in each.words if (name := word.assigned)]
 
@@ -250,7 +244,7 @@ def _only_assigns(one: Statement) -> bool:
 
 
 def _say_variable(draft: Draft, program: Program, name: str, word: Word) -> None:
-    held = program.script.held(name) or []
+    held = program.held(name) or []
     where = program.where(word.text.at)
     value = held[0].value if held else word.value
     if is_secret(name, value):

@@ -172,7 +172,11 @@ def _say_sizes(draft: Draft, program: Program) -> None:
     for name, option in step.options.items() if step else ():
         name = _STEP.get(name, name)
         value, at = script.shown(option.value), program.where(option.text.at)
-        if name in _SIZES or (name in KEYS and job.get(name) == value) or KEYS.get(name) == "":
+        if not name:  # flags of one letter, which are read below
+            continue
+        if name in _SIZES and number(value) is None and "$SLURM" not in value and "{SLURM" not in value:
+            draft.lose("procs_per_node", f"srun --{name}={value}", at, "not a number that the script says")
+        elif name in _SIZES or (name in KEYS and job.get(name) == value) or KEYS.get(name) == "":
             draft.rendered.append(f"{at}: srun --{name}{f'={value}' if value else ''}")
         elif name.startswith("container-") or name == "export":
             say_option(draft, name, value, at, "slurm.srun_options")

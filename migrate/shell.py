@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from lint.launches import CONTAINERS, Launch, launches
+from lint.launches import CONTAINERS, Launch, _of_words, launches
 from lint.sbatch import number
 from lint.secrets import is_secret
 from lint.shell import Command, Script, Source, Text, Word, commands
@@ -66,6 +66,8 @@ class Program:
 
     def __init__(self, script: Script) -> None:
         self.script = script
+        self.is_plain = script.in_container and not script.shell
+        self.names = set(script.assigned)
         self._keep_variables_that_only_a_run_knows()
         self.main = self._main()
         self.asked: list[str] = []
@@ -105,16 +107,19 @@ class Program:
         low, high = min(lines, default=1), max(lines, default=1)
         return f"line {low}" if low == high else f"lines {low}-{high}"
 
+    def held(self, name: str) -> list[Text] | None:
+        """Return the words that a variable holds; None if only a run knows."""
+        return self.script._held(name, ())
+
     def _keep_variables_that_only_a_run_knows(self) -> None:
         """A word with `OUT=run_$(date)` stays `$OUT`, so that it has one value; one with several words is replaced."""
         script = self.script
         for name in list(script.assigned):
-            held = script.held(name)
-            if held is not None and len(held) == 1 and _UNKNOWN.search(held[0].value):
-                if not re.search(r"\s", held[0].value.strip()):
-                    del script.assigned[name]
-            elif held is None:
+            held = self.held(name)
+            one = len(held) == 1 and _UNKNOWN.search(held[0].value) if held is not None else True
+            if one and (held is None or not re.search(r"\s", held[0].value.strip())):
                 del script.assigned[name]
+                script.held.clear()
 
     def _main(self) -> Launch | None:
         found = [launch for launch in launches(self.script) if launch.kind not in ("srun", "export", "source")]
@@ -122,8 +127,7 @@ class Program:
             after = next((n for n, word in enumerate(launch.words) if word.value == "torchrun"), None)
             if launch.kind == "python -c" and after is not None:
                 words = launch.words[after:]
-                (own, *_) = launches(Script("", self.script.locate, argv=words))
-                found[at] = Launch(**{**own.__dict__, "step": launch.step, "command": launch.command})
+                found[at] = next(_of_words(self.script, words, launch.command, launch.step, launch.inner))
 
         def rank(launch: Launch) -> int:
             if launch.is_agent or launch.kind == "deepspeed":
@@ -131,7 +135,7 @@ class Program:
             if launch.kind == "python" or launch.kind in ("mpirun", "mpiexec"):
                 return 4 if launch.step else 3
             if launch.kind in SHOWS or launch.kind in ("head", "pkill", "trl", "curl", "pip", "mkdir", "kill", "ssh"):
-                return 1 if self.script.argv else 0
+                return 1 if self.is_plain else 0
             return 2 if launch.step else 1 if self.script.in_container or launch.kind.endswith(".sh") else 0
 
         best = max(map(rank, found), default=0)
@@ -142,8 +146,6 @@ class Program:
         """The words of the whole command with the program, srun and a container in front of it included."""
         if self.main is None:
             return []
-        if not self.script.commands:
-            return list(self.script.argv)
         start = (self.main.step.command if self.main.step else self.main.command).start
         command = [each for each in self.script.commands if each.start <= start][-1]
         words = [word for word in command.words if word.assigned is None and word.node.type != "heredoc_body"]
@@ -196,7 +198,7 @@ class Program:
     def main_statement(self) -> Statement | None:
         """The statement with the program."""
         launch = self.main
-        if launch is None or not self.script.commands:
+        if launch is None or self.is_plain:
             return None
         command = (launch.step or launch).command
         inner = launch.inner and not launch.step and len(launch.text.at) > 0
@@ -224,7 +226,7 @@ class Program:
         value, names = word.value, self.script.names
         pieces = _UNKNOWN.split(value)
         pieces = _UNKNOWN.split(value.strip()) if len(pieces) > 1 else pieces
-        if self.script.argv:  # the kubelet replaces $(NAME), and $$ by $
+        if self.is_plain:  # the kubelet replaces $(NAME), and $$ by $
             pieces = [f"${{{part}}}" if at % 2 else part for at, part in enumerate(_KUBELET.split(value))]
         elif inner:
             pieces = _INNER.split(value)
@@ -258,7 +260,7 @@ class Program:
 
 def begins(launch: Launch) -> int | None:
     """Return where the program begins in the words of a launcher or Python: a script, a module or its variable."""
-    found = next((at for at, word in enumerate(launch.words) if word is launch.script), None)
+    found = next((at for at, word in enumerate(launch.words) if word is launch.program), None)
     dashes = next((at for at, word in enumerate(launch.words) if word.value == "--"), None)
     if dashes is not None and launch.kind == "torchrun" and (found is None or dashes < found):
         return dashes + 1

@@ -11,6 +11,7 @@ import pytest
 
 from lint import lint
 from lint.manifest import documents
+from lint.pods import containers, variables
 
 NUMBERS = """
     1e-3 1e3 6e-4 -1e-3 1e+3 1E5 1.e3 .5e3 1_e3 0o7 0O7 -0o7 0x1F 0X1F 0b11 0B11 -0b11 010 08 0777 1_000 1.5_0 .5 5. -.5
@@ -50,3 +51,22 @@ def test_aliases_that_double_at_each_level_take_no_time(tmp_path: Path) -> None:
     file = tmp_path / "compose.yaml"
     file.write_text(f"x0: &x0\n  image: a\n{levels}services:\n  node:\n    <<: *x40\n")
     assert lint([str(file)]) == []
+
+
+def test_containers_of_a_manifest_say_what_they_start() -> None:
+    text = """
+kind: Job
+spec:
+  parallelism: 2
+  template:
+    spec:
+      containers:
+        - {name: a, image: x, command: [torchrun, --nnodes=2, a.py], env: [{name: A, value: b c}],
+           resources: {limits: {nvidia.com/gpu: 8}}}
+        - {name: b, command: [sh, -c, "cd x; exec python b.py"]}
+"""
+    found = containers(documents(text, "a.yaml")[0])
+    assert [(each.node.text("name"), each.pods, each.gpus) for each in found] == [("a", 2, 8), ("b", 2, None)]
+    assert [[launch.kind for launch in each.launches] for each in found] == [["torchrun"], ["cd", "python"]]
+    assert found[0].launches[0].value("nnodes") == "2"
+    assert [(name, value) for name, value, _ in variables(found[0].node)] == [("A", "b c")]

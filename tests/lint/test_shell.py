@@ -77,6 +77,21 @@ def test_launcher_and_its_options_are_found(text: str, kind: str, options: dict[
     assert found.text.value in text
 
 
+def test_what_another_reader_needs_has_its_line() -> None:
+    text = "#!/bin/bash\n#SBATCH -N 2 --time=1:00:00\nmodule load cuda\nexport A=1 B\nC='x y'\nsrun python a.py $C\n"
+    script = Script.parse(text, locator(text, "job.sh"))
+    assert [(each.name, each.value, each.place.line) for each in script.directives] == [
+        ("nodes", "2", 2),
+        ("time", "1:00:00", 2),
+    ]
+    words = [word for command in script.commands for word in command.words]
+    assert [(word.assigned, word.value) for word in words if word.assigned] == [("A", "1"), ("C", "x y")]
+    fields = [field.value for word in words if not word.assigned for field in script.fields(word)]
+    assert " ".join(fields) == "module load cuda export B srun python a.py x y"
+    assert [script.place(command.words[0].text).line for command in script.commands] == [3, 4, 5, 6]
+    assert (set(script.assigned), script.exported) == ({"A", "C"}, {"A", "B"})
+
+
 BODY = "export RANK=$SLURM_NODEID"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -49,11 +50,14 @@ def test_link_to_nowhere_is_said_and_has_an_exit_code_of_its_own(tmp_path: Path)
         (["a.sh"], 0, ""),
         (["a.sh", "--slurm=22.05"], 0, "warning: in this version srun does not inherit"),
         (["a.sh", "--slurm=22.05", "--strict"], 1, "[srun-without-cpus]"),
-        (["a.sh", "--slurm=23.11", "--torch=2.6", "--strict"], 0, ""),
+        (["a.sh", "--slurm=23.11", "--strict"], 0, ""),
+        (["b.sh"], 0, "wait for it for ten minutes or more"),
+        (["b.sh", "--torch=2.1"], 0, "wait for it until the time limit"),
     ],
 )
 def test_what_lint_is_asked_is_answered(tmp_path: Path, words: list[str], code: int, said: str) -> None:
     (tmp_path / "a.sh").write_text("#!/bin/bash\n#SBATCH --cpus-per-task=8\nsrun python train.py\n")
+    (tmp_path / "b.sh").write_text("#!/bin/bash\n#SBATCH --nodes=8\nsrun python train.py\n")
     done = command_line("lint", *words, cwd=tmp_path)
     assert done.returncode == code
     assert said in (done.stdout + done.stderr).decode()
@@ -65,6 +69,17 @@ def test_lint_reads_stdin(tmp_path: Path) -> None:
     script = b"#!/bin/bash\nexport HF_TOKEN=hush\n"
     done = subprocess.run(words, cwd=tmp_path, input=script, capture_output=True, timeout=60)
     assert (done.returncode, json.loads(done.stdout)[0]["rule"]) == (1, "secret-in-file")
+
+
+def test_small_script_is_linted_in_a_quarter_of_a_second(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text("#!/bin/bash\n#SBATCH --nodes=1\ntorchrun --standalone train.py\n")
+    seconds = []
+    for _ in range(5):  # of the CPU: others use the machine, too
+        begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert command_line("lint", "a.sh", cwd=tmp_path).returncode == 0
+        end = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime)
+    assert min(seconds) <= 0.25
 
 
 def test_hook_of_pre_commit_takes_folders_and_fails_at_a_problem(tmp_path: Path) -> None:
