@@ -12,22 +12,12 @@ from migrate.program import duration, say_around, say_command, say_processes
 from migrate.shell import Program, Script, number
 
 _SIZES = ("nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres", "cpus-per-task")
-KEYS = {name: f"slurm.{name}" for name in ["partition", "account", "qos", "constraint", "reservation", "array"]}
-KEYS |= {"container-image": "image", "container-workdir": "workdir", "container-mounts": "mounts", "export": "env"}
-KEYS |= {"time": "time_limit", "job-name": "name", "signal": "preemption", "requeue": "preemption", "mem": "resources"}
-KEYS |= {
-    name: "nodes" for name in ["nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres"]
-}
-KEYS |= {
-    "cpus-per-task": "resources",
-    "no-requeue": "",
-    "open-mode": "",
-    "kill-on-bad-exit": "",
-    "wait": "",
-    "jobid": "",
-}
-"""What stands for an option of sbatch or srun; "" is rendered; every other becomes one of `slurm.options`."""
+KEYS = {name: f"slurm.{name}" for name in ("partition", "account", "qos", "constraint", "reservation", "array")}
+KEYS |= {"container-workdir": "workdir"}
+"""Keys of options of sbatch and srun; those not named in this file become `slurm.options` or `slurm.srun_options`."""
 
+_RENDERED = ("no-requeue", "open-mode", "kill-on-bad-exit", "wait", "jobid")
+_OF_JOB = (*KEYS, *_RENDERED, "time", "job-name", "mem", "output", "error", "nodelist", "chdir")
 _STEP = {"o": "output", "e": "error", "J": "job-name", "p": "partition", "A": "account", "t": "time", "D": "chdir"}
 _BIND = {"apptainer": ("-B", "--bind"), "singularity": ("-B", "--bind")}
 _APPTAINER = "-B --bind --pwd --env --overlay -H --home -W --env-file"
@@ -47,6 +37,9 @@ def read_script(text: str, file: str) -> Draft:
     program = Program(script)
     for directive in script.directives:
         _say_directive(draft, directive)
+    names = {directive.name for directive in script.directives}
+    if "signal" in names and "requeue" not in names:
+        draft.say("preemption.max_requeues", 0, "not said", "the script asks for no --requeue")
     _say_sizes(draft, program)
     container = _say_container(draft, program)
     say_command(draft, program)
@@ -71,7 +64,6 @@ def _say_directive(draft: Draft, directive: Directive) -> None:
 
 def say_option(draft: Draft, name: str, value: str, where: str, section: str = "slurm.options") -> None:
     """Say one option of sbatch, or of srun as one of `slurm.srun_options`."""
-    key = KEYS.get(name)
     if name == "job-name":
         slug = re.sub(r"[^a-z0-9]+", "-", value.lower()).strip("-")
         slug = slug if slug[:1].isalpha() else f"job-{slug}"
@@ -82,13 +74,13 @@ def say_option(draft: Draft, name: str, value: str, where: str, section: str = "
         draft.say("resources.memory", f"{found[1]}{found[2] or 'M'}iB", where)
     elif name == "signal":
         grace = value.rpartition("@")[2] if "@" in value else "60"
+        old = draft.said.pop(("preemption", "grace"), None)
+        where = f"{where}, {old.where}" if old else where
         draft.say("preemption.grace", duration(number(grace) or 0), where, "at this signal processes get SIGTERM")
-        if not draft.has("preemption.max_requeues") and not draft.has("preemption"):
-            draft.say("preemption.max_requeues", 0, where, "the script asks for no --requeue")
+    elif name == "requeue" and draft.has("preemption.grace"):
+        draft.join(draft.said["preemption", "grace"], where)
     elif name == "requeue":
-        draft.said.pop(("preemption", "max_requeues"), None)
-        if not draft.has("preemption.grace"):
-            draft.say("preemption.grace", "120s", where, "the processes get SIGTERM so long before the end")
+        draft.say("preemption.grace", "2m", where, "the processes get SIGTERM so long before the end")
     elif name == "export":
         for each in value.split(","):
             variable, equals, held = each.partition("=")
@@ -104,10 +96,10 @@ def say_option(draft: Draft, name: str, value: str, where: str, section: str = "
     elif name == "container-mounts":
         for each in value.split(","):
             _say_mount(draft, each, where)
-    elif key == "" or (name == "output" and draft.is_ours):
+    elif name in _RENDERED or (name == "output" and draft.is_ours):
         draft.rendered.append(f"{where}: --{name}{f'={value}' if value else ''}")
-    elif key and name not in ("time", "mem"):
-        draft.say(key, value, where)
+    elif name in KEYS:
+        draft.say(KEYS[name], value, where)
     elif name == "time":
         draft.lose("slurm.options", f"--time={value}", where, "not a time")
     else:
@@ -174,13 +166,13 @@ def _say_sizes(draft: Draft, program: Program) -> None:
         value, at = script.shown(option.value), program.where(option.text.at)
         if not name:  # flags of one letter, which are read below
             continue
-        if name in _SIZES and number(value) is None and "$SLURM" not in value and "{SLURM" not in value:
+        if name in ("nodes", "ntasks", "ntasks-per-node") and not re.search(r"\$\{?SLURM|^\d", value):
             draft.lose("procs_per_node", f"srun --{name}={value}", at, "not a number that the script says")
-        elif name in _SIZES or (name in KEYS and job.get(name) == value) or KEYS.get(name) == "":
+        elif name in (*_SIZES, *_RENDERED) or (name in _OF_JOB and job.get(name) == value):
             draft.rendered.append(f"{at}: srun --{name}{f'={value}' if value else ''}")
         elif name.startswith("container-") or name == "export":
             say_option(draft, name, value, at, "slurm.srun_options")
-        elif name in KEYS or name in ("output", "error", "nodelist", "chdir"):
+        elif name in _OF_JOB:
             draft.lose("slurm.srun_options", f"srun --{name}={value}", at, "of the step alone")
         else:
             say_option(draft, name, value, at, "slurm.srun_options")

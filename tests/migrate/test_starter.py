@@ -109,6 +109,8 @@ SAID = [
     ("#SBATCH -t 90\npython a.py", "time_limit: 1h30m"),
     ("#SBATCH --signal=B:USR1@90\n#SBATCH --requeue\npython a.py", "grace: 1m30s"),
     ("#SBATCH --signal=USR1@90\npython a.py", "max_requeues: 0"),
+    ("#SBATCH --requeue\n#SBATCH --signal=USR1@90\npython a.py", "grace: 1m30s  # line 3, line 2"),
+    ("#SBATCH -N 2\nsrun --gres=gpu:4 -n 8 python a.py", "procs_per_node: 4"),
     ("#SBATCH --export=ALL,A=1\npython a.py", 'A: "1"  # line 2'),
     ("#SBATCH --nodesx=2\npython a.py", "# not taken, line 2: --nodesx=2: sbatch does not read it"),
     ("#SBATCH -N 1\npython a.py\n#SBATCH --time=5", "# not taken, line 4: --time=5: sbatch does not read it"),
