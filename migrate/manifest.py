@@ -214,6 +214,8 @@ class _Manifest(PodReader):
                 draft.said[("procs_per_node",)] = before
             say_command(draft, program)
             say_around(draft, program)
+            if front := program.in_front(0):
+                draft.lose("command", front, program.place, "stands in front of the program")
         procs = getattr(draft.said.get(("procs_per_node",)), "value", None)
         draft.said.pop(("gpus_per_node",), None)
         if gpus and procs and gpus != procs:

@@ -137,6 +137,9 @@ def _say_sizes(draft: Draft, program: Program) -> None:
     agent = launch is not None and (launch.is_agent or launch.kind == "deepspeed")
     on_all = asked.tasks_per_node if step else 1
     say_processes(draft, program, on_all, gpus, number_of, where("ntasks-per-node", "ntasks"))
+    procs = draft.said.get(("procs_per_node",))
+    if gpus and of_gpus != "not said":
+        draft.join(procs, of_gpus)
     if launch is not None and not agent:
         draft.say("slurm.launcher", "srun", program.where(launch.text.at[:1] or [0]), "one task per process")
     kinds = [each.partition(":")[2] for each in (job.get("gres") or "").split(",") if each.startswith("gpu:")]
@@ -176,8 +179,7 @@ def _say_sizes(draft: Draft, program: Program) -> None:
             draft.lose("slurm.srun_options", f"srun --{name}={value}", at, "of the step alone")
         else:
             say_option(draft, name, value, at, "slurm.srun_options")
-    before = [] if step is None else program.outer[: len(program.outer)]
-    for word in before[1:]:
+    for word in program.outer[1:] if step else ():
         if word is step.program or not word.value.startswith("-"):  # type: ignore[union-attr]
             break
         if re.fullmatch("-[EHkhlOQsuvVXZ]+", word.value):
@@ -189,11 +191,14 @@ def _say_sizes(draft: Draft, program: Program) -> None:
 
 def _say_container(draft: Draft, program: Program) -> bool:
     name, words = program.container()
-    if not name or program.main is None:
+    if program.main is None:
         return draft.has("image")
-    where = program.where((program.main.step or program.main).text.at[:1])
+    step = program.main.step
+    where = program.where((step or program.main).text.at[:1])
+    begin = next((at for at, word in enumerate(program.outer) if step and word is step.program), 0)
     if name not in _TAKES:
-        draft.lose("setup", name, where, "stands in front of the program: activate its environment in setup")
+        if front := program.in_front(begin):
+            draft.lose("command", front, where, "stands in front of the program")
         return draft.has("image")
     takes, at = _TAKES[name].split(), 0
     while at < len(words) and words[at] in ("exec", "run", "shell"):
@@ -221,6 +226,8 @@ def _say_container(draft: Draft, program: Program) -> bool:
     if at < len(words):
         draft.say("image", program.script.shown(words[at]).removeprefix("docker://"), where)
         draft.say("slurm.runtime", "apptainer" if name == "singularity" else name, where)
+    if front := program.in_front(len(program.outer) - len(words) + at + 1):
+        draft.lose("command", front, where, "stands in front of the program")
     return True
 
 

@@ -157,6 +157,13 @@ class Program:
         at = next((at for at, value in enumerate(values) if value.rpartition("/")[2] in CONTAINERS), None)
         return ("", []) if at is None else (values[at].rpartition("/")[2], values[at + 1 :])
 
+    def in_front(self, begin: int) -> str:
+        """Return what stands between a word of the command and the program, such as timeout; not `bash -c`."""
+        words = self.outer[begin:]
+        end = next((at for at, word in enumerate(words) if self.main and word is self.main.text), len(words))
+        shell = next((at - 1 for at, word in enumerate(words) if re.fullmatch("-[a-z]*c", word.value)), len(words))
+        return self.script.shown(" ".join(word.value for word in words[: max(0, min(end, shell))])).removeprefix("exec")
+
     @cached_property
     def statements(self) -> list[Statement]:
         """Return all lines that are no comments, those that bash could not read included."""
