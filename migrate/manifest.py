@@ -188,6 +188,11 @@ class _Manifest(PodReader):
         nodes = getattr(draft.said.get(("nodes",)), "value", 1)
         made = [each for owner in filter(None, (self.job, self.runtime)) for each in containers(owner)]
         script = next((each.script for each in made if container and each.node.raw is container.raw), None)
+        if container and script and script.text and not container.get("command"):
+            draft.lose(
+                "command", f"args {value_of(container.get('args') or container)}", node_where, "of the image's program"
+            )
+            script = None
         script = script if script and script.text else None
         spec = self.job.get("spec")
         for key, each in spec.items() if spec else ():
