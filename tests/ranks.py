@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 # Forked from a server that has imported torch once, so that a rank starts in milliseconds.
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["torch._dynamo", "torch.nn.parallel", "train.loop.setup"])
+_processes.set_forkserver_preload(["torch._dynamo", "torch.nn.parallel", "train.loop.trainer"])
 
 
 def run_ranks(
@@ -49,6 +49,19 @@ def run_ranks(
 def train_on_ranks(world_size: int, *flags: str, timeout_s: float = 100.0) -> None:
     """`python -m train FLAGS` on `world_size` processes, without the seconds that each would take to import torch."""
     _start(world_size, _train, timeout_s, *flags)
+
+
+def launched(world_size: int, function: Callable[..., Result], *args: Any, timeout_s: float = 100.0) -> list[Result]:
+    """`function(*args)` on processes with the environment that torchrun gives them, not yet connected."""
+    return _start(world_size, _launched, timeout_s, function, *args)
+
+
+def _launched(world: World, timeout_s: float, function: Callable[..., Result], *args: Any) -> Result:
+    numbers = {"RANK": world.rank, "WORLD_SIZE": world.world_size, "MASTER_PORT": world.master_port}
+    numbers |= {"LOCAL_RANK": world.local_rank, "LOCAL_WORLD_SIZE": world.local_world_size}
+    os.environ.update({name: str(number) for name, number in numbers.items()})
+    os.environ.update(MASTER_ADDR=world.master_addr, TORCHELASTIC_USE_AGENT_STORE="True")
+    return function(*args)
 
 
 def _connected(world: World, timeout_s: float, waits: Timeouts, function: Callable[..., Result], *args: Any) -> Result:

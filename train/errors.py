@@ -7,6 +7,10 @@ class UserError(Exception):
     """A mistake in flags, environment or files: shown as one paragraph without a traceback, exit code 1.
 
     The message says where, what is wrong, what is allowed and what to do.
+
+    >>> raise UserError("--epochs is 0: give at least 1")
+    Traceback (most recent call last):
+    train.errors.UserError: --epochs is 0: give at least 1
     """
 
 

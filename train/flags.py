@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from os.path import expanduser
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
 from pydantic import ValidationError
@@ -35,6 +35,11 @@ def from_argv(argv: list[str] | None = None) -> TrainConfig:
         values, lines = _read_yaml(Path(file))
         where = {key: f"{file}:{line}: {key}" for key, line in lines.items()} | where
         given = values | given
+    return checked(given, where, problems)
+
+
+def checked(given: dict[str, Any], where: Mapping[str, str], problems: list[str]) -> TrainConfig:
+    """Return the settings `given`; `where` has the place of each.  Raises UserError with these and other problems."""
     given |= {key: expanduser(given[key]) for key in PATHS if isinstance(given.get(key), str)}  # noqa: PTH111
     try:
         config = TrainConfig.model_validate(given)

@@ -28,7 +28,8 @@ from tests.ranks import run_ranks
 from train.config import TrainConfig, available
 from train.errors import UserError
 from train.flags import from_argv
-from train.loop import setup
+from train.loop.numerics import set_numerics
+from train.loop.trainer import Trainer
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -114,11 +115,8 @@ def _train(world: World, cell: Cell, model_name: str, folder: str) -> list[float
     length = ["--epochs=9", f"--max-steps={STEPS}", f"--run-dir={run_dir}", "--device=cpu"]
     try:
         config: TrainConfig = from_argv([*model, *length, *cell.flags()])
-        setup.configure_torch(config)
-        parts = setup.load_parts(config, world)
-        setup.report_start(config, world, parts)
-        with parts.metrics:
-            setup.make_trainer(config, world, StopSignal(), parts).fit()
+        set_numerics(config)
+        Trainer(config, world, StopSignal()).fit()
         assert bool(counters["stats"]["unique_graphs"]) == cell.compiled, f"{cell}: compiled {dict(counters['stats'])}"
     except UserError as error:
         return str(error).splitlines()[-1].strip()

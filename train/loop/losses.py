@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from train.collectives import waiting
 from train.errors import SharedError
+from train.loop.step import StepResult
 from train.records.observer import StepRecord
 
 
@@ -28,59 +30,50 @@ def losses_of_samples(logits: Tensor, labels: Tensor, label_smoothing: float = 0
     return losses.view(len(labels), math.prod(labels.shape[1:])).mean(dim=1)
 
 
-def sum_of_correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return how many samples are classified correctly; a row of tokens counts by its share.  Shapes as above."""
-    return (logits.argmax(dim=-1) == labels).sum() / math.prod(labels.shape[1:])
-
-
-@dataclass(frozen=True)
-class StepOutcome:
-    """The result of one step.
-
-    loss_sum: sum of this rank's losses, float64, on the device, so that the host need not wait for it.
-    grad_norm: norm of the global gradient, before it was clipped, on its device; not finite if fp16 overflowed.
-    skipped: why the optimizer did not use the gradient, the same on all ranks; None if it did.
-    repeated: why the step took more than one attempt, the same on all ranks; None if it did not.
-    """
-
-    loss_sum: Tensor
-    grad_norm: Tensor
-    skipped: str | None
-    repeated: str | None = None
+def correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return 1 for each sample that is classified correctly, else 0; a row of tokens has its share of correct ones."""
+    return (logits.argmax(dim=-1) == labels).view(len(labels), -1).double().mean(dim=1)
 
 
 @dataclass
 class Means:
-    """Sums over samples that become means; a mean over ranks needs the sums, not the ranks' means."""
+    """Sums over the steps of an epoch that become means; a mean over ranks needs the sums, not the ranks' means.
+
+    weight: what loss_sum is divided by; samples: how many samples it is of.
+    """
 
     loss_sum: float = 0.0
-    correct: float = 0.0
+    weight: float = 0.0
     samples: int = 0
 
     @property
     def loss(self) -> float:
-        return self.loss_sum / self.samples
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.samples
+        return self.loss_sum / self.weight
 
 
-@dataclass(frozen=True)
-class _Pending:
-    outcome: StepOutcome
+@dataclass
+class Pending:
+    """A step whose loss is still on the device.
+
+    result: None if the step has no loss; values: a metric's mean over this rank's `own` samples, by its name.
+    samples: of all ranks together.
+    """
+
     epoch: int
     step: int
     lr: float
     samples: int
-    time: float
+    own: int
+    result: StepResult
+    values: dict[str, Tensor]
+    time: float = field(default_factory=time.time)
 
 
 class PendingLosses:
     """Steps whose losses are still on the device, so that no step waits for the one before it."""
 
     def __init__(self) -> None:
-        self._steps: list[_Pending] = []
+        self._steps: list[Pending] = []
         self.begin()
 
     def __len__(self) -> int:
@@ -91,39 +84,46 @@ class PendingLosses:
         self._since = time.monotonic()
         waiting.take_seconds()
 
-    def add(self, outcome: StepOutcome, *, epoch: int, step: int, lr: float, samples: int) -> None:
-        """Keep the result of this rank's share of a step; samples: how many the step has on all ranks together."""
-        self._steps.append(_Pending(outcome, epoch, step, lr, samples, time.time()))
+    def add(self, pending: Pending) -> None:
+        """Keep the result of this rank's share of a step."""
+        self._steps.append(pending)
 
     def reduce(self, epoch_means: Means) -> list[StepRecord]:
         """Read and forget the pending steps, add them to `epoch_means` and return their records.  A collective.
 
-        One message sums the losses of all these steps over the ranks; without pending steps none is sent.
+        One message sums the losses and metrics of all these steps over the ranks; without pending steps none is sent.
         """
         if not self._steps:
             return []
-        losses = torch.stack([pending.outcome.loss_sum for pending in self._steps]).cpu()
-        dist.all_reduce(losses)
-        norms = torch.stack([pending.outcome.grad_norm for pending in self._steps]).tolist()
+        sums = [step.result.loss_sum for step in self._steps]
+        sums += [value.double() * step.own for step in self._steps for value in step.values.values()]
+        summed = torch.stack(sums).cpu()
+        _refuse_other_names([name for step in self._steps for name in step.values])
+        dist.all_reduce(summed)
+        norms = torch.stack([torch.as_tensor(step.result.grad_norm) for step in self._steps]).tolist()
         now = time.monotonic()
         seconds_per_step = (now - self._since) / len(self._steps)
-        samples_per_second = sum(pending.samples for pending in self._steps) / (now - self._since)
+        samples_per_second = sum(step.samples for step in self._steps) / (now - self._since)
         shares = self._shares(now - self._since)
+        losses, of_values = summed.tolist()[: len(norms)], iter(summed.tolist()[len(norms) :])
         records = []
-        for pending, loss_sum, norm in zip(self._steps, losses.tolist(), norms, strict=True):
+        for step, loss_sum, norm in zip(self._steps, losses, norms, strict=True):
+            weight = float(step.result.weight)
             epoch_means.loss_sum += loss_sum
-            epoch_means.samples += pending.samples
+            epoch_means.weight += weight
+            epoch_means.samples += step.samples
             records.append(
                 StepRecord(
-                    epoch=pending.epoch,
-                    step=pending.step,
-                    loss=loss_sum / pending.samples,
-                    lr=pending.lr,
-                    samples=pending.samples,
-                    time=pending.time,
+                    epoch=step.epoch,
+                    step=step.step,
+                    loss=loss_sum / weight,
+                    lr=step.lr,
+                    samples=step.samples,
+                    time=step.time,
                     seconds_per_step=round(seconds_per_step, 6),
                     samples_per_second=round(samples_per_second, 3),
                     grad_norm=norm if math.isfinite(norm) else None,
+                    values={name: next(of_values) / step.samples for name in step.values},
                     **shares,
                 )
             )
@@ -136,10 +136,19 @@ class PendingLosses:
         shares = {"input_share": round(waited.get("input", 0.0) / seconds, 4)}
         if dist.get_world_size() == 1:
             shares["communication_share"] = 0.0
-        elif "communication" in waited and self._steps[0].outcome.loss_sum.device.type == "cpu":
+        elif "communication" in waited and self._steps[0].result.loss_sum.device.type == "cpu":
             # On CUDA the host does not wait: the stream does.
             shares["communication_share"] = round(waited["communication"] / seconds, 4)
         return shares
+
+
+def _refuse_other_names(names: list[str]) -> None:
+    """Raise SharedError unless all ranks have recorded the same metrics: their sums would get mixed up."""
+    digest = float(zlib.crc32("\0".join(names).encode()))
+    extremes = torch.tensor([digest, -digest], dtype=torch.float64)
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+    if extremes.sum() != 0:
+        raise SharedError("run.record() was not called with the same names on all ranks: call it on each, in any order")
 
 
 class WorthlessWeights(SharedError):

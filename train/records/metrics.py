@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -70,7 +71,7 @@ class MetricsFile:
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
         """Write a `step` record of each step whose loss is known now; a field that is None is left out."""
         for record in known:
-            self.write("step", **{name: value for name, value in asdict(record).items() if value is not None})
+            self.write("step", **_flat(record))
 
     def incident(self, incident: Incident) -> None:
         """Write an `incident` record."""
@@ -78,7 +79,7 @@ class MetricsFile:
 
     def epoch_ended(self, record: EpochRecord) -> None:
         """Write the `epoch` record."""
-        self.write("epoch", **asdict(record))
+        self.write("epoch", **_flat(record))
 
     def run_ended(self, end: RunEnd) -> None:
         """Write the `end` record, or the `stop` record if a signal stopped the run."""
@@ -86,6 +87,15 @@ class MetricsFile:
             self.write("stop", epoch=end.epoch, step=end.step, saved=end.saved)
         else:
             self.write("end", step=end.step, weights_sha256=end.weights_sha256)
+
+
+def _flat(record: StepRecord | EpochRecord) -> dict[str, Any]:
+    """Return the fields of a record that are known, and what is in `values` in its place."""
+    fields: dict[str, Any] = {}
+    for name, value in asdict(record).items():
+        fields |= value if name == "values" else {name: value}
+    # JSON has no name for a number that is not finite.
+    return {name: value for name, value in fields.items() if value is not None and math.isfinite(value)}
 
 
 @contextmanager

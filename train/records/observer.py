@@ -6,7 +6,7 @@ The Trainer gets a list of observers; a new one changes nothing in the training.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
@@ -21,6 +21,7 @@ class StepRecord:
     grad_norm: norm of the whole gradient before it was clipped; None if it is not finite.
     input_share, communication_share: parts of seconds_per_step in which rank 0's host waited for its batch, and for the
         gradients of other ranks.  None if unknown: communication_share is unknown on CUDA and with native DDP.
+    values: what run.record() added, means over the global batch.
     """
 
     epoch: int
@@ -34,21 +35,22 @@ class StepRecord:
     grad_norm: float | None
     input_share: float | None = None
     communication_share: float | None = None
+    values: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class EpochRecord:
     """One epoch and its evaluation: means over samples, each sample once, whatever the world size.
 
-    step: steps of the run so far; samples: training samples in train_loss; samples_read: all of the epoch so far, also
-        of skipped steps and of steps whose losses a failure has lost; train_seconds: `seconds` without the evaluation.
+    step: steps of the run so far; train_loss: None if no step had a loss; samples: training samples in train_loss.
+    samples_read: all of the epoch so far, also of skipped steps and of steps whose losses a failure has lost.
+    train_seconds: `seconds` without the evaluation; values: what run.record() added, such as val_loss.
     """
 
     epoch: int
     step: int
-    train_loss: float
-    val_loss: float
-    val_accuracy: float
+    train_loss: float | None
+    values: dict[str, float]
     samples: int
     samples_read: int
     seconds: float

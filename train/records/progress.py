@@ -57,10 +57,9 @@ class Progress:
         """Say the losses of the epoch."""
         self._close()
         part = f" of {record.samples}/{record.samples_read} samples" if record.samples < record.samples_read else ""
-        say(
-            f"epoch {record.epoch}/{self._epochs}  train loss {record.train_loss:.4f}{part}  "
-            f"validation loss {record.val_loss:.4f}  accuracy {record.val_accuracy:.2%}  {record.seconds:.1f} s"
-        )
+        loss = "" if record.train_loss is None else f"train loss {record.train_loss:.4f}{part}  "
+        values = "".join(_named(name, value) for name, value in record.values.items())
+        say(f"epoch {record.epoch}/{self._epochs}  {loss}{values}{record.seconds:.1f} s")
 
     def run_ended(self, end: RunEnd) -> None:
         """Say how the run went, or where a signal has stopped it.  Batch scripts look for the line about a signal."""
@@ -130,3 +129,8 @@ def in_hours(seconds: float) -> str:
 def say(text: str) -> None:
     """Print a line for a person to read, out at once even into a pipe."""
     print(text, flush=True)
+
+
+def _named(name: str, value: float) -> str:
+    words = {"val_loss": f"validation loss {value:.4f}", "val_accuracy": f"accuracy {value:.2%}"}
+    return words.get(name, f"{name} {value:.4g}") + "  "

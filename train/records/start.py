@@ -55,10 +55,16 @@ def in_words(numbers: dict[str, int]) -> str:
 
 
 def start_record(
-    config: TrainConfig, world: World, device: torch.device, where: list[str], numbers: dict[str, int]
+    config: TrainConfig,
+    world: World,
+    device: torch.device,
+    where: list[str],
+    numbers: dict[str, int],
+    settings: set[str] | None = None,
 ) -> dict[str, Any]:
     """Return the values of the `start` record of metrics.jsonl.
 
+    settings: the names of the settings that the run has; all of the config's unless given.
     where: what train.world.placement.where_ranks_are() returns; numbers: what arithmetic() returns.
     run_id is random and new at each start.  command_line is how a shell would start this process.
     """
@@ -73,6 +79,6 @@ def start_record(
         },
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "versions": {"train": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "config": config.model_dump(),
+        "config": config.model_dump(include=settings),
         "arithmetic": numbers,
     }

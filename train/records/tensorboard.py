@@ -44,7 +44,9 @@ class TensorBoard(QuietObserver):
                 "train/grad_norm": record.grad_norm,
                 "speed/samples_per_second": record.samples_per_second,
                 "speed/seconds_per_step": record.seconds_per_step,
-            } | {f"share_of_time/{name}": share for name, share in _shares(record).items()}
+                **{f"train/{name}": value for name, value in record.values.items()},
+                **{f"share_of_time/{name}": share for name, share in _shares(record).items()},
+            }
             self._write(record.step, values, record.time)
         if known:
             self._write(step, {"memory/peak_mib": self._peak_mib()}, known[-1].time)
@@ -52,14 +54,8 @@ class TensorBoard(QuietObserver):
 
     def epoch_ended(self, record: EpochRecord) -> None:
         """Write the means of the epoch."""
-        self._write(
-            record.step,
-            {
-                "epoch/train_loss": record.train_loss,
-                "epoch/val_loss": record.val_loss,
-                "epoch/val_accuracy": record.val_accuracy,
-            },
-        )
+        values = {"train_loss": record.train_loss, **record.values}
+        self._write(record.step, {f"epoch/{name}": value for name, value in values.items()})
 
     def run_ended(self, end: RunEnd) -> None:
         """Close the files."""

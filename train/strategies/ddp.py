@@ -20,7 +20,7 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
     wrapped = DistributedDataParallel(
         model,
         process_group=context.group,
-        bucket_cap_mb=context.bucket_mib,
+        bucket_cap_mb=context.config.bucket_mib,
         gradient_as_bucket_view=True,
         **options,
     )

@@ -1,13 +1,34 @@
-"""The error file that a failing process leaves for torchrun; without it torchrun's table shows `<N/A>`."""
+"""How a failing process says why: on stderr, and in the file without which torchrun's table shows `<N/A>`."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
+import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+
+from train.errors import SharedError, UserError
+
+
+def report(error: Exception) -> None:
+    """Print an error, and record it for torchrun: a mistake of the user as one paragraph, others with traceback.
+
+    Of a mistake that all ranks share, one process of each node prints it.
+    """
+    if isinstance(error, UserError):
+        first_of_node = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
+        if first_of_node or not isinstance(error, SharedError):
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        record_for_torchrun(str(error))
+        return
+    sys.excepthook(type(error), error, error.__traceback__)  # torch's excepthook puts the rank before each line
+    sys.stderr.flush()
+    trace = "".join(traceback.format_exception(error))
+    record_for_torchrun(f"{type(error).__name__}: {error}", trace)
 
 
 def record_for_torchrun(reason: str, traceback: str | None = None, environ: Mapping[str, str] = os.environ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.cli import train
 from tests.ranks import run_ranks
 from train.flags import from_argv
-from train.loop import setup
+from train.loop.trainer import Trainer
 from train.records.observer import Incident, QuietObserver
 from train.world.environment import World
 from train.world.signals import StopSignal
@@ -63,15 +63,13 @@ class _Incidents(QuietObserver):
 def _resume_before_the_last_evaluation(world: World) -> tuple[int, list[str]]:
     """Return the evaluated step, and the incidents, of a run that is resumed after its last step."""
     config = from_argv([*_FLAGS, "--max-steps=3"])
-    parts = setup.load_parts(config, world)
-    setup.report_start(config, world, parts)
-    stopped, resumed = (setup.make_trainer(config, world, StopSignal(), parts) for _ in range(2))
+    stopped, resumed = (Trainer(config, world, StopSignal()) for _ in range(2))
     stopped.train_epoch()
-    resumed.load_state_dict(stopped.state_dict())
+    resumed.run.load_state_dict(stopped.run.state_dict())
     incidents = _Incidents()
-    resumed.observers = [incidents]
+    resumed.run.observers = [incidents]
     assert resumed.fit()
-    return resumed.evaluated_step, incidents.texts
+    return resumed.run.recorded_step, incidents.texts
 
 
 def test_run_that_was_stopped_before_its_last_evaluation_had_not_ended() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.ranks import run_ranks
 from train import report
 from train.flags import from_argv
-from train.loop import setup
+from train.loop.trainer import Trainer
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -35,10 +35,7 @@ def _train(world: World, folder: Path) -> None:
         ("other", "--max-steps=12", "--lr=0.02", "--scheduler=step"),
     ):
         config = from_argv([*_FLAGS, "--epochs=2", f"--run-dir={folder / name}", *more])
-        parts = setup.load_parts(config, world)
-        setup.report_start(config, world, parts)
-        with parts.metrics:
-            setup.make_trainer(config, world, StopSignal(), parts).fit()
+        Trainer(config, world, StopSignal()).fit()
 
 
 def _said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[str], str]:
