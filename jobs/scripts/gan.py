@@ -1,6 +1,6 @@
 """Two models and two optimizers that take turns: a generator learns the points of a ring from a critic.
 
-torchrun --nproc-per-node 2 jobs/scripts/gan.py --folder runs/gan
+torchrun --nproc-per-node 2 -m jobs.scripts.gan --folder runs/gan
 """
 
 import argparse

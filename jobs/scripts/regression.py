@@ -1,6 +1,6 @@
 """Your own model, dataset and loss in your own loop: the same losses on any number of processes.
 
-torchrun --nproc-per-node 2 jobs/scripts/regression.py --folder runs/regression
+torchrun --nproc-per-node 2 -m jobs.scripts.regression --folder runs/regression
 """
 
 import argparse

@@ -81,6 +81,7 @@ class Course:
         settings: set[str] | None = None,
     ) -> None:
         self.config, self.world, self._settings = config, world, settings
+        self.rank, self.world_size = world.rank, world.world_size
         with mistakes_shared_by_all_ranks(world):
             self.device = placement.pick_device(world, config.device)
         self._where = placement.where_ranks_are(world, self.device)
@@ -102,20 +103,10 @@ class Course:
         self.best: Best | None = None
         self._means, self._pending = Means(), PendingLosses()
         self._stop_agreement = StopAgreement(stop)
-        self._watchdog: Watchdog | None = None
+        self._is_looping = True  # until the first loop over batches ends, and then inside of each
         self._step = StepInLoop()
         self._values: dict[str, Any] = {}
         self._trained_at = 0.0
-
-    @property
-    def rank(self) -> int:
-        """The number of this process among all, from 0."""
-        return self.world.rank
-
-    @property
-    def world_size(self) -> int:
-        """How many processes train together."""
-        return self.world.world_size
 
     def report(self, kind: str, text: str) -> None:
         """Report an incident to the observers."""
@@ -147,9 +138,7 @@ class Course:
         content = saving.find(config, world, say)
         self._saving = saving.Saving(config, world, say)
         if saves_in is not None and not self._things:
-            raise SharedError(
-                "checkpoint_dir is given, but nothing is named that a checkpoint holds: call run.restore()"
-            )
+            raise SharedError("checkpoint_dir is given, but run.restore() has not said what a checkpoint holds")
         with mistakes_shared_by_all_ranks(world):
             if is_rank_0 and config.evaluate_only and content is None:
                 raise UserError(f"--evaluate-only: there is no checkpoint in {config.checkpoint_dir} to evaluate")
@@ -158,8 +147,7 @@ class Course:
         # Progress comes first: batch scripts look for its last line, and the disk of the metrics may be full.
         first: list[Observer] = [progress.Progress(), metrics] if is_rank_0 else []
         if self.world_size > 1:
-            self._watchdog = Watchdog(world, 0.95 * config.collective_timeout_s)
-            more.append(self._watchdog)
+            more.append(Watchdog(world, 0.95 * config.collective_timeout_s, lambda: self._is_looping))
         self.observers = [*first, *more, *self.observers]
         state = load_on_all_ranks(world, content if is_rank_0 else None)
         del content  # the memory
@@ -182,10 +170,6 @@ class Course:
         if config.profile is not None and profiles(config.profile_ranks, self.rank):
             observers.append(Profile(config.profile, str(config.run_dir), self.rank, self.device))
         return observers
-
-    def _expect_steps(self, expected: bool) -> None:
-        if self._watchdog is not None:
-            self._watchdog.expects_steps = expected
 
     def _commit(self) -> bool:
         """Count the step whose batch was used, record it, and save or stop if it is time; return True at the end."""

@@ -79,9 +79,7 @@ class Session(Course):
         Raises SharedError if the checkpoint is damaged or belongs to another run.
         """
         if self._saving is not None:
-            raise UserError(
-                "run.restore() was called twice, or after the training has begun: name everything in one call"
-            )
+            raise UserError("run.restore() was called twice, or after run.epochs(): name everything in one call")
         if wrong := sorted(things.keys() & _OWN_KEYS):
             raise UserError(f"run.restore(): {', '.join(wrong)} is a name that the run itself uses: choose another one")
         if self.config.spreads_model and not self.config.evaluate_only and {"model", "optimizer"} - things.keys():
@@ -279,8 +277,8 @@ class Session(Course):
     ) -> None:
         if isinstance(dataset, IterableDataset):
             raise SharedError(
-                "run.batches() needs a dataset with len() and an item for each index, and this is an IterableDataset: "
-                "no rank could know which samples another one has read.  Read it by run.backward() in a loop of its own"
+                "run.batches() needs a dataset with len() and an item for each index, and this is an IterableDataset, "
+                "of which no rank knows what the others have read: give a map-style dataset"
             )
         if self._saving is None:
             self._open()
@@ -314,16 +312,15 @@ class Session(Course):
         return Batches(dataset, steps, self.device, self.config.input, workers, self.world.local_world_size, collate)
 
     def _steps(self) -> Iterator[Any]:
-        assert self.sampler is not None and self._batches is not None
         self._stop_agreement.begin()
         self._pending.begin()
-        self._expect_steps(True)
+        self._is_looping = True
         try:
             # A run that was stopped after its last step, in the evaluation, has no steps left.
             for batch in () if self.is_last_step() else waiting_for_each(self._batches):
                 self._seed()
                 self.engine.begin_batch()
-                self._step = StepInLoop(True, batch)
+                self._step = StepInLoop(batch, is_running=True)
                 yield batch
                 self._step.is_running = False
                 if self._commit():
@@ -331,4 +328,4 @@ class Session(Course):
         finally:
             self._step.is_running = False
             self._trained_at = time.monotonic()
-            self._expect_steps(False)
+            self._is_looping = False

@@ -8,13 +8,14 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from train import datasets, models
 from train.checkpoints.host_copy import on_host
 from train.checkpoints.same_run import NEEDS_ALL_EPOCHS
 from train.collectives import missing_ranks
 from train.collectives.agreement import Stopped, mistakes_shared_by_all_ranks
+from train.collectives.sync_batchnorm import has_batchnorm
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler, evaluation_steps
 from train.data.shard import num_steps, share
@@ -49,14 +50,12 @@ class Trainer:
             validation = datasets.load(config.dataset, config.data_root, "validation", config.seed)
             torch.manual_seed(config.seed)
             model = models.build(config.model, self.samples.shape, self.samples.num_classes, config.dropout)
-            least = models.fewest_samples(model, self.samples.shape)
             self._steps_per_epoch = num_steps(len(self.samples), config.batch_size)
-            refuse_single_samples(config, world, len(self.samples), least)
+            refuse_single_samples(config, world, len(self.samples), model)
             refuse_impossible_schedule(config, self._steps_per_epoch)
             if world.rank == 0 and config.export is not None:
                 refuse_impossible_export(config.export)
         self.model = self.run.wrap(model, self._micro_batch())
-        self.run.least = least
         wrapped = self.run.engine.models[0]
         # The bare model is evaluated: not every strategy's wrapper is made for it.
         self.module, self._predict = wrapped.module, wrapped.predict or wrapped.module
@@ -199,13 +198,14 @@ class Trainer:
         return f"the loaded checkpoint has already reached {limits}, so nothing is trained; {to_train_on}"
 
 
-def refuse_single_samples(config: TrainConfig, world: World, num_samples: int, least: int) -> None:
+def refuse_single_samples(config: TrainConfig, world: World, num_samples: int, model: nn.Module) -> None:
     """Raise UserError if BatchNorm would be trained on one sample; the same for any world with --sync-batchnorm."""
+    if not has_batchnorm(model) or config.evaluate_only:
+        return
     apart = 1 if config.sync_batchnorm else world.world_size
-    sampler = ShardSampler(num_samples, config.batch_size, 0, 1, config.seed, config.accumulate, least)
+    sampler = ShardSampler(num_samples, config.batch_size, 0, 1, config.seed, config.accumulate, least=2)
     for step in (0, len(sampler) - 1):
-        sizes = {len(share(part, rank, apart)) for part in sampler.parts(step) for rank in range(apart)}
-        if least > 1 and 1 in sizes and not config.evaluate_only:
+        if 1 in {len(share(part, rank, apart)) for part in sampler.parts(step) for rank in range(apart)}:
             raise UserError(
                 f"BatchNorm cannot be trained on a single sample, but step {step + 1} of each epoch has "
                 f"{len(sampler.stretch(step))} in {len(sampler.parts(step)) * apart} parts: choose another --batch-size"

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from train.records.observer import QuietObserver, RunEnd, StepRecord
+from train.records.observer import Observer, RunEnd, StepRecord
 from train.world.environment import World
 from train.world.rendezvous import connect_to_store
 
@@ -38,16 +38,17 @@ _WAITING = ("/torch/distributed/", "/train/collectives/", "/train/cpu/shared_mem
 _SHOWN = 8
 
 
-class Watchdog(QuietObserver):
+class Watchdog(Observer):
     """The observer, on each rank of several, that writes to stderr if no step ends for long.
 
     Args:
         stacks_s: after this time, when the other ranks are about to give up, it also writes the stacks of this process.
+        expects: returns False while no step is expected: between two loops over batches.
     """
 
-    def __init__(self, world: World, stacks_s: float) -> None:
+    def __init__(self, world: World, stacks_s: float, expects: Callable[[], bool]) -> None:
+        self._expects = expects
         self._world, self._stacks_s, self._main = world, stacks_s, threading.main_thread().ident
-        self.expects_steps = True  # False between two loops over batches
         self._step, self._durations = 0, deque[float](maxlen=50)
         self._since = self._answered = time.monotonic()
         self._stopped = threading.Event()
@@ -125,7 +126,7 @@ class Watchdog(QuietObserver):
         }
 
     def _is_excused(self, frames: Iterable[FrameType]) -> bool:
-        return not self.expects_steps or any(frame.f_code.co_name in _EXCUSED for frame in frames)
+        return not self._expects() or any(frame.f_code.co_name in _EXCUSED for frame in frames)
 
     def _frames(self) -> Iterator[FrameType]:
         """Yield the frames of the main thread, the innermost first."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from train.records.observer import EpochRecord, StepRecord
 from train.records.runs import RunRecords
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ class Curve:
 
     points: (step, value) of a run; empty if it has none.  dashed: a second line for each run.
     noisy: if the points are many, they are drawn faintly, under their running mean.
+    log: whether the axis of the values is always logarithmic.
     """
 
     file: str
@@ -33,6 +36,7 @@ class Curve:
     points: Callable[[RunRecords], Points]
     dashed: Callable[[RunRecords], Points] | None = None
     noisy: bool = False
+    log: bool = False
 
 
 def _of_steps(key: str) -> Callable[[RunRecords], Points]:
@@ -44,7 +48,8 @@ def _of_steps(key: str) -> Callable[[RunRecords], Points]:
 
 def _of_epochs(key: str, factor: float = 1.0) -> Callable[[RunRecords], Points]:
     def points(run: RunRecords) -> Points:
-        return [(run.epochs[epoch]["step"], factor * run.epochs[epoch][key]) for epoch in sorted(run.epochs)]
+        records = [run.epochs[epoch] for epoch in sorted(run.epochs)]
+        return [(record["step"], factor * record[key]) for record in records if key in record]
 
     return points
 
@@ -69,12 +74,48 @@ CURVES = [
 ]
 
 
-def draw(runs: Sequence[RunRecords], folder: Path) -> list[Path]:
-    """Draw each quantity that at least one run has; return the files."""
+# Other names in the records come from run.record().
+_KNOWN = {field.name for record in (StepRecord, EpochRecord) for field in fields(record)}
+_KNOWN |= {"event", "val_loss", "val_accuracy"}
+
+
+def _own_metrics(runs: Sequence[RunRecords]) -> list[Curve]:
+    """Return a curve for each name that run.record() added to steps or epochs."""
+    curves = {}
+    for run in runs:
+        for records, points in ((run.epochs, _of_epochs), (run.steps, _of_steps)):
+            for name in {name for record in records.values() for name in record} - _KNOWN:
+                file = re.sub(r"\W", "-", name) + ".png"
+                curves[name] = Curve(file, f"{name}, recorded by the program", name, points(name), noisy=True)
+    return [curves[name] for name in sorted(curves)]
+
+
+def _difference(first: RunRecords, second: RunRecords) -> Curve:
+    """Return the difference of the losses of two runs; it is drawn for `first` alone."""
+
+    def points(run: RunRecords) -> Points:
+        common = sorted(first.steps.keys() & second.steps.keys()) if run is first else []
+        pairs = [(step, first.steps[step]["loss"], second.steps[step]["loss"]) for step in common]
+        return [(step, abs(one - two) / max(abs(one), abs(two), 1e-300)) for step, one, two in pairs if one != two]
+
+    title = f"training loss: {first.name} and {second.name} apart"
+    return Curve("difference.png", title, "share of the larger loss", points, log=True)
+
+
+def draw(
+    runs: Sequence[RunRecords],
+    folder: Path,
+    compared: tuple[RunRecords, RunRecords] | None = None,
+    log: bool = False,
+) -> list[Path]:
+    """Draw each quantity that at least one run has, and the difference of the two in `compared`; return the files.
+
+    log: logarithmic axes for losses.
+    """
     from matplotlib.figure import Figure  # without pyplot: no window, no state
 
     drawn = []
-    for curve in CURVES:
+    for curve in [*CURVES, *_own_metrics(runs), *([] if compared is None else [_difference(*compared)])]:
         if not any(curve.points(run) for run in runs):
             continue
         figure = Figure(figsize=(5.4, 3.8), layout="constrained")
@@ -89,6 +130,8 @@ def draw(runs: Sequence[RunRecords], folder: Path) -> list[Path]:
             if curve.dashed is not None:
                 _line(axes, curve.dashed(run), linestyle="--", **look)
         axes.set(title=curve.title, xlabel="step", ylabel=curve.unit)
+        if curve.log or (log and curve.unit == "loss"):
+            axes.set_yscale("log")
         axes.grid(True, alpha=0.3)
         axes.legend(fontsize="small")
         file = folder / curve.file

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from train.errors import UserError
-from train.records.observer import EpochRecord, Incident, RunEnd, StepRecord
+from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
 
 
-class MetricsFile:
+class MetricsFile(Observer):
     """The observer that appends one JSON object per line to RUN_DIR/metrics.jsonl, which may exist already.
 
     With run_dir None it writes nothing, for the ranks other than 0 and for runs that keep no record.

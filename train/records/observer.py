@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,14 @@ class RunEnd:
     best: Best | None = None
 
 
-class Observer(Protocol):
-    """Follows a run on one rank.  No method may run collectives: other ranks may have other observers."""
+class Observer:
+    """Follows a run on one rank, as the methods say that a subclass has; the others do nothing.
+
+    No method may run collectives: other ranks may have other observers.
+    """
 
     def run_started(self, start: dict[str, Any]) -> None:
         """Called when the processes have met.  `start` is what train.records.start.start_record() returns."""
-        ...
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
         """Called when step `step` has just ended on the host.
@@ -106,35 +108,12 @@ class Observer(Protocol):
         `known` holds the steps, up to this one, whose losses have been read now.  Losses stay on the device until
         `--log-every` of them are read at once, so `known` is empty after most steps.  A skipped step has no record.
         """
-        ...
 
     def incident(self, incident: Incident) -> None:
         """Called for a rare event at a step, before step_ended() of the same step."""
-        ...
 
     def epoch_ended(self, record: EpochRecord) -> None:
         """Called when an epoch has been trained and evaluated; its checkpoint is not yet saved."""
-        ...
 
     def run_ended(self, end: RunEnd) -> None:
         """Called when the run has reached its end or was stopped by a signal, but not after an error."""
-        ...
-
-
-class QuietObserver(Observer):
-    """An observer that does nothing: the base class of observers that follow only some events."""
-
-    def run_started(self, start: dict[str, Any]) -> None:
-        pass
-
-    def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
-        pass
-
-    def incident(self, incident: Incident) -> None:
-        pass
-
-    def epoch_ended(self, record: EpochRecord) -> None:
-        pass
-
-    def run_ended(self, end: RunEnd) -> None:
-        pass

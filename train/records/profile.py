@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from train.collectives.waiting import range_name
 from train.errors import UserError
-from train.records.observer import QuietObserver, StepRecord
+from train.records.observer import Observer, StepRecord
 from train.records.progress import say
 
 Interval = tuple[float, float]
@@ -28,7 +28,7 @@ def profiles(ranks: str, rank: int) -> bool:
     return ranks == "all" or rank in map(int, ranks.split(","))
 
 
-class Profile(QuietObserver):
+class Profile(Observer):
     """The observer that profiles the steps FIRST to LAST of this rank.
 
     It writes RUN_DIR/profile/rank-N.pt.trace.json, which chrome://tracing, ui.perfetto.dev and TensorBoard's profile

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from train.records.observer import EpochRecord, Incident, RunEnd, StepRecord
+from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
 from train.records.start import in_words
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 
-class Progress:
+class Progress(Observer):
     """The observer that reports to a person.  Only rank 0 has one."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ class RunRecords:
 
     @property
     def best_accuracy(self) -> float | None:
-        return max((float(record["val_accuracy"]) for record in self.epochs.values()), default=None)
+        return max((r["val_accuracy"] for r in self.epochs.values() if "val_accuracy" in r), default=None)
 
     @property
     def seconds(self) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from train.errors import UserError, refuse_without
-from train.records.observer import EpochRecord, QuietObserver, RunEnd, StepRecord
+from train.records.observer import EpochRecord, Observer, RunEnd, StepRecord
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 
 
-class TensorBoard(QuietObserver):
+class TensorBoard(Observer):
     """The observer that writes each known step and each epoch.  Only rank 0 has one.
 
     Args:

@@ -66,7 +66,6 @@ class Wrapped:
         together.
     norm: the norm of all gradients after the last backward of a step, one number on the device, the same on all ranks.
     after_backward: called between the last backward of a step and `norm`.  Only average_after_backward needs it.
-    is_spread: this rank holds only a part of the model.
     predict: the forward of an evaluation, on all ranks together; it returns None on a rank that does not get the
         logits.  Without `predict` the bare model is called.
     rescale: called with the factor by which the loss scale has changed, for what is kept of gradients between steps.
@@ -78,7 +77,6 @@ class Wrapped:
     state_dict: Callable[[], dict[str, Any]]
     norm: Callable[[], Tensor]
     after_backward: Callable[[], None] = _nothing
-    is_spread: bool = False
     predict: Callable[[Tensor], Tensor | None] | None = None
     rescale: Callable[[float], None] = lambda factor: None
 

@@ -59,7 +59,6 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
         no_sync=lambda: _no_sync(sharded),
         state_dict=lambda: _whole_state_dict(sharded),
         norm=lambda: _norm(sharded),
-        is_spread=True,
     )
 
 

@@ -67,7 +67,6 @@ def wrap(model: nn.Module, context: Context) -> Pipelined:
         no_sync=nullcontext,
         state_dict=lambda: _gathered(model),
         norm=norm,
-        is_spread=True,
         predict=lambda batch: _predict(stage, batch, inputs.shape, context),
         stage=stage,
     )

@@ -10,7 +10,7 @@ from tests.cli import train
 from tests.ranks import run_ranks
 from train.flags import from_argv
 from train.loop.trainer import Trainer
-from train.records.observer import Incident, QuietObserver
+from train.records.observer import Incident, Observer
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -52,7 +52,7 @@ def test_run_that_trains_on_after_its_end_does_not_call_itself_ended(tmp_path: P
         assert "already reached" not in ended.stdout
 
 
-class _Incidents(QuietObserver):
+class _Incidents(Observer):
     def __init__(self) -> None:
         self.texts: list[str] = []
 

@@ -11,7 +11,7 @@ from tests.ranks import run_ranks
 from train.errors import SharedError
 from train.flags import from_argv
 from train.loop.trainer import Trainer
-from train.records.observer import EpochRecord, Incident, RunEnd, StepRecord
+from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -21,7 +21,7 @@ _FLAGS = ["--model=mlp", "--dataset=synthetic", "--device=cpu", "--batch-size=10
 _STEPS_PER_EPOCH = 10
 
 
-class _Recorder:
+class _Recorder(Observer):
     def __init__(self) -> None:
         self.heard: list[Any] = []
         self.records: list[StepRecord] = []
