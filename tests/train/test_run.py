@@ -24,6 +24,7 @@ import train
 from tests.cli import records, start_ranks
 from tests.ranks import launched
 from train.data.shard import epoch_order
+from train.records import progress
 from train.run import Run
 
 pytestmark = pytest.mark.timeout(300)
@@ -171,7 +172,7 @@ def _variant(what: str) -> list[float]:
                 run.apply(optimizer)
             else:
                 run.step(mean, batch, optimizer)
-    return [float(x) for param in model.parameters() for x in param.flatten()]
+    return [x for param in model.parameters() for x in param.flatten().tolist()]
 
 
 @pytest.mark.parametrize("what", ["mean", "each", "weights", "micro-batches", "by hand", "contrastive"])
@@ -200,7 +201,7 @@ def _projected() -> list[float]:
             for param, first, second in zip(model.parameters(), *found, strict=True):
                 param.grad = first - share * second
             run.apply(optimizer, clip_norm=1.0)
-    return [float(x) for param in model.parameters() for x in param.flatten()]
+    return [x for param in model.parameters() for x in param.flatten().tolist()]
 
 
 def test_gradients_made_by_hand_are_the_same_on_any_number_of_processes() -> None:
@@ -224,8 +225,8 @@ def test_a_batch_that_is_left_by_break_is_not_counted(tmp_path: Path) -> None:
     assert launched(1, _left_by_break, tmp_path) == [(1, 1)]
 
 
-def _misused(what: str) -> str:
-    run, model, optimizer, dataset = _regression(**({"checkpoint_dir": "/tmp"} if what == "restore" else {}))
+def _misused(what: str, folder: Path) -> str:
+    run, model, optimizer, dataset = _regression(**({"checkpoint_dir": folder} if what == "restore" else {}))
     loss = lambda b: F.mse_loss(model(b[0]), b[1])  # noqa: E731
     try:
         if what == "outside":
@@ -256,8 +257,8 @@ def _misused(what: str) -> str:
         ("other data", "run.batches() got 3 samples in batches of 4, and before 11 in batches of 4"),
     ],
 )
-def test_misuse_is_refused_in_words(what: str, says: str) -> None:
-    [said] = launched(1, _misused, what)
+def test_misuse_is_refused_in_words(what: str, says: str, tmp_path: Path) -> None:
+    [said] = launched(1, _misused, what, tmp_path)
     assert says in said
 
 
@@ -277,6 +278,7 @@ def _examples() -> list[str]:
     """The public names that have no example, and the examples that fail."""
     wrong, namespace = list[str](), dict[str, Any]()
     public = [name for name in train.__all__ if name != "__version__"]
+    progress.say = lambda text: None  # an example's output is compared
     for name in sorted(public, key=lambda name: name != "Run"):  # Run's example connects
         found = [(name, getattr(train, name))]
         if name == "Run":

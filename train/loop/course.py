@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import optim
+from torch import Tensor, optim
 
 from train import strategies
 from train.checkpoints.folder import checkpoint_path
@@ -27,7 +27,7 @@ from train.data.shard import seed_of
 from train.errors import SharedError, UserError
 from train.loop import saving
 from train.loop.halving_step import HalvingStep
-from train.loop.losses import Means, Pending, PendingLosses, WorthlessWeights, refuse_if_not_finite
+from train.loop.losses import Means, PendingLosses, WorthlessWeights, refuse_if_not_finite
 from train.loop.nonfinite import NonFinite
 from train.loop.step import Step, StepResult
 from train.loop.watchdog import Watchdog
@@ -60,7 +60,7 @@ class StepInLoop:
             self.incidents.append(("halved_micro_batch", result.repeated))
         if result.skipped is not None:
             self.incidents.append(("skipped_step", f"skipped by all ranks, because {result.skipped}"))
-        elif self.result is None:
+        elif self.result is None and (isinstance(result.weight, Tensor) or result.weight):
             self.result, self.lr = result, optimizer.param_groups[0]["lr"]
 
 
@@ -183,7 +183,8 @@ class Course:
             self.report(kind, text)
         if step.result is not None:
             values = {name: torch.as_tensor(value, device=self.device).detach() for name, value in step.values.items()}
-            self._pending.add(Pending(sampler.epoch, self.steps_done, step.lr, samples, own, step.result, values))
+            known = {"epoch": sampler.epoch, "step": self.steps_done, "lr": step.lr, "samples": samples}
+            self._pending.add(step.result, values, own, **known)
         stops = self._stop_agreement.reached()
         ends = len(sampler) == 0 or self.is_last_step()
         saves = self.config.checkpoint_every > 0 and self.steps_done % self.config.checkpoint_every == 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -51,29 +52,19 @@ class Means:
         return self.loss_sum / self.weight
 
 
-@dataclass
-class Pending:
-    """A step whose loss is still on the device.
-
-    result: None if the step has no loss; values: a metric's mean over this rank's `own` samples, by its name.
-    samples: of all ranks together.
-    """
-
-    epoch: int
-    step: int
-    lr: float
-    samples: int
-    own: int
+@dataclass(frozen=True)
+class _Pending:
     result: StepResult
     values: dict[str, Tensor]
-    time: float = field(default_factory=time.time)
+    own: int
+    known: dict[str, Any]
 
 
 class PendingLosses:
     """Steps whose losses are still on the device, so that no step waits for the one before it."""
 
     def __init__(self) -> None:
-        self._steps: list[Pending] = []
+        self._steps: list[_Pending] = []
         self.begin()
 
     def __len__(self) -> int:
@@ -84,9 +75,14 @@ class PendingLosses:
         self._since = time.monotonic()
         waiting.take_seconds()
 
-    def add(self, pending: Pending) -> None:
-        """Keep the result of this rank's share of a step."""
-        self._steps.append(pending)
+    def add(self, result: StepResult, values: dict[str, Tensor], own: int, **known: Any) -> None:
+        """Keep the result of a step.
+
+        Args:
+            values: a metric's mean over this rank's `own` samples, by its name.
+            known: epoch, step, lr and samples of the record.
+        """
+        self._steps.append(_Pending(result, values, own, {**known, "time": time.time()}))
 
     def reduce(self, epoch_means: Means) -> list[StepRecord]:
         """Read and forget the pending steps, add them to `epoch_means` and return their records.  A collective.
@@ -103,34 +99,30 @@ class PendingLosses:
         norms = torch.stack([torch.as_tensor(step.result.grad_norm) for step in self._steps]).tolist()
         now = time.monotonic()
         seconds_per_step = (now - self._since) / len(self._steps)
-        samples_per_second = sum(step.samples for step in self._steps) / (now - self._since)
+        samples_per_second = sum(step.known["samples"] for step in self._steps) / (now - self._since)
         shares = self._shares(now - self._since)
         losses, of_values = summed.tolist()[: len(norms)], iter(summed.tolist()[len(norms) :])
         records = []
         for step, loss_sum, norm in zip(self._steps, losses, norms, strict=True):
-            weight = float(step.result.weight)
+            weight, samples = float(step.result.weight), step.known["samples"]
             epoch_means.loss_sum += loss_sum
             epoch_means.weight += weight
-            epoch_means.samples += step.samples
+            epoch_means.samples += samples
             records.append(
                 StepRecord(
-                    epoch=step.epoch,
-                    step=step.step,
+                    **step.known,
                     loss=loss_sum / weight,
-                    lr=step.lr,
-                    samples=step.samples,
-                    time=step.time,
                     seconds_per_step=round(seconds_per_step, 6),
                     samples_per_second=round(samples_per_second, 3),
                     grad_norm=norm if math.isfinite(norm) else None,
-                    values={name: next(of_values) / step.samples for name in step.values},
+                    values={name: next(of_values) / samples for name in step.values},
                     **shares,
                 )
             )
         self._steps, self._since = [], now
         return records
 
-    def _shares(self, seconds: float) -> dict[str, float]:
+    def _shares(self, seconds: float) -> dict[str, Any]:
         """Return the share of the time that this rank has waited, for each cause, as far as its host can see it."""
         waited = waiting.take_seconds()
         shares = {"input_share": round(waited.get("input", 0.0) / seconds, 4)}

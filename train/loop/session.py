@@ -202,6 +202,8 @@ class Session(Course):
         with self._saved_if_not_finite():
             work = Work(self._step.batch, optimizer, position, clip_norm=clip_norm, closure=closure)
             result = self.engine.update(work, losses)
+            if closure is not None and self._step.losses is not None:
+                result = replace(self._step.losses, grad_norm=result.grad_norm, skipped=result.skipped)
         self._step.note(result, optimizer)
         return result
 

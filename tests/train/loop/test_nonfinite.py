@@ -60,7 +60,7 @@ def _train(world: World, *flags: str) -> tuple[str | None, str]:
             trainer.fit()
     except NonFinite as error:
         stopped = str(error)
-    return stopped, weights_sha256(trainer.module.state_dict())
+    return stopped, weights_sha256(trainer.run.engine.models[0].state_dict())
 
 
 def _flags(folder: Path) -> list[str]:
