@@ -6,6 +6,7 @@ import atexit
 import os
 import re
 import sys
+import time
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -24,6 +25,7 @@ from train.world.failure import report
 from train.world.rendezvous import Timeouts, open_process_group
 from train.world.signals import EXIT_STOPPED, StopSignal, stop_with_parent
 
+_IDLE_S = 0.2
 _OF_A_CLASSIFIER = {
     *("model", "dataset", "data_root", "dropout", "optimizer", "lr", "momentum", "weight_decay", "clip_norm"),
     *("decay_norms_and_biases", "label_smoothing", "ema", "scheduler", "warmup_steps", "lr_gamma", "workers", "input"),
@@ -93,6 +95,8 @@ class Run(Session):
     def _leave(self) -> None:
         self.files.close()
         self._connection.close()
+        # A thread of gloo that still freed a tensor while Python shuts down would abort the process.
+        time.sleep(_IDLE_S)
 
     def _fail(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Report an uncaught error, save what can be saved, and end at once: other ranks may be gone."""

@@ -143,12 +143,15 @@ class Course:
             if is_rank_0 and config.evaluate_only and content is None:
                 raise UserError(f"--evaluate-only: there is no checkpoint in {config.checkpoint_dir} to evaluate")
             metrics = self.files.enter_context(MetricsFile(config.run_dir if is_rank_0 else None))
-            more = self._optional_observers()
-        # Progress comes first: batch scripts look for its last line, and the disk of the metrics may be full.
-        first: list[Observer] = [progress.Progress(), metrics] if is_rank_0 else []
+            # Progress comes first: batch scripts look for its last line, and the disk of the metrics may be full.
+            observers: list[Observer] = [progress.Progress(), metrics] if is_rank_0 else []
+            if config.tensorboard and is_rank_0:
+                observers.append(TensorBoard(str(config.run_dir), self.device))
+            if config.profile is not None and profiles(config.profile_ranks, self.rank):
+                observers.append(Profile(config.profile, str(config.run_dir), self.rank, self.device))
         if self.world_size > 1:
-            more.append(Watchdog(world, 0.95 * config.collective_timeout_s, lambda: self._is_looping))
-        self.observers = [*first, *more, *self.observers]
+            observers.append(Watchdog(world, 0.95 * config.collective_timeout_s, lambda: self._is_looping))
+        self.observers = [*observers, *self.observers]
         state = load_on_all_ranks(world, content if is_rank_0 else None)
         del content  # the memory
         if state is None:
@@ -161,15 +164,6 @@ class Course:
             folder = Path(str(config.checkpoint_dir))
             path = checkpoint_path(folder, state["step"]) if config.resume == "auto" else Path(config.resume)
             load_shards(world, path, self.engine.models[0].module, self._things["optimizer"])
-
-    def _optional_observers(self) -> list[Observer]:
-        """Return the optional observers that this rank was asked for.  Raises UserError if that cannot be done here."""
-        config, observers = self.config, list[Observer]()
-        if config.tensorboard and self.rank == 0:
-            observers.append(TensorBoard(str(config.run_dir), self.device))
-        if config.profile is not None and profiles(config.profile_ranks, self.rank):
-            observers.append(Profile(config.profile, str(config.run_dir), self.rank, self.device))
-        return observers
 
     def _commit(self) -> bool:
         """Count the step whose batch was used, record it, and save or stop if it is time; return True at the end."""

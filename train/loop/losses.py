@@ -19,21 +19,21 @@ from train.loop.step import StepResult
 from train.records.observer import StepRecord
 
 
-def losses_of_samples(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+def losses_of_samples(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Return the cross entropy of each sample, float32 (n); a row of tokens has the mean of its tokens.
 
     Args:
-        logits, labels: (n, classes) and (n), or (n, T, vocabulary) and (n, T).
+        logits, targets: (n, classes) and (n), or (n, T, vocabulary) and (n, T).
     """
     losses = F.cross_entropy(
-        logits.float().flatten(0, -2), labels.flatten(), reduction="none", label_smoothing=label_smoothing
+        logits.float().flatten(0, -2), targets.flatten(), reduction="none", label_smoothing=label_smoothing
     )
-    return losses.view(len(labels), math.prod(labels.shape[1:])).mean(dim=1)
+    return losses.view(len(targets), math.prod(targets.shape[1:])).mean(dim=1)
 
 
-def correct(logits: Tensor, labels: Tensor) -> Tensor:
+def correct(logits: Tensor, targets: Tensor) -> Tensor:
     """Return 1 for each sample that is classified correctly, else 0; a row of tokens has its share of correct ones."""
-    return (logits.argmax(dim=-1) == labels).view(len(labels), -1).double().mean(dim=1)
+    return (logits.argmax(dim=-1) == targets).view(len(targets), -1).double().mean(dim=1)
 
 
 @dataclass
