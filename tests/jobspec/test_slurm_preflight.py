@@ -35,6 +35,16 @@ def test_preflight_refuses_a_loopback_address(own_cluster: Cluster, address: str
     assert f"n1, the first node, resolves to {address}, so other nodes cannot reach it" in told
 
 
+@pytest.mark.parametrize("spec", [TWO_NODES, TWO_NODES + "env: {GLOO_SOCKET_IFNAME: eth0}\n"])
+def test_preflight_warns_of_nodes_whose_own_names_are_loopback_addresses(own_cluster: Cluster, spec: str) -> None:
+    own_cluster.install("getent", "import sys\nprint('10.0.0.1' if sys.argv[-1] == 'n1' else '127.0.1.1')")
+    status, out = own_cluster.run(rendered(own_cluster, spec))
+    assert (status, out.count("warning: its own name is 127.0.1.1 here, and there gloo listens")) == (
+        0,
+        2 if spec == TWO_NODES else 0,
+    )
+
+
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_preflight_refuses_a_port_in_use(own_cluster: Cluster, family: socket.AddressFamily) -> None:
     with socket.create_server(("", 0), family=family) as server:
