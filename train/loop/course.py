@@ -243,7 +243,8 @@ class Course:
 
     def save(self) -> None:
         """Let rank 0 save the state after the current step; do nothing without checkpoint_dir.  A collective."""
-        self.saving.save(self.steps_done, self.state_dict)
+        if self.sampler is not None:  # an evaluation may be stopped before the training
+            self.saving.save(self.steps_done, self.state_dict)
 
     @property
     def saving(self) -> saving.Saving:

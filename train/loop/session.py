@@ -184,9 +184,7 @@ class Session(Course):
         ...     result = run.apply(optimizer)
         ...     break
         """
-        position = self._in_loop("backward")
-        with self._saved_if_not_finite():
-            self._step.losses = self.engine.backward(loss, weight, position)
+        self._step.losses = self.engine.backward(loss, weight, self._in_loop("backward"))
 
     def apply(
         self, optimizer: optim.Optimizer, *, clip_norm: float | None = None, closure: Callable[[], Any] | None = None
