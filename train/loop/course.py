@@ -100,6 +100,7 @@ class Course:
         self._things: dict[str, Any] = {}
         self._batches: Iterable[Any] = ()
         self._made_of: tuple[Any, ...] = ()
+        self._evaluated: dict[tuple[Any, ...], tuple[Iterable[Any], list[int]]] = {}
         self.best: Best | None = None
         self._means, self._pending = Means(), PendingLosses()
         self._stop_agreement = StopAgreement(stop)

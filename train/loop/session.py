@@ -24,8 +24,8 @@ from train.data.batches import Batches
 from train.data.sampler import ShardSampler, evaluation_steps
 from train.data.shard import share
 from train.errors import SharedError, UserError
-from train.loop import evaluation
 from train.loop.course import Course, StepInLoop, refuse_impossible
+from train.loop.evaluation import evaluate
 from train.loop.numerics import compile_model
 from train.loop.step import StepResult, Work
 from train.records import start
@@ -221,6 +221,7 @@ class Session(Course):
         batch_size: int,
         *,
         collate: Callable[[list[Any]], Any] | None = None,
+        workers: int = 0,
     ) -> dict[str, float]:
         """Return means over a dataset, each sample once, the same on every rank.  A collective.
 
@@ -229,24 +230,18 @@ class Session(Course):
         >>> run.evaluate(lambda batch: {"val_loss": loss(batch)}, dataset, batch_size=4).keys()
         dict_keys(['val_loss'])
         """
-        reader = self.config.reader(self.rank, self.world_size)
-        steps = evaluation_steps(len(dataset), batch_size, *reader)
-        return self.evaluate_batches(function, zip(self.loaded(dataset, steps, collate), map(len, steps), strict=True))
-
-    def evaluate_batches(
-        self, function: Callable[[Any], Mapping[str, Any] | None], batches: Iterable[tuple[Any, int]]
-    ) -> dict[str, float]:
-        """Return what evaluate() does, for batches that are made already, each with its number of samples."""
-        modules = [wrapped.module for wrapped in self.engine.models]
+        key = (id(dataset), batch_size, collate, workers)
+        if key not in self._evaluated:  # workers and samples in memory stay
+            steps = evaluation_steps(len(dataset), batch_size, *self.config.reader(self.rank, self.world_size))
+            self._evaluated[key] = self._loaded(dataset, steps, collate, workers), [*map(len, steps)]
         # Where memory ran out, whole batches may not fit here either.
-        num_pieces = self.engine.micro_batches // self.config.accumulate
+        num_pieces = max(1, self.engine.micro_batches // self.config.accumulate)
+        modules, precision = [wrapped.module for wrapped in self.engine.models], self.config.precision
+        batches = zip(*self._evaluated[key], strict=True)
         try:
-            return evaluation.evaluate(
-                function, batches, modules, self.context, self.config.precision, self._stop_agreement, num_pieces
-            )
+            return evaluate(function, batches, modules, self.context, precision, self._stop_agreement, num_pieces)
         except Stopped:
             self._save_and_stop()
-            raise
 
     def mean(self, value: Tensor | float, weight: float = 1.0) -> float:
         """Return the mean of a number over the ranks, each counted `weight` times.  A collective.
@@ -301,14 +296,14 @@ class Session(Course):
         is_first = self.sampler is None
         self.config, self.sampler = config, sampler
         self.engine.micro_batches = max(micro_batches, self.engine.micro_batches)
-        self._batches = self.loaded(dataset, sampler, collate, workers)
+        self._batches = self._loaded(dataset, sampler, collate, workers)
         if is_first:
             numbers = start.arithmetic(config, self.world, sampler)
             record = start.start_record(config, self.world, self.device, self._where, numbers, self._settings)
             for observer in self.observers:
                 observer.run_started(record)
 
-    def loaded(self, dataset: Any, steps: Iterable[list[int]], collate: Any, workers: int = 0) -> Batches:
+    def _loaded(self, dataset: Any, steps: Iterable[list[int]], collate: Any, workers: int) -> Batches:
         return Batches(dataset, steps, self.device, self.config.input, workers, self.world.local_world_size, collate)
 
     def _steps(self) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from train.collectives import missing_ranks
 from train.collectives.agreement import Stopped, mistakes_shared_by_all_ranks
 from train.collectives.sync_batchnorm import has_batchnorm
 from train.config import TrainConfig
-from train.data.sampler import ShardSampler, evaluation_steps
+from train.data.sampler import ShardSampler
 from train.data.shard import num_steps, share
 from train.errors import UserError, refuse_without
 from train.loop.course import refuse_impossible
@@ -47,7 +47,7 @@ class Trainer:
         with mistakes_shared_by_all_ranks(world):
             refuse_impossible(config, world, self.run.device)
             self.samples = datasets.load(config.dataset, config.data_root, "train", config.seed)
-            validation = datasets.load(config.dataset, config.data_root, "validation", config.seed)
+            self.validation = datasets.load(config.dataset, config.data_root, "validation", config.seed)
             torch.manual_seed(config.seed)
             model = models.build(config.model, self.samples.shape, self.samples.num_classes, config.dropout)
             self._steps_per_epoch = num_steps(len(self.samples), config.batch_size)
@@ -67,9 +67,6 @@ class Trainer:
         if config.evaluate_only:
             del things["optimizer"]
         self.run.restore(**{name: thing for name, thing in things.items() if thing is not None})
-        reader = config.reader(world.rank, world.world_size)
-        self._validation_steps = evaluation_steps(len(validation), config.batch_size, *reader)
-        self.validation_batches = self.run.loaded(validation, self._validation_steps, None, config.workers)
         self.train_batches()  # reports the start
 
     def train_batches(self) -> Iterable[Batch]:
@@ -118,16 +115,16 @@ class Trainer:
                 means = self.evaluate()
         except Stopped:
             return False
-        samples = sum(map(len, self._validation_steps))
-        text = f"validation loss {means['val_loss']:.4f}, accuracy {means['val_accuracy']:.2%} of {samples} samples"
+        figures = f"validation loss {means['val_loss']:.4f}, accuracy {means['val_accuracy']:.2%}"
+        text = f"{figures} of {len(self.validation)} samples"
         self.run.report("evaluation", text)
         return True
 
     def evaluate(self) -> dict[str, float]:
         """Return val_loss and val_accuracy over the validation set.  Raises Stopped if a signal asks for it."""
-        batches = zip(self.validation_batches, map(len, self._validation_steps), strict=True)
+        batch_size, workers = self.config.batch_size, self.config.workers
         with self.evaluated_weights():
-            return self.run.evaluate_batches(self._measured, batches)
+            return self.run.evaluate(self._measured, self.validation, batch_size, workers=workers)
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights to evaluate and export: the average, if there is one."""
