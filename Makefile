@@ -30,8 +30,9 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-render: $(READY) ## write the examples in slurm/, k8s/ and docker/ anew
+render: $(READY) ## write the examples in slurm/, k8s/ and docker/ and the reference in docs/ anew
 	$(BIN)/python render.py check --write
+	$(BIN)/python -m docs.make_reference
 
 e2e-slurm: CONTAINERS := $(if $(QUICK),,podman crun catatonit debootstrap uidmap docker.io)
 e2e-slurm: $(READY) ## tests on a real Slurm of three nodes in this machine, as root; QUICK=1: one of each kind

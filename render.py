@@ -17,7 +17,7 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
@@ -30,6 +30,20 @@ from jobspec import targets
 from jobspec.output import unusable_file, write
 from jobspec.problems import SpecError, as_json, printable
 from train import __version__
+
+_KINDS = "indexedjob, jobset, pytorchjob or trainjob"
+_MEANT = {
+    "kubernetes": _KINDS,
+    "k8s": _KINDS,
+    "sbatch": "slurm",
+    "srun": "slurm",
+    "docker": "compose",
+    "ssh": "torchrun",
+}
+_USUAL = """\
+{prog} slurm JOB.yaml | sbatch                      the job as a script; other targets: {prog} help
+{prog} explain JOB.yaml --target slurm              where each process runs, and its variables
+{prog} lint SCRIPT-OR-MANIFEST                      faults in what you have already"""
 
 
 @dataclass
@@ -76,8 +90,7 @@ def main(argv: list[str] | None = None) -> int:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line.  A mistake in it ends the program with the usage of the command that was meant."""
     words = sys.argv[1:] if argv is None else argv
-    if words[:1] in (["kubernetes"], ["k8s"]):
-        _parser().error(f"there is no target {words[0]}; choose indexedjob, jobset, pytorchjob or trainjob")
+    _answer_first_word(words[0] if words else "")
     args, unknown = _parser().parse_known_args(argv)
     args.output = None if args.output == "-" else args.output
     # argparse takes the files before an option, and calls the files after it unknown.
@@ -92,10 +105,24 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
+def _answer_first_word(word: str) -> None:
+    """End the program if the first word is no command, but it is known what was meant."""
+    parser = _parser()
+    if word == "help":
+        parser.parse_args(["--help"])
+    if not word:
+        print(_USUAL.format(prog=parser.prog), file=sys.stderr)
+        raise SystemExit(2)
+    if word.endswith((".yaml", ".yml")):
+        parser.error(f"name a target before {word}, such as: {parser.prog} slurm {word}")
+    if word in _MEANT:
+        parser.error(f"there is no target {word}; choose {_MEANT[word]}")
+
+
 @cache
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="render.py",
+        prog="render-job" if Path(sys.argv[0]).name == "render-job" else "render.py",
         description="Render one job spec as a script or manifest for a target.",
         allow_abbrev=False,
     )
@@ -254,32 +281,18 @@ def _schema(args: argparse.Namespace) -> Result:
 
 
 def _must_not_replace(args: argparse.Namespace) -> str:
-    """Say why the file of -o must not be replaced: the command reads it, or others wrote it."""
+    """Say why the file of -o must not be replaced: the command reads it, or render.py did not write it."""
     output = args.output
     if output is None or not Path(output).is_file():
         return ""
-    if any(Path(file).exists() and Path(output).samefile(file) for file in _inputs(args)):
+    read = [*getattr(args, "files", []), getattr(args, "artifact", "-")]
+    if any(Path(file).exists() and Path(output).samefile(file) for file in read):
         return f"{printable(output)}: is read by this command, and -o must not replace it\n  hint: name another file"
     with Path(output).open("rb") as file:
         head = file.read(1000)
-    if args.force or not head.strip():
+    if args.force or not head.strip() or b"# Rendered by `render.py " in head:
         return ""
-    if args.run is _render:
-        if b"# Rendered by `render.py " in head:
-            return ""
-        return f"{printable(output)}: already exists, and render.py did not write it\n  hint: --force replaces it"
-    return f"{printable(output)}: already exists\n  hint: --force replaces it"
-
-
-def _inputs(args: argparse.Namespace) -> Iterator[str]:
-    """Yield the files that a command reads, including files in folders."""
-    for path in [*getattr(args, "files", []), *([args.artifact] if "artifact" in args else [])]:
-        if Path(path).is_dir():
-            from lint import files_in
-
-            yield from files_in(path)
-        elif path != "-":
-            yield path
+    return f"{printable(output)}: already exists, and render.py did not write it\n  hint: --force replaces it"
 
 
 def _report_bug() -> None:

@@ -23,9 +23,7 @@ as the median over the rounds.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -68,7 +66,6 @@ def main(argv: list[str] | None = None) -> int:
         "--no-plain", action="store_true", help="leave out the slow hook_per_parameter and average_after_backward"
     )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for ddp_PROCESSES.json")
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="give up timing after this many seconds")
     options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device=cuda: torch sees no CUDA device here")
@@ -80,10 +77,9 @@ def main(argv: list[str] | None = None) -> int:
     names = list(WORKLOADS) if options.workload == "all" else [options.workload]
     measured: dict[str, dict[str, Any]] = {}
     memory: dict[str, dict[str, list[float]]] = {}
-    deadline = time.monotonic() + options.limit_s
     for name in names:
         steps = options.steps or (CUDA_STEPS if on_cuda else STEPS[name])
-        measured[name] = time_workload(name, variants, processes, options.rounds, steps, options.device, deadline)
+        measured[name] = time_workload(name, variants, processes, options.rounds, steps, options.device)
         if options.memory_rounds and not on_cuda:
             memory[name] = measure_memory(name, processes, options.memory_rounds)
         print(f"{name}, {processes} processes: {in_words(compare(measured[name]))}", flush=True)
@@ -129,29 +125,14 @@ def _result(
 
 
 def time_workload(
-    workload: str,
-    variants: Sequence[str],
-    processes: int,
-    rounds: int,
-    steps: int,
-    device: str,
-    deadline: float = math.inf,
+    workload: str, variants: Sequence[str], processes: int, rounds: int, steps: int, device: str
 ) -> dict[str, Any]:
-    """Return what rank 0 measured for all variants: seconds per step, and losses in float64.
-
-    Raises RuntimeError if it is not done when time.monotonic() is `deadline`.
-    """
+    """Return what rank 0 measured for all variants: seconds per step, and losses in float64."""
     nodes, backend = [HERE] * processes, "nccl" if device == "cuda" else "gloo"
-    arguments: dict[str, Any] = {"workload": workload, "variants": list(variants), "device": device}
-    timeout_s = _seconds_until(deadline)
-    [timed, *_] = run_ranks(time_variants, nodes, timeout_s, backend=backend, rounds=rounds, steps=steps, **arguments)
-    timeout_s = _seconds_until(deadline)
-    [losses, *_] = run_ranks(losses_in_double, nodes, timeout_s, backend=backend, steps=LOSS_STEPS, **arguments)
+    shared: dict[str, Any] = {"backend": backend, "workload": workload, "variants": list(variants), "device": device}
+    [timed, *_] = run_ranks(time_variants, nodes, _TIMEOUT_S, rounds=rounds, steps=steps, **shared)
+    [losses, *_] = run_ranks(losses_in_double, nodes, _TIMEOUT_S, steps=LOSS_STEPS, **shared)
     return {"step_seconds": timed["step_seconds"], "losses": losses}
-
-
-def _seconds_until(deadline: float) -> float:
-    return max(1.0, min(_TIMEOUT_S, deadline - time.monotonic()))
 
 
 def measure_memory(workload: str, processes: int, rounds: int) -> dict[str, list[float]]:

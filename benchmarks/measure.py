@@ -86,14 +86,10 @@ def write_result(folder: Path, name: str, result: Mapping[str, Any]) -> None:
     text = re.sub(
         r"([\[{])\n\s*([^][{}]*?)\n\s*([]}])", lambda found: found[1] + re.sub(r"\n\s*", " ", found[2]) + found[3], text
     )
-    replace_text(folder / f"{name}.json", f"{text}\n")
-
-
-def replace_text(file: Path, text: str) -> None:
-    """Replace a file at once: if the process is killed before that, the file stays as it was."""
-    partial = file.with_name(f"{file.name}.partial")
-    partial.write_text(text)
-    partial.replace(file)
+    # At once: a process that is killed before leaves the old file.
+    partial = folder / f"{name}.json.partial"
+    partial.write_text(f"{text}\n")
+    partial.replace(folder / f"{name}.json")
 
 
 def _version(package: str) -> str | None:

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
@@ -44,7 +43,6 @@ def run_ranks(
     timeout_s: float,
     *,
     backend: str = "gloo",
-    output: Path | None = None,
     **arguments: Any,
 ) -> list[Any]:
     """Run `function(**arguments)` in one process for each of `nodes`; return the results by rank.
@@ -52,7 +50,6 @@ def run_ranks(
     Args:
         function: must be in a module that can be imported; arguments and result go through JSON.
         timeout_s: for the whole run, and for each collective in it.
-        output: the file for what the ranks print; None: they print where this process does.
     Raises RuntimeError if a rank fails (its traceback is printed by then) or is not done in time.
     """
     task = {
@@ -76,10 +73,7 @@ def run_ranks(
                     "PYTHONPATH": python_path(),
                 }
                 # In a separate session, so that Ctrl-C reaches only the parent, which then ends the ranks.
-                with nullcontext() if output is None else output.open("ab") as log:
-                    processes.append(
-                        subprocess.Popen(command, env=environment, start_new_session=True, stdout=log, stderr=log)
-                    )
+                processes.append(subprocess.Popen(command, env=environment, start_new_session=True))
             for rank, process in enumerate(processes):
                 if process.wait(max(0.0, deadline - time.monotonic())):
                     raise RuntimeError(f"rank {rank} of {len(nodes)} failed with exit code {process.returncode}")

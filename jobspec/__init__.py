@@ -3,8 +3,26 @@
 Read in this order: reading/yaml_source.py, spec/job.py, spec/rules.py, plan.py, targets/, artifact.py.
 """
 
+import json
+from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 _HERE = Path(__file__).parent
 TEMPLATES = next(folder / "templates" for folder in (_HERE.parent, _HERE) if (folder / "templates").is_dir())
 """Beside jobspec in a checkout, inside jobspec if pip installed it."""
+
+
+def render(target: str, spec: str | PathLike[str] | Mapping[str, Any]) -> str:
+    """Return the artifact of a spec, a file or a mapping, for a target such as "slurm".
+
+    Raises SpecError, whose text names every mistake; OSError if the file cannot be read.
+    """
+    from jobspec import artifact, targets
+    from jobspec.reading.yaml_source import parse
+
+    if not isinstance(spec, Mapping):
+        return artifact.render(target, str(spec))
+    plans = artifact.plans_of(parse(json.dumps(spec, indent=1, ensure_ascii=False), "spec"), targets.load(target))
+    return "".join(artifact.text_of(plan, target, f"render.py {target} -") for plan in plans)

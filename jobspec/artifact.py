@@ -116,10 +116,9 @@ def _listed(files: str | Sequence[str]) -> Sequence[str]:
 def text_of(plan: Plan, name: str, command: str) -> str:
     """Return the artifact of a plan for the target `name`; its header says that `command` made it."""
     target = targets.load(name)
-    values = {
-        "plan": plan,
-        "job": plan.job,
-        "command": command,
-        "not_used": {key: target.NOT_USED[key] for key in given(plan.job) if key in target.NOT_USED},
-    }
-    return render_template(targets.template(name), {**values, **target.template_values(plan)})
+    values = target.template_values(plan)
+    notes = [f"Not used here: {key}; {target.NOT_USED[key]}." for key in given(plan.job) if key in target.NOT_USED]
+    notes += values.get("notes", plan.notes)
+    return render_template(
+        targets.template(name), {**values, "plan": plan, "job": plan.job, "command": command, "notes": notes}
+    )

@@ -20,6 +20,15 @@ from jobspec.slurm.task import train_timeout
 from jobspec.targets import Target, artifact, node_name, remarks
 
 _HEADS = {"rank": "RANK", "node": "NODE_RANK", "local_rank": "LOCAL_RANK"}
+_MANY = 32  # processes; above, the table has one row a node
+_MATTER_MOST = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES")
+# What one types for the artifact: to submit it, to watch the job, to end it.  The same artifact again resumes the job.
+_OF_KUBECTL = ("| kubectl apply --server-side -f -", "kubectl logs -f -l app.kubernetes.io/instance={0}")
+_NEXT = {
+    "slurm": ("| sbatch", "squeue --me; tail -F {0}-*-r*.log", "scancel JOB"),
+    "torchrun": ("-o {0}.sh; bash {0}.sh {1}", "its output", "Ctrl-C"),
+    "compose": ("-o {0}.yaml; docker compose -f {0}.yaml up", "its output", "Ctrl-C"),
+}
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,7 @@ def as_table(explanation: Explanation) -> str:
         _columns([*_HEADS.values(), "device", "node"], _rank_rows(explanation)),
         _columns(["variable", "set by", "value"], _variable_rows(explanation)),
         _order(explanation),
+        _next(explanation),
         _columns(["key", "from", "value"], _origin_rows(explanation)) if explanation.origins else iter(()),
     ]
     texts = ["".join(f"{line}\n" for line in lines) for lines in sections]
@@ -203,9 +213,16 @@ def _summary(explanation: Explanation) -> Iterator[str]:
 
 
 def _rank_rows(explanation: Explanation) -> Iterator[list[str]]:
-    for process in explanation.processes:
-        rank = process.rank
-        yield [str(rank.rank), str(rank.node), str(rank.local_rank), rank.device, process.node_name]
+    many = len(explanation.processes) > _MANY
+    for _, processes in groupby(explanation.processes, lambda process: process.rank.node if many else process.rank):
+        first, *others = processes
+        last = [first, *others][-1].rank
+        ranks, locals_ = (
+            f"{low}-{high}" if others else str(low)
+            for low, high in ((first.rank.rank, last.rank), (first.rank.local_rank, last.local_rank))
+        )
+        device = first.rank.device + (f"-{last.local_rank}" if last.device != first.rank.device else "")
+        yield [ranks, str(first.rank.node), locals_, device, first.node_name]
 
 
 def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
@@ -215,7 +232,8 @@ def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
         for variable in process.variables:
             by_setter = values.setdefault(variable.name, {})
             by_setter.setdefault(_set_by(variable, explanation), {})[process.rank.rank] = variable.value
-    for name, by_setter in values.items():
+    for name in sorted(values, key=lambda name: (*_MATTER_MOST, name).index(name)):
+        by_setter = values[name]
         texts = {setter: _by_rank(name, by_rank, explanation) for setter, by_rank in by_setter.items()}
         *_, last = texts
         words = [f"from {setter}: {text}" for setter, text in texts.items() if text != texts[last]]
@@ -270,6 +288,16 @@ def _order(explanation: Explanation) -> Iterator[str]:
     number = {name: str(node) for node, name in enumerate(names)}
     rows = ([str(new), number[name], name] for new, name in enumerate(order))
     yield from _columns(["NODE_RANK by c10d", "node number", "node"], rows)
+
+
+def _next(explanation: Explanation) -> Iterator[str]:
+    """Say what to type now; the node's names stand in for those of the torchrun script."""
+    name, nodes = explanation.plan.job.name, explanation.plan.job.nodes.max
+    hosts = " ".join(f"node{number}" for number in range(min(nodes, 2))) + " …" * (nodes > 2) if nodes > 1 else ""
+    words = _NEXT.get(explanation.target, (*_OF_KUBECTL, "| kubectl delete -f -"))
+    rendered = f"render.py {explanation.target} FILE… "
+    for verb, text in zip(("submit", "watch", "end"), words, strict=True):
+        yield f"{verb}: {rendered * text.startswith(('|', '-o'))}{text.format(name, hosts)}".rstrip()
 
 
 def _origin_rows(explanation: Explanation) -> Iterator[list[str]]:

@@ -20,7 +20,7 @@ from yaml import safe_load as load_yaml
 from jobspec import TEMPLATES
 from jobspec.spec.shell import run_lines
 
-_WIDTH = 114  # columns of a command before it continues on the next line
+_WIDTH = 104  # columns of a command before it continues on the next line; what stands before it takes up to 16
 # Unescaped, YAML reads these as line breaks or rejects them; json.dumps does not escape them.
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
@@ -158,18 +158,6 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # the artifacts are not HTML; the filters below quote
     )
-    environment.filters.update(
-        sh=sh,
-        argv=argv,
-        by_flag=by_flag,
-        assignments=assignments,
-        directive=directive,
-        yaml=yaml,
-        kubelet=kubelet,
-        compose=compose,
-        comment=comment,
-        run_lines=run_lines,
-        block=block,
-        merged=merged,
-    )
+    inserting = (sh, argv, by_flag, assignments, directive, yaml, kubelet, compose, comment, run_lines, block, merged)
+    environment.filters.update({function.__name__: function for function in inserting})
     return environment

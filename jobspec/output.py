@@ -22,13 +22,7 @@ def write(text: str, output: str | None) -> None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         return
-    try:
-        path = Path(output).resolve()
-        circle = path.is_symlink()
-    except RuntimeError:  # a circle of links, in Python before 3.13
-        circle = True
-    if circle:
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), output)
+    path = Path(os.path.realpath(output))  # a link stays
     beside = path.with_name(f".{os.getpid()}.tmp")
     try:
         if path.exists() and not path.is_file():

@@ -77,15 +77,9 @@ def report(problems: Sequence[Problem], outcome: str = "; nothing was written", 
 def as_json(problems: Sequence[Problem]) -> str:
     """Return all problems for programs: a JSON array with one object each, and a line break."""
     found = [
-        {
-            "file": problem.place.name,
-            "line": problem.place.line,
-            "column": problem.place.column,
-            "length": problem.place.length,
-            "message": problem.message,
-            "hint": problem.hint,
-            "link": problem.link,
-        }
+        {"file": problem.place.name}
+        | {name: getattr(problem.place, name) for name in ("line", "column", "length")}
+        | {name: getattr(problem, name) for name in ("message", "hint", "link")}
         for problem in problems
     ]
     return json.dumps(found, indent=2, ensure_ascii=False) + "\n"

@@ -47,15 +47,16 @@ def start_ranks(
     python: str = sys.executable,
     **extra: str,
 ) -> list[subprocess.Popen[str]]:
-    """Start each rank by hand, with the variables that torchrun would set; `{rank}` in `flags` is filled in."""
+    """Start each rank by hand, with torchrun's variables or `extra`; `{rank}` in it and in `flags` is filled in."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | extra
+    given = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    given |= {"RANK": "{rank}", "LOCAL_RANK": "{rank}", "LOCAL_WORLD_SIZE": str(world_size)} | extra
     return [
         subprocess.Popen(
             [python, *program, *(flag.replace("{rank}", str(rank)) for flag in flags)],
-            env=environment(**common, RANK=str(rank), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size)),
+            env=environment(**{name: value.replace("{rank}", str(rank)) for name, value in given.items()}),
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

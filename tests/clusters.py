@@ -245,9 +245,7 @@ def _environment(
     return env
 
 
-def explained(heading: str) -> dict[str, str]:
-    """The findings of checkers that a section of docs/kubernetes-checks.md lists, and why they stay."""
-    page = (Path(__file__).parents[1] / "docs" / "kubernetes-checks.md").read_text()
-    (section,) = (part for part in page.split("\n## ") if part.startswith(f"{heading}\n"))
-    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
-    return {finding.strip(" `"): row[-1].strip() for row in rows for finding in row[0].split(",")}
+def explained(where: str) -> dict[str, str]:
+    """The findings of checkers that stay, and why."""
+    found: dict[str, dict[str, str]] = yaml.safe_load((Path(__file__).parent / "findings.yaml").read_text())
+    return found[where]

@@ -25,30 +25,30 @@ else:
 _SLOW = (
     "benchmarks/test_benchmarks.py",
     "benchmarks/test_ddp_benchmarks.py",
-    "benchmarks/test_gpu.py",
-    "benchmarks/test_gpu_figures.py",
-    "benchmarks/test_gpu_ranks.py",
-    "benchmarks/test_gpu_records.py",
-    "benchmarks/test_gpu_suite.py",
     "benchmarks/test_ranks.py",
     "benchmarks/test_render_benchmark.py",
     "jobspec/test_rendezvous_timeout.py",
+    "jobspec/test_slurm_preemption.py",
+    "jobspec/test_torchrun_ssh.py",
     "train/checkpoints/test_resume.py",
     "train/checkpoints/test_transfer.py",
     "train/collectives/test_missing_ranks.py",
     "train/data/test_workers.py",
     "train/datasets/test_image_folder.py",
     "train/ddp/test_torch_tests.py",
+    "train/ddp/test_two_ranks_on_a_gpu.py",
     "train/ddp/test_unfinished.py",
     "train/ddp/test_wrapper.py",
     "train/ddp/test_workloads.py",
     "train/loop/test_interrupt.py",
     "train/diagnosis/test_doctor.py",
     "train/loop/test_export.py",
+    "train/loop/test_finished_run.py",
     "train/loop/test_nonfinite.py",
     "train/loop/test_numerics.py",
     "train/loop/test_out_of_memory.py",
     "train/loop/test_preemption.py",
+    "train/loop/test_runs_on_a_gpu.py",
     "train/loop/test_techniques.py",
     "train/loop/test_watchdog.py",
     "train/records/test_profile.py",
@@ -61,19 +61,31 @@ _SLOW = (
     "train/world/test_owner.py",
     "test_packaging.py",
 )
+# Single tests that take seconds, where a quicker one proves nearly the same.
+_SLOW_TESTS = (
+    "test_a_collective_that_never_completes_names_bucket_parameters_and_missing_rank[network]",
+    "test_a_program_that_python_does_not_run_gets_every_argument[srun]",
+    "test_after_many_fast_steps_a_signal_is_heard_by_all_within_32_steps",
+    "test_all_ranks_refuse_together",
+    "test_all_targets_agree_with_each_other_and_with_explain",
+    "test_each_rank_holds_the_same_bits_of_the_mean[4]",
+    "test_the_loss_of_each_step_equals_one_process[mnist_bn in micro-batches-2-custom_ddp]",
+    "test_the_loss_of_each_step_equals_one_process[mnist_bn in micro-batches-2-ddp]",
+    "test_weights_equal_those_of_native_ddp[compiled]",
+)
+# Of these files the variants over the network: the reducer is the same, and tests/train/sync runs over it, too.
+_SLOW_OVER_NETWORK = ("train/ddp/test_backward.py", "train/ddp/test_buckets.py", "train/ddp/test_failed_backward.py")
 
 
 # Files whose slow tests train for minutes: `make test-all` runs them last, as `make e2e-train`.
 _LONG = (
     "benchmarks/test_ddp_benchmarks.py",
-    "benchmarks/test_gpu.py",
-    "benchmarks/test_gpu_losses.py",
-    "benchmarks/test_gpu_synchronisations.py",
     "train/checkpoints/test_sharded.py",
     "train/ddp/test_torch_tests.py",
     "train/diagnosis/test_doctor.py",
     "train/loop/test_out_of_memory.py",
     "train/loop/test_preemption.py",
+    "train/loop/test_runs_on_a_gpu.py",
     "train/loop/test_techniques.py",
     "train/strategies/test_fsdp.py",
     "train/strategies/test_pipeline.py",
@@ -84,9 +96,11 @@ _LONG = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.as_posix().endswith(_SLOW):
+        file = item.path.as_posix()
+        over_network = file.endswith(_SLOW_OVER_NETWORK) and "network" in item.name
+        if file.endswith(_SLOW) or item.nodeid.endswith(_SLOW_TESTS) or over_network:
             item.add_marker(pytest.mark.slow)
-        if item.path.as_posix().endswith(_LONG) and item.get_closest_marker("slow"):
+        if file.endswith(_LONG) and item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.long)
         if item.get_closest_marker("cuda") and not _sees_cuda():
             reason = "torch sees no CUDA device: run `pytest -m cuda` on a machine with a GPU"

@@ -18,7 +18,7 @@ from tests import workers
 
 Spec = dict[str, Any]
 
-JOBS = max(300, settings().max_examples)
+JOBS = max(30, settings().max_examples // 3)
 """How many are tried: more with --hypothesis-profile=fuzz."""
 
 CANARY = "pwned"
@@ -172,7 +172,6 @@ def _specs(draw: st.DrawFn) -> Spec:
             "rdma_resource": draw(st.sampled_from(["rdma/hca", "0.x/1e3"])),
             "node_selector": {draw(_key): draw(_label)},
             "tolerations": [{"key": draw(_key), "operator": "Equal", "value": draw(_label), "effect": "NoSchedule"}],
-            "topology_spread": [{"key": draw(_key), "when_unsatisfiable": "DoNotSchedule"}],
             "labels": {draw(_key): draw(_label)},
             "annotations": {draw(_key): draw(_lines)},
             "ttl": "1d",

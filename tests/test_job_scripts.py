@@ -10,11 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from jobs.scripts.array_task import flags_of_task
-from jobspec import targets
-from jobspec.artifact import load
-from train.flags import from_argv
-
 JOBS = Path(__file__).parents[1] / "jobs"
 
 # Runs own.py as the only process and prints how many threads there are before, at the end of training, and after.
@@ -34,25 +29,6 @@ print(threads())
 runpy.run_path({script!r}, run_name="__main__")
 print(threads())
 """
-
-
-def flags_of_the_job() -> list[str]:
-    """What jobs/array.yaml gives to its script."""
-    plan = load(targets.load("slurm"), str(JOBS / "array.yaml"))
-    assert plan.program[:2] == ("-m", "jobs.scripts.array_task")
-    return list(plan.program[2:])
-
-
-def test_every_task_of_the_array_trains_with_its_own_rate_into_its_own_folder() -> None:
-    configs = [from_argv(flags_of_task(task, flags_of_the_job())) for task in range(3)]
-    assert [config.lr for config in configs] == [0.003, 0.001, 0.0003]
-    assert [config.run_dir for config in configs] == [f"{Path.home()}/runs/array/{task}" for task in range(3)]
-
-
-def test_task_beyond_the_rates_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        flags_of_task(3, flags_of_the_job())
-    assert "--lr has 3 values, for array tasks 0 to 2, but this is task 3" in capsys.readouterr().err
 
 
 def test_no_script_hides_a_module_of_python() -> None:

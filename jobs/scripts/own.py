@@ -10,7 +10,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # before init_process_group: docs/own-script.md, "SIGABRT after the last line"
+import torch.distributed.nn  # before init_process_group: docs/troubleshooting.md, exit code -6
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jobspec.environment import SetBy, Variable, common_variables, torchrun_variables
-from jobspec.kubernetes.pod import pod_env
+from jobspec.kubernetes.pod import pod_env, template_values
 from jobspec.plan import Plan, Rank
+from jobspec.torchrun import static_pod_flags
 
 COMPLETION_INDEX = "JOB_COMPLETION_INDEX"
 
@@ -38,3 +41,24 @@ def worker_variables(plan: Plan, rank: Rank, master_addr: str) -> list[Variable]
     """List what torchrun sets for a process after a static rendezvous; pods are restarted, not their processes."""
     port, run_id = str(plan.port), plan.job.name
     return torchrun_variables(plan, rank, master_addr=master_addr, master_port=port, run_id=run_id, max_restarts=0)
+
+
+def indexed_environment(plan: Plan, rank: Rank, master_addr: str) -> list[Variable]:
+    """List every variable of a process in a pod that the Job controller numbers."""
+    ours = node_variables(plan, rank, master_addr, plan.port, set_by="script", node_rank="scheduler")
+    theirs = indexed_variables(plan, rank)
+    return [*pod_variables(plan), *ours, *theirs, *worker_variables(plan, rank, master_addr)]
+
+
+def indexed_values(plan: Plan, master_addr: str, subdomain: str | None = None) -> dict[str, Any]:
+    """Return the values for the templates of pods that the Job controller numbers; see `pod.template_values`."""
+    nodes, port = str(plan.job.nodes.max), str(plan.port)
+    return template_values(
+        plan,
+        container="node",
+        torchrun=["torchrun", *static_pod_flags(plan)],
+        env={"PET_NNODES": nodes, "PET_MASTER_ADDR": master_addr, "PET_MASTER_PORT": port},
+        fields={"PET_NODE_RANK": "metadata.annotations['batch.kubernetes.io/job-completion-index']"},
+        subdomain=subdomain,
+        restart_policy="Never",
+    )

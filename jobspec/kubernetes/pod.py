@@ -25,7 +25,7 @@ from jobspec.spec.shell import before
 from jobspec.torchrun import SHUTDOWN_TIMEOUT, shutdown_timeout_s
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
-"""Label on every pod, with the job's name; anti-affinity, spreading and people select pods by it."""
+"""Label on every pod, with the job's name; anti-affinity and people select pods by it."""
 
 OUR_LABELS = {"app.kubernetes.io/managed-by": "render.py", "app.kubernetes.io/name": "torchrun"}
 """Labels on every object and pod unless the spec says otherwise; kubernetes.io/docs, "Recommended Labels"."""
@@ -45,7 +45,7 @@ USES = (
     | keys("namespace queue workload_priority_class priority_class volcano_queue scheduler labels", "kubernetes")
     | keys("annotations service_account image_pull_secrets image_pull_policy secret security", "kubernetes")
     | keys("run_as_user fs_group gpu_types gpu_resource gpu_claim rdma_resource host_network pod", "kubernetes")
-    | keys("node_selector tolerations topology_spread topology topology.required topology.preferred", "kubernetes")
+    | keys("node_selector tolerations topology topology.required topology.preferred", "kubernetes")
 )
 """What every kind of object does with its pods."""
 
@@ -101,7 +101,7 @@ def template_values(
     workdir = files.workdir(job)
     travelling = [
         {"key": file_key(number, name), "path": files.target(job, name), "text": File(name).read_bytes().decode()}
-        for number, name in enumerate(files.found(job))
+        for number, name in enumerate(files.listed(job))
     ]
     if patch and workdir is not None:  # a TrainJob has no key for it
         setup = [f"cd {shlex.quote(workdir)}", *setup]
@@ -208,15 +208,9 @@ def _notes(job: Job) -> Iterator[str]:
     if job.kubernetes.gpu_claim is not None:
         gpus = f"{job.gpus} GPU{'s' if job.gpus > 1 else ''}"
         yield f"Needed beforehand: ResourceClaimTemplate {job.kubernetes.gpu_claim}, which asks for {gpus}."
-    claims = sorted({mount.claim for mount in job.mounts if mount.claim})
-    if claims:
-        yield f"Needed beforehand: PersistentVolumeClaim {', '.join(claims)}."
-    for kind, names in {
-        "ConfigMap": [m.config_map for m in job.mounts],
-        "Secret": [m.secret for m in job.mounts],
-    }.items():
-        if any(names):
-            yield f"Needed beforehand: {kind} {', '.join(sorted({name for name in names if name}))}, mounted as files."
+    for kind, key in (("PersistentVolumeClaim", "claim"), ("ConfigMap", "config_map"), ("Secret", "secret")):
+        if names := sorted({getattr(mount, key) for mount in job.mounts} - {None}):
+            yield f"Needed beforehand: {kind} {', '.join(names)}{'' if key == 'claim' else ', mounted as files'}."
     if any(mount.claim and not mount.read_only for mount in job.mounts) and job.nodes.max > 1:
         yield "Several nodes mount a claim and may write to it: its access mode must be ReadWriteMany."
 

@@ -170,21 +170,16 @@ def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Fi
             yield Finding((*at, key), message, "leave it out", on_key=True)
     resources = container.get("resources", {})
     if not isinstance(resources, dict):
-        yield Finding(
-            (*at, "resources"),
-            "kubernetes.pod: resources must be a mapping",
-            "for example {requests: {cpu: 2}}",
-            on_key=True,
-        )
+        hint = "for example {requests: {cpu: 2}}"
+        yield Finding((*at, "resources"), "kubernetes.pod: resources must be a mapping", hint, on_key=True)
         resources = {}
     for key in resources:
         if key == "requests" and isinstance(resources[key], dict):
             yield from _requests_fit(job, resources[key], (*at, "resources", key))
         elif key != "claims":
             message = f'kubernetes.pod: {key} of container "{NODE}" are set from resources'
-            yield Finding(
-                (*at, "resources", key), message, "for more devices, use the spec's key resources.devices", on_key=True
-            )
+            hint = "for more devices, use the spec's key resources.devices"
+            yield Finding((*at, "resources", key), message, hint, on_key=True)
     for number, variable in enumerate(_list(container, "env")):
         name = variable.get("name") if isinstance(variable, dict) else None
         if not isinstance(name, str):
@@ -195,11 +190,8 @@ def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Fi
     for number, mount in enumerate(_list(container, "volumeMounts")):
         if isinstance(mount, dict) and str(mount.get("name", "")).startswith(_OWN_VOLUMES):
             message = f"kubernetes.pod: the name {mount['name']} is reserved for the job's own volumes"
-            yield Finding(
-                (*at, "volumeMounts", number),
-                message,
-                "choose another name; or mount folders and claims with mounts, a key of the job spec",
-            )
+            hint = "choose another name; or mount folders and claims with mounts, a key of the job spec"
+            yield Finding((*at, "volumeMounts", number), message, hint)
 
 
 def _requests_fit(job: Job, requests: Mapping[str, Any], at: Path) -> Iterator[Finding]:
@@ -209,12 +201,7 @@ def _requests_fit(job: Job, requests: Mapping[str, Any], at: Path) -> Iterator[F
         amount = _amount(value)
         if name not in limits:
             message = f"kubernetes.pod: the request for {name} is set from resources and procs_per_node"
-            yield Finding(
-                (*at, name),
-                message,
-                "leave it out; only cpu and memory can be requested here",
-                on_key=True,
-            )
+            yield Finding((*at, name), message, "leave it out; only cpu and memory can be requested here", on_key=True)
         elif amount is None:
             message = f"kubernetes.pod: the request for {name} is not a Kubernetes quantity"
             yield Finding((*at, name), message, "write a quantity such as cpu: 8 or memory: 32Gi")

@@ -17,7 +17,7 @@ from jobspec.kubernetes.pod import DISK, HOME, INSTANCE_LABEL, grace_s
 from jobspec.problems import Finding, Path
 from jobspec.spec import files
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule, missing_image, rules_in
+from jobspec.spec.rules import Rule, missing_image, mount_over_shm, rules_in
 from jobspec.torchrun import SHUTDOWN_TIMEOUT
 
 _MOST_ANNOTATIONS = 256 << 10  # bytes of all keys and values together
@@ -62,11 +62,8 @@ def standard_is_kept(job: Job) -> Iterator[Finding]:
         yield Finding(("resources", "rdma"), message, hint)
     if job.kubernetes.run_as_user == 0 and standard == "restricted":
         message = "kubernetes.run_as_user is 0 (root), which kubernetes.security restricted forbids"
-        yield Finding(
-            ("kubernetes", "run_as_user"),
-            message,
-            "set another user ID; or kubernetes: {security: baseline}, where the namespace allows it",
-        )
+        hint = "set another user ID; or kubernetes: {security: baseline}, where the namespace allows it"
+        yield Finding(("kubernetes", "run_as_user"), message, hint)
 
 
 patch_keeps_the_plumbing = pod_patch.patch_keeps_the_plumbing
@@ -102,11 +99,8 @@ def devices_have_full_names(job: Job) -> Iterator[Finding]:
         name = getattr(job.kubernetes, key)
         if not _is_device(name):
             message = f"kubernetes.{key}: {name} is not the full name of a device"
-            yield Finding(
-                ("kubernetes", key),
-                message,
-                "write the name that `kubectl describe node` shows, such as nvidia.com/gpu",
-            )
+            hint = "write the name that `kubectl describe node` shows, such as nvidia.com/gpu"
+            yield Finding(("kubernetes", key), message, hint)
 
 
 @Rule
@@ -123,12 +117,8 @@ def further_resources_are_known_to_a_cluster(job: Job) -> Iterator[Finding]:
             yield Finding(path, f"resources.devices: {own[name]} already asks for {name}", "leave it out", on_key=True)
         elif not pages and name != DISK and not _is_device(name):
             message = f"resources.devices: {name} is not the full name of a device"
-            yield Finding(
-                path,
-                message,
-                "write the name that `kubectl describe node` shows, such as vpc.amazonaws.com/efa",
-                on_key=True,
-            )
+            hint = "write the name that `kubectl describe node` shows, such as vpc.amazonaws.com/efa"
+            yield Finding(path, message, hint, on_key=True)
         elif (pages or name == DISK) and isinstance(amount, int):
             yield Finding(path, f"resources.devices.{name} must be a size", f"{name}: 20GiB")
         elif not (pages or name == DISK) and isinstance(amount, str):
@@ -175,15 +165,11 @@ def mounts_are_possible(job: Job) -> Iterator[Finding]:
     for number, mount in enumerate(job.mounts):
         place = posixpath.normpath("/" + mount.path.lstrip("/"))  # normpath keeps two slashes at the start
         if place == "/dev/shm":
-            message = f"mounts[{number}].path: /dev/shm is shared memory, not a place for mounts"
-            yield Finding(("mounts", number, "path"), message, "resources.shm sets its size")
+            yield mount_over_shm(number)
         if place == HOME:
             message = f"mounts[{number}].path is {HOME}, where the pod already has the HOME of its processes"
-            yield Finding(
-                ("mounts", number, "path"),
-                message,
-                "choose another path, such as /data; to make it the HOME, also set env: {HOME: /data}",
-            )
+            hint = "choose another path, such as /data; to make it the HOME, also set env: {HOME: /data}"
+            yield Finding(("mounts", number, "path"), message, hint)
         if mount.volume is None and ".." in (mount.source or "").split("/"):
             yield Finding(("mounts", number, "source"), f'mounts[{number}].source must not contain ".."')
 
@@ -196,23 +182,12 @@ def tolerations_make_sense(job: Job) -> Iterator[Finding]:
         if toleration.operator == "Exists" and toleration.value:
             yield Finding((*path, "value"), f"{name}.value: operator Exists takes no value", "leave value out")
         if toleration.operator == "Equal" and toleration.key is None and toleration.value:
-            yield Finding(
-                (*path, "value"), f"{name} has a value, but no key", "add key: NAME, the key of the taint", on_key=True
-            )
+            hint = "add key: NAME, the key of the taint"
+            yield Finding((*path, "value"), f"{name} has a value, but no key", hint, on_key=True)
         elif toleration.operator == "Equal" and toleration.key is None:
             yield Finding(path, f"{name} has no key, so its operator must be Exists", "operator: Exists", on_key=True)
         if toleration.seconds is not None and toleration.effect != "NoExecute":
             yield Finding((*path, "seconds"), f"{name}.seconds is only for effect NoExecute", "effect: NoExecute")
-
-
-@Rule
-def pods_are_spread_once_over_a_label(job: Job) -> Iterator[Finding]:
-    spreads = job.kubernetes.topology_spread
-    seen = [(spread.key, spread.when_unsatisfiable) for spread in spreads]
-    for number, spread in enumerate(spreads):
-        if seen[number] in seen[:number]:
-            message = f"kubernetes.topology_spread[{number}]: {spread.key} is given twice"
-            yield Finding(("kubernetes", "topology_spread", number, "key"), message)
 
 
 @Rule
@@ -261,7 +236,7 @@ files_are_here = files.files_are_here
 
 @Rule
 def files_fit_a_config_map(job: Job) -> Iterator[Finding]:
-    names = files.found(job)
+    names = files.listed(job)
     if any(files.problem(name) for name in names):
         return  # files_are_here reports it
     size = sum(len(pod.file_key(number, name)) + File(name).stat().st_size for number, name in enumerate(names))
@@ -299,8 +274,7 @@ def preemption_needs_restarts(reason: str, *, of_one_node: bool = False) -> Rule
     def check(job: Job) -> Iterator[Finding]:
         if job.preemption is not None and job.max_restarts == 0 and (of_one_node or job.nodes.max > 1):
             message = f"preemption is given, but max_restarts is 0, so a preemption can end the job: {reason}"
-            yield Finding(
-                ("preemption",), message, "max_restarts: 10, or as many preemptions as you expect", on_key=True
-            )
+            hint = "max_restarts: 10, or as many preemptions as you expect"
+            yield Finding(("preemption",), message, hint, on_key=True)
 
     return check

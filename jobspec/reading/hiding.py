@@ -22,7 +22,7 @@ def is_secret(path: Sequence[str | int]) -> bool:
     return bool(path) and path[0] in _SECTIONS
 
 
-def kept(text: str) -> str:
+def visible_name(text: str) -> str:
     """Return what a message may show of a text in the place of a secret's name: a name, alone or before `=`."""
     plain = text.strip("\"'")
     found = _ASSIGNED.match(plain)
@@ -48,7 +48,7 @@ def lines_with_secrets(values: Mapping[str, Any], *places: Mapping[Path, Place])
 def hidden(problem: Problem) -> Problem:
     """Return the problem without its source line, of which only the name of a variable or key stays."""
     place = problem.place
-    name = place.written if place.option and place.column == 1 else kept(place.written)
+    name = place.written if place.option and place.column == 1 else visible_name(place.written)
     return replace(problem, place=masked(place, name if place.length > 1 else ""))
 
 

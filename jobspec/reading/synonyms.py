@@ -69,7 +69,7 @@ def snake_case(key: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower().replace("-", "_")
 
 
-def home_of(path: Path) -> Path | None:
+def own_key_of(path: Path) -> Path | None:
     """Return the path of the spec's own key, if the last part of `path` is another tool's name for it."""
     key, section = snake_case(str(path[-1])), str(path[0])
     if len(path) > 1 and (home := _IN_SECTION.get(section, {}).get(key)):
@@ -105,7 +105,7 @@ def value_here(path: Path, value: Any) -> str:
     return ""
 
 
-def way_of(path: Path) -> str | None:
+def advice_for(path: Path) -> str | None:
     """Return what to write for an option of sbatch right below `slurm`, or a key of a pod right below `kubernetes`."""
     if len(path) != 2:
         return None

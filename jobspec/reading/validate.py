@@ -1,4 +1,4 @@
-"""Turn the values of a spec into a Job, or report every mistake at once."""
+"""Turn the values of a spec into a Job, or report every mistake: first in the shape and types, then against rules."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from jobspec.spec.rules import Rule, rules_in
 def validate(source: Source, target_rules: Iterable[Rule] = ()) -> Job:
     """Return the job that the source describes.
 
-    Raises SpecError with all mistakes: wrong keys, wrong values, and rules broken by keys that are each right.
+    Raises SpecError with all wrong keys and values; if there are none, with all rules that are broken.
     """
-    every = [*rules_in(rules), *target_rules]
     try:
         job = Job.model_validate(source.values, strict=True)
-    except ValidationError:
-        from jobspec.reading.mistakes import mistakes  # only here: a correct spec does not need it
+    except ValidationError as error:
+        from jobspec.reading.wording import findings  # only here: a correct spec does not need it
 
-        raise SpecError(map(source.locate, mistakes(source, every))) from None
-    if broken := [finding for rule in every for finding in rule.check(job)]:
+        raise SpecError(map(source.locate, findings(error, source))) from None
+    if broken := [finding for rule in [*rules_in(rules), *target_rules] for finding in rule.check(job)]:
         raise SpecError(map(source.locate, broken))
     return job

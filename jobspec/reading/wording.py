@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -38,34 +38,11 @@ KEY = "[key]"
 """The last part of pydantic's path to a wrong key in a mapping with user-chosen names."""
 
 
-def findings(error: ValidationError, source: Source, wrong: Set[Path] = frozenset()) -> list[Finding]:
-    """Return one finding for each pydantic error.  A misspelt key is not also reported as missing.
-
-    wrong: keys reported already, which hold placeholders now.
-    """
-    reported = wrong | suggested_paths(error, source)
+def findings(error: ValidationError, source: Source) -> list[Finding]:
+    """Return one finding for each pydantic error.  A misspelt key is not also reported as missing."""
     details = error.errors(include_url=False)
-    return [_finding(detail, source) for detail in details if reported.isdisjoint(_at_fault(detail))]
-
-
-def wrong_paths(error: ValidationError) -> Iterator[Path]:
-    """Yield the path of each key, value and element that an error is about."""
-    for detail in error.errors(include_url=False):
-        yield from _at_fault(detail)
-
-
-def _at_fault(detail: ErrorDetails) -> list[Path]:
-    path = detail["loc"]
-    if detail["type"] == _DISAGREE:
-        return [(*path, detail["ctx"]["key"]), (*path, detail["ctx"]["other"])]
-    return [path]
-
-
-def suggested_paths(error: ValidationError, source: Source) -> set[Path]:
-    """Return the keys that the unknown keys were probably meant to be, except those that are also given."""
-    unknown = [detail["loc"] for detail in error.errors(include_url=False) if detail["type"] == _UNKNOWN]
-    meant = {(*path[:-1], key) for path in unknown if (key := _meant(path)) is not None}
-    return meant - source.keys.keys()
+    similar = {(*at[:-1], _similar_key(at)) for at in (one["loc"] for one in details if one["type"] == _UNKNOWN)}
+    return [_finding(one, source) for one in details if one["loc"] not in similar - source.keys.keys()]
 
 
 def _finding(detail: ErrorDetails, source: Source) -> Finding:
@@ -169,9 +146,7 @@ def _command_hint(value: str, source: Source) -> str:
         job = Job.model_validate(spec, strict=True)
     except ValueError:  # a quote that is not closed, no word at all, a control character
         return ""
-    if any(
-        [*rules.command_begins_with_a_program.check(job), *rules.command_begins_with_a_script.check(job), *doubts(job)]
-    ):
+    if any([*rules.command_begins_with_what_runs.check(job), *doubts(job)]):
         return ""
     return f"write command: {_in_yaml(words)}{' and no_python: true' if no_python and not given else ''}"
 
@@ -205,16 +180,16 @@ def _unknown_key(path: Path) -> Finding:
     key, above = str(path[-1]), path[:-1]
     message = f'unknown key "{key}"' + (f' in "{dotted(above)}"' if above else "")
     homes = [dotted(home) or "the top level" for home, fields in _sections() if key in fields]
-    guess = _meant(path)
+    guess = _similar_key(path)
     model = model_at(above)
     hint = f"allowed: {', '.join(model.model_fields)}" if model else ""
-    home = synonyms.home_of(path)
+    home = synonyms.own_key_of(path)
     if home is not None and home[:-1] == above:
         hint = f'did you mean "{home[-1]}"?'
     elif home is not None:
         hint = f"write {dotted(home)} instead"
-    elif (way := synonyms.way_of(path)) and "the top level" not in homes:
-        hint = way
+    elif (advice := synonyms.advice_for(path)) and "the top level" not in homes:
+        hint = advice
     elif homes:
         hint = f'"{key}" belongs to {" or ".join(homes)}'
         hint += ", and is a type such as h100; procs_per_node says how many" if key == "gpu" else ""
@@ -227,15 +202,15 @@ def _unknown_key(path: Path) -> Finding:
     return Finding(path, message, hint, on_key=True)
 
 
-def _meant(path: Path) -> str | None:
+def _similar_key(path: Path) -> str | None:
     """Return the key that an unknown key was probably meant to be."""
     model = model_at(path[:-1])
     if model is None:
         return None
-    home = synonyms.home_of(path)
+    home = synonyms.own_key_of(path)
     if home is not None:
         return str(home[-1]) if home[:-1] == path[:-1] else None
-    if synonyms.way_of(path):
+    if synonyms.advice_for(path):
         return None
     key = synonyms.snake_case(str(path[-1]))
     return key if key in model.model_fields else nearest(str(path[-1]), model.model_fields)

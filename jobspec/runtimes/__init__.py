@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Protocol, cast
+from typing import cast
 
 from jobspec.filters import sh
 from jobspec.plan import Plan
@@ -20,35 +20,34 @@ from jobspec.spec.rules import empty_mounts_have_no_folders, missing_image
 _PREFIXES = ("MASTER_", "PET_", "SLURM_")
 
 
-class Runtime(Protocol):
-    """The interface of a file in this folder.
+class Runtime:
+    """How a runtime runs the image.  These defaults are those of no container; a file's RUNTIME has what differs.
 
     Below, `passed` are names of variables that the processes must see with the values from the task's shell.
     """
 
-    @property
-    def PROGRAM(self) -> str | None:
-        """The runtime's own program, which each node must have; None if there is no such program."""
-
-    @property
-    def STOP(self) -> str | None:
-        """Bash that asks the containers of a node to stop; None if they get the signals that Slurm sends."""
-
-    @property
-    def RUN(self) -> str | None:
-        """The command that starts a container; None if the task's shell already is where the processes run."""
+    program: str | None = None
+    """The runtime's own program, which each node must have; None if there is no such program."""
+    stop: str | None = None
+    """Bash that asks the containers of a node to stop; None if they get the signals that Slurm sends."""
+    run: str | None = None
+    """The command that starts a container; None if the task's shell already is where the processes run."""
 
     def srun_flags(self, plan: Plan, passed: Sequence[str]) -> list[str]:
         """Return flags of the srun that starts the tasks."""
+        return []
 
     def before(self, plan: Plan, passed: Sequence[str]) -> list[str]:
         """Return lines for a task's shell before the command.  They may fill "$@"; of the spec they hold only paths."""
+        return []
 
-    def words(self, plan: Plan, passed: Sequence[str]) -> list[str]:
-        """Return the words between RUN with "$@" and the command in the container."""
+    def words(self, plan: Plan) -> list[str]:
+        """Return the words between `run` with "$@" and the command in the container."""
+        return []
 
     def image_problem(self, image: str) -> str | None:
         """Return why this runtime cannot run an image of this name, or None."""
+        return None
 
 
 def names() -> list[str]:
@@ -58,7 +57,7 @@ def names() -> list[str]:
 
 def load(name: str) -> Runtime:
     """Return the runtime of a name from `names()`."""
-    return cast(Runtime, importlib.import_module(f"{__name__}.{name}"))
+    return cast(Runtime, importlib.import_module(f"{__name__}.{name}").RUNTIME)
 
 
 def tasks_per_node(job: Job) -> int:
@@ -77,7 +76,7 @@ def problems(job: Job) -> Iterable[Finding]:
     elif problem := load(runtime).image_problem(job.image):
         yield Finding(("image",), f'slurm.runtime {runtime} cannot run image "{job.image}": {problem}')
     for number, mount in enumerate(job.mounts):
-        if mount.empty and load(runtime).RUN is None and any(_inside(mount, other) for other in job.mounts):
+        if mount.empty and load(runtime).run is None and any(_inside(mount, other) for other in job.mounts):
             message = f"mounts[{number}].path is inside another mount, where {runtime} cannot mount scratch"
             yield Finding(("mounts", number, "path"), message, "choose a path outside the other mounts")
         elif mount.source is None and mount.volume is not None and not mount.empty:

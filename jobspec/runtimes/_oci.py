@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jobspec import runtimes
 from jobspec.plan import Plan
-from jobspec.runtimes import in_shell, is_file
+from jobspec.runtimes import Runtime, in_shell, is_file
 from jobspec.spec.job import Mount
 
 _SOURCE = "--mount=type=bind,source="
@@ -50,10 +50,13 @@ def image(plan: Plan) -> list[str]:
     return ["--entrypoint=", plan.job.image or ""]
 
 
-def image_problem(image: str) -> str | None:
-    if is_file(image) or "://" in image:
-        return "write REGISTRY/NAME:TAG, not a file or a URL"
-    return None
+class Oci(Runtime):
+    """What docker and podman have in common."""
+
+    def image_problem(self, image: str) -> str | None:
+        if is_file(image) or "://" in image:
+            return "write REGISTRY/NAME:TAG, not a file or a URL"
+        return None
 
 
 def _target(mount: Mount) -> str:

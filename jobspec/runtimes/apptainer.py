@@ -9,33 +9,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jobspec.plan import Plan
-from jobspec.runtimes import in_shell, is_file, mount_empty, mount_flags
+from jobspec.runtimes import Runtime, in_shell, is_file, mount_empty, mount_flags
 from jobspec.spec.job import Mount
 
-PROGRAM = "apptainer"
 _BIND = "--bind="
-RUN = "apptainer exec --no-eval"  # since 1.1; without it, $(id) in an APPTAINERENV_ value would be run
-STOP = None
 
 
-def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
-    return []
+class Apptainer(Runtime):
+    program = "apptainer"
+    run = "apptainer exec --no-eval"  # since 1.1; without it, $(id) in an APPTAINERENV_ value would be run
+
+    def words(self, plan: Plan) -> list[str]:
+        return [*mount_flags(plan.job, _BIND, _target), _image(plan.job.image or "")]
+
+    def before(self, plan: Plan, passed: Sequence[str]) -> list[str]:
+        # If the image sets a variable too, the image's value wins unless the variable has this prefix.
+        forced = [f'for name in {in_shell(passed)}; do export "APPTAINERENV_$name=${{!name}}"; done']
+        if plan.job.device == "cuda":
+            forced.append("if [ -e /dev/nvidiactl ]; then set -- --nv; else set -- --rocm; fi")
+        return [*forced, *mount_empty(plan.job, _BIND, _target)]
 
 
-def words(plan: Plan, passed: Sequence[str]) -> list[str]:
-    return [*mount_flags(plan.job, _BIND, _target), _image(plan.job.image or "")]
-
-
-def before(plan: Plan, passed: Sequence[str]) -> list[str]:
-    # If the image sets a variable too, the image's value wins unless the variable has this prefix.
-    forced = [f'for name in {in_shell(passed)}; do export "APPTAINERENV_$name=${{!name}}"; done']
-    if plan.job.device == "cuda":
-        forced.append("if [ -e /dev/nvidiactl ]; then set -- --nv; else set -- --rocm; fi")
-    return [*forced, *mount_empty(plan.job, _BIND, _target)]
-
-
-def image_problem(image: str) -> str | None:
-    return None
+RUNTIME = Apptainer()
 
 
 def _image(image: str) -> str:

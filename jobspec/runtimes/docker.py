@@ -11,46 +11,40 @@ from collections.abc import Sequence
 from jobspec.plan import Plan
 from jobspec.runtimes import _oci, tasks_per_node
 
-PROGRAM = "docker"
-RUN = "docker run"
-STOP = None
+
+class Docker(_oci.Oci):
+    program = "docker"
+    run = "docker run"
+
+    def words(self, plan: Plan) -> list[str]:
+        job = plan.job
+        flags = _oci.flags(plan)
+        tasks = tasks_per_node(job)
+        # Ranks of a node share memory through /proc/PID/fd, so their containers must see each other's processes.  The
+        # program is then not process 1 and needs no init: only process 1 ignores signals that it does not handle.
+        flags.append("--pid=host" if tasks > 1 else "--init")
+        if job.resources.cpus is not None:
+            flags.append(f"--cpus={max(1, job.resources.cpus // tasks)}")
+        if job.resources.memory is not None:
+            memory = f"{job.resources.memory // tasks}b"
+            flags += [f"--memory={memory}", f"--memory-swap={memory}"]  # docker would add as much swap
+        return [*flags, *_oci.image(plan)]
+
+    def before(self, plan: Plan, passed: Sequence[str]) -> list[str]:
+        # --user: files on the mounts then belong to the user who submitted the job.  USER: torch asks for its name,
+        # and the container knows no user with this number.
+        # --name: Slurm's SIGKILL ends docker's client but not the container.  People, and the next start of a requeued
+        # job, find it by its name.
+        lines = [
+            "name=slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID",
+            'docker rm --force "$name" >/dev/null 2>&1 || true',
+            'set -- --name="$name" --user="$(id -u):$(id -g)"',
+            _oci.let_in(["USER", *passed]),
+            *_oci.mount_empty(plan),
+        ]
+        if plan.job.device == "cuda":
+            lines += [*_oci.gpus(), 'set -- "$@" --gpus="\\"device=${gpus//[[:space:]]/,}\\""']
+        return lines
 
 
-def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
-    return []
-
-
-def words(plan: Plan, passed: Sequence[str]) -> list[str]:
-    job = plan.job
-    flags = _oci.flags(plan)
-    tasks = tasks_per_node(job)
-    # Ranks of a node share memory through /proc/PID/fd, so their containers must see each other's processes.  The
-    # program is then not process 1 and needs no init: only process 1 ignores signals that it does not handle.
-    flags.append("--pid=host" if tasks > 1 else "--init")
-    if job.resources.cpus is not None:
-        flags.append(f"--cpus={max(1, job.resources.cpus // tasks)}")
-    if job.resources.memory is not None:
-        memory = f"{job.resources.memory // tasks}b"
-        flags += [f"--memory={memory}", f"--memory-swap={memory}"]  # docker would add as much swap
-    return [*flags, *_oci.image(plan)]
-
-
-def before(plan: Plan, passed: Sequence[str]) -> list[str]:
-    # --user: files on the mounts then belong to the user who submitted the job, not to root.  USER: torch asks for the
-    # user's name, and the container knows no user with this number.
-    # --name: Slurm's SIGKILL ends docker's client but not the container.  People, and the next start of a requeued job,
-    # find the container by its name.
-    lines = [
-        "name=slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID",
-        'docker rm --force "$name" >/dev/null 2>&1 || true',
-        'set -- --name="$name" --user="$(id -u):$(id -g)"',
-        _oci.let_in(["USER", *passed]),
-        *_oci.mount_empty(plan),
-    ]
-    if plan.job.device == "cuda":
-        lines += [*_oci.gpus(), 'set -- "$@" --gpus="\\"device=${gpus//[[:space:]]/,}\\""']
-    return lines
-
-
-def image_problem(image: str) -> str | None:
-    return _oci.image_problem(image)
+RUNTIME = Docker()

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from jobspec.plan import Plan
 from jobspec.runtimes import _oci
 
-PROGRAM = "podman"
-RUN = "podman run"
 # Slurm's signal would reach podman itself, too: rootless podman then ends at once, with 0 (seen with 4.3), while its
 # container still saves.
 # Nodes may share podman's database (in a home directory), so `podman ps` lists the containers of all of them.
 # The shell that attends the task, if one does, is told first: it would take the end of the container for a failure.
-STOP = r"""
+_STOP = r"""
     podman ps --filter "name=^slurm-$SLURM_JOB_ID[.]" --filter "label=node=$SLURMD_NODENAME" \
       --format "{{.ID}} {{index .Labels \"shell\"}}" | while read -r container shell; do
         [[ -z $shell ]] || kill "$shell"
@@ -25,30 +23,29 @@ STOP = r"""
       done"""
 
 
-def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
-    return []
+class Podman(_oci.Oci):
+    program = "podman"
+    run = "podman run"
+    stop = _STOP
+
+    def words(self, plan: Plan) -> list[str]:
+        # SELinux would refuse the mounts, and giving them new labels would lock out other jobs.
+        # The init passes on signals.  No --pid=host as with docker: each container has its own user namespace, so the
+        # kernel may refuse /proc/PID/fd all the same, and podman without cgroups rejects the flag.
+        return [*_oci.flags(plan), "--init", "--security-opt=label=disable", *_oci.image(plan)]
+
+    def before(self, plan: Plan, passed: Sequence[str]) -> list[str]:
+        # --userns: files on the mounts then belong to the user who submitted the job.  podman rejects it for root.
+        lines = [
+            'set -- --name="slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID" --replace',
+            'set -- "$@" --label="node=$SLURMD_NODENAME" --label="shell=${asked+$$}"',
+            'if [ "$(id -u)" != 0 ]; then set -- "$@" --userns=keep-id; fi',
+            _oci.let_in(passed),
+            *_oci.mount_empty(plan),
+        ]
+        if plan.job.device == "cuda":
+            lines += [*_oci.gpus(), 'for gpu in ${gpus//,/ }; do set -- "$@" "--device=nvidia.com/gpu=$gpu"; done']
+        return lines
 
 
-def words(plan: Plan, passed: Sequence[str]) -> list[str]:
-    # SELinux would refuse the mounts, and giving them new labels would lock out other jobs.
-    # The init passes on signals.  Unlike docker, no --pid=host: each container of a user has its own user namespace,
-    # so the kernel may refuse /proc/PID/fd all the same, and podman without cgroups rejects the flag.
-    return [*_oci.flags(plan), "--init", "--security-opt=label=disable", *_oci.image(plan)]
-
-
-def before(plan: Plan, passed: Sequence[str]) -> list[str]:
-    # Files on the mounts then belong to the user who submitted the job; for root they do anyway, and podman rejects it.
-    lines = [
-        'set -- --name="slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID" --replace',
-        'set -- "$@" --label="node=$SLURMD_NODENAME" --label="shell=${asked+$$}"',
-        'if [ "$(id -u)" != 0 ]; then set -- "$@" --userns=keep-id; fi',
-        _oci.let_in(passed),
-        *_oci.mount_empty(plan),
-    ]
-    if plan.job.device == "cuda":
-        lines += [*_oci.gpus(), 'for gpu in ${gpus//,/ }; do set -- "$@" "--device=nvidia.com/gpu=$gpu"; done']
-    return lines
-
-
-def image_problem(image: str) -> str | None:
-    return _oci.image_problem(image)
+RUNTIME = Podman()

@@ -9,39 +9,33 @@ from collections.abc import Sequence
 
 from jobspec.filters import sh
 from jobspec.plan import Plan
-from jobspec.runtimes import is_file
+from jobspec.runtimes import Runtime, is_file
 from jobspec.spec.job import Mount
 
-PROGRAM = None  # pyxis is a plugin of srun
-RUN = None
-STOP = None
+
+class Pyxis(Runtime):  # a plugin of srun, so it has no program
+    def srun_flags(self, plan: Plan, passed: Sequence[str]) -> list[str]:
+        flags = [f"--container-image={_image(plan.job.image or '')}"]
+        if mounts := [_mount(mount) for mount in plan.job.mounts if not mount.empty]:
+            flags.append(f"--container-mounts={','.join(mounts)}")
+        if _empty(plan):
+            flags.append("--container-writable")
+        # If the image sets a variable too, the image's value wins unless the variable is named here (pyxis#124).
+        return [*flags, f"--container-env={','.join(passed)}"]
+
+    def before(self, plan: Plan, passed: Sequence[str]) -> list[str]:
+        # Folders of the container itself, which enroot unpacks on the node's disk and pyxis removes after the job.  The
+        # tasks of a node share them, as they share the container.
+        paths = _empty(plan)
+        return [f"mkdir -p {' '.join(map(sh, paths))}"] if paths else []
+
+    def image_problem(self, image: str) -> str | None:
+        if "://" in image:
+            return "write REGISTRY/NAME:TAG, without docker:// before it"
+        return None
 
 
-def srun_flags(plan: Plan, passed: Sequence[str]) -> list[str]:
-    flags = [f"--container-image={_image(plan.job.image or '')}"]
-    if mounts := [_mount(mount) for mount in plan.job.mounts if not mount.empty]:
-        flags.append(f"--container-mounts={','.join(mounts)}")
-    if _empty(plan):
-        flags.append("--container-writable")
-    # If the image sets a variable too, the image's value wins unless the variable is named here (pyxis#124).
-    return [*flags, f"--container-env={','.join(passed)}"]
-
-
-def before(plan: Plan, passed: Sequence[str]) -> list[str]:
-    # Folders of the container itself, which enroot unpacks on the node's disk and pyxis removes after the job.  The
-    # tasks of a node share them, as they share the container.
-    paths = _empty(plan)
-    return [f"mkdir -p {' '.join(map(sh, paths))}"] if paths else []
-
-
-def words(plan: Plan, passed: Sequence[str]) -> list[str]:
-    return []
-
-
-def image_problem(image: str) -> str | None:
-    if "://" in image:
-        return "write REGISTRY/NAME:TAG, without docker:// before it"
-    return None
+RUNTIME = Pyxis()
 
 
 def _empty(plan: Plan) -> list[str]:

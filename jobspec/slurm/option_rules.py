@@ -32,12 +32,7 @@ _OPTIONS_OF_KEYS = {
     **{key: f"slurm.{key}" for key in ("partition", "account", "qos", "constraint", "reservation", "array")},
 }
 # Options of sbatch that may replace a key of `resources`, and that key; giving both is rejected.
-_OPTIONS_INSTEAD_OF_KEYS = {
-    "cpus-per-gpu": "cpus",
-    "mem": "memory",
-    "mem-per-cpu": "memory",
-    "mem-per-gpu": "memory",
-}
+_OPTIONS_INSTEAD_OF_KEYS = {"cpus-per-gpu": "cpus", "mem": "memory", "mem-per-cpu": "memory", "mem-per-gpu": "memory"}
 # Options with which sbatch does not run the script at all.
 _NO_JOB = {"help", "usage", "version", "test-only", "wrap"}
 _MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
@@ -86,12 +81,8 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
             yield Finding(path, message, _BY_HAND, on_key=True)
         if name == "mem" and job.resources.memory is None and str(value) != "0":
             message = "slurm.options: mem is set from resources.memory"
-            yield Finding(
-                path,
-                message,
-                "set resources.memory instead; only mem: 0, for all memory of a node, can stand here",
-                on_key=True,
-            )
+            hint = "set resources.memory instead; only mem: 0, for all memory of a node, can stand here"
+            yield Finding(path, message, hint, on_key=True)
         if name == "export" and str(value).upper() in ("NONE", "NIL") and job.secrets:
             message = f"slurm.options: export is {value}, so the job would not get its secrets"
             yield Finding(path, message, "leave it out; secrets are passed on by name", on_key=True)
@@ -111,11 +102,8 @@ def options_have_the_values_that_sbatch_reads(job: Job) -> Iterator[Finding]:
             message = f"slurm.options: exclusive is {value}, which sbatch does not know"
             yield Finding(path, message, "write true, user, mcs or topo; leave it out to share nodes")
         elif name in FLAGS and value is not True:
-            yield Finding(
-                path,
-                f"slurm.options: {name} is a flag, so its value must be true, not {value}",
-                "write true, or leave it out",
-            )
+            hint = "write true, or leave it out"
+            yield Finding(path, f"slurm.options: {name} is a flag, so its value must be true, not {value}", hint)
         elif name in WITH_VALUE and value is True:
             yield Finding(path, f"slurm.options: {name} is true, but sbatch wants a value for it", f"{name}: VALUE")
         key = _OPTIONS_INSTEAD_OF_KEYS.get(name)
@@ -135,11 +123,8 @@ def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
             message = f"slurm.srun_options: {name} is set from {_SRUN_OPTIONS_FOR_PYXIS[name]}"
             yield Finding(path, message, "leave it out", on_key=True)
         elif name == "label" and value is not True:
-            yield Finding(
-                path,
-                f"slurm.srun_options: label is a flag, so its value must be true, not {value}",
-                "write true, or leave it out",
-            )
+            hint = "write true, or leave it out"
+            yield Finding(path, f"slurm.srun_options: label is a flag, so its value must be true, not {value}", hint)
         elif name == "multi-prog":
             message = "slurm.srun_options: multi-prog makes srun read the program as a configuration file"
             yield Finding(path, message, "leave it out", on_key=True)

@@ -29,7 +29,7 @@ def directives(plan: Plan) -> list[tuple[str, str]]:
         "constraint": slurm.constraint,
         "reservation": slurm.reservation,
         "array": array,
-        "no-kill": "" if goes_on(job) else None,
+        "no-kill": "" if survives_lost_nodes(job) else None,
         "signal": f"B:USR1@{job.preemption.grace}" if job.preemption else None,
         "requeue" if job.preemption else "no-requeue": "",
         "output": None if "output" in slurm.options else log,
@@ -55,7 +55,7 @@ def srun_flags(plan: Plan) -> list[str]:
         # other jobs.
         flags.append("--distribution=block")
     if job.nodes.elastic:
-        flags += [*(["--no-kill"] if goes_on(job) else []), "--kill-on-bad-exit=0", "--wait=0"]
+        flags += [*(["--no-kill"] if survives_lost_nodes(job) else []), "--kill-on-bad-exit=0", "--wait=0"]
     elif job.preemption:
         flags += ["--kill-on-bad-exit=0", f"--wait={job.preemption.grace}"]
     else:
@@ -72,19 +72,19 @@ def ntasks(job: Job) -> str:
     return '"$SLURM_JOB_NUM_NODES"' if per_node == 1 else f"$(( SLURM_JOB_NUM_NODES * {per_node} ))"
 
 
-def goes_on(job: Job) -> bool:
+def survives_lost_nodes(job: Job) -> bool:
     """Return True if the job keeps its other nodes when one is lost, and False if it ends or is requeued."""
     return job.nodes.elastic and job.preemption is None
 
 
-def ends_others(job: Job) -> bool:
+def task_ends_others(job: Job) -> bool:
     """Return True if a task must end the others itself, because srun waits for those that save after a signal."""
     return job.preemption is not None and not job.nodes.elastic and job.nodes.max * tasks_per_node(job) > 1
 
 
-def what_ends_what(job: Job) -> str:
+def failure_policy(job: Job) -> str:
     """Say in words what srun_flags do about a task that ends or fails."""
-    if goes_on(job):
+    if survives_lost_nodes(job):
         return "The other nodes continue when one is lost."
     if job.nodes.elastic:
         return "When a node is lost, the others continue until Slurm requeues the job."

@@ -42,11 +42,8 @@ def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
         yield Finding(("slurm", "launcher"), message, "leave rendezvous.backend out")
     if "max_restarts" in given(job):
         message = f"max_restarts is {job.max_restarts}, but slurm.launcher is srun: nothing restarts processes"
-        yield Finding(
-            ("max_restarts",),
-            message,
-            "write slurm: {launcher: torchrun}; or set preemption, which requeues the whole job",
-        )
+        hint = "write slurm: {launcher: torchrun}; or set preemption, which requeues the whole job"
+        yield Finding(("max_restarts",), message, hint)
 
 
 @Rule

@@ -45,7 +45,7 @@ def doubts(job: Job, node_is_hidden: bool = False, not_used: Container[str] = ()
         yield f'command begins with "{first}", not a .py file; torchrun starts it with Python unless no_python is true'
     travels = job.files and job.command and job.workdir is None and not job.setup
     elsewhere = first == "-m" or posixpath.isabs(first)
-    if travels and not elsewhere and posixpath.normpath(first) not in files.found(job):
+    if travels and not elsewhere and posixpath.normpath(first) not in files.listed(job):
         yield f"files does not list {first}, the script in command; Kubernetes and compose would not find it"
     if job.max_restarts and job.train and job.train.checkpoint_dir is not None and job.train.resume == "never":
         yield "train.resume is never, so a restart finds checkpoints and refuses to run; write resume: auto"

@@ -26,8 +26,7 @@ JobName = Annotated[
 ]
 DnsLabel = Annotated[str, matching(rf"(?!.{{64}}){DNS}", 'a DNS label (at most 63 lower-case letters, digits and "-")')]
 DnsName = Annotated[
-    str,
-    matching(rf"(?!.{{254}}){DNS}(?:\.{DNS})*", 'a DNS name (at most 253 lower-case letters, digits, "-" and ".")'),
+    str, matching(rf"(?!.{{254}}){DNS}(?:\.{DNS})*", 'a DNS name (at most 253 lower-case letters, digits, "-" and ".")')
 ]
 LabelKey = Annotated[
     str,
@@ -44,13 +43,9 @@ LabelValue = Annotated[
     ),
 ]
 ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-EnvName = Annotated[
-    str,
-    matching(ENV_NAME, 'the name of a variable (letters, digits and "_", no digit first)'),
-]
+EnvName = Annotated[str, matching(ENV_NAME, 'the name of a variable (letters, digits and "_", no digit first)')]
 Image = Annotated[
-    str,
-    matching(r"[A-Za-z0-9/.][A-Za-z0-9._/:@+-]*", "an image reference such as registry.example/team/train:1.0"),
+    str, matching(r"[A-Za-z0-9/.][A-Za-z0-9._/:@+-]*", "an image reference such as registry.example/team/train:1.0")
 ]
 _PATH = r'/[^\u0000-\u001f\u007f-\u009f\u2028\u2029:,"\\$]*'
 
@@ -99,8 +94,7 @@ SlurmWord = Annotated[
 SlurmConstraint = Annotated[
     str,
     matching(
-        r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:&|*()\[\]-]*",
-        "a Slurm constraint such as h100, h100|a100 or [rack1|rack2]",
+        r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:&|*()\[\]-]*", "a Slurm constraint such as h100, h100|a100 or [rack1|rack2]"
     ),
 ]
 SlurmArray = Annotated[

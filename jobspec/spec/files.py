@@ -19,7 +19,7 @@ WORKDIR = "/scratch"
 _NAME = re.compile(r"[A-Za-z0-9._/ +=@-]+")
 
 
-def found(job: Job) -> list[str]:
+def listed(job: Job) -> list[str]:
     """List the files of all patterns, each once, in the order of the patterns."""
     return list(dict.fromkeys(file for pattern in job.files for file in _matching(pattern)))
 

@@ -98,8 +98,7 @@ class Mount(Section):
     model_config = ConfigDict(json_schema_extra={"anyOf": [_given(key) for key in ("source", *VOLUMES)]})
 
     source: FolderPath | None = Field(
-        None,
-        description="folder on every node; Kubernetes ignores it if claim, scratch, config_map or secret is given",
+        None, description="folder on every node; Kubernetes ignores it if claim, scratch, config_map or secret is given"
     )
     claim: DnsName | None = Field(None, description="PersistentVolumeClaim (Kubernetes) or volume (compose)")
     scratch: Size | None = Field(
@@ -135,10 +134,7 @@ class Resources(Section):
     """What each node gives to the job; with device cuda, its GPUs are added."""
 
     cpus: int | None = Field(
-        None,
-        ge=1,
-        le=65536,
-        description="CPU cores of a node; each process gets its share as OMP_NUM_THREADS",
+        None, ge=1, le=65536, description="CPU cores of a node; each process gets its share as OMP_NUM_THREADS"
     )
     memory: Size | None = Field(None, description="memory of a node, such as 200GiB")
     shm: Size | None = Field(

@@ -87,7 +87,7 @@ class Kubernetes(Section):
     gpu_resource: LabelKey = Field("nvidia.com/gpu", description="resource name of GPUs")
     gpu_claim: DnsName | None = Field(
         None,
-        description="ResourceClaimTemplate by which each pod gets its GPUs (DRA), in place of gpu_resource",
+        description="ResourceClaimTemplate, such as gpus, that gives each pod its GPUs (DRA), not gpu_resource",
     )
     rdma_resource: LabelKey | None = Field(None, description="resource name of RDMA devices")
     host_network: bool = Field(False, description="pods use the network of their node")
@@ -98,7 +98,7 @@ class Kubernetes(Section):
     annotations: dict[LabelKey, Lines] = Field({}, description="annotations on the top object and the pods")
     pod: dict[str, Any] = Field(
         {},
-        description="further keys of the pods' spec, merged as they are, such as affinity, initContainers, "
-        "runtimeClassName; {containers: [{name: node, …}]} is the container of the processes",
+        description="further keys of the pods' spec, merged as they are: affinity, initContainers and others, "
+        "such as {runtimeClassName: nvidia}; {containers: [{name: node, …}]} is the container of the processes",
     )
     ttl: Duration | None = Field(None, description="how long the finished job is kept, such as 1d")

@@ -30,14 +30,7 @@ def _read_size(value: Any) -> int:
 
 
 _SIZE_SCHEMA = {"type": "string", "pattern": "^[1-9][0-9]{0,8}(?:MiB|GiB|TiB)$"}
-Size = Annotated[
-    int,
-    Value(
-        "a size such as 512MiB, 200GiB or 1TiB",
-        _read_size,
-        _SIZE_SCHEMA,
-    ),
-]
+Size = Annotated[int, Value("a size such as 512MiB, 200GiB or 1TiB", _read_size, _SIZE_SCHEMA)]
 """Bytes."""
 
 
@@ -65,12 +58,7 @@ Amount = Annotated[
     Value(
         "a whole number of devices, or a size such as 4GiB",
         _read_amount,
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 1, "exclusiveMaximum": 2**31},
-                _SIZE_SCHEMA,
-            ]
-        },
+        {"anyOf": [{"type": "integer", "minimum": 1, "exclusiveMaximum": 2**31}, _SIZE_SCHEMA]},
     ),
 ]
 """A number, or bytes as a Kubernetes quantity."""
@@ -120,9 +108,7 @@ def _read_duration(value: Any) -> int:
 Duration = Annotated[
     int,
     Value(
-        "a time above 0 such as 90s, 30m, 2h or 1d12h",
-        _read_duration,
-        {"type": "string", "pattern": f"^{_DURATION}$"},
+        "a time above 0 such as 90s, 30m, 2h or 1d12h", _read_duration, {"type": "string", "pattern": f"^{_DURATION}$"}
     ),
 ]
 """Seconds."""

@@ -56,6 +56,12 @@ def empty_mounts_have_no_folders(job: Job) -> Iterator[Finding]:
             yield Finding(("mounts", number, "sub_path"), message)
 
 
+def mount_over_shm(number: int) -> Finding:
+    """Return the finding that a mount is over shared memory, which pods and services have there."""
+    message = f"mounts[{number}].path: /dev/shm is shared memory, not a place for mounts"
+    return Finding(("mounts", number, "path"), message, "resources.shm sets its size")
+
+
 def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:
     """Make a rule: with the suffix that the target adds, the job's name fits the DNS label that names `what`."""
 
@@ -96,43 +102,34 @@ def one_program(job: Job) -> Iterator[Finding]:
 
 
 @Rule
-def command_begins_with_a_program(job: Job) -> Iterator[Finding]:
-    if not job.no_python:
-        return
+def command_begins_with_what_runs(job: Job) -> Iterator[Finding]:
     if job.command is None:
-        yield Finding(("no_python",), "no_python is true, but there is no command", "leave it out")
+        if job.no_python:
+            yield Finding(("no_python",), "no_python is true, but there is no command", "leave it out")
         return
-    first = job.command[0]
-    if words := as_line(first):
-        hint = f"write each word as an element: {json.dumps(words, ensure_ascii=False)}"
-        yield Finding(("command", 0), "command: its first element is a whole command line, not a program", hint)
-    elif first.startswith("-") or not first:
-        message = "command must begin with a program, not with an option"
-        yield Finding(("command", 0), message, "put the program first, before its options")
-
-
-@Rule
-def command_begins_with_a_script(job: Job) -> Iterator[Finding]:
-    if job.command is None or job.no_python:
-        return
-    first = job.command[0]
-    if first == "-m":
+    first, path = job.command[0], ("command", 0)
+    what = "a program" if job.no_python else "a script"
+    if first == "-m" and not job.no_python:
         if len(job.command) == 1 or job.command[1].startswith("-"):
-            yield Finding(("command", 0), "command: the name of a module must follow -m")
+            yield Finding(path, "command: the name of a module must follow -m")
     elif words := as_line(first):
-        hint = f"write each word as an element: {json.dumps(from_script(words), ensure_ascii=False)}"
-        hint += ", and no_python: true" if is_for_a_shell(words[0]) else ""
-        yield Finding(("command", 0), "command: its first element is a whole command line, not a script", hint)
-    elif starts_python(first):
+        hint = json.dumps(words if job.no_python else from_script(words), ensure_ascii=False)
+        hint += ", and no_python: true" if is_for_a_shell(words[0]) and not job.no_python else ""
+        message = f"command: its first element is a whole command line, not {what}"
+        yield Finding(path, message, f"write each word as an element: {hint}")
+    elif starts_python(first) and not job.no_python:
         message = f"command must begin with the script, not with {first}"
-        yield Finding(("command", 0), message, "write the script first, such as mine.py; torchrun starts Python")
-    elif is_for_a_shell(first):
+        yield Finding(path, message, "write the script first, such as mine.py; torchrun starts Python")
+    elif is_for_a_shell(first) and not job.no_python:
         message = f"command begins with {first}, which Python cannot run"
         hint = "begin with a Python script, or add no_python: true for a shell or any other program"
-        yield Finding(("command", 0), message, hint)
+        yield Finding(path, message, hint)
     elif first.startswith("-") or not first:
-        message = "command must begin with a script or with -m and a module, not with an option"
-        yield Finding(("command", 0), message, "leave the option out, because Python would read it as its own")
+        module = "" if job.no_python else " or with -m and a module"
+        hint = "leave the option out, because Python would read it as its own"
+        if job.no_python:
+            hint = "put the program first, before its options"
+        yield Finding(path, f"command must begin with {what}{module}, not with an option", hint)
 
 
 @Rule
@@ -146,11 +143,8 @@ def _unreadable(path: Path, lines: Sequence[str]) -> Iterator[Finding]:
     for number, line in enumerate(lines):
         if error := shell.syntax_error(line):
             message = f"{'.'.join(map(str, path))}[{number}]: bash cannot read this line: {error}"
-            yield Finding(
-                (*path, number),
-                message,
-                "each line must be a complete command; put longer text into a file, and write: source FILE",
-            )
+            hint = "each line must be a complete command; put longer text into a file, and write: source FILE"
+            yield Finding((*path, number), message, hint)
 
 
 @Rule
@@ -309,6 +303,5 @@ def mounts_have_one_source_and_one_place(job: Job) -> Iterator[Finding]:
             message = f"mounts[{number}] has both {volumes[0]} and {key}: only one can be mounted"
             yield Finding(("mounts", number, key), message, "leave one of them out; source can be given with either")
         if mount.path in [earlier.path for earlier in job.mounts[:number]]:
-            yield Finding(
-                ("mounts", number, "path"), f"mounts[{number}].path: an earlier mount has the path {mount.path}, too"
-            )
+            message = f"mounts[{number}].path: an earlier mount has the path {mount.path}, too"
+            yield Finding(("mounts", number, "path"), message)

@@ -13,7 +13,8 @@ def json_schema(part: bool = False) -> dict[str, Any]:
     part: True for one of several files that are merged.  In such a file no key is required, `+key` adds to a list, and
     an empty value removes a key.
     """
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Job.model_json_schema()}
+    dialect, name = "https://json-schema.org/draft/2020-12/schema", "urn:multinode-torch:job-spec"
+    schema = {"$schema": dialect, "$id": name + ":part" * part, **Job.model_json_schema()}
     _close(schema)
     if part:
         ways = [way for field in schema["properties"].values() for way in (field, *field.get("anyOf", ()))]

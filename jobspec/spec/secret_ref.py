@@ -27,10 +27,7 @@ class SecretName(str):
         return made
 
 
-_SECRET_PARTS = {
-    "secret": rf"(?!.{{254}}){DNS}(?:\.{DNS})*",
-    "key": r"(?!\.\.?$)(?!\.\.)[-A-Za-z0-9_.]{1,253}",
-}
+_SECRET_PARTS = {"secret": rf"(?!.{{254}}){DNS}(?:\.{DNS})*", "key": r"(?!\.\.?$)(?!\.\.)[-A-Za-z0-9_.]{1,253}"}
 
 
 _OUTSIDE = "from the environment or a Secret of the cluster"

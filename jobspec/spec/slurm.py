@@ -26,7 +26,7 @@ class Slurm(Section):
     )
     array: SlurmArray | None = Field(None, description="run the job as an array, such as 0-3 or 0-99%8")
     array_limit: int | None = Field(
-        None, ge=1, le=9999999, description="how many tasks of the array or sweep run at once, at most"
+        None, ge=1, le=9999999, description="how many tasks of the array or sweep run at once, at most, such as 8"
     )
     preflight: bool = Field(
         True, description="check names, port, programs, GPUs, shm and memlock on every node before the start"

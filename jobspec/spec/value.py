@@ -41,7 +41,8 @@ class Value:
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return {**self.schema}
+        said = {"patternErrorMessage": f"must be {self.expected}"} if "pattern" in self.schema else {}
+        return {**self.schema, **said}  # the message is what editors show
 
 
 def matching(pattern: str, expected: str) -> Value:

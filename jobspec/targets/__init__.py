@@ -35,7 +35,7 @@ class Target(Protocol):
     """Keys that cannot change the job's result here, and why; the artifact's head says so."""
 
     def template_values(self, plan: Plan) -> dict[str, Any]:
-        """Return what the template needs besides `plan`, `job`, `command` and `not_used`."""
+        """Return what the template needs besides `plan`, `job` and `command`; `notes` are plan.notes by default."""
 
     def environment(self, plan: Plan, rank: Rank) -> list[Variable]:
         """List every variable that the process at `rank` sees, and who sets it, in the order in which they are set."""

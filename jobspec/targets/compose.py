@@ -14,7 +14,7 @@ from jobspec.problems import Finding
 from jobspec.spec import files
 from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
-from jobspec.spec.rules import Rule, empty_mounts_have_no_folders, leaves_room, missing_image
+from jobspec.spec.rules import Rule, empty_mounts_have_no_folders, leaves_room, missing_image, mount_over_shm
 from jobspec.spec.shell import before
 
 USES = (
@@ -49,7 +49,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "stop_grace": job.preemption.grace if job.preemption else _STOP_GRACE,
         "workdir": files.workdir(job),
         "project": job.compose.project or job.name,
-        "files": [{"path": files.target(job, name), "text": _text(name)} for name in files.found(job)],
+        "files": [{"path": files.target(job, name), "text": _text(name)} for name in files.listed(job)],
         "claims": sorted({mount.claim for mount in job.mounts if mount.claim is not None and mount.source is None}),
     }
 
@@ -112,8 +112,7 @@ def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
             yield Finding(("mounts", number, mount.volume), message, "write source: PATH, a folder of this machine")
         path = posixpath.normpath("/" + mount.path.lstrip("/"))
         if path == "/dev/shm":
-            message = f"mounts[{number}].path: /dev/shm is shared memory, not a place for mounts"
-            yield Finding(("mounts", number, "path"), message, "resources.shm sets its size")
+            yield mount_over_shm(number)
         elif path in ("/", "/dev", "/proc", "/sys") or path.startswith(("/proc/", "/sys/")):
             message = f"mounts[{number}].path is {mount.path}, which belongs to the container itself"
             yield Finding(("mounts", number, "path"), message, "choose another path, such as /data")

@@ -11,10 +11,9 @@ from typing import Any
 
 from jobspec.environment import Variable
 from jobspec.kubernetes import pod, rules
-from jobspec.kubernetes.environment import indexed_variables, node_variables, pod_variables, worker_variables
+from jobspec.kubernetes.environment import indexed_environment, indexed_values
 from jobspec.plan import Plan, Rank
 from jobspec.spec.rules import leaves_room
-from jobspec.torchrun import static_pod_flags
 
 USES = pod.USES | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
@@ -26,35 +25,16 @@ name_fits = leaves_room("a pod", lambda job: f"-{job.nodes.max - 1}")
 fixed_size = rules.fixed_size("a Job is complete only when each of its pods has completed")
 preemption_needs_restarts = rules.preemption_needs_restarts("when a pod is preempted, the others fail, too")
 
-NODE_RANK_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-
 
 def template_values(plan: Plan) -> dict[str, Any]:
-    shared = pod.template_values(
-        plan,
-        container="node",
-        torchrun=["torchrun", *static_pod_flags(plan)],
-        env={
-            "PET_NNODES": str(plan.job.nodes.max),
-            "PET_MASTER_ADDR": _master(plan),
-            "PET_MASTER_PORT": str(plan.port),
-        },
-        fields={"PET_NODE_RANK": NODE_RANK_FIELD},
-        subdomain=plan.job.name,
-        restart_policy="Never",
-    )
-    return {**shared, "backoff_limit": plan.job.max_restarts * plan.job.nodes.max}
+    values = indexed_values(plan, node_name(plan, 0), subdomain=plan.job.name)
+    return {**values, "backoff_limit": plan.job.max_restarts * plan.job.nodes.max}
 
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
-    ours = node_variables(plan, rank, _master(plan), plan.port, set_by="script", node_rank="scheduler")
-    return [*pod_variables(plan), *ours, *indexed_variables(plan, rank), *worker_variables(plan, rank, _master(plan))]
+    return indexed_environment(plan, rank, node_name(plan, 0))
 
 
 def node_name(plan: Plan, node: int) -> str:
     """Return the pod's name in DNS, within the namespace."""
     return f"{plan.job.name}-{node}.{plan.job.name}"
-
-
-def _master(plan: Plan) -> str:
-    return node_name(plan, 0)

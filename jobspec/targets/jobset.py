@@ -10,11 +10,9 @@ from typing import Any
 
 from jobspec.environment import Variable
 from jobspec.kubernetes import pod, rules
-from jobspec.kubernetes.environment import indexed_variables, node_variables, pod_variables, worker_variables
+from jobspec.kubernetes.environment import indexed_environment, indexed_values
 from jobspec.plan import Plan, Rank
 from jobspec.spec.rules import leaves_room
-from jobspec.targets.indexedjob import NODE_RANK_FIELD
-from jobspec.torchrun import static_pod_flags
 
 USES = pod.USES | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
@@ -28,29 +26,13 @@ preemption_needs_restarts = rules.preemption_needs_restarts("the peers of a pree
 
 
 def template_values(plan: Plan) -> dict[str, Any]:
-    return pod.template_values(
-        plan,
-        container="node",
-        torchrun=["torchrun", *static_pod_flags(plan)],
-        env={
-            "PET_NNODES": str(plan.job.nodes.max),
-            "PET_MASTER_ADDR": _master(plan),
-            "PET_MASTER_PORT": str(plan.port),
-        },
-        fields={"PET_NODE_RANK": NODE_RANK_FIELD},
-        restart_policy="Never",
-    )
+    return indexed_values(plan, node_name(plan, 0))
 
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
-    ours = node_variables(plan, rank, _master(plan), plan.port, set_by="script", node_rank="scheduler")
-    return [*pod_variables(plan), *ours, *indexed_variables(plan, rank), *worker_variables(plan, rank, _master(plan))]
+    return indexed_environment(plan, rank, node_name(plan, 0))
 
 
 def node_name(plan: Plan, node: int) -> str:
     """Return the pod's name in DNS, within the namespace: JobSet, replicated job, its number, the pod's number."""
     return f"{plan.job.name}-node-0-{node}.{plan.job.name}"
-
-
-def _master(plan: Plan) -> str:
-    return node_name(plan, 0)

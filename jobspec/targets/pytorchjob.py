@@ -140,13 +140,7 @@ def _c10d_variables(plan: Plan, rank: Rank) -> list[Variable]:
         Variable("PET_RDZV_ENDPOINT", f"{plan.job.name}-worker-0:{plan.port}", "operator"),
         Variable("PET_RDZV_BACKEND", "c10d", "operator"),
         Variable("PET_NNODES", f"{nodes.min}:{nodes.max}", "operator"),
-        *torchrun_variables(
-            plan,
-            rank,
-            master_addr=NODE_OF_RANK_0,
-            master_port=FREE_PORT,
-            run_id=plan.job.name,
-        ),
+        *torchrun_variables(plan, rank, master_addr=NODE_OF_RANK_0, master_port=FREE_PORT, run_id=plan.job.name),
     ]
 
 

@@ -41,18 +41,18 @@ def template_values(plan: Plan) -> dict[str, Any]:
     own_log = "output" not in job.slurm.options
     in_shell = job.slurm.runtime == "none"
     # Each task starts its own container.
-    tasks = runtimes.tasks_per_node(job) if runtime.RUN else 0
+    tasks = runtimes.tasks_per_node(job) if runtime.run else 0
     scratch = tasks * sum(mount.scratch or 0 for mount in job.mounts if mount.empty)
     return {
         "notes": [*notes.notes(job), *plan.notes],
         "directives": options.directives(plan),
         "own_log": own_log,
-        "marks": own_log and job.train is not None,  # lines of python -m train in that log
-        "meets": job.nodes.max > 1 or job.slurm.launcher == "srun",
-        "of_the_job": exports(plan, "job"),
-        "needs": _needed(plan),
-        "path_of_program": f"PATH={sh(plan.env['PATH'])} " if in_shell and "PATH" in plan.env else "",
-        "remedy": "activate the environment that has it before sbatch" if in_shell else "install it on the node",
+        "log_has_progress": own_log and job.train is not None,  # lines of python -m train in that log
+        "has_rendezvous": job.nodes.max > 1 or job.slurm.launcher == "srun",
+        "job_exports": exports(plan, "job"),
+        "required_program": _required_program(plan),
+        "program_path": f"PATH={sh(plan.env['PATH'])} " if in_shell and "PATH" in plan.env else "",
+        "how_to_get_it": "activate the environment that has it before sbatch" if in_shell else "install it on the node",
         "shm_mib": (job.resources.shm or 0) >> 20,
         "scratch_mib": -(-scratch >> 20),
         "for_runtime": task.for_runtime(plan),
@@ -61,24 +61,24 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "program": task.program(plan),
         "swept_env": task.swept_env(plan),
         "swept_words": task.swept_words(plan),
-        "run": runtime.RUN,
-        "stop": runtime.STOP,
-        "words": runtime.words(plan, names),
-        "task": [*exports(plan, "task"), *runtime.before(plan, names)],
+        "start_container": runtime.run,
+        "stop_containers": runtime.stop,
+        "container_words": runtime.words(plan),
+        "task_lines": [*exports(plan, "task"), *runtime.before(plan, names)],
         "tasks_per_node": runtimes.tasks_per_node(job),
         "ntasks": options.ntasks(job),
-        "goes_on": options.goes_on(job),
-        "ends_others": options.ends_others(job),
-        "ends": options.what_ends_what(job),
+        "survives_lost_nodes": options.survives_lost_nodes(job),
+        "task_ends_others": options.task_ends_others(job),
+        "failure_policy": options.failure_policy(job),
         "srun_flags": [*options.srun_flags(plan), *runtime.srun_flags(plan, names)],
         # After torchrun has killed its processes itself, and before Slurm ends the job.
-        "give_up": max(1, job.preemption.grace * 7 // 8, job.preemption.grace - 15) if job.preemption else 0,
+        "kill_after_s": max(1, job.preemption.grace * 7 // 8, job.preemption.grace - 15) if job.preemption else 0,
     }
 
 
-def _needed(plan: Plan) -> str | None:
+def _required_program(plan: Plan) -> str | None:
     """Return the program that each node must have in its PATH; None if setup may bring it or the job itself has it."""
     job = plan.job
     if job.slurm.runtime != "none":
-        return runtimes.load(job.slurm.runtime).PROGRAM
+        return runtimes.load(job.slurm.runtime).program
     return None if job.setup else next(iter(task.launcher(plan)), None)

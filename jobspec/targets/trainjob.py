@@ -46,7 +46,6 @@ _RUNTIMES = (
     "kubernetes.image_pull_policy",
     "kubernetes.priority_class",
     "kubernetes.scheduler",
-    "kubernetes.topology_spread",
 )
 
 

@@ -68,7 +68,7 @@ def test_torch_is_pinned_in_one_place_to_a_minor_release_that_the_project_suppor
     (torch,) = (Requirement(line) for line in requirements() if Requirement(line).name == "torch")
     assert f"{version}.0" in torch.specifier
     assert 'pin="torch==${TORCH_VERSION}.*"' in DOCKERFILE
-    assert version not in (ROOT / "docs" / "docker.md").read_text()
+    assert version not in (ROOT / "docs" / "image.md").read_text()
 
 
 def test_only_what_the_dockerfile_copies_reaches_the_engine() -> None:

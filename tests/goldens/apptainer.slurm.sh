@@ -1,5 +1,5 @@
 #!/bin/bash
-# Rendered by `render.py slurm apptainer.yaml`; edit the spec, not this file.
+# Rendered by `render.py slurm apptainer.yaml --set slurm.preflight=false --set preemption=`; edit the spec, not this file.
 # Submit it with sbatch from the folder that is to hold the logs.
 # One task per node: torchrun, which starts the 4 processes of its node.
 #SBATCH --job-name=apptainer
@@ -10,8 +10,7 @@
 #SBATCH --mem=204800M
 #SBATCH --time=0-08:00:00
 #SBATCH --partition=gpu
-#SBATCH --signal=B:USR1@120
-#SBATCH --requeue
+#SBATCH --no-requeue
 #SBATCH --output=apptainer-%j.log
 #SBATCH --open-mode=append
 set -euo pipefail
@@ -31,20 +30,6 @@ job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TAS
 restart=${record#* Restarts=} restart=${restart%% *}
 log=apptainer-$job-r$restart.log
 
-# Where the run of a log began or stopped.
-mark() { grep -ohsE "resume: .*|stopped by a signal at [^;]*" "$1" | tail -n 1; }
-refuse() { echo "not requeued: $1" >&2; exit 1; }
-requeue() {
-  (( restart < 20 )) ||
-    refuse "the limit preemption.max_requeues (20) is reached"
-  local before=${log%"$restart.log"}$(( restart - 1 )).log
-  [[ ! -f $before || $(mark "$before") != "$(mark "$log")" ]] || refuse "no progress since the last signal"
-  trap 'echo "requeueing the job" >&2; exec scontrol requeue "$job"' EXIT
-  exit
-}
-# Slurm sends USR1 120 s before it takes the nodes; there is nothing to save yet.
-trap requeue USR1
-
 # Where the processes meet.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export MASTER_ADDR
@@ -54,28 +39,8 @@ export PET_RDZV_ID=$SLURM_JOB_ID.$restart
 export PET_MASTER_ADDR=$MASTER_ADDR
 export PET_MASTER_PORT=$MASTER_PORT
 
-preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
-  failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
-  address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
-  [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
-    problem "$MASTER_ADDR, the first node, resolves to ${address:-no address}, so other nodes cannot reach it;\
- look at DNS and /etc/hosts"
-  [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs ":$(printf %04X "$MASTER_PORT") [0-9A-F:]* 0A " /proc/net/tcp{,6} ||
-    problem "port $MASTER_PORT is in use; set another port in rendezvous.port"
-  command -v apptainer >/dev/null || problem "apptainer is not found; install it on the node"
-  if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
-  gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
-  (( gpus >= 4 )) ||
-    problem "$gpus GPUs for 4 processes;\
- look at the driver, or lower procs_per_node"
-  return "$failed"
-}
-srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
-  bash -c "$(declare -f preflight); preflight"
-
 program() {  # runs in the container
-  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
-    OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
+  export OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/apptainer-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
     TORCH_NCCL_TRACE_BUFFER_SIZE=2000
   exec python3 -c \
@@ -110,39 +75,9 @@ task() {  # runs on the node, once for its 4 processes
 }
 export JOB_PROGRAM; export -f task  # as variables, because all users of a node can read the arguments of its processes
 
-attend() {  # runs the task; if it fails, it ends the others, which would only wait for it
-  trap asked=1 HUP INT QUIT ALRM USR1 USR2 TERM; asked=0  # after a signal, the others may still save
-  (set -e; task)
-  status=$?
-  (( ! status || asked )) || sleep 5  # a signal does not reach all tasks at the same moment
-  (( ! status || asked )) || scancel "$1.$SLURM_STEP_ID" 2>/dev/null
-  exit "$status"
-}
-
 echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
-# A node that has saved and ended must not end the nodes that still save.
+# If a node fails, srun ends the others: they would only wait for it.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-  --export=ALL --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 \
+  --export=ALL --cpus-per-task=32 --kill-on-bad-exit=1 --wait=60 \
   --output="$log" --open-mode=append \
-  bash -uc "export -fn task; $(declare -f attend); attend $job" & step=$!
-
-stop() {
-  trap "" USR1  # a second signal changes nothing
-  echo "Slurm is about to end the job; asking the processes to save and end" >&2
-  { sleep 105; kill "$step"; } >/dev/null 2>&1 &  # a process that hangs must not prevent the requeue
-  scancel --signal=TERM "$job" || true  # torchrun passes on no USR1, and srun answers a SIGTERM with SIGKILL
-  if wait "$step"; then exit 0; else requeue; fi  # 0: the processes had made their last step
-}
-trap stop USR1
-wait "$step" && exit 0 || status=$?
-
-# The processes may have got a SIGTERM, from Slurm or from a user, that did not reach this script.
-state=$(scontrol show job "$job" || true)
-[[ $state != *PreemptTime=[0-9]* ]] || requeue
-[[ $state != *JobState=RUNNING*Restarts="$restart "* ]] || ! grep -q "stopped by a signal .*; saved" "$log" || requeue
-# A lost node sends no signal.  After SlurmdTimeout Slurm ends this script and requeues the job.
-trap requeue USR1
-wait_s=$(scontrol show config | awk '$1 == "SlurmdTimeout" { print $3 + 60 }') || wait_s=360
-steps() { squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null; }
-while (( (wait_s -= 5) > 0 )) && steps; do sleep 5; done
-exit "$status"
+  bash -euc "export -fn task; task"

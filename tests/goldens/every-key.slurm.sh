@@ -1,9 +1,9 @@
 #!/bin/bash
 # Rendered by `render.py slurm every-key.yaml`; edit the spec, not this file.
 # Submit it with sbatch from the folder that is to hold the logs.
+# Not used here: resources.devices; only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}.
 # Not used here: resources.shm; /dev/shm is the node's, and slurm.preflight, which checks its size, is off.
 # One task per node: torchrun, which starts the 4 processes of its node.
-# Not used here: resources.devices; only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}.
 #SBATCH --job-name=every-key
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -89,8 +89,8 @@ trap epilogue EXIT
 
 task() {  # runs on the node, once for its 4 processes
   export PET_NODE_RANK=$SLURM_NODEID
-  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 NCCL_DEBUG=WARN \
-    OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
+  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
+    NCCL_DEBUG=WARN OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/every-key-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
     TORCH_NCCL_TRACE_BUFFER_SIZE=2000
   cd /app

@@ -263,5 +263,5 @@ os.execvp(sys.argv[1], sys.argv[1:])' \
   --rdzv-id=every-key \
   ${JOB_LOGS:+--tee=3 "--log-dir=$JOB_LOGS"} \
   --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port=29400 \
-  -m train --device=cuda --model=resnet18 --dataset=fashion_mnist --batch-size=256 --checkpoint-dir=/checkpoints \
-  --resume=auto
+  -m train --device=cuda --model=resnet18 --dataset=fashion_mnist --batch-size=256 \
+  --checkpoint-dir=/checkpoints --resume=auto

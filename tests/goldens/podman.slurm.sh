@@ -1,5 +1,5 @@
 #!/bin/bash
-# Rendered by `render.py slurm podman.yaml`; edit the spec, not this file.
+# Rendered by `render.py slurm podman.yaml --set slurm.preflight=false`; edit the spec, not this file.
 # Submit it with sbatch from the folder that is to hold the logs.
 # One task per process, 4 on each node; Slurm starts them all.
 #SBATCH --job-name=podman
@@ -50,25 +50,6 @@ MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export MASTER_ADDR
 export MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
 
-preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
-  failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
-  address=$(getent ahosts "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
-  [[ ${address:-127.} != 127.* && $address != ::1 ]] ||
-    problem "$MASTER_ADDR, the first node, resolves to ${address:-no address}, so other nodes cannot reach it;\
- look at DNS and /etc/hosts"
-  [[ ${SLURM_NODEID:-0} != 0 ]] || ! grep -qs ":$(printf %04X "$MASTER_PORT") [0-9A-F:]* 0A " /proc/net/tcp{,6} ||
-    problem "port $MASTER_PORT is in use; set another port in rendezvous.port"
-  command -v podman >/dev/null || problem "podman is not found; install it on the node"
-  if command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L); else gpus=$(ls /dev/dri/renderD* 2>/dev/null); fi
-  gpus=$(awk '/^GPU|renderD/ { n++; whole = 1 } /^ *MIG/ { n += !whole; whole = 0 } END { print n + 0 }' <<< "$gpus")
-  (( gpus >= 4 )) ||
-    problem "$gpus GPUs for 4 processes;\
- look at the driver, or lower procs_per_node"
-  return "$failed"
-}
-srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
-  bash -c "$(declare -f preflight); preflight"
-
 program() {  # runs in the container
   export OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/podman-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
@@ -112,8 +93,9 @@ task() {  # runs on the node, once per process
   for gpu in ${gpus//,/ }; do set -- "$@" "--device=nvidia.com/gpu=$gpu"; done
   exec podman run "$@" \
     --rm --network=host --ipc=host --mount=type=bind,source=/shared/data,target=/data,readonly \
-    --mount=type=bind,source=/shared/checkpoints/podman,target=/checkpoints --init --security-opt=label=disable \
-    --entrypoint= registry.example/team/train:1.0 sh -c 'eval "$JOB_PROGRAM"'
+    --mount=type=bind,source=/shared/checkpoints/podman,target=/checkpoints --init \
+    --security-opt=label=disable --entrypoint= registry.example/team/train:1.0 sh -c \
+    'eval "$JOB_PROGRAM"'
 }
 export JOB_PROGRAM; export -f task  # as variables, because all users of a node can read the arguments of its processes
 

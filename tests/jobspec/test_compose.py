@@ -38,7 +38,8 @@ def services(folder: Path, spec: str, **environ: str) -> dict[str, Any]:
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.stem)
 def test_every_file_is_what_the_compose_specification_allows(spec: Path, schemas: Path) -> None:
     schema = json.loads((schemas / "compose-spec.json").read_text())
-    jsonschema.Draft7Validator(schema).validate(yaml.safe_load(render("compose", str(spec))))
+    text = render("compose", str(spec), sweep_index=0 if spec.stem == "sweep" else None)
+    jsonschema.Draft7Validator(schema).validate(yaml.safe_load(text))
 
 
 @pytest.mark.parametrize("nodes", ["1", "2", "{min: 1, max: 3}"])

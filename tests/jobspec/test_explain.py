@@ -81,7 +81,7 @@ def test_values_of_several_lines_stay_on_one_and_secrets_are_only_names(
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
-def test_variables_that_differ_between_the_tasks_of_a_sweep_are_told(launcher: str, tmp_path: Path) -> None:
+def test_variables_that_differ_between_the_tasks_of_a_sweep_are_shown(launcher: str, tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     sweep = "sweep: {env.A: [x, y], env.B: [z], env.OMP_NUM_THREADS: ['1', '2']}"
     job.write_text(f"{BASE}nodes: 2\nenv: {{A: w}}\n{sweep}\nslurm: {{launcher: {launcher}}}\n")
@@ -110,7 +110,7 @@ def test_hosts_are_refused_where_the_names_follow_from_the_job(target: str, spec
 
 
 @each_target
-def test_order_of_c10d_is_told_for_a_static_job_only_where_it_is_another(target: str, spec: Path) -> None:
+def test_order_of_c10d_is_shown_for_a_static_job_only_where_it_is_another(target: str, spec: Path) -> None:
     assert "c10d" not in explained(target, spec)[1]
     many = explained(target, spec, "nodes=12")[1]
     assert ("c10d (not used here) would number" in many) == (
@@ -122,7 +122,7 @@ def test_order_of_c10d_is_told_for_a_static_job_only_where_it_is_another(target:
 def test_table_has_one_row_a_variable_and_says_what_was_set_before(target: str, spec: Path) -> None:
     told, table = explained(target, spec)
     names = set().union(*(seen_by(told, rank) for rank in range(told["world_size"])))
-    rows = [line.split()[0] for line in table[table.index("\nvariable ") :].splitlines()[2:] if line]
+    rows = [line.split()[0] for line in table.partition("\nvariable ")[2].partition("\n\n")[0].splitlines()[1:]]
     assert sorted(rows) == sorted(names)
 
 
@@ -150,6 +150,16 @@ def test_json_of_8000_processes_stays_small(target: str, spec: Path) -> None:
     text = as_json(explain(load(module, str(spec), ["nodes=1000", "procs_per_node=8"]), module))
     assert len(text) < 5_500_000  # 28 MB with everything at every rank
     assert max(len(line) for line in text.splitlines()) < 2000  # a rank is a line
+
+
+def test_table_of_a_large_job_has_a_row_a_node_and_what_to_type_next(spec: Path) -> None:
+    _, table = explained("slurm", spec, "nodes=64")
+    assert table.splitlines()[2:5] == [
+        "RANK     NODE_RANK  LOCAL_RANK  device  node",
+        "0-1      0          0-1         cpu     <node 0>",
+        "2-3      1          0-1         cpu     <node 1>",
+    ]
+    assert table.endswith("\nwatch: squeue --me; tail -F job-*-r*.log\nend: scancel JOB\n")
 
 
 def test_table_says_what_a_later_setter_replaced(spec: Path) -> None:
@@ -180,7 +190,7 @@ def test_both_ports_of_a_trainjob_are_explained(spec: Path) -> None:
         ("train: {model: mlp}\nslurm: {launcher: srun}\nrendezvous: {timeout: 15m}", True),
     ],
 )
-def test_a_wait_is_told_only_where_something_waits_so_long(keys: str, waits: bool, tmp_path: Path) -> None:
+def test_a_wait_is_shown_only_where_something_waits_so_long(keys: str, waits: bool, tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(f"name: job\nnodes: 2\nprocs_per_node: 2\ndevice: cpu\n{keys}\n")
     _, table = explained("slurm", job)

@@ -104,7 +104,7 @@ def test_comment_replaces_only_what_would_end_the_line() -> None:
 
 
 def test_template_is_filled_from_its_folder() -> None:
-    values = {"command": "render.py\nx", "versions": "1.30", "needs": "", "not_used": {}, "notes": ["a"], "files": []}
+    values = {"command": "render.py\nx", "versions": "1.30", "required_operator": "", "notes": ["a"], "files": []}
     first, second, third, fourth = filters.render_template("_header.yaml.j2", values).splitlines()
     assert first == "# Rendered by `render.py?x`; edit the spec, not this file."
     assert (second, fourth) == ("# For Kubernetes 1.30.", "# a")

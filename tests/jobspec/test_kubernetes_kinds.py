@@ -98,7 +98,7 @@ def test_gang_scheduler_gets_a_group_of_all_pods(target: str, scheduler: str, ke
     assert pod["spec"]["schedulerName"] == scheduler
 
 
-def test_volcano_and_kueue_are_told_queue_and_priority() -> None:
+def test_volcano_and_kueue_get_queue_and_priority() -> None:
     queue = "kubernetes.volcano_queue=research"
     for target in ("indexedjob", "jobset"):
         group = of_kind(manifests_of(target, "privileged", queue), "PodGroup")

@@ -199,11 +199,9 @@ def test_checkov_finds_nothing_that_is_not_explained(tmp_path: Path) -> None:
     standards: dict[str, set[str]] = {"restricted": set(), "privileged": set()}
     for check in found:
         standards[security[Path(check["file_path"]).stem]].add(check["check_id"])
-    known = {name for name in explained("Pods of the standard restricted") if name.startswith("CKV")}
+    known = {name for name in explained("restricted") if name.startswith("CKV")}
     assert standards["restricted"] == known
-    assert standards["privileged"] - known == set(
-        explained("Further findings on pods that need the standard privileged")
-    )
+    assert standards["privileged"] - known == set(explained("privileged"))
 
 
 def as_pod(template: Manifest) -> Manifest:

@@ -17,7 +17,6 @@ SETTINGS = (
     "kubernetes.priority_class=null",
     "kubernetes.scheduler=null",
     "kubernetes.image_pull_policy=null",
-    "kubernetes.topology_spread=[]",
 )
 RUNTIMES = {"restartPolicy", "enableServiceLinks", "automountServiceAccountToken"}
 

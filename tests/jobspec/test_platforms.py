@@ -18,6 +18,7 @@ from tests.platforms import NODES, Seen, free_port, resolved, run
 
 # How each target runs the job of two nodes; Slurm can do without torchrun, too.
 TWO_NODES = [*((target, ()) for target in targets.names()), ("slurm", ("slurm.launcher=srun",))]
+FAST = [("slurm", ()), ("trainjob", ())]  # in `make test`
 ONE_NODE = [
     ("compose", ("nodes=1",)),
     ("jobset", ("nodes=1",)),
@@ -57,7 +58,10 @@ def ran(spec: Path, programs: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.mark.timeout(600)  # on a machine with other work
 @pytest.mark.parametrize(
     ("target", "settings"),
-    [*TWO_NODES, *(pytest.param(*case, marks=pytest.mark.slow) for case in (*ONE_NODE, *ELASTIC))],
+    [
+        pytest.param(*case, marks=[] if case in FAST else [pytest.mark.slow])
+        for case in (*TWO_NODES, *ONE_NODE, *ELASTIC)
+    ],
     ids=lambda value: value if isinstance(value, str) else ",".join(value) or "nodes=2",
 )
 def test_every_process_sees_what_settings_say_and_reaches_the_others(

@@ -122,7 +122,7 @@ def test_index_outside_of_the_sweep_is_refused(spec: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["train.data_root", "env.NOTE"])
-def test_values_too_long_for_slurm_are_told_at_the_sweep(key: str, spec: str) -> None:
+def test_values_too_long_for_slurm_are_reported_at_the_sweep(key: str, spec: str) -> None:
     with pytest.raises(SpecError) as error:
         render("slurm", spec, [f"sweep={{{key}: [{', '.join(f'{n}' + 'x/' * 20_000 for n in range(4))}]}}"])
     (problem,) = error.value.problems

@@ -1,11 +1,15 @@
-"""Starts render.py as people do."""
+"""Runs render.py as people do."""
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+
+import render
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "jobs" / "quickstart.yaml")
@@ -13,6 +17,22 @@ SITE = "slurm: {partition: gpu}\nenv: {NOTE: ours}\n+secrets: [TOKEN]\n"
 
 
 def command_line(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[bytes]:
-    """`render.py ARGUMENTS`, run to its end with `env` added to the environment."""
-    words = [sys.executable, str(ROOT / "render.py"), *arguments]
-    return subprocess.run(words, cwd=cwd, env={**os.environ, **env}, capture_output=True)
+    """`render.py ARGUMENTS`, run to its end: with `env` in a process of its own, otherwise in this one."""
+    if env:
+        words = [sys.executable, str(ROOT / "render.py"), *arguments]
+        return subprocess.run(words, cwd=cwd, env={**os.environ, **env}, capture_output=True)
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in range(2))
+    before = Path.cwd()
+    os.chdir(cwd)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            code = render.main(list(arguments))
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        os.chdir(before)
+    said = []
+    for stream in (out, err):
+        stream.flush()
+        said.append(stream.buffer.getvalue())
+    return subprocess.CompletedProcess(arguments, code, *said)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.render.command import command_line
+import yaml
+
+from tests.render.command import ROOT, command_line
 
 
 def test_lint_prints_all_problems(tmp_path: Path) -> None:
@@ -28,3 +30,13 @@ def test_link_to_nowhere_is_said_and_not_its_own_name_again(tmp_path: Path) -> N
     done = command_line("lint", "a.sh", cwd=tmp_path)
     said = "a.sh: No such file or directory\n  hint: it is a link to gone.sh, which is not there\n"
     assert (done.returncode, done.stdout, done.stderr.decode()) == (1, b"", said)
+
+
+def test_hook_of_pre_commit_takes_folders_and_fails_at_a_problem(tmp_path: Path) -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    program, *words = hook["entry"].split()
+    assert (program, hook["pass_filenames"]) == ("render-job", False)
+    (tmp_path / "mkdocs.yml").write_text("site_name: x\n")
+    assert command_line(*words, str(tmp_path)).returncode == 0
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodess=2\n")
+    assert command_line(*words, str(tmp_path)).returncode == 1

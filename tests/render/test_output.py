@@ -24,37 +24,20 @@ def test_output_replaces_a_file_keeps_its_mode_and_writes_through_links(tmp_path
     assert sorted(tmp_path.iterdir()) == [output, link]
 
 
-def test_output_replaces_a_file_of_others_only_by_force(tmp_path: Path) -> None:
-    output = tmp_path / "job.sh"
-    output.write_text("echo mine\n")
-    done = command_line("torchrun", QUICKSTART, "-o", str(output))
-    assert (done.returncode, output.read_text()) == (1, "echo mine\n")
-    said = f"{output}: already exists, and render.py did not write it\n  hint: --force replaces it\n"
-    assert done.stderr.decode() == said
-    assert command_line("torchrun", QUICKSTART, "-o", str(output), "--force").returncode == 0
-    assert output.read_bytes() == command_line("torchrun", QUICKSTART).stdout
-
-
 @pytest.mark.parametrize(
     "words",
-    [
-        ["lint", "slurm/pyxis.slurm.sh"],
-        ["schema"],
-        ["check"],
-        ["explain", QUICKSTART, "--target=slurm"],
-        ["diff", QUICKSTART, "slurm/pyxis.slurm.sh", "--target=slurm", "--set=train.lr=1"],
-    ],
+    [["torchrun", QUICKSTART], ["lint", "slurm/pyxis.slurm.sh"], ["schema"], ["explain", QUICKSTART, "--target=slurm"]],
     ids=lambda words: words[0],
 )
-def test_other_commands_replace_a_file_only_by_force(words: list[str], tmp_path: Path) -> None:
-    output = tmp_path / "job2.yaml"
-    for old in ("name: mine\n", "# Rendered by `render.py slurm job.yaml`; edit the spec, not this file.\n"):
-        output.write_text(old)
-        done = command_line(*words, "-o", str(output))
-        assert (done.returncode, output.read_text()) == (1, old)
-        assert done.stderr.decode().endswith(f"{output}: already exists\n  hint: --force replaces it\n")
+def test_output_replaces_a_file_of_others_only_by_force(words: list[str], tmp_path: Path) -> None:
+    output = tmp_path / "job.sh"
+    output.write_text("echo mine\n")
+    done = command_line(*words, "-o", str(output))
+    assert (done.returncode, output.read_text()) == (1, "echo mine\n")
+    said = f"{output}: already exists, and render.py did not write it\n  hint: --force replaces it\n"
+    assert done.stderr.decode().endswith(said)
     done = command_line(*words, "-o", str(output), "--force")
-    assert output.read_bytes() == command_line(*words).stdout != old.encode()
+    assert output.read_bytes() == command_line(*words).stdout
 
 
 @pytest.mark.parametrize("words", [["torchrun"], ["torchrun", "--force"], ["explain", "--target=torchrun"]])
@@ -80,7 +63,7 @@ def test_output_never_replaces_what_lint_or_diff_reads(tmp_path: Path) -> None:
     script.write_text("echo\n")
     artifact.write_bytes(command_line("slurm", QUICKSTART).stdout)
     diff = ["diff", QUICKSTART, str(artifact), "--target", "slurm", "-o", str(artifact)]
-    for words in (["lint", str(script), "-o", str(script)], ["lint", str(tmp_path), "-o", str(script)], diff):
+    for words in (["lint", str(script), "-o", str(script)], diff):
         for force in ([], ["--force"]):
             before = script.read_bytes(), artifact.read_bytes()
             done = command_line(*words, *force)
@@ -107,18 +90,16 @@ def test_output_to_a_device_writes_to_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("output", "why"),
     [
-        ("loop", "Too many levels of symbolic links"),
         ("job.yaml/x", "Not a directory"),
         ("/dev/full", "No space left on device"),
         ("x" * 256, "File name too long"),
     ],
 )
 def test_output_that_cannot_be_written_is_named_as_it_was_given(output: str, why: str, tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "job.yaml").write_bytes(Path(QUICKSTART).read_bytes())
     done = command_line("torchrun", "job.yaml", "-o", output, cwd=tmp_path)
     assert (done.returncode, done.stderr.decode().splitlines()[0]) == (1, f"{output}: {why}")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["job.yaml", "loop"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["job.yaml"]
 
 
 def test_output_may_have_the_longest_name(tmp_path: Path) -> None:

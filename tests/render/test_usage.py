@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import jobspec
 import render
 import train
+from jobspec.problems import SpecError
 from tests.render.command import QUICKSTART, command_line
 
 
@@ -73,10 +75,35 @@ def test_bug_is_exit_3_with_what_to_report(monkeypatch: pytest.MonkeyPatch, caps
     assert "Please report it" in told
 
 
-def test_kubernetes_is_answered_with_its_kinds() -> None:
-    done = command_line("kubernetes", QUICKSTART)
-    assert done.returncode == 2
-    assert done.stderr.endswith(b"kubernetes; choose indexedjob, jobset, pytorchjob or trainjob\n")
+@pytest.mark.parametrize(
+    ("words", "end"),
+    [
+        (["kubernetes", "job.yaml"], "no target kubernetes; choose indexedjob, jobset, pytorchjob or trainjob\n"),
+        (["sbatch", "job.yaml"], "there is no target sbatch; choose slurm\n"),
+        (["job.yaml"], "name a target before job.yaml, such as: render.py slurm job.yaml\n"),
+        ([], "render.py lint SCRIPT-OR-MANIFEST                      faults in what you have already\n"),
+    ],
+    ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else "",
+)
+def test_first_word_that_is_no_command_is_answered_with_what_was_meant(words: list[str], end: str) -> None:
+    done = command_line(*words)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().endswith(end)
+
+
+def test_help_is_a_command_too() -> None:
+    done = command_line("help")
+    assert (done.returncode, done.stdout) == (0, command_line("--help").stdout)
+
+
+def test_python_renders_a_mapping_or_a_file_as_the_command_does(tmp_path: Path) -> None:
+    spec = {"name": "job", "nodes": 2, "procs_per_node": 2, "device": "cpu", "command": ["mine.py", "no", "1e-3"]}
+    (tmp_path / "job.yaml").write_text(json.dumps(spec))
+    rendered = command_line("slurm", "job.yaml", cwd=tmp_path).stdout.decode()
+    assert jobspec.render("slurm", spec) == rendered.replace("slurm job.yaml`", "slurm -`")
+    assert jobspec.render("jobset", QUICKSTART) == command_line("jobset", QUICKSTART).stdout.decode()
+    with pytest.raises(SpecError, match='unknown key "node"'):
+        jobspec.render("slurm", {**spec, "node": 3})
 
 
 def test_problems_are_json_for_programs(tmp_path: Path) -> None:

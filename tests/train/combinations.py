@@ -1,4 +1,4 @@
-"""What each strategy does with each precision, accumulation and --compile: docs/combinations.md, made and checked.
+"""What each strategy does with each precision, accumulation and --compile: makes docs/reference/combinations.md.
 
     python -m tests.train.combinations      # writes the page; five minutes on two cores
 
@@ -36,7 +36,7 @@ from train.loop.trainer import Trainer
 from train.world.environment import World
 from train.world.signals import StopSignal
 
-PAGE = Path(__file__).parents[2] / "docs" / "combinations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "combinations.md"
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 ACCUMULATE = (1, 4)
 STEPS = 30
@@ -136,7 +136,7 @@ def _train(world: World, cell: Cell, model_name: str, folder: str) -> list[float
 
 
 def page(found: dict[Cell, str | None]) -> str:
-    """Return docs/combinations.md."""
+    """Return docs/reference/combinations.md."""
     reasons = sorted({reason for reason in found.values() if reason is not None})
     heads = [f"{'compiled, ' if compiled else ''}accumulate {number}" for compiled, number in COLUMNS]
     rows = [f"| strategy | precision | {' | '.join(heads)} |", "|---|---|" + "---|" * len(heads)]

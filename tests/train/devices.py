@@ -20,3 +20,16 @@ def device_of(name: str) -> torch.device:
     torch.backends.cudnn.allow_tf32 = False
     torch.cuda.set_device(0)
     return torch.device("cuda", 0)
+
+
+def on_one_gpu(rank: int | str) -> dict[str, str]:
+    """Variables with which NCCL may connect two ranks on one GPU: before 2.30 it must take them for two hosts."""
+    # Without NCCL_DEBUG the reason of a refusal is not in the error.
+    shared = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "WARN"}
+    return {"NCCL_HOSTID": f"host-{rank}", **shared}
+
+
+def skip_if_refused(said: str) -> None:
+    """Skip the test if a rank says that NCCL does not connect two ranks on one GPU; any other error is a failure."""
+    if any(words in said for words in ("Duplicate GPU", "same GPU", "ncclInvalidUsage")):
+        pytest.skip(f"NCCL {torch.cuda.nccl.version()} does not connect two ranks on one GPU")

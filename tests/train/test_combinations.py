@@ -1,4 +1,4 @@
-"""docs/combinations.md says what the code does."""
+"""docs/reference/combinations.md says what the code does."""
 
 from __future__ import annotations
 

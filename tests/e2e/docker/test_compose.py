@@ -253,7 +253,7 @@ def test_example_runs_as_it_is(project: Project, example: Path) -> None:
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.stem)
 def test_compose_reads_every_file_without_a_warning(docker: Docker, composes: None, spec: Path, tmp_path: Path) -> None:
     file = tmp_path / "compose.yaml"
-    file.write_text(render("compose", str(spec)))
+    file.write_text(render("compose", str(spec), sweep_index=0 if spec.stem == "sweep" else None))
     compose = Compose(Docker({**docker.environ, "WANDB_API_KEY": "s3cret", "HF_TOKEN": "s3cret"}), file, "")
     done = compose.run("config", "--quiet")
     assert (done.returncode, done.stdout) == (0, "")
@@ -352,7 +352,7 @@ def test_every_node_has_the_gpus_that_the_spec_names_for_it(project: Project) ->
 
 
 def test_image_from_ours_with_the_lines_of_the_docs_runs_a_script_of_its_own(project: Project, tmp_path: Path) -> None:
-    (lines,) = re.findall(r"```dockerfile\nFROM .*?\n(.*?)```", (ROOT / "docs" / "docker.md").read_text(), re.DOTALL)
+    (lines,) = re.findall(r"```dockerfile\nFROM .*?\n(.*?)```", (ROOT / "docs" / "image.md").read_text(), re.DOTALL)
     (tmp_path / "Dockerfile").write_text(f"FROM {project.image}\n{lines}")
     (tmp_path / "mine.py").write_text("import einops, os\nprint(f'einops for user {os.getuid()}')\n")
     project.docker("build", "--tag", FROM_OURS, str(tmp_path))

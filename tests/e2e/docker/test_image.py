@@ -83,7 +83,7 @@ def test_change_of_the_code_builds_only_the_layers_of_the_code(
 
 
 def test_only_torch_is_large(docker: Docker, base: str, image: str) -> None:
-    """The base has torch here.  Each layer on it is less than a tenth above what docs/docker.md says of it."""
+    """The base has torch here.  Each layer on it is less than a tenth above what it was."""
     layers = [
         docker("history", "--human=false", "--no-trunc", "--format={{.Size}} {{.CreatedBy}}", name).splitlines()
         for name in (image, base)

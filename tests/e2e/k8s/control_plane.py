@@ -64,6 +64,7 @@ class ControlPlane:
             *("--service-account-key-file=accounts.pub", "--service-account-signing-key-file=accounts.key"),
             # Webhooks are called at the addresses of their pods; there is no proxy for addresses of Services.
             "--enable-aggregator-routing",
+            "--allow-privileged",
         )
         self._write_kubeconfig()
         self._until(lambda: self._kubectl("get", "--raw", "/readyz").returncode == 0, "the API server is ready")

@@ -1,6 +1,6 @@
 """Where the real parts of the cluster come from: KUBEBUILDER_ASSETS, or Go's module proxy, built once and kept.
 
-The folder parts/ is a Go module that pins them; Go checks each download against its go.sum.  What is built lies in
+The folder parts/ is a Go module that pins them; Go checks each download against sum.golang.org.  What is built lies in
 ${XDG_CACHE_HOME:-~/.cache}, with the operators' own manifests beside the programs.
 
     python -m tests.e2e.k8s.parts            what is here, without building anything
@@ -78,13 +78,15 @@ def build() -> str:
     print(f"building the parts of a cluster into {folder}", flush=True)
     try:
         with new(folder) as made:
+            module = shutil.copytree(MODULE, made.parent / "module")
+            flags = {"GOFLAGS": "-mod=mod -buildvcs=false"}  # Go may write a go.sum
             # The downloads come first: whether there is a proxy is known after seconds and not after minutes.
-            go("mod", "download", folder=MODULE)
-            go("install", f"-ldflags={_link_flags()}", "tool", folder=MODULE, GOBIN=str(made))
+            go("mod", "download", folder=module, **flags)
+            go("install", f"-ldflags={_link_flags()}", "tool", folder=module, GOBIN=str(made), **flags)
             for name, made_as in {**CONTROL_PLANE, **CONTROLLERS}.items():
                 (made / made_as).rename(made / name)
-            for name, (module, top, overlay) in MANIFESTS.items():
-                (made / f"{name}.yaml").write_bytes(_manifests(module, top, overlay, made.parent / name))
+            for name, (source, top, overlay) in MANIFESTS.items():
+                (made / f"{name}.yaml").write_bytes(_manifests(module, source, top, overlay, made.parent / name))
     except CannotBuildError as problem:
         return str(problem)
     return ""
@@ -92,7 +94,7 @@ def build() -> str:
 
 def _cache() -> Path:
     """The folder of what these versions give; another version has another one."""
-    return cache(f"kubernetes-{hashlib.sha256((MODULE / 'go.sum').read_bytes()).hexdigest()[:12]}")
+    return cache(f"kubernetes-{hashlib.sha256((MODULE / 'go.mod').read_bytes()).hexdigest()[:12]}")
 
 
 def _link_flags() -> str:
@@ -103,13 +105,15 @@ def _link_flags() -> str:
     return " ".join(["-s -w", *(f"-X k8s.io/component-base/version.{name}={value}" for name, value in values.items())])
 
 
-def _manifests(module: str, top: str, overlay: str, copy: Path) -> bytes:
+def _manifests(module: Path, source: str, top: str, overlay: str, copy: Path) -> bytes:
     """What `kubectl apply -k` would apply.
 
     Left out are what a module fetches from elsewhere (the trainer: JobSet), and API servers of an operator's own
     (Kueue's): ours has no certificate to reach them, and then no namespace could be deleted.
     """
-    listed = subprocess.run(["go", "list", "-m", "-json", module], cwd=MODULE, check=True, capture_output=True)
+    listed = subprocess.run(
+        ["go", "list", "-mod=mod", "-m", "-json", source], cwd=module, check=True, capture_output=True
+    )
     shutil.copytree(Path(json.loads(listed.stdout)["Dir"], top), copy)
     copy.chmod(0o755)
     for folder in copy.rglob("*/"):

@@ -38,9 +38,9 @@ name: array
 nodes: 1
 procs_per_node: 1
 device: cpu
-command: [-m, jobs.scripts.array_task, '--lr={rates}', '--run-dir={folder}', --model=mlp, --max-steps=20]
+train: {{model: mlp, run_dir: {folder}, max_steps: 20}}
+sweep: {{train.lr: [{rates}]}}
 time_limit: 20m
-slurm: {{array: 0-3}}
 """
 
 # Rank 0 submits the next job of the chain.

@@ -106,7 +106,7 @@ def test_nothing_where_nothing_was_stays() -> None:
     assert override(parse("a:", "job.yaml"), ["a=", "b="]).values == {"a": None, "b": None}
 
 
-def test_required_key_that_was_taken_away_is_told_where() -> None:
+def test_required_key_that_was_removed_is_reported_with_its_place() -> None:
     job, site = parse("name: job\nnodes: 1\nprocs_per_node: 1\ncommand: [a]", "job.yaml"), parse("nodes:", "site.yaml")
     for merged, place in ((merge([job, site]), "site.yaml:1:1"), (override(job, ["nodes="]), "--set nodes=:1:1")):
         with pytest.raises(SpecError) as refusal:
@@ -115,7 +115,7 @@ def test_required_key_that_was_taken_away_is_told_where() -> None:
 
 
 @pytest.mark.parametrize(("key", "target"), [("image", "jobset"), ("command", "slurm")])
-def test_key_without_which_nothing_runs_is_told_where_it_was_taken_away(key: str, target: str) -> None:
+def test_key_without_which_nothing_runs_is_reported_where_it_was_removed(key: str, target: str) -> None:
     job = parse("name: job\nnodes: 1\nprocs_per_node: 1\ndevice: cpu\nimage: a/b\ncommand: [a]", "job.yaml")
     with pytest.raises(SpecError, match=rf"^site\.yaml:2:1: .*{key}"):
         plan_of(merge([job, parse(f"env: {{}}\n{key}:", "site.yaml")]), targets.load(target))

@@ -135,7 +135,7 @@ def test_set_replaces_adds_and_reaches_into_lists(source: Source) -> None:
 NAME = 'a DNS label (a lower-case letter, then at most 62 lower-case letters, digits and "-")'
 
 
-def test_mistakes_of_options_are_told_as_typed_in_the_order_of_the_options(source: Source) -> None:
+def test_mistakes_of_options_are_reported_as_typed_in_the_order_of_the_options(source: Source) -> None:
     spec = override(source, ["procs_per_node=many", "trian=1", "name=A", "zebra=1"])
     with pytest.raises(SpecError) as error:
         validate(spec)

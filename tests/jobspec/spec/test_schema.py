@@ -30,6 +30,8 @@ def errors(values: Any) -> list[str]:
 
 def test_schema_is_a_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["$id"] != json_schema(part=True)["$id"]
+    assert SCHEMA["properties"]["name"]["patternErrorMessage"].startswith("must be a DNS label")
 
 
 @pytest.mark.parametrize("spec", RIGHT, ids=lambda spec: spec.stem)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -24,6 +25,26 @@ BATCH = 12
 # The two ways in which gradients travel on a CPU; a test with `@syncs` runs on each.
 SYNCS: dict[str, MakeSync] = {"shared memory": AllReduce, "network": partial(AllReduce, shared_memory=False)}
 syncs = pytest.mark.parametrize("sync", SYNCS)
+
+Collective = tuple[str, str, int]
+
+
+def recorded_collectives() -> list[Collective]:
+    """A list to which each collective of this process is added from now on: its name, type and size."""
+    recorded: list[Collective] = []
+    patch = pytest.MonkeyPatch()
+
+    def wrap(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def collective(first: Any, *args: Any, **kwargs: Any) -> Any:
+            tensor = first[0] if isinstance(first, list) else first
+            recorded.append((name, str(tensor.dtype), tensor.numel()))
+            return function(first, *args, **kwargs)
+
+        return collective
+
+    for name in ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor"):
+        patch.setattr(dist, name, wrap(name, getattr(dist, name)))
+    return recorded
 
 
 class Branches(nn.Module):

@@ -113,6 +113,24 @@ def _experts_of_a_rank(world: World, wrap: Wrap) -> list[nn.Module]:
     return [shared, expert]
 
 
+def _pcgrad(world: World, wrap: Wrap) -> list[nn.Module]:
+    """The gradients of two losses are kept, and conflicts between them projected away (arXiv:2001.06782)."""
+    model = plain()
+    wrapped, optimizer = wrap(model), torch.optim.SGD(model.parameters(), 0.05)
+    for step in range(_STEPS):
+        kept = []
+        for number in (1, 2):
+            wrapped(_x(world, step)).pow(number).mean().backward()
+            kept.append([parameter.grad for parameter in model.parameters()])
+            optimizer.zero_grad()
+        for parameter, first, second in zip(model.parameters(), *kept, strict=True):
+            assert first is not None and second is not None
+            conflict = (first * second).sum().clamp(max=0)
+            parameter.grad = first + second - conflict * (first / first.square().sum() + second / second.square().sum())
+        optimizer.step()
+    return [model]
+
+
 def _two_losses(world: World, wrap: Wrap) -> list[nn.Module]:
     """Two backwards through one forward's graph add up, with the second one outside of no_sync()."""
     model = plain()
@@ -137,7 +155,7 @@ def _compiled(world: World, wrap: Wrap) -> list[nn.Module]:
     return [model]
 
 
-_USES = [_gan, _gradient_penalty, _lbfgs, _experts, _experts_of_a_rank, _two_losses, _compiled]
+_USES = [_gan, _gradient_penalty, _lbfgs, _experts, _experts_of_a_rank, _pcgrad, _two_losses, _compiled]
 
 
 def _custom(module: nn.Module, find_unused_parameters: bool = False, **options: object) -> nn.Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,32 +11,12 @@ from torch import Tensor, nn
 from torch.nn.modules._functions import SyncBatchNorm as NativeFunction
 
 from tests.ranks import run_ranks
-from tests.train.ddp.cases import SYNCS
+from tests.train.ddp.cases import SYNCS, Collective, recorded_collectives
 from tests.train.devices import device_of
 from train import models
 from train.collectives.sync_batchnorm import convert_sync_batchnorm
 from train.ddp.wrapper import CustomDDP
 from train.world.environment import World
-
-Collective = tuple[str, str, int]
-
-
-def _record() -> list[Collective]:
-    """A list to which each collective of this process is added from now on: its name, type and size."""
-    recorded: list[Collective] = []
-    patch = pytest.MonkeyPatch()
-
-    def wrap(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def collective(first: Any, *args: Any, **kwargs: Any) -> Any:
-            tensor = first[0] if isinstance(first, list) else first
-            recorded.append((name, str(tensor.dtype), tensor.numel()))
-            return function(first, *args, **kwargs)
-
-        return collective
-
-    for name in ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor"):
-        patch.setattr(dist, name, wrap(name, getattr(dist, name)))
-    return recorded
 
 
 def _per_channel(values: Tensor, x: Tensor) -> Tensor:
@@ -134,7 +113,7 @@ def _steps(world: World, model: str, device_name: str) -> tuple[list[Collective]
     torch.manual_seed(0)
     build, bucket_mib = MODELS[model]
     wrapped = CustomDDP(build().to(device), sync=SYNCS["network"], bucket_mib=bucket_mib)
-    recorded = _record()
+    recorded = recorded_collectives()
     for _ in range(3):
         wrapped.zero_grad()
         samples = 0 if world.rank == world.world_size - 1 else 2
