@@ -226,7 +226,9 @@ def _watched(world: World, device: str, wrapped: bool, *flags: str) -> tuple[int
         if wrapped:  # a process that trains alone uses the bare model otherwise
 
             def wrap(model: Any, context: Any) -> Any:
-                made = CustomDDP(model, sync=sync.named(context.config.sync), bucket_mib=0.5, process_group=context.group)
+                made = CustomDDP(
+                    model, sync=sync.named(context.config.sync), bucket_mib=0.5, process_group=context.group
+                )
                 return replicated(model, made, made.no_sync)
 
             patch.setattr(custom_ddp, "wrap", wrap)
