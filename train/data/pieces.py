@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from train.errors import UserError
 
@@ -18,11 +18,6 @@ def on_device(batch: Any, device: torch.device) -> Any:
     return tree_map(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
 
 
-def rows(batch: Any) -> int:
-    """Return the length of the first tensor of the batch that has one; 0 without."""
-    return next((len(leaf) for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor) and leaf.ndim), 0)
-
-
 def pieces(batch: Any, sizes: Sequence[int], num_blanks: int = 2) -> list[Any]:
     """Return the batch cut along the first dimension of its tensors into as many samples as `sizes` say.
 
@@ -30,9 +25,10 @@ def pieces(batch: Any, sizes: Sequence[int], num_blanks: int = 2) -> list[Any]:
     without samples needs inputs.
     Raises UserError if the batch holds something that cannot be cut, which matters only if there is something to cut.
     """
-    if len(sizes) == 1 and sizes[0] > 0:
+    if len(sizes) == 1 and (sizes[0] or num_blanks):
         return [batch]
-    num = rows(batch)
+    tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim)
+    num = sum(sizes) or len(next(tensors, ()))
     *starts, _ = accumulate(sizes, initial=0)
     blank = [at % max(1, num) for at in range(num_blanks)]
     cuts = [slice(at, at + size) if size else blank for at, size in zip(starts, sizes, strict=True)]

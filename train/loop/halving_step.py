@@ -119,7 +119,8 @@ class HalvingStep(Step):
         training = [part for wrapped in self.models for part in wrapped.module.modules() if part.training]
         for part in training:
             part.training = False  # no running statistics, no dropout
-        self._loss(work, pieces(work.batch, [0])[0], 0)[0].backward()
+        blank = pieces(work.batch, [0, sum(self._sizes(work.position))])[0]
+        self._loss(work, blank, 0)[0].backward()
         for part in training:
             part.training = True
 
