@@ -82,7 +82,7 @@ class Session(Course):
             raise UserError("run.restore() was called twice, or after run.epochs(): name everything in one call")
         if wrong := sorted(things.keys() & _OWN_KEYS):
             raise UserError(f"run.restore(): {', '.join(wrong)} is a name that the run itself uses: choose another one")
-        if self.config.spreads_model and not self.config.evaluate_only and {"model", "optimizer"} - things.keys():
+        if self.config.spreads_model and {"model", "optimizer"} - things.keys():
             raise UserError("with fsdp, run.restore() needs one model and one optimizer, as model= and optimizer=")
         self._things = things
         self._open()
