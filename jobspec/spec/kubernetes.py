@@ -23,18 +23,6 @@ class Toleration(Section):
     seconds: int | None = Field(None, ge=0, lt=2**31, description="how long NoExecute is tolerated")
 
 
-class TopologySpread(Section):
-    """Spread the pods evenly over the values of a node label."""
-
-    key: LabelKey = Field(description="node label, such as topology.kubernetes.io/zone")
-    max_skew: int = Field(
-        1, ge=1, lt=2**31, description="how many more pods one value of the label may have than another"
-    )
-    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
-        "ScheduleAnyway", description="what happens when pods cannot be spread like this"
-    )
-
-
 class Topology(Section):
     """How near to one another Kueue places the pods of a job: one of the two."""
 
@@ -56,8 +44,7 @@ class Kubernetes(Section):
     )
     priority_class: DnsName | None = Field(None, description="PriorityClass of the pods")
     runtime: DnsName | None = Field(
-        None,
-        description="ClusterTrainingRuntime that the TrainJob uses; left out: the manifest brings its own runtime",
+        None, description="ClusterTrainingRuntime that the TrainJob uses; left out: the manifest brings its own runtime"
     )
     volcano_queue: DnsName | None = Field(None, description="queue of Volcano, with scheduler: volcano")
     scheduler: DnsName | None = Field(None, description="schedulerName of the pods, such as a gang scheduler")
@@ -93,7 +80,6 @@ class Kubernetes(Section):
     host_network: bool = Field(False, description="pods use the network of their node")
     node_selector: dict[LabelKey, LabelValue] = Field({}, description="labels that the nodes must have")
     tolerations: list[Toleration] = Field([], description="taints that the pods tolerate")
-    topology_spread: list[TopologySpread] = Field([], description="how pods are spread over the cluster")
     labels: dict[LabelKey, LabelValue] = Field({}, description="labels on the objects and pods")
     annotations: dict[LabelKey, Lines] = Field({}, description="annotations on the top object and the pods")
     pod: dict[str, Any] = Field(
