@@ -284,7 +284,10 @@ class Course:
 
         Raises UserError, with nothing loaded, if the state belongs to another run or lacks something that was named.
         """
-        refuse_other_run(state["config"], self.config)
+        saved = dict(state["config"])
+        if self._settings is not None:  # in one's own loop the sampler checks it, once there are batches
+            saved["batch_size"] = self.config.batch_size
+        refuse_other_run(saved, self.config)
         spread = {"model", "optimizer"} if self.config.spreads_model else set()
         if missing := sorted(self._things.keys() - state.keys() - spread):
             raise UserError(f"the checkpoint holds no {', '.join(missing)}, which run.restore() names")
