@@ -80,7 +80,11 @@ class Run(Session):
         set_numerics(config)
         timeouts = Timeouts(config.rendezvous_timeout_s, config.collective_timeout_s, config.resolve_timeout_s)
         self._connection = ExitStack()
-        self._connection.enter_context(open_process_group(world, attempt, timeouts))
+        sys.excepthook = self._excepthook  # torch wraps it: ours must come outside of that
+        try:
+            self._connection.enter_context(open_process_group(world, attempt, timeouts))
+        finally:
+            self._excepthook, sys.excepthook = sys.excepthook, self._fail
         stop.listen(answers=world.rank == 0)
         super().__init__(config, world, stop, settings=_RECORDED)
         atexit.register(self._leave)
