@@ -67,7 +67,7 @@ def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None =
     `hosts` are the names of the nodes in the order of node numbers, separated by commas, if the target does not name
     them.  Raises SpecError if it does, or if there is not one distinct name for each node.
     """
-    names = _named_by_target(plan, target)
+    names = [name for node in range(plan.job.nodes.max) if (name := node_name(target, plan, node)) is not None]
     if hosts:
         names = _hosts(plan, hosts, names)
     order = sorted(names)
@@ -172,11 +172,6 @@ def _hosts(plan: Plan, hosts: str, given: list[str]) -> list[str]:
     return names
 
 
-def _named_by_target(plan: Plan, target: Target) -> list[str]:
-    names = [node_name(target, plan, node) for node in range(plan.job.nodes.max)]
-    return [name for name in names if name is not None]
-
-
 def _named(variable: Variable, known: Mapping[str, str]) -> Variable:
     """Replace the placeholders for nodes in a variable's value with the nodes' names."""
     value = variable.value
@@ -230,8 +225,8 @@ def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
     values: dict[str, dict[str, dict[int, str]]] = {}
     for process in explanation.processes:
         for variable in process.variables:
-            by_setter = values.setdefault(variable.name, {})
-            by_setter.setdefault(_set_by(variable, explanation), {})[process.rank.rank] = variable.value
+            setter = artifact(explanation.target) if variable.set_by == "script" else variable.set_by
+            values.setdefault(variable.name, {}).setdefault(setter, {})[process.rank.rank] = variable.value
     for name in sorted(values, key=lambda name: (*_MATTER_MOST, name).index(name)):
         by_setter = values[name]
         texts = {setter: _by_rank(name, by_rank, explanation) for setter, by_rank in by_setter.items()}
@@ -239,11 +234,6 @@ def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
         words = [f"from {setter}: {text}" for setter, text in texts.items() if text != texts[last]]
         words += [explanation.remarks[name]] if name in explanation.remarks else []
         yield [name, ", then ".join(texts), texts[last] + (f"  ({'; '.join(words)})" if words else "")]
-
-
-def _set_by(variable: Variable, explanation: Explanation) -> str:
-    """Return who sets a variable; "script" becomes the target's word for its artifact, such as manifest."""
-    return artifact(explanation.target) if variable.set_by == "script" else variable.set_by
 
 
 def _by_rank(name: str, values: dict[int, str], explanation: Explanation) -> str:

@@ -81,6 +81,11 @@ def yaml(value: Any) -> str:
     return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
+def optional(value: Any, key: str, indent: int) -> str:
+    """Write the line `key: value` in YAML, after a line break; nothing for None.  A template says `{{- value | …`."""
+    return "" if value is None else f"\n{' ' * indent}{key}: {yaml(value)}"
+
+
 def block(text: str, indent: int) -> str:
     """Write text in YAML as a literal block, which people can read, or as JSON if a block would change the text.
 
@@ -158,6 +163,6 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # the artifacts are not HTML; the filters below quote
     )
-    inserting = (sh, argv, by_flag, assignments, directive, yaml, kubelet, compose, comment, run_lines, block, merged)
-    environment.filters.update({function.__name__: function for function in inserting})
+    inserting = (sh, argv, by_flag, assignments, directive, yaml, optional, block, merged, kubelet, compose, comment)
+    environment.filters.update({function.__name__: function for function in (*inserting, run_lines)})
     return environment

@@ -90,7 +90,6 @@ _LONG = (
     "train/strategies/test_fsdp.py",
     "train/strategies/test_pipeline.py",
     "train/test_combinations.py",
-    "tests/test_techniques.py",
 )
 
 

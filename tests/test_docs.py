@@ -14,6 +14,8 @@ import jsonschema
 import pytest
 import yaml
 
+from docs.overview import draw
+from jobspec import targets
 from jobspec.spec.schema import json_schema
 
 ROOT = Path(__file__).parent.parent
@@ -102,6 +104,12 @@ def test_the_lines_shown_of_an_artifact_are_rendered_from_the_spec_shown(tmp_pat
     remaining = iter(rendered)
     # `in` takes lines from the iterator, so this also checks their order.
     assert [line for line in excerpt.splitlines() if line not in remaining] == []
+
+
+def test_picture_is_drawn_by_its_script_and_has_every_target() -> None:
+    picture = (ROOT / "docs" / "overview.svg").read_text()
+    assert picture == draw()
+    assert [name for name in targets.names() if f">{name}<" not in picture or f"`{name}`" not in README] == []
 
 
 def _anchor(heading: str) -> str:

@@ -22,12 +22,10 @@ set -euo pipefail
 : "${WANDB_API_KEY:?is a secret of this job; export it before the start}"
 : "${HF_TOKEN:?is a secret of this job; export it before the start}"
 
+refuse() { echo "every-key: $1" >&2; exit "${2-1}"; }
 if (( $# )); then
-  if (( $# != 2 )) || ! [[ -f $0 ]]; then
-    echo "every-key: save this script in a file and name all 2 nodes, node 0 first" >&2
-    exit 2
-  fi
-
+  [[ -f $0 ]] && (( 2 <= $# && $# <= 2 )) ||
+    refuse "save this script in a file and name all 2 nodes, node 0 first" 2
   hosts=("$@")
   # Nothing is written into the first two pipes.  When this script closes `work`, or has ended, the nodes let their
   # processes save and end; when it then closes `grace`, they kill them.  The third pipe brings the news of all nodes:
@@ -100,7 +98,8 @@ END
       echo "$host: $line" || true
       if [[ $line == "every-key: node $1 starts torchrun"* ]]; then
         local failure="failed (exitcode: \(-*[0-9]*\)) local_rank: \([0-9]*\) " # torchrun's words
-        sed -u -e h -e "s/.* $failure.*/$1 - local rank \2 ended with \1/w /dev/fd/$news" -e g -e "s/^/$host: /" && return
+        sed -u -e h -e "s/.* $failure.*/$1 - local rank \2 ended with \1/w /dev/fd/$news" -e g \
+          -e "s/^/$host: /" && return
         kill -HUP $$ # the terminal is gone, and what saves now must not fail at its next line
         exec cat >/dev/null
       fi
@@ -177,10 +176,9 @@ END
   exit "$code"
 fi
 
-if ! [[ ${NODE_RANK-} =~ ^(0|[1-9][0-9]{0,4})$ ]] || (( NODE_RANK >= 2 )) || [[ -z ${MASTER_ADDR-} ]]; then
-  echo "every-key: set NODE_RANK (this node's number, 0 to 1) and MASTER_ADDR (name or address of node 0). Or give the names of all nodes as arguments" >&2
-  exit 2
-fi
+[[ ${NODE_RANK-} =~ ^(0|[1-9][0-9]{0,4})$ && -n ${MASTER_ADDR-} ]] && (( NODE_RANK < 2 )) ||
+  refuse "set NODE_RANK (this node's number, 0 to 1) and MASTER_ADDR (name or address of node 0).\
+ Or give the names of all nodes as arguments" 2
 
 # torchrun reads a flag from each PET_ variable; one that was left over in this shell would change the job.
 unset "${!PET_@}"
@@ -202,10 +200,6 @@ for JOB_LINE in \
 done
 
 # Look at this node first: torchrun would wait long, and then say little.
-refuse() {
-  echo "every-key: $1" >&2
-  exit 1
-}
 command -v torchrun >/dev/null ||
   refuse "torchrun is not found; activate its environment in setup of the spec, or before the start"
 address_of() { { getent ahostsv4 "$1" || getent ahosts "$1"; } | awk 'NR == 1 { print $1 }'; }
@@ -230,7 +224,8 @@ for node in "$MASTER_ADDR" ${JOB_NODES-}; do
   if [[ -n $interface && $interface != lo ]] || [[ $node == "$address" ]]; then break; fi
 done
 if [[ -z $interface || $interface == lo && $MASTER_ADDR != "$address" && $MASTER_ADDR != localhost ]]; then
-  started+="; the interface towards the other nodes is unknown: set GLOO_SOCKET_IFNAME in env, or MASTER_ADDR to an address"
+  started+="; the interface towards the other nodes is unknown: set GLOO_SOCKET_IFNAME in env,"
+  started+=" or MASTER_ADDR to an address"
 else
   export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}" NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-=$interface}"
   started+="; gloo and NCCL use $GLOO_SOCKET_IFNAME ($own)"

@@ -1,6 +1,6 @@
 """CustomDDP: data-parallel training with gradients that live in buckets and are averaged during backward.
 
-What happens in a backward, with a picture: docs/ddp.md.
+What happens in a backward, with a picture: docs/train.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # early: docs/own-script.md, "SIGABRT after the last line"
+import torch.distributed.nn  # early: docs/troubleshooting.md, SIGABRT
 from torch import Tensor
 
 from train.cpu.shared_memory import SharedMemory
