@@ -68,6 +68,6 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Leave at once (docs/troubleshooting.md).  After an error NCCL waits for work that never ends, and a thread may wait
-    # for a foreign server.  A thread of gloo that frees a tensor while Python shuts down aborts the process.
+    # Leave at once (docs/troubleshooting.md).  After an error NCCL waits for work that never ends, and a thread may
+    # wait for a foreign server.  A thread of gloo that frees a tensor while Python shuts down aborts the process.
     os._exit(code)
