@@ -68,8 +68,8 @@ def _keys(root: Path) -> Iterator[str]:
     for key, field in _fields(Job):
         words, text = _type(field.annotation, field.metadata), field.description or ""
         default = "required" if field.is_required() else _text(field.default, "s" if words.startswith("a time") else "")
-        told = re.search(r"such as (\{.*?\}|\[.*?\]|[^ ;,]+)", text)
-        example = examples.get(key.replace("[]", ""), told[1] if told else "")
+        given = re.search(r"such as (\{.*?\}|\[.*?\]|[^ ;,]+)", text)
+        example = examples.get(key.replace("[]", ""), given[1] if given else "")
         yield _row(f"`{key}`", words, default, _used_by(key), text, f"`{example}`" if example else "")
     yield from ["", "The keys of `train` are the [flags of `python -m train`](flags.md), with `_` for `-`."]
 

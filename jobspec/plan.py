@@ -27,12 +27,36 @@ _SHM_PER_PROCESS = 1 << 30
 
 # Python prefers a train.py or train/ in the working folder to our package.
 _OUR_TRAIN_OR_NONE = """\
+# Ends the job if the working folder has another program called train.
 import importlib.util, os, sys
 train = importlib.util.find_spec("train")
 found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
 if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
     sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
 os.execvp(sys.argv[1], sys.argv[1:])"""
+
+# torchrun itself ends with 1 whatever its processes ended with.
+_NO_RESTART_ON = """\
+# no_restart_on of the spec: if a process ends with such a code, torchrun restarts none and ends with this code, too.
+import sys, time
+from torch.distributed import run
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as Agent
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+codes, sys.argv = {int(code) for code in sys.argv[1].split(",")}, sys.argv[2:]
+monitor = Agent._monitor_workers
+def monitor_or_give_up(agent, *args):
+    result = monitor(agent, *args)
+    if codes & {failure.exitcode for failure in result.failures.values()}:
+        agent._remaining_restarts = 0
+    return result
+Agent._monitor_workers = monitor_or_give_up
+try:
+    run.main()
+except ChildFailedError as error:
+    found = codes & {failure.exitcode for failure in error.failures.values()}
+    if not found:
+        time.sleep(5)  # the node with such a code, for which the others fail, too, ends first
+    sys.exit(max(found, default=1))"""
 
 
 def container_shm(job: Job) -> int:
@@ -93,8 +117,12 @@ class Plan:
 
     @property
     def guard(self) -> tuple[str, ...]:
-        """Return the words before the launcher that end the job if `-m train` would run another program."""
-        return () if self.job.train is None else ("python3", "-c", _OUR_TRAIN_OR_NONE)
+        """Return the words before torchrun that look at what runs, and at how it ends."""
+        codes = ",".join(map(str, self.job.no_restart_on))
+        return (
+            *(("python3", "-c", _OUR_TRAIN_OR_NONE) if self.job.train is not None else ()),
+            *(("python3", "-c", _NO_RESTART_ON, codes) if codes else ()),
+        )
 
     @property
     def torchrun_program(self) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ _SLOW = (
     "jobspec/test_rendezvous_timeout.py",
     "jobspec/test_slurm_preemption.py",
     "jobspec/test_torchrun_ssh.py",
+    "jobspec/test_torchrun_ssh_faults.py",
     "train/checkpoints/test_resume.py",
     "train/checkpoints/test_transfer.py",
     "train/collectives/test_missing_ranks.py",

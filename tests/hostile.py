@@ -18,7 +18,7 @@ from tests import workers
 
 Spec = dict[str, Any]
 
-JOBS = max(30, settings().max_examples // 3)
+JOBS = max(300, settings().max_examples)
 """How many are tried: more with --hypothesis-profile=fuzz."""
 
 CANARY = "pwned"

@@ -38,7 +38,7 @@ HOME = files.WORKDIR
 
 USES = (
     PROCESSES
-    | keys("gpu gpus_per_node image setup workdir files env secrets mounts time_limit max_restarts")
+    | keys("gpu gpus_per_node image setup workdir files env secrets mounts time_limit max_restarts no_restart_on")
     | keys("preemption preemption.grace")
     | keys("cpus memory shm rdma devices", "resources")
     | keys("backend port timeout", "rendezvous")

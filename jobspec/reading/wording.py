@@ -41,8 +41,9 @@ KEY = "[key]"
 def findings(error: ValidationError, source: Source) -> list[Finding]:
     """Return one finding for each pydantic error.  A misspelt key is not also reported as missing."""
     details = error.errors(include_url=False)
-    similar = {(*at[:-1], _similar_key(at)) for at in (one["loc"] for one in details if one["type"] == _UNKNOWN)}
-    return [_finding(one, source) for one in details if one["loc"] not in similar - source.keys.keys()]
+    unknown = [one["loc"] for one in details if one["type"] == _UNKNOWN]
+    misspelt = {(*at[:-1], _similar_key(at)) for at in unknown} - source.keys.keys()
+    return [_finding(one, source) for one in details if one["loc"] not in misspelt]
 
 
 def _finding(detail: ErrorDetails, source: Source) -> Finding:

@@ -21,7 +21,7 @@ _PREFIXES = ("MASTER_", "PET_", "SLURM_")
 
 
 class Runtime:
-    """How a runtime runs the image.  These defaults are those of no container; a file's RUNTIME has what differs.
+    """How a runtime runs the image.  The defaults here mean no container; a file's RUNTIME overrides them.
 
     Below, `passed` are names of variables that the processes must see with the values from the task's shell.
     """

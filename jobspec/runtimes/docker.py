@@ -32,7 +32,7 @@ class Docker(_oci.Oci):
 
     def before(self, plan: Plan, passed: Sequence[str]) -> list[str]:
         # --user: files on the mounts then belong to the user who submitted the job.  USER: torch asks for its name,
-        # and the container knows no user with this number.
+        # and the container has no user with this number.
         # --name: Slurm's SIGKILL ends docker's client but not the container.  People, and the next start of a requeued
         # job, find it by its name.
         lines = [

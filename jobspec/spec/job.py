@@ -258,6 +258,11 @@ class Job(Section):
         description="maximum number of restarts of the processes after failures; default: 0, or 3 if nodes is a range, "
         "where the torchrun of each node counts its own",
     )
+    no_restart_on: list[Annotated[int, Field(ge=2, le=127)]] = Field(
+        [],
+        description="exit codes of a process that no restart can mend, such as [2]: the job ends at once; not 1, with "
+        "which Python and torchrun end after any failure, nor those of signals, from 128 on",
+    )
     preemption: Preemption | None = Field(None, description="the scheduler may preempt the job")
     sweep: dict[SweepKey, Annotated[list[SweptValue], Field(min_length=1)]] = Field(
         {},

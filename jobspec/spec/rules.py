@@ -161,6 +161,17 @@ def elastic_needs_c10d(job: Job) -> Iterator[Finding]:
 
 
 @Rule
+def no_restart_on_prevents_restarts(job: Job) -> Iterator[Finding]:
+    path = ("no_restart_on",)
+    if job.no_restart_on and job.max_restarts == 0:
+        message = "no_restart_on is given, but max_restarts is 0: nothing restarts"
+        yield Finding(path, message, "max_restarts: 3, or leave no_restart_on out", on_key=True)
+    if job.no_restart_on and job.nodes.elastic:
+        message = "no_restart_on is given, but nodes is a range: without the node that ends, the others would go on"
+        yield Finding(path, message, "give one number of nodes, or leave no_restart_on out", on_key=True)
+
+
+@Rule
 def every_process_gets_samples(job: Job) -> Iterator[Finding]:
     """Check that each process gets a sample; an uneven batch is fine, because train weighs uneven shares exactly."""
     if job.train is None or job.train.batch_size >= world_size(job):

@@ -19,7 +19,7 @@ from jobspec.spec.job import Job
 from jobspec.spec.rules import Rule, leaves_room
 from jobspec.torchrun import c10d_conf, c10d_pod_flags, static_pod_flags
 
-USES = pod.USES | {"kubernetes.ttl"}
+USES = pod.USES - {"no_restart_on"} | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
 RENDEZVOUS_TIMEOUT_S = pod.RENDEZVOUS_TIMEOUT_S
 SWEEPS = "objects"

@@ -17,7 +17,7 @@ __all__ = ["NOT_USED", "REMARKS", "RULES", "SWEEPS", "USES", "environment", "tem
 
 USES = (
     PROCESSES
-    | keys("gpu gpus_per_node image setup workdir files env secrets mounts time_limit max_restarts")
+    | keys("gpu gpus_per_node image setup workdir files env secrets mounts time_limit max_restarts no_restart_on")
     | keys("preemption preemption.grace preemption.max_requeues preemption.progress")
     | keys("cpus memory shm rdma", "resources")
     | keys("backend port timeout", "rendezvous")

@@ -19,7 +19,7 @@ from jobspec.spec.keys import keys
 
 USES = (
     PROCESSES
-    | keys("setup workdir env secrets resources.cpus max_restarts")
+    | keys("setup workdir env secrets resources.cpus max_restarts no_restart_on")
     | keys("backend port timeout", "rendezvous")
 )
 NOT_USED = {

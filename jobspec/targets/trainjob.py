@@ -39,6 +39,7 @@ fixed_size = rules.fixed_size("the operator of TrainJob tells torchrun one numbe
 # Keys that a TrainJob cannot change in a runtime of the cluster.
 _RUNTIMES = (
     "max_restarts",
+    "no_restart_on",
     "preemption",
     "kubernetes.gpu_claim",
     "kubernetes.host_network",

@@ -44,7 +44,8 @@ program() {  # runs in the container
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/apptainer-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
     TORCH_NCCL_TRACE_BUFFER_SIZE=2000
   exec python3 -c \
-    'import importlib.util, os, sys
+    '# Ends the job if the working folder has another program called train.
+import importlib.util, os, sys
 train = importlib.util.find_spec("train")
 found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
 if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):

@@ -54,7 +54,8 @@ task() {  # runs on the node, once for its 2 processes
   export PET_LOCAL_ADDR=$SLURMD_NODENAME
   export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
   exec python3 -c \
-    'import importlib.util, os, sys
+    '# Ends the job if the working folder has another program called train.
+import importlib.util, os, sys
 train = importlib.util.find_spec("train")
 found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
 if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):

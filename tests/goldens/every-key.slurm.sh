@@ -101,7 +101,8 @@ task() {  # runs on the node, once for its 4 processes
     eval "$JOB_LINE" || { echo "setup: this line failed: $JOB_LINE" >&2; exit 1; }
   done
   exec python3 -c \
-    'import importlib.util, os, sys
+    '# Ends the job if the working folder has another program called train.
+import importlib.util, os, sys
 train = importlib.util.find_spec("train")
 found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
 if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):

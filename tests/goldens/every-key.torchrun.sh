@@ -40,7 +40,7 @@ if (( $# )); then
     until read -rt 1 _ <&"$ready"; do # before that, a .bashrc that reads would swallow the script
       if closed "$end_of_work" 0.1 || ! echo; then return; fi
       if (( SECONDS > limit )); then
-        echo "$1 - no shell within 90 s; does ~/.bashrc there wait for something?" >&"$news"
+        echo " $1 - no shell within 90 s; does ~/.bashrc there wait for something?" >&"$news"
         return
       fi
     done
@@ -98,13 +98,13 @@ END
       echo "$host: $line" || true
       if [[ $line == "every-key: node $1 starts torchrun"* ]]; then
         local failure="failed (exitcode: \(-*[0-9]*\)) local_rank: \([0-9]*\) " # torchrun's words
-        sed -u -e h -e "s/.* $failure.*/$1 - local rank \2 ended with \1/w /dev/fd/$news" -e g \
+        sed -u -e h -e "s/.* $failure.*/ $1 - local rank \2 ended with \1/w /dev/fd/$news" -e g \
           -e "s/^/$host: /" && return
         kill -HUP $$ # the terminal is gone, and what saves now must not fail at its next line
         exec cat >/dev/null
       fi
     done
-    echo "$1 - ${last:-it ended before torchrun started}" >&"$news"
+    echo " $1 - ${last:-it ended before torchrun started}" >&"$news"
     return 1
   }
 
@@ -116,7 +116,7 @@ END
     feed "$1" | ssh -T -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=20 -- "${hosts[$1]}" \
       'echo "every-key: connected"; exec bash -s' 2>&1 | label "$1"
     set -- "$1" "${PIPESTATUS[@]:1}"
-    echo "$1 $(( $2 ? $2 : $3 ))" >&"$news"
+    echo " $1 $(( $2 ? $2 : $3 ))" >&"$news"
   }
   running=("${hosts[@]}")
   for number in "${!hosts[@]}"; do
@@ -140,7 +140,8 @@ END
   trap 'interrupt SIGTERM 15' TERM
 
   while [[ -n ${running[*]} ]] && (( SECONDS < ${limit:-SECONDS + 1} )); do
-    read -rt 1 -N 1 first <&"$news" || continue # a single byte: at its timeout, read loses the part of a line
+    # At its timeout, read can lose what it has: here at most the blank with which a line of news begins.
+    read -rt 1 -N 1 first <&"$news" || continue
     IFS= read -r line <&"$news"
     read -r number ended text <<<"$first$line"
     # One failure makes other processes fail: the first news of a minute has the reason.
@@ -248,7 +249,8 @@ echo "every-key: $started" >&2
 ) &
 
 exec python3 -c \
-  'import importlib.util, os, sys
+  '# Ends the job if the working folder has another program called train.
+import importlib.util, os, sys
 train = importlib.util.find_spec("train")
 found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
 if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):

@@ -1,6 +1,6 @@
 """A few artifacts byte for byte: a job with every key, the shortest scripts, the runtimes, elastic.
 
-`pytest --update` writes them anew.  What people copy is golden, too, a short job on each target: `render.py check`.
+`pytest --update` rewrites them.  What people copy is golden, too, a short job on each target: `render.py check`.
 Every other job of jobs/ is rendered on each target, or refused, and judged by what reads the artifact.
 """
 
@@ -56,6 +56,7 @@ APART = {
     "no_python": "it goes with command",
     "files": "they are below the folder in which render.py is called",
     "sweep": "it is several jobs",
+    "no_restart_on": "pytorchjob and compose cannot carry it out",
     "preemption.progress": "it goes with command",
     "slurm.array": "its tasks would share train.checkpoint_dir",
     "slurm.array_limit": "it goes with slurm.array or sweep",

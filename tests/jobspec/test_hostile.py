@@ -1,7 +1,7 @@
 """Hostile text in every field: it arrives byte for byte or is refused at its place, and nothing of it is run.
 
 On every target, as its platform reads the artifact: scripts are run by bash, manifests and compose files are read as
-the kubelet and compose do.  `make test` tries 33 jobs, --hypothesis-profile=fuzz 3,333.
+the kubelet and compose do.  `make test` tries 300 jobs, --hypothesis-profile=fuzz 10,000.
 """
 
 from __future__ import annotations

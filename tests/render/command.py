@@ -17,7 +17,7 @@ SITE = "slurm: {partition: gpu}\nenv: {NOTE: ours}\n+secrets: [TOKEN]\n"
 
 
 def command_line(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[bytes]:
-    """`render.py ARGUMENTS`, run to its end: with `env` in a process of its own, otherwise in this one."""
+    """`render.py ARGUMENTS`, run to its end: with `env` in another process, otherwise in this one."""
     if env:
         words = [sys.executable, str(ROOT / "render.py"), *arguments]
         return subprocess.run(words, cwd=cwd, env={**os.environ, **env}, capture_output=True)

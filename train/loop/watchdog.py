@@ -97,11 +97,13 @@ class Watchdog(Observer):
                 socket.create_connection((world.master_addr, world.master_port), _BEAT_S).close()
                 store.set(str(world.rank), json.dumps(self._state()))
                 late_s, now = self._late_s(), dict[int, Any]()
+                if late_s:
+                    # Only now: asking for an answer from a server that just ended prints the page, too.
+                    store.check([str(world.rank)])
                 if late_s and not told:
                     if before:  # compared only after two beats of all ranks
                         self._stopped.wait(_BEAT_S)
                     now = {rank: json.loads(store.get(str(rank))) for rank in range(world.world_size)}
-                store.check([str(world.rank)])
                 self._answered = time.monotonic()
                 if any(state["excused"] for state in now.values()):
                     now = {}

@@ -122,7 +122,10 @@ def of_job(name: str, cluster: Cluster, namespace: str) -> list[str]:
     for pod in cluster.pods(namespace):
         if pod["metadata"]["labels"]["app.kubernetes.io/instance"] == name:
             keys = {section: sorted(pod["metadata"][section]) for section in ("labels", "annotations")}
-            text = json.dumps({**keys, "spec": pod["spec"]}, indent=1, sort_keys=True)
+            spec = pod["spec"] | {
+                "tolerations": sorted(pod["spec"]["tolerations"], key=json.dumps)
+            }  # Kueue has no order
+            text = json.dumps({**keys, "spec": spec}, indent=1, sort_keys=True)
             found.append(_OWN.sub("", text.replace(name, "job")))
     return "\n".join(sorted(found)).splitlines()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,11 @@ def test_pod_that_is_killed_is_replaced_and_the_job_resumes(
     assert f"resume: {Path('/checkpoints/run/step-')}" in player.logs(namespace)
 
 
+def _fails(cluster: Cluster, namespace: str, target: str) -> None:
+    words = ("--for=condition=Failed", f"--timeout={300}s", "--namespace", namespace, f"{RESOURCES[target]}/job")
+    cluster.kubectl("wait", *words)
+
+
 @pytest.mark.parametrize("target", KINDS)
 def test_job_that_always_fails_is_tried_again_and_then_given_up(
     target: str, cluster: Cluster, namespace: str, tmp_path: Path
@@ -56,7 +62,34 @@ def test_job_that_always_fails_is_tried_again_and_then_given_up(
     cluster.needs_controllers(target)
     spec = job(cluster.image, command=["jobs/scripts/own.py", "--steps", "not-a-number"], max_restarts=1)
     cluster.apply(rendered(target, spec, namespace, tmp_path))
-    words = ("--for=condition=Failed", f"--timeout={300}s", "--namespace", namespace, f"{RESOURCES[target]}/job")
-    cluster.kubectl("wait", *words)
+    _fails(cluster, namespace, target)
+
+
+# Rank 1 ends with a code of its own; rank 0 then loses its peer and ends with 1.
+_ENDS_WITH_42 = """import sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+print("started", flush=True)
+dist.barrier()
+if dist.get_rank() == 1:
+    sys.exit(42)
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("preemption", [None, {}], ids=["", "with preemption"])
+@pytest.mark.parametrize("target", ["indexedjob", "jobset", "trainjob"])
+def test_exit_code_that_no_restart_can_mend_ends_the_job_at_its_first_start(
+    preemption: Any, target: str, cluster: Cluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.needs_controllers(target)
+    player = cluster.player()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(_ENDS_WITH_42)
+    keys = {"max_restarts": 5, "no_restart_on": [42], "preemption": preemption}
+    spec = job(cluster.image, command=["mine.py"], files=["mine.py"], **keys)
+    cluster.apply(rendered(target, spec, namespace, tmp_path))
+    _fails(cluster, namespace, target)
+    assert player.logs(namespace).count("started") == 2, player.logs(namespace)
     starts = [log for log in cluster.player().logs(namespace).split("== ") if "not-a-number" in log]
     assert 2 < len(starts) <= 6, "two nodes, each started again once or twice"

@@ -85,8 +85,8 @@ def test_killed_between_epochs_and_resumed_ends_with_the_same_losses(
     assert whole.returncode == 0, whole.stderr
 
     flags = _flags(data_root, tmp_path / "killed")
-    # The line of an epoch comes just before its checkpoint: once the next epoch's first line is there, it is saved.
-    _run_until(flags, world_size, lambda line: "epoch 2/3  step" in line)
+    saved = tmp_path / "killed" / "checkpoints"  # a thread writes it while the next epoch begins
+    _run_until(flags, world_size, lambda line: "epoch 2/3  step" in line and any(saved.glob("step-*")))
     resumed = train(world_size, *flags)
     assert resumed.returncode == 0, resumed.stderr
 

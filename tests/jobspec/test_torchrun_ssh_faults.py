@@ -1,0 +1,268 @@
+"""The torchrun script over ssh where something is wrong: each end has a last line that names node and reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests import ssh
+from tests.e2e.slurm.user import give
+from tests.platforms import SCRIPT
+from tests.slurm import RECORDER, Call
+from tests.ssh import NAMES, SILENT
+from tests.ssh_script import BASE, MINE, SAVING, Nodes, last_line
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(ssh.missing() is not None, reason=str(ssh.missing()))]
+
+
+@pytest.mark.parametrize(
+    ("spec", "host", "reason"),
+    [
+        (MINE, SILENT, f"ssh: connect to host {SILENT} port 22: Connection timed out; log in by hand once, or see"),
+        (MINE, "sshdesk", "ssh: connect to host sshdesk port 22: Connection refused; log in by hand once, or see"),
+        (MINE, "nobody@sshn1", "nobody@sshn1: Permission denied (publickey,password,keyboard-interactive); log in"),
+        (MINE, "nowhere", "ssh: Could not resolve hostname nowhere"),
+        (MINE + "setup: ['PATH=/usr/bin:/bin']\n", "sshn1", "job: torchrun is not found; activate its environment in"),
+        (MINE + 'setup: ["false"]\n', "sshn1", "setup: this line failed: false, exit code 1"),
+        (
+            MINE + "setup: ['[ $NODE_RANK = 0 ] || { hostname sshn0; nonsense; }']\n",
+            "sshn1",
+            "nonsense; }, exit code 1",
+        ),
+    ],
+)
+def test_node_that_cannot_start_is_named_with_the_reason(
+    new_nodes: Callable[[str], Nodes], spec: str, host: str, reason: str
+) -> None:
+    nodes = new_nodes(SAVING)
+    began = time.monotonic()
+    status, out = nodes.run(spec, "sshn0", host)
+    assert status != 0 and time.monotonic() - began < 40
+    assert last_line(out).startswith("job: ") and reason in last_line(out), out
+    assert " failed first: " in last_line(out) and last_line(out).endswith(f"exit code {status}")
+    assert "password:" not in out
+
+
+@pytest.mark.parametrize("hosts", [["node0"], [*NAMES, "node2"]])
+def test_wrong_number_of_nodes_is_refused(new_nodes: Callable[[str], Nodes], hosts: list[str]) -> None:
+    nodes = new_nodes(SAVING)
+    status, out = nodes.run(BASE + "command: [mine.py]\n", *hosts)
+    assert (status, out) == (2, "job: save this script in a file and name all 2 nodes, node 0 first\n")
+
+
+def test_host_that_looks_like_an_option_is_none(new_nodes: Callable[[str], Nodes]) -> None:
+    nodes = new_nodes(SAVING)
+    status, _ = nodes.run(BASE + "command: [mine.py]\n", "-oProxyCommand=touch pwned", "-oProxyCommand=touch pwned")
+    assert status != 0
+    assert not list(nodes.folder.rglob("pwned"))
+
+
+def test_gloo_and_nccl_take_the_interface_towards_the_other_nodes_and_not_docker0(
+    new_nodes: Callable[[str], Nodes],
+) -> None:
+    nodes = new_nodes(RECORDER.format(file="call-$NODE_RANK"))
+    status, out = nodes.run(MINE.replace("cpu", "cuda"), *NAMES)
+    assert status == 0, out
+    for number in range(2):
+        env = Call.read(nodes.folder / f"call-{number}").env
+        assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_bashrc_that_reads_to_the_end_is_named_after_90_s(new_nodes: Callable[[str], Nodes]) -> None:
+    nodes = new_nodes(SAVING)
+    bashrc = nodes.lab.home / ".bashrc"
+    bashrc.write_text("cat >/dev/null")
+    try:
+        status, out = nodes.start(MINE, *NAMES).ended(150)
+    finally:
+        bashrc.unlink()
+    assert status != 0
+    assert "failed first: no shell within 90 s; does ~/.bashrc there wait for something?" in last_line(out), out
+
+
+@pytest.mark.parametrize("reads", ["read -r answer; cat >/dev/null & sleep 1; kill $!", "read -r; read -rt 2 -N 9999"])
+def test_bashrc_that_reads_swallows_nothing_of_the_script(new_nodes: Callable[[str], Nodes], reads: str) -> None:
+    nodes = new_nodes(RECORDER.format(file="call-$NODE_RANK"))
+    bashrc = nodes.lab.home / ".bashrc"
+    bashrc.write_text(reads)
+    try:
+        status, out = nodes.run(MINE, *NAMES)
+    finally:
+        bashrc.unlink()
+    assert status == 0, out
+    assert Call.read(nodes.folder / "call-1").argv[-1] == "mine.py"
+
+
+def test_port_in_use_on_node_0_is_named(new_nodes: Callable[[str], Nodes]) -> None:
+    nodes = new_nodes(SAVING)
+    listener = "import socket, sys; s = socket.create_server(('', 20123)); open('listens', 'w'); sys.stdin.read()"
+    command = nodes.lab.machines["sshn0"].inside([sys.executable, "-c", listener], nodes.folder)
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as other:
+        nodes.wait_for("listens")
+        status, out = nodes.run(MINE + "rendezvous: {port: 20123}\n", *NAMES)
+        other.communicate()
+    assert status == 1
+    assert last_line(out).startswith(
+        "job: sshn0 failed first: job: port 20123 is in use, perhaps by another start of"
+    ), out
+
+
+@pytest.mark.parametrize("network", ["10.77.0.", "fd77::"])
+@pytest.mark.parametrize(
+    ("name", "rank", "expected"),
+    [
+        ("sshn0", 0, ["job: another node did not come to {first}:20123 within 4 s; does every node run"]),
+        ("sshn1", 1, ["job: node 0 did not come to {first}:20123 within 4 s; does every node run this script, and"]),
+        ("sshn1", 0, ["job: NODE_RANK is 0, but {first} is no address of this machine", "job: another node did not"]),
+    ],
+)
+def test_node_started_by_hand_says_that_another_is_missing(
+    new_nodes: Callable[[str], Nodes], name: str, rank: int, expected: list[str], network: str
+) -> None:
+    nodes = new_nodes("#!/bin/sh\nexec sleep 8\n")
+    script = nodes.write(MINE + "rendezvous: {port: 20123, timeout: 4s}\n")
+    env = {"NODE_RANK": str(rank), "MASTER_ADDR": f"{network}10"}
+    command = nodes.lab.command(["bash", str(script)], nodes.folder, name, **env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert all(line.format(first=f"{network}10") in done.stderr for line in expected), done.stderr
+    assert f"job: node {rank} starts torchrun; gloo uses eth0 ({network}1{name[-1]})" in done.stderr
+
+
+def test_name_of_node_0_that_is_this_machine_on_another_node_is_refused(new_nodes: Callable[[str], Nodes]) -> None:
+    nodes = new_nodes(SAVING)
+    status, out = nodes.run(MINE, *NAMES, MASTER_ADDR="sshn1")
+    assert status == 1
+    assert "sshn1 failed first: job: sshn1, node 0, is 127.0.1.1 here, this machine; look at /etc/hosts" in last_line(
+        out
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # torch is imported, also on a machine with other work
+def test_own_script_over_gloo_works_where_own_names_are_loopback(new_nodes: Callable[[str], Nodes]) -> None:
+    nodes = new_nodes("")
+    nodes.write_program("mine.py", SCRIPT + "print('rank', dist.is_initialized())\n")
+    (nodes.folder / "seen").mkdir(mode=0o777)
+    give(nodes.folder / "seen")
+    status, out = nodes.start(MINE, *NAMES).ended(250)
+    assert status == 0, out
+    for rank in range(4):
+        seen = json.loads((nodes.folder / "seen" / str(rank)).read_text())
+        assert (seen["total"], seen["env"]["MASTER_ADDR"]) == (15, "sshn0")
+        assert int(seen["env"]["NODE_RANK"]) == rank // 2
+        assert f"sshn{rank // 2}: rank {rank}: rank False\n" in out
+
+
+# Meets the other ranks until one is lost; ends well once it is alone.
+MEETS = """
+import os, pathlib, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+pathlib.Path(f"running-{os.environ['RANK']}-of-{dist.get_world_size()}").write_text("")
+while dist.get_world_size() > 1:
+    dist.all_reduce(torch.ones(1))
+print("alone", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_elastic_job_trains_on_after_a_node_was_lost(new_nodes: Callable[[str], Nodes]) -> None:
+    nodes = new_nodes("")
+    nodes.write_program("mine.py", MEETS)
+    spec = MINE.replace("nodes: 2", "nodes: {min: 1, max: 2}").replace("procs_per_node: 2", "procs_per_node: 1")
+    job = nodes.start(spec, *NAMES)
+    nodes.wait_for("running-0-of-2", "running-1-of-2", timeout_s=200)
+    nodes.lab.machines["sshn1"].run("pkill", "-KILL", "-u", "ada")
+    status, out = job.ended(200)
+    assert status == 0, out
+    assert "sshn0: rank 0: alone\n" in out and "; the other nodes go on\n" in out
+
+
+REAL = f'#!/bin/sh\nexec {Path(sys.executable).parent}/torchrun "$@"\n'
+# A worker that needs no torch: it says who it is, and works until it is asked to end.
+WORKER = """
+import os, pathlib, signal, sys
+def end(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+ours = pathlib.Path("pid-" + os.environ["RANK"])
+ours.write_text(str(os.getpid()))
+ours.rename("running-" + os.environ["RANK"])
+while True:
+    signal.pause()
+"""
+FAULTS = {  # each with the seconds within which it must have ended, and with the reason that the last line must have
+    "refused": (20, "Connection refused"),
+    "dropped": (45, "Connection timed out"),
+    "wrong folder": (20, "all nodes need it, shared or as a copy"),
+    "no torchrun": (20, "torchrun is not found"),
+    "worker killed": (100, "local rank 0 ended with -9"),
+    "Ctrl-C": (40, "Ctrl-C ended"),
+    "SIGHUP": (40, "SIGHUP ended"),
+    "link cut": (130, "ssh lost the connection"),
+    "127.0.1.1": (20, "is 127.0.1.1 here"),
+}
+_CODES = {"Ctrl-C": 130, "SIGHUP": 129, "refused": 255, "dropped": 255, "link cut": 255}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_start_with_a_random_fault_ends_in_time_and_names_node_and_reason(new_nodes: Callable[[str], Nodes]) -> None:
+    """RANDOM_STARTS=50 makes 50 of them."""
+    chance = random.Random(31)
+    for number in range(int(os.environ.get("RANDOM_STARTS", "5"))):
+        fault, victim = chance.choice(list(FAULTS)), chance.randrange(2)
+        victim = 1 if fault == "127.0.1.1" else victim  # node 0 may have this address for its name
+        delay_s = chance.random() * 3
+        began = time.monotonic()
+        status, out = _with_fault(new_nodes(REAL if fault == "worker killed" else SAVING), fault, victim, delay_s)
+        print(f"{number}: {fault} on {NAMES[victim]}: {time.monotonic() - began:.0f} s, {status}: {last_line(out)}")
+        assert FAULTS[fault][1] in last_line(out) and NAMES[victim] in last_line(out), out
+        assert status == _CODES.get(fault, 1)
+
+
+def _with_fault(nodes: Nodes, fault: str, victim: int, delay_s: float) -> tuple[int, str]:
+    spec, master = MINE.replace("procs_per_node: 2", "procs_per_node: 1"), "sshn1" if fault == "127.0.1.1" else ""
+    machine = nodes.lab.machines[NAMES[victim]]
+    if fault == "no torchrun":
+        spec += f"setup: ['[ $NODE_RANK != {victim} ] || PATH=/usr/bin:/bin']\n"
+    nodes.write_program("mine.py", WORKER)
+    for rank in range(2):
+        (nodes.folder / f"running-{rank}").unlink(missing_ok=True)
+    with ExitStack() as stack:
+        if fault in ("refused", "dropped"):
+            verdict = ["REJECT", "--reject-with", "tcp-reset"] if fault == "refused" else ["DROP"]
+            rule = ["INPUT", "-p", "tcp", "--dport", "22", "--syn", "-j", *verdict]
+            machine.run("iptables", "-A", *rule)
+            stack.callback(machine.run, "iptables", "-D", *rule)
+        if fault == "wrong folder":
+            machine.run("mount", "-t", "tmpfs", "none", str(nodes.folder.parent))
+            stack.callback(machine.run, "umount", str(nodes.folder.parent))
+        job = nodes.start(spec, *NAMES, terminal=fault == "Ctrl-C", MASTER_ADDR=master)
+        if FAULTS[fault][0] in (40, 100, 130):
+            nodes.wait_for("running-0", "running-1", timeout_s=100)
+            time.sleep(delay_s)
+        if fault == "Ctrl-C":
+            assert job.terminal is not None
+            os.write(job.terminal, b"\x03")
+        elif fault == "SIGHUP":
+            job.signal("HUP")
+        elif fault == "worker killed":
+            machine.run("kill", "-KILL", (nodes.folder / f"running-{victim}").read_text())
+        elif fault == "link cut":
+            stack.enter_context(nodes.lab.cut(NAMES[victim]))
+        result = job.ended(FAULTS[fault][0])
+    nodes.lab.wait_until_nothing_runs(90 if fault == "link cut" else 5)
+    return result
