@@ -17,10 +17,11 @@ from unittest import mock
 import torch.distributed as dist
 
 from train.__main__ import run
+from train.config import TrainConfig
 from train.flags import from_argv
 from train.world.attempt import Attempt
 from train.world.environment import World
-from train.world.rendezvous import Timeouts, open_process_group
+from train.world.rendezvous import open_process_group
 from train.world.signals import StopSignal
 
 Result = TypeVar("Result")
@@ -42,7 +43,7 @@ def run_ranks(
     A process sees the GPUs that this one's CUDA_VISIBLE_DEVICES names now.
     Raises RuntimeError with the traceback of the first rank that failed; nothing is left running.
     """
-    waits = Timeouts(timeout_s, collective_timeout_s or timeout_s, timeout_s)
+    waits = TrainConfig(rendezvous_timeout_s=timeout_s, collective_timeout_s=collective_timeout_s or timeout_s)
     return _start(world_size, _connected, timeout_s, waits, function, *args)
 
 
@@ -64,7 +65,9 @@ def _launched(world: World, timeout_s: float, function: Callable[..., Result], *
     return function(*args)
 
 
-def _connected(world: World, timeout_s: float, waits: Timeouts, function: Callable[..., Result], *args: Any) -> Result:
+def _connected(
+    world: World, timeout_s: float, waits: TrainConfig, function: Callable[..., Result], *args: Any
+) -> Result:
     with open_process_group(world, Attempt(world), waits):
         return function(world, *args)
 

@@ -50,11 +50,10 @@ def run(config: TrainConfig, world: World, stop: StopSignal) -> bool:
     # Imported here: importing torch takes seconds, and a wrong flag should be reported at once.
     from train.loop.numerics import set_numerics
     from train.loop.trainer import Trainer
-    from train.world.rendezvous import Timeouts, open_process_group
+    from train.world.rendezvous import open_process_group
 
     set_numerics(config)
-    timeouts = Timeouts(config.rendezvous_timeout_s, config.collective_timeout_s, config.resolve_timeout_s)
-    with open_process_group(world, attempt, timeouts):
+    with open_process_group(world, attempt, config):
         stop.listen(answers=world.rank == 0)
         trainer = Trainer(config, world, stop)
         with trainer.run.files:

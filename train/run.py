@@ -22,7 +22,7 @@ from train.loop.session import Session
 from train.world.attempt import Attempt
 from train.world.environment import World
 from train.world.failure import report
-from train.world.rendezvous import Timeouts, open_process_group
+from train.world.rendezvous import open_process_group
 from train.world.signals import EXIT_STOPPED, StopSignal, stop_with_parent
 
 _IDLE_S = 0.2
@@ -78,11 +78,10 @@ class Run(Session):
             stop_with_parent()
         attempt = Attempt(world)
         set_numerics(config)
-        timeouts = Timeouts(config.rendezvous_timeout_s, config.collective_timeout_s, config.resolve_timeout_s)
         self._connection = ExitStack()
         sys.excepthook = self._excepthook  # torch wraps it: ours must come outside of that
         try:
-            self._connection.enter_context(open_process_group(world, attempt, timeouts))
+            self._connection.enter_context(open_process_group(world, attempt, config))
         finally:
             self._excepthook, sys.excepthook = sys.excepthook, self._fail
         stop.listen(answers=world.rank == 0)
