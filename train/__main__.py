@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from train.config import TrainConfig
 from train.flags import from_argv, split_procs
@@ -48,6 +49,7 @@ def run(config: TrainConfig, world: World, stop: StopSignal) -> bool:
     """Connect the processes, train, and write the last record; return False if a signal stopped the run early."""
     attempt = Attempt(world)
     # Imported here: importing torch takes seconds, and a wrong flag should be reported at once.
+    from train.collectives.agreement import Stopped
     from train.loop.numerics import set_numerics
     from train.loop.trainer import Trainer
     from train.world.rendezvous import open_process_group
@@ -56,11 +58,12 @@ def run(config: TrainConfig, world: World, stop: StopSignal) -> bool:
     with open_process_group(world, attempt, config):
         stop.listen(answers=world.rank == 0)
         trainer = Trainer(config, world, stop)
-        with trainer.run.files:
-            ended = trainer.evaluate_only() if config.evaluate_only else trainer.fit()
-            if ended and config.export is not None:
+        with trainer.run.files, suppress(Stopped):
+            (trainer.evaluate_only if config.evaluate_only else trainer.fit)()
+            if config.export is not None:
                 trainer.export(config.export)
-            return ended
+            return True
+        return False
 
 
 if __name__ == "__main__":

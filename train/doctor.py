@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,21 +33,9 @@ if TYPE_CHECKING:
     from train.diagnosis.watch import Watch
 
 
-@dataclass(frozen=True)
-class Options:
-    """The flags of the doctor."""
-
-    device: str
-    picture: Path | None
-    slow_mbit_s: float
-    silence_s: float
-    rendezvous_timeout_s: float
-    resolve_timeout_s: float
-
-
 def main(argv: list[str] | None = None) -> int:
     """Examine, report and return the exit code: 0 if nothing is wrong, 1 otherwise."""
-    options = Options(**vars(_parser().parse_args(argv)))
+    options = _parser().parse_args(argv)
     try:
         world = World.detect(os.environ)
         if world.launcher == "torchrun":
@@ -64,12 +52,13 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def examine(world: World, options: Options) -> list[str]:
+def examine(world: World, options: argparse.Namespace) -> list[str]:
     """Run all checks and let rank 0 print what they show; return the problems, on all ranks.
 
     Raises UserError if the processes cannot be connected, or SharedError if they do not fit together.
     """
     # Imported here: importing torch takes seconds, and a wrong environment should be reported at once.
+    from train.collectives.broadcast import thing_of_rank_0
     from train.diagnosis import card, meeting, picture, reach, report
     from train.diagnosis.watch import Watch
     from train.world.rendezvous import choose_interfaces, connect_to_store, wait_until_resolvable
@@ -97,7 +86,7 @@ def examine(world: World, options: Options) -> list[str]:
             found = _measure(_connected(own, store, watch), cards, watch)
     if unreachable:
         raise SharedError(unreachable)
-    problems = _shared(report.problems(found, options.slow_mbit_s) if world.rank == 0 else [])
+    problems = thing_of_rank_0(report.problems(found, options.slow_mbit_s) if world.rank == 0 else [])
     if world.rank == 0:
         print(report.lines(found))
         print("\n".join(f"PROBLEM: {problem}" for problem in problems) or "no problem found", flush=True)
@@ -132,7 +121,6 @@ def _connected(own: Card, store: dist.Store, watch: Watch) -> Ranks:
 
 
 def _measure(ranks: Ranks, cards: list[Card], watch: Watch) -> Report:
-    """Run all checks, one after the other on all ranks together."""
     from train.diagnosis import speed
     from train.diagnosis.answers import CHECKS
     from train.diagnosis.report import Report
@@ -149,15 +137,6 @@ def _measure(ranks: Ranks, cards: list[Card], watch: Watch) -> Report:
     clocks = speed.measure_clocks(ranks)
     watch.doing("timing a matrix product")
     return Report(cards, wrong, all_reduce, links, clocks, *speed.measure_compute(ranks))
-
-
-def _shared(problems: list[str]) -> list[str]:
-    """Return rank 0's list on all ranks."""
-    import torch.distributed as dist
-
-    lists = [problems]
-    dist.broadcast_object_list(lists, src=0)
-    return lists[0]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -186,7 +165,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    """Read a time to wait, for argparse."""
     with suppress(ValueError):
         if 0 < float(text) <= YEAR_S:
             return float(text)

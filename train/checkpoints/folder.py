@@ -129,7 +129,6 @@ class Checkpoints:
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Return the folder of the checkpoint of `step`."""
     return folder / f"step-{step:08d}"
 
 

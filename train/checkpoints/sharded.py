@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from train.checkpoints.folder import Checkpoints
 from train.collectives.agreement import mistakes_shared_by_all_ranks, while_others_wait
+from train.collectives.broadcast import thing_of_rank_0
 from train.config import YEAR_S
 from train.errors import UserError
 from train.world.environment import World
@@ -37,9 +38,7 @@ class ShardedCheckpoints(Checkpoints):
 
     def __init__(self, folder: Path, keep: int, say: Callable[[str], None], world: World) -> None:
         self._world, self._group = world, _patient_group()
-        name: list[str] = [f".unfinished-{uuid.uuid4().hex}"]
-        dist.broadcast_object_list(name)
-        probe = folder / name[0]
+        probe = folder / thing_of_rank_0(f".unfinished-{uuid.uuid4().hex}")
         with mistakes_shared_by_all_ranks(world):
             super().__init__(folder, keep, say, cleans=world.rank == 0)
             if world.rank == 0:

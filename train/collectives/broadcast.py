@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+Thing = TypeVar("Thing")
 
 _MESSAGE_BYTES = 256 * 2**20
 # No element type needs a larger alignment, so a slice of a message can be viewed as any type.
@@ -70,8 +73,14 @@ def broadcast_from(source: int, tensors: Sequence[Tensor], group: dist.ProcessGr
 
 
 def broadcast_from_rank_0(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Overwrite `tensors` of all ranks with those of the group's rank 0.  A collective."""
     broadcast_from(0, tensors, group)
+
+
+def thing_of_rank_0(thing: Thing) -> Thing:
+    """Return rank 0's thing, which can be pickled, on all ranks.  A collective."""
+    things = [thing]
+    dist.broadcast_object_list(things)
+    return things[0]
 
 
 class BufferBroadcast:

@@ -18,7 +18,6 @@ from train.errors import UserError
 
 
 def has_batchnorm(module: nn.Module) -> bool:
-    """Return True if `module` has BatchNorm of any kind."""
     return any(isinstance(part, _BatchNorm) for part in module.modules())
 
 

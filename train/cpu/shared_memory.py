@@ -124,7 +124,7 @@ class SharedMemory:
         spins, deadline, look_at = 0, time.monotonic() + self.timeout_s, time.monotonic() + _PEERS_ALIVE_S
         while True:
             self._reduce_what_all_handed_in()
-            if self.is_reduced(number):
+            if self._least(_REDUCED) >= number:
                 return
             spins += 1
             if spins <= _SPINS:
@@ -135,10 +135,6 @@ class SharedMemory:
             if now >= look_at:
                 look_at = now + _PEERS_ALIVE_S
                 self._raise_if_peers_are_gone(number, now >= deadline)
-
-    def is_reduced(self, number: int) -> bool:
-        """Return True if all ranks have replaced the first `number` tensors that were handed in."""
-        return self._least(_REDUCED) >= number
 
     def _least(self, counter: int) -> int:
         return min([counters[counter] for counters in self._counters])
@@ -177,9 +173,6 @@ class PendingMean:
 
     def wait(self) -> None:
         self.memory.wait_until_reduced(self.number)
-
-    def is_completed(self) -> bool:
-        return self.memory.is_reduced(self.number)
 
 
 def _map_for_all(num_bytes: int, group: dist.ProcessGroup) -> tuple[list[Tensor], list[int]] | None:
@@ -240,7 +233,6 @@ def _map_all(offers: list[tuple[int, int, bytes, str]], num_bytes: int) -> list[
 
 
 def _remap(*arguments: int) -> int:
-    """Call mremap(2) and return the new address."""
     address: int = _libc.mremap(*map(ctypes.c_size_t, arguments))
     if address == _FAILED:
         raise OSError(ctypes.get_errno(), "mremap failed")

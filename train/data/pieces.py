@@ -14,7 +14,6 @@ from train.errors import UserError
 
 
 def on_device(batch: Any, device: torch.device) -> Any:
-    """Return the batch with all its tensors on `device`."""
     return tree_map(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
 
 

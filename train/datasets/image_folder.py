@@ -61,7 +61,6 @@ class FolderSamples:
         return image, label
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Read all files, each once."""
         images, labels = zip(*(self[index] for index in range(len(self))), strict=True)
         return torch.stack(images), torch.tensor(labels)
 

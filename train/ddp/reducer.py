@@ -15,13 +15,10 @@ from train.ddp.bucket import Bucket
 from train.ddp.gradient_hooks import GradientNode, call_at_end_of_backward, current_backward, will_run
 from train.ddp.packing import assign_buckets
 from train.ddp.refusals import naming_the_bucket, refuse_compiled_autograd
-from train.ddp.unfinished import UnfinishedBuckets
 from train.sync import Sync
 
 
 class State(Enum):
-    """The progress of a backward."""
-
     NONE = "no backward is running"
     BEGUN = "a backward is running, which perhaps never reaches a parameter (torch.autograd.grad())"
     SHARED = "a backward is running that reaches a parameter; all ranks take part"
@@ -58,7 +55,6 @@ class Reducer:
         self._state = State.NONE
         # Number of the backward at whose end autograd calls finish(); the outermost one if they are nested.
         self._backward: int | None = None
-        self._unfinished = UnfinishedBuckets(sync.group)
         # Autograd has a thread for each device.
         self._lock = threading.RLock()
         self._nodes = [GradientNode(param, self, index) for index, param in enumerate(params)]
@@ -167,7 +163,6 @@ class Reducer:
                     bucket.wait()
                 if not bucket.proceed():
                     running.remove((number, bucket))
-                    self._unfinished.watch(bucket.names, position, bucket.forget_work())
         self._state, self._backward, self._num_started = State.NONE, None, 0
 
     def _lay_out(self, start: Callable[[Bucket], None]) -> None:

@@ -131,10 +131,7 @@ class CustomDDP(nn.Module, Joinable):
         self.reducer.shadow()
 
     def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
+        self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
     ) -> Join:
         """Let ranks have different numbers of inputs, as native DDP does; see train/ddp/uneven_inputs.py."""
         return Join(
@@ -153,7 +150,6 @@ class CustomDDP(nn.Module, Joinable):
         return self.group
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state dict of the bare module."""
         return self.module.state_dict(*args, **kwargs)
 
 

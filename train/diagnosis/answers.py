@@ -35,7 +35,6 @@ class Ranks:
 
 
 def all_reduce(ranks: Ranks) -> bool:
-    """Check that the sum over all ranks arrives at all ranks."""
     values = ranks.values(ranks.rank)
     dist.all_reduce(values, group=ranks.group)
     expected = torch.stack([ranks.values(rank) for rank in range(ranks.world_size)]).double().sum(0)
@@ -43,7 +42,6 @@ def all_reduce(ranks: Ranks) -> bool:
 
 
 def broadcast(ranks: Ranks) -> bool:
-    """Check that the values of the last rank arrive at all ranks."""
     last = ranks.world_size - 1
     values = ranks.values(last) if ranks.rank == last else ranks.empty()
     dist.broadcast(values, src=last, group=ranks.group)
@@ -51,14 +49,12 @@ def broadcast(ranks: Ranks) -> bool:
 
 
 def gather(ranks: Ranks) -> bool:
-    """Check that the values of all ranks arrive at rank 0."""
     received = [ranks.empty() for _ in range(ranks.world_size)] if ranks.rank == 0 else None
     dist.gather(ranks.values(ranks.rank), received, dst=0, group=ranks.group)
     return all(torch.equal(values, ranks.values(rank)) for rank, values in enumerate(received or []))
 
 
 def scatter(ranks: Ranks) -> bool:
-    """Check that each rank gets its part from rank 0."""
     parts = [ranks.values(0, peer) for peer in range(ranks.world_size)] if ranks.rank == 0 else None
     received = ranks.empty()
     dist.scatter(received, parts, src=0, group=ranks.group)
@@ -66,7 +62,6 @@ def scatter(ranks: Ranks) -> bool:
 
 
 def all_to_all(ranks: Ranks) -> bool:
-    """Check that each rank gets its part from each rank."""
     sent = torch.cat([ranks.values(ranks.rank, peer) for peer in range(ranks.world_size)])
     received = torch.full_like(sent, -1.0)
     dist.all_to_all_single(received, sent, group=ranks.group)

@@ -57,11 +57,15 @@ def meet(card: Card, store: dist.Store, timeout_s: float) -> list[Card]:
         judgement = {"mistake": mistake, "cards": [asdict(other) for other in cards]}
         store.set("judgement", json.dumps(judgement))
         wait_until_read(store, "read", len(cards) - 1)
-    elif not _is_judged(store, timeout_s + _JUDGEMENT_S):
-        raise UserError(
-            f"rank {card.rank} reached the store at {card.master_addr}:{card.master_port}, but rank 0 did not answer "
-            f"within {timeout_s + _JUDGEMENT_S:g} s: look at the log of rank 0; --rendezvous-timeout-s sets the limit"
-        )
+    else:
+        try:
+            store.wait(["judgement"], timedelta(seconds=timeout_s + _JUDGEMENT_S))
+        except RuntimeError:
+            raise UserError(
+                f"rank {card.rank} reached the store at {card.master_addr}:{card.master_port}, but rank 0 did not "
+                f"answer within {timeout_s + _JUDGEMENT_S:g} s: look at the log of rank 0; --rendezvous-timeout-s sets "
+                "the limit"
+            ) from None
     judgement = json.loads(store.get("judgement"))
     if not is_judge:
         store.add("read", 1)
@@ -131,14 +135,6 @@ def _wait_for_cards(store: dist.Store, world_size: int, timeout_s: float) -> lis
             break
         time.sleep(_POLL_S)
     return cards
-
-
-def _is_judged(store: dist.Store, timeout_s: float) -> bool:
-    try:
-        store.wait(["judgement"], timedelta(seconds=timeout_s))
-    except RuntimeError:
-        return False
-    return True
 
 
 def wait_until_read(store: dist.Store, key: str, readers: int) -> None:

@@ -40,7 +40,6 @@ class Report:
 
 
 def lines(report: Report) -> str:
-    """Return the measurements as text."""
     answers = [f"{name} {'wrong' if ranks else 'right'}" for name, ranks in report.wrong.items()]
     if len(report.cards) > 1:
         connections = _connections(report)

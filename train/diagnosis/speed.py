@@ -55,9 +55,9 @@ def measure_all_reduce(ranks: Ranks) -> list[AllReduce]:
     measured: list[AllReduce] = []
     for size in SIZES:
         values = torch.zeros(size // 4, device=ranks.device)
-        first = _slowest(_timed_all_reduce(ranks, values))  # connects, and tells how many repetitions fit
+        first = max(gathered(_timed_all_reduce(ranks, values)))  # connects, and tells how many repetitions fit
         repeats = max(1, min(_MOST_REPEATS, int(_REPEAT_S / len(SIZES) / first)))
-        seconds = _slowest(statistics.mean(_timed_all_reduce(ranks, values) for _ in range(repeats)))
+        seconds = max(gathered(statistics.mean(_timed_all_reduce(ranks, values) for _ in range(repeats))))
         # A ring sends each byte twice, apart from the part that a rank keeps.
         sent = size * 2 * (ranks.world_size - 1) / ranks.world_size
         measured.append(AllReduce(size, seconds, sent / seconds))
@@ -147,13 +147,13 @@ def _send(ranks: Ranks, target: int) -> float:
         seconds = _exchange(ranks, target, size)
         rate = size / seconds
         size *= 4
-    _announce_size(0, target)
+    dist.send(torch.tensor([0]), dst=target)
     return rate
 
 
 def _exchange(ranks: Ranks, target: int, size: int) -> float:
-    _announce_size(size, target)
-    message, answer = torch.zeros(size, dtype=torch.uint8, device=ranks.device), _one_byte(ranks)
+    dist.send(torch.tensor([size]), dst=target)
+    message, answer = (torch.zeros(n, dtype=torch.uint8, device=ranks.device) for n in (size, 1))
     started = time.perf_counter()
     dist.send(message, dst=target, group=ranks.group)
     dist.recv(answer, src=target, group=ranks.group)
@@ -169,21 +169,7 @@ def _receive(ranks: Ranks, source: int) -> None:
             return
         message = torch.empty(int(size.item()), dtype=torch.uint8, device=ranks.device)
         dist.recv(message, src=source, group=ranks.group)
-        dist.send(_one_byte(ranks), dst=source, group=ranks.group)
-
-
-def _announce_size(size: int, target: int) -> None:
-    dist.send(torch.tensor([size]), dst=target)
-
-
-def _one_byte(ranks: Ranks) -> torch.Tensor:
-    return torch.zeros(1, dtype=torch.uint8, device=ranks.device)
-
-
-def _slowest(seconds: float) -> float:
-    value = torch.tensor([seconds], dtype=torch.float64)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
-    return value.item()
+        dist.send(message[:1], dst=source, group=ranks.group)
 
 
 def gathered(number: float) -> list[float]:

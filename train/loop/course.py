@@ -54,7 +54,6 @@ class StepInLoop:
     values: dict[str, Any] = field(default_factory=dict)
 
     def note(self, result: StepResult, optimizer: optim.Optimizer) -> None:
-        """Keep the result of a step with this batch."""
         self.losses = None
         if result.repeated is not None:
             self.incidents.append(("halved_micro_batch", result.repeated))
@@ -88,13 +87,17 @@ class Course:
         group = placement.gradient_group(self.device, config.collective_timeout_s)
         self.context = strategies.Context(config, self.device, group, world.world_size)
         torch.manual_seed(config.seed)
-        self.engine = engine(config, world, self.context)
+        if config.strategy == "pipeline":
+            from train.loop.pipeline_step import PipelineStep  # here, as torch takes a second to import what it needs
+
+            self.engine: Step = PipelineStep(config, world, self.context)
+        else:
+            self.engine = (HalvingStep if config.on_oom == "halve" else Step)(config, world, self.context)
         self.observers: list[Observer] = list(observers)
-        self.files = ExitStack()  # what the run holds open, and the folders that it owns on rank 0
+        self.files = ExitStack()
         self._saving: saving.Saving | None = None
-        self.steps_done = 0
-        self.recorded_step = 0  # step of the last epoch's record; a run may be stopped before there is one
-        self.least = 1  # samples that a micro-batch needs
+        self.steps_done = self.recorded_step = 0
+        self.least = 1
         self.sampler: ShardSampler | None = None
         self._position: dict[str, int] | None = None  # of the loaded checkpoint, until there is a sampler
         self._things: dict[str, Any] = {}
@@ -110,16 +113,13 @@ class Course:
         self._trained_at = 0.0
 
     def report(self, kind: str, text: str) -> None:
-        """Report an incident to the observers."""
         for observer in self.observers:
             observer.incident(Incident(self.steps_done, kind, text))
 
     def is_last_step(self) -> bool:
-        """Return True if the run has reached max_steps."""
         return self.config.max_steps is not None and self.steps_done >= self.config.max_steps
 
     def is_recorded(self) -> bool:
-        """Return True if there is an epoch's record of the last step."""
         return self.recorded_step == self.steps_done
 
     def failed(self, error: Exception) -> None:
@@ -323,7 +323,10 @@ class Course:
             yield
         except NonFinite:
             self._record_losses(now=True)  # all ranks are here, so the saved losses are complete
-            self.saving.save_together(self.steps_done, self.state_dict)
+            if self.saving.saves and self.saving.saved_step < self.steps_done and not self.engine.is_updating:
+                self.save()
+                self.saving.wait_until_saved()
+                self.saving.say_saved(self.steps_done)
             raise
 
     def _seed(self) -> None:
@@ -338,27 +341,18 @@ class Course:
                 gpu.manual_seed(seed + (index - own) % len(torch.cuda.default_generators))
 
 
-def engine(config: TrainConfig, world: World, context: strategies.Context) -> Step:
-    """Return what makes the steps of a run."""
-    if config.strategy == "pipeline":
-        from train.loop.pipeline_step import PipelineStep  # here, as torch takes a second to import what it needs
-
-        return PipelineStep(config, world, context)
-    return (HalvingStep if config.on_oom == "halve" else Step)(config, world, context)
-
-
 def refuse_impossible(config: TrainConfig, world: World, device: torch.device) -> None:
-    """Raise UserError if the config cannot run on this many processes or on this device."""
+    """Raise SharedError if the config cannot run on this many processes or on this device."""
     _, readers = config.reader(world.rank, world.world_size)
     if config.batch_size < readers:
-        raise UserError(
+        raise SharedError(
             f"--batch-size is {config.batch_size}, the global batch, but "
             f"{readers} processes share it: give at least {readers}"
         )
     if config.strategy == "pipeline" and config.batch_size < config.accumulate:
-        raise UserError(
+        raise SharedError(
             f"--batch-size is {config.batch_size} and --accumulate {config.accumulate}: a pipeline needs at least one "
             "sample in each micro-batch. Give a larger --batch-size or a smaller --accumulate"
         )
     if config.precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
-        raise UserError(f"--precision=tf32 needs a GPU with Ampere or newer, and this is {device}; fp32 works here")
+        raise SharedError(f"--precision=tf32 needs a GPU with Ampere or newer, and this is {device}; fp32 works here")

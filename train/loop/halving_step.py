@@ -53,7 +53,6 @@ class HalvingStep(Step):
             )
 
     def run(self, work: Work) -> StepResult:
-        """Train one step as Step.run() does, in as many attempts as it takes."""
         self._repeated = None
         if not work.split:
             raise SharedError("split=False cannot be used with --on-oom=halve, which has to split a batch")
@@ -126,6 +125,5 @@ class HalvingStep(Step):
 
 
 def _generators(device: torch.device) -> list[tuple[torch.Generator, torch.Tensor]]:
-    """Return torch's generators for the device and the host, with their states."""
     of_device = torch.cuda.default_generators if device.type == "cuda" else ()
     return [(generator, generator.get_state()) for generator in (torch.default_generator, *of_device)]

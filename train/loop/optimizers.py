@@ -100,7 +100,6 @@ class Ema:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the present weights into the average."""
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         torch._foreach_lerp_(list(self._averages.values()), list(self._params.values()), 1 - decay)
@@ -122,12 +121,10 @@ class Ema:
             self._averages[name].copy_(weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the averages and how many steps they have taken in."""
         return {"updates": self.updates, "averages": self._averages}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with what state_dict() returned."""
         self.updates = state["updates"]
         for name, average in self._averages.items():
             average.copy_(state["averages"][name])

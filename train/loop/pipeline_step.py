@@ -23,7 +23,6 @@ class PipelineStep(Step):
     """
 
     def add(self, wrapped: Wrapped) -> None:
-        """Let steps train the stage of this rank."""
         super().add(wrapped)
         assert isinstance(wrapped, Pipelined) and wrapped.stage is not None
         self.stage = wrapped.stage

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from train.checkpoints.folder import Checkpoints, Memory, find_checkpoint, read_checkpoint
 from train.collectives.agreement import mistakes_shared_by_all_ranks, while_others_wait
+from train.collectives.broadcast import thing_of_rank_0
 from train.config import TrainConfig
 from train.errors import UserError, first_line
 from train.records.progress import say
@@ -47,12 +47,7 @@ def find(config: TrainConfig, world: World, say: Callable[[str], None]) -> Memor
     def read(path: Path) -> Memory:
         return while_others_wait(world, lambda: read_checkpoint(path, world.rank, world.world_size))
 
-    def of_rank_0(paths: list[Path]) -> list[Path]:
-        lists = [paths]
-        dist.broadcast_object_list(lists)
-        return lists[0]
-
-    return find_checkpoint(config.resume, folder, say, read, of_rank_0)
+    return find_checkpoint(config.resume, folder, say, read, thing_of_rank_0)
 
 
 class Saving:
@@ -96,13 +91,6 @@ class Saving:
             checkpoints = self.checkpoints
             while_others_wait(self.world, lambda: None if checkpoints is None else checkpoints.wait())
 
-    def save_together(self, step: int, state_dict: Callable[[], dict[str, Any]]) -> None:
-        """Save parts of a model that is spread over the ranks, after a failure that all ranks share."""
-        if self.config.spreads_model and self.saved_step < step:
-            self.save(step, state_dict)
-            self.wait_until_saved()
-            self.say_saved(step)
-
     def save_after_failure(
         self, step: int, state_dict: Callable[[], dict[str, Any]], device: torch.device, failure: Exception
     ) -> None:
@@ -116,21 +104,14 @@ class Saving:
         """
         if self.checkpoints is None or self.saved_step == step:
             return
-        if self.config.spreads_model:
-            if self.world.rank == 0:
-                say(
-                    "nothing is saved now, because other ranks hold parts of the model; "
-                    "--resume=auto continues from the last checkpoint"
-                )
-            return
-        if device.type == "cuda":
+        why_not = "other ranks hold parts of the model" if self.config.spreads_model else None
+        if why_not is None and device.type == "cuda":
             say(f"rank 0 failed: {first_line(failure)}")
-            if not _is_idle(device):
-                say(
-                    "nothing is saved now, because the GPU waits for another rank; "
-                    "--resume=auto continues from the last checkpoint"
-                )
-                return
+            why_not = None if _is_idle(device) else "the GPU waits for another rank"
+        if why_not is not None:
+            if self.world.rank == 0:
+                say(f"nothing is saved now, because {why_not}; --resume=auto continues from the last checkpoint")
+            return
         try:
             self.checkpoints.save(step, state_dict())
             self.checkpoints.wait()
@@ -140,7 +121,6 @@ class Saving:
             self.say_saved(step)
 
     def say_saved(self, step: int) -> None:
-        """Let rank 0 say which step a run that failed has saved."""
         if self.checkpoints is not None and self.world.rank == 0:
             say(f"saved the last complete step, {step}; --resume=auto continues there")
 

@@ -104,7 +104,6 @@ class Step:
         self._runs_on_empty_batches = False
 
     def add(self, wrapped: Wrapped) -> None:
-        """Let steps train one more model."""
         self.models.append(wrapped)
         self._trained.clear()
         modules = [each.module for each in self.models]
@@ -301,12 +300,10 @@ class BufferCopies:
 
     @torch.no_grad()
     def keep(self) -> None:
-        """Remember the present values."""
         for buffers, copies in self._pairs:
             torch._foreach_copy_(copies, buffers)
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Go back to the values of the last keep()."""
         for buffers, copies in self._pairs:
             torch._foreach_copy_(buffers, copies)

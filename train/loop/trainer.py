@@ -14,13 +14,12 @@ from train import datasets, models
 from train.checkpoints.host_copy import on_host
 from train.checkpoints.same_run import NEEDS_ALL_EPOCHS
 from train.collectives import missing_ranks
-from train.collectives.agreement import Stopped, mistakes_shared_by_all_ranks
+from train.collectives.agreement import mistakes_shared_by_all_ranks
 from train.collectives.sync_batchnorm import has_batchnorm
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
 from train.data.shard import num_steps, share
 from train.errors import UserError, refuse_without
-from train.loop.course import refuse_impossible
 from train.loop.losses import correct, losses_of_samples, refuse_if_not_finite
 from train.loop.optimizers import Ema, lr_of_step, make_optimizer, refuse_impossible_schedule
 from train.loop.session import Session
@@ -45,7 +44,6 @@ class Trainer:
         datasets.download(config.dataset, config.data_root, world)
         self.run = Session(config, world, stop, observers)
         with mistakes_shared_by_all_ranks(world):
-            refuse_impossible(config, world, self.run.device)
             self.samples = datasets.load(config.dataset, config.data_root, "train", config.seed)
             self.validation = datasets.load(config.dataset, config.data_root, "validation", config.seed)
             torch.manual_seed(config.seed)
@@ -70,16 +68,15 @@ class Trainer:
         self.train_batches()  # reports the start
 
     def train_batches(self) -> Iterable[Batch]:
-        """Return what is left of the epoch."""
         config = self.config
         return self.run.batches(
             self.samples, config.batch_size, micro_batches=config.accumulate, workers=config.workers
         )
 
-    def fit(self) -> bool:
+    def fit(self) -> None:
         """Train until the last epoch or step, and evaluate and save after each epoch.
 
-        Returns False if a signal stopped the run before that; its position is then saved.  After an error, too, rank 0
+        Raises Stopped if a signal has stopped all ranks; their position is then saved.  After an error, too, rank 0
         saves what it can.
         """
         try:
@@ -91,12 +88,9 @@ class Trainer:
                     means = self.evaluate()
                     refuse_if_not_finite(means["val_loss"], "validation loss")
                     self.run.record(**means)
-        except Stopped:
-            return False
         except Exception as error:
             self.run.failed(error)
             raise
-        return True
 
     def train_epoch(self) -> None:
         """Run what is left of the epoch, up to max_steps.  Raises Stopped if a signal asks for it."""
@@ -108,17 +102,12 @@ class Trainer:
             if self.ema is not None and result.skipped is None:
                 self.ema.update()
 
-    def evaluate_only(self) -> bool:
-        """Evaluate the loaded weights and report the result as an incident; return False if a signal stopped it."""
-        try:
-            with missing_ranks.naming_missing_ranks():
-                means = self.evaluate()
-        except Stopped:
-            return False
+    def evaluate_only(self) -> None:
+        """Evaluate the loaded weights and report the result as an incident.  Raises Stopped if a signal asks for it."""
+        with missing_ranks.naming_missing_ranks():
+            means = self.evaluate()
         figures = f"validation loss {means['val_loss']:.4f}, accuracy {means['val_accuracy']:.2%}"
-        text = f"{figures} of {len(self.validation)} samples"
-        self.run.report("evaluation", text)
-        return True
+        self.run.report("evaluation", f"{figures} of {len(self.validation)} samples")
 
     def evaluate(self) -> dict[str, float]:
         """Return val_loss and val_accuracy over the validation set.  Raises Stopped if a signal asks for it."""

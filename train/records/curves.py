@@ -103,10 +103,7 @@ def _difference(first: RunRecords, second: RunRecords) -> Curve:
 
 
 def draw(
-    runs: Sequence[RunRecords],
-    folder: Path,
-    compared: tuple[RunRecords, RunRecords] | None = None,
-    log: bool = False,
+    runs: Sequence[RunRecords], folder: Path, compared: tuple[RunRecords, RunRecords] | None = None, log: bool = False
 ) -> list[Path]:
     """Draw each quantity that at least one run has, and the difference of the two in `compared`; return the files.
 

@@ -65,7 +65,6 @@ class MetricsFile(Observer):
                 raise
 
     def run_started(self, start: dict[str, Any]) -> None:
-        """Write the `start` record."""
         self.write("start", **start)
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
@@ -74,11 +73,9 @@ class MetricsFile(Observer):
             self.write("step", **_flat(record))
 
     def incident(self, incident: Incident) -> None:
-        """Write an `incident` record."""
         self.write("incident", **asdict(incident))
 
     def epoch_ended(self, record: EpochRecord) -> None:
-        """Write the `epoch` record."""
         self.write("epoch", **_flat(record))
 
     def run_ended(self, end: RunEnd) -> None:

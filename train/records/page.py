@@ -37,36 +37,23 @@ def page(runs: Sequence[RunRecords], pictures: Sequence[Path], differences: str 
 
 
 def _summary(runs: Sequence[RunRecords]) -> list[list[str]]:
-    head = [
-        "run",
-        "model",
-        "dataset",
-        "processes",
-        "steps",
-        "last loss",
-        "best accuracy",
-        "training time",
-        "ended",
-        "weights",
-    ]
-    rows = [head]
+    rows = []
     for run in runs:
         best, world = run.best_accuracy, (run.starts or [{}])[-1].get("world", {})
-        rows.append(
-            [
-                run.name,
-                str(run.config.get("model", "")),
-                str(run.config.get("dataset", "")),
-                str(world.get("world_size", "")),
-                str(max(run.steps)),
-                f"{run.steps[max(run.steps)]['loss']:.4f}",
-                "" if best is None else f"{best:.2%}",
-                f"{run.seconds:.1f} s",
-                "no" if run.end is None else "yes",
-                "" if run.end is None else run.end["weights_sha256"][:12],
-            ]
-        )
-    return rows
+        row = {
+            "run": run.name,
+            "model": run.config.get("model", ""),
+            "dataset": run.config.get("dataset", ""),
+            "processes": world.get("world_size", ""),
+            "steps": max(run.steps),
+            "last loss": f"{run.steps[max(run.steps)]['loss']:.4f}",
+            "best accuracy": "" if best is None else f"{best:.2%}",
+            "training time": f"{run.seconds:.1f} s",
+            "ended": "no" if run.end is None else "yes",
+            "weights": "" if run.end is None else run.end["weights_sha256"][:12],
+        }
+        rows.append([str(value) for value in row.values()])
+    return [[*row], *rows]
 
 
 def _settings(runs: Sequence[RunRecords]) -> list[list[str]]:

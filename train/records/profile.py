@@ -47,7 +47,6 @@ class Profile(Observer):
         self._running: profile | None = None
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
-        """Start the profile after the step before FIRST, and end it after LAST."""
         if self._running is None and step == self._first - 1:
             activities = [ProfilerActivity.CPU]
             if self._device.type == "cuda":
@@ -114,7 +113,6 @@ def summarize(recorded: profile) -> Summary:
 
 
 def in_words(summary: Summary, num_steps: int) -> str:
-    """Return the summary for a person."""
 
     def part(seconds: float) -> str:
         return f"{seconds * 1e3 / num_steps:.2f} ms a step, {seconds / summary.total:.1%}"

@@ -26,7 +26,6 @@ class Progress(Observer):
         self._started = time.monotonic()
 
     def run_started(self, start: dict[str, Any]) -> None:
-        """Say where the ranks are and how they share the global batch."""
         config = start["config"]
         self._epochs = config["epochs"]
         self._steps_per_epoch = start["arithmetic"]["steps_per_epoch"]
@@ -48,13 +47,11 @@ class Progress(Observer):
             self._close()
 
     def incident(self, incident: Incident) -> None:
-        """Print the incident above the bar."""
         if self._epoch is not None:
             self._epoch.clear()
         say(f"step {incident.step}: {incident.text}")
 
     def epoch_ended(self, record: EpochRecord) -> None:
-        """Say the losses of the epoch."""
         self._close()
         part = f" of {record.samples}/{record.samples_read} samples" if record.samples < record.samples_read else ""
         loss = "" if record.train_loss is None else f"train loss {record.train_loss:.4f}{part}  "

@@ -28,7 +28,6 @@ class RunRecords:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings of the last start."""
         return dict(self.starts[-1].get("config", {})) if self.starts else {}
 
     @property

@@ -38,7 +38,6 @@ def arithmetic(config: TrainConfig, world: World, sampler: ShardSampler) -> dict
 
 
 def in_words(numbers: dict[str, int]) -> str:
-    """Return the numbers of arithmetic() as two lines for a person."""
     n = numbers
     shares = f"{n['smallest_share']}"
     if n["largest_share"] != n["smallest_share"]:
@@ -71,12 +70,7 @@ def start_record(
     return {
         "run_id": uuid.uuid4().hex,
         "command_line": shlex.join(sys.orig_argv),
-        "world": {
-            "world_size": world.world_size,
-            "launcher": world.launcher,
-            "attempt": world.attempt,
-            "ranks": where,
-        },
+        "world": {"world_size": world.world_size, "launcher": world.launcher, "attempt": world.attempt, "ranks": where},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "versions": {"train": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "config": config.model_dump(include=settings),

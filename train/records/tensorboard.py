@@ -36,7 +36,6 @@ class TensorBoard(Observer):
         self._writer: SummaryWriter | None = None
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
-        """Write the values of the known steps, at the times at which they ended."""
         for record in known:
             values = {
                 "train/loss": record.loss,
@@ -53,12 +52,10 @@ class TensorBoard(Observer):
             self._opened(step).flush()  # an error ends the process at once; unwritten values would be lost
 
     def epoch_ended(self, record: EpochRecord) -> None:
-        """Write the means of the epoch."""
         values = {"train_loss": record.train_loss, **record.values}
         self._write(record.step, {f"epoch/{name}": value for name, value in values.items()})
 
     def run_ended(self, end: RunEnd) -> None:
-        """Close the files."""
         if self._writer is not None:
             self._writer.close()
 

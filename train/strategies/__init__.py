@@ -92,7 +92,6 @@ def replicated(
 
 
 def norm_here(model: nn.Module) -> Tensor:
-    """Return the norm of the gradients that this rank holds."""
     return nn.utils.get_total_norm([param.grad for param in model.parameters() if param.grad is not None])
 
 

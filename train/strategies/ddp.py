@@ -12,7 +12,6 @@ from train.strategies import Context, Wrapped, replicated
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
-    """Return native DDP with gradients as views of its buckets."""
     # torch 2.15 warns of the old name.
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"

@@ -147,7 +147,6 @@ def _numbers(environ: Mapping[str, str], *names: str, also: tuple[str, ...] = ()
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    """Return the value of `name` as an int, or `default` if it is not set."""
     text = environ.get(name)
     if text is None:
         return default

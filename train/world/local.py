@@ -89,7 +89,6 @@ class _Ranks:
         return code if code > 0 else 128 - code
 
     def pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Pass a signal on to each rank."""
         self._send(number)
 
     def _end_all(self, number: int) -> None:

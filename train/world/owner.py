@@ -50,7 +50,6 @@ class Owner:
         self._thread.start()
 
     def release(self) -> None:
-        """Let other runs have the folder."""
         self._released.set()
         self._thread.join()
         if (self._read() or {}).get("run") == self._own["run"]:
