@@ -25,6 +25,7 @@ from torch import Tensor
 from train.collectives.missing_ranks import MissingRanks
 from train.cpu.malloc import give_back_freed_memory
 from train.errors import UserError
+from train.world.owner import stat_of
 
 # This much stays in the cache of a core between the sum and its copies.
 _BLOCK_BYTES = 2**18
@@ -156,7 +157,7 @@ class SharedMemory:
 
     def _raise_if_peers_are_gone(self, number: int, timed_out: bool) -> None:
         behind = [rank for rank, counters in enumerate(self._counters) if counters[_REDUCED] < number]
-        ended = [rank for rank in behind if not _is_alive(self.pids[rank])]
+        ended = [rank for rank in behind if stat_of(self.pids[rank])[0] in ("gone", "Z", "X")]
         if ended:
             raise MissingRanks(self.group, ended, "ended")
         if timed_out:
@@ -243,11 +244,3 @@ def _unmap(part: Tensor) -> None:
     """Unmap pages of another rank until they are needed again, because mapped pages count as memory of this process."""
     start = part.data_ptr()
     _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(part.nbytes), mmap.MADV_DONTNEED)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import socket
-import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -14,6 +12,7 @@ import torch.distributed as dist
 
 from train.diagnosis.card import Card
 from train.diagnosis.meeting import wait_until_read
+from train.world.environment import ipv4_of
 
 _TRIES, _TRY_S = 3, 10.0
 
@@ -70,12 +69,9 @@ def _try(own: Card, peer: Card, address: str, port: int) -> str | None:
 
 def _address(own: Card) -> str:
     """Return the IPv4 address of gloo's interface, or else the address of the way to rank 0."""
-    siocgifaddr = 0x8915
+    if address := ipv4_of(own.interface):
+        return address
     family = socket.AF_INET6 if ":" in own.master_resolves_to else socket.AF_INET
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ipv4, socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            name = struct.pack("256s", own.interface.encode()[:15])
-            return socket.inet_ntoa(fcntl.ioctl(ipv4, siocgifaddr, name)[20:24])
-        except OSError:
-            probe.connect((own.master_resolves_to, 9))  # sends nothing
-            return str(probe.getsockname()[0])
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((own.master_resolves_to, 9))  # sends nothing
+        return str(probe.getsockname()[0])

@@ -23,7 +23,6 @@ def evaluate(
     batches: Iterable[tuple[Any, int]],
     modules: Sequence[nn.Module],
     context: Context,
-    precision: str,
     stop_agreement: StopAgreement,
     num_pieces: int = 1,
 ) -> dict[str, float]:
@@ -48,7 +47,7 @@ def evaluate(
     for batch, num in batches:
         sizes = [len(share(range(num), piece, num_pieces)) for piece in range(num_pieces)]
         for piece, size in zip(pieces(batch, sizes), sizes, strict=True):
-            with autocast(precision, context.device):
+            with autocast(context.config.precision, context.device):
                 values = function(piece)
             for name, value in (values or {}).items():
                 total, weight = _sum_and_weight(value, size)

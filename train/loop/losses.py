@@ -52,19 +52,11 @@ class Means:
         return self.loss_sum / self.weight
 
 
-@dataclass(frozen=True)
-class _Pending:
-    result: StepResult
-    values: dict[str, Tensor]
-    own: int
-    known: dict[str, Any]
-
-
 class PendingLosses:
     """Steps whose losses are still on the device, so that no step waits for the one before it."""
 
     def __init__(self) -> None:
-        self._steps: list[_Pending] = []
+        self._steps: list[tuple[StepResult, dict[str, Tensor], int, dict[str, Any]]] = []
         self.begin()
 
     def __len__(self) -> int:
@@ -82,7 +74,7 @@ class PendingLosses:
             values: a metric's mean over this rank's `own` samples, by its name.
             known: epoch, step, lr and samples of the record.
         """
-        self._steps.append(_Pending(result, values, own, {**known, "time": time.time()}))
+        self._steps.append((result, values, own, {**known, "time": time.time()}))
 
     def reduce(self, epoch_means: Means) -> list[StepRecord]:
         """Read and forget the pending steps, add them to `epoch_means` and return their records.  A collective.
@@ -91,31 +83,31 @@ class PendingLosses:
         """
         if not self._steps:
             return []
-        sums = [step.result.loss_sum for step in self._steps]
-        sums += [value.double() * step.own for step in self._steps for value in step.values.values()]
+        sums = [result.loss_sum for result, _, _, _ in self._steps]
+        sums += [value.double() * own for _, values, own, _ in self._steps for value in values.values()]
         summed = torch.stack(sums).cpu()
-        _refuse_other_names([name for step in self._steps for name in step.values])
+        _refuse_other_names([name for _, values, _, _ in self._steps for name in values])
         dist.all_reduce(summed)
-        norms = torch.stack([torch.as_tensor(step.result.grad_norm) for step in self._steps]).tolist()
+        norms = torch.stack([torch.as_tensor(result.grad_norm) for result, _, _, _ in self._steps]).tolist()
         now = time.monotonic()
         seconds_per_step = (now - self._since) / len(self._steps)
-        samples_per_second = sum(step.known["samples"] for step in self._steps) / (now - self._since)
+        samples_per_second = sum(known["samples"] for _, _, _, known in self._steps) / (now - self._since)
         shares = self._shares(now - self._since)
         losses, of_values = summed.tolist()[: len(norms)], iter(summed.tolist()[len(norms) :])
         records = []
-        for step, loss_sum, norm in zip(self._steps, losses, norms, strict=True):
-            weight, samples = float(step.result.weight), step.known["samples"]
+        for (result, values, _, known), loss_sum, norm in zip(self._steps, losses, norms, strict=True):
+            weight, samples = float(result.weight), known["samples"]
             epoch_means.loss_sum += loss_sum
             epoch_means.weight += weight
             epoch_means.samples += samples
             records.append(
                 StepRecord(
-                    **step.known,
+                    **known,
                     loss=loss_sum / weight,
                     seconds_per_step=round(seconds_per_step, 6),
                     samples_per_second=round(samples_per_second, 3),
                     grad_norm=norm if math.isfinite(norm) else None,
-                    values={name: next(of_values) / samples for name in step.values},
+                    values={name: next(of_values) / samples for name in values},
                     **shares,
                 )
             )
@@ -128,7 +120,7 @@ class PendingLosses:
         shares = {"input_share": round(waited.get("input", 0.0) / seconds, 4)}
         if dist.get_world_size() == 1:
             shares["communication_share"] = 0.0
-        elif "communication" in waited and self._steps[0].result.loss_sum.device.type == "cpu":
+        elif "communication" in waited and self._steps[0][0].loss_sum.device.type == "cpu":
             # On CUDA the host does not wait: the stream does.
             shares["communication_share"] = round(waited["communication"] / seconds, 4)
         return shares

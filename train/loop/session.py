@@ -137,10 +137,10 @@ class Session(Course):
         >>> for inputs, targets in run.batches(dataset, batch_size=4):
         ...     break
         """
-        made_of = (id(dataset), batch_size, micro_batches, collate, workers)
-        if made_of != self._made_of:
-            self._make_batches(dataset, batch_size, micro_batches, collate, workers)
-            self._made_of = made_of
+        made_of = (dataset, batch_size, micro_batches, collate, workers)
+        if (id(dataset), *made_of[1:]) != self._made_of:
+            self._make_batches(*made_of)
+            self._made_of = (id(dataset), *made_of[1:])
         return self._steps()
 
     def step(
@@ -236,10 +236,10 @@ class Session(Course):
             self._evaluated[key] = self._loaded(dataset, steps, collate, workers), [*map(len, steps)]
         # Where memory ran out, whole batches may not fit here either.
         num_pieces = max(1, self.engine.micro_batches // self.config.accumulate)
-        modules, precision = [wrapped.module for wrapped in self.engine.models], self.config.precision
+        modules = [wrapped.module for wrapped in self.engine.models]
         batches = zip(*self._evaluated[key], strict=True)
         try:
-            return evaluate(function, batches, modules, self.context, precision, self._stop_agreement, num_pieces)
+            return evaluate(function, batches, modules, self.context, self._stop_agreement, num_pieces)
         except Stopped:
             self._save_and_stop()
 
@@ -262,14 +262,7 @@ class Session(Course):
 
     # What follows is called by the methods above only.
 
-    def _make_batches(
-        self,
-        dataset: Any,
-        batch_size: int,
-        micro_batches: int,
-        collate: Callable[[list[Any]], Any] | None,
-        workers: int,
-    ) -> None:
+    def _make_batches(self, dataset: Any, batch_size: int, micro_batches: int, *how: Any) -> None:
         if isinstance(dataset, IterableDataset):
             raise SharedError(
                 "run.batches() needs a dataset with len() and an item for each index, and this is an IterableDataset, "
@@ -296,7 +289,7 @@ class Session(Course):
         is_first = self.sampler is None
         self.config, self.sampler = config, sampler
         self.engine.micro_batches = max(micro_batches, self.engine.micro_batches)
-        self._batches = self._loaded(dataset, sampler, collate, workers)
+        self._batches = self._loaded(dataset, sampler, *how)
         if is_first:
             numbers = start.arithmetic(config, self.world, sampler)
             record = start.start_record(config, self.world, self.device, self._where, numbers, self._settings)

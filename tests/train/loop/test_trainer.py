@@ -153,7 +153,7 @@ def _evaluate_steps(
     model = models.build("mlp", (1, 28, 28), 10, None)
     context = Context(TrainConfig(), _CPU, None, world.world_size)
     batches = zip(Batches(_random_samples(size), steps, _CPU), sizes, strict=False)
-    return evaluate(_measuring(model), batches, [model], context, "fp32", StopAgreement(stop))
+    return evaluate(_measuring(model), batches, [model], context, StopAgreement(stop))
 
 
 def _evaluate(world: World) -> list[dict[str, float]]:
@@ -211,7 +211,7 @@ def _calls_of_an_evaluation(world: World, num_batches: int) -> Counter[str]:
     batches = [((torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64)), 2)] * num_batches
     calls = _Calls()
     with calls:
-        evaluate(_measuring(model), batches, [model], context, "fp32", _Never(StopSignal()))
+        evaluate(_measuring(model), batches, [model], context, _Never(StopSignal()))
     return calls.names
 
 
