@@ -13,10 +13,10 @@ import sys
 from contextlib import suppress
 
 from train.config import TrainConfig
+from train.errors import report
 from train.flags import from_argv, split_procs
 from train.world.attempt import Attempt
 from train.world.environment import World
-from train.world.failure import report
 from train.world.local import refuse_second_launcher, train_on_this_machine
 from train.world.signals import EXIT_STOPPED, StopSignal, stop_with_parent
 

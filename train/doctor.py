@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from train.config import YEAR_S
-from train.errors import SharedError, UserError, refuse_without
+from train.errors import SharedError, UserError, record_for_torchrun, refuse_without
 from train.world.environment import World
-from train.world.failure import record_for_torchrun
 from train.world.signals import stop_with_parent
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def examine(world: World, options: argparse.Namespace) -> list[str]:
     """
     # Imported here: importing torch takes seconds, and a wrong environment should be reported at once.
     from train.collectives.broadcast import thing_of_rank_0
-    from train.diagnosis import card, meeting, picture, reach, report
+    from train.diagnosis import card, meeting, picture, report
     from train.diagnosis.watch import Watch
     from train.world.rendezvous import choose_interfaces, connect_to_store, wait_until_resolvable
 
@@ -81,7 +80,7 @@ def examine(world: World, options: argparse.Namespace) -> list[str]:
 
     with Watch(connect, own, cards, options.silence_s) as watch:
         watch.doing("trying the connections between hosts")
-        unreachable = reach.try_hosts(own, cards, store)
+        unreachable = meeting.try_hosts(own, cards, store)
         if not unreachable:
             found = _measure(_connected(own, store, watch), cards, watch)
     if unreachable:

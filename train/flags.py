@@ -178,9 +178,7 @@ def _read_yaml(file: Path) -> tuple[dict[str, str | None], dict[str, int]]:
     except UnicodeDecodeError:
         raise UserError(f"--config: cannot read {file}: not UTF-8 text") from None
     except (ValueError, OverflowError):
-        raise UserError(
-            f"--config: {file} is not YAML: a number in an escape such as \\U0001F600, or in a %YAML line, is too large"
-        ) from None
+        raise UserError(f"--config: {file} is not YAML: a number in an escape or a %YAML line is too large") from None
     except RecursionError:
         raise UserError(f"--config: {file} must be a mapping of keys to values, not nested lists") from None
     except yaml.YAMLError as error:

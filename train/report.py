@@ -12,9 +12,8 @@ from pathlib import Path
 
 from train.errors import UserError, refuse_without
 from train.records.curves import draw
-from train.records.difference import difference
 from train.records.page import page
-from train.records.runs import read_runs
+from train.records.runs import difference, read_runs
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -15,13 +15,12 @@ import torch.distributed as dist
 
 from train.collectives import missing_ranks
 from train.config import TrainConfig
-from train.errors import UserError
+from train.errors import UserError, report
 from train.flags import checked
 from train.loop.numerics import set_numerics
 from train.loop.session import Session
 from train.world.attempt import Attempt
 from train.world.environment import World
-from train.world.failure import report
 from train.world.rendezvous import open_process_group
 from train.world.signals import EXIT_STOPPED, StopSignal, stop_with_parent
 
@@ -93,7 +92,8 @@ class Run(Session):
             super()._save_and_stop()
         finally:
             self.files.close()
-            atexit.register(_exit_stopped)
+            # After Python's own handlers, and before it frees what threads may use.
+            atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(EXIT_STOPPED)))
 
     def _leave(self) -> None:
         self.files.close()
@@ -122,9 +122,3 @@ class Run(Session):
         report(error)
         sys.stdout.flush()
         os._exit(1)
-
-
-def _exit_stopped() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(EXIT_STOPPED)

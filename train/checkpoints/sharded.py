@@ -58,27 +58,24 @@ class ShardedCheckpoints(Checkpoints):
         Raises SharedError if a rank could not write its part.
         """
         with mistakes_shared_by_all_ranks(self._world):
-            if self._world.rank == 0:
-                self._make_beside_or_say_why(step)
+            try:
+                if self._world.rank == 0:
+                    self.make_beside(step)
+            except OSError as error:
+                raise UserError(self._not_saved(error.strerror)) from None
         state = dict(state)
         parts = state.pop("shards")
         while_others_wait(self._world, lambda: self._write_parts(step, parts))
         if self._world.rank == 0:
             buffer = io.BytesIO()
             torch.save(state, buffer)
-            self.finish_in_background(step, buffer.getbuffer())
+            self._pending = self._thread.submit(self._finish, step, buffer.getbuffer(), False)
 
     def _write_parts(self, step: int, parts: dict[str, Tensor]) -> None:
         try:
             dcp.save(parts, storage_writer=dcp.FileSystemWriter(self.beside(step)), process_group=self._group)
         except CheckpointException as error:
             raise UserError(self._not_saved(_first_failure(error))) from None
-
-    def _make_beside_or_say_why(self, step: int) -> None:
-        try:
-            self.make_beside(step)
-        except OSError as error:
-            raise UserError(self._not_saved(error.strerror)) from None
 
 
 def shards(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:

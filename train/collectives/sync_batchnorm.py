@@ -65,12 +65,9 @@ class SyncBatchNorm(_BatchNorm):
             module.add_module(name, cls.convert_sync_batchnorm(child, process_group))
         return module
 
-    def _check_input_dim(self, input: Tensor) -> None:
+    def forward(self, input: Tensor) -> Tensor:
         if input.dim() < 2:
             raise ValueError(f"expected an input of at least 2 dimensions (N, C, …), got {input.dim()}")
-
-    def forward(self, input: Tensor) -> Tensor:
-        self._check_input_dim(input)
         if not self.training:
             # fsdp gathers weight and bias in the type of the run, and the native kernel wants that of the statistics.
             mean, variance = self.running_mean, self.running_var
@@ -185,6 +182,3 @@ def _global_statistics(local: Tensor, group: dist.ProcessGroup | None) -> tuple[
 
 def _to(dtype: torch.dtype, parameter: Tensor | None) -> Tensor | None:
     return None if parameter is None else parameter.to(dtype)
-
-
-convert_sync_batchnorm = SyncBatchNorm.convert_sync_batchnorm

@@ -152,7 +152,9 @@ class SharedMemory:
                 for rank, part in enumerate(parts):
                     part.copy_(total)
                     if rank != self.rank:
-                        _unmap(part)
+                        # Unmapped until it is needed again, because mapped pages count as memory of this process.
+                        address, size = ctypes.c_void_p(part.data_ptr()), ctypes.c_size_t(part.nbytes)
+                        _libc.madvise(address, size, mmap.MADV_DONTNEED)
             mine[_REDUCED] += 1
 
     def _raise_if_peers_are_gone(self, number: int, timed_out: bool) -> None:
@@ -238,9 +240,3 @@ def _remap(*arguments: int) -> int:
     if address == _FAILED:
         raise OSError(ctypes.get_errno(), "mremap failed")
     return address
-
-
-def _unmap(part: Tensor) -> None:
-    """Unmap pages of another rank until they are needed again, because mapped pages count as memory of this process."""
-    start = part.data_ptr()
-    _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(part.nbytes), mmap.MADV_DONTNEED)

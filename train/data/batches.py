@@ -1,17 +1,25 @@
-"""Batches on this rank's device: samples stay integers until they are cast and normalised, a whole batch at a time."""
+"""Batches on this rank's device: samples stay integers until they are cast and normalised, a whole batch at a time.
+
+Random numbers for samples that vary are a function of (seed, epoch, index) alone.  So they depend neither on the number
+of ranks and workers nor on an interruption.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, TensorDataset
 
-from train.data.augmentation import Augmented, Keys
-from train.data.pieces import on_device
+from train.data.sampler import ShardSampler
+from train.data.shard import seed_of
 from train.data.workers import init_worker, worker_context
 from train.errors import UserError
 from train.world.cgroup import host_memory_bytes
@@ -145,3 +153,90 @@ class _InMemory:
             if pinned and not inputs.is_cuda:
                 inputs, targets = inputs.pin_memory(), targets.pin_memory()
             yield inputs, targets
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The steps of a sampler with (epoch, index) in place of an index: a worker of a DataLoader outlives an epoch.
+
+    A step without indices gets sample 0 twice.
+    """
+
+    steps: Iterable[list[int]]
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for indices in self.steps:
+            epoch = self.steps.epoch if isinstance(self.steps, ShardSampler) else 0
+            yield [(epoch, index) for index in indices or [0, 0]]
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """Reads samples with the generators of torch, NumPy and Python seeded for each, and leaves them as they were.
+
+    varies: False reads the samples as they are.
+    """
+
+    samples: Any
+    seed: int
+    varies: bool = True
+
+    def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
+        if not self.varies:
+            return [self.samples[index] for _, index in keys]
+        of_python, of_numpy, found = random.getstate(), np.random.get_state(), []
+        with torch.random.fork_rng(devices=[]):
+            for epoch, index in keys:
+                seed = seed_of(self.seed, epoch, index)
+                torch.default_generator.manual_seed(seed)
+                random.seed(seed)
+                np.random.seed(seed)
+                found.append(self.samples[index])
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        return found
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        return self.__getitems__([key])[0]
+
+
+def on_device(batch: Any, device: torch.device) -> Any:
+    return tree_map(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
+
+
+def pieces(batch: Any, sizes: Sequence[int], num_blanks: int = 2) -> list[Any]:
+    """Return the batch cut along the first dimension of its tensors into as many samples as `sizes` say.
+
+    A piece of size 0 has `num_blanks` samples of the batch that the caller must not count: a rank that takes part
+    without samples needs inputs.
+    Raises UserError if the batch holds something that cannot be cut, which matters only if there is something to cut.
+    """
+    if len(sizes) == 1 and (sizes[0] or num_blanks):
+        return [batch]
+    tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim)
+    num = sum(sizes) or len(next(tensors, ()))
+    *starts, _ = accumulate(sizes, initial=0)
+    blank = [at % max(1, num) for at in range(num_blanks)]
+    cuts = [slice(at, at + size) if size else blank for at, size in zip(starts, sizes, strict=True)]
+    leaves, form = tree_flatten(batch, is_leaf=lambda part: _is_column(part, num))
+    columns = [[_taken(leaf, cut, num) for cut in cuts] for leaf in leaves]
+    return [tree_unflatten(list(row), form) for row in zip(*columns, strict=True)]
+
+
+def _is_column(part: Any, num: int) -> bool:
+    """Return True for one word or number a sample, as torch's default_collate leaves words."""
+    return isinstance(part, list | tuple) and len(part) == num and all(isinstance(x, str | int | float) for x in part)
+
+
+def _taken(leaf: Any, cut: slice | list[int], num: int) -> Any:
+    if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == num:
+        return leaf[cut]
+    if _is_column(leaf, num):
+        return [leaf[at] for at in (range(num)[cut] if isinstance(cut, slice) else cut)]
+    if leaf is None or isinstance(leaf, str | int | float) or (isinstance(leaf, Tensor) and not leaf.ndim):
+        return leaf
+    what = f"a tensor of shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
+    raise UserError(
+        f"a batch of {num} samples holds {what}, which cannot be cut into micro-batches: let the collate function make "
+        f"tensors with {num} rows, in dicts, lists or tuples, or give no micro_batches"
+    )

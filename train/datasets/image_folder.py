@@ -30,7 +30,7 @@ class FolderSamples:
     """One split, read from the files picture by picture; see train.datasets.Samples.
 
     Training pictures are cropped and mirrored by torchvision's transforms v2, differently in each epoch
-    (train/data/augmentation.py).
+    (train/data/batches.py).
     """
 
     files: ImageFolder

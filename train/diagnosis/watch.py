@@ -20,8 +20,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from train.diagnosis.card import Card
-from train.errors import first_line
-from train.world.failure import record_for_torchrun
+from train.errors import first_line, record_for_torchrun
 from train.world.owner import stat_of
 
 _BEAT_S = 1.0

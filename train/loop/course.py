@@ -17,7 +17,6 @@ from torch import Tensor, optim
 from train import strategies
 from train.checkpoints.folder import checkpoint_path
 from train.checkpoints.same_run import refuse_other_run
-from train.checkpoints.transfer import load_on_all_ranks
 from train.collectives import missing_ranks
 from train.collectives.agreement import StopAgreement, Stopped, mistakes_shared_by_all_ranks, while_others_wait
 from train.collectives.broadcast import broadcast_from_rank_0
@@ -153,7 +152,7 @@ class Course:
         if self.world_size > 1:
             observers.append(Watchdog(world, 0.95 * config.collective_timeout_s, lambda: self._is_looping))
         self.observers = [*observers, *self.observers]
-        state = load_on_all_ranks(world, content if is_rank_0 else None)
+        state = saving.load_on_all_ranks(world, content if is_rank_0 else None)
         del content  # the memory
         if state is None:
             return

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from train.collectives.agreement import StopAgreement, Stopped
 from train.collectives.broadcast import broadcast_from_rank_0
-from train.data.pieces import pieces
+from train.data.batches import pieces
 from train.data.shard import share
 from train.strategies import Context, autocast
 

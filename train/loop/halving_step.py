@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from train.data.pieces import pieces
+from train.data.batches import pieces
 from train.data.sampler import ShardSampler
 from train.data.shard import share
 from train.errors import SharedError
@@ -59,10 +59,14 @@ class HalvingStep(Step):
         return replace(super().run(work), repeated=self._repeated)
 
     def _gradients(self, work: Work) -> StepResult:
-        before = _generators(self.device)
+        of_device = torch.cuda.default_generators if self.device.type == "cuda" else ()
+        before = [(generator, generator.get_state()) for generator in (torch.default_generator, *of_device)]
         while True:
             losses = self._gradients_of_this_rank(work)
-            failed = self._ranks_without(losses)
+            flags = torch.zeros(self.world.world_size)
+            flags[self.world.rank] = losses is None
+            dist.all_reduce(flags)
+            failed = flags.nonzero().flatten().tolist()
             if losses is not None and not failed:
                 if self.world.world_size > 1:
                     self._average(work)
@@ -85,13 +89,6 @@ class HalvingStep(Step):
             if not is_out_of_memory(error):
                 raise
             return None
-
-    def _ranks_without(self, losses: StepResult | None) -> list[int]:
-        """Return the ranks that are out of memory.  A collective."""
-        failed = torch.zeros(self.world.world_size)
-        failed[self.world.rank] = losses is None
-        dist.all_reduce(failed)
-        return failed.nonzero().flatten().tolist()
 
     def _sizes(self, position: ShardSampler) -> list[int]:
         sizes = []
@@ -122,8 +119,3 @@ class HalvingStep(Step):
         self._loss(work, blank, 0)[0].backward()
         for part in training:
             part.training = True
-
-
-def _generators(device: torch.device) -> list[tuple[torch.Generator, torch.Tensor]]:
-    of_device = torch.cuda.default_generators if device.type == "cuda" else ()
-    return [(generator, generator.get_state()) for generator in (torch.default_generator, *of_device)]

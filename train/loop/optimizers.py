@@ -62,8 +62,10 @@ def lr_of_step(config: TrainConfig, steps_done: int, steps_per_epoch: int) -> fl
     """Return the learning rate of the step that follows `steps_done` steps of the run; a skipped step counts, too."""
     total = num_steps_of_run(config, steps_per_epoch)
     if config.scheduler == "one_cycle":
-        rising = config.warmup_steps or _RISING_SHARE * total
-        return config.lr * _one_cycle(steps_done, rising - 1, total - 1)
+        peak = (config.warmup_steps or _RISING_SHARE * total) - 1
+        if steps_done <= peak:
+            return config.lr * _cosine(_START_FACTOR, 1, steps_done / peak if peak > 0 else 1)
+        return config.lr * _cosine(1, _END_FACTOR, (steps_done - peak) / max(1, total - 1 - peak))
     if steps_done < config.warmup_steps:
         return config.lr * (steps_done + 1) / config.warmup_steps
     match config.scheduler:
@@ -73,12 +75,6 @@ def lr_of_step(config: TrainConfig, steps_done: int, steps_per_epoch: int) -> fl
             done = (steps_done - config.warmup_steps) / max(1, total - config.warmup_steps)
             return config.lr * _cosine(1, 0, done)
     return config.lr
-
-
-def _one_cycle(step: int, peak: float, last: int) -> float:
-    if step <= peak:
-        return _cosine(_START_FACTOR, 1, step / peak if peak > 0 else 1)
-    return _cosine(1, _END_FACTOR, (step - peak) / max(1, last - peak))
 
 
 def _cosine(start: float, end: float, done: float) -> float:

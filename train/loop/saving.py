@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from train.checkpoints.folder import Checkpoints, Memory, find_checkpoint, read_checkpoint
 from train.collectives.agreement import mistakes_shared_by_all_ranks, while_others_wait
@@ -20,6 +21,7 @@ from train.world.environment import World
 from train.world.owner import Owner
 
 _IDLE_S = 5.0
+_PIECE_BYTES = 256 * 2**20  # of one message, because a timeout limits each message
 
 
 def own(folders: Mapping[str, str | Path | None], say: Callable[[str], None]) -> ExitStack:
@@ -48,6 +50,24 @@ def find(config: TrainConfig, world: World, say: Callable[[str], None]) -> Memor
         return while_others_wait(world, lambda: read_checkpoint(path, world.rank, world.world_size))
 
     return find_checkpoint(config.resume, folder, say, read, thing_of_rank_0)
+
+
+def load_on_all_ranks(world: World, content: Memory | None) -> dict[str, Any] | None:
+    """Return rank 0's checkpoint `content` as a state on every rank, so that only rank 0 needs to see the folder.
+
+    A collective; other ranks pass None.  Tensors are on the CPU.  Returns None if rank 0 has no checkpoint.
+    """
+    size = torch.tensor([len(content or b"")])
+    dist.broadcast(size, src=0)
+    if not size:
+        return None
+    memory = content or Memory(-1, int(size))
+    for piece in torch.frombuffer(memory, dtype=torch.uint8).split(_PIECE_BYTES):
+        dist.broadcast(piece, src=0)
+    # From the file that the memory is: a file of bytes would be a second copy of all of it.
+    file: Any = memory
+    state: dict[str, Any] = while_others_wait(world, lambda: torch.load(file, map_location="cpu", weights_only=True))
+    return state
 
 
 class Saving:

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 
 from train import strategies
 from train.collectives.agreement import Stopped, mistakes_shared_by_all_ranks
-from train.collectives.gather import gather
+from train.collectives.broadcast import gather
 from train.collectives.sync_batchnorm import SyncBatchNorm, has_batchnorm
 from train.collectives.waiting import waiting_for_each
 from train.data.batches import Batches

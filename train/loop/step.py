@@ -15,7 +15,7 @@ from torch import Tensor, nn, optim
 
 from train.collectives.sync_batchnorm import has_sync_batchnorm
 from train.config import TrainConfig
-from train.data.pieces import pieces
+from train.data.batches import pieces
 from train.data.sampler import ShardSampler
 from train.data.shard import num_steps
 from train.errors import UserError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from train import datasets, models
-from train.checkpoints.host_copy import on_host
+from train.checkpoints.folder import on_host
 from train.checkpoints.same_run import NEEDS_ALL_EPOCHS
 from train.collectives import missing_ranks
 from train.collectives.agreement import mistakes_shared_by_all_ranks

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from train.records.difference import differing_settings
-from train.records.runs import RunRecords
+from train.records.runs import RunRecords, differing_settings
 
 _STYLE = """
 body { font: 16px/1.4 system-ui, sans-serif; margin: 1.5rem; color: #222; background: #fff; }
@@ -22,7 +21,7 @@ pre { white-space: pre-wrap; background: #f5f5f5; padding: .8rem; }
 
 
 def page(runs: Sequence[RunRecords], pictures: Sequence[Path], differences: str | None) -> str:
-    """Return the page; differences: the text of train.records.difference, if two runs are compared."""
+    """Return the page; differences: the text of train.records.runs.difference(), if two runs are compared."""
     parts = [f"<h1>{escape(', '.join(run.name for run in runs))}</h1>", _table(_summary(runs))]
     if differences is not None:
         parts += ["<h2>Where the runs differ</h2>", f"<pre>{escape(differences)}</pre>"]

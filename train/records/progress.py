@@ -74,7 +74,8 @@ class Progress(Observer):
         self._close()
         part = f" of {record.samples}/{record.samples_read} samples" if record.samples < record.samples_read else ""
         loss = "" if record.train_loss is None else f"train loss {record.train_loss:.4f}{part}  "
-        values = "".join(_named(name, value) for name, value in record.values.items())
+        words = {"val_loss": "validation loss {:.4f}  ", "val_accuracy": "accuracy {:.2%}  "}
+        values = "".join(words.get(name, f"{name} {{:.4g}}  ").format(x) for name, x in record.values.items())
         say(f"epoch {record.epoch}/{self._epochs}  {loss}{values}{record.seconds:.1f} s")
 
     def run_ended(self, end: RunEnd) -> None:
@@ -104,8 +105,3 @@ def in_hours(seconds: float) -> str:
 def say(text: str) -> None:
     """Print a line for a person to read, out at once even into a pipe."""
     print(text, flush=True)
-
-
-def _named(name: str, value: float) -> str:
-    words = {"val_loss": f"validation loss {value:.4f}", "val_accuracy": f"accuracy {value:.2%}"}
-    return words.get(name, f"{name} {value:.4g}") + "  "

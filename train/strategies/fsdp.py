@@ -45,19 +45,23 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
     broadcast_from_rank_0([*model.parameters(), *model.buffers()], context.group)
     group = context.group or dist.group.WORLD
     assert group is not None
+    mixed = MixedPrecisionPolicy()
+    if context.config.precision == "bf16":  # gradients are summed, and weights kept, in float32
+        mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     options: dict[str, Any] = {
         "mesh": DeviceMesh.from_group(group, context.device.type),
         "reshard_after_forward": context.config.fsdp_reshard,
-        "mp_policy": _mixed_precision(context.config.precision),
+        "mp_policy": mixed,
     }
     for unit in units(model, context.config.fsdp_wrap, context.config.bucket_mib):
         fully_shard(unit, **options)
     sharded: Any = fully_shard(model, **options)  # the parameters in no unit
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in rank 0's memory, and nothing on other ranks
     return Wrapped(
         module=sharded,
         call=sharded,
         no_sync=lambda: _no_sync(sharded),
-        state_dict=lambda: _whole_state_dict(sharded),
+        state_dict=lambda: get_model_state_dict(sharded, options=whole),
         norm=lambda: _norm(sharded),
     )
 
@@ -81,13 +85,6 @@ def units(model: nn.Module, by: str, bucket_mib: float) -> Iterator[list[nn.Modu
         yield unit
 
 
-def _mixed_precision(precision: str) -> MixedPrecisionPolicy:
-    """Gather parameters as bf16 if the run computes in bf16; gradients are summed, and weights kept, in float32."""
-    if precision == "bf16":
-        return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    return MixedPrecisionPolicy()
-
-
 @contextmanager
 def _no_sync(model: FSDPModule) -> Iterator[None]:
     """Keep the gradients of a backward whole on each rank, until the first backward outside."""
@@ -96,11 +93,6 @@ def _no_sync(model: FSDPModule) -> Iterator[None]:
         yield
     finally:
         model.set_requires_gradient_sync(True)
-
-
-def _whole_state_dict(model: nn.Module) -> dict[str, Any]:
-    """Return the whole state in rank 0's host memory, and nothing on other ranks.  A collective."""
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 
 def _norm(model: nn.Module) -> Tensor:

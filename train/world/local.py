@@ -74,7 +74,7 @@ def refuse_second_launcher(world: World) -> None:
 
 
 def _started(files: list[Path], argv: list[str]) -> list[subprocess.Popen[bytes]]:
-    """Start a rank for each file, in which it leaves the reason if it fails (train/world/failure.py)."""
+    """Start a rank for each file, in which it leaves the reason if it fails (train/errors.py)."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

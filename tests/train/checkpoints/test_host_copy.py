@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from tests.train.devices import device_of, devices
-from train.checkpoints.host_copy import on_host
+from train.checkpoints.folder import on_host
 
 
 def _state(device: torch.device) -> dict[str, Any]:
@@ -26,10 +26,10 @@ def _state(device: torch.device) -> dict[str, Any]:
 
 @devices
 def test_the_copies_stand_where_the_tensors_stood_and_all_else_stays(device: str) -> None:
-    state = _state(device_of(device))
+    state: Any = _state(device_of(device))
     copy = on_host(state)
     assert isinstance(copy["model"], OrderedDict)
-    assert copy["model"]._metadata == state["model"]._metadata
+    assert copy["model"]._metadata == state["model"]._metadata  # type: ignore[attr-defined]
     assert copy["pair"][1][1] is copy["pair"][1][2]
     file = io.BytesIO()
     torch.save(copy, file)

@@ -15,9 +15,9 @@ import torch
 from tests.ranks import run_ranks
 from tests.train.devices import needs_fsdp_on_cpus
 from train.checkpoints.folder import Checkpoints, checkpoint_path, read_checkpoint
-from train.checkpoints.transfer import load_on_all_ranks
 from train.config import TrainConfig
 from train.flags import from_argv
+from train.loop.saving import load_on_all_ranks
 from train.loop.trainer import Trainer
 from train.world.environment import World
 from train.world.signals import StopSignal

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tests.ranks import run_ranks
 from train import datasets
-from train.data.augmentation import Augmented
+from train.data.batches import Augmented
 from train.datasets import Samples
 from train.flags import from_argv
 from train.loop.trainer import Trainer
