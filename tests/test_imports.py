@@ -88,7 +88,7 @@ def modules_of(package: str) -> dict[str, set[str]]:
     found = {}
     for name, file in files.items():
         statements = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
-        # `from train.records import start` imports the module train.records.start.
+        # `from train.diagnosis import card` imports the module train.diagnosis.card.
         named = {f"{node.module}.{alias.name}" for node in statements for alias in node.names}
         named |= {
             node.module or "" for node in statements if not all(f"{node.module}.{a.name}" in files for a in node.names)

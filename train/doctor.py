@@ -26,9 +26,8 @@ from train.world.signals import stop_with_parent
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from train.diagnosis.answers import Ranks
     from train.diagnosis.card import Card
-    from train.diagnosis.report import Report
+    from train.diagnosis.speed import Ranks
     from train.diagnosis.watch import Watch
 
 
@@ -58,7 +57,7 @@ def examine(world: World, options: argparse.Namespace) -> list[str]:
     """
     # Imported here: importing torch takes seconds, and a wrong environment should be reported at once.
     from train.collectives.broadcast import thing_of_rank_0
-    from train.diagnosis import card, meeting, picture, report
+    from train.diagnosis import card, meeting, report
     from train.diagnosis.watch import Watch
     from train.world.rendezvous import choose_interfaces, connect_to_store, wait_until_resolvable
 
@@ -82,7 +81,7 @@ def examine(world: World, options: argparse.Namespace) -> list[str]:
         watch.doing("trying the connections between hosts")
         unreachable = meeting.try_hosts(own, cards, store)
         if not unreachable:
-            found = _measure(_connected(own, store, watch), cards, watch)
+            found = report.measured(_connected(own, store, watch), cards, watch)
     if unreachable:
         raise SharedError(unreachable)
     problems = thing_of_rank_0(report.problems(found, options.slow_mbit_s) if world.rank == 0 else [])
@@ -90,7 +89,7 @@ def examine(world: World, options: argparse.Namespace) -> list[str]:
         print(report.lines(found))
         print("\n".join(f"PROBLEM: {problem}" for problem in problems) or "no problem found", flush=True)
         if options.picture is not None:
-            picture.draw(found, options.picture)
+            report.draw(found, options.picture)
     return problems
 
 
@@ -106,7 +105,7 @@ def _connected(own: Card, store: dist.Store, watch: Watch) -> Ranks:
     import torch
     import torch.distributed as dist
 
-    from train.diagnosis.answers import Ranks
+    from train.diagnosis.speed import Ranks
     from train.world.placement import gradient_group
 
     watch.doing("connecting the ranks")
@@ -117,25 +116,6 @@ def _connected(own: Card, store: dist.Store, watch: Watch) -> Ranks:
     )
     device = torch.device(own.device or "cpu")
     return Ranks(own.rank, own.world_size, device, gradient_group(device, timeout_s), store)
-
-
-def _measure(ranks: Ranks, cards: list[Card], watch: Watch) -> Report:
-    from train.diagnosis import speed
-    from train.diagnosis.answers import CHECKS
-    from train.diagnosis.report import Report
-
-    wrong: dict[str, list[int]] = {}
-    for name, check in CHECKS.items():
-        watch.doing(name)
-        wrong[name] = [rank for rank, right in enumerate(speed.gathered(check(ranks))) if not right]
-    watch.doing("timing the links")
-    links = speed.measure_links(ranks)
-    watch.doing("timing all-reduce")
-    all_reduce = speed.measure_all_reduce(ranks)
-    watch.doing("comparing the clocks")
-    clocks = speed.measure_clocks(ranks)
-    watch.doing("timing a matrix product")
-    return Report(cards, wrong, all_reduce, links, clocks, *speed.measure_compute(ranks))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -75,7 +75,10 @@ def _unknown_words(words: list[str], unknown: list[str]) -> list[str]:
         at = words.index(word, end)
         before, end = words[at - 1] if at else "", at + 1
         if word.startswith("-"):
-            problems.append(_unknown_flag(word))
+            name = word.partition("=")[0]
+            meant = nearest(name, [*map(flag, TrainConfig.model_fields), *_NOT_SETTINGS])
+            hint = f"did you mean {meant}?" if meant else "`python -m train --help` lists the flags"
+            problems.append(f"  {name}: unknown flag; {hint}")
         elif before in _SWITCHES:
             on, off = _SWITCHES[before]
             problems.append(f"  {word}: {before} takes no value; write {on} or {off} alone")
@@ -85,13 +88,6 @@ def _unknown_words(words: list[str], unknown: list[str]) -> list[str]:
                 f"  {word}: no flag comes before it; write --SETTING VALUE, with quotes around a VALUE that has spaces"
             )
     return problems
-
-
-def _unknown_flag(word: str) -> str:
-    name = word.partition("=")[0]
-    meant = nearest(name, [*map(flag, TrainConfig.model_fields), *_NOT_SETTINGS])
-    hint = f"did you mean {meant}?" if meant else "`python -m train --help` lists the flags"
-    return f"  {name}: unknown flag; {hint}"
 
 
 def _sentence(problem: ErrorDetails, where: Mapping[str, str]) -> str:

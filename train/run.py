@@ -92,8 +92,8 @@ class Run(Session):
             super()._save_and_stop()
         finally:
             self.files.close()
-            # After Python's own handlers, and before it frees what threads may use.
-            atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(EXIT_STOPPED)))
+            atexit.register(os._exit, EXIT_STOPPED)
+            atexit.register(sys.stdout.flush)  # runs before the line above
 
     def _leave(self) -> None:
         self.files.close()

@@ -65,7 +65,6 @@ class ShardSampler(Sampler[list[int]]):
         self.step = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Start epoch `epoch` (from 1) at its first step."""
         self.epoch, self.step = epoch, 0
 
     def advance(self) -> None:

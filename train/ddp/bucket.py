@@ -117,7 +117,6 @@ class Bucket:
         self._launch()
 
     def wait(self) -> None:
-        """Wait for the running collective.  Raises RuntimeError if it fails or does not end in time."""
         if self._work is not None:
             self._work.wait()
 

@@ -95,8 +95,12 @@ class Reducer:
                 self._share()
             if self._arrivals is not None:
                 self._arrivals.append(index)
-            else:
-                self._gradient_arrived(index)
+                return
+            bucket, slot = self._places[index]
+            if bucket.arrive(slot):
+                # Always in the order of the list, so that all ranks start the same collectives in the same order.
+                while self._num_started < len(self.buckets) and self.buckets[self._num_started].is_full:
+                    self._start_next(Bucket.start)
 
     def finish(self) -> None:
         """Complete the backward.  Autograd calls this at its end."""
@@ -116,13 +120,6 @@ class Reducer:
             self._state = State.SHARED
             for bucket in self.buckets:
                 bucket.begin()
-
-    def _gradient_arrived(self, index: int) -> None:
-        bucket, slot = self._places[index]
-        if bucket.arrive(slot):
-            # Always in the order of the list, so that all ranks start the same collectives in the same order.
-            while self._num_started < len(self.buckets) and self.buckets[self._num_started].is_full:
-                self._start_next(Bucket.start)
 
     def _start_next(self, start: Callable[[Bucket], None]) -> None:
         self._num_started += 1

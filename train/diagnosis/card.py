@@ -51,7 +51,6 @@ class Card:
 
     @property
     def process(self) -> str:
-        """The rank with what is needed to look at its process."""
         return f"rank {self.rank} ({self.host}, pid {self.pid})"
 
 

@@ -128,7 +128,6 @@ class Course:
             self.saving.save_after_failure(self.steps_done, self.state_dict, self.device, error)
 
     def _open(self) -> None:
-        """Own the folders, open the records, and continue a checkpoint."""
         config, world, is_rank_0 = self.config, self.world, self.rank == 0
         say: Callable[[str], None] = progress.say if is_rank_0 else lambda text: None
         # A training may be saving in the folder that is evaluated.

@@ -25,11 +25,10 @@ from train.data.sampler import ShardSampler, evaluation_steps
 from train.data.shard import share
 from train.errors import SharedError, UserError
 from train.loop.course import Course, StepInLoop, refuse_impossible
-from train.loop.evaluation import evaluate
+from train.loop.losses import evaluate
 from train.loop.numerics import compile_model
 from train.loop.step import StepResult, Work
-from train.records import start
-from train.records.metrics import weights_sha256
+from train.records.metrics import arithmetic, start_record, weights_sha256
 from train.world import placement
 
 # Names in a checkpoint that are the run's own.
@@ -291,8 +290,8 @@ class Session(Course):
         self.engine.micro_batches = max(micro_batches, self.engine.micro_batches)
         self._batches = self._loaded(dataset, sampler, *how)
         if is_first:
-            numbers = start.arithmetic(config, self.world, sampler)
-            record = start.start_record(config, self.world, self.device, self._where, numbers, self._settings)
+            numbers = arithmetic(config, self.world, sampler)
+            record = start_record(config, self.world, self.device, self._where, numbers, self._settings)
             for observer in self.observers:
                 observer.run_started(record)
 

@@ -73,14 +73,8 @@ class Work:
         return len(self.position.stretch())
 
 
-@dataclass(frozen=True)
-class _Trained:
-    """The models that an optimizer trains, the other models, and the parameters that are not the optimizer's."""
-
-    optimizer: optim.Optimizer
-    models: list[Wrapped]
-    others: list[Wrapped]
-    frozen: list[nn.Parameter]
+# An optimizer, the models that it trains, the other models, and the parameters that are not the optimizer's.
+_Trained = tuple[optim.Optimizer, list[Wrapped], list[Wrapped], list[nn.Parameter]]
 
 
 class Step:
@@ -147,7 +141,7 @@ class Step:
 
     def update(self, work: Work, result: StepResult) -> StepResult:
         """Judge the gradients together with the other ranks, and let the optimizer use them unless they are bad."""
-        optimizer, models = work.optimizer, self._trained_by(work.optimizer).models
+        optimizer, models, _, _ = self._trained_by(work.optimizer)
         for wrapped in models:
             wrapped.after_backward()
         params = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
@@ -194,14 +188,14 @@ class Step:
         for wrapped, params in zip(self.models, of_models, strict=True):
             (models if any(id(param) in ours for param in params) else others).append(wrapped)
         frozen = [param for number, param in everything.items() if number not in ours]
-        return self._trained.setdefault(key, _Trained(optimizer, models, others, frozen))
+        return self._trained.setdefault(key, (optimizer, models, others, frozen))
 
     @contextmanager
     def _alone(self, optimizer: optim.Optimizer) -> Iterator[None]:
         """Let only the optimizer's parameters get gradients in the block."""
-        trained = self._trained_by(optimizer)
-        frozen = [param for param in trained.frozen if param.requires_grad]
-        with no_sync(trained.others):
+        _, _, others, not_its = self._trained_by(optimizer)
+        frozen = [param for param in not_its if param.requires_grad]
+        with no_sync(others):
             for param in frozen:
                 param.requires_grad_(False)
             try:
@@ -215,7 +209,7 @@ class Step:
         sizes = self._sizes(work.position)
         if not work.split:
             sizes = [sum(sizes)]
-        models, parts = self._trained_by(work.optimizer).models, list[StepResult]()
+        models, parts = self._trained_by(work.optimizer)[1], list[StepResult]()
         for index, piece in enumerate(pieces(work.batch, sizes, 0 if self._runs_on_empty_batches else 2)):
             with no_sync(models if index < len(sizes) - 1 else []):
                 loss, part = self._loss(work, piece, sizes[index])
@@ -254,7 +248,6 @@ class Step:
         return (nonfinite.marked(loss) if size else 0.0 * loss), part
 
     def _sizes(self, position: ShardSampler) -> list[int]:
-        """Return how many samples of each micro-batch this rank has."""
         return [len(part) for part in position.shares()]
 
     def _refuse_gradient(self, work: Work, result: StepResult) -> str | None:

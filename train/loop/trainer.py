@@ -176,10 +176,9 @@ class Trainer:
             reached["--max-steps"] = self.config.max_steps
         if not reached:
             return None
+        to_train_on = "to train on, give " + " and ".join(f"a larger {name}" for name in reached)
         if self.config.scheduler in NEEDS_ALL_EPOCHS:
             to_train_on = f"{self.config.scheduler} cannot be prolonged: start a new run in another --checkpoint-dir"
-        else:
-            to_train_on = "to train on, give " + " and ".join(f"a larger {name}" for name in reached)
         limits = " and ".join(f"{name}={value}" for name, value in reached.items())
         return f"the loaded checkpoint has already reached {limits}, so nothing is trained; {to_train_on}"
 

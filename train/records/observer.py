@@ -100,7 +100,7 @@ class Observer:
     """
 
     def run_started(self, start: dict[str, Any]) -> None:
-        """Called when the processes have met.  `start` is what train.records.start.start_record() returns."""
+        """Called when the processes have met.  `start` is what train.records.metrics.start_record() returns."""
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
         """Called when step `step` has just ended on the host.

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from train.records.metrics import in_words
 from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
-from train.records.start import in_words
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -37,15 +37,18 @@ class TensorBoard(Observer):
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
         for record in known:
-            values = {
+            values: dict[str, float | None] = {
                 "train/loss": record.loss,
                 "train/lr": record.lr,
                 "train/grad_norm": record.grad_norm,
                 "speed/samples_per_second": record.samples_per_second,
                 "speed/seconds_per_step": record.seconds_per_step,
                 **{f"train/{name}": value for name, value in record.values.items()},
-                **{f"share_of_time/{name}": share for name, share in _shares(record).items()},
+                "share_of_time/data": record.input_share,
+                "share_of_time/communication": record.communication_share,
             }
+            if record.input_share is not None and record.communication_share is not None:
+                values["share_of_time/compute"] = 1 - record.input_share - record.communication_share
             self._write(record.step, values, record.time)
         if known:
             self._write(step, {"memory/peak_mib": self._peak_mib()}, known[-1].time)
@@ -77,10 +80,3 @@ class TensorBoard(Observer):
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device) / _MIB
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MIB
-
-
-def _shares(record: StepRecord) -> dict[str, float | None]:
-    """Return the shares of rank 0's time; `compute` is what remains, if all other shares are known."""
-    data, communication = record.input_share, record.communication_share
-    compute = None if data is None or communication is None else 1 - data - communication
-    return {"data": data, "communication": communication, "compute": compute}

@@ -87,7 +87,6 @@ def units(model: nn.Module, by: str, bucket_mib: float) -> Iterator[list[nn.Modu
 
 @contextmanager
 def _no_sync(model: FSDPModule) -> Iterator[None]:
-    """Keep the gradients of a backward whole on each rank, until the first backward outside."""
     model.set_requires_gradient_sync(False)
     try:
         yield

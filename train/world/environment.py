@@ -209,7 +209,10 @@ def interface_towards(address: str) -> str | None:
             if family == socket.AF_INET:
                 name = next((name for _, name in socket.if_nameindex() if ipv4_of(name) == own), None)
             else:
-                name = _interface_with_ipv6(own)
+                digits = socket.inet_pton(socket.AF_INET6, own.partition("%")[0]).hex()
+                # A line holds the address without colons, four numbers, and the name.
+                lines = Path("/proc/net/if_inet6").read_text().splitlines()
+                name = next((line.split()[-1] for line in lines if line.startswith(digits)), None)
         except OSError:
             continue  # this machine has no address or no route of that family
         if name is not None:
@@ -226,10 +229,3 @@ def ipv4_of(interface: str) -> str | None:
         answer = fcntl.ioctl(probe, siocgifaddr, struct.pack("256s", interface.encode()[:15]))
         return socket.inet_ntoa(answer[20:24])
     return None
-
-
-def _interface_with_ipv6(own: str) -> str | None:
-    digits = socket.inet_pton(socket.AF_INET6, own.partition("%")[0]).hex()
-    # A line holds the address without colons, four numbers, and the name.
-    lines = Path("/proc/net/if_inet6").read_text().splitlines()
-    return next((line.split()[-1] for line in lines if line.startswith(digits)), None)

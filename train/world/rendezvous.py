@@ -116,15 +116,9 @@ def connect_to_store(world: World, timeout: timedelta) -> dist.TCPStore:
         result = TimeoutError("no answer")
     if isinstance(result, dist.TCPStore):
         return result
-    if serve:
-        raise UserError(
-            f"port in use: rank 0 has to listen on MASTER_PORT {world.master_port} of {socket.gethostname()}, but "
-            f"cannot ({first_line(result)}); set another MASTER_PORT, the same on all nodes"
-        )
-    raise UserError(
-        f"port in use: something listens at {place}, but it is not rank 0 of this job "
-        f"({first_line(result)}); set another MASTER_PORT, the same on all nodes"
-    )
+    port = f"rank 0 has to listen on MASTER_PORT {world.master_port} of {socket.gethostname()}, but cannot"
+    what = port if serve else f"something listens at {place}, but it is not rank 0 of this job"
+    raise UserError(f"port in use: {what} ({first_line(result)}); set another MASTER_PORT, the same on all nodes")
 
 
 def _wait_until_something_listens(world: World, place: str, timeout: timedelta) -> None:

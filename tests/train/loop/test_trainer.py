@@ -28,8 +28,7 @@ from train.data.batches import Batches
 from train.data.sampler import evaluation_steps
 from train.datasets._torchvision import TensorSamples
 from train.flags import from_argv
-from train.loop.evaluation import evaluate
-from train.loop.losses import correct, losses_of_samples
+from train.loop.losses import correct, evaluate, losses_of_samples
 from train.loop.trainer import Trainer
 from train.records.observer import Best
 from train.strategies import Context
