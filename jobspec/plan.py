@@ -53,6 +53,7 @@ Agent._monitor_workers = monitor_or_give_up
 try:
     run.main()
 except ChildFailedError as error:
+    print(error, file=sys.stderr, flush=True)
     found = codes & {failure.exitcode for failure in error.failures.values()}
     if not found:
         time.sleep(5)  # the node with such a code, for which the others fail, too, ends first

@@ -63,6 +63,8 @@ def test_job_that_always_fails_is_tried_again_and_then_given_up(
     spec = job(cluster.image, command=["jobs/scripts/own.py", "--steps", "not-a-number"], max_restarts=1)
     cluster.apply(rendered(target, spec, namespace, tmp_path))
     _fails(cluster, namespace, target)
+    starts = [log for log in cluster.player().logs(namespace).split("== ") if "not-a-number" in log]
+    assert 2 < len(starts) <= 6, "two nodes, each started again once or twice"
 
 
 # Rank 1 ends with a code of its own; rank 0 then loses its peer and ends with 1.
@@ -91,5 +93,3 @@ def test_exit_code_that_no_restart_can_mend_ends_the_job_at_its_first_start(
     cluster.apply(rendered(target, spec, namespace, tmp_path))
     _fails(cluster, namespace, target)
     assert player.logs(namespace).count("started") == 2, player.logs(namespace)
-    starts = [log for log in cluster.player().logs(namespace).split("== ") if "not-a-number" in log]
-    assert 2 < len(starts) <= 6, "two nodes, each started again once or twice"
