@@ -278,4 +278,4 @@ def _moved(state: Any, copies: dict[int, Tensor]) -> Any:
         moved = copy.copy(state)  # also copies an attribute of a module's state dict: the versions of layers
         moved.update({key: _moved(value, copies) for key, value in state.items()})
         return moved
-    return type(state)(_moved(value, copies) for value in state) if isinstance(state, list | tuple) else state
+    return type(state)(_moved(value, copies) for value in state) if type(state) in (list, tuple) else state
