@@ -113,6 +113,8 @@ def _recorded(folder: Path) -> list[float]:
 def test_losses_of_the_scripts_equal_a_plain_loop(name: str, world_size: int, tmp_path: Path) -> None:
     launched(world_size, _script, name, tmp_path)
     assert _recorded(tmp_path) == pytest.approx(_PLAIN[name](), rel=2e-6)
+    launched(1, _script, name, tmp_path)  # which has nothing left to train, and says so
+    assert [incident["kind"] for incident in records(tmp_path, "incident")] == ["already_ended"]
 
 
 @pytest.mark.slow

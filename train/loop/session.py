@@ -16,6 +16,7 @@ from torch import Tensor, nn, optim
 from torch.utils.data import IterableDataset
 
 from train import strategies
+from train.checkpoints.same_run import NEEDS_ALL_EPOCHS
 from train.collectives.agreement import Stopped, mistakes_shared_by_all_ranks
 from train.collectives.broadcast import gather
 from train.collectives.sync_batchnorm import SyncBatchNorm, has_batchnorm
@@ -98,6 +99,9 @@ class Session(Course):
         if self._saving is None:
             self._open()
         first = self.sampler.epoch if self.sampler is not None else (self._position or {"epoch": 1})["epoch"]
+        has_all_steps = self.is_last_step() and self.is_recorded()
+        if reached := [*["--epochs"] * (first > number), *["--max-steps"] * has_all_steps]:
+            self._report_end_before_start(reached)
         for epoch in range(first, number + 1):
             if self.is_last_step() and self.is_recorded():
                 break
@@ -260,6 +264,16 @@ class Session(Course):
         (self._step.values if self._step.is_running else self._values).update(values)
 
     # What follows is called by the methods above only.
+
+    def _report_end_before_start(self, reached: list[str]) -> None:
+        """Report which limits the checkpoint has reached, and how to train on."""
+        to_train_on = "to train on, give " + " and ".join(f"a larger {name}" for name in reached)
+        if self.config.scheduler in NEEDS_ALL_EPOCHS:
+            to_train_on = f"{self.config.scheduler} cannot be prolonged: start a new run in another --checkpoint-dir"
+        values = {"--epochs": self.config.epochs, "--max-steps": self.config.max_steps}
+        limits = " and ".join(f"{name}={values[name]}" for name in reached)
+        text = f"the loaded checkpoint has already reached {limits}, so nothing is trained; {to_train_on}"
+        self.report("already_ended", text)
 
     def _make_batches(self, dataset: Any, batch_size: int, micro_batches: int, *how: Any) -> None:
         if isinstance(dataset, IterableDataset):

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from train import datasets, models
 from train.checkpoints.folder import on_host
-from train.checkpoints.same_run import NEEDS_ALL_EPOCHS
 from train.collectives import missing_ranks
 from train.collectives.agreement import mistakes_shared_by_all_ranks
 from train.collectives.sync_batchnorm import has_batchnorm
@@ -81,8 +80,6 @@ class Trainer:
         """
         try:
             with missing_ranks.naming_missing_ranks():
-                if text := self._already_ended():
-                    self.run.report("already_ended", text)
                 for _ in self.run.epochs(self.config.epochs):
                     self.train_epoch()
                     means = self.evaluate()
@@ -162,25 +159,6 @@ class Trainer:
         tokens_or_pixels = torch.int64 if len(self.samples.shape) == 1 else torch.float32
         size = -(-self.config.batch_size // self.config.accumulate)
         return torch.empty((size, *self.samples.shape), dtype=tokens_or_pixels, device="meta")
-
-    def _already_ended(self) -> str | None:
-        """Return which limits the checkpoint has reached, and how to train on; None if something is left to do.
-
-        A run that was stopped after its last step still has to be evaluated.
-        """
-        assert self.run.sampler is not None
-        reached = {}
-        if self.run.sampler.epoch > self.config.epochs:
-            reached["--epochs"] = self.config.epochs
-        if self.config.max_steps is not None and self.run.is_last_step() and self.run.is_recorded():
-            reached["--max-steps"] = self.config.max_steps
-        if not reached:
-            return None
-        to_train_on = "to train on, give " + " and ".join(f"a larger {name}" for name in reached)
-        if self.config.scheduler in NEEDS_ALL_EPOCHS:
-            to_train_on = f"{self.config.scheduler} cannot be prolonged: start a new run in another --checkpoint-dir"
-        limits = " and ".join(f"{name}={value}" for name, value in reached.items())
-        return f"the loaded checkpoint has already reached {limits}, so nothing is trained; {to_train_on}"
 
 
 def refuse_single_samples(config: TrainConfig, world: World, num_samples: int, model: nn.Module) -> None:

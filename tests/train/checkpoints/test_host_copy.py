@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn, optim
+from torch.utils._pytree import tree_leaves
 
 from tests.train.devices import device_of, devices
 from train.checkpoints.folder import on_host
@@ -46,16 +47,9 @@ def test_a_copy_is_not_changed_with_its_tensor() -> None:
 
 
 def _compare(state: Any, copy: Any) -> None:
-    if isinstance(state, Tensor):
-        assert copy.device.type == "cpu"
-        assert copy.dtype == state.dtype
-        assert torch.equal(state.cpu(), copy)
-    elif isinstance(state, dict):
-        assert list(state) == list(copy)
-        for key in state:
-            _compare(state[key], copy[key])
-    elif isinstance(state, list | tuple):
-        for one, other in zip(state, copy, strict=True):
-            _compare(one, other)
-    else:
-        assert state == copy
+    for one, other in zip(tree_leaves(state), tree_leaves(copy), strict=True):
+        if isinstance(one, Tensor):
+            assert (other.device.type, other.dtype) == ("cpu", one.dtype)
+            assert torch.equal(one.cpu(), other)
+        else:
+            assert one == other

@@ -32,11 +32,6 @@ _REACHED = "the loaded checkpoint has already reached"
             f"20: {_REACHED} --epochs=1 and --max-steps=20, so nothing is trained; "
             "to train on, give a larger --epochs and a larger --max-steps\n",
         ),
-        (
-            ["--epochs=1", "--max-steps=20", "--scheduler=cosine"],
-            f"20: {_REACHED} --epochs=1 and --max-steps=20, so nothing is trained; "
-            "cosine cannot be prolonged: start a new run in another --checkpoint-dir\n",
-        ),
     ],
 )
 def test_run_that_had_ended_says_so_when_it_is_resumed(flags: list[str], line: str, tmp_path: Path) -> None:
