@@ -101,7 +101,7 @@ def largest_difference(samples: Samples, peer_dataset: Any) -> float:
     peer_images, peer_labels = zip(*(peer_dataset[index] for index in indices), strict=True)
     if labels.tolist() != list(peer_labels):
         return float("inf")
-    return (images - torch.stack(peer_images)).abs().max().item()
+    return float((images - torch.stack(peer_images)).abs().max())
 
 
 def our_variant(samples: Samples) -> Callable[[int], float]:

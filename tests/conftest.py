@@ -38,7 +38,6 @@ _SLOW = (
     "train/datasets/test_image_folder.py",
     "train/ddp/test_torch_tests.py",
     "train/ddp/test_two_ranks_on_a_gpu.py",
-    "train/ddp/test_unfinished.py",
     "train/ddp/test_wrapper.py",
     "train/ddp/test_workloads.py",
     "train/loop/test_interrupt.py",

@@ -17,17 +17,18 @@ from unittest import mock
 import torch.distributed as dist
 
 from train.__main__ import run
+from train.config import TrainConfig
 from train.flags import from_argv
 from train.world.attempt import Attempt
 from train.world.environment import World
-from train.world.rendezvous import Timeouts, open_process_group
+from train.world.rendezvous import open_process_group
 from train.world.signals import StopSignal
 
 Result = TypeVar("Result")
 
 # Forked from a server that has imported torch once, so that a rank starts in milliseconds.
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["torch._dynamo", "torch.nn.parallel", "train.loop.setup"])
+_processes.set_forkserver_preload(["torch._dynamo", "torch.nn.parallel", "train.loop.trainer"])
 
 
 def run_ranks(
@@ -42,7 +43,7 @@ def run_ranks(
     A process sees the GPUs that this one's CUDA_VISIBLE_DEVICES names now.
     Raises RuntimeError with the traceback of the first rank that failed; nothing is left running.
     """
-    waits = Timeouts(timeout_s, collective_timeout_s or timeout_s, timeout_s)
+    waits = TrainConfig(rendezvous_timeout_s=timeout_s, collective_timeout_s=collective_timeout_s or timeout_s)
     return _start(world_size, _connected, timeout_s, waits, function, *args)
 
 
@@ -51,7 +52,22 @@ def train_on_ranks(world_size: int, *flags: str, timeout_s: float = 100.0) -> No
     _start(world_size, _train, timeout_s, *flags)
 
 
-def _connected(world: World, timeout_s: float, waits: Timeouts, function: Callable[..., Result], *args: Any) -> Result:
+def launched(world_size: int, function: Callable[..., Result], *args: Any, timeout_s: float = 100.0) -> list[Result]:
+    """`function(*args)` on processes with the environment that torchrun gives them, not yet connected."""
+    return _start(world_size, _launched, timeout_s, function, *args)
+
+
+def _launched(world: World, timeout_s: float, function: Callable[..., Result], *args: Any) -> Result:
+    numbers = {"RANK": world.rank, "WORLD_SIZE": world.world_size, "MASTER_PORT": world.master_port}
+    numbers |= {"LOCAL_RANK": world.local_rank, "LOCAL_WORLD_SIZE": world.local_world_size}
+    os.environ.update({name: str(number) for name, number in numbers.items()})
+    os.environ.update(MASTER_ADDR=world.master_addr, TORCHELASTIC_USE_AGENT_STORE="True")
+    return function(*args)
+
+
+def _connected(
+    world: World, timeout_s: float, waits: TrainConfig, function: Callable[..., Result], *args: Any
+) -> Result:
     with open_process_group(world, Attempt(world), waits):
         return function(world, *args)
 

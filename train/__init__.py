@@ -1,4 +1,4 @@
-"""The training package that the rendered jobs run: `python -m train`, started by torchrun or alone.
+"""The training package: `python -m train`, started by torchrun or alone, and its parts for a loop of your own.
 
 Importing `train` or `train.config` imports no torch, so that jobspec can check a `train:` section cheaply.
 The public names below are loaded on first use.
@@ -10,19 +10,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from train.collectives.sync_batchnorm import SyncBatchNorm
     from train.data.sampler import ShardSampler
     from train.ddp.wrapper import CustomDDP
-    from train.loop.trainer import Trainer
-    from train.world.environment import World
+    from train.errors import UserError
+    from train.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["CustomDDP", "ShardSampler", "Trainer", "World", "__version__"]
+__all__ = ["CustomDDP", "Run", "ShardSampler", "SyncBatchNorm", "UserError", "__version__"]
 
 _MODULE_OF = {
     "CustomDDP": "train.ddp.wrapper",
+    "Run": "train.run",
     "ShardSampler": "train.data.sampler",
-    "Trainer": "train.loop.trainer",
-    "World": "train.world.environment",
+    "SyncBatchNorm": "train.collectives.sync_batchnorm",
+    "UserError": "train.errors",
 }
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
+from contextlib import suppress
 
 from train.config import TrainConfig
-from train.errors import SharedError, UserError
+from train.errors import report
 from train.flags import from_argv, split_procs
 from train.world.attempt import Attempt
 from train.world.environment import World
-from train.world.failure import record_for_torchrun
 from train.world.local import refuse_second_launcher, train_on_this_machine
 from train.world.signals import EXIT_STOPPED, StopSignal, stop_with_parent
 
@@ -41,16 +40,8 @@ def main(argv: list[str] | None = None) -> int:
         if world.launcher in ("torchrun", "procs"):
             stop_with_parent()
         return 0 if run(config, world, stop) else EXIT_STOPPED
-    except UserError as error:
-        first_of_node = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
-        if first_of_node or not isinstance(error, SharedError):
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        record_for_torchrun(str(error))
-        return 1
     except Exception as error:
-        sys.excepthook(type(error), error, error.__traceback__)  # torch's excepthook puts the rank before each line
-        sys.stderr.flush()
-        record_for_torchrun(f"{type(error).__name__}: {error}", traceback.format_exc())
+        report(error)
         return 1
 
 
@@ -58,22 +49,21 @@ def run(config: TrainConfig, world: World, stop: StopSignal) -> bool:
     """Connect the processes, train, and write the last record; return False if a signal stopped the run early."""
     attempt = Attempt(world)
     # Imported here: importing torch takes seconds, and a wrong flag should be reported at once.
-    from train.loop import setup
-    from train.loop.export import export
-    from train.world.rendezvous import Timeouts, open_process_group
+    from train.collectives.agreement import Stopped
+    from train.loop.numerics import set_numerics
+    from train.loop.trainer import Trainer
+    from train.world.rendezvous import open_process_group
 
-    setup.configure_torch(config)
-    timeouts = Timeouts(config.rendezvous_timeout_s, config.collective_timeout_s, config.resolve_timeout_s)
-    with open_process_group(world, attempt, timeouts):
+    set_numerics(config)
+    with open_process_group(world, attempt, config):
         stop.listen(answers=world.rank == 0)
-        parts = setup.load_parts(config, world)
-        setup.report_start(config, world, parts)
-        with parts.owned, parts.metrics:
-            trainer = setup.make_trainer(config, world, stop, parts)
-            ended = trainer.evaluate_only() if config.evaluate_only else trainer.fit()
-            if ended and config.export is not None:
-                export(trainer, config.export)
-            return ended
+        trainer = Trainer(config, world, stop)
+        with trainer.run.files, suppress(Stopped):
+            (trainer.evaluate_only if config.evaluate_only else trainer.fit)()
+            if config.export is not None:
+                trainer.export(config.export)
+            return True
+        return False
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ def available(kind: str) -> list[str]:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the name that was probably meant, or None."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
 
 
@@ -127,10 +126,7 @@ class TrainConfig(BaseModel):
     )
     data_root: str = Field("data", min_length=1, description="folder with the dataset's files, in torchvision's layout")
     dropout: float | None = Field(
-        None,
-        ge=0,
-        lt=1,
-        description="every dropout rate of the model (0 turns dropout off); default: the model's own",
+        None, ge=0, lt=1, description="every dropout rate of the model (0 turns dropout off); default: the model's own"
     )
     sync_batchnorm: bool = Field(
         True, description="with more than one process, BatchNorm uses the statistics of the global batch"
@@ -156,11 +152,7 @@ class TrainConfig(BaseModel):
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(
-        0.0,
-        ge=0,
-        le=1e6,
-        allow_inf_nan=False,
-        description="weight decay; unlike in torch, none with adamw either",
+        0.0, ge=0, le=1e6, allow_inf_nan=False, description="weight decay; unlike in torch, none with adamw either"
     )
     clip_norm: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="scale the whole gradient down to this norm if its norm is larger"
@@ -178,8 +170,7 @@ class TrainConfig(BaseModel):
         "after backward, not during it",
     )
     decay_norms_and_biases: bool = Field(
-        True,
-        description="apply weight decay to all parameters; false: only to those with two or more dimensions",
+        True, description="apply weight decay to all parameters; false: only to those with two or more dimensions"
     )
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="part of each training label that is spread over all classes"
@@ -294,10 +285,7 @@ class TrainConfig(BaseModel):
         False, description="evaluate the checkpoint of --resume, without training; --export can write its weights"
     )
     rendezvous_timeout_s: float = Field(
-        300.0,
-        gt=0,
-        le=YEAR_S,
-        description="how long to wait for the other processes at the start, in seconds",
+        300.0, gt=0, le=YEAR_S, description="how long to wait for the other processes at the start, in seconds"
     )
     collective_timeout_s: float = Field(
         300.0,

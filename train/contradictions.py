@@ -23,7 +23,9 @@ _ONLY = {
     "momentum": ("optimizer", "sgd"),
     "lr_gamma": ("scheduler", "step"),
 }
+# What fsdp and pipeline cannot do on any machine: (key, value, why).  The value None stands for every value but None.
 _NO_WHOLE_MODEL: list[tuple[str, Any, str]] = [
+    ("precision", "fp16", "each rank would see only its own overflows, and ranks would skip different steps; use bf16"),
     ("ema", None, "no rank holds the whole model, so none can keep its average"),
     ("on_oom", "halve", "the other processes would wait in the forward for the one that is out of memory"),
     ("compile", True, "it runs the layers one by one, with messages between them; use custom_ddp or ddp"),
@@ -31,25 +33,6 @@ _NO_WHOLE_MODEL: list[tuple[str, Any, str]] = [
 # What these models read; other files in train/models/ and train/datasets/ say themselves what they cannot.
 _IMAGE_MODELS = ("mlp", "mnist_bn", "mnist_cnn", "resnet18")
 _IMAGE_DATASETS = ("fashion_mnist", "image_folder", "mnist", "synthetic")
-# What a strategy cannot do on any machine: (key, value, why).  The value None stands for every value but None.
-_CANNOT: dict[str, list[tuple[str, Any, str]]] = {
-    "fsdp": [
-        (
-            "precision",
-            "fp16",
-            "each rank would see overflows only in its own shards, and the ranks would skip different steps; use bf16",
-        ),
-        *_NO_WHOLE_MODEL,
-    ],
-    "pipeline": [
-        (
-            "precision",
-            "fp16",
-            "each stage would see overflows only in its own layers, and stages would skip different steps; use bf16",
-        ),
-        *_NO_WHOLE_MODEL,
-    ],
-}
 
 
 def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -83,7 +66,7 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
         if values[key] != defaults[key] and values[other] != only:
             sentence = "{key} is {value}, but {other} is {theirs}; only {only} has this setting"
             _refuse(sentence, key=key, other=other, value=values[key], theirs=values[other], only=only)
-    for key, value, why in _CANNOT.get(strategy, ()):
+    for key, value, why in _NO_WHOLE_MODEL if strategy in ("fsdp", "pipeline") else ():
         given = values[key]
         if given is not None if value is None else given == value:
             _refuse(

@@ -13,41 +13,27 @@ import os
 import sys
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from train.config import YEAR_S
-from train.errors import SharedError, UserError, refuse_without
+from train.errors import SharedError, UserError, record_for_torchrun, refuse_without
 from train.world.environment import World
-from train.world.failure import record_for_torchrun
 from train.world.signals import stop_with_parent
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from train.diagnosis.answers import Ranks
     from train.diagnosis.card import Card
-    from train.diagnosis.report import Report
+    from train.diagnosis.speed import Ranks
     from train.diagnosis.watch import Watch
-
-
-@dataclass(frozen=True)
-class Options:
-    """The flags of the doctor."""
-
-    device: str
-    picture: Path | None
-    slow_mbit_s: float
-    silence_s: float
-    rendezvous_timeout_s: float
-    resolve_timeout_s: float
 
 
 def main(argv: list[str] | None = None) -> int:
     """Examine, report and return the exit code: 0 if nothing is wrong, 1 otherwise."""
-    options = Options(**vars(_parser().parse_args(argv)))
+    options = _parser().parse_args(argv)
     try:
         world = World.detect(os.environ)
         if world.launcher == "torchrun":
@@ -64,13 +50,14 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def examine(world: World, options: Options) -> list[str]:
+def examine(world: World, options: argparse.Namespace) -> list[str]:
     """Run all checks and let rank 0 print what they show; return the problems, on all ranks.
 
     Raises UserError if the processes cannot be connected, or SharedError if they do not fit together.
     """
     # Imported here: importing torch takes seconds, and a wrong environment should be reported at once.
-    from train.diagnosis import card, meeting, picture, reach, report
+    from train.collectives.broadcast import thing_of_rank_0
+    from train.diagnosis import card, meeting, report
     from train.diagnosis.watch import Watch
     from train.world.rendezvous import choose_interfaces, connect_to_store, wait_until_resolvable
 
@@ -92,17 +79,17 @@ def examine(world: World, options: Options) -> list[str]:
 
     with Watch(connect, own, cards, options.silence_s) as watch:
         watch.doing("trying the connections between hosts")
-        unreachable = reach.try_hosts(own, cards, store)
+        unreachable = meeting.try_hosts(own, cards, store)
         if not unreachable:
-            found = _measure(_connected(own, store, watch), cards, watch)
+            found = report.measured(_connected(own, store, watch), cards, watch)
     if unreachable:
         raise SharedError(unreachable)
-    problems = _shared(report.problems(found, options.slow_mbit_s) if world.rank == 0 else [])
+    problems = thing_of_rank_0(report.problems(found, options.slow_mbit_s) if world.rank == 0 else [])
     if world.rank == 0:
         print(report.lines(found))
         print("\n".join(f"PROBLEM: {problem}" for problem in problems) or "no problem found", flush=True)
         if options.picture is not None:
-            picture.draw(found, options.picture)
+            report.draw(found, options.picture)
     return problems
 
 
@@ -118,7 +105,7 @@ def _connected(own: Card, store: dist.Store, watch: Watch) -> Ranks:
     import torch
     import torch.distributed as dist
 
-    from train.diagnosis.answers import Ranks
+    from train.diagnosis.speed import Ranks
     from train.world.placement import gradient_group
 
     watch.doing("connecting the ranks")
@@ -129,35 +116,6 @@ def _connected(own: Card, store: dist.Store, watch: Watch) -> Ranks:
     )
     device = torch.device(own.device or "cpu")
     return Ranks(own.rank, own.world_size, device, gradient_group(device, timeout_s), store)
-
-
-def _measure(ranks: Ranks, cards: list[Card], watch: Watch) -> Report:
-    """Run all checks, one after the other on all ranks together."""
-    from train.diagnosis import speed
-    from train.diagnosis.answers import CHECKS
-    from train.diagnosis.report import Report
-
-    wrong: dict[str, list[int]] = {}
-    for name, check in CHECKS.items():
-        watch.doing(name)
-        wrong[name] = [rank for rank, right in enumerate(speed.gathered(check(ranks))) if not right]
-    watch.doing("timing the links")
-    links = speed.measure_links(ranks)
-    watch.doing("timing all-reduce")
-    all_reduce = speed.measure_all_reduce(ranks)
-    watch.doing("comparing the clocks")
-    clocks = speed.measure_clocks(ranks)
-    watch.doing("timing a matrix product")
-    return Report(cards, wrong, all_reduce, links, clocks, *speed.measure_compute(ranks))
-
-
-def _shared(problems: list[str]) -> list[str]:
-    """Return rank 0's list on all ranks."""
-    import torch.distributed as dist
-
-    lists = [problems]
-    dist.broadcast_object_list(lists, src=0)
-    return lists[0]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -186,7 +144,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    """Read a time to wait, for argparse."""
     with suppress(ValueError):
         if 0 < float(text) <= YEAR_S:
             return float(text)

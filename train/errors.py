@@ -1,12 +1,26 @@
-"""Exceptions for mistakes that the person who started the run can fix, and helpers for them."""
+"""Exceptions for mistakes that the person who started the run can fix, and how a failing process says why it ends."""
 
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 
 
 class UserError(Exception):
     """A mistake in flags, environment or files: shown as one paragraph without a traceback, exit code 1.
 
     The message says where, what is wrong, what is allowed and what to do.
+
+    >>> raise UserError("--epochs is 0: give at least 1")
+    Traceback (most recent call last):
+    train.errors.UserError: --epochs is 0: give at least 1
     """
 
 
@@ -26,3 +40,38 @@ def refuse_without(package: str, option: str, extra: str) -> None:
             f"{option} needs the package {package}, which is not installed here: "
             f"pip install {package}, or pip install '.[{extra}]' in the folder of the repository"
         )
+
+
+def report(error: Exception) -> None:
+    """Print an error, and record it for torchrun: a mistake of the user as one paragraph, others with traceback.
+
+    Of a mistake that all ranks share, one process of each node prints it.
+    """
+    if isinstance(error, UserError):
+        first_of_node = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
+        if first_of_node or not isinstance(error, SharedError):
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        record_for_torchrun(str(error))
+        return
+    sys.excepthook(type(error), error, error.__traceback__)  # torch's excepthook puts the rank before each line
+    sys.stderr.flush()
+    trace = "".join(traceback.format_exception(error))
+    record_for_torchrun(f"{type(error).__name__}: {error}", trace)
+
+
+def record_for_torchrun(reason: str, traceback: str | None = None, environ: Mapping[str, str] = os.environ) -> None:
+    """Write why this process fails into TORCHELASTIC_ERROR_FILE; do nothing if that is not set.
+
+    Args:
+        reason: the sentence to show; traceback: shown in its place if there is one.
+    Source of the format: torch/distributed/elastic/multiprocessing/errors/error_handler.py, which needs torch.
+    """
+    file = environ.get("TORCHELASTIC_ERROR_FILE")
+    if not file:
+        return
+    details = {"timestamp": str(int(time.time()))}
+    if traceback is not None:
+        details["py_callstack"] = traceback
+    # The reason is printed already; an error about a full disk must not hide it.
+    with suppress(OSError):
+        Path(file).write_text(json.dumps({"message": {"message": reason, "extraInfo": details}}))

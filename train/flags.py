@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from os.path import expanduser
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
 from pydantic import ValidationError
@@ -35,6 +35,11 @@ def from_argv(argv: list[str] | None = None) -> TrainConfig:
         values, lines = _read_yaml(Path(file))
         where = {key: f"{file}:{line}: {key}" for key, line in lines.items()} | where
         given = values | given
+    return checked(given, where, problems)
+
+
+def checked(given: dict[str, Any], where: Mapping[str, str], problems: list[str]) -> TrainConfig:
+    """Return the settings `given`; `where` has the place of each.  Raises UserError with these and other problems."""
     given |= {key: expanduser(given[key]) for key in PATHS if isinstance(given.get(key), str)}  # noqa: PTH111
     try:
         config = TrainConfig.model_validate(given)
@@ -70,7 +75,10 @@ def _unknown_words(words: list[str], unknown: list[str]) -> list[str]:
         at = words.index(word, end)
         before, end = words[at - 1] if at else "", at + 1
         if word.startswith("-"):
-            problems.append(_unknown_flag(word))
+            name = word.partition("=")[0]
+            meant = nearest(name, [*map(flag, TrainConfig.model_fields), *_NOT_SETTINGS])
+            hint = f"did you mean {meant}?" if meant else "`python -m train --help` lists the flags"
+            problems.append(f"  {name}: unknown flag; {hint}")
         elif before in _SWITCHES:
             on, off = _SWITCHES[before]
             problems.append(f"  {word}: {before} takes no value; write {on} or {off} alone")
@@ -80,13 +88,6 @@ def _unknown_words(words: list[str], unknown: list[str]) -> list[str]:
                 f"  {word}: no flag comes before it; write --SETTING VALUE, with quotes around a VALUE that has spaces"
             )
     return problems
-
-
-def _unknown_flag(word: str) -> str:
-    name = word.partition("=")[0]
-    meant = nearest(name, [*map(flag, TrainConfig.model_fields), *_NOT_SETTINGS])
-    hint = f"did you mean {meant}?" if meant else "`python -m train --help` lists the flags"
-    return f"  {name}: unknown flag; {hint}"
 
 
 def _sentence(problem: ErrorDetails, where: Mapping[str, str]) -> str:
@@ -173,9 +174,7 @@ def _read_yaml(file: Path) -> tuple[dict[str, str | None], dict[str, int]]:
     except UnicodeDecodeError:
         raise UserError(f"--config: cannot read {file}: not UTF-8 text") from None
     except (ValueError, OverflowError):
-        raise UserError(
-            f"--config: {file} is not YAML: a number in an escape such as \\U0001F600, or in a %YAML line, is too large"
-        ) from None
+        raise UserError(f"--config: {file} is not YAML: a number in an escape or a %YAML line is too large") from None
     except RecursionError:
         raise UserError(f"--config: {file} must be a mapping of keys to values, not nested lists") from None
     except yaml.YAMLError as error:

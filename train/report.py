@@ -12,9 +12,8 @@ from pathlib import Path
 
 from train.errors import UserError, refuse_without
 from train.records.curves import draw
-from train.records.difference import difference
 from train.records.page import page
-from train.records.runs import read_runs
+from train.records.runs import difference, read_runs
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,28 +24,28 @@ def main(argv: list[str] | None = None) -> int:
     if not folders:
         parser.error("name the folder of at least one run")
     try:
-        write_report(folders, options.diff, options.out)
+        write_report(folders, options.diff, options.out, options.log)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def write_report(folders: list[Path], compared: list[Path] | None, out: Path) -> None:
+def write_report(folders: list[Path], compared: list[Path] | None, out: Path, log: bool) -> None:
     """Write the report of the runs in `folders`, and how the two in `compared` differ.
 
     Raises UserError if a folder holds no run, or the report cannot be written.
     """
     refuse_without("matplotlib", "train.report", "report")
     runs = read_runs(folders)
-    words = None
+    words, pair = None, None
     if compared is not None:
-        first, second = (runs[folders.index(folder)] for folder in compared)
+        first, second = pair = runs[folders.index(compared[0])], runs[folders.index(compared[1])]
         words = difference(first, second)
         print(words)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        pictures = draw(runs, out)
+        pictures = draw(runs, out, pair, log)
         (out / "report.html").write_text(page(runs, pictures, words), encoding="utf-8")
     except OSError as error:
         raise UserError(f"--out: cannot write {error.filename or out}: {error.strerror}") from None
@@ -62,9 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "runs", nargs="*", type=Path, metavar="RUN_DIR", help="a folder that was the --run-dir of a run"
     )
-    parser.add_argument(
-        "--diff", nargs=2, type=Path, metavar=("A", "B"), help="say in words where two runs first differ"
-    )
+    parser.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="say and draw where two runs differ")
+    parser.add_argument("--log", action="store_true", help="draw losses on a logarithmic axis")
     parser.add_argument("--out", type=Path, default=Path("report"), help="folder to write to (default: %(default)s)")
     return parser
 

@@ -31,7 +31,8 @@ from train import models
 from train.config import TrainConfig, available
 from train.errors import UserError
 from train.flags import from_argv
-from train.loop import setup
+from train.loop.numerics import set_numerics
+from train.loop.trainer import Trainer
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -124,12 +125,10 @@ def _train(world: World, cell: Cell, model_name: str, folder: str) -> list[float
     length = ["--epochs=9", f"--max-steps={STEPS}", f"--run-dir={run_dir}", "--device=cpu"]
     try:
         config: TrainConfig = from_argv([*model, *length, *cell.flags()])
-        setup.configure_torch(config)
+        set_numerics(config)
         with mock.patch.object(models, "build", _build):
-            parts = setup.load_parts(config, world)
-        setup.report_start(config, world, parts)
-        with parts.metrics:
-            setup.make_trainer(config, world, StopSignal(), parts).fit()
+            trainer = Trainer(config, world, StopSignal())
+        trainer.fit()
         assert bool(counters["stats"]["unique_graphs"]) == cell.compiled, f"{cell}: compiled {dict(counters['stats'])}"
     except UserError as error:
         return str(error).splitlines()[-1].strip()

@@ -21,7 +21,7 @@ from train.config import available
 from train.data.shard import epoch_order
 from train.datasets._torchvision import TensorSamples
 from train.flags import from_argv
-from train.loop import setup
+from train.loop.trainer import Trainer
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -166,12 +166,9 @@ def _train(world: World, run_dir: Path, one: Drawn) -> list[float]:
 
     with mock.patch.object(models, "build", _build), mock.patch.object(datasets, "load", load):
         config = from_argv([*one.flags, f"--run-dir={run_dir}"])
-        parts = setup.load_parts(config, world)
-        setup.report_start(config, world, parts)
-        with parts.metrics:
-            trainer = setup.make_trainer(config, world, StopSignal(), parts)
-            trainer.step.scaler = _scaler(one)
-            trainer.fit()
+        trainer = Trainer(config, world, StopSignal())
+        trainer.run.engine.scaler = _scaler(one)
+        trainer.fit()
     if world.rank != 0:
         return []
     steps, losses = records(run_dir, "step"), list[float]()

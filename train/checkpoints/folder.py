@@ -6,6 +6,7 @@ state.pt and of the files that train/checkpoints/sharded.py has put beside it.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import json
@@ -21,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from train.checkpoints.host_copy import on_host
 from train.errors import UserError
 
 _STATE, _MANIFEST = "state.pt", "manifest.json"
@@ -58,7 +59,7 @@ class Checkpoints:
         self.wait()
         buffer = io.BytesIO()
         torch.save(on_host(state), buffer)
-        self._pending = self._thread.submit(self._write, step, buffer.getbuffer())
+        self._pending = self._thread.submit(self._finish, step, buffer.getbuffer())
 
     def beside(self, step: int) -> Path:
         """Return the folder in which the checkpoint of `step` is written."""
@@ -79,10 +80,6 @@ class Checkpoints:
         except OSError as error:
             self.say(f"warning: cannot remove {path} ({error.strerror}); the next start tries again")
 
-    def finish_in_background(self, step: int, content: memoryview) -> None:
-        """Write state.pt and the manifest into `beside(step)`, and give the folder its final name."""
-        self._pending = self._thread.submit(self._finish, step, content)
-
     def wait(self) -> None:
         """Return when the last save is on the disk; raise UserError if it could not be written."""
         if self._pending is None:
@@ -97,11 +94,10 @@ class Checkpoints:
     def _not_saved(self, why: str | None) -> str:
         return f"cannot save a checkpoint in {self.folder}: {why}; older checkpoints are intact"
 
-    def _write(self, step: int, content: memoryview) -> None:
-        self.make_beside(step)
-        self._finish(step, content)
-
-    def _finish(self, step: int, content: memoryview) -> None:
+    def _finish(self, step: int, content: memoryview, makes_beside: bool = True) -> None:
+        """Write state.pt and the manifest into `beside(step)`, and give the folder its final name."""
+        if makes_beside:
+            self.make_beside(step)
         target, beside = checkpoint_path(self.folder, step), self.beside(step)
         files = {file.name: _fingerprint(file) for file in sorted(beside.iterdir())}
         files[_STATE] = {"bytes": len(content), "sha256": _sha256(content)}
@@ -129,7 +125,6 @@ class Checkpoints:
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Return the folder of the checkpoint of `step`."""
     return folder / f"step-{step:08d}"
 
 
@@ -257,3 +252,30 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def on_host(state: Any) -> Any:
+    """Return nested dicts, lists and tuples with every CUDA tensor copied to the host; other objects stay the same.
+
+    A copy to ordinary memory would make host and device wait for each tensor.  Copies to pinned memory run one after
+    the other, and the host waits once.
+    """
+    copies: dict[int, Tensor] = {}
+    moved = _moved(state, copies)
+    if copies:
+        torch.cuda.synchronize()
+    return moved
+
+
+def _moved(state: Any, copies: dict[int, Tensor]) -> Any:
+    """copies: by the id of the tensor, because a state may hold a tensor twice."""
+    if isinstance(state, Tensor) and state.is_cuda:
+        if id(state) not in copies:
+            pinned = torch.empty(state.shape, dtype=state.dtype, pin_memory=True)
+            copies[id(state)] = pinned.copy_(state.detach(), non_blocking=True)
+        return copies[id(state)]
+    if isinstance(state, dict):
+        moved = copy.copy(state)  # also copies an attribute of a module's state dict: the versions of layers
+        moved.update({key: _moved(value, copies) for key, value in state.items()})
+        return moved
+    return type(state)(_moved(value, copies) for value in state) if type(state) in (list, tuple) else state

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from train.checkpoints.folder import Checkpoints
 from train.collectives.agreement import mistakes_shared_by_all_ranks, while_others_wait
+from train.collectives.broadcast import thing_of_rank_0
 from train.config import YEAR_S
 from train.errors import UserError
 from train.world.environment import World
@@ -37,9 +38,7 @@ class ShardedCheckpoints(Checkpoints):
 
     def __init__(self, folder: Path, keep: int, say: Callable[[str], None], world: World) -> None:
         self._world, self._group = world, _patient_group()
-        name: list[str] = [f".unfinished-{uuid.uuid4().hex}"]
-        dist.broadcast_object_list(name)
-        probe = folder / name[0]
+        probe = folder / thing_of_rank_0(f".unfinished-{uuid.uuid4().hex}")
         with mistakes_shared_by_all_ranks(world):
             super().__init__(folder, keep, say, cleans=world.rank == 0)
             if world.rank == 0:
@@ -59,27 +58,24 @@ class ShardedCheckpoints(Checkpoints):
         Raises SharedError if a rank could not write its part.
         """
         with mistakes_shared_by_all_ranks(self._world):
-            if self._world.rank == 0:
-                self._make_beside_or_say_why(step)
+            try:
+                if self._world.rank == 0:
+                    self.make_beside(step)
+            except OSError as error:
+                raise UserError(self._not_saved(error.strerror)) from None
         state = dict(state)
         parts = state.pop("shards")
         while_others_wait(self._world, lambda: self._write_parts(step, parts))
         if self._world.rank == 0:
             buffer = io.BytesIO()
             torch.save(state, buffer)
-            self.finish_in_background(step, buffer.getbuffer())
+            self._pending = self._thread.submit(self._finish, step, buffer.getbuffer(), False)
 
     def _write_parts(self, step: int, parts: dict[str, Tensor]) -> None:
         try:
             dcp.save(parts, storage_writer=dcp.FileSystemWriter(self.beside(step)), process_group=self._group)
         except CheckpointException as error:
             raise UserError(self._not_saved(_first_failure(error))) from None
-
-    def _make_beside_or_say_why(self, step: int) -> None:
-        try:
-            self.make_beside(step)
-        except OSError as error:
-            raise UserError(self._not_saved(error.strerror)) from None
 
 
 def shards(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:

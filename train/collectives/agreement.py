@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from train.errors import SharedError, UserError
 from train.world.environment import World
-from train.world.signals import StopSignal
+from train.world.signals import EXIT_STOPPED, StopSignal
 
 # Limits of the time from a signal to the ranks' next agreement: in seconds (one step may take longer), in steps.
 _REACTION_S, _MOST_STEPS = 1.0, 32
@@ -77,8 +77,14 @@ def while_others_wait(world: World, work: Callable[[], Result]) -> Result:
         return result.result()
 
 
-class Stopped(Exception):
-    """Raised by all ranks after the same step, because at least one of them was asked to stop."""
+class Stopped(SystemExit):
+    """Raised by all ranks after the same step, because at least one of them was asked to stop.
+
+    Uncaught, it ends the process with the exit code of a stopped run.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_STOPPED)
 
 
 class StopAgreement:

@@ -1,12 +1,15 @@
-"""Broadcasts of one rank's tensors to all ranks, many tensors in one message."""
+"""Tensors of one rank, or of each rank, for all ranks: broadcasts of many in one message, and a gather."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+Thing = TypeVar("Thing")
 
 _MESSAGE_BYTES = 256 * 2**20
 # No element type needs a larger alignment, so a slice of a message can be viewed as any type.
@@ -70,8 +73,14 @@ def broadcast_from(source: int, tensors: Sequence[Tensor], group: dist.ProcessGr
 
 
 def broadcast_from_rank_0(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Overwrite `tensors` of all ranks with those of the group's rank 0.  A collective."""
     broadcast_from(0, tensors, group)
+
+
+def thing_of_rank_0(thing: Thing) -> Thing:
+    """Return rank 0's thing, which can be pickled, on all ranks.  A collective."""
+    things = [thing]
+    dist.broadcast_object_list(things)
+    return things[0]
 
 
 class BufferBroadcast:
@@ -96,3 +105,31 @@ class BufferBroadcast:
             self._messages = [Message(same) for same in messages(tensors)]
         for message in self._messages:
             message.send(self.group, source)
+
+
+def gather(rows: Tensor, sizes: Sequence[int], group: dist.ProcessGroup | None) -> Tensor:
+    """Return the rows of all ranks, in the order of the ranks; gradients flow back.  A collective, as is its backward.
+
+    Args:
+        rows: (sizes[rank], …); the other dimensions are the same on all ranks.
+    """
+    gathered: Tensor = _Gather.apply(rows, sizes, group)
+    return gathered
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sizes: Sequence[int], group: Any) -> Tensor:
+        ctx.start, ctx.num, ctx.group = sum(sizes[: dist.get_rank(group)]), len(rows), group
+        # Of one size, as gloo and NCCL want it.
+        padded = rows.new_zeros((max(sizes), *rows.shape[1:]))
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded, group=group)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        whole = grads[0].contiguous()
+        dist.all_reduce(whole, group=ctx.group)
+        return whole[ctx.start : ctx.start + ctx.num], None, None

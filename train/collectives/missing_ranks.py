@@ -153,7 +153,6 @@ class _Reports:
 
     @staticmethod
     def withdraw() -> None:
-        """Delete the report of this rank, if it has written one."""
         if _Reports._is_written:
             _Reports._is_written = False
             reports = _Reports("", None)

@@ -17,20 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from train.errors import UserError
 
 
-def convert_sync_batchnorm(module: nn.Module, group: dist.ProcessGroup | None) -> nn.Module:
-    """Replace each BatchNorm of `module` by one that uses the statistics of all ranks' samples together.
-
-    torch.nn.SyncBatchNorm is replaced, too.  Names in the state dict stay the same.
-    """
-    if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
-        return SyncBatchNorm.like(module, group)
-    for name, child in module.named_children():
-        module.add_module(name, convert_sync_batchnorm(child, group))
-    return module
-
-
 def has_batchnorm(module: nn.Module) -> bool:
-    """Return True if `module` has BatchNorm of any kind."""
     return any(isinstance(part, _BatchNorm) for part in module.modules())
 
 
@@ -53,25 +40,34 @@ class SyncBatchNorm(_BatchNorm):
     Running statistics keep their values if all ranks together have fewer than two numbers for a channel.
     Raises UserError in a backward with create_graph=True: it has no second derivatives.
     Source: Ioffe and Szegedy (arXiv:1502.03167); backward as in torch.nn.SyncBatchNorm.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    >>> net = SyncBatchNorm.convert_sync_batchnorm(net)
+    >>> net(torch.ones(2, 3)).shape
+    torch.Size([2, 4])
     """
 
-    process_group: dist.ProcessGroup | None  # named as in torch.nn.SyncBatchNorm
+    process_group: dist.ProcessGroup | None = None  # named as in torch.nn.SyncBatchNorm
 
     @classmethod
-    def like(cls, norm: _BatchNorm, group: dist.ProcessGroup | None) -> SyncBatchNorm:
-        """Return a synchronised twin that shares the parameters and buffers of `norm`."""
-        twin = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats, device="meta")
-        twin._parameters, twin._buffers = norm._parameters, norm._buffers
-        twin.training = norm.training
-        twin.process_group = group
-        return twin
+    def convert_sync_batchnorm(cls, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
+        """Replace each BatchNorm of `module`, torch.nn.SyncBatchNorm too, by one with the same parameters and buffers.
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected an input of at least 2 dimensions (N, C, …), got {input.dim()}")
+        Names in the state dict stay the same.
+        """
+        if isinstance(module, _BatchNorm) and not isinstance(module, cls):
+            options = (module.eps, module.momentum, module.affine, module.track_running_stats)
+            twin = cls(module.num_features, *options, device="meta")
+            twin._parameters, twin._buffers = module._parameters, module._buffers
+            twin.training, twin.process_group = module.training, process_group
+            return twin
+        for name, child in module.named_children():
+            module.add_module(name, cls.convert_sync_batchnorm(child, process_group))
+        return module
 
     def forward(self, input: Tensor) -> Tensor:
-        self._check_input_dim(input)
+        if input.dim() < 2:
+            raise ValueError(f"expected an input of at least 2 dimensions (N, C, …), got {input.dim()}")
         if not self.training:
             # fsdp gathers weight and bias in the type of the run, and the native kernel wants that of the statistics.
             mean, variance = self.running_mean, self.running_var

@@ -20,13 +20,11 @@ _seconds: dict[Cause, float] = defaultdict(float)
 
 
 def range_name(cause: Cause) -> str:
-    """Return the name under which a wait appears in a profile."""
     return f"wait for {cause}"
 
 
 @contextmanager
 def waiting(cause: Cause) -> Iterator[None]:
-    """Count the time in the block as waiting."""
     started = time.perf_counter()
     try:
         with record_function(range_name(cause)):

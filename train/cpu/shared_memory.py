@@ -25,6 +25,7 @@ from torch import Tensor
 from train.collectives.missing_ranks import MissingRanks
 from train.cpu.malloc import give_back_freed_memory
 from train.errors import UserError
+from train.world.owner import stat_of
 
 # This much stays in the cache of a core between the sum and its copies.
 _BLOCK_BYTES = 2**18
@@ -124,7 +125,7 @@ class SharedMemory:
         spins, deadline, look_at = 0, time.monotonic() + self.timeout_s, time.monotonic() + _PEERS_ALIVE_S
         while True:
             self._reduce_what_all_handed_in()
-            if self.is_reduced(number):
+            if self._least(_REDUCED) >= number:
                 return
             spins += 1
             if spins <= _SPINS:
@@ -135,10 +136,6 @@ class SharedMemory:
             if now >= look_at:
                 look_at = now + _PEERS_ALIVE_S
                 self._raise_if_peers_are_gone(number, now >= deadline)
-
-    def is_reduced(self, number: int) -> bool:
-        """Return True if all ranks have replaced the first `number` tensors that were handed in."""
-        return self._least(_REDUCED) >= number
 
     def _least(self, counter: int) -> int:
         return min([counters[counter] for counters in self._counters])
@@ -155,12 +152,14 @@ class SharedMemory:
                 for rank, part in enumerate(parts):
                     part.copy_(total)
                     if rank != self.rank:
-                        _unmap(part)
+                        # Unmapped until it is needed again, because mapped pages count as memory of this process.
+                        address, size = ctypes.c_void_p(part.data_ptr()), ctypes.c_size_t(part.nbytes)
+                        _libc.madvise(address, size, mmap.MADV_DONTNEED)
             mine[_REDUCED] += 1
 
     def _raise_if_peers_are_gone(self, number: int, timed_out: bool) -> None:
         behind = [rank for rank, counters in enumerate(self._counters) if counters[_REDUCED] < number]
-        ended = [rank for rank in behind if not _is_alive(self.pids[rank])]
+        ended = [rank for rank in behind if stat_of(self.pids[rank])[0] in ("gone", "Z", "X")]
         if ended:
             raise MissingRanks(self.group, ended, "ended")
         if timed_out:
@@ -177,9 +176,6 @@ class PendingMean:
 
     def wait(self) -> None:
         self.memory.wait_until_reduced(self.number)
-
-    def is_completed(self) -> bool:
-        return self.memory.is_reduced(self.number)
 
 
 def _map_for_all(num_bytes: int, group: dist.ProcessGroup) -> tuple[list[Tensor], list[int]] | None:
@@ -240,22 +236,7 @@ def _map_all(offers: list[tuple[int, int, bytes, str]], num_bytes: int) -> list[
 
 
 def _remap(*arguments: int) -> int:
-    """Call mremap(2) and return the new address."""
     address: int = _libc.mremap(*map(ctypes.c_size_t, arguments))
     if address == _FAILED:
         raise OSError(ctypes.get_errno(), "mremap failed")
     return address
-
-
-def _unmap(part: Tensor) -> None:
-    """Unmap pages of another rank until they are needed again, because mapped pages count as memory of this process."""
-    start = part.data_ptr()
-    _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(part.nbytes), mmap.MADV_DONTNEED)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"

@@ -1,151 +1,242 @@
-"""Batches on this rank's device: samples stay integers until they are cast and normalised, a whole batch at a time."""
+"""Batches on this rank's device: samples stay integers until they are cast and normalised, a whole batch at a time.
+
+Random numbers for samples that vary are a function of (seed, epoch, index) alone.  So they depend neither on the number
+of ranks and workers nor on an interruption.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import partial
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils.data import DataLoader, TensorDataset
 
-from train.data.augmentation import Augmented, Keys
 from train.data.sampler import ShardSampler
+from train.data.shard import seed_of
 from train.data.workers import init_worker, worker_context
-from train.datasets import Samples
 from train.errors import UserError
 from train.world.cgroup import host_memory_bytes
 
 # The part of the memory available to a process that its copy of a dataset may take.
 _MEMORY_SHARE = 0.25
 
-Batch = tuple[Tensor, Tensor]
-Item = tuple[Tensor, int | Tensor]
-
 
 class Batches:
-    """Iterates over (images, labels): float32 (n, C, H, W), normalised, and int64 (n), both on `device`.
+    """Iterates over batches on `device`, as `collate` makes them from the samples of one step.
 
-    For tokens: int64 (n, T) and their targets, int64 (n, T).
+    Of the project's datasets these are (inputs, targets): float32 (n, C, H, W), normalised, and int64 (n); or tokens,
+    int64 (n, T), and their targets, int64 (n, T).
 
     Args:
-        samples: what to read.
-        steps: for each step the indices of its samples; n may differ between steps and may be 0.  For samples that
-            vary, a ShardSampler: its seed and epoch decide how each is augmented.
+        samples: what to read: any map-style dataset.
+        steps: for each step the indices of its samples; n may differ between steps.  A step without indices gives
+            sample 0 twice, because a rank without samples needs inputs, too; the caller must not count them.
+            For samples that vary, a ShardSampler: its seed and epoch decide how each is augmented.  Samples vary unless
+            the dataset has an attribute `varies` that says no, or is torch's TensorDataset.
         input: `memory` keeps all samples as uint8 on the device (in pinned host memory if they do not fit there)
             and picks each batch by index.  `loader` reads them one by one in the processes of a DataLoader.  `auto`
-            takes memory if they fit and do not vary.
+            takes memory if the dataset is one of the project's, fits and does not vary.
         workers: processes of the DataLoader.
         local_world_size: processes that share the host's memory, each with its own copy.
+        collate: makes a batch of a list of samples; torch's default_collate unless given.
     On CUDA a separate stream prepares each batch while the device computes on the batch before it.
     """
 
     def __init__(
         self,
-        samples: Samples,
+        samples: Any,
         steps: Iterable[list[int]],
         device: torch.device,
         input: str = "auto",
         workers: int = 0,
         local_world_size: int = 1,
+        collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self.device = device
-        if samples.varies and input == "memory":
+        varies = getattr(samples, "varies", not isinstance(samples, TensorDataset))
+        self._is_ours = all(hasattr(samples, name) for name in ("tensors", "num_classes", "mean", "std"))
+        if varies and input == "memory":
             raise UserError(
                 "--input=memory would read each picture once, and augment it once for all epochs: give --input=loader"
             )
         available_bytes = _MEMORY_SHARE * host_memory_bytes() / local_world_size
         if input == "memory" or (
-            input == "auto" and not samples.varies and len(samples) * _bytes_of(samples[0]) <= available_bytes
+            input == "auto"
+            and self._is_ours
+            and not varies
+            and len(samples) * sum(part.nbytes for part in samples[0] if isinstance(part, Tensor)) <= available_bytes
         ):
-            self._raw_batches: Iterable[Batch] = _InMemory(samples, steps, device)
+            self._raw_batches: Iterable[Any] = _InMemory(samples, steps, device)
         else:
-            source: Any = samples  # a map-style dataset need not inherit from Dataset
-            keys: Any = steps
-            if samples.varies:
-                assert isinstance(steps, ShardSampler)
-                source, keys = Augmented(samples, steps.seed), Keys(steps)
+            source: Any = Augmented(samples, getattr(steps, "seed", 0), varies)
+            keys: Any = Keys(steps)
             self._raw_batches = DataLoader(
                 source,
                 batch_sampler=keys,
                 num_workers=workers,
-                collate_fn=partial(_collate, default_collate([source[1, 0] if samples.varies else samples[0]])),
+                collate_fn=collate,
                 generator=torch.Generator(),  # otherwise it draws from the process's
                 pin_memory=device.type == "cuda",
                 persistent_workers=workers > 0,
                 worker_init_fn=init_worker,
                 multiprocessing_context=worker_context() if workers > 0 else None,
             )
-        per_channel = (1, -1, 1, 1)
-        self._normalises = len(samples.mean) > 0
-        std = torch.tensor(samples.std, dtype=torch.float32, device=device).view(per_channel)
-        mean = torch.tensor(samples.mean, dtype=torch.float32, device=device).view(per_channel)
+        of_channels = (samples.std, samples.mean) if self._is_ours else ((), ())
+        std, mean = (
+            torch.tensor(numbers, dtype=torch.float32, device=device).view(1, -1, 1, 1) for numbers in of_channels
+        )
+        self._normalises = mean.numel() > 0
         self._scale, self._shift = 1 / (255 * std), mean / std
         # One stream for all epochs: freed memory stays with its stream, so each new stream would waste a batch or two.
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def __iter__(self) -> Iterator[Batch]:
-        if self._side is not None:
-            return self._prepared_ahead(self._side)
-        return (self._prepare(images, labels) for images, labels in self._raw_batches)
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._prepare, self._raw_batches) if self._side is None else self._prepared_ahead(self._side)
 
-    def _prepare(self, images: Tensor, labels: Tensor) -> Batch:
-        images, labels = (part.to(self.device, non_blocking=True) for part in (images, labels))
+    def _prepare(self, batch: Any) -> Any:
+        batch = on_device(batch, self.device)
+        if not self._is_ours:
+            return batch
+        inputs, targets = batch
         if not self._normalises:
-            return images.long(), labels.long()
+            return inputs.long(), targets.long()
         # One pass casts and scales; (x/255 − mean)/std is x·scale − shift.
-        return torch.mul(images, self._scale).sub_(self._shift), labels
+        return torch.mul(inputs, self._scale).sub_(self._shift), targets
 
-    def _prepared_ahead(self, side: torch.cuda.Stream) -> Iterator[Batch]:
+    def _prepared_ahead(self, side: torch.cuda.Stream) -> Iterator[Any]:
         current = torch.cuda.current_stream(self.device)
         side.wait_stream(current)  # for the samples, if they were moved here just now
         raw = iter(self._raw_batches)
         batch = self._prepare_on(side, raw)
         while batch is not None:
             current.wait_stream(side)
-            for tensor in batch:
+            for tensor in tree_leaves(batch):
                 # The allocator must not hand the memory to the side stream again while this one still reads it.
-                tensor.record_stream(current)
+                if isinstance(tensor, Tensor):
+                    tensor.record_stream(current)
             following = self._prepare_on(side, raw)
             yield batch
             batch = following
 
-    def _prepare_on(self, stream: torch.cuda.Stream, raw: Iterator[Batch]) -> Batch | None:
+    def _prepare_on(self, stream: torch.cuda.Stream, raw: Iterator[Any]) -> Any:
         with torch.cuda.stream(stream):
             batch = next(raw, None)
-            return None if batch is None else self._prepare(*batch)
+            return None if batch is None else self._prepare(batch)
 
 
 class _InMemory:
-    def __init__(self, samples: Samples, steps: Iterable[list[int]], device: torch.device) -> None:
-        self.images, self.labels = samples.tensors()
+    def __init__(self, samples: Any, steps: Iterable[list[int]], device: torch.device) -> None:
+        self.inputs, self.targets = samples.tensors()
         self.steps = steps
         if device.type == "cuda":
-            size_bytes = self.images.nbytes + self.labels.nbytes
+            size_bytes = self.inputs.nbytes + self.targets.nbytes
             if size_bytes <= _MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
-                self.images, self.labels = self.images.to(device), self.labels.to(device)
+                self.inputs, self.targets = self.inputs.to(device), self.targets.to(device)
             else:
                 # Pinned, so that each batch is too.
-                self.images, self.labels = self.images.pin_memory(), self.labels.pin_memory()
+                self.inputs, self.targets = self.inputs.pin_memory(), self.targets.pin_memory()
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         # On CUDA only pinned memory is copied without stopping the host.
-        pinned = torch.cuda.is_available() and (self.images.is_cuda or self.images.is_pinned())
+        pinned = torch.cuda.is_available() and (self.inputs.is_cuda or self.inputs.is_pinned())
         for indices in self.steps:
-            chosen = torch.tensor(indices, dtype=torch.int64, pin_memory=pinned)
-            chosen = chosen.to(self.images.device, non_blocking=True)
-            images, labels = self.images.index_select(0, chosen), self.labels.index_select(0, chosen)
-            if pinned and not images.is_cuda:
-                images, labels = images.pin_memory(), labels.pin_memory()
-            yield images, labels
+            chosen = torch.tensor(indices or [0, 0], dtype=torch.int64, pin_memory=pinned)
+            chosen = chosen.to(self.inputs.device, non_blocking=True)
+            inputs, targets = self.inputs.index_select(0, chosen), self.targets.index_select(0, chosen)
+            if pinned and not inputs.is_cuda:
+                inputs, targets = inputs.pin_memory(), targets.pin_memory()
+            yield inputs, targets
 
 
-def _bytes_of(item: Item) -> int:
-    return sum(part.nbytes for part in item if isinstance(part, Tensor))
+@dataclass(frozen=True)
+class Keys:
+    """The steps of a sampler with (epoch, index) in place of an index: a worker of a DataLoader outlives an epoch.
+
+    A step without indices gets sample 0 twice.
+    """
+
+    steps: Iterable[list[int]]
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for indices in self.steps:
+            epoch = self.steps.epoch if isinstance(self.steps, ShardSampler) else 0
+            yield [(epoch, index) for index in indices or [0, 0]]
 
 
-def _collate(example: Batch, items: list[Item]) -> Batch:
-    """Return the items as one batch; without items an empty batch of the example's shapes and types."""
-    images, labels = example
-    return default_collate(items) if items else (images[:0], labels[:0])
+@dataclass(frozen=True)
+class Augmented:
+    """Reads samples with the generators of torch, NumPy and Python seeded for each, and leaves them as they were.
+
+    varies: False reads the samples as they are.
+    """
+
+    samples: Any
+    seed: int
+    varies: bool = True
+
+    def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
+        if not self.varies:
+            return [self.samples[index] for _, index in keys]
+        of_python, of_numpy, found = random.getstate(), np.random.get_state(), []
+        with torch.random.fork_rng(devices=[]):
+            for epoch, index in keys:
+                seed = seed_of(self.seed, epoch, index)
+                torch.default_generator.manual_seed(seed)
+                random.seed(seed)
+                np.random.seed(seed)
+                found.append(self.samples[index])
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        return found
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        return self.__getitems__([key])[0]
+
+
+def on_device(batch: Any, device: torch.device) -> Any:
+    return tree_map(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
+
+
+def pieces(batch: Any, sizes: Sequence[int], num_blanks: int = 2) -> list[Any]:
+    """Return the batch cut along the first dimension of its tensors into as many samples as `sizes` say.
+
+    A piece of size 0 has `num_blanks` samples of the batch that the caller must not count: a rank that takes part
+    without samples needs inputs.
+    Raises UserError if the batch holds something that cannot be cut, which matters only if there is something to cut.
+    """
+    if len(sizes) == 1 and (sizes[0] or num_blanks):
+        return [batch]
+    tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim)
+    num = sum(sizes) or len(next(tensors, ()))
+    *starts, _ = accumulate(sizes, initial=0)
+    blank = [at % max(1, num) for at in range(num_blanks)]
+    cuts = [slice(at, at + size) if size else blank for at, size in zip(starts, sizes, strict=True)]
+    leaves, form = tree_flatten(batch, is_leaf=lambda part: _is_column(part, num))
+    columns = [[_taken(leaf, cut, num) for cut in cuts] for leaf in leaves]
+    return [tree_unflatten(list(row), form) for row in zip(*columns, strict=True)]
+
+
+def _is_column(part: Any, num: int) -> bool:
+    """Return True for one word or number a sample, as torch's default_collate leaves words."""
+    return isinstance(part, list | tuple) and len(part) == num and all(isinstance(x, str | int | float) for x in part)
+
+
+def _taken(leaf: Any, cut: slice | list[int], num: int) -> Any:
+    if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == num:
+        return leaf[cut]
+    if _is_column(leaf, num):
+        return [leaf[at] for at in (range(num)[cut] if isinstance(cut, slice) else cut)]
+    if leaf is None or isinstance(leaf, str | int | float) or (isinstance(leaf, Tensor) and not leaf.ndim):
+        return leaf
+    what = f"a tensor of shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
+    raise UserError(
+        f"a batch of {num} samples holds {what}, which cannot be cut into micro-batches: let the collate function make "
+        f"tensors with {num} rows, in dicts, lists or tuples, or give no micro_batches"
+    )

@@ -34,6 +34,10 @@ class ShardSampler(Sampler[list[int]]):
         seed: seed of the order; together with the epoch it decides the order completely.
         micro_batches: into how many parts a step is cut, before each part is shared among the ranks.
         least: samples that a part needs; a short step is cut into fewer parts.
+
+    >>> sampler = ShardSampler(num_samples=5, batch_size=4, rank=1, world_size=2, seed=0)
+    >>> [len(indices) for indices in sampler]  # of batches of 4 and 1
+    [2, 0]
     """
 
     def __init__(
@@ -61,7 +65,6 @@ class ShardSampler(Sampler[list[int]]):
         self.step = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Start epoch `epoch` (from 1) at its first step."""
         self.epoch, self.step = epoch, 0
 
     def advance(self) -> None:

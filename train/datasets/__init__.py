@@ -17,43 +17,27 @@ Split = Literal["train", "validation"]
 class Samples(Protocol):
     """Samples of one split: labelled images, or rows of tokens, where the target of a token is the next token.
 
-    A map-style torch dataset that can also return everything at once.
+    A map-style torch dataset that can also return everything at once.  An item is an image as uint8 (C, H, W) and its
+    class, or tokens (T,) as uint8 or int32 and their targets as int64 (T,).
+    shape: of one sample, (C, H, W) or (T,).  num_classes: number of values that a label, or a token, may have.
+    mean, std: of the training images' channels, pixels scaled to 0 … 1; empty for tokens, which stay as they are.
+    varies: True if a sample differs each time it is read, as pictures augmented at random do.
+    tensors: all images (N, C, H, W) and all classes (N,); or all tokens and targets, (N, T) each.
     """
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one sample: (C, H, W) for an image, (T,) for a row of tokens."""
-        ...
-
+    def shape(self) -> tuple[int, ...]: ...
     @property
-    def num_classes(self) -> int:
-        """Number of values that a label, or a token, may have."""
-        ...
-
+    def num_classes(self) -> int: ...
     @property
-    def mean(self) -> tuple[float, ...]:
-        """Channel means of the training images, pixels scaled to 0 … 1; empty for tokens, which stay as they are."""
-        ...
-
+    def mean(self) -> tuple[float, ...]: ...
     @property
-    def std(self) -> tuple[float, ...]:
-        """Standard deviations of the channels, scaled as for `mean`."""
-        ...
-
+    def std(self) -> tuple[float, ...]: ...
     @property
-    def varies(self) -> bool:
-        """Return True if a sample differs each time it is read, as pictures augmented at random do."""
-        ...
-
+    def varies(self) -> bool: ...
     def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int | Tensor]:
-        """Image as uint8 (C, H, W) and its class; or tokens (T) as uint8 or int32 and their targets as int64 (T)."""
-        ...
-
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        """All images as uint8 (N, C, H, W) and all classes as int64 (N); or all tokens and targets, (N, T) each."""
-        ...
+    def __getitem__(self, index: int) -> tuple[Tensor, int | Tensor]: ...
+    def tensors(self) -> tuple[Tensor, Tensor]: ...
 
 
 def load(name: str, data_root: str, split: Split, seed: int) -> Samples:

@@ -91,7 +91,6 @@ def download(dataset: str, data_root: Path) -> None:
 
 
 def _read(file: Path, reader: Callable[[str], Tensor], problems: list[str]) -> Tensor | None:
-    """Return the tensor in `file`; if that fails, add a problem and return None."""
     if not file.exists():
         packed = file.with_name(f"{file.name}.gz")
         remedy = f"run gunzip {packed}" if packed.exists() else "put it there"

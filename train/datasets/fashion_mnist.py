@@ -8,10 +8,8 @@ from train.datasets import Samples, Split, _torchvision
 
 
 def load(data_root: Path, split: Split, seed: int) -> Samples:
-    """Read DATA_ROOT/FashionMNIST/raw."""
     return _torchvision.load_split("FashionMNIST", data_root, split, mean=0.2860, std=0.3530)
 
 
 def download(data_root: Path) -> None:
-    """Fetch what is missing from torchvision's mirrors into DATA_ROOT/FashionMNIST/raw."""
     _torchvision.download("FashionMNIST", data_root)

@@ -30,7 +30,7 @@ class FolderSamples:
     """One split, read from the files picture by picture; see train.datasets.Samples.
 
     Training pictures are cropped and mirrored by torchvision's transforms v2, differently in each epoch
-    (train/data/augmentation.py).
+    (train/data/batches.py).
     """
 
     files: ImageFolder
@@ -61,7 +61,6 @@ class FolderSamples:
         return image, label
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Read all files, each once."""
         images, labels = zip(*(self[index] for index in range(len(self))), strict=True)
         return torch.stack(images), torch.tensor(labels)
 

@@ -8,10 +8,8 @@ from train.datasets import Samples, Split, _torchvision
 
 
 def load(data_root: Path, split: Split, seed: int) -> Samples:
-    """Read DATA_ROOT/MNIST/raw."""
     return _torchvision.load_split("MNIST", data_root, split, mean=0.1307, std=0.3081)
 
 
 def download(data_root: Path) -> None:
-    """Fetch what is missing from torchvision's mirrors into DATA_ROOT/MNIST/raw."""
     _torchvision.download("MNIST", data_root)

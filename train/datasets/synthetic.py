@@ -63,7 +63,6 @@ class SyntheticSamples:
 
 
 def load(data_root: Path, split: Split, seed: int) -> Samples:
-    """Return the split that `seed` makes; `data_root` is not used."""
     return SyntheticSamples(split, seed)
 
 

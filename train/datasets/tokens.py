@@ -144,7 +144,6 @@ def write(texts: Sequence[Path], data_root: Path, context: int) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line above; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m train.datasets.tokens", description=str(__doc__).split("\n")[0])
     parser.add_argument("texts", metavar="TEXT", nargs="+", type=Path, help="files whose bytes become the tokens")
     parser.add_argument("--data-root", type=expanduser, default="data", help="as in python -m train (default: data)")

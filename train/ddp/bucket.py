@@ -46,7 +46,6 @@ class Bucket:
         self.begin()
 
     def _lay_out(self, flat: Tensor) -> None:
-        """Give each gradient its place in `flat`."""
         *starts, end = self._starts
         self.views = [
             _view_like(flat[start : start + param.numel()], param)
@@ -118,20 +117,13 @@ class Bucket:
         self._launch()
 
     def wait(self) -> None:
-        """Wait for the running collective.  Raises RuntimeError if it fails or does not end in time."""
         if self._work is not None:
             self._work.wait()
 
     def proceed(self) -> bool:
         """Start the next collective, after `wait`; return False if none is left, because the averages are there."""
-        following = self._next_collective()
-        self._work = self._work if following is None else following
-        return following is not None
-
-    def forget_work(self) -> Waitable | None:
-        """Forget and return the last collective.  On NCCL it may still run, because wait() returns at once there."""
-        work, self._work = self._work, None
-        return work
+        self._work = self._next_collective()
+        return self._work is not None
 
     def hand_out(self) -> None:
         """Make the averages p.grad, also for parameters that only other ranks used."""

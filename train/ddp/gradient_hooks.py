@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,12 +55,6 @@ def is_compiled_backward() -> bool:
     return compiled is not None and bool(compiled.in_compiled_autograd_region)
 
 
-class Receiver(Protocol):
-    """Something to call whenever a gradient is complete."""
-
-    def gradient_ready(self, index: int) -> None: ...
-
-
 class GradientNode:
     """The autograd node that adds to `param.grad`; calls `receiver.gradient_ready(index)` each time the node has run.
 
@@ -72,7 +66,7 @@ class GradientNode:
         receiver: is not kept alive: a module may be wrapped again after its wrapper is gone.
     """
 
-    def __init__(self, param: nn.Parameter, receiver: Receiver, index: int) -> None:
+    def __init__(self, param: nn.Parameter, receiver: Any, index: int) -> None:
         self.node = get_gradient_edge(param).node
         self._hook = self.node.register_hook(_call_while_alive(weakref.ref(receiver), index, param))
 
@@ -80,7 +74,7 @@ class GradientNode:
         self._hook.remove()
 
 
-def _call_while_alive(receiver: weakref.ref[Receiver], index: int, param: nn.Parameter) -> Callable[..., None]:
+def _call_while_alive(receiver: weakref.ref[Any], index: int, param: nn.Parameter) -> Callable[..., None]:
     def hook(*_: Any) -> None:
         alive = receiver()
         # Autograd also calls this if an operator has no gradient for the parameter.  That is an arrival, too: otherwise

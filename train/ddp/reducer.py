@@ -15,13 +15,10 @@ from train.ddp.bucket import Bucket
 from train.ddp.gradient_hooks import GradientNode, call_at_end_of_backward, current_backward, will_run
 from train.ddp.packing import assign_buckets
 from train.ddp.refusals import naming_the_bucket, refuse_compiled_autograd
-from train.ddp.unfinished import UnfinishedBuckets
 from train.sync import Sync
 
 
 class State(Enum):
-    """The progress of a backward."""
-
     NONE = "no backward is running"
     BEGUN = "a backward is running, which perhaps never reaches a parameter (torch.autograd.grad())"
     SHARED = "a backward is running that reaches a parameter; all ranks take part"
@@ -58,7 +55,6 @@ class Reducer:
         self._state = State.NONE
         # Number of the backward at whose end autograd calls finish(); the outermost one if they are nested.
         self._backward: int | None = None
-        self._unfinished = UnfinishedBuckets(sync.group)
         # Autograd has a thread for each device.
         self._lock = threading.RLock()
         self._nodes = [GradientNode(param, self, index) for index, param in enumerate(params)]
@@ -99,8 +95,12 @@ class Reducer:
                 self._share()
             if self._arrivals is not None:
                 self._arrivals.append(index)
-            else:
-                self._gradient_arrived(index)
+                return
+            bucket, slot = self._places[index]
+            if bucket.arrive(slot):
+                # Always in the order of the list, so that all ranks start the same collectives in the same order.
+                while self._num_started < len(self.buckets) and self.buckets[self._num_started].is_full:
+                    self._start_next(Bucket.start)
 
     def finish(self) -> None:
         """Complete the backward.  Autograd calls this at its end."""
@@ -120,13 +120,6 @@ class Reducer:
             self._state = State.SHARED
             for bucket in self.buckets:
                 bucket.begin()
-
-    def _gradient_arrived(self, index: int) -> None:
-        bucket, slot = self._places[index]
-        if bucket.arrive(slot):
-            # Always in the order of the list, so that all ranks start the same collectives in the same order.
-            while self._num_started < len(self.buckets) and self.buckets[self._num_started].is_full:
-                self._start_next(Bucket.start)
 
     def _start_next(self, start: Callable[[Bucket], None]) -> None:
         self._num_started += 1
@@ -167,7 +160,6 @@ class Reducer:
                     bucket.wait()
                 if not bucket.proceed():
                     running.remove((number, bucket))
-                    self._unfinished.watch(bucket.names, position, bucket.forget_work())
         self._state, self._backward, self._num_started = State.NONE, None, 0
 
     def _lay_out(self, start: Callable[[Bucket], None]) -> None:

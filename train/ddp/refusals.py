@@ -96,15 +96,10 @@ def naming_the_bucket(names: Sequence[str], position: str, group: dist.ProcessGr
     try:
         yield
     except RuntimeError as error:
-        what = f"{bucket_in_words(names, position)} were not averaged: {reason(error)}"
+        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        which = f"the gradients of {', '.join(names[:_NAMES_SHOWN])}{more} ({position})"
         known = failures(group) if isinstance(error, MissingRanks) else reports(position, group)
-        raise UserError("\n".join([what, *known])) from error
-
-
-def bucket_in_words(names: Sequence[str], position: str) -> str:
-    """Describe the gradients of a bucket by the first few names of its parameters."""
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return f"the gradients of {', '.join(names[:_NAMES_SHOWN])}{more} ({position})"
+        raise UserError("\n".join([f"{which} were not averaged: {reason(error)}", *known])) from error
 
 
 def _described(value: object) -> str:

@@ -13,46 +13,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.algorithms.join import Join, JoinHook, _JoinConfig
 
 from train.collectives.broadcast import broadcast_from
-from train.ddp.reducer import Reducer
 
 # What a rank does in a step.
 _HAS_RUN_OUT, _ADDS_ONLY, _AVERAGES = 0, 1, 2
-
-
-class Joining(Protocol):
-    """The parts of a wrapper that joining needs, besides torch's Joinable."""
-
-    module: nn.Module
-    group: dist.ProcessGroup
-    reducer: Reducer
-    mean_over_active_ranks: bool
-    _join_config: Any
-
-    @property
-    def join_device(self) -> torch.device: ...
-
-    def shadow(self, source: int) -> None:
-        """Take part in a step of other ranks, with the buffers of the rank `source`."""
 
 
 class Shadow(JoinHook):
     """Actions of a rank without inputs in the steps of the others.  Its p.grad stays, because no_sync() may use it.
 
     Args:
+        ddp: a CustomDDP; its file imports this one.
         divide_by_initial_world_size: True counts a rank without inputs as one whose gradients are zero.  False takes
             the mean over the ranks that still have inputs.
         _: options that other objects in the same join use.
     """
 
-    def __init__(self, ddp: Joining, divide_by_initial_world_size: bool = True, **_: object) -> None:
+    def __init__(self, ddp: Any, divide_by_initial_world_size: bool = True, **_: object) -> None:
         self.ddp = ddp
         ddp.mean_over_active_ranks = not divide_by_initial_world_size
 
@@ -72,7 +55,7 @@ class Shadow(JoinHook):
 
 
 @contextmanager
-def _gradients_kept(ddp: Joining) -> Iterator[None]:
+def _gradients_kept(ddp: Any) -> Iterator[None]:
     """Restore p.grad at the end of the block, whatever happened to it and to the buckets."""
     places = {id(view) for bucket in ddp.reducer.buckets for view in bucket.views}
     # A clone lies outside the bucket, so later steps need no further copy.
@@ -85,15 +68,15 @@ def _gradients_kept(ddp: Joining) -> Iterator[None]:
         param.grad = grad
 
 
-def announce(ddp: Joining) -> int:
+def announce(ddp: Any) -> int:
     """Tell the other ranks that this one runs a step.  Return the rank whose buffers all ranks use in it."""
-    work = Join.notify_join_context(cast(Any, ddp))
+    work = Join.notify_join_context(ddp)
     if work is not None:
         work.wait()
     return _last_active(_exchange(ddp, _AVERAGES if ddp.reducer.averages else _ADDS_ONLY))
 
 
-def _exchange(ddp: Joining, step: int) -> list[int]:
+def _exchange(ddp: Any, step: int) -> list[int]:
     """Return what each rank does next.
 
     Also set the factor that turns the mean over all ranks into the mean over the active ranks.

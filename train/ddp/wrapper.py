@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from train.collectives import missing_ranks
 from train.collectives.broadcast import BufferBroadcast, broadcast_from_rank_0
 from train.ddp.reducer import Reducer
 from train.ddp.refusals import ParametersAsWrapped, refuse_different_modules, refuse_what_has_no_mean
-from train.ddp.state_dicts import BareState
 from train.ddp.uneven_inputs import Shadow, announce
 from train.errors import UserError
 from train.sync import MakeSync
@@ -29,7 +27,7 @@ from train.sync.all_reduce import AllReduce
 _MIB = 2**20
 
 
-class CustomDDP(BareState, Joinable):
+class CustomDDP(nn.Module, Joinable):
     """Keep one copy of `module` per rank equal by averaging gradients, bucket by bucket.
 
     At construction rank 0's parameters and buffers are sent to all ranks.  In backward each gradient moves into its
@@ -47,12 +45,18 @@ class CustomDDP(BareState, Joinable):
     After backward, p.grad has p.shape and p.dtype and is the mean over the ranks.  If only some ranks used a parameter,
     its gradient counts as zero on the others.  If no rank used it, p.grad does not change (usually None).
     Backward passes inside `no_sync()` leave in p.grad this rank's own running sum, not yet averaged.
-    State dicts have the keys of `module`, so a checkpoint loads into the bare module and into any strategy.
+    State dicts have the keys of `module`, so a checkpoint loads into the bare module and into any strategy; a state of
+    native DDP loads, too.
     The readable versions, about 30 lines each: train/strategies/hook_per_parameter.py and average_after_backward.py.
-    Making, copying and unpickling a CustomDDP are collectives.  A copy uses the default group.
+    Making a CustomDDP is a collective.
     Raises SharedError if parameters or buffers differ between ranks, and names the first.  Raises UserError if a
     collective does not complete, and names the bucket, its parameters and the missing ranks.
     Source: Li et al., PyTorch Distributed, VLDB 2020 (arXiv:2006.15704); PyTorch note "DDP".
+
+    >>> ddp = CustomDDP(torch.nn.Linear(3, 1))  # after torch.distributed.init_process_group()
+    >>> ddp(torch.ones(2, 3)).sum().backward()
+    >>> ddp.module.weight.grad  # the mean over all ranks
+    tensor([[2., 2., 2.]])
     """
 
     def __init__(
@@ -65,24 +69,25 @@ class CustomDDP(BareState, Joinable):
         broadcast_buffers: bool = True,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        BareState.__init__(self)
+        nn.Module.__init__(self)
         Joinable.__init__(self)
         group = process_group or dist.group.WORLD
         if group is None:
             raise UserError("CustomDDP needs a process group: call torch.distributed.init_process_group() first")
         self.module, self.group, self.training = module, group, module.training
-        self._options: dict[str, Any] = {
+        options: dict[str, Any] = {
             "sync": sync,
             "bucket_mib": bucket_mib,
             "first_bucket_mib": first_bucket_mib,
             "broadcast_buffers": broadcast_buffers,
         }
+        self.register_load_state_dict_pre_hook(_load_into_module)  # type: ignore[no-untyped-call]
         named = list(module.named_parameters())
         names = [name for name, param in named if param.requires_grad]
         params = [param for _, param in named if param.requires_grad]
         self._wrapped = ParametersAsWrapped(named)
         refuse_what_has_no_mean(module)
-        refuse_different_modules(module, self._options, group)
+        refuse_different_modules(module, options, group)
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], group)
         self._sent_buffers = BufferBroadcast(module, group) if broadcast_buffers else None
         self.reducer = Reducer(names, params, sync(group), bucket_mib * _MIB, first_bucket_mib * _MIB)
@@ -126,10 +131,7 @@ class CustomDDP(BareState, Joinable):
         self.reducer.shadow()
 
     def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
+        self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
     ) -> Join:
         """Let ranks have different numbers of inputs, as native DDP does; see train/ddp/uneven_inputs.py."""
         return Join(
@@ -147,5 +149,15 @@ class CustomDDP(BareState, Joinable):
     def join_process_group(self) -> dist.ProcessGroup:
         return self.group
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(CustomDDP, **self._options), (self.module,)
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.state_dict(*args, **kwargs)
+
+
+def _load_into_module(ddp: CustomDDP, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: object) -> None:
+    """Give a state the keys that torch looks for, unless it has them already, being one of native DDP."""
+    if metadata.get("assign_to_params_buffers", False):
+        raise UserError("load_state_dict(assign=True) replaces parameters: call it before CustomDDP is made")
+    bare = {key.removeprefix(prefix) for key in state if key.startswith(prefix)}
+    if bare <= ddp.module.state_dict().keys() or not all(key.startswith("module.") for key in bare):
+        for key in bare:
+            state[f"{prefix}module.{key}"] = state.pop(prefix + key)

@@ -51,7 +51,6 @@ class Card:
 
     @property
     def process(self) -> str:
-        """The rank with what is needed to look at its process."""
         return f"rank {self.rank} ({self.host}, pid {self.pid})"
 
 
@@ -98,7 +97,6 @@ def own_card(world: World, wanted_device: str, gloo_address: str | None) -> Card
 
 
 def table(cards: Sequence[Card]) -> str:
-    """Return who is where, one line per rank."""
     rows = [("rank", "host", "pid", "device", "backend", "interface", "MASTER_ADDR", "torch", "code")]
     for card in cards:
         address = f"{card.master_addr}:{card.master_port}"
@@ -110,7 +108,6 @@ def table(cards: Sequence[Card]) -> str:
 
 
 def in_columns(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of words as aligned lines."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)

@@ -1,14 +1,18 @@
-"""The measurements as lines for a person, and the problems that they show as sentences."""
+"""The measurements as lines and as a picture for a person, and the problems that they show as sentences."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from train.diagnosis import speed
 from train.diagnosis.card import Card, in_columns
 from train.diagnosis.meeting import named
-from train.diagnosis.speed import AllReduce, Clock, Link
+from train.diagnosis.speed import AllReduce, Clock, Link, Ranks
+from train.diagnosis.watch import Watch
+from train.errors import UserError
 
 # torchrun's c10d rendezvous ends nodes whose heartbeat is 5 s or more away by the wall clocks of the nodes.
 _CLOCK_S = 1.0
@@ -39,8 +43,23 @@ class Report:
         return self.cards[0].backend
 
 
+def measured(ranks: Ranks, cards: Sequence[Card], watch: Watch) -> Report:
+    """Run all checks, one after the other on all ranks together."""
+    wrong: dict[str, list[int]] = {}
+    for name, check in speed.CHECKS.items():
+        watch.doing(name)
+        wrong[name] = [rank for rank, right in enumerate(speed.gathered(check(ranks))) if not right]
+    watch.doing("timing the links")
+    links = speed.measure_links(ranks)
+    watch.doing("timing all-reduce")
+    all_reduce = speed.measure_all_reduce(ranks)
+    watch.doing("comparing the clocks")
+    clocks = speed.measure_clocks(ranks)
+    watch.doing("timing a matrix product")
+    return Report(cards, wrong, all_reduce, links, clocks, *speed.measure_compute(ranks))
+
+
 def lines(report: Report) -> str:
-    """Return the measurements as text."""
     answers = [f"{name} {'wrong' if ranks else 'right'}" for name, ranks in report.wrong.items()]
     if len(report.cards) > 1:
         connections = _connections(report)
@@ -72,7 +91,6 @@ def _connections(report: Report) -> list[str]:
 
 
 def problems(report: Report, slow_mbit_s: float) -> list[str]:
-    """Return a sentence for each thing that is wrong; empty for a healthy job."""
     return [
         *[f"{name} gives a wrong answer on {named(ranks)}" for name, ranks in report.wrong.items() if ranks],
         *_different("versions of torch differ", {card.rank: card.torch for card in report.cards}),
@@ -181,3 +199,30 @@ def _seconds(seconds: float) -> str:
 def _rate(bytes_per_second: float) -> str:
     bits = 8 * bytes_per_second
     return f"{bits / 1e9:.1f} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.1f} Mbit/s"
+
+
+def draw(report: Report, file: Path) -> None:
+    """Write the picture of `--picture` as PNG, or in the format that the ending of `file` names.
+
+    Raises UserError if the file cannot be written.
+    """
+    from matplotlib.figure import Figure  # without pyplot: no window, no state
+
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    times, rates, links = figure.subplots(1, 3)
+    sizes = [one.size for one in report.all_reduce]
+    times.loglog(sizes, [one.seconds * 1e3 for one in report.all_reduce], marker="o")
+    times.set(title=f"all-reduce over {report.backend}", xlabel="message [bytes]", ylabel="time [ms]")
+    rates.loglog(sizes, [one.bytes_per_second * 8 / 1e6 for one in report.all_reduce], marker="o")
+    rates.set(title="what each rank sends", xlabel="message [bytes]", ylabel="rate [Mbit/s]")
+    for axes in (times, rates):
+        axes.grid(True, alpha=0.3)
+    names = [f"{link.source} → {link.target}" for link in report.links]
+    links.bar(names, [link.bytes_per_second * 8 / 1e6 for link in report.links])
+    links.set(title="links", xlabel="from rank → to rank", ylabel="rate [Mbit/s]", ylim=(0, None))
+    links.tick_params(axis="x", labelrotation=0 if len(names) <= 8 else 90)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file, dpi=120)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--picture: cannot write {file}: {error}") from None

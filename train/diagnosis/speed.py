@@ -1,17 +1,22 @@
-"""Measurements between the ranks: time of all-reduce by message size, rate of links, clocks, speed of computing."""
+"""What the ranks measure together: answers of collectives, times of all-reduce, rates of links, clocks, computing.
+
+Each rank checks its part of a known right answer, element by element.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from train.diagnosis.answers import Ranks
 from train.world.cgroup import throttled_seconds
 
+_ELEMENTS = 1000
 # Bytes of an all-reduce, from one that shows the latency to one that shows the bandwidth.
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26)
 # A size that would take longer is left out, so that a slow link is found within a minute.
@@ -21,6 +26,79 @@ _REPEAT_S, _MOST_REPEATS = 1.0, 200
 # Messages on a link grow until one takes this long, or is this large.
 _LINK_S, _LINK_BYTES = 0.1, 1 << 24
 _PINGS = 10
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that talk to one another.
+
+    group: NCCL's on CUDA devices, None for the default group.  device: of this rank.  store: of all ranks.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    group: dist.ProcessGroup | None
+    store: dist.Store
+
+    def values(self, rank: int, peer: int = 0) -> Tensor:
+        """Return what `rank` has for `peer`: float32 of 1000 elements, each exact, different for each rank."""
+        first = 1000 * rank + 7 * peer
+        return torch.arange(first, first + _ELEMENTS, dtype=torch.float32, device=self.device)
+
+    def empty(self) -> Tensor:
+        return torch.full((_ELEMENTS,), -1.0, device=self.device)
+
+
+def all_reduce(ranks: Ranks) -> bool:
+    values = ranks.values(ranks.rank)
+    dist.all_reduce(values, group=ranks.group)
+    expected = torch.stack([ranks.values(rank) for rank in range(ranks.world_size)]).double().sum(0)
+    return bool(torch.allclose(values.double(), expected, rtol=1e-6, atol=0))
+
+
+def broadcast(ranks: Ranks) -> bool:
+    last = ranks.world_size - 1
+    values = ranks.values(last) if ranks.rank == last else ranks.empty()
+    dist.broadcast(values, src=last, group=ranks.group)
+    return torch.equal(values, ranks.values(last))
+
+
+def gather(ranks: Ranks) -> bool:
+    received = [ranks.empty() for _ in range(ranks.world_size)] if ranks.rank == 0 else None
+    dist.gather(ranks.values(ranks.rank), received, dst=0, group=ranks.group)
+    return all(torch.equal(values, ranks.values(rank)) for rank, values in enumerate(received or []))
+
+
+def scatter(ranks: Ranks) -> bool:
+    parts = [ranks.values(0, peer) for peer in range(ranks.world_size)] if ranks.rank == 0 else None
+    received = ranks.empty()
+    dist.scatter(received, parts, src=0, group=ranks.group)
+    return torch.equal(received, ranks.values(0, ranks.rank))
+
+
+def all_to_all(ranks: Ranks) -> bool:
+    sent = torch.cat([ranks.values(ranks.rank, peer) for peer in range(ranks.world_size)])
+    received = torch.full_like(sent, -1.0)
+    dist.all_to_all_single(received, sent, group=ranks.group)
+    return torch.equal(received, torch.cat([ranks.values(rank, ranks.rank) for rank in range(ranks.world_size)]))
+
+
+def barrier(ranks: Ranks) -> bool:
+    """Check that no rank leaves before the last has come; the store counts the ranks that have come."""
+    ranks.store.add("came-to-barrier", 1)
+    dist.barrier(ranks.group, device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None)
+    return ranks.store.add("came-to-barrier", 0) == ranks.world_size
+
+
+CHECKS: dict[str, Callable[[Ranks], bool]] = {
+    "all-reduce": all_reduce,
+    "broadcast": broadcast,
+    "gather": gather,
+    "scatter": scatter,
+    "all-to-all": all_to_all,
+    "barrier": barrier,
+}
 
 
 @dataclass(frozen=True)
@@ -55,9 +133,9 @@ def measure_all_reduce(ranks: Ranks) -> list[AllReduce]:
     measured: list[AllReduce] = []
     for size in SIZES:
         values = torch.zeros(size // 4, device=ranks.device)
-        first = _slowest(_timed_all_reduce(ranks, values))  # connects, and tells how many repetitions fit
+        first = max(gathered(_timed_all_reduce(ranks, values)))  # connects, and tells how many repetitions fit
         repeats = max(1, min(_MOST_REPEATS, int(_REPEAT_S / len(SIZES) / first)))
-        seconds = _slowest(statistics.mean(_timed_all_reduce(ranks, values) for _ in range(repeats)))
+        seconds = max(gathered(statistics.mean(_timed_all_reduce(ranks, values) for _ in range(repeats))))
         # A ring sends each byte twice, apart from the part that a rank keeps.
         sent = size * 2 * (ranks.world_size - 1) / ranks.world_size
         measured.append(AllReduce(size, seconds, sent / seconds))
@@ -147,13 +225,13 @@ def _send(ranks: Ranks, target: int) -> float:
         seconds = _exchange(ranks, target, size)
         rate = size / seconds
         size *= 4
-    _announce_size(0, target)
+    dist.send(torch.tensor([0]), dst=target)
     return rate
 
 
 def _exchange(ranks: Ranks, target: int, size: int) -> float:
-    _announce_size(size, target)
-    message, answer = torch.zeros(size, dtype=torch.uint8, device=ranks.device), _one_byte(ranks)
+    dist.send(torch.tensor([size]), dst=target)
+    message, answer = (torch.zeros(n, dtype=torch.uint8, device=ranks.device) for n in (size, 1))
     started = time.perf_counter()
     dist.send(message, dst=target, group=ranks.group)
     dist.recv(answer, src=target, group=ranks.group)
@@ -169,21 +247,7 @@ def _receive(ranks: Ranks, source: int) -> None:
             return
         message = torch.empty(int(size.item()), dtype=torch.uint8, device=ranks.device)
         dist.recv(message, src=source, group=ranks.group)
-        dist.send(_one_byte(ranks), dst=source, group=ranks.group)
-
-
-def _announce_size(size: int, target: int) -> None:
-    dist.send(torch.tensor([size]), dst=target)
-
-
-def _one_byte(ranks: Ranks) -> torch.Tensor:
-    return torch.zeros(1, dtype=torch.uint8, device=ranks.device)
-
-
-def _slowest(seconds: float) -> float:
-    value = torch.tensor([seconds], dtype=torch.float64)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
-    return value.item()
+        dist.send(message[:1], dst=source, group=ranks.group)
 
 
 def gathered(number: float) -> list[float]:

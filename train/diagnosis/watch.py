@@ -14,15 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
 import torch.distributed as dist
 
 from train.diagnosis.card import Card
-from train.errors import first_line
-from train.world.failure import record_for_torchrun
+from train.errors import first_line, record_for_torchrun
+from train.world.owner import stat_of
 
 _BEAT_S = 1.0
 # How long rank 0 waits for the others to read its judgement, because the store may end with rank 0.
@@ -143,7 +142,7 @@ class Watch:
         head = (
             f"{card.process} has given no sign of life for {now - known.since:.0f} s (last seen during {known.doing})"
         )
-        state = _state(card.pid) if card.host == self._own.host else "unknown"
+        state = stat_of(card.pid)[0] if card.host == self._own.host else "unknown"
         if state == "T":
             return f"{head}: its process is stopped (SIGSTOP or a debugger); `kill -CONT {card.pid}` continues it"
         if state in ("gone", "Z"):
@@ -163,7 +162,7 @@ class Watch:
         first = self._cards[0]
         server = "the torchrun of rank 0's node" if self._own.launcher == "torchrun" else f"rank 0 (pid {first.pid})"
         where = f"the store at {self._own.master_addr}:{self._own.master_port} runs in {server}, on {first.host}"
-        if server.startswith("rank") and first.host == self._own.host and _state(first.pid) == "T":
+        if server.startswith("rank") and first.host == self._own.host and stat_of(first.pid)[0] == "T":
             return f"{where}. That process is stopped (SIGSTOP or a debugger); `kill -CONT {first.pid}` continues it"
         return (
             f"{where}. That process is paused or has ended, or its network is gone; look at the last lines of its log"
@@ -176,11 +175,3 @@ class Watch:
         sys.stdout.flush()
         # Not sys.exit: the main thread may wait in a collective that never ends.
         os._exit(1)
-
-
-def _state(pid: int) -> str:
-    """Return Linux's letter for the state of a process of this host: T is stopped; `gone` if there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "gone"

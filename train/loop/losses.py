@@ -1,86 +1,68 @@
-"""Losses as sums over samples: kept on the device, and turned into means over all ranks many steps at a time."""
+"""Losses as sums over samples, kept on the device and turned into means over all ranks: of many steps, of a dataset."""
 
 from __future__ import annotations
 
 import math
 import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from train.collectives import waiting
+from train.collectives.agreement import StopAgreement, Stopped
+from train.collectives.broadcast import broadcast_from_rank_0
+from train.data.batches import pieces
+from train.data.shard import share
 from train.errors import SharedError
+from train.loop.step import StepResult
 from train.records.observer import StepRecord
+from train.strategies import Context, autocast
 
 
-def losses_of_samples(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+def losses_of_samples(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Return the cross entropy of each sample, float32 (n); a row of tokens has the mean of its tokens.
 
     Args:
-        logits, labels: (n, classes) and (n), or (n, T, vocabulary) and (n, T).
+        logits, targets: (n, classes) and (n), or (n, T, vocabulary) and (n, T).
     """
     losses = F.cross_entropy(
-        logits.float().flatten(0, -2), labels.flatten(), reduction="none", label_smoothing=label_smoothing
+        logits.float().flatten(0, -2), targets.flatten(), reduction="none", label_smoothing=label_smoothing
     )
-    return losses.view(len(labels), math.prod(labels.shape[1:])).mean(dim=1)
+    return losses.view(len(targets), math.prod(targets.shape[1:])).mean(dim=1)
 
 
-def sum_of_correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return how many samples are classified correctly; a row of tokens counts by its share.  Shapes as above."""
-    return (logits.argmax(dim=-1) == labels).sum() / math.prod(labels.shape[1:])
-
-
-@dataclass(frozen=True)
-class StepOutcome:
-    """The result of one step.
-
-    loss_sum: sum of this rank's losses, float64, on the device, so that the host need not wait for it.
-    grad_norm: norm of the global gradient, before it was clipped, on its device; not finite if fp16 overflowed.
-    skipped: why the optimizer did not use the gradient, the same on all ranks; None if it did.
-    repeated: why the step took more than one attempt, the same on all ranks; None if it did not.
-    """
-
-    loss_sum: Tensor
-    grad_norm: Tensor
-    skipped: str | None
-    repeated: str | None = None
+def correct(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return 1 for each sample that is classified correctly, else 0; a row of tokens has its share of correct ones."""
+    return (logits.argmax(dim=-1) == targets).view(len(targets), -1).double().mean(dim=1)
 
 
 @dataclass
 class Means:
-    """Sums over samples that become means; a mean over ranks needs the sums, not the ranks' means."""
+    """Sums over the steps of an epoch that become means; a mean over ranks needs the sums, not the ranks' means.
+
+    weight: what loss_sum is divided by; samples: how many samples it is of.
+    """
 
     loss_sum: float = 0.0
-    correct: float = 0.0
+    weight: float = 0.0
     samples: int = 0
 
     @property
     def loss(self) -> float:
-        return self.loss_sum / self.samples
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.samples
-
-
-@dataclass(frozen=True)
-class _Pending:
-    outcome: StepOutcome
-    epoch: int
-    step: int
-    lr: float
-    samples: int
-    time: float
+        return self.loss_sum / self.weight
 
 
 class PendingLosses:
     """Steps whose losses are still on the device, so that no step waits for the one before it."""
 
     def __init__(self) -> None:
-        self._steps: list[_Pending] = []
+        self._steps: list[tuple[StepResult, dict[str, Tensor], int, dict[str, Any]]] = []
         self.begin()
 
     def __len__(self) -> int:
@@ -91,55 +73,72 @@ class PendingLosses:
         self._since = time.monotonic()
         waiting.take_seconds()
 
-    def add(self, outcome: StepOutcome, *, epoch: int, step: int, lr: float, samples: int) -> None:
-        """Keep the result of this rank's share of a step; samples: how many the step has on all ranks together."""
-        self._steps.append(_Pending(outcome, epoch, step, lr, samples, time.time()))
+    def add(self, result: StepResult, values: dict[str, Tensor], own: int, **known: Any) -> None:
+        """Keep the result of a step.
+
+        Args:
+            values: a metric's mean over this rank's `own` samples, by its name.
+            known: epoch, step, lr and samples of the record.
+        """
+        self._steps.append((result, values, own, {**known, "time": time.time()}))
 
     def reduce(self, epoch_means: Means) -> list[StepRecord]:
         """Read and forget the pending steps, add them to `epoch_means` and return their records.  A collective.
 
-        One message sums the losses of all these steps over the ranks; without pending steps none is sent.
+        One message sums the losses and metrics of all these steps over the ranks; without pending steps none is sent.
         """
         if not self._steps:
             return []
-        losses = torch.stack([pending.outcome.loss_sum for pending in self._steps]).cpu()
-        dist.all_reduce(losses)
-        norms = torch.stack([pending.outcome.grad_norm for pending in self._steps]).tolist()
+        sums = [result.loss_sum for result, _, _, _ in self._steps]
+        sums += [value.double() * own for _, values, own, _ in self._steps for value in values.values()]
+        summed = torch.stack(sums).cpu()
+        _refuse_other_names([name for _, values, _, _ in self._steps for name in values])
+        dist.all_reduce(summed)
+        norms = torch.stack([torch.as_tensor(result.grad_norm) for result, _, _, _ in self._steps]).tolist()
         now = time.monotonic()
         seconds_per_step = (now - self._since) / len(self._steps)
-        samples_per_second = sum(pending.samples for pending in self._steps) / (now - self._since)
+        samples_per_second = sum(known["samples"] for _, _, _, known in self._steps) / (now - self._since)
         shares = self._shares(now - self._since)
+        losses, of_values = summed.tolist()[: len(norms)], iter(summed.tolist()[len(norms) :])
         records = []
-        for pending, loss_sum, norm in zip(self._steps, losses.tolist(), norms, strict=True):
+        for (result, values, _, known), loss_sum, norm in zip(self._steps, losses, norms, strict=True):
+            weight, samples = float(result.weight), known["samples"]
             epoch_means.loss_sum += loss_sum
-            epoch_means.samples += pending.samples
+            epoch_means.weight += weight
+            epoch_means.samples += samples
             records.append(
                 StepRecord(
-                    epoch=pending.epoch,
-                    step=pending.step,
-                    loss=loss_sum / pending.samples,
-                    lr=pending.lr,
-                    samples=pending.samples,
-                    time=pending.time,
+                    **known,
+                    loss=loss_sum / weight,
                     seconds_per_step=round(seconds_per_step, 6),
                     samples_per_second=round(samples_per_second, 3),
                     grad_norm=norm if math.isfinite(norm) else None,
+                    values={name: next(of_values) / samples for name in values},
                     **shares,
                 )
             )
         self._steps, self._since = [], now
         return records
 
-    def _shares(self, seconds: float) -> dict[str, float]:
+    def _shares(self, seconds: float) -> dict[str, Any]:
         """Return the share of the time that this rank has waited, for each cause, as far as its host can see it."""
         waited = waiting.take_seconds()
         shares = {"input_share": round(waited.get("input", 0.0) / seconds, 4)}
         if dist.get_world_size() == 1:
             shares["communication_share"] = 0.0
-        elif "communication" in waited and self._steps[0].outcome.loss_sum.device.type == "cpu":
+        elif "communication" in waited and self._steps[0][0].loss_sum.device.type == "cpu":
             # On CUDA the host does not wait: the stream does.
             shares["communication_share"] = round(waited["communication"] / seconds, 4)
         return shares
+
+
+def _refuse_other_names(names: list[str]) -> None:
+    """Raise SharedError unless all ranks have recorded the same metrics: their sums would get mixed up."""
+    digest = float(zlib.crc32("\0".join(names).encode()))
+    extremes = torch.tensor([digest, -digest], dtype=torch.float64)
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+    if extremes.sum() != 0:
+        raise SharedError("run.record() was not called with the same names on all ranks: call it on each, in any order")
 
 
 class WorthlessWeights(SharedError):
@@ -155,3 +154,64 @@ def refuse_if_not_finite(loss: float, what: str) -> None:
         raise WorthlessWeights(
             f"the {what} is {loss}: training cannot continue. Try --clip-norm, --precision=fp32 or a lower --lr"
         )
+
+
+@torch.no_grad()
+def evaluate(
+    function: Callable[[Any], Any],
+    batches: Iterable[tuple[Any, int]],
+    modules: Sequence[nn.Module],
+    context: Context,
+    stop_agreement: StopAgreement,
+    num_pieces: int = 1,
+) -> dict[str, float]:
+    """Return means over the dataset by name, the same on every rank.  A collective.
+
+    Args:
+        function: returns for a batch {name: the value of each sample, (n,), or their mean, or (sum, weight)}, or None
+            on a rank that does not compute the outputs.
+        batches: this rank's share, and of how many samples of a batch; all ranks have equally many batches.  Of a batch
+            of 0 samples the function is called, too, because some models send messages in their forward.
+        modules: are in evaluation mode meanwhile.
+        num_pieces: into how many each batch is cut, because it would not fit in memory.
+    Raises Stopped if a signal asks for it.
+    """
+    training = [part for module in modules for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    if context.ranks_have_own_buffers:
+        broadcast_from_rank_0([buffer for module in modules for buffer in module.buffers()], context.group)
+    sums: dict[str, tuple[Any, Any]] = {}
+    stop_agreement.begin()
+    for batch, num in batches:
+        sizes = [len(share(range(num), piece, num_pieces)) for piece in range(num_pieces)]
+        for piece, size in zip(pieces(batch, sizes), sizes, strict=True):
+            with autocast(context.config.precision, context.device):
+                values = function(piece)
+            for name, value in (values or {}).items():
+                total, weight = _sum_and_weight(value, size)
+                before = sums.get(name, (0, 0))
+                sums[name] = (before[0] + total, before[1] + weight)
+        if stop_agreement.reached():
+            raise Stopped
+    for part in training:
+        part.training = True
+    mine = {name: (float(total), float(weight)) for name, (total, weight) in sums.items()}
+    of_ranks: list[dict[str, tuple[float, float]]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, mine)
+    means = {}
+    for name in {name: None for of_rank in of_ranks for name in of_rank}:
+        totals, weights = zip(*(of_rank[name] for of_rank in of_ranks if name in of_rank), strict=True)
+        means[name] = sum(totals) / sum(weights) if sum(weights) else math.nan
+    return means
+
+
+def _sum_and_weight(value: Any, size: int) -> tuple[Tensor, int | Tensor]:
+    """Return a function's value for `size` samples as a sum in float64 and its weight.
+
+    A number of samples stays on the host: a number sent to a GPU would wait for the batch.
+    """
+    if isinstance(value, tuple):
+        total, weight = value
+        return total.double() * bool(size), weight * bool(size)
+    return (value.double()[:size].sum() if value.ndim else value.double() * size), size

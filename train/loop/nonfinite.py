@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from train.data.sampler import ShardSampler
 from train.errors import SharedError
@@ -29,22 +32,24 @@ def marked(loss: Tensor) -> Tensor:
     return loss * (1 + 0 * loss.detach())
 
 
-def found(world: World, position: ShardSampler, images: Tensor, losses: Tensor) -> str | None:
+def found(world: World, position: ShardSampler, batch: Any, losses: Tensor) -> str | None:
     """Return which ranks and samples have losses that are not finite, or None if all are finite.  A collective.
 
     Args:
-        position: where the step is; images, losses: this rank's share of it, in the order of the sampler.
+        position: where the step is; batch, losses: this rank's share of it, in the order of the sampler.
     """
     indices = next(iter(position))
-    # With BatchNorm one bad image spoils the losses of all samples, so images are looked at first.
-    bad_images = _not_finite(indices, images.flatten(1).sum(dim=1))
-    bad = ("image", bad_images) if bad_images else ("loss", _not_finite(indices, losses))
+    # With BatchNorm one bad input spoils the losses of all samples, so inputs are looked at first.
+    inputs = [x for x in tree_leaves(batch) if isinstance(x, Tensor) and x.is_floating_point() and x.ndim]
+    sums = [x.reshape(len(x), -1).sum(dim=1) for x in inputs if len(x) == len(indices)]
+    bad_inputs = _not_finite(indices, torch.stack(sums).sum(dim=0)) if sums else []
+    bad = ("input", bad_inputs) if bad_inputs else ("loss", _not_finite(indices, losses))
     of_ranks: list[tuple[str, list[int]]] = [bad] * world.world_size
     dist.all_gather_object(of_ranks, bad)
     kinds = [kind for kind, of_rank in of_ranks if of_rank]
     if not kinds:
         return None
-    first = "image" if "image" in kinds else "loss"
+    first = "input" if "input" in kinds else "loss"
     first_rank: dict[str, int] = {}  # all stages of a pipeline read the same samples
     for rank, (kind, of_rank) in enumerate(of_ranks):
         if of_rank and kind == first:
@@ -53,7 +58,8 @@ def found(world: World, position: ShardSampler, images: Tensor, losses: Tensor) 
 
 
 def _not_finite(indices: list[int], values: Tensor) -> list[int]:
-    return [index for index, finite in zip(indices, torch.isfinite(values).tolist(), strict=True) if not finite]
+    # Of by-hand steps and of weighted losses, fewer or no losses are known.
+    return [index for index, finite in zip(indices, torch.isfinite(values).tolist(), strict=False) if not finite]
 
 
 def _described(kind: str, indices: list[int]) -> str:
@@ -61,5 +67,5 @@ def _described(kind: str, indices: list[int]) -> str:
         return f"the {kind} of sample {indices[0]} of the training set is not finite"
     listed = ", ".join(map(str, indices[:_MOST_NAMED]))
     more = f" and {len(indices) - _MOST_NAMED} more" if len(indices) > _MOST_NAMED else ""
-    kinds = {"image": "images", "loss": "losses"}[kind]
+    kinds = {"input": "inputs", "loss": "losses"}[kind]
     return f"the {kinds} of samples {listed}{more} of the training set are not finite"

@@ -1,23 +1,34 @@
-"""Settings of torch's arithmetic, made once before CUDA starts: float32 in full or as TF32, deterministic or not."""
+"""How torch computes: float32 in full or as TF32, deterministic or not, compiled or not."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
+from importlib.util import find_spec
 
 import torch
+from torch import nn
 
+from train.collectives.sync_batchnorm import has_sync_batchnorm
 from train.config import TrainConfig
+from train.cpu.malloc import keep_freed_memory
+from train.errors import SharedError
 
 
 def set_numerics(config: TrainConfig) -> None:
-    """Set the precision of float32 convolutions and matrix products, and deterministic algorithms if asked for.
+    """Set torch's options for the whole process, before CUDA starts.
 
     Without a setting torch takes TF32 for convolutions and full float32 for matrix products.
     """
+    keep_freed_memory()
     # Numbers below 1e-38 take a processor a hundred times as long as others, and averages that decay end up there.
     torch.set_flush_denormal(True)
-    _set_tf32(config.precision == "tf32")
+    # torch 2.9 calls these names old, but only they set both old and new names (fp32_precision).  If only the new names
+    # are set, torch.backends.cudnn.flags() and others that read the old ones raise an error.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
     if config.deterministic:
         # cuBLAS reads this when it starts; without it torch refuses matrix products.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -26,10 +37,22 @@ def set_numerics(config: TrainConfig) -> None:
         torch.backends.cudnn.benchmark = False
 
 
-def _set_tf32(allowed: bool) -> None:
-    # torch 2.9 calls these names old, but only they set both old and new names (fp32_precision).  If only the new names
-    # are set, torch.backends.cudnn.flags() and others that read the old ones raise an error.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.backends.cuda.matmul.allow_tf32 = allowed
-        torch.backends.cudnn.allow_tf32 = allowed
+def compile_model(model: nn.Module, device: torch.device) -> None:
+    """Let torch compile the model at its first forward; its parameters and their names stay.
+
+    Raises SharedError if it cannot: without a compiler, or with layers that send messages.
+    """
+    compiler = os.environ.get("CXX") or "g++"
+    if shutil.which(compiler) is None and shutil.which("clang++") is None:
+        raise SharedError(
+            f"--compile needs a C++ compiler, and neither {compiler} nor clang++ is on PATH: install one, or leave out "
+            "--compile"
+        )
+    if device.type == "cuda" and find_spec("triton") is None:
+        raise SharedError("--compile needs the package triton on CUDA: install it, or leave out --compile")
+    if has_sync_batchnorm(model):
+        raise SharedError(
+            "--compile cannot be used with synchronised BatchNorm: add "
+            "--no-sync-batchnorm (each process normalises by its own samples), or leave out --compile"
+        )
+    model.compile()

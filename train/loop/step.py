@@ -1,171 +1,259 @@
-"""One optimizer step: micro-batches, autocast, loss scaling, clipping."""
+"""One optimizer step: the loss of each micro-batch, the mean of the gradients, a common verdict, the update."""
 
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn, optim
 
-from train.collectives.broadcast import broadcast_from_rank_0
 from train.collectives.sync_batchnorm import has_sync_batchnorm
 from train.config import TrainConfig
+from train.data.batches import pieces
 from train.data.sampler import ShardSampler
-from train.data.shard import num_steps, seed_of, share
+from train.data.shard import num_steps
 from train.errors import UserError
 from train.loop import nonfinite
-from train.loop.buffers import BufferCopies
-from train.loop.ema import Ema
-from train.loop.losses import StepOutcome, losses_of_samples
-from train.loop.run import Run
-from train.strategies import Wrapped, autocast
+from train.strategies import Context, Wrapped, autocast
 from train.world.environment import World
 
 
-def refuse_impossible(config: TrainConfig, world: World, device: torch.device) -> None:
-    """Raise UserError if the config cannot run on this many processes or on this device."""
-    _, readers = config.reader(world.rank, world.world_size)
-    if config.batch_size < readers:
-        raise UserError(
-            f"--batch-size is {config.batch_size}, the global batch, but "
-            f"{readers} processes share it: give at least {readers}"
-        )
-    if config.strategy == "pipeline" and config.batch_size < config.accumulate:
-        raise UserError(
-            f"--batch-size is {config.batch_size} and --accumulate {config.accumulate}: a pipeline needs at least one "
-            "sample in each micro-batch. Give a larger --batch-size or a smaller --accumulate"
-        )
-    if config.precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
-        raise UserError(f"--precision=tf32 needs a GPU with Ampere or newer, and this is {device}; fp32 works here")
+@dataclass(frozen=True)
+class StepResult:
+    """The result of one step on this rank; the host has not waited for the device to know it.
+
+    of_samples: the loss of each sample of this rank, (n,), or in its place the mean of its micro-batch.
+    loss_sum: sum of this rank's losses, float64, on the device.
+    own, weight: how much this rank, and all ranks together, count: in samples, or else in what the function returned.
+    grad_norm: norm of the global gradient, before it was clipped, on its device; not finite if fp16 overflowed.
+    skipped: why the optimizer did not use the gradient, the same on all ranks; None if it did.
+    repeated: why the step took more than one attempt, the same on all ranks; None if it did not.
+    """
+
+    of_samples: Tensor
+    loss_sum: Tensor
+    own: float | Tensor
+    weight: float | Tensor
+    grad_norm: Tensor | None = None
+    skipped: str | None = None
+    repeated: str | None = None
+
+    @property
+    def loss(self) -> Tensor:
+        """This rank's mean, on the device, and 0 without samples; the mean over all ranks stands in the records."""
+        own = torch.as_tensor(self.own, dtype=torch.float64, device=self.loss_sum.device)
+        return self.loss_sum / own.clamp(min=1e-30)
 
 
-def refuse_single_samples(config: TrainConfig, world: World, sampler: ShardSampler) -> None:
-    """Raise UserError if BatchNorm would be trained on one sample; the same for any world with --sync-batchnorm."""
-    apart = 1 if config.sync_batchnorm else world.world_size
-    for step in (0, len(sampler) - 1):
-        sizes = {len(share(part, rank, apart)) for part in sampler.parts(step) for rank in range(apart)}
-        if sampler.least > 1 and 1 in sizes and not config.evaluate_only:
-            raise UserError(
-                f"BatchNorm cannot be trained on a single sample, but step {step + 1} of each epoch has "
-                f"{len(sampler.stretch(step))} in {len(sampler.parts(step)) * apart} parts: choose another --batch-size"
-            )
+@dataclass(frozen=True)
+class Work:
+    """What one step does.
+
+    function, batch, clip_norm, split: as in Session.step().
+    position: the sampler that chose the batch, not yet advanced.
+    """
+
+    batch: Any
+    optimizer: optim.Optimizer
+    position: ShardSampler
+    function: Callable[[Any], Any] | None = None
+    clip_norm: float | None = None
+    split: bool = True
+    closure: Callable[[], Any] | None = None
+
+    @property
+    def samples(self) -> int:
+        """How many samples the step has on all ranks together."""
+        return len(self.position.stretch())
+
+
+# An optimizer, the models that it trains, the other models, and the parameters that are not the optimizer's.
+_Trained = tuple[optim.Optimizer, list[Wrapped], list[Wrapped], list[nn.Parameter]]
 
 
 class Step:
-    """Trains `model` one step at a time; the gradient is the mean over the global batch on any number of processes.
+    """Trains the models one step at a time; a gradient is the mean over the global batch on any number of processes.
 
     Args:
-        model: the bare module, on its device; evaluation uses it, too.
-        wrapped: the model as the strategy has wrapped it.
-        optimizer: of the model's parameters.
+        config: precision, accumulate, on_nonfinite and on_oom count here.
     """
 
-    def __init__(self, run: Run, model: nn.Module, wrapped: Wrapped, optimizer: optim.Optimizer) -> None:
-        self.config, self.world, self.context, self.device = run.config, run.world, run.context, run.context.device
-        self.model, self.wrapped, self.optimizer = model, wrapped, optimizer
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.config.precision == "fp16")
-        self.ema = None if run.config.ema is None else Ema(model, run.config.ema)
-        self.micro_batches = run.config.accumulate
-        # While this is true, the weights are in a state neither before nor after a step.  The Trainer resets it.
+    def __init__(self, config: TrainConfig, world: World, context: Context) -> None:
+        self.config, self.world, self.context, self.device = config, world, context, context.device
+        self.models: list[Wrapped] = []
+        self.losses_of: Callable[[Tensor, Tensor], Tensor] | None = None  # only PipelineStep needs it
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
+        self.micro_batches = config.accumulate
+        # While this is true, the weights are in a state neither before nor after a step.  The session resets it.
         self.is_updating = False
-        self._skipped_in_a_row = 0
-        self._may_undo = run.config.on_nonfinite != "stop_late" or run.config.on_oom == "halve"
-        self._buffers = BufferCopies(model)
-        self._runs_on_empty_batches = has_sync_batchnorm(model)
+        self._skipped_in_a_row, self._is_fresh = 0, False
+        self._may_undo = config.on_nonfinite != "stop_late" or config.on_oom == "halve"
+        self._trained: dict[tuple[int, int], _Trained] = {}
+        self._runs_on_empty_batches = False
 
-    def set_lr(self, lr: float) -> None:
-        """Use this learning rate from the next step on."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+    def add(self, wrapped: Wrapped) -> None:
+        self.models.append(wrapped)
+        self._trained.clear()
+        modules = [each.module for each in self.models]
+        self._buffers = BufferCopies(modules)
+        self._runs_on_empty_batches = any(map(has_sync_batchnorm, modules))
 
-    def run(self, images: Tensor, labels: Tensor, position: ShardSampler) -> StepOutcome:
-        """Train one step on this rank's share (maybe empty) of the global batch.
+    def wrapped(self, model: Any) -> Wrapped | None:
+        """Return what add() got for a model, the bare one or the one that is called; None for anything else."""
+        return next((each for each in self.models if model is each.call or model is each.module), None)
 
-        Args:
-            images, labels: as train.data.batches makes them, on the device.
-            position: the sampler that chose them, not yet advanced.
-        Raises NonFinite, with the model as it was before, if the gradient is not finite and the run is to stop.
-        """
-        self._seed(position)
-        if self._may_undo:
+    def begin_batch(self) -> None:
+        """Remember what a skipped step must not change."""
+        if self._may_undo and self.models:
             self._buffers.keep()
-        losses = self._compute_gradients(images, labels, position)
-        self.wrapped.after_backward()
-        self.scaler.unscale_(self.optimizer)
-        grad_norm = self.wrapped.clip(self.config.clip_norm or math.inf)
+        self._is_fresh = True
+
+    def run(self, work: Work) -> StepResult:
+        """Train one step on this rank's share of the global batch.
+
+        Raises NonFinite, with the models as they were before, if the gradient is not finite and the run is to stop.
+        """
+        if not self._is_fresh:
+            self.begin_batch()
+        self._is_fresh = False
+        with self._alone(work.optimizer):
+            result = self._gradients(work)
+        return self.update(work, result)
+
+    def backward(self, loss: Tensor, weight: float | None, position: ShardSampler) -> StepResult:
+        """Add the gradient of a mean over this rank's samples, or over `weight` things, to that of the other ranks."""
+        num = sum(map(len, position.shares()))
+        own, whole = float(num), float(len(position.stretch()))
+        if weight is not None:
+            own = weight * bool(num)
+            weights = torch.tensor(own, dtype=torch.float64)
+            dist.all_reduce(weights)
+            whole = float(weights)
+        factor = own * self.world.world_size / whole
+        self.scaler.scale(nonfinite.marked(loss * factor) if own else 0.0 * loss).backward()
+        return StepResult(loss.detach().expand(num), loss.detach().double() * own, own, whole)
+
+    def update(self, work: Work, result: StepResult) -> StepResult:
+        """Judge the gradients together with the other ranks, and let the optimizer use them unless they are bad."""
+        optimizer, models, _, _ = self._trained_by(work.optimizer)
+        for wrapped in models:
+            wrapped.after_backward()
+        params = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+        if isinstance(result.weight, Tensor):
+            dist.all_reduce(result.weight, group=self.context.group)
+            torch._foreach_mul_([param.grad for param in params], work.samples / float(result.weight))
+        self.scaler.unscale_(optimizer)
+        norms = [wrapped.norm() for wrapped in models]
+        grad_norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+        if work.clip_norm is not None:
+            nn.utils.clip_grads_with_norm_(params, work.clip_norm, grad_norm)
         skipped = None
         # With fp16 the host has to know in any case: the scaler lets no overflow reach the optimizer.
         looks = self.config.on_nonfinite != "stop_late" or self.scaler.is_enabled()
         if looks and not math.isfinite(float(grad_norm)):
-            skipped = self._refuse_gradient(images, losses, position)
-        self.is_updating = skipped is None
+            skipped = self._refuse_gradient(work, result)
+        self.is_updating = self.is_updating or skipped is None
         scale = self.scaler.get_scale()
         self.scaler.update()
         if self.scaler.get_scale() != scale:
-            self.wrapped.rescale(self.scaler.get_scale() / scale)
+            for wrapped in self.models:
+                wrapped.rescale(self.scaler.get_scale() / scale)
         if skipped is None:
-            self.optimizer.step()
+            optimizer.step() if work.closure is None else optimizer.step(work.closure)
             self._skipped_in_a_row = 0
-            if self.ema is not None:
-                self.ema.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        return StepOutcome(losses.sum(dtype=torch.float64), grad_norm, skipped)
+        optimizer.zero_grad(set_to_none=True)
+        return replace(result, grad_norm=grad_norm, skipped=skipped)
 
-    def evaluated_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has the weights to evaluate and export: the average, if there is one."""
-        return nullcontext() if self.ema is None else self.ema.in_place_of_weights()
+    def _trained_by(self, optimizer: optim.Optimizer) -> _Trained:
+        """Return what the optimizer trains.  Raises UserError if a parameter of it belongs to no model of the run."""
+        key = id(optimizer), sum(len(group["params"]) for group in optimizer.param_groups)
+        if (known := self._trained.get(key)) is not None:
+            return known
+        ours = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        of_models = [list(wrapped.module.parameters()) for wrapped in self.models]
+        everything = {id(param): param for params in of_models for param in params}
+        if foreign := len(ours - everything.keys()):
+            raise UserError(
+                f"{foreign} of {len(ours)} parameters of the optimizer belong to no model that run.wrap() has "
+                "returned, so their gradients would differ between ranks: wrap each model that is trained, and give "
+                "the optimizer the parameters of what run.wrap() returns"
+            )
+        models, others = list[Wrapped](), list[Wrapped]()
+        for wrapped, params in zip(self.models, of_models, strict=True):
+            (models if any(id(param) in ours for param in params) else others).append(wrapped)
+        frozen = [param for number, param in everything.items() if number not in ours]
+        return self._trained.setdefault(key, (optimizer, models, others, frozen))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the model, the optimizer, the scaler and the average.  All ranks call it together."""
-        if self.wrapped.local_part is not None:
-            from train.checkpoints.sharded import shards  # here, as torch takes a second to import what it needs
+    @contextmanager
+    def _alone(self, optimizer: optim.Optimizer) -> Iterator[None]:
+        """Let only the optimizer's parameters get gradients in the block."""
+        _, _, others, not_its = self._trained_by(optimizer)
+        frozen = [param for param in not_its if param.requires_grad]
+        with no_sync(others):
+            for param in frozen:
+                param.requires_grad_(False)
+            try:
+                yield
+            finally:
+                for param in frozen:
+                    param.requires_grad_(True)
 
-            if self.context.ranks_have_own_buffers:  # any rank may write them, and rank 0's are evaluated
-                broadcast_from_rank_0([*self.model.buffers()], self.context.group)
-            return {"shards": shards(self.model, self.optimizer), "scaler": self.scaler.state_dict()}
-        return {
-            **({} if self.ema is None else {"ema": self.ema.state_dict()}),
-            "model": self.wrapped.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-        }
+    def _gradients(self, work: Work) -> StepResult:
+        """Run forward and backward of all micro-batches; return the losses of this rank."""
+        sizes = self._sizes(work.position)
+        if not work.split:
+            sizes = [sum(sizes)]
+        models, parts = self._trained_by(work.optimizer)[1], list[StepResult]()
+        for index, piece in enumerate(pieces(work.batch, sizes, 0 if self._runs_on_empty_batches else 2)):
+            with no_sync(models if index < len(sizes) - 1 else []):
+                loss, part = self._loss(work, piece, sizes[index])
+                self.scaler.scale(loss).backward()
+            parts.append(part)
+        of_samples, own = torch.cat([part.of_samples for part in parts]), [part.own for part in parts]
+        if not isinstance(own[0], Tensor):
+            return StepResult(of_samples, of_samples.sum(dtype=torch.float64), len(of_samples), work.samples)
+        weight = torch.stack([torch.as_tensor(each) for each in own]).sum()
+        return StepResult(of_samples, torch.stack([part.loss_sum for part in parts]).sum(), weight, weight.clone())
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what state_dict() returned, except shards (train.checkpoints.sharded); other keys are ignored."""
-        self.load_weights(state)
-        if self.wrapped.local_part is None:
-            self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-
-    def load_weights(self, state: dict[str, Any]) -> None:
-        """Load of what state_dict() returned only the model and the average of its weights, except shards."""
-        if self.wrapped.local_part is None:
-            self.model.load_state_dict(state["model"])
-        if self.ema is not None:
-            self.ema.load_state_dict(state["ema"])
-
-    def _compute_gradients(self, images: Tensor, labels: Tensor, position: ShardSampler) -> Tensor:
-        """Run forward and backward of all micro-batches; return the loss of each sample of this rank, detached."""
+    def _loss(self, work: Work, piece: Any, size: int) -> tuple[Tensor, StepResult]:
+        """Return the part of the loss whose sum over micro-batches is averaged over ranks, and what is kept of it."""
         # The wrapper takes the mean over ranks; this factor turns a rank's sum over its samples into the global mean.
-        per_sample = self.world.world_size / len(position.stretch())
-        losses = []
-        sizes = self._sizes(position)
-        for index, (x, y) in enumerate(zip(images.split(sizes), labels.split(sizes), strict=True), start=1):
-            with self.wrapped.no_sync() if index < len(sizes) else nullcontext():
-                of_samples = self._losses(x, y)
-                self.scaler.scale(nonfinite.marked(of_samples.sum() * per_sample)).backward()
-            losses.append(of_samples.detach()[: len(y)])
-        return torch.cat(losses)
+        per_sample = self.world.world_size / work.samples
+        with autocast(self.config.precision, self.device):
+            assert work.function is not None
+            returned = work.function(piece)
+        if isinstance(returned, tuple):
+            loss, weight = returned
+            own = torch.as_tensor(weight, dtype=torch.float64, device=self.device).detach() * bool(size)
+            of_samples = (loss.detach() / own.clamp(min=1e-30)).expand(size)
+            part = StepResult(of_samples, loss.detach().double() * bool(size), own, own)
+            loss = loss * per_sample
+        else:
+            if returned.ndim > 1 or (returned.ndim and size not in (len(returned), 0)):
+                raise UserError(
+                    f"the function of run.step() returned a tensor of shape {tuple(returned.shape)} for {size} "
+                    "samples: return the mean over the samples, or the loss of each, or (sum, weight)"
+                )
+            of_samples = returned.detach()[:size] if returned.ndim else returned.detach().expand(size)
+            part = StepResult(of_samples, of_samples.sum(dtype=torch.float64), size, size)
+            if not work.split:
+                return nonfinite.marked(returned.mean()), part
+            loss = returned.sum() * per_sample if returned.ndim else returned * (size * per_sample)
+        return (nonfinite.marked(loss) if size else 0.0 * loss), part
 
     def _sizes(self, position: ShardSampler) -> list[int]:
-        """Return how many samples of each micro-batch this rank has."""
         return [len(part) for part in position.shares()]
 
-    def _refuse_gradient(self, images: Tensor, losses: Tensor, position: ShardSampler) -> str | None:
+    def _refuse_gradient(self, work: Work, result: StepResult) -> str | None:
         """Return why the step is skipped; None if --on-nonfinite=stop_late is to find the loss.  A collective."""
-        why = nonfinite.found(self.world, position, images, losses)
+        position = work.position
+        why = nonfinite.found(self.world, position, work.batch, result.of_samples)
         if why is None and self.scaler.is_enabled():
             return f"the gradient overflowed fp16 at a loss scale of {self.scaler.get_scale():g}"
         if self.config.on_nonfinite == "stop_late":
@@ -176,7 +264,7 @@ class Step:
         self._skipped_in_a_row += 1
         if self.config.on_nonfinite == "skip" and self._skipped_in_a_row < nonfinite.MOST_SKIPPED_IN_A_ROW:
             return why
-        self.optimizer.zero_grad(set_to_none=True)
+        work.optimizer.zero_grad(set_to_none=True)
         step = (position.epoch - 1) * num_steps(position.num_samples, position.batch_size) + position.step + 1
         raise nonfinite.NonFinite(
             f"step {step}: {why}, so all ranks stop before the optimizer's step"
@@ -184,22 +272,31 @@ class Step:
             + f". {advice} --clip-norm, --precision=fp32, --on-nonfinite=skip or a lower --lr"
         )
 
-    def _losses(self, images: Tensor, labels: Tensor) -> Tensor:
-        counts = 1.0
-        if len(labels) == 0 and not self._runs_on_empty_batches:
-            # Blank images that do not count: gradients of zero, in the same order as on the other ranks.
-            images, labels = (part.new_zeros((2, *part.shape[1:])) for part in (images, labels))
-            counts = 0.0
-        with autocast(self.config.precision, self.device):
-            logits = self.wrapped.call(images)
-        return counts * losses_of_samples(logits, labels, self.config.label_smoothing)
 
-    def _seed(self, position: ShardSampler) -> None:
-        """Make dropout's random numbers a function of the position, so that a resumed run draws the same ones."""
-        seed = seed_of(self.config.seed, position.epoch, position.step, self.world.rank)
-        # Not torch.manual_seed, which formats a stack trace for each kind of device that is not in use.
-        torch.default_generator.manual_seed(seed)
-        if self.device.type == "cuda":
-            own = torch.cuda.current_device()
-            for index, gpu in enumerate(torch.cuda.default_generators):  # data_parallel draws on all of them
-                gpu.manual_seed(seed + (index - own) % len(torch.cuda.default_generators))
+@contextmanager
+def no_sync(models: list[Wrapped]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for wrapped in models:
+            stack.enter_context(wrapped.no_sync())
+        yield
+
+
+class BufferCopies:
+    """Keeps the buffers (the running statistics of BatchNorm) as they were before the forward of a step."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        # Only tensors of one type are copied in one kernel.
+        same_type: dict[torch.dtype, list[Tensor]] = defaultdict(list)
+        for buffer in (buffer for module in modules for buffer in module.buffers()):
+            same_type[buffer.dtype].append(buffer)
+        self._pairs = [(buffers, [buffer.clone() for buffer in buffers]) for buffers in same_type.values()]
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        for buffers, copies in self._pairs:
+            torch._foreach_copy_(copies, buffers)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for buffers, copies in self._pairs:
+            torch._foreach_copy_(buffers, copies)

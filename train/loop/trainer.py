@@ -1,265 +1,184 @@
-"""The training loop: epochs, evaluations, checkpoints, and the end of a run."""
+"""`python -m train`: a classifier of a config, trained, evaluated and exported by a session."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Iterable, Sequence
-from itertools import takewhile
-from typing import Any
+import os
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from train.checkpoints.same_run import refuse_other_run
+from train import datasets, models
+from train.checkpoints.folder import on_host
 from train.collectives import missing_ranks
-from train.collectives.agreement import StopAgreement, Stopped, while_others_wait
-from train.collectives.waiting import waiting_for_each
+from train.collectives.agreement import mistakes_shared_by_all_ranks
+from train.collectives.sync_batchnorm import has_batchnorm
+from train.config import TrainConfig
 from train.data.sampler import ShardSampler
-from train.data.shard import num_steps
-from train.errors import SharedError
-from train.loop.emergency import save_after_failure, say_saved
-from train.loop.evaluation import evaluate, in_pieces
-from train.loop.finished import already_ended
-from train.loop.losses import Means, PendingLosses, WorthlessWeights, refuse_if_not_finite
-from train.loop.nonfinite import NonFinite
-from train.loop.run import Run
-from train.loop.schedules import lr_of_step
-from train.loop.step import Step
+from train.data.shard import num_steps, share
+from train.errors import UserError, refuse_without
+from train.loop.losses import correct, losses_of_samples, refuse_if_not_finite
+from train.loop.optimizers import Ema, lr_of_step, make_optimizer, refuse_impossible_schedule
+from train.loop.session import Session
 from train.records.metrics import weights_sha256
-from train.records.observer import Best, EpochRecord, Incident, Observer, RunEnd, StepRecord
+from train.records.observer import Observer
+from train.records.progress import say
+from train.world.environment import World
+from train.world.signals import StopSignal
+
+Batch = tuple[Tensor, Tensor]
 
 
 class Trainer:
-    """Trains and evaluates a model; all ranks make one each and call the same methods.
+    """Trains and evaluates the model of a config; all ranks make one each and call the same methods.
 
-    Args:
-        run: the config, and who takes part.
-        step: the model with its strategy and its optimizer.
-        sampler: this rank's share of each training step; `train_batches` follows it.
-        validation_batches: this rank's share of the validation set; equally many on all ranks, some may be empty.
-        observers: what follows the run on this rank; each is called in this order.
+    Making it is a collective: it loads data, model and checkpoint, and reports the start.
+    Raises SharedError if any of them is missing, damaged or impossible on any rank.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        step: Step,
-        sampler: ShardSampler,
-        train_batches: Iterable[tuple[Tensor, Tensor]],
-        validation_batches: Iterable[tuple[Tensor, Tensor]],
-        observers: Sequence[Observer],
-    ) -> None:
-        self.run, self.config = run, run.config
-        self.step, self.sampler, self.observers = step, sampler, observers
-        self.train_batches, self.validation_batches = train_batches, validation_batches
-        self.steps_done = self.saved_step = 0
-        self.evaluated_step = 0  # step of the last evaluation; a run may be stopped before one is done
-        self.epoch_means = Means()
-        self.best: Best | None = None
-        self._pending_losses = PendingLosses()
-        self._stop_agreement = StopAgreement(run.stop)
+    def __init__(self, config: TrainConfig, world: World, stop: StopSignal, observers: Iterable[Observer] = ()) -> None:
+        self.config = config
+        datasets.download(config.dataset, config.data_root, world)
+        self.run = Session(config, world, stop, observers)
+        with mistakes_shared_by_all_ranks(world):
+            self.samples = datasets.load(config.dataset, config.data_root, "train", config.seed)
+            self.validation = datasets.load(config.dataset, config.data_root, "validation", config.seed)
+            torch.manual_seed(config.seed)
+            model = models.build(config.model, self.samples.shape, self.samples.num_classes, config.dropout)
+            self._steps_per_epoch = num_steps(len(self.samples), config.batch_size)
+            refuse_single_samples(config, world, len(self.samples), model)
+            refuse_impossible_schedule(config, self._steps_per_epoch)
+            if world.rank == 0 and config.export is not None:
+                refuse_impossible_export(config.export)
+        self.model = self.run.wrap(model, self._micro_batch())
+        wrapped = self.run.engine.models[0]
+        # The bare model is evaluated: not every strategy's wrapper is made for it.
+        self.module, self._predict = wrapped.module, wrapped.predict or wrapped.module
+        if config.strategy == "pipeline":
+            self.run.engine.losses_of = self._losses_of
+        self.optimizer = make_optimizer(config, self.module.parameters())
+        self.ema = None if config.ema is None else Ema(self.module, config.ema)
+        things = {"model": self.model, "optimizer": self.optimizer, "ema": self.ema}
+        if config.evaluate_only and not config.spreads_model:  # whose weights and optimizer are read together
+            del things["optimizer"]
+        self.run.restore(**{name: thing for name, thing in things.items() if thing is not None})
+        self.train_batches()  # reports the start
 
-    def fit(self) -> bool:
+    def train_batches(self) -> Iterable[Batch]:
+        config = self.config
+        return self.run.batches(
+            self.samples, config.batch_size, micro_batches=config.accumulate, workers=config.workers
+        )
+
+    def fit(self) -> None:
         """Train until the last epoch or step, and evaluate and save after each epoch.
 
-        Returns False if a signal stopped the run before that; its position is then saved.  After an error, too, rank 0
+        Raises Stopped if a signal has stopped all ranks; their position is then saved.  After an error, too, rank 0
         saves what it can.
         """
         try:
             with missing_ranks.naming_missing_ranks():
-                return self._run_to_the_end()
+                for _ in self.run.epochs(self.config.epochs):
+                    self.train_epoch()
+                    means = self.evaluate()
+                    refuse_if_not_finite(means["val_loss"], "validation loss")
+                    self.run.record(**means)
         except Exception as error:
-            missing_ranks.report_failure(error)
-            if not isinstance(error, WorthlessWeights):
-                save_after_failure(self.run, self.step, self.steps_done, self.saved_step, self.state_dict, error)
+            self.run.failed(error)
             raise
 
-    def evaluate_only(self) -> bool:
-        """Evaluate the loaded weights and report the result as an incident; return False if a signal stopped it."""
-        try:
-            with missing_ranks.naming_missing_ranks():
-                validated = self.evaluate()
-        except Stopped:
-            return False
-        text = f"validation loss {validated.loss:.4f}, accuracy {validated.accuracy:.2%} of {validated.samples} samples"
-        self._report("evaluation", text)
-        return True
+    def train_epoch(self) -> None:
+        """Run what is left of the epoch, up to max_steps.  Raises Stopped if a signal asks for it."""
+        for batch in self.train_batches():
+            lr = lr_of_step(self.config, self.run.steps_done, self._steps_per_epoch)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            result = self.run.step(self.loss, batch, self.optimizer, clip_norm=self.config.clip_norm)
+            if self.ema is not None and result.skipped is None:
+                self.ema.update()
 
-    def _run_to_the_end(self) -> bool:
-        try:
-            self._run_epochs()
-        except Stopped:
-            self._save_and_stop()
-            return False
-        except NonFinite:
-            self._record_losses(now=True)  # all ranks are here, so the saved losses are complete
-            if self.config.spreads_model and self.saved_step < self.steps_done:
-                self.save()  # each rank saves its part of the model
-                self._wait_until_saved()
-                say_saved(self.run, self.steps_done)
-            raise
-        self._end_run(weights_sha256(self.step.wrapped.state_dict()))
-        self._wait_until_saved()
-        return True
+    def evaluate_only(self) -> None:
+        """Evaluate the loaded weights and report the result as an incident.  Raises Stopped if a signal asks for it."""
+        with missing_ranks.naming_missing_ranks():
+            means = self.evaluate()
+        figures = f"validation loss {means['val_loss']:.4f}, accuracy {means['val_accuracy']:.2%}"
+        self.run.report("evaluation", f"{figures} of {len(self.validation)} samples")
 
-    def _run_epochs(self) -> None:
-        if text := already_ended(self.config, self.sampler.epoch, self.steps_done, self.evaluated_step):
-            self._report("already_ended", text)
-        for epoch in range(self.sampler.epoch, self.config.epochs + 1):
-            if self._is_last_step() and self.evaluated_step == self.steps_done:
-                break
-            started = time.monotonic()
-            trained = self.train_epoch()
-            if trained.samples == 0:
-                raise SharedError(f"every step of epoch {epoch} was skipped; the run ends here")
-            train_seconds = time.monotonic() - started
-            validated = self.evaluate()
-            seconds = time.monotonic() - started
-            self.evaluated_step = self.steps_done
-            refuse_if_not_finite(validated.loss, "validation loss")
-            if self.best is None or validated.accuracy > self.best.accuracy:
-                self.best = Best(epoch, validated.accuracy)
-            record = EpochRecord(
-                epoch=epoch,
-                step=self.steps_done,
-                train_loss=trained.loss,
-                val_loss=validated.loss,
-                val_accuracy=validated.accuracy,
-                samples=trained.samples,
-                samples_read=self.sampler.stretch(self.sampler.step - 1).stop,
-                seconds=round(seconds, 3),
-                train_seconds=round(train_seconds, 3),
-            )
-            for observer in self.observers:
-                observer.epoch_ended(record)
-            if len(self.sampler) == 0:
-                self.sampler.set_epoch(epoch + 1)
-                self.epoch_means = Means()
-            self.save()
+    def evaluate(self) -> dict[str, float]:
+        """Return val_loss and val_accuracy over the validation set.  Raises Stopped if a signal asks for it."""
+        batch_size, workers = self.config.batch_size, self.config.workers
+        with self.evaluated_weights():
+            return self.run.evaluate(self._measured, self.validation, batch_size, workers=workers)
 
-    def train_epoch(self) -> Means:
-        """Run what is left of the sampler's epoch, up to max_steps.  Raises Stopped if a signal asks for it."""
-        self.step.model.train()
-        self._stop_agreement.begin()
-        self._pending_losses.begin()
-        # A run that was stopped after its last step, in the evaluation, has no steps left.
-        for images, labels in () if self._is_last_step() else waiting_for_each(self.train_batches):
-            self._train_step(images, labels)
-            stops = self._stop_agreement.reached()
-            ends = len(self.sampler) == 0 or self._is_last_step()
-            saves = self.config.checkpoint_every > 0 and self.steps_done % self.config.checkpoint_every == 0
-            self._record_losses(now=stops or ends or saves)
-            if stops:
-                raise Stopped
-            if ends:
-                break
-            if saves:
-                self.save()
-                self._pending_losses.begin()
-        return self.epoch_means
+    def evaluated_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the weights to evaluate and export: the average, if there is one."""
+        return nullcontext() if self.ema is None else self.ema.in_place_of_weights()
 
-    def _train_step(self, images: Tensor, labels: Tensor) -> None:
-        samples = len(self.sampler.stretch())
-        steps_per_epoch = num_steps(self.sampler.num_samples, self.sampler.batch_size)
-        lr = lr_of_step(self.config, self.steps_done, steps_per_epoch)
-        self.step.set_lr(lr)
-        outcome = self.step.run(images, labels, self.sampler)
-        self.steps_done += 1
-        self.sampler.advance()
-        self.step.is_updating = False
-        if outcome.repeated is not None:
-            self._report("halved_micro_batch", outcome.repeated)
-        if outcome.skipped is None:
-            place = {"epoch": self.sampler.epoch, "step": self.steps_done}
-            self._pending_losses.add(outcome, **place, lr=lr, samples=samples)
-        else:
-            self._report("skipped_step", f"skipped by all ranks, because {outcome.skipped}")
+    def export(self, path: str) -> None:
+        """Let rank 0 write the weights that were evaluated (the average, with --ema) to `path`.  A collective.
 
-    def _report(self, kind: str, text: str) -> None:
-        for observer in self.observers:
-            observer.incident(Incident(self.steps_done, kind, text))
-
-    def _record_losses(self, now: bool) -> None:
-        """Report a step to the observers, with the losses of all pending steps if `log_every` are pending or `now`."""
-        known: list[StepRecord] = []
-        if now or len(self._pending_losses) == self.config.log_every:
-            known = self._pending_losses.reduce(self.epoch_means)
-        finite = list(takewhile(lambda record: math.isfinite(record.loss), known))
-        for observer in self.observers:
-            observer.step_ended(self.steps_done, finite)
-        for record in known[len(finite) :]:  # with --on-nonfinite=stop_late
-            refuse_if_not_finite(record.loss, f"loss of step {record.step}")
-
-    def evaluate(self) -> Means:
-        """Return mean loss and accuracy over the validation set.  Raises Stopped if a signal asks for it."""
-        # Where memory ran out, whole batches may not fit here either.
-        pieces = self.step.micro_batches // self.config.accumulate
-        with self.step.evaluated_weights():
-            return evaluate(
-                self.step.model,
-                in_pieces(self.validation_batches, pieces) if pieces > 1 else self.validation_batches,
-                self.run.context,
-                self.config.precision,
-                self._stop_agreement,
-                self.step.wrapped.predict,
-            )
-
-    def _save_and_stop(self) -> None:
-        """Save where all ranks have stopped, and end together, because others fail if a rank ends early."""
-        self.save()
-        self._wait_until_saved()
-        self._end_run(None)
-
-    def _end_run(self, weights: str | None) -> None:
-        saved = self.config.checkpoint_dir is not None
-        for observer in self.observers:
-            observer.run_ended(RunEnd(self.sampler.epoch, self.steps_done, saved, weights, self.best))
-
-    def save(self) -> None:
-        """Let rank 0 save the state after the current step; do nothing without checkpoint_dir.  A collective."""
-        if self.config.checkpoint_dir is None:
-            return
-        self._wait_until_saved()  # the previous save
-        state = self.state_dict()
-        if self.run.checkpoints is not None:
-            self.run.checkpoints.save(self.steps_done, state)
-        self.saved_step = self.steps_done
-
-    def _wait_until_saved(self) -> None:
-        if self.config.checkpoint_dir is not None:
-            checkpoints = self.run.checkpoints
-            while_others_wait(self.run.world, lambda: None if checkpoints is None else checkpoints.wait())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that the next step depends on, and the config that led to it.  All ranks call it together."""
-        return {
-            **self.step.state_dict(),
-            "sampler": self.sampler.state_dict(),
-            "step": self.steps_done,
-            "evaluated_step": self.evaluated_step,
-            "epoch_means": vars(self.epoch_means),
-            "best": self.best and vars(self.best),
-            "config": self.config.model_dump(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was saved, on any number of processes.  To evaluate only, load the weights alone.
-
-        Raises UserError, with nothing loaded, if the state belongs to another model or was reached with other options.
+        An earlier file is replaced, as other tools do, because a resumed run exports again; the printed line says so.
+        Written under another name, then renamed, so the file is whole or absent.  Raises UserError if that fails.
         """
-        refuse_other_run(state["config"], self.config)
-        if self.config.evaluate_only:
-            self.step.load_weights(state)
-            self.steps_done = state["step"]
-            return
-        self.sampler.load_state_dict(state["sampler"])
-        self.step.load_state_dict(state)
-        self.steps_done, self.evaluated_step = state["step"], state["evaluated_step"]
-        self.saved_step = self.steps_done
-        self.epoch_means = Means(**state["epoch_means"])
-        self.best = Best(**best) if (best := state.get("best")) else None  # older checkpoints lack it
-        if self.run.checkpoints is not None and self.run.world.rank == 0:
-            self.run.checkpoints.set_aside_after(self.steps_done)
+        with self.evaluated_weights():
+            state = self.run.engine.models[0].state_dict()
+            if self.run.rank != 0:
+                return
+            # Imported here: only runs with --export need it.
+            from safetensors.torch import save
 
-    def _is_last_step(self) -> bool:
-        return self.config.max_steps is not None and self.steps_done >= self.config.max_steps
+            content = save({name: tensor.contiguous() for name, tensor in on_host(state).items()})
+            weights = weights_sha256(state)
+        beside = Path(f"{path}.unfinished")
+        try:
+            replacing = ", replacing an earlier file" if Path(path).exists() else ""
+            beside.write_bytes(content)
+            beside.rename(path)
+        except OSError as error:
+            raise UserError(f"--export: cannot write {path}: {error.strerror}") from None
+        say(f"exported the weights of step {self.run.steps_done} to {path} (weights_sha256 {weights}){replacing}")
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the loss of each sample, (n,)."""
+        inputs, targets = batch
+        return self._losses_of(self.model(inputs), targets)
+
+    def _losses_of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return losses_of_samples(logits, targets, self.config.label_smoothing)
+
+    def _measured(self, batch: Batch) -> dict[str, Tensor] | None:
+        logits: Tensor | None = self._predict(batch[0])
+        if logits is None:
+            return None
+        return {"val_loss": losses_of_samples(logits, batch[1]), "val_accuracy": correct(logits, batch[1])}
+
+    def _micro_batch(self) -> Tensor:
+        """Return one micro-batch of a pipeline's first stage, without content: the meta device has none."""
+        tokens_or_pixels = torch.int64 if len(self.samples.shape) == 1 else torch.float32
+        size = -(-self.config.batch_size // self.config.accumulate)
+        return torch.empty((size, *self.samples.shape), dtype=tokens_or_pixels, device="meta")
+
+
+def refuse_single_samples(config: TrainConfig, world: World, num_samples: int, model: nn.Module) -> None:
+    """Raise UserError if BatchNorm would be trained on one sample; the same for any world with --sync-batchnorm."""
+    if not has_batchnorm(model) or config.evaluate_only:
+        return
+    apart = 1 if config.sync_batchnorm else world.world_size
+    sampler = ShardSampler(num_samples, config.batch_size, 0, 1, config.seed, config.accumulate, least=2)
+    for step in (0, len(sampler) - 1):
+        if 1 in {len(share(part, rank, apart)) for part in sampler.parts(step) for rank in range(apart)}:
+            raise UserError(
+                f"BatchNorm cannot be trained on a single sample, but step {step + 1} of each epoch has "
+                f"{len(sampler.stretch(step))} in {len(sampler.parts(step)) * apart} parts: choose another --batch-size"
+            )
+
+
+def refuse_impossible_export(path: str) -> None:
+    """Raise UserError, before anything is trained, if the file could not be written at the end."""
+    refuse_without("safetensors", "--export", "export")
+    folder = Path(path).absolute().parent
+    # In this order: is_dir raises an error if the path to the folder cannot be read.
+    if not os.access(folder, os.W_OK | os.X_OK) or not folder.is_dir():
+        raise UserError(f"--export: cannot write {path}: {folder} is not a writable folder")

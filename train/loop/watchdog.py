@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from train.records.observer import QuietObserver, RunEnd, StepRecord
+from train.records.observer import Observer, RunEnd, StepRecord
 from train.world.environment import World
 from train.world.rendezvous import connect_to_store
 
@@ -32,28 +32,22 @@ _BEAT_S, _TICK_S = 3.0, 0.5
 # A step is late after the longer of these.
 _LATE_S, _LATE_STEPS = 15.0, 10
 # While the main thread is in one of these functions, no step is expected.
-_EXCUSED = {
-    "evaluate",
-    "save",
-    "_wait_until_saved",
-    "_end_run",
-    "save_after_failure",
-    "convert_frame_assert",
-    "_compile",
-}
+_EXCUSED = {"save", "wait_until_saved", "save_after_failure", "convert_frame_assert", "_compile"}
 # In these files a rank waits for other ranks.
 _WAITING = ("/torch/distributed/", "/train/collectives/", "/train/cpu/shared_memory.py", "/train/ddp/reducer.py")
 _SHOWN = 8
 
 
-class Watchdog(QuietObserver):
+class Watchdog(Observer):
     """The observer, on each rank of several, that writes to stderr if no step ends for long.
 
     Args:
         stacks_s: after this time, when the other ranks are about to give up, it also writes the stacks of this process.
+        expects: returns False while no step is expected: between two loops over batches.
     """
 
-    def __init__(self, world: World, stacks_s: float) -> None:
+    def __init__(self, world: World, stacks_s: float, expects: Callable[[], bool]) -> None:
+        self._expects = expects
         self._world, self._stacks_s, self._main = world, stacks_s, threading.main_thread().ident
         self._step, self._durations = 0, deque[float](maxlen=50)
         self._since = self._answered = time.monotonic()
@@ -78,7 +72,7 @@ class Watchdog(QuietObserver):
     def _tick(self) -> None:
         told = 0
         while not self._stopped.wait(_TICK_S):
-            if any(frame.f_code.co_name in _EXCUSED for frame in self._frames()):
+            if self._is_excused(self._frames()):
                 self._since = time.monotonic()
             late_s = self._late_s()
             if late_s and time.monotonic() - self._answered > 5 * _BEAT_S and told < 1:
@@ -130,8 +124,11 @@ class Watchdog(QuietObserver):
             "step": self._step + 1,
             "place": "" if inner is None else f"{Path(inner.f_code.co_filename).name}:{inner.f_lineno}",
             "waits": any(part in frame.f_code.co_filename for frame in frames for part in _WAITING),
-            "excused": any(frame.f_code.co_name in _EXCUSED for frame in frames),
+            "excused": self._is_excused(frames),
         }
+
+    def _is_excused(self, frames: Iterable[FrameType]) -> bool:
+        return not self._expects() or any(frame.f_code.co_name in _EXCUSED for frame in frames)
 
     def _frames(self) -> Iterator[FrameType]:
         """Yield the frames of the main thread, the innermost first."""

@@ -32,15 +32,3 @@ def build(name: str, shape: tuple[int, ...], num_classes: int, dropout: float | 
         raise UserError(f"--model={name} cannot take {kind.format(shape)}: {first_line(error)}") from None
     module: nn.Module = build_module(shape, num_classes, dropout)
     return module
-
-
-def fewest_samples(module: nn.Module, shape: tuple[int, ...]) -> int:
-    """Return how many samples of `shape` the module can be trained on at least: 2 with BatchNorm of vectors, else 1."""
-    sample = torch.empty(1, *shape, dtype=torch.int64 if len(shape) == 1 else torch.float32, device="meta")
-    state = {name: t.to("meta") for name, t in [*module.named_parameters(), *module.named_buffers()]}
-    try:
-        with torch.device("meta"):
-            torch.func.functional_call(module, state, (sample,))
-    except ValueError:  # "Expected more than 1 value per channel when training"
-        return 2
-    return 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from train.records.observer import EpochRecord, StepRecord
 from train.records.runs import RunRecords
 
 if TYPE_CHECKING:
@@ -21,80 +24,98 @@ _WINDOWS = 50
 
 @dataclass(frozen=True)
 class Curve:
-    """One picture.
+    """One picture of a value in the records of all steps, or of all epochs.
 
-    points: (step, value) of a run; empty if it has none.  dashed: a second line for each run.
+    dashed: the value of a second line for each run.
     noisy: if the points are many, they are drawn faintly, under their running mean.
     """
 
     file: str
     title: str
     unit: str
-    points: Callable[[RunRecords], Points]
-    dashed: Callable[[RunRecords], Points] | None = None
+    name: str
+    of: str = "steps"
+    factor: float = 1.0
+    dashed: str | None = None
     noisy: bool = False
 
-
-def _of_steps(key: str) -> Callable[[RunRecords], Points]:
-    def points(run: RunRecords) -> Points:
-        return [(step, run.steps[step][key]) for step in sorted(run.steps) if key in run.steps[step]]
-
-    return points
-
-
-def _of_epochs(key: str, factor: float = 1.0) -> Callable[[RunRecords], Points]:
-    def points(run: RunRecords) -> Points:
-        return [(run.epochs[epoch]["step"], factor * run.epochs[epoch][key]) for epoch in sorted(run.epochs)]
-
-    return points
+    def points(self, run: RunRecords, name: str | None) -> Points:
+        """Return (step, value) in the order of the steps; empty if the run has none."""
+        records: dict[int, dict[str, Any]] = getattr(run, self.of)
+        found = [records[number] for number in sorted(records) if name in records[number]]
+        return [(record["step"], self.factor * record[name or ""]) for record in found]
 
 
+_EPOCH_LOSS = "mean loss of an epoch: validation, and training (dashed)"
 CURVES = [
-    Curve("loss.png", "training loss, each step", "loss", _of_steps("loss"), noisy=True),
-    Curve(
-        "epoch-loss.png",
-        "mean loss of an epoch: validation, and training (dashed)",
-        "loss",
-        _of_epochs("val_loss"),
-        _of_epochs("train_loss"),
-    ),
-    Curve("accuracy.png", "validation accuracy", "accuracy [%]", _of_epochs("val_accuracy", 100.0)),
-    Curve("lr.png", "learning rate", "learning rate", _of_steps("lr")),
-    Curve("grad-norm.png", "norm of the gradient", "norm", _of_steps("grad_norm"), noisy=True),
-    Curve("speed.png", "speed", "samples per second", _of_steps("samples_per_second")),
-    Curve("input.png", "time spent waiting for input", "share of a step", _of_steps("input_share")),
-    Curve(
-        "communication.png", "time spent waiting for other ranks", "share of a step", _of_steps("communication_share")
-    ),
+    Curve("loss.png", "training loss, each step", "loss", "loss", noisy=True),
+    Curve("epoch-loss.png", _EPOCH_LOSS, "loss", "val_loss", "epochs", dashed="train_loss"),
+    Curve("accuracy.png", "validation accuracy", "accuracy [%]", "val_accuracy", "epochs", 100.0),
+    Curve("lr.png", "learning rate", "learning rate", "lr"),
+    Curve("grad-norm.png", "norm of the gradient", "norm", "grad_norm", noisy=True),
+    Curve("speed.png", "speed", "samples per second", "samples_per_second"),
+    Curve("input.png", "time spent waiting for input", "share of a step", "input_share"),
+    Curve("communication.png", "time spent waiting for other ranks", "share of a step", "communication_share"),
 ]
+# Other names in the records come from run.record().
+_KNOWN = {field.name for record in (StepRecord, EpochRecord) for field in fields(record)}
+_KNOWN |= {"event", "val_loss", "val_accuracy"}
 
 
-def draw(runs: Sequence[RunRecords], folder: Path) -> list[Path]:
-    """Draw each quantity that at least one run has; return the files."""
+def _own_metrics(runs: Sequence[RunRecords]) -> list[Curve]:
+    """Return a curve for each name that run.record() added to steps or epochs."""
+    curves = {}
+    for run, of in product(runs, ("epochs", "steps")):
+        for name in {name for record in getattr(run, of).values() for name in record} - _KNOWN:
+            file = re.sub(r"\W", "-", name) + ".png"
+            curves[name] = Curve(file, f"{name}, recorded by the program", name, name, of, noisy=True)
+    return [curves[name] for name in sorted(curves)]
+
+
+def _difference(first: RunRecords, second: RunRecords) -> RunRecords:
+    """Return a run whose loss is the difference of two runs, as a share of the larger loss, where they differ."""
+    pairs = [
+        (step, first.steps[step]["loss"], second.steps[step]["loss"]) for step in first.steps & second.steps.keys()
+    ]
+    apart = {step: abs(a - b) / max(abs(a), abs(b), 1e-300) for step, a, b in pairs if a != b}
+    steps = {step: {"step": step, "loss": share} for step, share in apart.items()}
+    return RunRecords(f"{first.name} and {second.name} apart", steps=steps)
+
+
+def draw(
+    runs: Sequence[RunRecords], folder: Path, compared: tuple[RunRecords, RunRecords] | None = None, log: bool = False
+) -> list[Path]:
+    """Draw each quantity that at least one run has, and the difference of the two in `compared`; return the files.
+
+    log: logarithmic axes for losses.
+    """
+    drawn = [_drawn(curve, runs, folder, log and curve.unit == "loss") for curve in [*CURVES, *_own_metrics(runs)]]
+    if compared is not None:
+        apart = Curve("difference.png", "difference of the training losses", "share of the larger loss", "loss")
+        drawn.append(_drawn(apart, [_difference(*compared)], folder, True))
+    return [file for file in drawn if file is not None]
+
+
+def _drawn(curve: Curve, runs: Sequence[RunRecords], folder: Path, log: bool) -> Path | None:
     from matplotlib.figure import Figure  # without pyplot: no window, no state
 
-    drawn = []
-    for curve in CURVES:
-        if not any(curve.points(run) for run in runs):
-            continue
-        figure = Figure(figsize=(5.4, 3.8), layout="constrained")
-        axes = figure.subplots()
-        for number, run in enumerate(runs):
-            look = {"color": f"C{number % 10}", "linewidth": 2.5 if number == 0 else 1.5}
-            points = curve.points(run)
-            if curve.noisy and len(points) > _NOISY:
-                axes.plot(*zip(*points, strict=True), color=look["color"], alpha=0.2, linewidth=0.8)
-                points = _running_means(points)
-            _line(axes, points, label=run.name, **look)
-            if curve.dashed is not None:
-                _line(axes, curve.dashed(run), linestyle="--", **look)
-        axes.set(title=curve.title, xlabel="step", ylabel=curve.unit)
-        axes.grid(True, alpha=0.3)
-        axes.legend(fontsize="small")
-        file = folder / curve.file
-        figure.savefig(file, dpi=140)
-        drawn.append(file)
-    return drawn
+    if not any(curve.points(run, curve.name) for run in runs):
+        return None
+    figure = Figure(figsize=(5.4, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for number, run in enumerate(runs):
+        look = {"color": f"C{number % 10}", "linewidth": 2.5 if number == 0 else 1.5}
+        points = curve.points(run, curve.name)
+        if curve.noisy and len(points) > _NOISY:
+            axes.plot(*zip(*points, strict=True), color=look["color"], alpha=0.2, linewidth=0.8)
+            points = _running_means(points)
+        _line(axes, points, label=run.name, **look)
+        _line(axes, curve.points(run, curve.dashed), linestyle="--", **look)
+    axes.set(title=curve.title, xlabel="step", ylabel=curve.unit, yscale="log" if log else "linear")
+    axes.grid(True, alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(folder / curve.file, dpi=140)
+    return folder / curve.file
 
 
 def _line(axes: Axes, points: Points, **look: Any) -> None:

@@ -1,10 +1,15 @@
-"""metrics.jsonl, and the hash that shows whether two runs ended with the same weights."""
+"""metrics.jsonl: its records, the one of the start, and the hash that shows whether two runs ended with one result."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import platform
+import shlex
+import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -15,11 +20,16 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
+from train import __version__
+from train.config import TrainConfig
+from train.data.sampler import ShardSampler
+from train.data.shard import share
 from train.errors import UserError
-from train.records.observer import EpochRecord, Incident, RunEnd, StepRecord
+from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
+from train.world.environment import World
 
 
-class MetricsFile:
+class MetricsFile(Observer):
     """The observer that appends one JSON object per line to RUN_DIR/metrics.jsonl, which may exist already.
 
     With run_dir None it writes nothing, for the ranks other than 0 and for runs that keep no record.
@@ -64,21 +74,18 @@ class MetricsFile:
                 raise
 
     def run_started(self, start: dict[str, Any]) -> None:
-        """Write the `start` record."""
         self.write("start", **start)
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
         """Write a `step` record of each step whose loss is known now; a field that is None is left out."""
         for record in known:
-            self.write("step", **{name: value for name, value in asdict(record).items() if value is not None})
+            self.write("step", **_flat(record))
 
     def incident(self, incident: Incident) -> None:
-        """Write an `incident` record."""
         self.write("incident", **asdict(incident))
 
     def epoch_ended(self, record: EpochRecord) -> None:
-        """Write the `epoch` record."""
-        self.write("epoch", **asdict(record))
+        self.write("epoch", **_flat(record))
 
     def run_ended(self, end: RunEnd) -> None:
         """Write the `end` record, or the `stop` record if a signal stopped the run."""
@@ -86,6 +93,15 @@ class MetricsFile:
             self.write("stop", epoch=end.epoch, step=end.step, saved=end.saved)
         else:
             self.write("end", step=end.step, weights_sha256=end.weights_sha256)
+
+
+def _flat(record: StepRecord | EpochRecord) -> dict[str, Any]:
+    """Return the fields of a record that are known, and what is in `values` in its place."""
+    fields: dict[str, Any] = {}
+    for name, value in asdict(record).items():
+        fields |= value if name == "values" else {name: value}
+    # JSON has no name for a number that is not finite.
+    return {name: value for name, value in fields.items() if value is not None and math.isfinite(value)}
 
 
 @contextmanager
@@ -112,3 +128,64 @@ def weights_sha256(state_dict: Mapping[str, Tensor]) -> str:
         # PyTorch runs on little-endian machines only, so the bytes in memory are little-endian already.
         digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def arithmetic(config: TrainConfig, world: World, sampler: ShardSampler) -> dict[str, int]:
+    """Return how the processes share the global batch, and how many steps an epoch has.
+
+    sampler: at the start of an epoch.
+    """
+    readers = sampler.world_size
+    first, last = ([len(share(part, rank, readers)) for part in sampler.parts()] for rank in (0, readers - 1))
+    return {
+        "batch_size": config.batch_size,
+        "world_size": world.world_size,
+        "readers": readers,
+        "largest_share": sum(first),
+        "smallest_share": sum(last),
+        "accumulate": config.accumulate,
+        "num_samples": sampler.num_samples,
+        "steps_per_epoch": len(sampler),
+        "last_batch": len(sampler.stretch(len(sampler) - 1)),
+    }
+
+
+def in_words(numbers: dict[str, int]) -> str:
+    n = numbers
+    shares = f"{n['smallest_share']}"
+    if n["largest_share"] != n["smallest_share"]:
+        shares += f" or {n['largest_share']}"
+    pieces = f", in {n['accumulate']} micro-batches" if n["accumulate"] > 1 else ""
+    last = f", the last with {n['last_batch']} samples" if n["last_batch"] != n["batch_size"] else ""
+    who = f"{n['readers']} process{'es' * (n['readers'] > 1)}"
+    if n["readers"] < n["world_size"]:
+        who = f"{n['readers']} pipeline of {n['world_size']} processes"
+    return (
+        f"global batch {n['batch_size']} = {who} x {shares} samples{pieces}\n"
+        f"{n['num_samples']} samples = {n['steps_per_epoch']} steps per epoch{last}"
+    )
+
+
+def start_record(
+    config: TrainConfig,
+    world: World,
+    device: torch.device,
+    where: list[str],
+    numbers: dict[str, int],
+    settings: set[str] | None = None,
+) -> dict[str, Any]:
+    """Return the values of the `start` record of metrics.jsonl.
+
+    settings: the names of the settings that the run has; all of the config's unless given.
+    where: what train.world.placement.where_ranks_are() returns; numbers: what arithmetic() returns.
+    run_id is random and new at each start.  command_line is how a shell would start this process.
+    """
+    return {
+        "run_id": uuid.uuid4().hex,
+        "command_line": shlex.join(sys.orig_argv),
+        "world": {"world_size": world.world_size, "launcher": world.launcher, "attempt": world.attempt, "ranks": where},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "versions": {"train": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "config": config.model_dump(include=settings),
+        "arithmetic": numbers,
+    }

@@ -6,8 +6,8 @@ The Trainer gets a list of observers; a new one changes nothing in the training.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class StepRecord:
     grad_norm: norm of the whole gradient before it was clipped; None if it is not finite.
     input_share, communication_share: parts of seconds_per_step in which rank 0's host waited for its batch, and for the
         gradients of other ranks.  None if unknown: communication_share is unknown on CUDA and with native DDP.
+    values: what run.record() added, means over the global batch.
     """
 
     epoch: int
@@ -34,21 +35,22 @@ class StepRecord:
     grad_norm: float | None
     input_share: float | None = None
     communication_share: float | None = None
+    values: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class EpochRecord:
     """One epoch and its evaluation: means over samples, each sample once, whatever the world size.
 
-    step: steps of the run so far; samples: training samples in train_loss; samples_read: all of the epoch so far, also
-        of skipped steps and of steps whose losses a failure has lost; train_seconds: `seconds` without the evaluation.
+    step: steps of the run so far; train_loss: None if no step had a loss; samples: training samples in train_loss.
+    samples_read: all of the epoch so far, also of skipped steps and of steps whose losses a failure has lost.
+    train_seconds: `seconds` without the evaluation; values: what run.record() added, such as val_loss.
     """
 
     epoch: int
     step: int
-    train_loss: float
-    val_loss: float
-    val_accuracy: float
+    train_loss: float | None
+    values: dict[str, float]
     samples: int
     samples_read: int
     seconds: float
@@ -91,12 +93,14 @@ class RunEnd:
     best: Best | None = None
 
 
-class Observer(Protocol):
-    """Follows a run on one rank.  No method may run collectives: other ranks may have other observers."""
+class Observer:
+    """Follows a run on one rank, as the methods say that a subclass has; the others do nothing.
+
+    No method may run collectives: other ranks may have other observers.
+    """
 
     def run_started(self, start: dict[str, Any]) -> None:
-        """Called when the processes have met.  `start` is what train.records.start.start_record() returns."""
-        ...
+        """Called when the processes have met.  `start` is what train.records.metrics.start_record() returns."""
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
         """Called when step `step` has just ended on the host.
@@ -104,35 +108,12 @@ class Observer(Protocol):
         `known` holds the steps, up to this one, whose losses have been read now.  Losses stay on the device until
         `--log-every` of them are read at once, so `known` is empty after most steps.  A skipped step has no record.
         """
-        ...
 
     def incident(self, incident: Incident) -> None:
         """Called for a rare event at a step, before step_ended() of the same step."""
-        ...
 
     def epoch_ended(self, record: EpochRecord) -> None:
         """Called when an epoch has been trained and evaluated; its checkpoint is not yet saved."""
-        ...
 
     def run_ended(self, end: RunEnd) -> None:
         """Called when the run has reached its end or was stopped by a signal, but not after an error."""
-        ...
-
-
-class QuietObserver(Observer):
-    """An observer that does nothing: the base class of observers that follow only some events."""
-
-    def run_started(self, start: dict[str, Any]) -> None:
-        pass
-
-    def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
-        pass
-
-    def incident(self, incident: Incident) -> None:
-        pass
-
-    def epoch_ended(self, record: EpochRecord) -> None:
-        pass
-
-    def run_ended(self, end: RunEnd) -> None:
-        pass

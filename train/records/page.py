@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from train.records.difference import differing_settings
-from train.records.runs import RunRecords
+from train.records.runs import RunRecords, differing_settings
 
 _STYLE = """
 body { font: 16px/1.4 system-ui, sans-serif; margin: 1.5rem; color: #222; background: #fff; }
@@ -22,7 +21,7 @@ pre { white-space: pre-wrap; background: #f5f5f5; padding: .8rem; }
 
 
 def page(runs: Sequence[RunRecords], pictures: Sequence[Path], differences: str | None) -> str:
-    """Return the page; differences: the text of train.records.difference, if two runs are compared."""
+    """Return the page; differences: the text of train.records.runs.difference(), if two runs are compared."""
     parts = [f"<h1>{escape(', '.join(run.name for run in runs))}</h1>", _table(_summary(runs))]
     if differences is not None:
         parts += ["<h2>Where the runs differ</h2>", f"<pre>{escape(differences)}</pre>"]
@@ -37,36 +36,23 @@ def page(runs: Sequence[RunRecords], pictures: Sequence[Path], differences: str 
 
 
 def _summary(runs: Sequence[RunRecords]) -> list[list[str]]:
-    head = [
-        "run",
-        "model",
-        "dataset",
-        "processes",
-        "steps",
-        "last loss",
-        "best accuracy",
-        "training time",
-        "ended",
-        "weights",
-    ]
-    rows = [head]
+    rows = []
     for run in runs:
         best, world = run.best_accuracy, (run.starts or [{}])[-1].get("world", {})
-        rows.append(
-            [
-                run.name,
-                str(run.config.get("model", "")),
-                str(run.config.get("dataset", "")),
-                str(world.get("world_size", "")),
-                str(max(run.steps)),
-                f"{run.steps[max(run.steps)]['loss']:.4f}",
-                "" if best is None else f"{best:.2%}",
-                f"{run.seconds:.1f} s",
-                "no" if run.end is None else "yes",
-                "" if run.end is None else run.end["weights_sha256"][:12],
-            ]
-        )
-    return rows
+        row = {
+            "run": run.name,
+            "model": run.config.get("model", ""),
+            "dataset": run.config.get("dataset", ""),
+            "processes": world.get("world_size", ""),
+            "steps": max(run.steps),
+            "last loss": f"{run.steps[max(run.steps)]['loss']:.4f}",
+            "best accuracy": "" if best is None else f"{best:.2%}",
+            "training time": f"{run.seconds:.1f} s",
+            "ended": "no" if run.end is None else "yes",
+            "weights": "" if run.end is None else run.end["weights_sha256"][:12],
+        }
+        rows.append([str(value) for value in row.values()])
+    return [[*row], *rows]
 
 
 def _settings(runs: Sequence[RunRecords]) -> list[list[str]]:

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from train.collectives.waiting import range_name
 from train.errors import UserError
-from train.records.observer import QuietObserver, StepRecord
+from train.records.observer import Observer, StepRecord
 from train.records.progress import say
 
 Interval = tuple[float, float]
@@ -28,7 +28,7 @@ def profiles(ranks: str, rank: int) -> bool:
     return ranks == "all" or rank in map(int, ranks.split(","))
 
 
-class Profile(QuietObserver):
+class Profile(Observer):
     """The observer that profiles the steps FIRST to LAST of this rank.
 
     It writes RUN_DIR/profile/rank-N.pt.trace.json, which chrome://tracing, ui.perfetto.dev and TensorBoard's profile
@@ -47,7 +47,6 @@ class Profile(QuietObserver):
         self._running: profile | None = None
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
-        """Start the profile after the step before FIRST, and end it after LAST."""
         if self._running is None and step == self._first - 1:
             activities = [ProfilerActivity.CPU]
             if self._device.type == "cuda":
@@ -114,7 +113,6 @@ def summarize(recorded: profile) -> Summary:
 
 
 def in_words(summary: Summary, num_steps: int) -> str:
-    """Return the summary for a person."""
 
     def part(seconds: float) -> str:
         return f"{seconds * 1e3 / num_steps:.2f} ms a step, {seconds / summary.total:.1%}"

@@ -8,25 +8,25 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from train.records.observer import EpochRecord, Incident, RunEnd, StepRecord
-from train.records.start import in_words
+from train.records.metrics import in_words
+from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 
-class Progress:
+class Progress(Observer):
     """The observer that reports to a person.  Only rank 0 has one."""
 
     def __init__(self) -> None:
-        self._epochs = self._steps_per_epoch = self._last_step = 0
-        self._epoch: _Epoch | None = None
+        self._epochs = self._steps_per_epoch = self._last_step = self._done = 0
+        self._title = ""
+        self._bar: tqdm[Any] | None = None
         self._seconds, self._steps = 0.0, 0  # of the steps of this start
         self._places = ""
         self._started = time.monotonic()
 
     def run_started(self, start: dict[str, Any]) -> None:
-        """Say where the ranks are and how they share the global batch."""
         config = start["config"]
         self._epochs = config["epochs"]
         self._steps_per_epoch = start["arithmetic"]["steps_per_epoch"]
@@ -37,30 +37,46 @@ class Progress:
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
         """Show the position, the mean of the losses that are known now, and how long the rest will take."""
-        if self._epoch is None:
-            epoch, done = divmod(step - 1, self._steps_per_epoch)
-            self._epoch = _Epoch(f"epoch {epoch + 1}/{self._epochs}", self._steps_per_epoch, done)
+        if not self._title:
+            epoch, self._done = divmod(step - 1, self._steps_per_epoch)
+            self._title = f"epoch {epoch + 1}/{self._epochs}"
+            if sys.stderr.isatty():
+                from tqdm import tqdm  # here, because only a terminal needs it, and a user-chosen image may lack it
+
+                total = self._steps_per_epoch
+                self._bar = tqdm(desc=self._title, total=total, initial=self._done, unit="step", leave=False)
         if known:
-            self._steps += len(known)
-            self._seconds += sum(record.seconds_per_step for record in known)
-            self._epoch.show(known, (self._last_step - step) * self._seconds / self._steps)
+            self._show(known, self._last_step - step)
         if step % self._steps_per_epoch == 0:
             self._close()
 
+    def _show(self, known: Sequence[StepRecord], steps_left: int) -> None:
+        self._done += len(known)
+        self._steps += len(known)
+        self._seconds += sum(record.seconds_per_step for record in known)
+        last, loss = known[-1], sum(r.loss * r.samples for r in known) / sum(r.samples for r in known)
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {loss:.4f}, lr {last.lr:.3g}", refresh=False)
+            self._bar.update(len(known))
+            return
+        say(
+            f"{time.strftime('%H:%M:%S', time.localtime(last.time))}  {self._title}  "
+            f"step {self._done}/{self._steps_per_epoch}  loss {loss:.4f}  lr {last.lr:.3g}  "
+            f"{last.samples_per_second:.0f} samples/s  {in_hours(steps_left * self._seconds / self._steps)} left"
+        )
+
     def incident(self, incident: Incident) -> None:
-        """Print the incident above the bar."""
-        if self._epoch is not None:
-            self._epoch.clear()
+        if self._bar is not None:
+            self._bar.clear()
         say(f"step {incident.step}: {incident.text}")
 
     def epoch_ended(self, record: EpochRecord) -> None:
-        """Say the losses of the epoch."""
         self._close()
         part = f" of {record.samples}/{record.samples_read} samples" if record.samples < record.samples_read else ""
-        say(
-            f"epoch {record.epoch}/{self._epochs}  train loss {record.train_loss:.4f}{part}  "
-            f"validation loss {record.val_loss:.4f}  accuracy {record.val_accuracy:.2%}  {record.seconds:.1f} s"
-        )
+        loss = "" if record.train_loss is None else f"train loss {record.train_loss:.4f}{part}  "
+        words = {"val_loss": "validation loss {:.4f}  ", "val_accuracy": "accuracy {:.2%}  "}
+        values = "".join(words.get(name, f"{name} {{:.4g}}  ").format(x) for name, x in record.values.items())
+        say(f"epoch {record.epoch}/{self._epochs}  {loss}{values}{record.seconds:.1f} s")
 
     def run_ended(self, end: RunEnd) -> None:
         """Say how the run went, or where a signal has stopped it.  Batch scripts look for the line about a signal."""
@@ -76,50 +92,9 @@ class Progress:
         say(f"done after {in_hours(time.monotonic() - self._started)}{best}{places}")
 
     def _close(self) -> None:
-        if self._epoch is not None:
-            self._epoch.close()
-            self._epoch = None
-
-
-class _Epoch:
-    """The display of one epoch's steps.
-
-    Args:
-        title: shown in front, `epoch 1/3`.
-        total, done: steps of the epoch, and those that an interrupted run has done already.
-    """
-
-    def __init__(self, title: str, total: int, done: int) -> None:
-        self.title, self.total, self.done = title, total, done
-        self._bar: tqdm[Any] | None = None
-        if sys.stderr.isatty():
-            # Imported here: only a terminal needs it, and a user-chosen image may lack it.
-            from tqdm import tqdm
-
-            self._bar = tqdm(desc=title, total=total, initial=done, unit="step", leave=False)
-
-    def show(self, known: Sequence[StepRecord], seconds_left: float) -> None:
-        """Count the steps in `known`; show the mean of their losses, and the last step's other values."""
-        last = known[-1]
-        self.done += len(known)
-        loss = sum(record.loss * record.samples for record in known) / sum(record.samples for record in known)
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {loss:.4f}, lr {last.lr:.3g}", refresh=False)
-            self._bar.update(len(known))
-        else:
-            say(
-                f"{time.strftime('%H:%M:%S', time.localtime(last.time))}  {self.title}  step {self.done}/{self.total}  "
-                f"loss {loss:.4f}  lr {last.lr:.3g}  {last.samples_per_second:.0f} samples/s  "
-                f"{in_hours(seconds_left)} left"
-            )
-
-    def clear(self) -> None:
-        if self._bar is not None:
-            self._bar.clear()
-
-    def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+        self._title, self._bar = "", None
 
 
 def in_hours(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Records of a run, read back from RUN_DIR/metrics.jsonl."""
+"""Records of runs, read back from RUN_DIR/metrics.jsonl, and the differences between two runs in words."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from typing import Any
 from train.errors import UserError
 
 Record = dict[str, Any]
+
+# Settings that change where records go and how often, not what is computed.
+_WITHOUT_EFFECT = {"run_dir", "checkpoint_dir", "checkpoint_every", "keep_checkpoints", "resume", "log_every", "config"}
+_WITHOUT_EFFECT |= {"tensorboard", "profile", "profile_ranks"}
+# Rounding changes a loss by less than the first limit; its consequences, by less than the second.
+_APART = (1e-4, 0.01)
 
 
 @dataclass
@@ -28,12 +34,11 @@ class RunRecords:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings of the last start."""
         return dict(self.starts[-1].get("config", {})) if self.starts else {}
 
     @property
     def best_accuracy(self) -> float | None:
-        return max((float(record["val_accuracy"]) for record in self.epochs.values()), default=None)
+        return max((r["val_accuracy"] for r in self.epochs.values() if "val_accuracy" in r), default=None)
 
     @property
     def seconds(self) -> float:
@@ -83,3 +88,79 @@ def _read(folder: Path, name: str, problems: list[str]) -> RunRecords:
     if not run.steps:
         problems.append(f"{file} holds no step: {why_empty}")
     return run
+
+
+def difference(first: RunRecords, second: RunRecords) -> str:
+    """Return what differs between two runs, one sentence per line."""
+    lines = [f"{first.name} and {second.name}:", *_settings(first, second), *_losses(first, second)]
+    return "\n".join([*lines, *_ends(first, second)])
+
+
+def differing_settings(first: RunRecords, second: RunRecords) -> dict[str, tuple[Any, Any]]:
+    """Return the differing settings that affect what is computed, each with both values."""
+    one, two = (_facts(run) for run in (first, second))
+    return {key: (one.get(key), two.get(key)) for key in sorted({*one, *two}) if one.get(key) != two.get(key)}
+
+
+def _facts(run: RunRecords) -> dict[str, Any]:
+    facts = {key: value for key, value in run.config.items() if key not in _WITHOUT_EFFECT}
+    if run.starts:
+        facts["number of processes"] = run.starts[-1].get("world", {}).get("world_size")
+        facts |= {f"version of {name}": text for name, text in run.starts[-1].get("versions", {}).items()}
+        facts["kind of device"] = run.starts[-1].get("device")
+    return facts
+
+
+def _settings(first: RunRecords, second: RunRecords) -> list[str]:
+    differing = differing_settings(first, second)
+    if not differing:
+        return ["settings, versions and number of processes are the same"]
+    return [f"{key}: {one} and {two}" for key, (one, two) in differing.items()]
+
+
+def _losses(first: RunRecords, second: RunRecords) -> list[str]:
+    common = [step for step in first.steps if step in second.steps]
+    if not common:
+        return ["no step was recorded in both"]
+    lines = []
+    pairs = [(step, first.steps[step], second.steps[step]) for step in sorted(common)]
+    rates = [(step, one["lr"], two["lr"]) for step, one, two in pairs if one["lr"] != two["lr"]]
+    if rates:
+        step, one, two = rates[0]
+        lines.append(f"learning rates first differ at step {step}: {one:g} and {two:g}")
+    apart = [(step, one["loss"], two["loss"]) for step, one, two in pairs if one["loss"] != two["loss"]]
+    if not apart:
+        return [*lines, f"all {len(common)} losses recorded in both are the same numbers"]
+    step, one, two = apart[0]
+    place = f"step {step} (epoch {first.steps[step]['epoch']})"
+    before = f"losses are the same numbers up to step {step - 1} and" if step > min(common) else "losses"
+    lines.append(
+        f"{before} first differ at {place}: {one:.6g} and {two:.6g}; the difference is "
+        f"{_relative(one, two):.2g} of the larger one"
+    )
+    for limit in _APART:
+        beyond = [step for step, one, two in apart if _relative(one, two) > limit]
+        if beyond:
+            lines.append(f"more than {limit:.2%} apart at {len(beyond)} steps, first at step {beyond[0]}")
+        else:
+            lines.append(f"never more than {limit:.2%} apart in {len(common)} steps")
+            break
+    return lines
+
+
+def _ends(first: RunRecords, second: RunRecords) -> list[str]:
+    lines = []
+    last = (max(first.steps), max(second.steps))
+    if last[0] != last[1]:
+        lines.append(f"the last steps are {last[0]} and {last[1]}")
+    accuracies = (first.best_accuracy, second.best_accuracy)
+    if accuracies[0] is not None and accuracies[1] is not None:
+        lines.append(f"best accuracies: {accuracies[0]:.2%} and {accuracies[1]:.2%}")
+    if first.end is not None and second.end is not None:
+        same = first.end["weights_sha256"] == second.end["weights_sha256"]
+        lines.append("the final weights are " + ("identical" if same else "different"))
+    return lines
+
+
+def _relative(one: float, two: float) -> float:
+    return abs(one - two) / max(abs(one), abs(two), 1e-300)

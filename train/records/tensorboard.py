@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from train.errors import UserError, refuse_without
-from train.records.observer import EpochRecord, QuietObserver, RunEnd, StepRecord
+from train.records.observer import EpochRecord, Observer, RunEnd, StepRecord
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 
 
-class TensorBoard(QuietObserver):
+class TensorBoard(Observer):
     """The observer that writes each known step and each epoch.  Only rank 0 has one.
 
     Args:
@@ -36,33 +36,29 @@ class TensorBoard(QuietObserver):
         self._writer: SummaryWriter | None = None
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
-        """Write the values of the known steps, at the times at which they ended."""
         for record in known:
-            values = {
+            values: dict[str, float | None] = {
                 "train/loss": record.loss,
                 "train/lr": record.lr,
                 "train/grad_norm": record.grad_norm,
                 "speed/samples_per_second": record.samples_per_second,
                 "speed/seconds_per_step": record.seconds_per_step,
-            } | {f"share_of_time/{name}": share for name, share in _shares(record).items()}
+                **{f"train/{name}": value for name, value in record.values.items()},
+                "share_of_time/data": record.input_share,
+                "share_of_time/communication": record.communication_share,
+            }
+            if record.input_share is not None and record.communication_share is not None:
+                values["share_of_time/compute"] = 1 - record.input_share - record.communication_share
             self._write(record.step, values, record.time)
         if known:
             self._write(step, {"memory/peak_mib": self._peak_mib()}, known[-1].time)
             self._opened(step).flush()  # an error ends the process at once; unwritten values would be lost
 
     def epoch_ended(self, record: EpochRecord) -> None:
-        """Write the means of the epoch."""
-        self._write(
-            record.step,
-            {
-                "epoch/train_loss": record.train_loss,
-                "epoch/val_loss": record.val_loss,
-                "epoch/val_accuracy": record.val_accuracy,
-            },
-        )
+        values = {"train_loss": record.train_loss, **record.values}
+        self._write(record.step, {f"epoch/{name}": value for name, value in values.items()})
 
     def run_ended(self, end: RunEnd) -> None:
-        """Close the files."""
         if self._writer is not None:
             self._writer.close()
 
@@ -84,10 +80,3 @@ class TensorBoard(QuietObserver):
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device) / _MIB
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MIB
-
-
-def _shares(record: StepRecord) -> dict[str, float | None]:
-    """Return the shares of rank 0's time; `compute` is what remains, if all other shares are known."""
-    data, communication = record.input_share, record.communication_share
-    compute = None if data is None or communication is None else 1 - data - communication
-    return {"data": data, "communication": communication, "compute": compute}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,31 +12,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from train.config import TrainConfig
+
 
 @dataclass(frozen=True)
 class Context:
-    """The input of a strategy: the device, the ranks that share the model, and the options that it may have.
+    """The input of a strategy: the settings, the device and the ranks that share the model.
 
     group: the ranks that share the model (None is the default group); world_size: how many they are.
     ranks_have_own_buffers: BatchNorm is not synchronised, so rank 0's buffers have to be sent.
-    sync: how gradients travel; a file in train/sync/.
-    micro_batch: shape and type of a pipeline's inputs, on the meta device; micro_batches: how many in a step.
-    sync_batchnorm, precision, fsdp_wrap, fsdp_reshard, pipeline_schedule: as in the config.
+    micro_batch: shape and type of a pipeline's inputs, on the meta device.
     """
 
+    config: TrainConfig
     device: torch.device
     group: dist.ProcessGroup | None
     world_size: int
-    bucket_mib: float
-    ranks_have_own_buffers: bool
-    sync: str = "all_reduce"
-    sync_batchnorm: bool = True
-    precision: str = "fp32"
-    fsdp_wrap: str = "block"
-    fsdp_reshard: bool = True
-    pipeline_schedule: str = "1f1b"
+    ranks_have_own_buffers: bool = False
     micro_batch: Tensor | None = None
-    micro_batches: int = 1
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
@@ -51,7 +43,7 @@ class Autocasting(nn.Module):
 
     def __init__(self, layers: nn.Module, context: Context) -> None:
         super().__init__()
-        self.layers, self.precision, self.device = layers, context.precision, context.device
+        self.layers, self.precision, self.device = layers, context.config.precision, context.device
 
     def forward(self, inputs: Tensor) -> Tensor:
         with autocast(self.precision, self.device):
@@ -67,45 +59,40 @@ def _nothing() -> None:
 class Wrapped:
     """A model as a strategy runs it.  The optimizer has the parameters of the bare model.
 
+    module: the bare model.
     call: the forward of one micro-batch.  Its backward averages the gradients over the ranks.
     no_sync: a context in which backwards only add to p.grad, for all micro-batches of a step but the last.
     state_dict: the state of the whole model, with the bare model's names; at least on rank 0.  All ranks call it
         together.
-    clip: scale the gradients down to a total norm of at most its argument, after the last backward of a step.  It
-        returns the norm before scaling, one number on the device, the same on all ranks.  With infinity it only
-        measures.
-    after_backward: called between the last backward of a step and `clip`.  Only average_after_backward needs it.
-    local_part: what this rank holds of a model that is spread over the ranks; None if each rank holds it all.
+    norm: the norm of all gradients after the last backward of a step, one number on the device, the same on all ranks.
+    after_backward: called between the last backward of a step and `norm`.  Only average_after_backward needs it.
     predict: the forward of an evaluation, on all ranks together; it returns None on a rank that does not get the
         logits.  Without `predict` the bare model is called.
     rescale: called with the factor by which the loss scale has changed, for what is kept of gradients between steps.
     """
 
-    call: Callable[[Tensor], Tensor]
+    module: nn.Module
+    call: nn.Module
     no_sync: Callable[[], AbstractContextManager[None]]
     state_dict: Callable[[], dict[str, Any]]
-    clip: Callable[[float], Tensor]
+    norm: Callable[[], Tensor]
     after_backward: Callable[[], None] = _nothing
-    local_part: nn.Module | None = None
     predict: Callable[[Tensor], Tensor | None] | None = None
     rescale: Callable[[float], None] = lambda factor: None
 
 
 def replicated(
     model: nn.Module,
-    call: Callable[[Tensor], Tensor],
+    call: nn.Module,
     no_sync: Callable[[], AbstractContextManager[None]] = nullcontext,
     after_backward: Callable[[], None] = _nothing,
 ) -> Wrapped:
     """Return `call` as a strategy in which every rank holds all parameters and all gradients of `model`."""
+    return Wrapped(model, call, no_sync, model.state_dict, lambda: norm_here(model), after_backward)
 
-    def clip(max_norm: float) -> Tensor:
-        norm = nn.utils.get_total_norm([param.grad for param in model.parameters() if param.grad is not None])
-        if max_norm < math.inf:
-            nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
-        return norm
 
-    return Wrapped(call, no_sync, model.state_dict, clip, after_backward)
+def norm_here(model: nn.Module) -> Tensor:
+    return nn.utils.get_total_norm([param.grad for param in model.parameters() if param.grad is not None])
 
 
 def wrap(name: str, model: nn.Module, context: Context) -> Wrapped:

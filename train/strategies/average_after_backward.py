@@ -33,6 +33,5 @@ class AverageAfterBackward(nn.Module):
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
-    """Return the model with a loop that averages its gradients over the ranks that share it."""
     wrapped = AverageAfterBackward(model, context.group)
     return replicated(model, wrapped, after_backward=wrapped.average)

@@ -17,8 +17,8 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
         return replicated(model, model)
     wrapped = CustomDDP(
         model,
-        sync=sync.named(context.sync),
-        bucket_mib=context.bucket_mib,
+        sync=sync.named(context.config.sync),
+        bucket_mib=context.config.bucket_mib,
         broadcast_buffers=context.ranks_have_own_buffers,
         process_group=context.group,
     )

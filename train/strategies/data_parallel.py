@@ -23,7 +23,7 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
             "started: each would train its own model. Start one, or use --strategy=custom_ddp"
         )
     devices = torch.cuda.device_count() if context.device.type == "cuda" else 1
-    if devices > 1 and has_batchnorm(model) and context.sync_batchnorm:
+    if devices > 1 and has_batchnorm(model) and context.config.sync_batchnorm:
         raise SharedError(
             "--strategy=data_parallel cannot synchronise BatchNorm between the GPUs of one process: use "
             "--strategy=custom_ddp with one process per GPU, or --no-sync-batchnorm for statistics of each GPU alone"

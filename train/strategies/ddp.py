@@ -12,7 +12,6 @@ from train.strategies import Context, Wrapped, replicated
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
-    """Return native DDP with gradients as views of its buckets."""
     # torch 2.15 warns of the old name.
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
@@ -20,7 +19,7 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
     wrapped = DistributedDataParallel(
         model,
         process_group=context.group,
-        bucket_cap_mb=context.bucket_mib,
+        bucket_cap_mb=context.config.bucket_mib,
         gradient_as_bucket_view=True,
         **options,
     )

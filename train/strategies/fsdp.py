@@ -7,7 +7,6 @@ Source: docs.pytorch.org, torch.distributed.fsdp.fully_shard.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from train.collectives.broadcast import broadcast_from_rank_0
 from train.collectives.sync_batchnorm import has_batchnorm, has_sync_batchnorm
 from train.errors import SharedError
-from train.strategies import Context, Wrapped
+from train.strategies import Context, Wrapped, norm_here
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
@@ -38,7 +37,7 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
             f"--strategy=fsdp cannot be used here: fully_shard of torch {torch.__version__} does not run on CPUs. "
             "Install torch 2.7 or newer, or use --strategy=custom_ddp"
         )
-    if context.precision == "bf16" and has_batchnorm(model) and not has_sync_batchnorm(model):
+    if context.config.precision == "bf16" and has_batchnorm(model) and not has_sync_batchnorm(model):
         raise SharedError(
             "--strategy=fsdp with --precision=bf16 needs synchronised BatchNorm: leave out --no-sync-batchnorm, or use "
             "--precision=fp32"
@@ -46,20 +45,24 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
     broadcast_from_rank_0([*model.parameters(), *model.buffers()], context.group)
     group = context.group or dist.group.WORLD
     assert group is not None
+    mixed = MixedPrecisionPolicy()
+    if context.config.precision == "bf16":  # gradients are summed, and weights kept, in float32
+        mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     options: dict[str, Any] = {
         "mesh": DeviceMesh.from_group(group, context.device.type),
-        "reshard_after_forward": context.fsdp_reshard,
-        "mp_policy": _mixed_precision(context.precision),
+        "reshard_after_forward": context.config.fsdp_reshard,
+        "mp_policy": mixed,
     }
-    for unit in units(model, context.fsdp_wrap, context.bucket_mib):
+    for unit in units(model, context.config.fsdp_wrap, context.config.bucket_mib):
         fully_shard(unit, **options)
     sharded: Any = fully_shard(model, **options)  # the parameters in no unit
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in rank 0's memory, and nothing on other ranks
     return Wrapped(
+        module=sharded,
         call=sharded,
         no_sync=lambda: _no_sync(sharded),
-        state_dict=lambda: _whole_state_dict(sharded),
-        clip=lambda max_norm: _clip(sharded, max_norm),
-        local_part=sharded,
+        state_dict=lambda: get_model_state_dict(sharded, options=whole),
+        norm=lambda: _norm(sharded),
     )
 
 
@@ -82,16 +85,8 @@ def units(model: nn.Module, by: str, bucket_mib: float) -> Iterator[list[nn.Modu
         yield unit
 
 
-def _mixed_precision(precision: str) -> MixedPrecisionPolicy:
-    """Gather parameters as bf16 if the run computes in bf16; gradients are summed, and weights kept, in float32."""
-    if precision == "bf16":
-        return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    return MixedPrecisionPolicy()
-
-
 @contextmanager
 def _no_sync(model: FSDPModule) -> Iterator[None]:
-    """Keep the gradients of a backward whole on each rank, until the first backward outside."""
     model.set_requires_gradient_sync(False)
     try:
         yield
@@ -99,14 +94,6 @@ def _no_sync(model: FSDPModule) -> Iterator[None]:
         model.set_requires_gradient_sync(True)
 
 
-def _whole_state_dict(model: nn.Module) -> dict[str, Any]:
-    """Return the whole state in rank 0's host memory, and nothing on other ranks.  A collective."""
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-
-
-def _clip(model: nn.Module, max_norm: float) -> Tensor:
-    norm = nn.utils.get_total_norm([param.grad for param in model.parameters() if param.grad is not None])
-    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm  # over the shards of all ranks
-    if max_norm < math.inf:
-        nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, whole)
-    return whole
+def _norm(model: nn.Module) -> Tensor:
+    norm = norm_here(model)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm  # over the shards of all ranks

@@ -47,6 +47,5 @@ class HookPerParameter(nn.Module):
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
-    """Return the model with hooks that average its gradients over the ranks that share it."""
     wrapped = HookPerParameter(model, context.group)
     return replicated(model, wrapped, wrapped.no_sync)

@@ -7,7 +7,6 @@ work the bubble is (stages - 1) / (micro-batches + stages - 1) of the time (GPip
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from train.collectives.broadcast import broadcast_from_rank_0
 from train.collectives.sync_batchnorm import has_batchnorm
 from train.errors import SharedError
 from train.records.progress import say
-from train.strategies import Autocasting, Context, Wrapped
+from train.strategies import Autocasting, Context, Wrapped, norm_here
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def wrap(model: nn.Module, context: Context) -> Pipelined:
     works, shapes = _meta_forward(layers, context.micro_batch)
     stages = even_stretches(works, num_stages)
     mine = stages[rank]
-    formula = bubble([sum(works[at] for at in stretch) for stretch in stages], context.micro_batches)
+    formula = bubble([sum(works[at] for at in stretch) for stretch in stages], context.config.accumulate)
     if rank == 0:
         say(_in_words(layers, works, stages, formula, context))
     for name in [name for at, group in enumerate(layers) if at not in mine for name in group]:
@@ -57,20 +56,17 @@ def wrap(model: nn.Module, context: Context) -> Pipelined:
     inputs, outputs = shapes[mine.start], shapes[mine.stop]  # known beforehand, so that no rank has to ask for them
     stage = PipelineStage(module, rank, num_stages, context.device, inputs, outputs, group=context.group)
 
-    def clip(max_norm: float) -> Tensor:
-        gradients = [param.grad for param in model.parameters() if param.grad is not None]
-        square = nn.utils.get_total_norm(gradients).square()
+    def norm() -> Tensor:
+        square = norm_here(model).square()
         dist.all_reduce(square, group=context.group)
-        if max_norm < math.inf:
-            nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, square.sqrt())
         return square.sqrt()
 
     return Pipelined(
+        module=model,
         call=module,
         no_sync=nullcontext,
         state_dict=lambda: _gathered(model),
-        clip=clip,
-        local_part=model,
+        norm=norm,
         predict=lambda batch: _predict(stage, batch, inputs.shape, context),
         stage=stage,
     )
@@ -93,10 +89,10 @@ def refuse_what_cannot_be_cut(model: nn.Module, context: Context) -> Layers:
         layers = _with_parameters(model)
         if len(layers) < context.world_size:
             why = f"the model has {len(layers)} layers with parameters, too few for {context.world_size} stages"
-        elif context.micro_batches < context.world_size:
+        elif context.config.accumulate < context.world_size:
             raise SharedError(
-                f"--strategy=pipeline needs --accumulate={context.world_size} or more: with {context.micro_batches} a "
-                f"step has too few micro-batches to fill {context.world_size} stages"
+                f"--strategy=pipeline needs --accumulate={context.world_size} or more: with "
+                f"{context.config.accumulate} a step has too few micro-batches to fill {context.world_size} stages"
             )
     if why is not None:
         raise SharedError(f"--strategy=pipeline cannot be used here: {why}. Models that work: gpt, mlp, mnist_cnn")
@@ -110,7 +106,7 @@ def refuse_lost_messages(context: Context) -> None:
     last.  Gloo drops the others, so ranks wait forever or read unfinished buffers.  NCCL joins them into one.
     """
     loses = torch.__version__ < TorchVersion("2.8") and context.device.type == "cpu" and context.world_size > 1
-    if loses and context.pipeline_schedule == "1f1b":
+    if loses and context.config.pipeline_schedule == "1f1b":
         raise SharedError(
             f"--pipeline-schedule=1f1b would hang: between CPUs, torch {torch.__version__} loses some of its messages. "
             "Give --pipeline-schedule=gpipe, or install torch 2.8 or newer"
@@ -176,8 +172,8 @@ def bubble(works: Sequence[float], micro_batches: int) -> float:
 
 def _in_words(layers: Layers, works: Sequence[int], stages: Sequence[range], formula: float, context: Context) -> str:
     lines = [
-        f"pipeline: {len(stages)} stage{'s' * (len(stages) > 1)} ({context.pipeline_schedule}), "
-        f"micro-batches per step: {context.micro_batches}; expected bubble: {formula:.1%} of the time"
+        f"pipeline: {len(stages)} stage{'s' * (len(stages) > 1)} ({context.config.pipeline_schedule}), "
+        f"micro-batches per step: {context.config.accumulate}; expected bubble: {formula:.1%} of the time"
     ]
     for number, stage in enumerate(stages):
         names = [name for at in stage for name in layers[at]]

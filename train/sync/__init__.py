@@ -16,14 +16,8 @@ from train.collectives.broadcast import broadcast_from_rank_0
 
 
 class Waitable(Protocol):
-    """A collective that is under way."""
-
     def wait(self) -> object:
         """Return when it is done (on CUDA: when the current stream is made to wait for it)."""
-        ...
-
-    def is_completed(self) -> bool:
-        """Return True if it is done, without waiting."""
         ...
 
 
@@ -84,6 +78,5 @@ MakeSync = Callable[[dist.ProcessGroup], Sync]
 
 
 def named(name: str) -> MakeSync:
-    """Return the function or class that makes the Sync in the file `name`.py."""
     make: MakeSync = import_module(f"train.sync.{name}").make
     return make

@@ -64,7 +64,6 @@ def all_reduce_mean(prescaled: Tensor, group: dist.ProcessGroup) -> Waitable:
 
 
 def start_all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> Waitable:
-    """Start to replace the tensor by the result of `op` over the ranks."""
     work: Waitable = dist.all_reduce(tensor, op, group, async_op=True)
     return work
 

@@ -65,7 +65,9 @@ class PowerSGD(Sync):
         in_full = [payload.used, *(view for slot, view in enumerate(payload.views) if slot not in matrices)]
 
         # The two factors in turn: left = M right, orthonormal; right = Mᵀ left.  Both are means over the ranks.
-        lefts = [matrix.add_gradient(payload.views[slot]) @ matrix.right for slot, matrix in matrices.items()]
+        # Until `approximate`, `error` is this rank's gradient plus what was left out before.
+        errors = {slot: matrix.error for slot, matrix in matrices.items()}
+        lefts = [e.add_(payload.views[slot].reshape(e.shape)) @ matrices[slot].right for slot, e in errors.items()]
         message = _packed([*lefts, *in_full])
         yield all_reduce_mean(message, self.group)
         _unpack(message, [*lefts, *in_full])
@@ -101,10 +103,6 @@ class _Matrix:
         generator = torch.Generator().manual_seed(seed)
         self.start = torch.randn(self.error.size(1), _rank(view, rank), generator=generator).to(view)
         self.right = self.start.clone()
-
-    def add_gradient(self, view: Tensor) -> Tensor:
-        """Return this rank's gradient plus what was left out before; the sum is in `error` until `approximate`."""
-        return self.error.add_(view.reshape(self.error.shape))
 
     def approximate(self, left: Tensor, right: Tensor, share: Tensor, prescale: float) -> Tensor:
         """Return the product of the factors, (rows, columns); the error is then what it leaves out of this rank's.

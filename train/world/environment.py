@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,7 +148,6 @@ def _numbers(environ: Mapping[str, str], *names: str, also: tuple[str, ...] = ()
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    """Return the value of `name` as an int, or `default` if it is not set."""
     text = environ.get(name)
     if text is None:
         return default
@@ -206,7 +206,13 @@ def interface_towards(address: str) -> str | None:
                 # Connecting a datagram socket sends nothing; it only looks the route up.
                 probe.connect(target)
                 own = probe.getsockname()[0]
-                name = _interface_with_ipv4(own, probe) if family == socket.AF_INET else _interface_with_ipv6(own)
+            if family == socket.AF_INET:
+                name = next((name for _, name in socket.if_nameindex() if ipv4_of(name) == own), None)
+            else:
+                digits = socket.inet_pton(socket.AF_INET6, own.partition("%")[0]).hex()
+                # A line holds the address without colons, four numbers, and the name.
+                lines = Path("/proc/net/if_inet6").read_text().splitlines()
+                name = next((line.split()[-1] for line in lines if line.startswith(digits)), None)
         except OSError:
             continue  # this machine has no address or no route of that family
         if name is not None:
@@ -214,23 +220,12 @@ def interface_towards(address: str) -> str | None:
     return None
 
 
-def _interface_with_ipv4(own: str, probe: socket.socket) -> str | None:
+def ipv4_of(interface: str) -> str | None:
+    """Return the IPv4 address of a network interface; None if it has none."""
     import fcntl
 
     siocgifaddr = 0x8915
-    for _, name in socket.if_nameindex():
-        request = struct.pack("256s", name.encode()[:15])
-        try:
-            answer = fcntl.ioctl(probe.fileno(), siocgifaddr, request)
-        except OSError:
-            continue
-        if answer[20:24] == socket.inet_aton(own):
-            return name
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        answer = fcntl.ioctl(probe, siocgifaddr, struct.pack("256s", interface.encode()[:15]))
+        return socket.inet_ntoa(answer[20:24])
     return None
-
-
-def _interface_with_ipv6(own: str) -> str | None:
-    digits = socket.inet_pton(socket.AF_INET6, own.partition("%")[0]).hex()
-    # A line holds the address without colons, four numbers, and the name.
-    lines = Path("/proc/net/if_inet6").read_text().splitlines()
-    return next((line.split()[-1] for line in lines if line.startswith(digits)), None)

@@ -31,10 +31,37 @@ def train_on_this_machine(procs: int, argv: list[str]) -> int:
     signal is passed on, and the ranks save and end.
     """
     with tempfile.TemporaryDirectory(prefix="train-procs-") as folder:
-        ranks = _Ranks(procs, argv, Path(folder))
+        files = [Path(folder, f"rank-{rank}.json") for rank in range(procs)]
+        ranks = _started(files, argv)
+
+        def send(number: int, frame: FrameType | None = None) -> None:
+            for process in ranks:
+                process.send_signal(number)  # nothing happens if it has ended
+
         for number in SIGNALS:
-            signal.signal(number, ranks.pass_on)
-        return ranks.wait()
+            signal.signal(number, send)
+        while None in (codes := [process.poll() for process in ranks]) and not any(codes):
+            time.sleep(_POLL_S)
+        first, code = next(((rank, code) for rank, code in enumerate(codes) if code), (0, 0))
+        send(signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE_S
+        for process in ranks:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                send(signal.SIGKILL)
+                process.wait()
+        if code in (0, EXIT_STOPPED):  # a signal, perhaps to a rank alone: all ranks have saved what they save
+            return code
+        ours, of_rank_0 = _left_in(files[first]), _left_in(files[0])
+        # Rank 0 prints a mistake of the user for all ranks.
+        if not ours or "py_callstack" in ours["extraInfo"] or ours["message"] != of_rank_0.get("message"):
+            left_early = ", ".join(str(rank) for rank, ended in enumerate(codes) if ended == 0)
+            how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
+            reason = f": {ours['message']}" if ours else ""
+            before = f"; before that, rank {left_early} ended with exit code 0" if left_early else ""
+            print(f"error: rank {first} failed first ({how}){reason}{before}", file=sys.stderr, flush=True)
+        return code if code > 0 else 128 - code
 
 
 def refuse_second_launcher(world: World) -> None:
@@ -46,83 +73,26 @@ def refuse_second_launcher(world: World) -> None:
         )
 
 
-class _Ranks:
-    def __init__(self, procs: int, argv: list[str], folder: Path) -> None:
-        self._folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        common = {
-            "WORLD_SIZE": str(procs),
-            "LOCAL_WORLD_SIZE": str(procs),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "TRAIN_LAUNCHER": "procs",
-        }
-        if procs > 1:
-            common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")  # as torchrun
-        # In new sessions: Ctrl-C in the terminal reaches only this process, which passes it on once to each rank.
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "train", *argv],
-                env=os.environ | common | {name: str(rank) for name in ("RANK", "LOCAL_RANK")} | self._error_file(rank),
-                start_new_session=True,
-            )
-            for rank in range(procs)
-        ]
-
-    def wait(self) -> int:
-        """Return the exit code when all ranks have ended; once one has failed, end the other ranks."""
-        while all(process.poll() in (None, 0) for process in self._processes):
-            if all(process.poll() == 0 for process in self._processes):
-                return 0
-            time.sleep(_POLL_S)
-        first, code = next((rank, p.returncode) for rank, p in enumerate(self._processes) if p.poll() not in (None, 0))
-        left_early = [rank for rank, process in enumerate(self._processes) if process.poll() == 0]
-        self._end_all(signal.SIGTERM)
-        if code == EXIT_STOPPED:  # a signal, perhaps to a rank alone: all ranks have saved what they save
-            return EXIT_STOPPED
-        if not self._mistake_is_printed(first):
-            reason = f": {self._left(first)['message']}" if self._left(first) else ""
-            before = f"; before that, rank {', '.join(map(str, left_early))} ended with exit code 0" * bool(left_early)
-            print(f"error: rank {first} failed first ({_in_words(code)}){reason}{before}", file=sys.stderr, flush=True)
-        return code if code > 0 else 128 - code
-
-    def pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Pass a signal on to each rank."""
-        self._send(number)
-
-    def _end_all(self, number: int) -> None:
-        self._send(number)
-        deadline = time.monotonic() + _GRACE_S
-        for process in self._processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                self._send(signal.SIGKILL)
-                process.wait()
-
-    def _send(self, number: int) -> None:
-        for process in self._processes:
-            process.send_signal(number)  # nothing happens if it has ended
-
-    def _error_file(self, rank: int) -> dict[str, str]:
-        return {"TORCHELASTIC_ERROR_FILE": str(self._folder / f"rank-{rank}.json")}
-
-    def _mistake_is_printed(self, rank: int) -> bool:
-        """Return True if a rank failed by a mistake of the user, which rank 0 has printed for all ranks."""
-        left = self._left(rank)
-        return (
-            bool(left) and "py_callstack" not in left["extraInfo"] and left["message"] == self._left(0).get("message")
-        )
-
-    def _left(self, rank: int) -> dict[str, Any]:
-        """Return what the rank has left in the file of train/world/failure.py; empty if it has left nothing."""
-        with suppress(OSError, ValueError, LookupError):
-            left = json.loads(Path(self._error_file(rank)["TORCHELASTIC_ERROR_FILE"]).read_text())
-            return dict(left["message"])
-        return {}
+def _started(files: list[Path], argv: list[str]) -> list[subprocess.Popen[bytes]]:
+    """Start a rank for each file, in which it leaves the reason if it fails (train/errors.py)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    size = str(len(files))
+    common = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if len(files) > 1:
+        common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")  # as torchrun
+    of_ranks = [
+        {"RANK": str(rank), "LOCAL_RANK": str(rank), "TRAIN_LAUNCHER": "procs", "TORCHELASTIC_ERROR_FILE": str(file)}
+        for rank, file in enumerate(files)
+    ]
+    # In new sessions: Ctrl-C in the terminal reaches only this process, which passes it on once to each rank.
+    command = [sys.executable, "-m", "train", *argv]
+    return [subprocess.Popen(command, env=os.environ | common | own, start_new_session=True) for own in of_ranks]
 
 
-def _in_words(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+def _left_in(file: Path) -> dict[str, Any]:
+    """Return what a rank has left in its file; empty if it has left nothing."""
+    with suppress(OSError, ValueError, LookupError):
+        return dict(json.loads(file.read_text())["message"])
+    return {}

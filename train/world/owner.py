@@ -50,7 +50,6 @@ class Owner:
         self._thread.start()
 
     def release(self) -> None:
-        """Let other runs have the folder."""
         self._released.set()
         self._thread.join()
         if (self._read() or {}).get("run") == self._own["run"]:
@@ -129,16 +128,22 @@ def _process(pid: int) -> list[str]:
     """Return what no other process has: boot, namespace of IDs, ID, and time of start, which is "" if it is gone."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return [boot, str(Path("/proc/self/ns/pid").readlink()), str(pid), _start_time(pid)]
+        state, *fields = stat_of(pid)
+        start = "" if state in ("gone", "Z", "X") else fields[18]
+        return [boot, str(Path("/proc/self/ns/pid").readlink()), str(pid), start]
     except OSError:  # not Linux
         return [socket.gethostname(), "", str(pid), ""]
 
 
-def _start_time(pid: int) -> str:
-    with suppress(OSError):
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if state in "ZX" else fields[18]
-    return ""
+def stat_of(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name, first Linux's letter for the state; `gone` if there is none.
+
+    T is stopped; Z and X have ended.
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["gone"]
 
 
 def _in_words(owner: Mapping[str, Any]) -> str:

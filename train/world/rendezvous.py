@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 
+from train.config import TrainConfig
 from train.errors import UserError, first_line
 from train.world.attempt import Attempt
 from train.world.environment import World, interface_towards
@@ -30,28 +30,20 @@ _ANSWER_TIMEOUT_S = 30.0
 _groups: list[dist.ProcessGroup] = []
 
 
-@dataclass(frozen=True)
-class Timeouts:
-    """Seconds to wait: for all processes to meet, for one collective, for the name in MASTER_ADDR to resolve."""
-
-    rendezvous_s: float
-    collective_s: float
-    resolve_s: float
-
-
 @contextmanager
-def open_process_group(world: World, attempt: Attempt, timeouts: Timeouts) -> Iterator[None]:
+def open_process_group(world: World, attempt: Attempt, config: TrainConfig) -> Iterator[None]:
     """Make the default group, of all ranks over gloo; free all groups at the end, unless the block raised an error.
 
     Raises UserError if the name does not resolve, the port is taken, ranks do not arrive (it says which), or the
     attempt is over.
     """
-    timeout, of_collectives = timedelta(seconds=timeouts.rendezvous_s), timedelta(seconds=timeouts.collective_s)
+    timeout = timedelta(seconds=config.rendezvous_timeout_s)
+    of_collectives = timedelta(seconds=config.collective_timeout_s)
     if world.world_size == 1 and not world.store_is_served:
         # A single process needs no port, so no port can be taken.
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=of_collectives)
     else:
-        wait_until_resolvable(world.master_addr, timeouts.resolve_s)
+        wait_until_resolvable(world.master_addr, config.resolve_timeout_s)
         choose_interfaces(world)
         store = dist.PrefixStore(f"attempt-{world.attempt}", connect_to_store(world, timeout))
         attempt.join(store, timeout)
@@ -124,15 +116,9 @@ def connect_to_store(world: World, timeout: timedelta) -> dist.TCPStore:
         result = TimeoutError("no answer")
     if isinstance(result, dist.TCPStore):
         return result
-    if serve:
-        raise UserError(
-            f"port in use: rank 0 has to listen on MASTER_PORT {world.master_port} of {socket.gethostname()}, but "
-            f"cannot ({first_line(result)}); set another MASTER_PORT, the same on all nodes"
-        )
-    raise UserError(
-        f"port in use: something listens at {place}, but it is not rank 0 of this job "
-        f"({first_line(result)}); set another MASTER_PORT, the same on all nodes"
-    )
+    port = f"rank 0 has to listen on MASTER_PORT {world.master_port} of {socket.gethostname()}, but cannot"
+    what = port if serve else f"something listens at {place}, but it is not rank 0 of this job"
+    raise UserError(f"port in use: {what} ({first_line(result)}); set another MASTER_PORT, the same on all nodes")
 
 
 def _wait_until_something_listens(world: World, place: str, timeout: timedelta) -> None:

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.timeout(2400)
 _NODES = "--nodelist=n2,n10"
 # Of sbatch's own options those with which this job cannot run.
 _NO_RUN = {
-    "SBATCH_EXPORT": "without the environment of the shell there is no PATH that leads to Python",
     "SBATCH_OVERCOMMIT": "one CPU per node is too few, and the SLURM_OVERCOMMIT that srun needs may be another job's",
     "SLURM_UMASK": "nobody may write to the log",
 }

@@ -15,10 +15,10 @@ import torch
 from tests.ranks import run_ranks
 from tests.train.devices import needs_fsdp_on_cpus
 from train.checkpoints.folder import Checkpoints, checkpoint_path, read_checkpoint
-from train.checkpoints.transfer import load_on_all_ranks
 from train.config import TrainConfig
 from train.flags import from_argv
-from train.loop import setup
+from train.loop.saving import load_on_all_ranks
+from train.loop.trainer import Trainer
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -28,9 +28,9 @@ _TIMEOUT_S = 6.0
 
 def _trainer(world: World, *flags: str) -> Any:
     config: TrainConfig = from_argv(["--model=mlp", "--device=cpu", "--batch-size=64", "--max-steps=1", *flags])
-    parts = setup.load_parts(config, world)
-    with parts.owned, parts.metrics:
-        return setup.make_trainer(config, world, StopSignal(), parts)
+    trainer = Trainer(config, world, StopSignal())
+    trainer.run.files.close()
+    return trainer.run
 
 
 def _resumed_step(world: World, *flags: str) -> int:
@@ -40,7 +40,7 @@ def _resumed_step(world: World, *flags: str) -> int:
 def _saved(world: World, *flags: str) -> None:
     trainer = _trainer(world, *flags)
     trainer.save()
-    trainer._wait_until_saved()
+    trainer.saving.wait_until_saved()
 
 
 def _with_slow_disk(world: World, function: Callable[..., Any], name: str, *flags: str) -> Any:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ranks import run_ranks
 from tests.train.devices import device_of, devices
-from train.collectives.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, has_sync_batchnorm
+from train.collectives.sync_batchnorm import SyncBatchNorm, has_sync_batchnorm
 from train.errors import UserError
 from train.world.environment import World
 
@@ -78,7 +78,7 @@ def _all_cases(world: World, split: tuple[int, ...]) -> list[Outcome]:
     start = sum(split[: world.rank])
     mine = slice(start, start + split[world.rank])
     return [
-        _two_steps(convert_sync_batchnorm(_norm(shape, options), None), shape, mine)
+        _two_steps(SyncBatchNorm.convert_sync_batchnorm(_norm(shape, options), None), shape, mine)
         for shape in SHAPES
         for options in range(len(OPTIONS))
     ]
@@ -113,7 +113,7 @@ def _types(world: World) -> dict[str, list[Outcome]]:
     return {
         name: [
             _two_steps(
-                convert_sync_batchnorm(_norm(SHAPES[2], options).to(of_module), None),
+                SyncBatchNorm.convert_sync_batchnorm(_norm(SHAPES[2], options).to(of_module), None),
                 SHAPES[2],
                 mine,
                 of_input,
@@ -158,7 +158,7 @@ def _under_autocast(
         patch.setattr(dist, name, partial(_note_and_call, sent, getattr(dist, name)))
     device = device_of(device_name)
     torch.manual_seed(0)
-    model = convert_sync_batchnorm(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)), None).to(device)
+    model = SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)), None).to(device)
     x = torch.randn(6, 1, 8, 8)[: 0 if world.rank else 6].to(device)
     with torch.autocast(device.type, dtype=dtype):
         output = model(x)
@@ -182,7 +182,7 @@ def _few_numbers(world: World, device_name: str) -> list[list[float]]:
     device = device_of(device_name)
     results = []
     for momentum in (0.1, None):
-        norm = convert_sync_batchnorm(nn.BatchNorm1d(1, momentum=momentum), None).to(device)
+        norm = SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(1, momentum=momentum), None).to(device)
         for of_rank_0, of_rank_1 in ((2, 2), (0, 0), (0, 1), (0, 0)):
             x = torch.arange(4.0, device=device).view(4, 1)[: (of_rank_0, of_rank_1)[world.rank]].requires_grad_()
             norm(x).sum().backward()
@@ -202,7 +202,7 @@ def test_running_statistics_keep_their_values_where_all_ranks_have_one_sample_or
 
 def _beside_training(world: World) -> tuple[bool | None, str]:
     """Rank 0 alone evaluates; then both ask for a second derivative."""
-    norm = convert_sync_batchnorm(nn.BatchNorm1d(3, track_running_stats=False), None)
+    norm = SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3, track_running_stats=False), None)
     x = torch.randn(4, 3, requires_grad=True)
     alike = None
     if world.rank == 0:
@@ -243,7 +243,7 @@ class _Backward(TorchDispatchMode):
 
 
 def _statistics_of_backward(world: World) -> list[tuple[Tensor, ...]]:
-    norm = convert_sync_batchnorm(nn.BatchNorm1d(3), None)
+    norm = SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3), None)
     output = norm(torch.randn(4, 3))
     with _Backward() as backward:
         output.square().sum().backward()
@@ -261,7 +261,7 @@ def test_the_kernel_of_backward_gets_both_pairs_of_statistics_as_cuda_wants_them
 def test_conversion_keeps_names_parameters_and_buffers() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.BatchNorm2d(4)))
     before = model.state_dict(keep_vars=True)
-    converted = convert_sync_batchnorm(model, None)
+    converted = SyncBatchNorm.convert_sync_batchnorm(model, None)
     after = converted.state_dict(keep_vars=True)
     assert [*before] == [*after]
     assert all(after[name] is before[name] for name in before)

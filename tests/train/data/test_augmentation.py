@@ -19,10 +19,9 @@ from torch import Tensor
 
 from tests.ranks import run_ranks
 from train import datasets
-from train.data.augmentation import Augmented
+from train.data.batches import Augmented
 from train.datasets import Samples
 from train.flags import from_argv
-from train.loop import setup
 from train.loop.trainer import Trainer
 from train.world.environment import World
 from train.world.signals import StopSignal
@@ -59,7 +58,9 @@ class _Noted:
     """A trainer's batches; epoch, index and hash of each image are appended to a file before it is trained on."""
 
     def __init__(self, trainer: Trainer, file: Path, killed_at: int | None) -> None:
-        self.batches, self.sampler, self.file, self.killed_at = trainer.train_batches, trainer.sampler, file, killed_at
+        assert trainer.run.sampler is not None
+        self.batches, self.sampler = trainer.run._batches, trainer.run.sampler
+        self.file, self.killed_at = file, killed_at
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for images, labels in self.batches:
@@ -83,13 +84,11 @@ def _train(world: World, folder: Path, workers: int, killed_at: int | None) -> b
     flags = ["--model=mlp", "--device=cpu", f"--batch-size={_BATCH}", f"--epochs={_EPOCHS}", f"--workers={workers}"]
     with mock.patch.object(datasets, "load", load):
         config = from_argv([*flags, *kept])
-        parts = setup.load_parts(config, world)
-        setup.report_start(config, world, parts)
-        trainer = setup.make_trainer(config, world, StopSignal(), parts)
+        trainer = Trainer(config, world, StopSignal())
     states = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tobytes()
-    next(iter(trainer.train_batches))
+    next(iter(trainer.run._batches))
     now = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tobytes()
-    trainer.train_batches = _Noted(trainer, folder / f"rank-{world.rank}", killed_at)
+    trainer.run._batches = _Noted(trainer, folder / f"rank-{world.rank}", killed_at)
     trainer.fit()
     return torch.equal(states[0], now[0]) and states[1:] == now[1:]
 

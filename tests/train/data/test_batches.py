@@ -98,12 +98,11 @@ def test_every_path_gives_the_same_bits(device: str, path: str, workers: int) ->
 
 @pytest.mark.parametrize(("path", "workers"), PATHS)
 @devices
-def test_an_empty_step_is_an_empty_batch_of_the_right_shape(device: str, path: str, workers: int) -> None:
+def test_a_step_without_indices_is_sample_0_twice(device: str, path: str, workers: int) -> None:
     samples = generated(40, 3)
-    first, empty, last = Batches(samples, [[1], [], [2, 3]], device_of(device), path, workers)
-    assert empty[0].shape == (0, 3, 6, 5)
-    assert empty[1].shape == (0,)
-    assert (empty[0].dtype, empty[1].dtype) == (first[0].dtype, first[1].dtype) == (torch.float32, torch.int64)
+    first, empty, last = Batches(samples, [[0], [], [2, 3]], device_of(device), path, workers)
+    for without, of_sample_0 in zip(empty, first, strict=True):
+        assert torch.equal(without, torch.cat([of_sample_0, of_sample_0]))
     assert (len(first[1]), len(last[1])) == (1, 2)
 
 

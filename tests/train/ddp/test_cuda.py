@@ -52,9 +52,6 @@ class _Event:
     def wait(self) -> None:
         self.event.wait(torch.cuda.current_stream(_DEVICE))
 
-    def is_completed(self) -> bool:
-        return bool(self.event.query())
-
 
 def _grads(world: World, own_stream: bool) -> list[Tensor]:
     model = _model()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
-import pickle
 import shutil
 import weakref
-from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +17,6 @@ from tests.ranks import run_ranks
 from tests.train.ddp.cases import plain
 from train.ddp.reducer import Reducer
 from train.ddp.wrapper import CustomDDP
-from train.sync.powersgd import PowerSGD
 from train.world.environment import World
 
 
@@ -104,22 +101,6 @@ def _wrapped_again(world: World) -> list[Any]:
 
 def test_a_module_can_be_wrapped_again_after_its_wrapper_is_gone() -> None:
     assert run_ranks(2, _wrapped_again) == [[True, True]] * 2
-
-
-def _copies(world: World) -> list[bool]:
-    torch.manual_seed(0)
-    wrapped = CustomDDP(plain(), sync=partial(PowerSGD, matrix_rank=2), bucket_mib=0.001).eval()
-    grads = []
-    for each in (wrapped, pickle.loads(pickle.dumps(wrapped)), copy.deepcopy(wrapped)):
-        assert isinstance(each.reducer.sync, PowerSGD) and each.reducer.sync.matrix_rank == 2
-        assert not each.training
-        each(torch.full((1, 8), 1.0 + world.rank)).sum().backward()
-        grads.append([param.grad for param in each.parameters() if param.grad is not None])
-    return [all(torch.equal(a, b) for a, b in zip(grads[0], other, strict=True)) for other in grads[1:]]
-
-
-def test_a_pickled_and_a_copied_wrapper_average_like_the_first() -> None:
-    assert run_ranks(2, _copies) == [[True, True]] * 2
 
 
 def _states(world: World) -> list[bool]:

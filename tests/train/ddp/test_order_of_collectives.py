@@ -14,7 +14,7 @@ from tests.ranks import run_ranks
 from tests.train.ddp.cases import SYNCS, Collective, recorded_collectives
 from tests.train.devices import device_of
 from train import models
-from train.collectives.sync_batchnorm import convert_sync_batchnorm
+from train.collectives.sync_batchnorm import SyncBatchNorm
 from train.ddp.wrapper import CustomDDP
 from train.world.environment import World
 
@@ -93,7 +93,7 @@ def _native_model() -> nn.Module:
 
 
 def _resnet18() -> nn.Module:
-    return convert_sync_batchnorm(models.build("resnet18", (1, 28, 28), 10, None), None)
+    return SyncBatchNorm.convert_sync_batchnorm(models.build("resnet18", (1, 28, 28), 10, None), None)
 
 
 # A model and the capacity of its buckets: so small that some are started between two layers' statistics.

@@ -15,9 +15,6 @@ class _Done:
     def wait(self) -> None:
         pass
 
-    def is_completed(self) -> bool:
-        return True
-
 
 class _Doubling(Sync):
     """Every mean is twice what this rank has; notes what it is asked for."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tests.ranks import run_ranks
 from tests.train.ddp.cases import Collective, recorded_collectives
 from tests.train.devices import device_of, on_one_gpu, skip_if_refused
-from train.collectives.sync_batchnorm import convert_sync_batchnorm
+from train.collectives.sync_batchnorm import SyncBatchNorm
 from train.ddp.wrapper import CustomDDP
 from train.sync import named
 from train.sync.powersgd import PowerSGD
@@ -75,7 +75,7 @@ def _train(
     model: nn.Module = nn.Sequential(
         nn.Linear(64, 256), norm(256), nn.ReLU(), nn.Linear(256, 256), norm(256), nn.ReLU(), nn.Linear(256, 10)
     ).to(device)
-    model = convert_sync_batchnorm(model, group) if case.batchnorm else model
+    model = SyncBatchNorm.convert_sync_batchnorm(model, group) if case.batchnorm else model
     stream = torch.cuda.Stream() if case.own_stream and device.type == "cuda" else None
     if stream is not None:
         stream.wait_stream(torch.cuda.current_stream())

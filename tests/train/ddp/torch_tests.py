@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from train.collectives.sync_batchnorm import convert_sync_batchnorm
+from train.collectives.sync_batchnorm import SyncBatchNorm
 from train.ddp.wrapper import CustomDDP
 from train.errors import UserError
 from train.world.environment import World
@@ -80,7 +80,7 @@ def _custom_ddp(
 
 
 def _convert_sync_batchnorm(module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
-    return convert_sync_batchnorm(module, process_group)
+    return SyncBatchNorm.convert_sync_batchnorm(module, process_group)
 
 
 class _EveryDeviceIsTheCpu(TorchFunctionMode):

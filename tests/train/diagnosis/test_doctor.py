@@ -20,8 +20,7 @@ import torch.distributed as dist
 from benchmarks.network import INTERFACE, missing_for_nodes, start_nodes
 from tests import ssh
 from tests.ranks import run_ranks
-from train.diagnosis.answers import Ranks
-from train.diagnosis.speed import measure_links
+from train.diagnosis.speed import Ranks, measure_links
 from train.doctor import main
 from train.world.environment import World
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.train.devices import device_of, devices
-from train.loop.buffers import BufferCopies
+from train.loop.step import BufferCopies
 
 
 @devices
@@ -16,7 +16,7 @@ def test_buffers_come_back_and_each_copy_is_of_tensors_of_one_type(
 ) -> None:
     # The counters of BatchNorm are int64.  A list of several types is copied by a kernel for each tensor.
     model = nn.Sequential(*(nn.BatchNorm1d(8) for _ in range(20))).to(device_of(device))
-    copies, lists = BufferCopies(model), []
+    copies, lists = BufferCopies([model]), []
     real = torch._foreach_copy_
 
     def noted(targets: list[Tensor], sources: list[Tensor]) -> None:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from train.checkpoints.folder import Checkpoints
-from train.loop import emergency
+from train.config import TrainConfig
+from train.loop import saving
+from train.world.environment import World
 
 _CUDA = torch.device("cuda", 0)
 
 
 def _fail(folder: Path, state_dict: Callable[[], dict[str, Any]]) -> list[str]:
-    config = SimpleNamespace(spreads_model=False)
-    parts = {"config": config, "world": SimpleNamespace(rank=0), "context": SimpleNamespace(device=_CUDA)}
-    run: Any = SimpleNamespace(checkpoints=Checkpoints(folder, 1), **parts)
-    step: Any = SimpleNamespace(is_updating=False)
-    emergency.save_after_failure(run, step, 7, 0, state_dict, RuntimeError("rank 1 is gone"))
+    kept = object.__new__(saving.Saving)  # without the messages to other ranks
+    kept.config, kept.world, kept.saved_step, kept.checkpoints = TrainConfig(), World(), 0, Checkpoints(folder, 1)
+    kept.save_after_failure(7, state_dict, _CUDA, RuntimeError("rank 1 is gone"))
     return [path.name for path in folder.iterdir()]
 
 
@@ -36,7 +35,7 @@ def test_the_reason_is_printed_before_the_device_is_asked_and_a_busy_device_mean
         printed.append(capsys.readouterr().out)
         return idle
 
-    monkeypatch.setattr(emergency, "_is_idle", is_idle)  # in place of CUDA's answer
+    monkeypatch.setattr(saving, "_is_idle", is_idle)  # in place of CUDA's answer
     assert _fail(tmp_path, lambda: {"step": 7} if idle else pytest.fail("waits for the device")) == saved
     assert printed == ["rank 0 failed: rank 1 is gone\n"]
     words = "saved the last complete step, 7" if idle else "nothing is saved now, because the GPU waits"

@@ -14,8 +14,7 @@ from tests.train.devices import needs_fsdp_on_cpus
 from train import models
 from train.errors import UserError
 from train.flags import from_argv
-from train.loop import setup
-from train.loop.export import export, refuse_impossible_export
+from train.loop.trainer import Trainer, refuse_impossible_export
 from train.records.metrics import weights_sha256
 from train.world.environment import World
 from train.world.signals import StopSignal
@@ -53,10 +52,8 @@ def test_export_that_cannot_be_written_is_refused_before_the_training() -> None:
 
 def _refused_at_the_end(world: World) -> str:
     config = from_argv(_FLAGS)
-    parts = setup.load_parts(config, world)
-    setup.report_start(config, world, parts)
     with pytest.raises(UserError) as refusal:
-        export(setup.make_trainer(config, world, StopSignal(), parts), _TOO_LONG)
+        Trainer(config, world, StopSignal()).export(_TOO_LONG)
     return str(refusal.value)
 
 

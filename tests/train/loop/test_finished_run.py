@@ -9,8 +9,8 @@ import pytest
 from tests.cli import train
 from tests.ranks import run_ranks
 from train.flags import from_argv
-from train.loop import setup
-from train.records.observer import Incident, QuietObserver
+from train.loop.trainer import Trainer
+from train.records.observer import Incident, Observer
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -32,11 +32,6 @@ _REACHED = "the loaded checkpoint has already reached"
             f"20: {_REACHED} --epochs=1 and --max-steps=20, so nothing is trained; "
             "to train on, give a larger --epochs and a larger --max-steps\n",
         ),
-        (
-            ["--epochs=1", "--max-steps=20", "--scheduler=cosine"],
-            f"20: {_REACHED} --epochs=1 and --max-steps=20, so nothing is trained; "
-            "cosine cannot be prolonged: start a new run in another --checkpoint-dir\n",
-        ),
     ],
 )
 def test_run_that_had_ended_says_so_when_it_is_resumed(flags: list[str], line: str, tmp_path: Path) -> None:
@@ -52,7 +47,7 @@ def test_run_that_trains_on_after_its_end_does_not_call_itself_ended(tmp_path: P
         assert "already reached" not in ended.stdout
 
 
-class _Incidents(QuietObserver):
+class _Incidents(Observer):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
@@ -63,15 +58,13 @@ class _Incidents(QuietObserver):
 def _resume_before_the_last_evaluation(world: World) -> tuple[int, list[str]]:
     """Return the evaluated step, and the incidents, of a run that is resumed after its last step."""
     config = from_argv([*_FLAGS, "--max-steps=3"])
-    parts = setup.load_parts(config, world)
-    setup.report_start(config, world, parts)
-    stopped, resumed = (setup.make_trainer(config, world, StopSignal(), parts) for _ in range(2))
+    stopped, resumed = (Trainer(config, world, StopSignal()) for _ in range(2))
     stopped.train_epoch()
-    resumed.load_state_dict(stopped.state_dict())
+    resumed.run.load_state_dict(stopped.run.state_dict())
     incidents = _Incidents()
-    resumed.observers = [incidents]
-    assert resumed.fit()
-    return resumed.evaluated_step, incidents.texts
+    resumed.run.observers = [incidents]
+    resumed.fit()
+    return resumed.run.recorded_step, incidents.texts
 
 
 def test_run_that_was_stopped_before_its_last_evaluation_had_not_ended() -> None:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tests.ranks import run_ranks
 from train.flags import from_argv
-from train.loop import setup
 from train.loop.losses import losses_of_samples
+from train.loop.trainer import Trainer
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -36,16 +36,16 @@ def test_the_loss_of_a_sample_is_the_formula(smoothing: float, shape: tuple[int,
 def _trained_and_validated(world: World, *flags: str) -> list[tuple[float, float]]:
     """Ours and the formula's: the loss of a training step with smoothing, and the validation loss without."""
     config = from_argv(["--model=mlp", "--batch-size=100", f"--label-smoothing={_SMOOTHING}", *flags])
-    parts = setup.load_parts(config, world)
-    setup.report_start(config, world, parts)
-    trainer = setup.make_trainer(config, world, StopSignal(), parts)
-    model = trainer.step.model
-    images, labels = next(iter(trainer.train_batches))
-    expected = float(_by_formula(model(images), labels, _SMOOTHING).sum())
-    trained = float(trainer.step.run(images, labels, trainer.sampler).loss_sum)
-    validated = trainer.evaluate()
-    losses = [_by_formula(model(images), labels, 0.0) for images, labels in trainer.validation_batches]
-    return [(trained, expected), (validated.loss, float(torch.cat(losses).mean()))]
+    trainer = Trainer(config, world, StopSignal())
+    model = trainer.module
+    batches = iter(trainer.train_batches())
+    inputs, targets = next(batches)
+    expected = float(_by_formula(model(inputs), targets, _SMOOTHING).sum())
+    trained = float(trainer.run.step(trainer.loss, (inputs, targets), trainer.optimizer).loss_sum)
+    validated = trainer.evaluate()["val_loss"]
+    [(validation_batches, _)] = trainer.run._evaluated.values()
+    losses = [_by_formula(model(inputs), targets, 0.0) for inputs, targets in validation_batches]
+    return [(trained, expected), (validated, float(torch.cat(losses).mean()))]
 
 
 @pytest.mark.parametrize("flags", [(), ("--strategy=pipeline", "--accumulate=2")], ids=["custom_ddp", "pipeline"])

@@ -15,7 +15,6 @@ from tests.train.devices import needs_fsdp_on_cpus
 from train.data.sampler import ShardSampler
 from train.errors import SharedError
 from train.flags import from_argv
-from train.loop import setup
 from train.loop.nonfinite import NonFinite
 from train.loop.trainer import Trainer
 from train.records.metrics import weights_sha256
@@ -40,7 +39,8 @@ class _WithNan:
     """A trainer's batches, with NaN in one pixel of one sample."""
 
     def __init__(self, trainer: Trainer, sample: int) -> None:
-        self.batches, self.sampler, self.sample = trainer.train_batches, trainer.sampler, sample
+        assert trainer.run.sampler is not None
+        self.batches, self.sampler, self.sample = trainer.run._batches, trainer.run.sampler, sample
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for indices, (images, labels) in zip(self.sampler, self.batches, strict=True):
@@ -52,17 +52,15 @@ class _WithNan:
 def _train(world: World, *flags: str) -> tuple[str | None, str]:
     """Train with the bad sample; return why the run stopped, if it did, and the hash of the weights."""
     config = from_argv([*_FLAGS, *flags])
-    parts = setup.load_parts(config, world)
-    setup.report_start(config, world, parts)
-    trainer = setup.make_trainer(config, world, StopSignal(), parts)
-    trainer.train_batches = _WithNan(trainer, _bad_sample())
+    trainer = Trainer(config, world, StopSignal())
+    trainer.run._batches = _WithNan(trainer, _bad_sample())
     stopped = None
     try:
-        with parts.owned:
+        with trainer.run.files:
             trainer.fit()
     except NonFinite as error:
         stopped = str(error)
-    return stopped, weights_sha256(trainer.step.wrapped.state_dict())
+    return stopped, weights_sha256(trainer.run.engine.models[0].state_dict())
 
 
 def _flags(folder: Path) -> list[str]:
@@ -79,7 +77,7 @@ def test_all_ranks_stop_before_the_step_and_the_state_before_it_is_saved(strateg
     assert stopped is not None and other[0] == stopped
     assert spread or other[1] == weights  # otherwise rank 0 alone gets the whole weights
     rank = 0 if strategy == "pipeline" else 1  # both stages read each sample
-    assert stopped.count(f"rank {rank}: the image of sample {_bad_sample()} of the training set is not finite") == 1
+    assert stopped.count(f"rank {rank}: the input of sample {_bad_sample()} of the training set is not finite") == 1
     assert stopped.startswith("step 3: ") and stopped.count("rank ") == 1
     assert [path.name for path in (tmp_path / "stopped" / "checkpoints").iterdir()] == ["step-00000002"]
     assert [record["step"] for record in records(tmp_path / "stopped", "step")] == [1, 2]
@@ -113,10 +111,8 @@ def test_weights_that_give_no_finite_loss_stop_a_run_that_skips() -> None:
 
 def _diverge(world: World) -> str:
     config = from_argv(["--model=mlp", "--device=cpu", "--lr=1e30", "--batch-size=100", "--on-nonfinite=skip"])
-    parts = setup.load_parts(config, world)
-    setup.report_start(config, world, parts)
     with pytest.raises(NonFinite) as raised:
-        setup.make_trainer(config, world, StopSignal(), parts).fit()
+        Trainer(config, world, StopSignal()).fit()
     return str(raised.value)
 
 

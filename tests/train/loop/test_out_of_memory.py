@@ -11,8 +11,8 @@ import torch
 from tests.cli import records
 from tests.ranks import run_ranks, train_on_ranks
 from train.flags import from_argv
-from train.loop import setup
 from train.loop.halving_step import is_out_of_memory
+from train.loop.trainer import Trainer
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -25,13 +25,11 @@ _FLAGS = ["--model=mnist_cnn", "--dropout=0", "--batch-size=1000", "--max-steps=
 def _train_with_little_memory(world: World, room_mib: int, *flags: str) -> int:
     """Train, with an address space on the last rank that has only `room_mib` left; return the micro-batches at last."""
     config = from_argv([*_FLAGS, *flags])
-    parts = setup.load_parts(config, world)
-    setup.report_start(config, world, parts)
-    trainer = setup.make_trainer(config, world, StopSignal(), parts)
+    trainer = Trainer(config, world, StopSignal())
     if world.rank == world.world_size - 1:
-        _leave(room_mib, trainer.step.device)
+        _leave(room_mib, trainer.run.engine.device)
     trainer.fit()
-    return trainer.step.micro_batches
+    return trainer.run.engine.micro_batches
 
 
 def _leave(room_mib: int, device: torch.device) -> None:

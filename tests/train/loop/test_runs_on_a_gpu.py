@@ -27,8 +27,8 @@ from train.data.sampler import ShardSampler
 from train.datasets.synthetic import SyntheticSamples
 from train.ddp.wrapper import CustomDDP
 from train.flags import from_argv
-from train.loop import setup
 from train.loop.step import Step
+from train.loop.trainer import Trainer
 from train.strategies import custom_ddp, replicated
 from train.world.environment import World
 from train.world.signals import StopSignal
@@ -226,15 +226,15 @@ def _watched(world: World, device: str, wrapped: bool, *flags: str) -> tuple[int
         if wrapped:  # a process that trains alone uses the bare model otherwise
 
             def wrap(model: Any, context: Any) -> Any:
-                made = CustomDDP(model, sync=sync.named(context.sync), bucket_mib=0.5, process_group=context.group)
+                made = CustomDDP(
+                    model, sync=sync.named(context.config.sync), bucket_mib=0.5, process_group=context.group
+                )
                 return replicated(model, made, made.no_sync)
 
             patch.setattr(custom_ddp, "wrap", wrap)
         watch = _Watch(device, patch)
         config = from_argv([*_BASE, f"--device={device}", "--model=mnist_cnn", *flags])
-        parts = setup.load_parts(config, world)
-        setup.report_start(config, world, parts)
-        setup.make_trainer(config, world, StopSignal(), parts).fit()
+        Trainer(config, world, StopSignal()).fit()
         return watch.seen, watch.waits()
 
 

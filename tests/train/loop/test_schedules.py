@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, O
 
 from train.config import TrainConfig
 from train.errors import UserError
-from train.loop.schedules import lr_of_step, refuse_impossible_schedule
+from train.loop.optimizers import lr_of_step, refuse_impossible_schedule
 
 Name = Literal["none", "step", "cosine", "one_cycle"]
 

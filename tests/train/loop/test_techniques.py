@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 from tests.cli import records
 from tests.ranks import run_ranks, train_on_ranks
 from train.flags import from_argv
-from train.loop import setup
+from train.loop.trainer import Trainer
 from train.records.metrics import weights_sha256
 from train.world.environment import World
 from train.world.signals import StopSignal
@@ -71,15 +71,13 @@ def test_average_schedule_and_loss_scale_resume_bit_for_bit(tmp_path: Path) -> N
 def _overflow(world: World, *flags: str) -> tuple[list[float], int, str]:
     """The factors of the scale of a run that begins far too large, how often it was averaged, its weights' hash."""
     config = from_argv([*_MLP, "--precision=fp16", "--lr=0.1", "--max-steps=20", "--ema=0.9", *flags])
-    parts = setup.load_parts(config, world)
-    setup.report_start(config, world, parts)
-    trainer = setup.make_trainer(config, world, StopSignal(), parts)
-    trainer.step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**36)
+    trainer = Trainer(config, world, StopSignal())
+    trainer.run.engine.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**36)
     factors: list[float] = []
-    trainer.step.wrapped = replace(trainer.step.wrapped, rescale=factors.append)
+    trainer.run.engine.models[0] = replace(trainer.run.engine.models[0], rescale=factors.append)
     trainer.fit()
-    assert trainer.step.ema is not None
-    return factors, trainer.step.ema.updates, weights_sha256(trainer.step.wrapped.state_dict())
+    assert trainer.ema is not None
+    return factors, trainer.ema.updates, weights_sha256(trainer.module.state_dict())
 
 
 def test_fp16_halves_a_scale_that_overflows_on_all_ranks_records_it_and_then_trains(tmp_path: Path) -> None:
@@ -117,31 +115,27 @@ def test_the_average_is_what_is_evaluated_and_the_weights_stay() -> None:
 
 def _averaged(world: World) -> tuple[str, str, str]:
     config = from_argv([*_MLP, "--ema=0.99", "--lr=0.1", "--max-steps=5"])
-    parts = setup.load_parts(config, world)
-    setup.report_start(config, world, parts)
-    trainer = setup.make_trainer(config, world, StopSignal(), parts)
-    expected = [param.detach().clone() for param in trainer.step.model.parameters()]
-    images, labels = next(iter(trainer.train_batches))
-    for update in range(1, 6):
-        trainer.step.run(images, labels, trainer.sampler)
+    trainer = Trainer(config, world, StopSignal())
+    expected = [param.detach().clone() for param in trainer.module.parameters()]
+    for update, batch in enumerate(trainer.train_batches(), start=1):
+        trainer.run.step(trainer.loss, batch, trainer.optimizer)
+        assert trainer.ema is not None
+        trainer.ema.update()
         decay = min(0.99, (1 + update) / (10 + update))
-        for average, param in zip(expected, trainer.step.model.parameters(), strict=True):
+        for average, param in zip(expected, trainer.module.parameters(), strict=True):
             average.mul_(decay).add_(param.detach(), alpha=1 - decay)
-    before = weights_sha256(trainer.step.model.state_dict())
-    with trainer.step.evaluated_weights():
-        inside = weights_sha256(trainer.step.model.state_dict())
-        for average, param in zip(expected, trainer.step.model.parameters(), strict=True):
+    before = weights_sha256(trainer.module.state_dict())
+    with trainer.evaluated_weights():
+        inside = weights_sha256(trainer.module.state_dict())
+        for average, param in zip(expected, trainer.module.parameters(), strict=True):
             torch.testing.assert_close(param.detach(), average)
-    return before, inside, weights_sha256(trainer.step.model.state_dict())
+    return before, inside, weights_sha256(trainer.module.state_dict())
 
 
 def _graphs(world: World, *flags: str) -> int:
     """Train, and return how many graphs were compiled in this process."""
     config = from_argv([*flags])
-    parts = setup.load_parts(config, world)
-    setup.report_start(config, world, parts)
-    with parts.metrics:
-        setup.make_trainer(config, world, StopSignal(), parts).fit()
+    Trainer(config, world, StopSignal()).fit()
     graphs: int = counters["stats"]["unique_graphs"]
     return graphs
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +23,13 @@ from tests.idx import write_small_mnist
 from tests.ranks import run_ranks, train_on_ranks
 from train import models
 from train.collectives.agreement import StopAgreement, Stopped
+from train.config import TrainConfig
 from train.data.batches import Batches
 from train.data.sampler import evaluation_steps
 from train.datasets._torchvision import TensorSamples
 from train.flags import from_argv
-from train.loop import setup
-from train.loop.evaluation import evaluate
-from train.loop.losses import Means
+from train.loop.losses import correct, evaluate, losses_of_samples
+from train.loop.trainer import Trainer
 from train.records.observer import Best
 from train.strategies import Context
 from train.world.environment import World
@@ -132,23 +133,37 @@ def _random_samples(length: int) -> TensorSamples:
 _EVALUATIONS = [(1, 3), (7, 3), (7, 64), (9_999, 640), (9_999, 20_000)]
 
 
-def _evaluate_steps(world: World, steps: Iterable[list[int]], size: int, stop: StopSignal) -> Means:
-    """What `steps` of `size` random samples give."""
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def _measuring(model: nn.Module) -> Callable[[Batch], dict[str, torch.Tensor]]:
+    def measure(batch: Batch) -> dict[str, torch.Tensor]:
+        logits = model(batch[0])
+        return {"loss": losses_of_samples(logits, batch[1]), "accuracy": correct(logits, batch[1])}
+
+    return measure
+
+
+def _evaluate_steps(
+    world: World, steps: Iterable[list[int]], sizes: Iterable[int], size: int, stop: StopSignal
+) -> dict[str, float]:
+    """What `steps`, which read as many as `sizes` say of `size` random samples, give."""
     torch.manual_seed(0)
     model = models.build("mlp", (1, 28, 28), 10, None)
-    context = Context(_CPU, None, world.world_size, 25.0, ranks_have_own_buffers=False)
-    return evaluate(model, Batches(_random_samples(size), steps, _CPU), context, "fp32", StopAgreement(stop))
+    context = Context(TrainConfig(), _CPU, None, world.world_size)
+    batches = zip(Batches(_random_samples(size), steps, _CPU), sizes, strict=False)
+    return evaluate(_measuring(model), batches, [model], context, StopAgreement(stop))
 
 
-def _evaluate(world: World) -> list[Means]:
+def _evaluate(world: World) -> list[dict[str, float]]:
     results = []
     for size, batch_size in _EVALUATIONS:
         steps = evaluation_steps(size, batch_size, world.rank, world.world_size)
-        results.append(_evaluate_steps(world, steps, size, StopSignal()))
+        results.append(_evaluate_steps(world, steps, map(len, steps), size, StopSignal()))
     return results
 
 
-def _evaluate_plainly() -> list[Means]:
+def _evaluate_plainly() -> list[dict[str, float]]:
     torch.manual_seed(0)
     model = models.build("mlp", (1, 28, 28), 10, None).eval()
     results = []
@@ -157,8 +172,8 @@ def _evaluate_plainly() -> list[Means]:
         with torch.no_grad():
             logits = model((samples.images.float() / 255 - 0.5) / 0.3)
         losses = nn.functional.cross_entropy(logits, samples.labels, reduction="none").double()
-        correct = (logits.argmax(1) == samples.labels).sum()
-        results.append(Means(float(losses.sum()), float(correct), size))
+        right = (logits.argmax(1) == samples.labels).double()
+        results.append({"loss": float(losses.mean()), "accuracy": float(right.mean())})
     return results
 
 
@@ -167,9 +182,7 @@ def test_evaluation_equals_one_process_on_the_whole_set(world_size: int) -> None
     expected = _evaluate_plainly()
     for of_rank in run_ranks(world_size, _evaluate):
         for means, plain in zip(of_rank, expected, strict=True):
-            assert means.samples == plain.samples
-            assert means.correct == plain.correct
-            assert means.loss == pytest.approx(plain.loss, rel=1e-5)
+            assert means == pytest.approx(plain, rel=1e-5)
 
 
 class _Calls(TorchFunctionMode):
@@ -192,12 +205,12 @@ class _Never(StopAgreement):
 
 
 def _calls_of_an_evaluation(world: World, num_batches: int) -> Counter[str]:
-    context = Context(_CPU, None, world.world_size, 25.0, ranks_have_own_buffers=False)
+    context = Context(TrainConfig(), _CPU, None, world.world_size)
     model = models.build("mlp", (1, 28, 28), 10, None)
-    batches = [(torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64))] * num_batches
+    batches = [((torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64)), 2)] * num_batches
     calls = _Calls()
     with calls:
-        evaluate(model, batches, context, "fp32", _Never(StopSignal()))
+        evaluate(_measuring(model), batches, [model], context, _Never(StopSignal()))
     return calls.names
 
 
@@ -229,7 +242,7 @@ def _evaluate_until_rank_is_signalled(world: World, signalled: int) -> int:
             yield [batch]
 
     with pytest.raises(Stopped):
-        _evaluate_steps(world, steps(), _BATCHES, stop)
+        _evaluate_steps(world, steps(), itertools.repeat(1), _BATCHES, stop)
     return len(read)
 
 
@@ -242,12 +255,10 @@ def test_a_signal_to_one_rank_cuts_the_evaluation_of_all_short_after_the_same_ba
 
 def _best_after_a_resume(world: World) -> Best | None:
     config = from_argv(["--model=mlp", "--dataset=synthetic", "--device=cpu"])
-    parts = setup.load_parts(config, world)
-    setup.report_start(config, world, parts)
-    before, after = (setup.make_trainer(config, world, StopSignal(), parts) for _ in range(2))
-    before.best = Best(epoch=1, accuracy=0.99)
-    after.load_state_dict(before.state_dict())
-    return after.best
+    before, after = (Trainer(config, world, StopSignal()) for _ in range(2))
+    before.run.best = Best(epoch=1, accuracy=0.99)
+    after.run.load_state_dict(before.run.state_dict())
+    return after.run.best
 
 
 def test_the_best_epoch_is_that_of_all_starts_of_a_run() -> None:

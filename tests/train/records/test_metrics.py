@@ -152,7 +152,7 @@ def test_as_an_observer_it_writes_every_field_that_is_known(tmp_path: Path) -> N
         metrics.run_started({"run_id": "some"})
         metrics.step_ended(1, [])
         metrics.step_ended(2, [plain, clipped])
-        metrics.epoch_ended(EpochRecord(1, 2, 2.4, 2.3, 0.5, 128, 128, 4.0, 3.0))
+        metrics.epoch_ended(EpochRecord(1, 2, 2.4, {"val_loss": 2.3, "val_accuracy": 0.5}, 128, 128, 4.0, 3.0))
         metrics.run_ended(RunEnd(1, 2, saved=True, weights_sha256=None))
         metrics.run_ended(RunEnd(2, 4, saved=True, weights_sha256="ab"))
     rates = {"seconds_per_step": 0.5, "samples_per_second": 128.0}

@@ -10,8 +10,8 @@ import pytest
 from tests.ranks import run_ranks
 from train.errors import SharedError
 from train.flags import from_argv
-from train.loop import setup
-from train.records.observer import EpochRecord, Incident, RunEnd, StepRecord
+from train.loop.trainer import Trainer
+from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -21,7 +21,7 @@ _FLAGS = ["--model=mlp", "--dataset=synthetic", "--device=cpu", "--batch-size=10
 _STEPS_PER_EPOCH = 10
 
 
-class _Recorder:
+class _Recorder(Observer):
     def __init__(self) -> None:
         self.heard: list[Any] = []
         self.records: list[StepRecord] = []
@@ -46,10 +46,7 @@ class _Recorder:
 def _observed(world: World, *flags: str) -> _Recorder:
     """What an observer of this rank hears of a run with these flags."""
     config, recorder = from_argv([*_FLAGS, *flags]), _Recorder()
-    parts = setup.load_parts(config, world)
-    parts.observers.append(recorder)
-    setup.report_start(config, world, parts)
-    setup.make_trainer(config, world, StopSignal(), parts).fit()
+    Trainer(config, world, StopSignal(), [recorder]).fit()
     return recorder
 
 
@@ -69,11 +66,8 @@ def test_each_rank_hears_of_each_step_at_once_and_of_its_loss_when_it_is_read() 
 
 def _diverged(world: World) -> _Recorder:
     config, recorder = from_argv([*_FLAGS, "--lr=1e30"]), _Recorder()
-    parts = setup.load_parts(config, world)
-    parts.observers.append(recorder)
-    setup.report_start(config, world, parts)
     with pytest.raises(SharedError, match=r"^step \d+: .* (is|are) not finite.*--lr"):
-        setup.make_trainer(config, world, StopSignal(), parts).fit()
+        Trainer(config, world, StopSignal(), [recorder]).fit()
     return recorder
 
 

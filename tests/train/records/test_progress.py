@@ -83,7 +83,8 @@ def test_a_run_that_continues_counts_from_where_it_was(capsys: pytest.CaptureFix
 
 def test_the_end_of_an_epoch_a_stop_and_the_end_of_the_run_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     progress = _started(capsys)
-    progress.epoch_ended(EpochRecord(1, 40, 0.5, 0.25, 0.875, 380, 395, 12.34, 10.0))
+    values = {"val_loss": 0.25, "val_accuracy": 0.875}
+    progress.epoch_ended(EpochRecord(1, 40, 0.5, values, 380, 395, 12.34, 10.0))
     progress.run_ended(RunEnd(2, 50, saved=True, weights_sha256=None))
     progress.run_ended(RunEnd(2, 50, saved=False, weights_sha256=None))
     progress.run_ended(RunEnd(3, 120, saved=True, weights_sha256="ab", best=Best(1, 0.875)))

@@ -11,7 +11,7 @@ import pytest
 from tests.ranks import run_ranks
 from train import report
 from train.flags import from_argv
-from train.loop import setup
+from train.loop.trainer import Trainer
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -35,10 +35,7 @@ def _train(world: World, folder: Path) -> None:
         ("other", "--max-steps=12", "--lr=0.02", "--scheduler=step"),
     ):
         config = from_argv([*_FLAGS, "--epochs=2", f"--run-dir={folder / name}", *more])
-        parts = setup.load_parts(config, world)
-        setup.report_start(config, world, parts)
-        with parts.metrics:
-            setup.make_trainer(config, world, StopSignal(), parts).fit()
+        Trainer(config, world, StopSignal()).fit()
 
 
 def _said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[str], str]:
@@ -53,6 +50,7 @@ def test_the_page_holds_all_curves_of_all_runs_and_needs_no_network(
 ) -> None:
     code, lines, _ = _said(capsys, runs / "long", runs / "short", runs / "other", "--out", tmp_path)
     assert (code, lines) == (0, [f"{tmp_path / 'report.html'} shows 8 curves of 3 runs"])
+    assert not (tmp_path / "difference.png").exists()
     pictures = {file.stem for file in tmp_path.glob("*.png")}
     assert pictures >= {"loss", "epoch-loss", "accuracy", "lr", "grad-norm", "speed"}
     assert all((tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in pictures)
@@ -85,6 +83,7 @@ def test_where_two_runs_part_is_said_with_step_epoch_and_distance(
     _, lines, _ = _said(capsys, "--diff", runs / "long", runs / "other", "--out", tmp_path)
     assert lines[1:3] == ["lr: 0.01 and 0.02", "scheduler: none and step"]
     assert "learning rates first differ at step 1: 0.01 and 0.02" in lines
+    assert (tmp_path / "difference.png").is_file()
     # The first loss is that of the same first weights.
     losses = [
         [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
@@ -128,3 +127,15 @@ def test_folders_without_a_run_are_all_named(tmp_path: Path, capsys: pytest.Capt
     assert re.search(r"cannot read .*absent/metrics.jsonl: No such file.* --run-dir of a run\n", errors)
     assert "begun/metrics.jsonl holds no step: the run ended before" in errors
     assert not (tmp_path / "out").exists()
+
+
+def test_values_that_a_program_recorded_have_curves_and_a_run_without_accuracy_has_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [{"event": "step", "epoch": 1, "step": n, "loss": 2.0 / n, "lr": 0.1, "my loss": 3.0 * n} for n in (1, 2)]
+    epoch = {"event": "epoch", "epoch": 1, "step": 2, "train_loss": 1.5, "bleu": 0.25}
+    lines = [json.dumps(record) for record in [{"event": "start"}, *steps, epoch]]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    code, said, _ = _said(capsys, tmp_path, "--log", "--out", tmp_path / "out")
+    assert code == 0, said
+    assert {file.stem for file in (tmp_path / "out").glob("*.png")} == {"loss", "lr", "my-loss", "bleu"}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from train.flags import from_argv
-from train.loop import setup
+from train.loop.trainer import Trainer
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -24,9 +24,7 @@ class Dtypes(NamedTuple):
 def dtypes_of_a_run(world: World, *flags: str) -> Dtypes:
     """Train as the flags say, and look at every nn.Linear that this rank computes."""
     config = from_argv([*flags])
-    parts = setup.load_parts(config, world)
-    setup.report_start(config, world, parts)
-    trainer = setup.make_trainer(config, world, StopSignal(), parts)
+    trainer = Trainer(config, world, StopSignal())
     seen = Dtypes(set(), set(), set())
 
     def before(layer: Any, inputs: Any) -> None:
@@ -35,10 +33,10 @@ def dtypes_of_a_run(world: World, *flags: str) -> Dtypes:
     def after(layer: Any, inputs: Any, outputs: Tensor) -> None:
         seen.outputs.add(outputs.dtype)
 
-    for layer in trainer.step.model.modules():
+    for layer in trainer.module.modules():
         if isinstance(layer, nn.Linear):
             layer.register_forward_pre_hook(before)
             layer.register_forward_hook(after)
     trainer.fit()
-    seen.parameters.update(param.dtype for param in trainer.step.model.parameters())
+    seen.parameters.update(param.dtype for param in trainer.module.parameters())
     return seen

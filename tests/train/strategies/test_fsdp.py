@@ -15,9 +15,10 @@ from tests.ranks import run_ranks, train_on_ranks
 from tests.train.devices import needs_fsdp_on_cpus
 from tests.train.strategies.dtypes import Dtypes, dtypes_of_a_run
 from train import models, strategies
+from train.config import TrainConfig
 from train.errors import SharedError
 from train.flags import from_argv
-from train.loop import setup
+from train.loop.trainer import Trainer
 from train.strategies.fsdp import units
 from train.world.environment import World
 from train.world.signals import StopSignal
@@ -53,9 +54,7 @@ def _memory(world: World, name: str) -> list[int]:
     model = models.build("gpt", (16,), 256, None)
     gc.collect()
     held = [_bytes_of_tensors()]
-    context = strategies.Context(
-        torch.device("cpu"), None, world.world_size, 25.0, ranks_have_own_buffers=False, sync_batchnorm=True
-    )
+    context = strategies.Context(TrainConfig(), torch.device("cpu"), None, world.world_size)
     wrapped = strategies.wrap(name, model, context)
     gc.collect()
     held.append(_bytes_of_tensors())
@@ -117,12 +116,12 @@ def test_an_evaluation_in_which_a_rank_has_no_samples_ends(tmp_path: Path) -> No
 def _saved_buffers(world: World) -> tuple[list[Tensor], list[Tensor]]:
     """This rank's buffers after a step with statistics of its own, and those in what it would save."""
     flags = ["--model=mnist_bn", "--strategy=fsdp", "--no-sync-batchnorm", "--batch-size=8", "--device=cpu"]
-    parts = setup.load_parts(from_argv(flags), world)
-    trainer = setup.make_trainer(from_argv(flags), world, StopSignal(), parts)
-    trainer.step.run(*next(iter(trainer.train_batches)), trainer.sampler)
-    own = [buffer.clone() for buffer in trainer.step.model.buffers()]
-    saved = trainer.step.state_dict()["shards"]
-    return own, [saved[f"model.{name}"].clone() for name, _ in trainer.step.model.named_buffers()]
+    trainer = Trainer(from_argv(flags), world, StopSignal())
+    batches = iter(trainer.train_batches())
+    trainer.run.step(trainer.loss, next(batches), trainer.optimizer)
+    own = [buffer.clone() for buffer in trainer.module.buffers()]
+    saved = trainer.run.state_dict()["shards"]
+    return own, [saved[f"model.{name}"].clone() for name, _ in trainer.module.named_buffers()]
 
 
 @needs_fsdp_on_cpus
@@ -135,6 +134,6 @@ def test_a_save_within_an_epoch_keeps_rank_0s_buffers_on_every_rank() -> None:
 
 def test_a_torch_whose_fully_shard_fails_on_cpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cpu.Stream, "record_event", raising=False)
-    context = strategies.Context(torch.device("cpu"), None, 2, 25.0, ranks_have_own_buffers=False)
+    context = strategies.Context(TrainConfig(), torch.device("cpu"), None, 2)
     with pytest.raises(SharedError, match=r"--strategy=fsdp .* torch 2\.7 or newer"):
         strategies.wrap("fsdp", nn.Linear(1, 1), context)

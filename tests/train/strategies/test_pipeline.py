@@ -18,6 +18,7 @@ from tests.cli import records
 from tests.ranks import run_ranks, train_on_ranks
 from tests.train.strategies.dtypes import Dtypes, dtypes_of_a_run
 from train import models, strategies
+from train.config import TrainConfig
 from train.errors import SharedError
 from train.strategies.pipeline import bubble, even_stretches, refuse_lost_messages, refuse_what_cannot_be_cut
 
@@ -78,7 +79,7 @@ def test_the_bubble_of_even_stages_is_the_published_one(stages: int, micro_batch
 
 
 def _context(world_size: int, micro_batches: int) -> strategies.Context:
-    return strategies.Context(CPU, None, world_size, 25.0, ranks_have_own_buffers=False, micro_batches=micro_batches)
+    return strategies.Context(TrainConfig(strategy="pipeline", accumulate=micro_batches), CPU, None, world_size)
 
 
 class _Shared(nn.Sequential):
@@ -108,7 +109,8 @@ def test_what_cannot_be_cut_is_refused_with_the_reason(
 def test_1f1b_between_cpus_is_refused_where_torch_loses_messages(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", TorchVersion(version))
     refuse_lost_messages(_context(1, 1))
-    refuse_lost_messages(replace(_context(2, 2), pipeline_schedule="gpipe"))
+    gpipe = TrainConfig(strategy="pipeline", pipeline_schedule="gpipe")
+    refuse_lost_messages(replace(_context(2, 2), config=gpipe))
     if version == "2.8.0":
         refuse_lost_messages(_context(2, 2))
     else:

@@ -18,10 +18,10 @@ from tests.cli import start_ranks
 from tests.ranks import run_ranks
 from tests.train.devices import needs_fsdp_on_cpus
 from train import strategies
-from train.config import available
+from train.config import TrainConfig, available
 from train.errors import SharedError
 from train.flags import from_argv
-from train.loop import setup
+from train.loop.trainer import Trainer
 from train.world.environment import World
 from train.world.signals import StopSignal
 
@@ -51,13 +51,14 @@ def _whole(tensor: Tensor) -> Tensor:
 def _one_step(world: World, name: str) -> tuple[list[str], float, list[Tensor]]:
     """The names of the state, the norm before clipping, and the clipped gradients of a step of two micro-batches."""
     model = _model()
-    context = strategies.Context(_CPU, None, world.world_size, 25.0, ranks_have_own_buffers=False)
+    context = strategies.Context(TrainConfig(), _CPU, None, world.world_size)
     wrapped = strategies.wrap(name, model, context)
     with wrapped.no_sync():
         wrapped.call(_micro_batch(world.rank, 0)).square().sum().backward()
     wrapped.call(_micro_batch(world.rank, 1)).square().sum().backward()
     wrapped.after_backward()
-    norm = float(wrapped.clip(0.5))
+    norm = float(wrapped.norm())
+    nn.utils.clip_grads_with_norm_(model.parameters(), 0.5, wrapped.norm())
     gradients = [_whole(param.grad) for param in model.parameters() if param.grad is not None]
     return list(wrapped.state_dict()), norm, gradients
 
@@ -83,7 +84,7 @@ def test_a_step_clips_the_mean_gradient_of_all_ranks(name: str) -> None:
 
 def _messages(world: World, name: str) -> list[set[str]]:
     """The collectives of a backward inside no_sync, and of the one after it."""
-    context = strategies.Context(_CPU, None, world.world_size, 25.0, ranks_have_own_buffers=False)
+    context = strategies.Context(TrainConfig(), _CPU, None, world.world_size)
     wrapped = strategies.wrap(name, _model(), context)
     found = []
     for inside in (True, False):
@@ -128,7 +129,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> strategies.Context:
     """The context of one process that sees two GPUs.  nn.DataParallel, which would ask the driver, is left out."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(nn, "DataParallel", lambda model: model)
-    return strategies.Context(torch.device("cuda"), None, 1, 25.0, ranks_have_own_buffers=False)
+    return strategies.Context(TrainConfig(), torch.device("cuda"), None, 1)
 
 
 def test_data_parallel_refuses_a_compiled_model_on_several_gpus(
@@ -161,7 +162,7 @@ def test_data_parallel_computes_in_the_type_of_the_run_on_each_gpu(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nn, "DataParallel", _InAThread)
-    context = strategies.Context(_CPU, None, 1, 25.0, ranks_have_own_buffers=False, precision=precision)
+    context = strategies.Context(TrainConfig.model_validate({"precision": precision}), _CPU, None, 1)
     wrapped = strategies.wrap("data_parallel", _model(), context)
     with strategies.autocast(precision, _CPU):
         assert torch.equal(wrapped.call(_micro_batch(0, 0)), _model()(_micro_batch(0, 0)).float())
@@ -171,7 +172,7 @@ def test_data_parallel_computes_in_the_type_of_the_run_on_each_gpu(
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_data_parallel_computes_in_bf16_on_two_gpus() -> None:
     device = torch.device("cuda")
-    context = strategies.Context(device, None, 1, 25.0, ranks_have_own_buffers=False, precision="bf16")
+    context = strategies.Context(TrainConfig(precision="bf16"), device, None, 1)
     wrapped = strategies.wrap("data_parallel", _model().to(device), context)
     with strategies.autocast("bf16", device):
         expected = _model().to(device)(_micro_batch(0, 0).to(device)).float()
@@ -180,12 +181,11 @@ def test_data_parallel_computes_in_bf16_on_two_gpus() -> None:
 
 def _seeds_of_gpus(world: World) -> list[int]:
     """What the generators of three GPUs are seeded with; stand-ins, as torch makes them where it sees GPUs."""
-    parts = setup.load_parts(from_argv(["--model=mlp"]), world)
-    trainer = setup.make_trainer(from_argv(["--model=mlp"]), world, StopSignal(), parts)
+    trainer = Trainer(from_argv(["--model=mlp"]), world, StopSignal())
     gpus = [torch.Generator() for _ in range(3)]
-    trainer.step.device = torch.device("cuda")
+    trainer.run.device = torch.device("cuda")
     with mock.patch.multiple(torch.cuda, default_generators=gpus, current_device=lambda: 1):
-        trainer.step._seed(trainer.sampler)
+        trainer.run._seed()
     return [gpu.initial_seed() for gpu in gpus]
 
 
@@ -196,7 +196,7 @@ def test_each_gpu_of_data_parallel_draws_random_numbers_of_its_own_from_the_posi
 
 def test_fsdp_in_bf16_refuses_batchnorm_that_is_not_synchronised() -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
-    context = strategies.Context(_CPU, None, 2, 25.0, ranks_have_own_buffers=True, precision="bf16")
+    context = strategies.Context(TrainConfig(precision="bf16"), _CPU, None, 2, ranks_have_own_buffers=True)
     with pytest.raises(SharedError, match=r"--strategy=fsdp with --precision=bf16 .*--no-sync-batchnorm"):
         strategies.wrap("fsdp", model, context)
 
@@ -205,4 +205,4 @@ def test_data_parallel_refuses_batchnorm_on_several_gpus(two_gpus: strategies.Co
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
     with pytest.raises(SharedError, match=r"cannot synchronise BatchNorm .*--no-sync-batchnorm"):
         strategies.wrap("data_parallel", model, two_gpus)
-    strategies.wrap("data_parallel", model, replace(two_gpus, sync_batchnorm=False))
+    strategies.wrap("data_parallel", model, replace(two_gpus, config=TrainConfig(sync_batchnorm=False)))

@@ -30,9 +30,6 @@ class _Done:
     def wait(self) -> None:
         pass
 
-    def is_completed(self) -> bool:
-        return True
-
 
 def _mean_of_ranks(make: type[Sync], world_size: int, dtype: torch.dtype, patch: pytest.MonkeyPatch) -> Tensor:
     """The mean of each of many gradients divided by the right one, after a reduction in NCCL's arithmetic."""

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli import ROOT, environment, records, start_ranks
 from tests.ranks import train_on_ranks
-from train.world.failure import record_for_torchrun
+from train.errors import record_for_torchrun
 
 pytestmark = pytest.mark.timeout(400)
 _TIMEOUT_S = 200.0

@@ -1,0 +1,322 @@
+"""One's own loop: the losses of a plain loop on any number of processes, after kills and signals, too."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import random
+import runpy
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import train
+from tests.cli import records, start_ranks
+from tests.ranks import launched
+from train.data.shard import epoch_order
+from train.records import progress
+from train.run import Run
+
+pytestmark = pytest.mark.timeout(300)
+_SCRIPTS = Path(__file__).parents[2] / "jobs" / "scripts"
+_SEED, _SAMPLES, _BATCH = 1, 1003, 77
+
+
+def _script(name: str, folder: Path, kill_after_s: float | None = None, killed: int = 0) -> None:
+    """Run jobs/scripts/NAME.py in this process; SIGKILL it so long after its training has begun."""
+    if kill_after_s is not None and int(os.environ["RANK"]) == killed:
+        threading.Thread(target=_kill, args=(folder / "metrics.jsonl", kill_after_s), daemon=True).start()
+    sys.argv = [name, f"--folder={folder}"]
+    runpy.run_path(str(_SCRIPTS / f"{name}.py"), run_name="__main__")
+
+
+def _kill(file: Path, after_s: float) -> None:
+    before = file.stat().st_size if file.exists() else 0
+    while not file.exists() or file.stat().st_size == before:
+        time.sleep(0.002)
+    time.sleep(after_s)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _orders(epochs: int = 3) -> list[Tensor]:
+    orders = [torch.tensor(epoch_order(_SAMPLES, _SEED, epoch)) for epoch in range(1, epochs + 1)]
+    return [indices for order in orders for indices in order.split(_BATCH)]
+
+
+def _plain_regression() -> list[float]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(_SAMPLES, 2, generator=generator) * 4 - 2
+    y = x[:, :1].sin() * x[:, 1:] + 0.01 * torch.randn(_SAMPLES, 1, generator=generator)
+    torch.manual_seed(_SEED)
+    model = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for indices in _orders():
+        loss = F.mse_loss(model(x[indices]), y[indices])
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def _plain_gan() -> list[float]:
+    draws = torch.Generator().manual_seed(0)
+    angles = 2 * torch.pi * torch.rand(_SAMPLES, generator=draws)
+    ring, noise = torch.stack([angles.cos(), angles.sin()], dim=1), torch.randn(_SAMPLES, 4, generator=draws)
+    torch.manual_seed(_SEED)
+    generator, critic = (
+        nn.Sequential(nn.Linear(inputs, 64), nn.LeakyReLU(0.2), nn.Linear(64, outputs))
+        for inputs, outputs in ((4, 2), (2, 1))
+    )
+    of_generator, of_critic = (
+        torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.5, 0.999)) for model in (generator, critic)
+    )
+    losses = []
+    for indices in _orders():
+        real, fake = critic(ring[indices]), critic(generator(noise[indices]).detach())
+        loss = (F.softplus(-real).mean() + F.softplus(fake).mean()) / 2
+        of_critic.zero_grad()
+        loss.backward()
+        of_critic.step()
+        fooled = F.softplus(-critic(generator(noise[indices]))).mean()
+        of_generator.zero_grad()
+        fooled.backward()
+        of_generator.step()
+        losses += [loss.item(), fooled.item()]
+    return losses
+
+
+_PLAIN: dict[str, Callable[[], list[float]]] = {"regression": _plain_regression, "gan": _plain_gan}
+
+
+def _recorded(folder: Path) -> list[float]:
+    """The losses of each step, the last record of each if it was trained twice."""
+    steps = {record["step"]: record for record in records(folder, "step")}
+    names = ("loss", "generator_loss")
+    return [steps[step][name] for step in range(1, len(steps) + 1) for name in names if name in steps[step]]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("name", _PLAIN)
+def test_losses_of_the_scripts_equal_a_plain_loop(name: str, world_size: int, tmp_path: Path) -> None:
+    launched(world_size, _script, name, tmp_path)
+    assert _recorded(tmp_path) == pytest.approx(_PLAIN[name](), rel=2e-6)
+    launched(1, _script, name, tmp_path)  # which has nothing left to train, and says so
+    assert [incident["kind"] for incident in records(tmp_path, "incident")] == ["already_ended"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _PLAIN)
+def test_ten_kills_at_random_moments_and_other_world_sizes_repeat_and_skip_no_sample(name: str, tmp_path: Path) -> None:
+    draw, killed = random.Random(name), 0
+    for _ in range(10):
+        world_size = draw.choice([1, 2, 3])
+        try:
+            launched(world_size, _script, name, tmp_path, draw.uniform(0.0, 0.4), draw.randrange(world_size))
+        except RuntimeError:
+            killed += 1
+    launched(2, _script, name, tmp_path)
+    assert _recorded(tmp_path) == pytest.approx(_PLAIN[name](), rel=2e-6)
+    assert killed > 3, "a run has mostly ended before it was killed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _PLAIN)
+def test_sigterm_to_one_rank_saves_and_ends_all_with_the_code_that_requeues(name: str, tmp_path: Path) -> None:
+    ranks = start_ranks(2, f"--folder={tmp_path}", "--epochs=1000", program=(str(_SCRIPTS / f"{name}.py"),))
+    assert ranks[0].stdout is not None
+    assert any("epoch 2/" in line for line in ranks[0].stdout)
+    ranks[1].send_signal(signal.SIGTERM)
+    said = [rank.communicate(timeout=100) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [143, 143], said
+    [stop] = records(tmp_path, "stop")
+    assert (tmp_path / f"step-{stop['step']:08d}" / "manifest.json").is_file()
+    assert len(records(tmp_path, "step")) == stop["step"]
+
+
+def _regression(**settings: Any) -> tuple[Run, nn.Module, torch.optim.Optimizer, TensorDataset]:
+    run = Run(seed=2, **settings)
+    model = run.wrap(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)))
+    points = torch.randn(11, 3, generator=torch.Generator().manual_seed(5))
+    return run, model, torch.optim.SGD(model.parameters(), lr=0.1), TensorDataset(points, points[:, :2].exp())
+
+
+def _variant(what: str) -> list[float]:
+    """The weights after two epochs of 4, 4 and 3 samples, of a loss that is written in some way."""
+    run, model, optimizer, dataset = _regression()
+    micro_batches = 3 if what == "micro-batches" else 1
+
+    def collate(samples: list[tuple[Tensor, Tensor]]) -> Any:
+        x, y = (torch.stack(column) for column in zip(*samples, strict=True))
+        return {"x": x, "deep": ([y], "a word")}
+
+    def mean(batch: Any) -> Any:
+        error = model(batch["x"]) - batch["deep"][0][0]
+        if what == "each":
+            return error.square().mean(dim=1)
+        if what == "weights":
+            heavy = (batch["x"][:, 0] > 0) * 2.0 + 1
+            return (heavy * error.square().sum(dim=1)).sum(), 2 * heavy.sum()
+        return error.square().mean()
+
+    def contrastive(batch: Any) -> Tensor:
+        ours, theirs = run.gather(model(batch["x"])), run.gather(batch["deep"][0][0])
+        return F.cross_entropy(ours @ theirs.T, torch.arange(len(ours)))
+
+    for _ in run.epochs(2):
+        for batch in run.batches(dataset, 4, micro_batches=micro_batches, collate=collate):
+            if what == "contrastive":
+                run.step(contrastive, batch, optimizer, split=False)
+            elif what == "by hand":
+                run.backward(mean(batch))
+                run.apply(optimizer)
+            else:
+                run.step(mean, batch, optimizer)
+    return [x for param in model.parameters() for x in param.flatten().tolist()]
+
+
+@pytest.mark.parametrize("what", ["mean", "each", "weights", "micro-batches", "by hand", "contrastive"])
+def test_a_loss_written_in_any_way_trains_the_same_on_any_number_of_processes(what: str) -> None:
+    # Of three samples three ranks have one each, and of five ranks two have none.
+    alone = launched(1, _variant, what)[0]
+    for world_size in (2, 3):
+        for weights in launched(world_size, _variant, what):
+            assert weights == pytest.approx(alone, rel=1e-5, abs=1e-6)
+    if what in ("each", "micro-batches", "by hand"):
+        assert alone == pytest.approx(launched(1, _variant, "mean")[0], rel=1e-5, abs=1e-6)
+
+
+def _projected() -> list[float]:
+    """PCGrad by hand: two losses whose gradients are made orthogonal where they conflict."""
+    run, model, optimizer, dataset = _regression()
+    for _ in run.epochs(1):
+        for x, y in run.batches(dataset, 4):
+            found = []
+            for column in (0, 1):
+                run.backward((model(x)[:, column] - y[:, column]).square().mean())
+                found.append([param.grad.clone() for param in model.parameters() if param.grad is not None])
+                optimizer.zero_grad()
+            one, two = (torch.cat([part.flatten() for part in parts]) for parts in found)
+            share = min(0.0, float(one @ two)) / float(two @ two)
+            for param, first, second in zip(model.parameters(), *found, strict=True):
+                param.grad = first - share * second
+            run.apply(optimizer, clip_norm=1.0)
+    return [x for param in model.parameters() for x in param.flatten().tolist()]
+
+
+def test_gradients_made_by_hand_are_the_same_on_any_number_of_processes() -> None:
+    alone, *others = (launched(world_size, _projected)[0] for world_size in (1, 2, 3))
+    for weights in others:
+        assert weights == pytest.approx(alone, rel=1e-5, abs=1e-6)
+
+
+def _left_by_break(folder: Path) -> tuple[int, int]:
+    run, model, optimizer, dataset = _regression(checkpoint_dir=folder, checkpoint_every=1)
+    run.restore(model=model, optimizer=optimizer)
+    for _ in run.epochs(1):
+        for number, (x, y) in enumerate(run.batches(dataset, 4)):
+            run.step(lambda b: F.mse_loss(model(b[0]), b[1]), (x, y), optimizer)
+            if number == 1:
+                break
+    return run.steps_done, len(list(folder.glob("step-*")))
+
+
+def test_a_batch_that_is_left_by_break_is_not_counted(tmp_path: Path) -> None:
+    assert launched(1, _left_by_break, tmp_path) == [(1, 1)]
+
+
+def _misused(what: str, folder: Path) -> str:
+    run, model, optimizer, dataset = _regression(**({"checkpoint_dir": folder} if what == "restore" else {}))
+    loss = lambda b: F.mse_loss(model(b[0]), b[1])  # noqa: E731
+    try:
+        if what == "outside":
+            run.step(loss, (torch.ones(1, 3), torch.ones(1, 2)), optimizer)
+        for _ in run.epochs(1):
+            for batch in run.batches(dataset, 4, micro_batches=2 if what == "uncut" else 1):
+                if what == "unwrapped":
+                    optimizer = torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.1)
+                if what == "uncut":
+                    batch = [*batch, torch.ones(9, 9)]
+                run.step((lambda b: model(b[0])) if what == "no mean" else loss, batch, optimizer)
+            if what == "other data":
+                for _ in run.batches(TensorDataset(torch.ones(3, 3)), 4):
+                    pass
+    except train.UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("outside", "run.step() belongs into a loop over run.batches()"),
+        ("unwrapped", "2 of 2 parameters of the optimizer belong to no model that run.wrap() has returned"),
+        ("no mean", "returned a tensor of shape (4, 2) for 4 samples: return the mean"),
+        ("uncut", "a batch of 4 samples holds a tensor of shape (9, 9), which cannot be cut"),
+        ("restore", "checkpoint_dir is given, but run.restore() has not said"),
+        ("other data", "run.batches() got 3 samples in batches of 4, and before 11 in batches of 4"),
+    ],
+)
+def test_misuse_is_refused_in_words(what: str, says: str, tmp_path: Path) -> None:
+    [said] = launched(1, _misused, what, tmp_path)
+    assert says in said
+
+
+def _wrong_setting() -> str:
+    with pytest.raises(train.UserError) as raised:
+        Run(precison="bf16", lr=0.1) if os.environ["RANK"] == "1" else Run(precison="bf16")
+    return str(raised.value)
+
+
+def test_wrong_settings_are_refused_by_name() -> None:
+    unknown, classifier = launched(2, _wrong_setting)
+    assert 'precison: unknown key; did you mean "precision"?' in unknown
+    assert "lr: only `python -m train` has this setting" in classifier
+
+
+def _examples() -> list[str]:
+    """The public names that have no example, and the examples that fail."""
+    wrong, namespace = list[str](), dict[str, Any]()
+    public = [name for name in train.__all__ if name != "__version__"]
+    progress.say = lambda text: None  # an example's output is compared
+    for name in sorted(public, key=lambda name: name != "Run"):  # Run's example connects
+        found = [(name, getattr(train, name))]
+        if name == "Run":
+            bases = {key: value for base in Run.__mro__ for key, value in vars(base).items() if callable(value)}
+            found += [(key, getattr(Run, key)) for key in bases if not key.startswith("_")]
+        for label, thing in found:
+            examples = doctest.DocTestParser().get_doctest(thing.__doc__ or "", namespace, label, None, None)
+            examples.globs = namespace  # not a copy: later examples use Run's
+            runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
+            namespace |= {name: getattr(train, name) for name in public}
+            runner.run(examples, out=wrong.append, clear_globs=False)
+            if not examples.examples and thing in map(train.__dict__.get, public):
+                wrong.append(f"{label} has no example")
+    return wrong
+
+
+def test_the_examples_of_all_public_names_run() -> None:
+    assert launched(1, _examples) == [[]]
+
+
+@pytest.mark.slow
+def test_an_uncaught_error_is_reported_saved_and_ends_the_process_at_once(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    source = (_SCRIPTS / "regression.py").read_text()
+    program.write_text(source.replace("        run.step(", "        1 / (run.steps_done != 7)\n        run.step("))
+    ranks = start_ranks(2, f"--folder={tmp_path}", program=(str(program),))
+    said = [rank.communicate(timeout=100) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert "ZeroDivisionError" in said[0][1] and "saved the last complete step, 7" in said[0][0], said

@@ -1,0 +1,332 @@
+"""A run of connected processes: models that they share, batches, steps, evaluations, records.
+
+`python -m train` (train/loop/trainer.py) is written on it, and so is everybody's own loop (train/run.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn, optim
+from torch.utils.data import IterableDataset
+
+from train import strategies
+from train.checkpoints.same_run import NEEDS_ALL_EPOCHS
+from train.collectives.agreement import Stopped, mistakes_shared_by_all_ranks
+from train.collectives.broadcast import gather
+from train.collectives.sync_batchnorm import SyncBatchNorm, has_batchnorm
+from train.collectives.waiting import waiting_for_each
+from train.data.batches import Batches
+from train.data.sampler import ShardSampler, evaluation_steps
+from train.data.shard import share
+from train.errors import SharedError, UserError
+from train.loop.course import Course, StepInLoop, refuse_impossible
+from train.loop.losses import evaluate
+from train.loop.numerics import compile_model
+from train.loop.step import StepResult, Work
+from train.records.metrics import arithmetic, start_record, weights_sha256
+from train.world import placement
+
+# Names in a checkpoint that are the run's own.
+_OWN_KEYS = {"scaler", "micro_batches", "sampler", "step", "evaluated_step", "epoch_means", "best", "config", "shards"}
+
+
+class Session(Course):
+    """One run as a rank sees it; all ranks make one and call the same methods in the same order.
+
+    Args:
+        config: the settings; those that name a model, a dataset or an optimizer do not count here.
+        stop: notes whether this rank was asked to stop.
+        observers: what follows the run on this rank, besides what the config asks for.
+        settings: the names of the settings that the run has; they stand in its records.
+    """
+
+    def wrap(self, model: nn.Module, micro_batch: Tensor | None = None) -> nn.Module:
+        """Return the model on this rank's device, with rank 0's weights, as the ranks train it together.
+
+        Call it before the optimizer is made.  BatchNorm becomes synchronised BatchNorm unless sync_batchnorm is off.
+
+        >>> model = run.wrap(torch.nn.Linear(3, 1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        """
+        model = model.to(self.device)
+        several = self.world_size > 1 or self.config.strategy == "fsdp"  # whose bf16 fits no other BatchNorm
+        global_batchnorm = self.config.sync_batchnorm and several and has_batchnorm(model)
+        if has_batchnorm(model):
+            self.least = 2
+        if global_batchnorm:
+            group, waits_s = self.context.group, self.config.collective_timeout_s
+            own = placement.new_group(self.device, waits_s) if self.config.batchnorm_group == "own" else group
+            model = SyncBatchNorm.convert_sync_batchnorm(model, own)
+        if self.config.compile:
+            compile_model(model, self.device)
+        own_buffers = self.world_size > 1 and not global_batchnorm
+        context = replace(self.context, ranks_have_own_buffers=own_buffers, micro_batch=micro_batch)
+        wrapped = strategies.wrap(self.config.strategy, model, context)
+        self.context = replace(context, ranks_have_own_buffers=own_buffers or self.context.ranks_have_own_buffers)
+        self.engine.add(wrapped)
+        return wrapped.call
+
+    def restore(self, **things: Any) -> None:
+        """Name what a checkpoint holds, and load the one that `resume` asks for, if there is one.  A collective.
+
+        things: models, optimizers, schedulers and whatever else has state_dict() and load_state_dict().
+        Raises SharedError if the checkpoint is damaged or belongs to another run.
+        """
+        if self._saving is not None:
+            raise UserError("run.restore() was called twice, or after run.epochs(): name everything in one call")
+        if wrong := sorted(things.keys() & _OWN_KEYS):
+            raise UserError(f"run.restore(): {', '.join(wrong)} is a name that the run itself uses: choose another one")
+        if self.config.spreads_model and {"model", "optimizer"} - things.keys():
+            raise UserError("with fsdp, run.restore() needs one model and one optimizer, as model= and optimizer=")
+        self._things = things
+        self._open()
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """Yield the number of each epoch that is left, from 1 to `number`; record and save at the end of each.
+
+        >>> for epoch in run.epochs(5):
+        ...     for batch in run.batches(dataset, batch_size=4):
+        ...         result = run.step(loss, batch, optimizer)
+        ...     run.record(**run.evaluate(lambda batch: {"val_loss": loss(batch)}, dataset, batch_size=4))
+        """
+        self.config = self.config.model_copy(update={"epochs": number})
+        if self._saving is None:
+            self._open()
+        first = self.sampler.epoch if self.sampler is not None else (self._position or {"epoch": 1})["epoch"]
+        has_all_steps = self.is_last_step() and self.is_recorded()
+        if reached := [*["--epochs"] * (first > number), *["--max-steps"] * has_all_steps]:
+            self._report_end_before_start(reached)
+        for epoch in range(first, number + 1):
+            if self.is_last_step() and self.is_recorded():
+                break
+            self._values, started = {}, time.monotonic()
+            yield epoch
+            self._end_epoch(epoch, started)
+        states = [wrapped.state_dict() for wrapped in self.engine.models]
+        named = {f"{at}.{name}": tensor for at, state in enumerate(states) for name, tensor in state.items()}
+        self._end_run(weights_sha256(states[0] if len(states) == 1 else named))
+        self.saving.wait_until_saved()
+
+    def batches(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        micro_batches: int = 1,
+        collate: Callable[[list[Any]], Any] | None = None,
+        workers: int = 0,
+    ) -> Iterator[Any]:
+        """Return an iterator over this rank's share of each batch that is left of the epoch, on its device.
+
+        An epoch reads each sample once, in an order that depends on the seed and the epoch alone.  Asking for the next
+        batch ends the step: it is counted, recorded, saved when that is due, and the run stops here if a signal has
+        asked for it.  A batch that is left by `break` is not counted.
+
+        Args:
+            dataset: any map-style dataset.  What it draws at random depends on seed, epoch and index alone.
+            batch_size: samples of one step over all ranks together.
+            micro_batches: into how many parts run.step() cuts a batch, to save memory.
+            collate: makes a batch of a list of samples: tensors with one row a sample, in dicts, lists or tuples.
+            workers: processes that read ahead.
+        A rank for which a short batch has no sample left gets samples that run.step() and run.evaluate() do not count.
+        Raises SharedError for fewer samples than ranks in a batch, and for another dataset than at the checkpoint.
+
+        >>> for inputs, targets in run.batches(dataset, batch_size=4):
+        ...     break
+        """
+        made_of = (dataset, batch_size, micro_batches, collate, workers)
+        if (id(dataset), *made_of[1:]) != self._made_of:
+            self._make_batches(*made_of)
+            self._made_of = (id(dataset), *made_of[1:])
+        return self._steps()
+
+    def step(
+        self,
+        function: Callable[[Any], Any],
+        batch: Any,
+        optimizer: optim.Optimizer,
+        *,
+        clip_norm: float | None = None,
+        split: bool = True,
+    ) -> StepResult:
+        """Train one step: the optimizer gets the gradient of the loss over the global batch.  A collective.
+
+        Args:
+            function: returns for a batch, or a part of it, the mean loss over its samples, the loss of each, (n,), or
+                (sum, weight), whose sums over all ranks are divided.  It may be called several times.
+            optimizer: only its parameters get gradients; their models must come from run.wrap().
+            clip_norm: scale the gradient down to this norm if its norm is larger.
+            split: False calls the function once, with the whole share, and takes the mean of what the ranks return:
+                for losses that need the whole batch, which run.gather() collects.
+        Returns what is known of the step; `result.skipped` says why the optimizer was not used, or is None.
+
+        >>> for batch in run.batches(dataset, batch_size=4):
+        ...     result = run.step(lambda b: torch.nn.functional.mse_loss(model(b[0]), b[1]), batch, optimizer)
+        ...     break
+        """
+        position = self._in_loop("step")
+        with self._saved_if_not_finite():
+            result = self.engine.run(Work(batch, optimizer, position, function, clip_norm, split))
+        self._step.note(result, optimizer)
+        return result
+
+    def backward(self, loss: Tensor, weight: float | None = None) -> None:
+        """Add the gradients of a step by hand: after it, p.grad has the mean over the global batch.  A collective.
+
+        Args:
+            loss: the mean over this rank's samples, or over `weight` things if that is given.
+
+        >>> for batch in run.batches(dataset, batch_size=4):
+        ...     run.backward(loss(batch))
+        ...     result = run.apply(optimizer)
+        ...     break
+        """
+        self._step.losses = self.engine.backward(loss, weight, self._in_loop("backward"))
+
+    def apply(
+        self, optimizer: optim.Optimizer, *, clip_norm: float | None = None, closure: Callable[[], Any] | None = None
+    ) -> StepResult:
+        """Let the optimizer use p.grad, if it is finite, and empty it.  A collective.
+
+        closure: for optimizers such as LBFGS: empties p.grad, calls run.backward() and returns the loss, a number that
+            all ranks share: run.mean(loss).
+        """
+        position = self._in_loop("apply")
+        nothing = torch.zeros((), dtype=torch.float64, device=self.device)
+        losses = self._step.losses or StepResult(nothing.expand(0), nothing, 0, 0)
+        with self._saved_if_not_finite():
+            work = Work(self._step.batch, optimizer, position, clip_norm=clip_norm, closure=closure)
+            result = self.engine.update(work, losses)
+            if closure is not None and self._step.losses is not None:
+                result = replace(self._step.losses, grad_norm=result.grad_norm, skipped=result.skipped)
+        self._step.note(result, optimizer)
+        return result
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Return the rows of all ranks in the order of the global batch; gradients flow back to their ranks.
+
+        rows: (n, …), one for each sample of this rank's share.  A collective.  For run.step(…, split=False).
+        """
+        parts = self._in_loop("gather").parts()
+        sizes = [sum(len(share(part, rank, self.world_size)) for part in parts) for rank in range(self.world_size)]
+        return gather(rows[: sizes[self.rank]], sizes, self.context.group)
+
+    def evaluate(
+        self,
+        function: Callable[[Any], Mapping[str, Any] | None],
+        dataset: Any,
+        batch_size: int,
+        *,
+        collate: Callable[[list[Any]], Any] | None = None,
+        workers: int = 0,
+    ) -> dict[str, float]:
+        """Return means over a dataset, each sample once, the same on every rank.  A collective.
+
+        function: returns for a batch {name: value}; a value is like what the function of run.step() returns.
+
+        >>> run.evaluate(lambda batch: {"val_loss": loss(batch)}, dataset, batch_size=4).keys()
+        dict_keys(['val_loss'])
+        """
+        key = (id(dataset), batch_size, collate, workers)
+        if key not in self._evaluated:  # workers and samples in memory stay
+            steps = evaluation_steps(len(dataset), batch_size, *self.config.reader(self.rank, self.world_size))
+            self._evaluated[key] = self._loaded(dataset, steps, collate, workers), [*map(len, steps)]
+        # Where memory ran out, whole batches may not fit here either.
+        num_pieces = max(1, self.engine.micro_batches // self.config.accumulate)
+        modules = [wrapped.module for wrapped in self.engine.models]
+        batches = zip(*self._evaluated[key], strict=True)
+        try:
+            return evaluate(function, batches, modules, self.context, self._stop_agreement, num_pieces)
+        except Stopped:
+            self._save_and_stop()
+
+    def mean(self, value: Tensor | float, weight: float = 1.0) -> float:
+        """Return the mean of a number over the ranks, each counted `weight` times.  A collective.
+
+        >>> run.mean(3.0)
+        3.0
+        """
+        sums = torch.tensor([float(value) * weight, weight], dtype=torch.float64)
+        dist.all_reduce(sums)
+        return float(sums[0] / sums[1])
+
+    def record(self, **values: Tensor | float) -> None:
+        """Add values to the record of the step, or, outside of a loop over batches, of the epoch.
+
+        In a step, the mean over the ranks' samples is recorded; call it on all ranks.  Of an epoch, rank 0's are.
+        """
+        (self._step.values if self._step.is_running else self._values).update(values)
+
+    # What follows is called by the methods above only.
+
+    def _report_end_before_start(self, reached: list[str]) -> None:
+        """Report which limits the checkpoint has reached, and how to train on."""
+        to_train_on = "to train on, give " + " and ".join(f"a larger {name}" for name in reached)
+        if self.config.scheduler in NEEDS_ALL_EPOCHS:
+            to_train_on = f"{self.config.scheduler} cannot be prolonged: start a new run in another --checkpoint-dir"
+        values = {"--epochs": self.config.epochs, "--max-steps": self.config.max_steps}
+        limits = " and ".join(f"{name}={values[name]}" for name in reached)
+        text = f"the loaded checkpoint has already reached {limits}, so nothing is trained; {to_train_on}"
+        self.report("already_ended", text)
+
+    def _make_batches(self, dataset: Any, batch_size: int, micro_batches: int, *how: Any) -> None:
+        if isinstance(dataset, IterableDataset):
+            raise SharedError(
+                "run.batches() needs a dataset with len() and an item for each index, and this is an IterableDataset, "
+                "of which no rank knows what the others have read: give a map-style dataset"
+            )
+        if self._saving is None:
+            self._open()
+        config = self.config.model_copy(update={"batch_size": batch_size, "accumulate": micro_batches})
+        refuse_impossible(config, self.world, self.device)
+        reader = config.reader(self.rank, self.world_size)
+        sampler = ShardSampler(len(dataset), batch_size, *reader, config.seed, micro_batches, self.least)
+        if self.sampler is not None:
+            if (self.sampler.num_samples, self.sampler.batch_size) != (len(dataset), batch_size):
+                raise UserError(
+                    f"run.batches() got {len(dataset)} samples in batches of {batch_size}, and before "
+                    f"{self.sampler.num_samples} in batches of {self.sampler.batch_size}: a run counts the steps of "
+                    "one training set. Join several into one dataset; run.evaluate() reads others"
+                )
+            sampler.load_state_dict(self.sampler.state_dict())
+        if self._position is not None:
+            with mistakes_shared_by_all_ranks(self.world):
+                sampler.load_state_dict(self._position)
+            self._position = None
+        is_first = self.sampler is None
+        self.config, self.sampler = config, sampler
+        self.engine.micro_batches = max(micro_batches, self.engine.micro_batches)
+        self._batches = self._loaded(dataset, sampler, *how)
+        if is_first:
+            numbers = arithmetic(config, self.world, sampler)
+            record = start_record(config, self.world, self.device, self._where, numbers, self._settings)
+            for observer in self.observers:
+                observer.run_started(record)
+
+    def _loaded(self, dataset: Any, steps: Iterable[list[int]], collate: Any, workers: int) -> Batches:
+        return Batches(dataset, steps, self.device, self.config.input, workers, self.world.local_world_size, collate)
+
+    def _steps(self) -> Iterator[Any]:
+        self._stop_agreement.begin()
+        self._pending.begin()
+        self._is_looping = True
+        try:
+            # A run that was stopped after its last step, in the evaluation, has no steps left.
+            for batch in () if self.is_last_step() else waiting_for_each(self._batches):
+                self._seed()
+                self.engine.begin_batch()
+                self._step = StepInLoop(batch, is_running=True)
+                yield batch
+                self._step.is_running = False
+                if self._commit():
+                    break
+        finally:
+            self._step.is_running = False
+            self._trained_at = time.monotonic()
+            self._is_looping = False
