@@ -55,16 +55,3 @@ def test_variable_that_sbatch_takes_literally_is_reported(tmp_path: Path, text: 
 )
 def test_what_others_expand_or_may_mean_literally_is_not_reported(tmp_path: Path, text: str) -> None:
     assert not reported(tmp_path, text)
-
-
-@pytest.mark.parametrize(
-    ("option", "hint"),
-    [
-        ("output=$HOME/a", "%u (your user name)"),
-        ("account=$A", "write out what it stands for"),
-    ],
-)
-def test_hint_fits_the_option(option: str, hint: str, tmp_path: Path) -> None:
-    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n#SBATCH --{option}\ndate\n")
-    (problem,) = lint([str(tmp_path / "job.sh")])
-    assert problem.hint.startswith(hint)

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobspec.problems import report
-from lint import OF_SCRIPTS, Versions, entries, exit_code, lint
+from lint import OF_SCRIPTS, entries, exit_code, lint
 from lint.formats import FORMATS, as_markdown, shown
 from lint.rules import findings
 from lint.shell import Script, locator
@@ -67,18 +67,10 @@ def test_faulty_example_has_that_fault_and_no_other(
     golden_cell(case, "message", in_short(problems, case.cells["faulty"]))
 
 
-def test_value_of_a_secret_is_not_shown(tmp_path: Path) -> None:
-    file = tmp_path / "job.sh"
-    file.write_text("A_TOKEN=1; export HF_TOKEN=hush1 WANDB_API_KEY='hush2' && python x.py --api-key hush3\n")
-    text = report(lint([str(file)]))
-    assert text.count("[secret-") >= 3
-    assert "hush" not in text
-
-
 def test_no_other_finding_shows_the_line_of_a_secret(tmp_path: Path) -> None:
     file = tmp_path / "job.sh"
     file.write_text(
-        "#!/bin/bash\n#SBATCH --nodes=2\nexport MASTER_PORT=29500 WANDB_API_KEY=hush1 RANK=$SLURM_PROCID\n"
+        "#!/bin/bash\n#SBATCH --nodes=2\nexport MASTER_PORT=29500 WANDB_API_KEY='hush1' RANK=$SLURM_PROCID\n"
         "srun --export=ALL,HF_TOKEN=hush2 torchrun --node-rank=$SLURM_NODEID --nnodes=2 x.py --api-key hush3\n"
     )
     text = report(lint([str(file)]))
@@ -112,16 +104,6 @@ def test_what_a_container_starts_is_linted(tmp_path: Path, content: str) -> None
 def test_every_rule_has_an_example() -> None:
     assert {case.name for case in EXAMPLES} | {"srun-without-cpus"} == set(entries())
     assert len(entries()) <= 35
-
-
-def test_rule_of_two_versions_is_reported_for_them_only(tmp_path: Path) -> None:
-    file = tmp_path / "job.sh"
-    file.write_text("#!/bin/bash\n#SBATCH --cpus-per-task=8\nsrun python train.py\nsrun -c 8 python train.py\n")
-    found = {
-        version: len(lint([str(file)], versions=Versions(slurm=version))) for version in ((22, 5), (23, 2), (23, 11))
-    }
-    assert found == {(22, 5): 1, (23, 2): 1, (23, 11): 0}
-    assert lint([str(file)]) == []
 
 
 @pytest.mark.parametrize("file", [file for file in OURS if file.suffix in (".sh", ".yaml")], ids=lambda file: file.name)
