@@ -334,6 +334,10 @@ def _pieces(source: Source, node: Node, look_up: LookUp, quoted: bool = False) -
     elif not node.is_named or node.type in _AS_WRITTEN:
         yield written, False
     else:
+        blanks = len(written.value) - len(written.value.lstrip())  # between two expansions: part of the second node
+        if blanks:
+            yield written.cut(0, blanks), False
+            written = written.cut(blanks, len(written.value))
         name, _, index = "", "", ""
         if node.type in _EXPANSIONS and (first := next((child for child in node.children if child.is_named), None)):
             name, _, index = source.of(first).value.partition("[")
