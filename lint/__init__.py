@@ -29,7 +29,7 @@ _SHELLS = (".sh", ".bash", ".sbatch", ".slurm", ".job")
 _SHELL = re.compile(r"#!.*[/ ](?:ba|da|k|z)?sh\b")
 _IS_YAML = re.compile(r"^(?:apiVersion|services):", re.M)
 _IN_FOLDERS = (".sh", ".sbatch", ".slurm", ".yaml", ".yml")
-_IGNORE = re.compile(r"#\s*lint:\s*ignore=([\w,-]+)")
+_IGNORE = re.compile(r"#\s*lint:\s*ignore=([\w-]+(?:\s*,\s*[\w-]+)*)")
 _MAX_BYTES = 10 << 20
 _UNKNOWN = "lint does not know this kind of file"
 _NO_MANIFEST = "neither a Kubernetes manifest nor a compose file"

@@ -305,7 +305,7 @@ FAULTS = "#!/bin/bash\nexport A=1\nexport HF_TOKEN=hush\na --hf-token=$HF_TOKEN\
     [
         ("hush", "hush # lint: ignore=secret-in-file", {"secret-is-shown"}),
         ("A=1", "A=1 # lint: ignore=secret-in-file", {"secret-in-file", "secret-is-shown"}),
-        ("export A", "  # lint: ignore=secret-in-file,secret-is-shown\nexport A", set()),
+        ("export A", "  # lint: ignore=secret-in-file, secret-is-shown\nexport A", set()),
     ],
 )
 def test_comment_switches_a_rule_off_on_its_line_or_in_the_file(
