@@ -10,7 +10,8 @@ from lint.launches import Launch, everything, launches, nodes_of, request, train
 from lint.nodes import on_several_nodes, uses_c10d
 from lint.rules import Fault
 from lint.sbatch import number
-from lint.shell import Script, Text
+from lint.shell import Script
+from lint.words import Text
 
 _OF_A_TASK = re.compile(r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID))\}?$")
 _RANKS = ("RANK", "NODE_RANK", "LOCAL_RANK", "PET_NODE_RANK", "MACHINE_RANK", "GROUP_RANK")
