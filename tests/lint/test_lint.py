@@ -18,7 +18,7 @@ import pytest
 
 from jobspec.problems import report
 from lint import entries, exit_code, lint
-from lint.formats import FORMATS, as_markdown, shown
+from lint.formats import FORMATS, shown
 from tests.tables import Case, cases, in_short
 
 HERE = Path(__file__).parent
@@ -294,7 +294,3 @@ def test_verdicts_on_the_corpus_are_as_precise_as_the_docs_say() -> None:
     assert sums["warning"][0] / sum(sums["warning"]) >= 0.85
     page = (ROOT / "docs" / "lint.md").read_text()
     assert all(f"{sums[each][0]} of {sum(sums[each])}" in page for each in sums), sums
-
-
-def test_page_of_the_rules_is_made_from_them() -> None:
-    assert (ROOT / "docs" / "reference" / "lint.md").read_text() == as_markdown(list(entries().values()))
