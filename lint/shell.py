@@ -77,6 +77,7 @@ class Script:
     commands: list[Command] = field(default_factory=list)
     inside_texts: list[Command] = field(default_factory=list)
     directives: list[Directive] = field(default_factory=list)
+    comments: set[int] = field(default_factory=set)  # where each begins
     asked: dict[str, str] = field(default_factory=dict)
     in_container: bool = False
     unit: str = "node"  # what a message calls a machine of the job
@@ -95,8 +96,8 @@ class Script:
         handed = {name for names in _HANDED_OVER.findall(text) for name in names.split()}
         for command in script.commands:  # a function that `export -f` or `declare -f` hands to another shell
             command.inner = command.function in handed
-        comments = {place for node in below(source.root, "comment") for place in source.of(node).at[:1]}
-        script.directives = list(directives(text, locate, comments))
+        script.comments = {place for node in below(source.root, "comment") for place in source.of(node).at[:1]}
+        script.directives = list(directives(text, locate, script.comments))
         script.asked = {found.name: found.value for found in script.directives if not found.ignored}
         return script
 

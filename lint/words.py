@@ -12,6 +12,7 @@ from tree_sitter import Language, Node, Parser
 from tree_sitter_bash import language
 
 _MOST_UNREADABLE = 6
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _ESCAPED = {"word": re.compile(r"\\(.)", re.S), "string_content": re.compile(r'\\([$`"\\\n])')}
 _DEFAULTS = (":-", "-", ":=", "=")
 _AS_WRITTEN = ("number", "variable_name", "test_operator", "heredoc_body", "regex", "extglob_pattern")
@@ -46,7 +47,8 @@ class Source:
 
     def __init__(self, text: Text) -> None:
         self.text = text
-        lines = text.value.encode("utf-8", "surrogatepass").split(b"\n")
+        # One byte each: then places are characters, and tree-sitter-bash 0.25 reads past a table at others (issue 337).
+        lines = _NOT_ASCII.sub("x", text.value).encode().split(b"\n")
         for _ in range(_MOST_UNREADABLE):
             self.root = _parser().parse(b"\n".join(lines)).root_node
             nodes = below(self.root) if self.root.has_error else ()
@@ -55,16 +57,9 @@ class Source:
                 break
             row = min(((each.is_missing and each.parent) or each).start_point.row for each in bad)
             lines[row] = b" " * len(lines[row])
-        self._chars: Sequence[int] = range(len(text.value) + 1)
-        if not text.value.isascii():
-            sizes = [len(char.encode("utf-8", "surrogatepass")) for char in text.value]
-            self._chars = [*(at for at, size in enumerate(sizes) for _ in range(size)), len(sizes)]
 
     def of(self, node: Node) -> Text:
-        return self.cut(node.start_byte, node.end_byte)
-
-    def cut(self, start: int, end: int) -> Text:
-        return self.text.cut(self._chars[start], self._chars[end])
+        return self.text.cut(node.start_byte, node.end_byte)
 
 
 @dataclass
@@ -124,7 +119,7 @@ def pieces(source: Source, node: Node, look_up: LookUp, quoted: bool = False) ->
         end = node.start_byte + (1 if node.type == "string" else 0)
         for child in node.children:
             if node.type == "string" and child.start_byte > end:  # blanks at the edge belong to no node
-                yield source.cut(end, child.start_byte), False
+                yield source.text.cut(end, child.start_byte), False
             if child.type not in ('"', "$"):
                 yield from pieces(source, child, look_up, quoted or node.type == "string")
             end = child.end_byte

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from random import Random
@@ -16,6 +18,7 @@ from lint.rules import findings
 from lint.shell import Script, locator
 from tests.tables import cases
 
+ROOT = Path(__file__).parents[2]
 EXAMPLES = [case for folder in ("sh", "yaml") for case in cases(Path(__file__).parent / "examples" / folder)]
 
 
@@ -91,3 +94,13 @@ def test_random_texts_give_no_traceback() -> None:
         text = "#SBATCH -N2\n" + "".join(random.choices(words, k=random.randint(1, 30)))
         script = Script.parse(text, locator(text, "a.sh"))
         list(findings(script, *OF_SCRIPTS[1:]))  # without `bash -n`
+
+
+def test_characters_beyond_the_tables_of_the_parser_do_not_end_the_process(tmp_path: Path) -> None:
+    text = "".join(
+        f"echo {{{chr(char)} a{{{chr(char)}}}\n" for char in range(0x100, 0x110000, 0x1000) if char >> 11 != 27
+    )
+    (tmp_path / "a.sh").write_text(f"#!/bin/bash\n{text}export HF_TOKEN=hush\n")
+    words = [sys.executable, str(ROOT / "render.py"), "lint", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.count("secret-in-file")) == (1, 1), done.stderr

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -115,7 +116,7 @@ def test_what_we_render_is_clean(file: Path) -> None:
         ("a.yaml", b"[" * 5000, "not YAML"),
         ("a.sh", b"\xff\xfe", "not UTF-8 text"),
         ("a.sh", b"\0", "lint does not know this kind of file"),
-        ("a.sh", b"#!/usr/bin/env python3\nprint()\n", "lint does not know this kind of file"),
+        ("a.sh", b"#!/usr/bin/env python3\nprint()\n", "its first line starts python3"),
         ("README.md", b"# Run it\n", "lint does not know this kind of file"),
         ("train", b"", "lint does not know this kind of file"),
         (
@@ -203,7 +204,9 @@ def test_each_file_is_linted_once(tmp_path: Path) -> None:
 
 def test_folder_without_anything_to_lint_is_a_problem(tmp_path: Path) -> None:
     (problem,) = lint([str(tmp_path)])
-    assert problem.message == "no file in this folder ends in .sh or .sbatch or .slurm or .yaml or .yml"
+    assert (
+        problem.message == "no file in this folder ends in .sh or .bash or .sbatch or .slurm or .job or .yaml or .yml"
+    )
 
 
 def test_alias_that_leads_back_up_ends(tmp_path: Path) -> None:
@@ -226,6 +229,15 @@ FAULTS = "#!/bin/bash\nexport A=1\nexport HF_TOKEN=hush\na --hf-token=$HF_TOKEN\
         ("hush", "hush # lint: ignore=secret-in-file", {"secret-is-shown"}),
         ("A=1", "A=1 # lint: ignore=secret-in-file", {"secret-in-file", "secret-is-shown"}),
         ("export A", "  # lint: ignore=secret-in-file, secret-is-shown\nexport A", set()),
+        (
+            "a --hf",
+            "a \\\n  b \\\n  c  # lint: ignore=secret-is-shown\na \\\n  --hf",
+            {"secret-in-file", "secret-is-shown"},
+        ),
+        ("$HF_TOKEN", "$HF_TOKEN \\\n  b  # lint: ignore=secret-is-shown", {"secret-in-file"}),
+        ("a --hf", "cat <<E\n# lint: ignore=secret-in-file\nE\na --hf", {"secret-in-file", "secret-is-shown"}),
+        ("A=1", "A=1 # lint: ignore=secret-in-fil", {"secret-in-file", "secret-is-shown", "ignores-no-rule"}),
+        ("A=1", "A=1 # lint: ignore=SC2034", {"secret-in-file", "secret-is-shown"}),
     ],
 )
 def test_comment_switches_a_rule_off_on_its_line_or_in_the_file(
@@ -234,6 +246,21 @@ def test_comment_switches_a_rule_off_on_its_line_or_in_the_file(
     file = tmp_path / "a.sh"
     file.write_text(FAULTS.replace(old, new))
     assert {found.rule for found in lint([str(file)])} == left
+
+
+def test_stdin_and_folders_hold_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = '{"kind": "Pod", "spec": {"containers": [{"env": [{"name": "HF_TOKEN", "value": "hush"}]}]}}'
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(pod.encode())))
+    assert {found.rule for found in lint(["-"])} >= {"secret-in-file"}
+    for name in ("a.job", "a.bash"):
+        (tmp_path / name).write_text(FAULT)
+    assert [Path(found.place.name).name for found in lint([str(tmp_path)])] == ["a.bash", "a.job"]
+
+
+def test_script_of_another_language_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.sbatch").write_text("#!/usr/bin/env python3\n#SBATCH --nodes=2\n")
+    (found,) = lint([str(tmp_path / "a.sbatch")])
+    assert found.message == "its first line starts python3, and lint reads bash and sh"
 
 
 def test_unreadable_file_does_not_discard_the_others_and_patterns_are_expanded(tmp_path: Path) -> None:
