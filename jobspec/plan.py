@@ -39,6 +39,7 @@ os.execvp(sys.argv[1], sys.argv[1:])"""
 _NO_RESTART_ON = """\
 # no_restart_on of the spec: if a process ends with such a code, torchrun restarts none and ends with this code, too.
 import sys, time
+sys.path[:] = filter(None, sys.path)  # no file of the working folder in place of a module of torchrun
 from torch.distributed import run
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as Agent
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

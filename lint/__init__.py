@@ -16,7 +16,7 @@ from jobspec.problems import Place, SpecError
 from lint import checkers, kubernetes, nodes, secrets, slurm, tasks
 from lint.manifest import documents
 from lint.pods import Manifest, containers
-from lint.rules import ERROR, Finding, entries, findings
+from lint.rules import ERROR, WARNING, Finding, entries, findings
 from lint.secrets import hide_secrets
 from lint.shell import Script, Versions, locator
 
@@ -27,9 +27,9 @@ OF_SCRIPTS = (checkers, nodes, tasks, slurm, secrets)
 _YAML = (".yaml", ".yml", ".json")
 _SHELLS = (".sh", ".bash", ".sbatch", ".slurm", ".job")
 _SHELL = re.compile(r"#!.*[/ ](?:ba|da|k|z)?sh\b")
-_IS_YAML = re.compile(r"^(?:apiVersion|services):", re.M)
-_IN_FOLDERS = (".sh", ".sbatch", ".slurm", ".yaml", ".yml")
-_IGNORE = re.compile(r"#\s*lint:\s*ignore=([\w,-]+)")
+_IS_YAML = re.compile(r"\s*\{|(?s:.*?)^(?:apiVersion|services):", re.M)
+_IN_FOLDERS = (*_SHELLS, ".yaml", ".yml")  # .json is mostly data there
+_IGNORE = re.compile(r"#\s*lint:\s*ignore=([\w-]+(?:\s*,\s*[\w-]+)*)")
 _MAX_BYTES = 10 << 20
 _UNKNOWN = "lint does not know this kind of file"
 _NO_MANIFEST = "neither a Kubernetes manifest nor a compose file"
@@ -84,19 +84,24 @@ def _files_in(folder: str) -> list[str]:
 
 def _lint(file: str, versions: Versions) -> Iterator[Finding]:
     text, path = "", Path(file)
+    comments: set[int] | None = None
     try:
         with sys.stdin.buffer if file == "-" else path.open("rb") as stream:
             data = stream.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
             raise OSError(0, f"larger than {_MAX_BYTES >> 20} MiB, too large for lint")
         text = data.decode("utf-8-sig")
-        if path.suffix in _YAML or (not path.suffix and _IS_YAML.search(text)):
+        if path.suffix in _YAML or (not path.suffix and _IS_YAML.match(text)):
             found = [*_lint_yaml(text, file)]
         elif "\0" not in text and (_is_shell(text, path.suffix) or file == "-"):
             script = Script.parse(text, locator(text, file))
             script.versions = versions
             found = [*findings(script, *OF_SCRIPTS)]
+            comments = script.comments
             found += checkers.shellcheck(script) if not any(each.rule == "bash-refuses-it" for each in found) else []
+        elif text.startswith("#!") and path.suffix in _SHELLS:
+            program = text.split("\n", 1)[0].split()[-1].rpartition("/")[2]
+            found = [_unreadable(file, text, f"its first line starts {program}, and lint reads bash and sh")]
         else:
             found = [_unreadable(file, text, _UNKNOWN, _READS)]
     except UnicodeDecodeError as error:
@@ -108,18 +113,31 @@ def _lint(file: str, versions: Versions) -> Iterator[Finding]:
     except OSError as error:
         link = f"it is a link to {path.readlink()}, which is not there" if path.is_symlink() else ""
         found = [_unreadable(file, "", error.strerror or "cannot be read", link)]
-    yield from _not_ignored(text, found)
+    yield from _not_ignored(text, comments, file, found)
 
 
-def _not_ignored(text: str, found: Sequence[Finding]) -> Iterator[Finding]:
-    """Leave out what `# lint: ignore=RULE` switches off: on its line, or alone on a line for the whole file."""
-    ignored: dict[int, list[str]] = {}  # line 0 is the whole file
-    for number, line in enumerate(text.split("\n"), 1) if "lint:" in text else ():
-        if match := _IGNORE.search(line):
-            alone = not line[: match.start()].strip()
-            ignored.setdefault(0 if alone else number, []).extend(re.findall(r"[\w-]+", match[1]))
-    off = ignored.get(0, [])
-    yield from (each for each in found if each.rule not in [*off, *ignored.get(each.place.line, [])])
+def _not_ignored(text: str, comments: set[int] | None, file: str, found: Sequence[Finding]) -> Iterator[Finding]:
+    """Leave out what `# lint: ignore=RULE` switches off: in its command, or alone on a line for the whole file.
+
+    comments: where those of a script begin; anywhere else in it, as in a here-document, the words are only text.
+    """
+    off: set[tuple[str, int]] = set()  # a rule and a line; line 0 is the whole file
+    lines, locate = text.split("\n"), locator(text, file)
+    for match in _IGNORE.finditer(text):
+        place, names = locate(match.start(), len(match[0])), re.findall(r"[\w-]+", match[1])
+        begin = match.start() - place.column + 1
+        if comments is not None and comments.isdisjoint(range(begin, match.start() + 1)):
+            continue
+        first = place.line
+        while first > 1 and lines[first - 2].endswith("\\"):
+            first -= 1
+        alone = not text[begin : match.start()].strip()
+        off |= {(name, line) for name in names for line in ([0] if alone else range(first, place.line + 1))}
+        for name in names:
+            if name not in entries() and not name.startswith("SC"):
+                reason = f"there is no rule {name} [ignores-no-rule]"
+                yield Finding(place, reason, "--list names all", "", "ignores-no-rule", WARNING)
+    yield from (each for each in found if not {(each.rule, 0), (each.rule, each.place.line)} & off)
 
 
 def _is_shell(text: str, suffix: str) -> bool:

@@ -59,25 +59,3 @@ def listed(rules: Sequence[Entry]) -> str:
 
 def explained(each: Entry) -> str:
     return f"{each.name} ({each.severity})\n{each.explanation}\nmend: {each.fix}\nsee: {each.link}\n"
-
-
-_HEAD = """# Lint rules
-
-<!-- made by `python -m lint.formats`; do not edit -->
-
-| rule | severity | what happens | mend | source |
-|---|---|---|---|---|
-"""
-
-
-def as_markdown(rules: Sequence[Entry]) -> str:
-    """Return the rules as a page of the docs."""
-    cells = [[f"`{rule.name}`", rule.severity, rule.explanation, rule.fix, f"[report]({rule.link})"] for rule in rules]
-    rows = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in cells]
-    return _HEAD + "".join(f"| {row} |\n" for row in rows)
-
-
-if __name__ == "__main__":
-    from lint import entries
-
-    print(as_markdown(list(entries().values())), end="")

@@ -25,6 +25,8 @@ _BY_OPERATOR = """
     MASTER_ADDR MASTER_PORT RANK WORLD_SIZE PET_MASTER_ADDR PET_MASTER_PORT PET_NNODES PET_NODE_RANK PET_NPROC_PER_NODE
 """
 _ADDRESS = re.compile(r"([a-z0-9][-a-z0-9]*)(?:\.([a-z0-9][-a-z0-9]*))?(?:\.([a-z0-9][-a-z0-9]*)\.svc[\w.]*)?$")
+_ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR")
+_MEETS = ("master-addr", "rdzv-endpoint")
 
 
 def _is(document: Node, *kinds: str) -> bool:
@@ -109,21 +111,30 @@ def gpus_stay_idle(manifest: Manifest) -> Iterator[Fault]:
             yield Fault(place, idle(count, gpus, "pod"), f"torchrun --nproc-per-node={gpus}")
 
 
+def nnodes_are_not_the_nodes(manifest: Manifest) -> Iterator[Fault]:
+    for container in (each for each in manifest.containers if each.document.get("spec", "elasticPolicy")):
+        for launch in (each for each in container.launches if number(each.value("nnodes"))):
+            reason = "--nnodes wins over what the operator says in PET_NNODES: elasticPolicy is ignored"
+            yield Fault(container.script.place(launch.options["nnodes"].text), reason, "leave --nnodes out")
+
+
 def name_does_not_resolve(manifest: Manifest) -> Iterator[Fault]:
     metadata = [each.get("metadata") for each in manifest.documents if _is(each, "Service")]
     services = {(each.text("name"), each.text("namespace")) for each in metadata if each}
     for container in (each for each in manifest.containers if _is(each.document, "Job")):
         job, subdomain = container.document.get("metadata"), container.template.text("spec", "subdomain")
-        for name, value, node in variables(container.node):
-            meant = _ADDRESS.match(value or "") if name in ("MASTER_ADDR", "PET_MASTER_ADDR") else None
+        given = [(value or "", node.place) for name, value, node in variables(container.node) if name in _ADDRESSES]
+        options = [each.options[name] for each in container.launches for name in _MEETS if name in each.options]
+        for value, place in given + [(each.value, container.script.place(each.text)) for each in options]:
+            meant = _ADDRESS.match(value.partition(":")[0])
             if not job or not meant or meant[1] != f"{job.text('name')}-0":
                 continue
             if not subdomain or meant[2] != subdomain:
                 why = f"the pods' subdomain is {subdomain}" if subdomain else "the pods have no subdomain"
-                yield Fault(node.place, f"{value} does not resolve: {why}")
+                yield Fault(place, f"{value} does not resolve: {why}")
             elif services and (meant[2], job.text("namespace")) not in services:
                 reason = f"{value} does not resolve: no Service {meant[2]} is here in the namespace of the pods"
-                yield Fault(node.place, reason)
+                yield Fault(place, reason)
 
 
 def shared_memory_is_small(manifest: Manifest) -> Iterator[Fault]:

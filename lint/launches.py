@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lint.sbatch import Request
-from lint.shell import NOTHING, Command, Script, Text, joined
+from lint.shell import Command, Script
+from lint.words import NOTHING, Text, joined
 
 _SHELL = re.compile(r"(?:ba|da|k|z)?sh$")
 _PYTHON = re.compile(r"python[0-9.]*$")

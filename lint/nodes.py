@@ -128,8 +128,8 @@ def node_rank_cannot_be(script: Script) -> Iterator[Fault]:
         place = script.place(launch.options["node-rank"].text)
         if count is not None and rank >= count:
             yield Fault(place, f"node rank {rank} of {count} nodes: ranks go from 0 to {count - 1}")
-        elif launch.step and on_several_nodes(script, launch):
-            yield Fault(place, f"srun gives node rank {rank} to each of the {nodes_of(script, launch)} nodes")
+        elif on_several_nodes(script, launch):
+            yield Fault(place, f"each of the {nodes_of(script, launch)} {script.unit}s gets node rank {rank}")
 
 
 def node_rank_is_ignored(script: Script) -> Iterator[Fault]:

@@ -12,7 +12,8 @@ from itertools import accumulate
 from lint.launches import Launch, launches
 from lint.manifest import Node
 from lint.sbatch import number
-from lint.shell import Script, Text
+from lint.shell import Script
+from lint.words import Text
 
 _SHELLS = ("sh", "bash", "ash", "dash", "zsh")
 # What operators set in each pod.

@@ -18,6 +18,7 @@ _PLACEHOLDER = re.compile(
     r"(?is)[<\[{(].*|.*(?:your|change|replace|insert|example|secret|token|password|dummy|here|todo).*|x+|\*+|\.+"
     r"|none|null|true|false|0|[/~].*"
 )
+_LOGIN = re.compile(r"wandb login (?:-\S+ )*([^-\s]\S*)$")
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -42,8 +43,12 @@ def secret_in_file(script: Script) -> Iterator[Fault]:
 
 
 def secret_is_shown(script: Script) -> Iterator[Fault]:
-    speaks = not script.in_container and re.search("(?i)key|secret|token|passw", script.text)
+    speaks = not script.in_container and re.search("(?i)key|secret|token|passw|login", script.text)
     for command in everything(script) if speaks else ():
+        login = _LOGIN.match(" ".join(word.value for word in command.words))
+        if login and (login[1][0] == "$" or not _PLACEHOLDER.fullmatch(login[1])):
+            place = masked(script.locate(command.words[1].text.at[0], len("login")))
+            yield Fault(place, "everybody on the node sees the key in the list of processes")
         for word, after in zip_longest(command.words, command.words[1:]):
             option, _, value = word.value.partition("=")
             given = value or (after.value if after and after.value[:1] != "-" else "")

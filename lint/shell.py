@@ -17,27 +17,21 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from typing import NamedTuple
+from functools import cached_property
 
-from tree_sitter import Language, Node, Parser
-from tree_sitter_bash import language
+from tree_sitter import Node
 
 from jobspec.problems import Place
 from lint.sbatch import Directive, directives
+from lint.words import LookUp, Source, Text, Word, below, fields, joined, pieces
 
-_MOST_UNREADABLE = 6
 _UNKNOWN = 0xF0000  # the first private character
 _MOST_UNKNOWN = 0xFFFD
 _LONGEST = 10_000
-_ESCAPED = {"word": re.compile(r"\\(.)", re.S), "string_content": re.compile(r'\\([$`"\\\n])')}
-_DEFAULTS = (":-", "-", ":=", "=")
 _HANDED_OVER = re.compile(r"\b(?:export|declare|typeset) -f((?:[ \t]+\w+)+)")
 _OPERATORS = ("|", "|&", "||", "&&", "&", ";")
 _COMMANDS = ("command", "declaration_command", "unset_command", "test_command", "variable_assignment")
 _SUBSTITUTIONS = ("command_substitution", "process_substitution")
-_AS_WRITTEN = ("number", "variable_name", "test_operator", "heredoc_body", "regex", "extglob_pattern")
-_EXPANSIONS = ("simple_expansion", "expansion")
 
 
 @dataclass(frozen=True)
@@ -46,89 +40,6 @@ class Versions:
 
     slurm: tuple[int, int] = (25, 5)
     torch: tuple[int, int] = (2, 13)
-
-
-class Text(NamedTuple):
-    """A text and where each of its characters stands in the file."""
-
-    value: str
-    at: Sequence[int]
-
-    def cut(self, start: int, end: int) -> Text:
-        return Text(self.value[start:end], self.at[start:end])
-
-
-NOTHING = Text("", ())
-LookUp = Callable[[str, Text], Sequence[Text]]  # from a variable's name, or "", and what was written to its words
-
-
-def joined(parts: Sequence[Text]) -> Text:
-    return Text("".join(part.value for part in parts), [place for part in parts for place in part.at])
-
-
-@cache
-def _parser() -> Parser:
-    return Parser(Language(language()))
-
-
-class Source:
-    """A parsed text.  A line that the parser cannot read, as it does not know all of bash, is passed over."""
-
-    def __init__(self, text: Text) -> None:
-        self.text = text
-        lines = text.value.encode("utf-8", "surrogatepass").split(b"\n")
-        for _ in range(_MOST_UNREADABLE):
-            self.root = _parser().parse(b"\n".join(lines)).root_node
-            nodes = _below(self.root) if self.root.has_error else ()
-            bad = [each for each in nodes if (each.type == "ERROR" and each.id != self.root.id) or each.is_missing]
-            if not bad:
-                break
-            row = min(((each.is_missing and each.parent) or each).start_point.row for each in bad)
-            lines[row] = b" " * len(lines[row])
-        self._chars: Sequence[int] = range(len(text.value) + 1)
-        if not text.value.isascii():
-            sizes = [len(char.encode("utf-8", "surrogatepass")) for char in text.value]
-            self._chars = [*(at for at, size in enumerate(sizes) for _ in range(size)), len(sizes)]
-
-    def of(self, node: Node) -> Text:
-        return self.cut(node.start_byte, node.end_byte)
-
-    def cut(self, start: int, end: int) -> Text:
-        return self.text.cut(self._chars[start], self._chars[end])
-
-
-@dataclass
-class Word:
-    """One word as written; `assigned` is the variable's name if it is an assignment."""
-
-    source: Source
-    node: Node
-
-    @cached_property
-    def text(self) -> Text:
-        return self.source.of(self.node)
-
-    @cached_property
-    def assigned(self) -> str | None:
-        name = self.node.child_by_field_name("name") if self.node.type == "variable_assignment" else None
-        return self.source.of(name).value.partition("[")[0] if name else None
-
-    @cached_property
-    def value(self) -> str:
-        """The text without its quotes, or the assigned value; expansions as written."""
-        if self.node.type == "word" and "\\" not in self.text.value:  # as most are
-            return self.text.value
-        node = self.node.child_by_field_name("value") if self.assigned else self.node
-        return "".join(part.value for part, _ in _pieces(self.source, node, lambda _, text: [text])) if node else ""
-
-    @cached_property
-    def expansions(self) -> list[tuple[str, Text]]:
-        """Each `$name` or `${name…}`: the name, and the whole as written."""
-        found = []
-        for node in _below(self.node, *_EXPANSIONS) if "$" in self.text.value else ():
-            names = [each for each in node.named_children if each.type.endswith(("variable_name", "subscript"))]
-            found += [(self.source.of(each).value.partition("[")[0], self.source.of(node)) for each in names[:1]]
-        return found
 
 
 @dataclass
@@ -166,6 +77,7 @@ class Script:
     commands: list[Command] = field(default_factory=list)
     inside_texts: list[Command] = field(default_factory=list)
     directives: list[Directive] = field(default_factory=list)
+    comments: set[int] = field(default_factory=set)  # where each begins
     asked: dict[str, str] = field(default_factory=dict)
     in_container: bool = False
     unit: str = "node"  # what a message calls a machine of the job
@@ -184,8 +96,8 @@ class Script:
         handed = {name for names in _HANDED_OVER.findall(text) for name in names.split()}
         for command in script.commands:  # a function that `export -f` or `declare -f` hands to another shell
             command.inner = command.function in handed
-        comments = {place for node in _below(source.root, "comment") for place in source.of(node).at[:1]}
-        script.directives = list(directives(text, locate, comments))
+        script.comments = {place for node in below(source.root, "comment") for place in source.of(node).at[:1]}
+        script.directives = list(directives(text, locate, script.comments))
         script.asked = {found.name: found.value for found in script.directives if not found.ignored}
         return script
 
@@ -208,7 +120,7 @@ class Script:
         for word in (word for command in self.commands for word in command.words):
             if word.assigned:
                 found.setdefault(word.assigned, []).append(word)
-            for node in _below(word.node, "expansion") if "=" in word.text.value else ():
+            for node in below(word.node, "expansion") if "=" in word.text.value else ():
                 if len(node.children) > 3 and node.children[2].type in (":=", "="):
                     found.setdefault(word.source.of(node.children[1]).value, []).append(Word(word.source, node))
         return found
@@ -240,7 +152,7 @@ class Script:
         """Return the words that the shell makes of a word; a task's shell knows only exported variables."""
         if word.node.type == "word" and "\\" not in word.text.value:  # as most are
             return [word.text]
-        return _fields(_pieces(word.source, word.node, self._look_up(task)))
+        return fields(pieces(word.source, word.node, self._look_up(task)))
 
     def _look_up(self, task: bool = False, seen: tuple[str, ...] = ()) -> LookUp:
         def words(name: str, text: Text) -> Sequence[Text]:
@@ -265,8 +177,8 @@ class Script:
             is_array = value is None or value.type == "array"
             own: list[Text] = []
             for node in value.named_children if value and is_array else [value] if value else []:
-                parts = _pieces(word.source, node, self._look_up(False, (*seen, name)))
-                own += _fields(parts) if is_array else [joined([part for part, _ in parts])]
+                parts = pieces(word.source, node, self._look_up(False, (*seen, name)))
+                own += fields(parts) if is_array else [joined([part for part, _ in parts])]
             if values and any(child.type == "+=" for child in word.node.children):
                 own = [*values.pop(), *own] if is_array else [joined([*values.pop(), *own])]
             values.append(own)
@@ -296,73 +208,12 @@ def commands(source: Source) -> Iterator[Command]:
             own = [node] if node.type == "variable_assignment" else kept
             words = [Word(source, each.children[0] if each.type == "command_name" else each) for each in own]
             yield Command(words, next(iter(source.of(node).at), 0), after, background, function)
-            children = [below for child in children for below in _below(child, *_SUBSTITUTIONS)]
+            children = [each for child in children for each in below(child, *_SUBSTITUTIONS)]
         kinds = ["", *(child.type for child in children), ""]
         for at in reversed(range(len(children))):
             own_after = kinds[at] if kinds[at] in _OPERATORS else "" if at else after
             runs_on = kinds[at + 2] == "&" or (background and not kinds[at + 2])
             stack.append((children[at], own_after, runs_on, function))
-
-
-def _below(node: Node, *types: str) -> Iterator[Node]:
-    """Yield the nodes of some types, or all, at or below a node; those inside a command substitution not again."""
-    stack = [node]
-    while stack:
-        each = stack.pop()
-        if each.type in types or not types:
-            yield each
-            if "command_substitution" in types:
-                continue
-        stack += reversed(each.children)
-
-
-def _pieces(source: Source, node: Node, look_up: LookUp, quoted: bool = False) -> Iterator[tuple[Text, bool]]:
-    """Yield the parts of a word without its quotes, and whether a part is split at blanks."""
-    written = source.of(node)
-    if node.type in _ESCAPED:
-        yield _unescaped(written, _ESCAPED["string_content" if quoted else "word"]), False
-    elif node.type in ("raw_string", "ansi_c_string"):
-        yield written.cut(1 if node.type == "raw_string" else 2, len(written.value) - 1), False
-    elif node.type in ("string", "concatenation", "command_name", "translated_string"):
-        end = node.start_byte + (1 if node.type == "string" else 0)
-        for child in node.children:
-            if node.type == "string" and child.start_byte > end:  # blanks at the edge belong to no node
-                yield source.cut(end, child.start_byte), False
-            if child.type not in ('"', "$"):
-                yield from _pieces(source, child, look_up, quoted or node.type == "string")
-            end = child.end_byte
-    elif not node.is_named or node.type in _AS_WRITTEN:
-        yield written, False
-    else:
-        name, _, index = "", "", ""
-        if node.type in _EXPANSIONS and (first := next((child for child in node.children if child.is_named), None)):
-            name, _, index = source.of(first).value.partition("[")
-        plain = node.type == "simple_expansion" or (len(node.children) == 3 and index[:1] in ("", "@", "*", "0"))
-        plain = plain or any(child.type in _DEFAULTS for child in node.children)
-        found = look_up(name if plain else "", written)
-        if index.startswith(("@", "*")) and len(found) > 1:
-            for part in found:
-                yield from [(Text(" ", [0]), True), (part, False)]
-        else:
-            yield found[0] if found else NOTHING, not quoted
-
-
-def _unescaped(text: Text, escape: re.Pattern[str]) -> Text:
-    found = escape.finditer(text.value)
-    gone = {at for match in found for at in range(match.start(), match.start(1) + (match[1] == "\n"))}
-    return joined([text.cut(at, at + 1) for at in range(len(text.value)) if at not in gone]) if gone else text
-
-
-def _fields(pieces: Iterator[tuple[Text, bool]]) -> list[Text]:
-    """Return the words that a shell makes of the parts of one word."""
-    fields: list[list[Text]] = [[]]
-    for part, splits in pieces:
-        for match in re.finditer(r"\s+|\S+" if splits else r"(?s:.+)|^$", part.value):
-            if splits and match[0].isspace():
-                fields.append([])
-            else:
-                fields[-1].append(part.cut(*match.span()))
-    return [joined(parts) for parts in fields if parts]
 
 
 def locator(text: str, file: str) -> Callable[[int, int], Place]:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 from lint.launches import Launch, everything, launches, nodes_of, request, trained
 from lint.nodes import on_several_nodes, uses_c10d
 from lint.rules import Fault
 from lint.sbatch import number
-from lint.shell import Script, Text
+from lint.shell import Script
+from lint.words import Text
 
 _OF_A_TASK = re.compile(r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID))\}?$")
 _RANKS = ("RANK", "NODE_RANK", "LOCAL_RANK", "PET_NODE_RANK", "MACHINE_RANK", "GROUP_RANK")
 _SET_BY = {"SLURM_GPUS": "gpus", "SLURM_GPUS_PER_NODE": "gpus-per-node", "SLURM_GPUS_PER_TASK": "gpus-per-task"}
+_SETS = re.compile(r"(?:\b(?:for|read(?: -\w+)*|local|declare(?: -\w+)*)[ ]+(?=\w)|(?=\b\w+=))(\w+)")
 _TASK_NAMES = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _LITERAL = re.compile(r"\\\$\{?(?:SLURM_\w+|MASTER_\w+)\}?")
 _REGISTRY = re.compile(r"(?:docker://)?([\w-]+(?:\.[\w-]+)+(?::\d+)?)/([^#]*)$")
+_ARRAY = re.compile(r"(?:--nodelist[= ]|-w ?)\"\$\{\w+\[@\]")
 _EXPECTS_ALL = re.compile(r"lightning|--devices\b|LOCAL_RANK=\\?\"?\\?\$\{?SLURM_LOCALID")
 _BRIEF = ("hostname", "nvidia-smi", "echo", "mkdir", "cp", "rm", "")
 _OWN_SHARE = {"overlap", "exact", "exclusive", "nodelist", "x", "exclude", "mem", "gres", "relative", "r"}
@@ -56,7 +59,9 @@ def _replaced(script: Script, word: Text) -> Iterator[Fault]:
 def not_exported(script: Script) -> Iterator[Fault]:
     if any(command.name in ("declare", "read", "mapfile", "readarray") for command in script.commands):
         return  # what these set is not read here
-    found, own = launches(script), {word.assigned for command in script.inside_texts for word in command.words}
+    found = launches(script)
+    texts = {word.source.text.value for command in script.inside_texts for word in command.words}
+    own = {name for text in texts for name in _SETS.findall(text)}
     empty = script.assigned.keys() - script.exported - own
     for launch in found:
         given = launch.step.value("export") if launch.step else ""
@@ -87,11 +92,13 @@ def tasks_start_all_processes_each(script: Script) -> Iterator[Fault]:
 
 def gpus_stay_idle(script: Script) -> Iterator[Fault]:
     for launch in trained(script):
-        asked, processes = request(script, launch.step), number(launch.value("nproc-per-node"))
-        gpus, tasks, place = asked.gpus_per_node, asked.tasks_per_node, script.place(launch.text)
-        if processes and gpus and processes != gpus and launch.kind == "torchrun" and tasks == 1:
-            reason = idle(processes, gpus, script.unit)
-            yield Fault(script.place(launch.options["nproc-per-node"].text), reason, f"--nproc-per-node={gpus}")
+        asked, place = request(script, launch.step), script.place(launch.text)
+        gpus, tasks, nodes = asked.gpus_per_node, asked.tasks_per_node, nodes_of(script, launch) or 1
+        name = "nproc-per-node" if launch.kind == "torchrun" else "total" if launch.kind == "accelerate" else ""
+        processes = (number(launch.value(name)) or 0) // (nodes if name == "total" else 1)
+        if processes and gpus and processes != gpus and tasks == 1 and "cpu" not in launch.options:
+            fix = f"--num_processes={gpus * nodes}" if name == "total" else f"--nproc-per-node={gpus}"
+            yield Fault(script.place(launch.options[name].text), idle(processes, gpus, script.unit), fix)
         most, total = asked.count("ntasks-per-node"), asked.count("ntasks")
         if launch.kind != "python" or not launch.step or launch.step.open or not gpus or not tasks:
             continue
@@ -157,9 +164,11 @@ def srun_reads_it_otherwise(script: Script) -> Iterator[Fault]:
         if registry:
             reason = f"pyxis takes {registry[1]} for a user of Docker Hub, not for a registry"
             yield Fault(script.place(step.options["container-image"].text), reason, f"{registry[1]}#{registry[2]}")
-        if any(re.match(r"\$\{\w+\[@\]", script.names.get(char, "")) for char in step.value("nodelist")):
-            reason = "an array's names are joined by spaces, but --nodelist wants commas"
-            yield Fault(script.place(step.options["nodelist"].text), reason)
+        for before, word in pairwise(step.command.words):
+            written = f"{before.value} {word.text.value}" if before.value in ("-w", "--nodelist") else word.text.value
+            if _ARRAY.match(written):
+                reason = "an array in quotes gives several words, and srun takes the second one for the program"
+                yield Fault(script.place(word.text), reason, word.text.value.replace("[@]", "[*]"))
 
 
 def task_sees_one_gpu(script: Script) -> Iterator[Fault]:

@@ -165,7 +165,7 @@ def no_restart_on_prevents_restarts(job: Job) -> Iterator[Finding]:
     path = ("no_restart_on",)
     if job.no_restart_on and job.max_restarts == 0:
         message = "no_restart_on is given, but max_restarts is 0: nothing restarts"
-        yield Finding(path, message, "max_restarts: 3, or leave no_restart_on out", on_key=True)
+        yield Finding(path, message, "leave no_restart_on out, or give max_restarts as well", on_key=True)
     if job.no_restart_on and job.nodes.elastic:
         message = "no_restart_on is given, but nodes is a range: without the node that ends, the others would go on"
         yield Finding(path, message, "give one number of nodes, or leave no_restart_on out", on_key=True)

@@ -32,6 +32,7 @@ def test_exit_code_decides_whether_torchrun_starts_the_processes_again(
     code: int, starts: int, status: int, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(_PROGRAM)
+    (tmp_path / "queue.py").write_text("raise SystemExit('theirs')")  # torchrun imports a module of this name
     (tmp_path / "job.yaml").write_text(_SPEC.format(code=code))
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     script = render("torchrun", str(tmp_path / "job.yaml"))

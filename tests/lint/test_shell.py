@@ -57,6 +57,7 @@ def test_lines_below_are_linted(tmp_path: Path, line: str) -> None:
         ("A='--nnodes 2'\nsrun python -m torch.distributed.run $A a.py", "torchrun", {"nnodes": "2"}),
         ('A=(--nnodes=2)\nA+=(--rdzv-id=a)\nexec torchrun "${A[@]}" a.py', "torchrun", {"nnodes": "2", "rdzv-id": "a"}),
         ('N=2\nL="torchrun --nnodes $N"\nC="$L a.py"\nsrun bash -c "$C"', "torchrun", {"nnodes": "2"}),
+        ('F=--nnodes N=2\nL="torchrun $F $N a.py"\nsrun $L', "torchrun", {"nnodes": "2"}),
         ("export N=2\nsrun sh -lc 'cd x && torchrun --nnodes $N a.py'", "torchrun", {"nnodes": "2"}),
         ("srun -N2 apptainer exec --nv a.sif torchrun --nnodes=2 a.py", "torchrun", {"nnodes": "2"}),
         ("timeout -k 60 23h nohup env X=1 torchrun --standalone a.py", "torchrun", {"standalone": ""}),

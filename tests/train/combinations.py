@@ -3,9 +3,9 @@
     python -m tests.train.combinations      # writes the page; five minutes on two cores
 
 Each cell trains 30 steps and is compared with one process on the whole batch, or must be refused at start.  The model
-has BatchNorm, except in a pipeline, which refuses it; then the one process accumulates, too.  A cell that does neither
-is an error, and no page is written.  So is a cell with the losses of fp32 in place of bf16 or fp16, and a compiled cell
-that has compiled nothing.
+has BatchNorm, and then the one process accumulates, too; a pipeline and --compile refuse a synchronised one, so theirs
+has none.  A cell that does neither is an error, and no page is written.  So is a cell with the losses of fp32 in place
+of bf16 or fp16, and a compiled cell that has compiled nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Cell(NamedTuple):
 
     @property
     def model(self) -> str:
-        return "mlp" if self.strategy == "pipeline" else "mnist_bn"
+        return "mlp" if self.strategy == "pipeline" or self.compiled else "mnist_bn"
 
     def reference(self, precision: str) -> tuple[Cell, str]:
         return Cell("single", precision, 1 if self.model == "mlp" else self.accumulate), self.model
@@ -155,8 +155,8 @@ _HEAD = f"""# Which settings work together
 
 - **works**: the losses of {STEPS} steps equal the losses of one process that trains on the whole batch. The largest
   relative difference allowed is {_TOLERANCE["fp32"]:g} in fp32, and {_TOLERANCE["bf16"]:g} in bf16 and fp16. The
-  model is a small MLP with BatchNorm, in a pipeline without, and the data have the format of MNIST. The strategies
-  `single` and `data_parallel` run in one process, all others in two.
+  model is a small MLP with BatchNorm (in a pipeline and compiled without: both refuse a synchronised one), and the data
+  have the format of MNIST. The strategies `single` and `data_parallel` run in one process, all others in two.
 - **refused [N]**: the run ends before its first step. The reason with the number N is below the table.
 
 "accumulate 4" means `--accumulate 4`, and "compiled" means `--compile`.

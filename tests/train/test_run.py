@@ -124,11 +124,13 @@ def test_ten_kills_at_random_moments_and_other_world_sizes_repeat_and_skip_no_sa
     for _ in range(10):
         world_size = draw.choice([1, 2, 3])
         try:
-            launched(world_size, _script, name, tmp_path, draw.uniform(0.0, 0.4), draw.randrange(world_size))
+            launched(world_size, _script, name, tmp_path, draw.uniform(0.0, 0.1), draw.randrange(world_size))
         except RuntimeError:
             killed += 1
     launched(2, _script, name, tmp_path)
     assert _recorded(tmp_path) == pytest.approx(_PLAIN[name](), rel=2e-6)
+    starts = [start["arithmetic"] for start in records(tmp_path, "start")]
+    assert {(start["steps_per_epoch"], start["last_batch"]) for start in starts} == {(14, 2)}
     assert killed > 3, "a run has mostly ended before it was killed"
 
 

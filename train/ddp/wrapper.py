@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ class CustomDDP(nn.Module, Joinable):
     State dicts have the keys of `module`, so a checkpoint loads into the bare module and into any strategy; a state of
     native DDP loads, too.
     The readable versions, about 30 lines each: train/strategies/hook_per_parameter.py and average_after_backward.py.
-    Making a CustomDDP is a collective.
+    Making, copying and unpickling a CustomDDP are collectives.  A copy uses the default group.
     Raises SharedError if parameters or buffers differ between ranks, and names the first.  Raises UserError if a
     collective does not complete, and names the bucket, its parameters and the missing ranks.
     Source: Li et al., PyTorch Distributed, VLDB 2020 (arXiv:2006.15704); PyTorch note "DDP".
@@ -75,7 +76,7 @@ class CustomDDP(nn.Module, Joinable):
         if group is None:
             raise UserError("CustomDDP needs a process group: call torch.distributed.init_process_group() first")
         self.module, self.group, self.training = module, group, module.training
-        options: dict[str, Any] = {
+        self._options: dict[str, Any] = {
             "sync": sync,
             "bucket_mib": bucket_mib,
             "first_bucket_mib": first_bucket_mib,
@@ -87,7 +88,7 @@ class CustomDDP(nn.Module, Joinable):
         params = [param for _, param in named if param.requires_grad]
         self._wrapped = ParametersAsWrapped(named)
         refuse_what_has_no_mean(module)
-        refuse_different_modules(module, options, group)
+        refuse_different_modules(module, self._options, group)
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], group)
         self._sent_buffers = BufferBroadcast(module, group) if broadcast_buffers else None
         self.reducer = Reducer(names, params, sync(group), bucket_mib * _MIB, first_bucket_mib * _MIB)
@@ -148,6 +149,9 @@ class CustomDDP(nn.Module, Joinable):
     @property
     def join_process_group(self) -> dist.ProcessGroup:
         return self.group
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(CustomDDP, **self._options), (self.module,)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.state_dict(*args, **kwargs)

@@ -337,20 +337,3 @@ class Course:
             own = torch.cuda.current_device()
             for index, gpu in enumerate(torch.cuda.default_generators):  # data_parallel draws on all of them
                 gpu.manual_seed(seed + (index - own) % len(torch.cuda.default_generators))
-
-
-def refuse_impossible(config: TrainConfig, world: World, device: torch.device) -> None:
-    """Raise SharedError if the config cannot run on this many processes or on this device."""
-    _, readers = config.reader(world.rank, world.world_size)
-    if config.batch_size < readers:
-        raise SharedError(
-            f"--batch-size is {config.batch_size}, the global batch, but "
-            f"{readers} processes share it: give at least {readers}"
-        )
-    if config.strategy == "pipeline" and config.batch_size < config.accumulate:
-        raise SharedError(
-            f"--batch-size is {config.batch_size} and --accumulate {config.accumulate}: a pipeline needs at least one "
-            "sample in each micro-batch. Give a larger --batch-size or a smaller --accumulate"
-        )
-    if config.precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
-        raise SharedError(f"--precision=tf32 needs a GPU with Ampere or newer, and this is {device}; fp32 works here")

@@ -25,7 +25,7 @@ from train.data.batches import Batches
 from train.data.sampler import ShardSampler, evaluation_steps
 from train.data.shard import share
 from train.errors import SharedError, UserError
-from train.loop.course import Course, StepInLoop, refuse_impossible
+from train.loop.course import Course, StepInLoop
 from train.loop.losses import evaluate
 from train.loop.numerics import compile_model
 from train.loop.step import StepResult, Work
@@ -284,7 +284,7 @@ class Session(Course):
         if self._saving is None:
             self._open()
         config = self.config.model_copy(update={"batch_size": batch_size, "accumulate": micro_batches})
-        refuse_impossible(config, self.world, self.device)
+        placement.refuse_impossible(config, self.world, self.device)
         reader = config.reader(self.rank, self.world_size)
         sampler = ShardSampler(len(dataset), batch_size, *reader, config.seed, micro_batches, self.least)
         if self.sampler is not None:

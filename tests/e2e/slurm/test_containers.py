@@ -125,8 +125,7 @@ def test_scratch_ends_with_each_start_and_not_before_the_containers_have_saved(
 ) -> None:
     if (runtime, how) == ("podman", "cancelled"):
         reason = "rootless podman ends at Slurm's own SIGTERM and leaves its container behind (docs/slurm.md)"
-        # On a slow machine it may still be in time.
-        request.applymarker(pytest.mark.xfail(reason=reason, raises=AssertionError, strict=False))
+        request.applymarker(pytest.mark.xfail(reason=reason, raises=AssertionError, strict=True))
     (tmp_path / "keeper.py").write_text(_KEEPER)
     keys = {"command": [str(tmp_path / "keeper.py"), how], "mounts": [{"scratch": "1MiB", "path": "/cache"}]}
     if how == "preempted":
