@@ -118,10 +118,10 @@ def everything(script: Script) -> list[Command]:
 
 def _of_command(script: Script, command: Command, step: Launch | None = None, inner: bool = False) -> Iterator[Launch]:
     fields = [script.fields(word, inner) for word in command.words if word.assigned is None]
-    yield from _of_words(script, [text for texts in fields for text in texts], command, step, inner)
+    yield from launches_of(script, [text for texts in fields for text in texts], command, step, inner)
 
 
-def _of_words(
+def launches_of(
     script: Script, words: Sequence[Text], command: Command, step: Launch | None, inner: bool
 ) -> Iterator[Launch]:
     words = _past_what_is_in_front(words)
@@ -132,7 +132,7 @@ def _of_words(
     if name in ("srun", "yhrun"):
         launch.kind, rest = "srun", _read_options(launch, _SRUN_FLAGS, _SRUN)
         yield launch
-        yield from _of_words(script, rest, command, launch, inner)
+        yield from launches_of(script, rest, command, launch, inner)
     elif name == "eval" and not all(_is_unknown(word.value) for word in rest):
         blank = Text(" ", [0])
         for each in script.inside(joined([part for word in rest for part in (word, blank)])):
@@ -143,7 +143,7 @@ def _of_words(
         for each in inside:
             yield from _of_command(script, each, step, True)
     elif name in CONTAINERS and (at := _program_in(rest)) is not None:
-        yield from _of_words(script, rest[at:], command, step, inner)
+        yield from launches_of(script, rest[at:], command, step, inner)
     elif name == "torchrun" or (_PYTHON.match(name) and _agent_module(rest)):
         launch.kind, launch.words = "torchrun", rest if name == "torchrun" else rest[_agent_module(rest) :]
         _read_options(launch, _LAUNCHER_FLAGS)

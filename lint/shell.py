@@ -158,12 +158,12 @@ class Script:
         def words(name: str, text: Text) -> Sequence[Text]:
             known = not task or name in self.exported or name in self.environment
             unknown = text if task else Text(self.unknown(text.value), text.at[:1])
-            found = self._held(name, seen) if known else None
+            found = self.holds(name, seen) if known else None
             return [unknown] if found is None else found
 
         return words
 
-    def _held(self, name: str, seen: tuple[str, ...]) -> list[Text] | None:
+    def holds(self, name: str, seen: tuple[str, ...] = ()) -> list[Text] | None:
         """Return what a variable holds, as words for an array; None if only a run knows, or if it has two values."""
         words = self.assigned.get(name, [])
         if not words:

@@ -1,6 +1,6 @@
 """Write a starter job spec from an sbatch script or a manifest that exists.
 
-Reading order: draft.py (what was read, and the YAML made of it), shell.py (a script's statements and what it starts),
+Reading order: draft.py (what was read, and the YAML made of it), bash.py (a script's statements and its program),
 program.py (both as keys), script.py (sbatch), pod.py and manifest.py (Kubernetes).  Nothing in a source is dropped
 without a comment that names it.
 """
