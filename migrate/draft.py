@@ -16,16 +16,14 @@ from jobspec.spec.job import Job
 from lint.secrets import is_secret
 from lint.shell import locator
 
-_PLAIN = re.compile(r"(?!(?i:true|false|null)$)[A-Za-z/](?:[\w./@%+=-]|:(?=\w)| (?=[\w/-]))*|(?:\d+[dhms])+|\d+[MGT]iB")
 _GIVEN = re.compile(r"(?:--([\w-]+)[ =]|\b(\w+)[\"']?(?::?[=-]|: ))[\"']?([^\s\"'}]{4,})")
-_TOKEN = re.compile(r"\b(?:hf_\w{20,}|sk-[\w-]{20,}|gh[opsu]_\w{20,}|AKIA[A-Z0-9]{16}|glpat-[\w-]{20,})")
-_LOGIN = re.compile(r"login (?:-\S+ )*([0-9a-zA-Z_-]{20,})")
+_TOKEN = re.compile(r"\b(hf_\w{20,}|sk-[\w-]{20,}|gh[opsu]_\w{20,}|AKIA[A-Z0-9]{16}|glpat-[\w-]{20,})|login (\w{20,})")
 _WIDTH = 100
 _OF_SITE = {"slurm", "kubernetes", "image", "setup", "mounts", "resources", "gpu"}
 _FABRIC = re.compile("NCCL_|FI_|UCX_|GLOO_|RCCL_|MPICH_|HSA_|ROCM_|MIOPEN_|ENROOT_|MELLANOX_|NVIDIA_|LD_|OMPI_")
-_UNKNOWN = "not known"
 _ASKED = {"name": "change-me", "nodes": 1, "procs_per_node": 1, "command": ["change-me.py"]}
-_IMAGE = "registry.example/change-me:1.0"
+_UNKNOWN = "not known"
+NOT_SAID = "not said"
 
 
 @dataclass
@@ -42,32 +40,33 @@ class Draft:
 
     said: values by their path in the spec; an element of a list has its number at the end of the path.
     left: pieces of the source that are no keys, each with the reason, and where they stand.  No reason: every artifact
-    has it.  secrets: values that no text may show.  is_ours: render.py made the source.
+    has it.  secrets: values that no text may show, and their variables.  is_ours: render.py made the source.
     """
 
-    def __init__(self, name: str, target: str, texts: Iterable[str]) -> None:
-        self.name, self.target, self.is_ours = name, target, False
+    def __init__(self, name: str, target: str, texts: Iterable[str], is_ours: bool) -> None:
+        self.name, self.target, self.is_ours = name, target, is_ours
         self.said: dict[Path, Said] = {}
         self.left: dict[tuple[str, str], list[str]] = {}
         self.faults: list[str] = []
-        self.secrets: set[str] = set()
+        self.secrets: dict[str, str] = {}
         for text in texts:
-            self.secrets.update(_TOKEN.findall(text), _LOGIN.findall(text))
+            self.secrets |= {found[1] or found[2]: "" for found in _TOKEN.finditer(text)}
             locate = locator(text, "")
             for found in _GIVEN.finditer(text):
                 variable = (found[1] or found[2]).replace("-", "_").upper()
                 if is_secret(variable, found[3]):
-                    self.secret(variable, found[3], f"line {locate(found.start(), 1).line}")
+                    self.say_secret(variable, found[3], f"line {locate(found.start(), 1).line}")
 
     def say(self, key: str | Path, value: Any, where: str, remark: str = "") -> None:
         """Set a key such as `resources.cpus`.  A second value replaces the first, which is named."""
         path = tuple(key.split(".")) if isinstance(key, str) else key
         old = self.said.get(path)
         if old and old.value != value:
-            self.lose(f"{_dotted(path)}: {old.value}", old.where, "set again")
+            self._drop(path, old, "set again")
         elif old:
-            where, remark = _both(old.where, where), remark or old.remark
-        self.said[path] = Said(value, where, remark)
+            remark = remark or old.remark
+            where = ", ".join(dict.fromkeys(each for each in (*old.where.split(", "), where) if each != NOT_SAID))
+        self.said[path] = Said(value, where or NOT_SAID, remark)
 
     def add(self, key: str, value: Any, where: str, remark: str = "") -> None:
         """Append to a list such as `setup`, unless it has this value."""
@@ -85,27 +84,19 @@ class Draft:
         found = self.said.get(tuple(key.split(".")))
         return found.value if found else None
 
-    def where(self, key: str) -> str:
-        found = self.said.get(tuple(key.split(".")))
-        return found.where if found else "not said"
-
-    def secret(self, name: str, value: str, where: str) -> None:
+    def say_secret(self, name: str, value: str, where: str) -> None:
         """Take a secret's name, and keep its value out of every text."""
-        self.secrets.add(value)
+        self.secrets[value] = name
         self.add("secrets", name, where, "its value stays out of the spec: export it before you submit")
-
-    def has_secret(self, value: Any) -> bool:
-        return any(json.dumps(secret)[1:-1] in json.dumps(value) for secret in self.secrets)
 
     def make_valid(self) -> None:
         """Ask for what a job must have, and turn every value that the target refuses into a comment."""
         for path, one in list(self.said.items()):
-            if self.has_secret(one.value):
+            if self._hidden(json.dumps(one.value)) != json.dumps(one.value):
                 self._drop(path, one, "it holds the value of a secret")
-        trains = any(path[0] == "train" for path in self.said)
-        asked = {key: value for key, value in _ASKED.items() if key != "command" or not trains}
-        if self.target != "slurm" and not (self.target == "trainjob" and self.get("kubernetes.runtime")):
-            asked["image"] = _IMAGE
+        asked: dict[str, Any] = _ASKED
+        if self.target != "slurm" and not self.get("kubernetes.runtime"):
+            asked = {**asked, "image": "registry.example/change-me:1.0"}
         while True:
             for key, value in asked.items():
                 self.said.setdefault((key,), Said(value, _UNKNOWN, "write the right value here"))
@@ -123,27 +114,21 @@ class Draft:
 
     def _drop(self, path: Path, one: Said, why: str) -> None:
         del self.said[path]
-        value = "" if self.has_secret(one.value) else f": {one.value}"
-        self.lose(f"{_dotted(path)}{value}", one.where, why)
+        self.lose(f"{_dotted(path)}: {one.value}", one.where, why)
 
     def texts(self, with_site: bool) -> tuple[str, str]:
         """Return the job, and with `with_site` the site apart from it."""
-        head = [
-            f"# A starter from {self.name}.  Behind each key stands the line that it comes from.",
-            "# Check what was not taken, which stands at the end, and every value with a remark.",
-            *(["# render.py made it: better edit its spec.  Taken: size, time, options, program."] * self.is_ours),
-            *(f"# Fault in the source: {fault}" for fault in self.faults),
-        ]
-        foot = [
-            f"# not taken, {', '.join(places)}: {_short(text)}: {why}"
-            if why
-            else f"# rendered or not needed, {', '.join(places)}: {_short(text)}"
-            for (text, why), places in sorted(self.left.items(), key=lambda left: not left[0][1])
-        ]
+        head = f"# A starter from {self.name}.  Behind each key stands the line that it comes from.\n"
+        note = "# Check what was not taken, which stands at the end, and every value with a remark.\n"
+        note += "# render.py made it: better edit its spec.  Taken: size, time, options, program.\n" * self.is_ours
+        foot = [f"# Fault in the source: {fault}\n" for fault in self.faults]
+        for (text, why), places in sorted(self.left.items(), key=lambda one: (not one[0][1], _first_number(one[1][0]))):
+            piece = f"{', '.join(places)}: {text if len(text) < 200 else f'{text[:199]}…'}"
+            foot.append(f"# not taken, {piece}: {why}\n" if why else f"# rendered or not needed, {piece}\n")
         site = {path: one for path, one in self.said.items() if with_site and _is_of_site(path)}
         job = {path: one for path, one in self.said.items() if path not in site}
-        first, second = ([line for line, _ in _lines(_nested(part).items())] for part in (job, site))
-        return self._hidden([*head, *first, *foot]), self._hidden([head[0], *second]) if with_site else ""
+        first, second = ("".join(f"{line}\n" for line, _ in _lines(_nested(part).items())) for part in (job, site))
+        return self._hidden(head + note + first + "".join(foot)), self._hidden(head + second) if with_site else ""
 
     def notes(self) -> list[str]:
         """Return what a person should look at first, in short."""
@@ -153,24 +138,28 @@ class Draft:
         notes += [f"{self.name}: not known, so write it yourself: {', '.join(asked)}"] if asked else []
         return notes + ([f"{self.name}: lint finds {len(self.faults)} faults in it"] if self.faults else [])
 
-    def _hidden(self, lines: list[str]) -> str:
-        text = "".join(f"{printable(line)}\n" for line in lines)
+    def _hidden(self, text: str) -> str:
         for value in sorted(self.secrets, key=len, reverse=True):
             text = text.replace(value, "…").replace(json.dumps(value)[1:-1], "…")
-        return text
+        return "\n".join(map(printable, text.split("\n")))
 
 
-def _both(where: str, other: str) -> str:
-    return where if other in where.split(", ") else f"{where}, {other}"
+def duration(seconds: int) -> str:
+    """Return a time as a spec writes it, such as 1d12h."""
+    parts = [(seconds // 86400, "d"), (seconds // 3600 % 24, "h"), (seconds // 60 % 60, "m"), (seconds % 60, "s")]
+    return "".join(f"{count}{unit}" for count, unit in parts if count)
 
 
 def _dotted(path: Path) -> str:
     return ".".join(str(key) for key in path if isinstance(key, str))
 
 
+def _first_number(text: str) -> int:
+    return int((re.findall(r"\d+", text) or ["0"])[0])
+
+
 def _nested(said: dict[Path, Said]) -> dict[Any, Any]:
-    order = list(Job.model_fields)
-    tree: dict[Any, Any] = {}
+    order, tree = list(Job.model_fields), dict[Any, Any]()
     for path in sorted(said, key=lambda path: order.index(str(path[0])) if path[0] in order else len(order)):
         inner = tree
         for key in path[:-1]:
@@ -180,9 +169,8 @@ def _nested(said: dict[Path, Said]) -> dict[Any, Any]:
 
 
 def _is_of_site(path: Path) -> bool:
-    if path[0] == "env":
-        return len(path) > 1 and _FABRIC.match(str(path[1])) is not None
-    return path[0] in _OF_SITE and path != ("slurm", "launcher")
+    of_fabric = path[0] == "env" and _FABRIC.match(str(path[-1])) is not None
+    return of_fabric or (path[0] in _OF_SITE and path != ("slurm", "launcher"))
 
 
 def _lines(
@@ -190,17 +178,15 @@ def _lines(
 ) -> Iterator[tuple[str, list[Said]]]:
     """Yield each line of YAML, with the values that it is part of or stands above."""
     for key, node in items:
-        said = node if isinstance(node, Said) else inside
-        value = node.value if isinstance(node, Said) else node
-        text = _flow(value) if said else ""
+        said, value = (node, node.value) if isinstance(node, Said) else (inside, node)
+        text = json.dumps(value, ensure_ascii=not str(value).isprintable()) if said else ""
         is_tree = isinstance(value, dict | list) and bool(value) and (not said or indent + len(text) > _WIDTH)
-        line = f"{' ' * indent}{'-' if isinstance(key, int) else f'{_scalar(key)}:'}{'' if is_tree else f' {text}'}"
-        if isinstance(node, Said):
-            line += f"  # {node.where}{f': {node.remark}' if node.remark else ''}"
-        yield line, [said] if said else list(_below(value))
+        plain = isinstance(key, int) or re.fullmatch(r"[A-Za-z_][\w./-]*", key)
+        name = "-" if isinstance(key, int) else f"{key if plain else json.dumps(key)}:"
+        remark = f"  # {node.where}{f': {node.remark}' if node.remark else ''}" if isinstance(node, Said) else ""
+        yield f"{' ' * indent}{name}{'' if is_tree else f' {text}'}{remark}", [said] if said else list(_below(value))
         if is_tree:
-            below = value.items() if isinstance(value, dict) else enumerate(value)
-            yield from _lines(below, indent + 2, said)
+            yield from _lines(value.items() if isinstance(value, dict) else enumerate(value), indent + 2, said)
 
 
 def _below(node: Any) -> Iterator[Said]:
@@ -208,19 +194,3 @@ def _below(node: Any) -> Iterator[Said]:
         yield from (one for below in node.values() for one in _below(below))
     elif isinstance(node, Said):
         yield node
-
-
-def _flow(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_scalar(key)}: {_flow(each)}" for key, each in value.items()) + "}"
-    return "[" + ", ".join(map(_flow, value)) + "]" if isinstance(value, list) else _scalar(value)
-
-
-def _scalar(value: Any) -> str:
-    if isinstance(value, str) and _PLAIN.fullmatch(value):
-        return value
-    return json.dumps(value, ensure_ascii=not (isinstance(value, str) and value.isprintable()))
-
-
-def _short(text: str) -> str:
-    return text if len(text) < 200 else f"{text[:199]}…"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -10,8 +11,7 @@ from jobspec.spec.secret_names import names_secret
 from jobspec.spec.variables import is_set_by_launcher
 from lint.manifest import Node
 from lint.sbatch import number
-from migrate.draft import Draft
-from migrate.program import duration
+from migrate.draft import Draft, duration
 
 KEYS = {
     "activeDeadlineSeconds": "time_limit",
@@ -35,17 +35,12 @@ KEYS = {
 """Fields of a job, its pods and its container, and their keys."""
 _NAMES_OF_RENDERED = """
     apiVersion kind restartPolicy subdomain hostname cleanPodPolicy completionMode ports rdzvBackend rdzvPort rdzvHost
-    podReplacementPolicy enableDNSHostnames publishNotReadyAddresses numNodes command args name runtimeRef
+    podReplacementPolicy enableDNSHostnames publishNotReadyAddresses command args name runtimeRef suspend
     terminationGracePeriodSeconds enableServiceLinks automountServiceAccountToken
+    replicas parallelism completions numNodes minReplicas maxReplicas
 """
-RENDERED = frozenset(_NAMES_OF_RENDERED.split())
-"""Fields that every manifest has, or that an operator sets."""
-_MOUNTS = {
-    "persistentVolumeClaim": ("claim", "claimName"),
-    "hostPath": ("source", "path"),
-    "configMap": ("config_map", "name"),
-}
-_UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "M": 10**6, "G": 10**9, "T": 10**12, "": 1}
+_RENDERED = frozenset(_NAMES_OF_RENDERED.split())
+"""Fields that every manifest has, that an operator sets, or that other code here reads."""
 
 
 def lines_of(node: Node) -> str:
@@ -55,28 +50,32 @@ def lines_of(node: Node) -> str:
 
 
 def say_field(draft: Draft, key: str, node: Node) -> bool:
-    """Say a field that has a key; return False if its value is none for it."""
+    """Say or name a field that needs no thought; return False for any other."""
     value, count = value_of(node), number(node.text())
-    if key.endswith("Seconds"):
-        value = duration(count) if count else None
-    elif KEYS[key] in ("max_restarts", "procs_per_node"):
-        value = count
-    elif key == "imagePullSecrets":
-        value = [each.text("name") for each in node.elements()]
-    elif key == "tolerations" and isinstance(value, list):
-        value = [{"seconds" if k == "tolerationSeconds" else k: v for k, v in each.items()} for each in value]
-    elif key == "nodeSelector":
-        value = {name: each.text() for name, each in node.items()}
-    if value is not None:
-        draft.say(KEYS[key], value, lines_of(node))
-    return value is not None
+    if key in _RENDERED:
+        draft.lose(f"{key} {node.text()}", lines_of(node))
+    elif key in KEYS:
+        if key.endswith("Seconds"):
+            value = duration(count) if count else None
+        elif KEYS[key] in ("max_restarts", "procs_per_node"):
+            value = count
+        elif key == "imagePullSecrets":
+            value = [each.text("name") for each in node.elements()]
+        elif key == "tolerations":
+            value = [{k.replace("tolerationS", "s"): value_of(v) for k, v in one.items()} for one in node.elements()]
+        elif key == "nodeSelector":
+            value = {name: each.text() for name, each in node.items()}
+        if value is None:
+            draft.lose(f"{key}: {node.text()}", lines_of(node), f"no value for {KEYS[key]}")
+        else:
+            draft.say(KEYS[key], value, lines_of(node))
+    return key in _RENDERED or key in KEYS
 
 
 def say_pod(draft: Draft, pod: Node, main: Node | None, runs: Node | None) -> None:
     """Say a pod.  main: the container that trains; runs: that or the trainer, whose command is the program."""
     containers = pod.elements("containers")
     own = [each for each in containers if main and each.text("name") == main.text("name")] or containers[:1]
-    _say_volumes(draft, pod, own)
     for key, node in pod.items():
         if key == "containers":
             for each in containers:
@@ -84,58 +83,55 @@ def say_pod(draft: Draft, pod: Node, main: Node | None, runs: Node | None) -> No
                     say_container(draft, each, runs)
                 else:
                     _patch(draft, key, [value_of(each)], lines_of(each))
-        elif key in RENDERED:
-            draft.lose(f"{key} {node.text()}", lines_of(node))
-        elif key in KEYS and say_field(draft, key, node):
-            pass
-        elif key in FREE and key != "volumes":
-            _privileged(draft, node, "securityContext" in key)
-            _patch(draft, key, value_of(node), lines_of(node))
-        elif key != "volumes":
-            draft.lose(f"{key}: {node.text()}", lines_of(node), "no key for it")
+        elif key == "volumes":
+            _say_volumes(draft, node, own)
+        elif not say_field(draft, key, node):
+            if key not in FREE:
+                draft.lose(f"{key}: {node.text()}", lines_of(node), "no key for it")
+            else:
+                _patch(draft, key, value_of(node), lines_of(node))
 
 
 def say_container(draft: Draft, container: Node, runs: Node | None) -> None:
+    """Say a container, or the trainer of a TrainJob."""
     for key, node in container.items():
         if key in ("command", "args") and runs and value_of(node) != value_of(runs.get(key) or node):
             draft.lose(f"{key} {value_of(node)}", lines_of(node), "differs from that of the first pods")
-        elif key in RENDERED:
-            draft.lose(key, lines_of(node))
         elif key == "env":
             for entry in node.elements():
                 _say_variable(draft, entry)
         elif key in ("resources", "resourcesPerNode"):
             _say_resources(draft, node)
-        elif key in KEYS and (say_field(draft, key, node) or KEYS[key] == "procs_per_node"):
-            pass
-        elif key != "volumeMounts":
-            _privileged(draft, node, key == "securityContext")
+        elif key == "volumeMounts":
+            shm = [each for each in node.elements() if each.text("mountPath").rstrip("/") == "/dev/shm"]
+            for each in shm:
+                draft.lose("the mount of /dev/shm", lines_of(each))
+            if others := [value_of(each) for each in node.elements() if each not in shm]:
+                _patch_node(draft, key, others, lines_of(node))
+        elif not say_field(draft, key, node):
             _patch_node(draft, key, value_of(node), lines_of(node))
 
 
-def _privileged(draft: Draft, node: Node, is_needed: bool) -> None:
-    if is_needed:
-        draft.say("kubernetes.security", "privileged", lines_of(node))
-
-
 def _patch(draft: Draft, key: str, value: Any, where: str) -> None:
-    old = draft.get(f"kubernetes.pod.{key}")
-    if isinstance(old, list) and isinstance(value, list):
-        value = [*old, *(each for each in value if each not in old)]
-        where = ", ".join(dict.fromkeys([draft.where(f"kubernetes.pod.{key}"), where]))
-        del draft.said["kubernetes", "pod", key]
-    draft.say(("kubernetes", "pod", key), value, where)
+    """Add to `kubernetes.pod`.  A pod with host folders or a securityContext of its own is privileged."""
+    if "hostPath" in str(value) or "securityContext" in (key, *(value[0] if isinstance(value, list) and value else ())):
+        draft.say("kubernetes.security", "privileged", where)
+    old = draft.said.get(("kubernetes", "pod", key))
+    if old and isinstance(old.value, list) and isinstance(value, list):
+        old.value += [each for each in value if each not in old.value]
+        draft.say(("kubernetes", "pod", key), old.value, where)
+    else:
+        draft.say(("kubernetes", "pod", key), value, where)
 
 
 def _patch_node(draft: Draft, key: str, value: Any, where: str) -> None:
     found = draft.get("kubernetes.pod.containers") or []
-    node = next((each for each in found if each.get("name") == "node"), None)
-    if node is None:
-        _patch(draft, "containers", [{"name": "node", key: value}], where)
-    elif isinstance(value, list):
-        node[key] = [*node.get(key, []), *(each for each in value if each not in node.get(key, []))]
-    else:
-        node[key] = {**node.get(key, {}), **value} if isinstance(value, dict) else value
+    node = next((each for each in found if each.get("name") == "node"), {"name": "node"})
+    old = node.get(key)
+    if isinstance(old, list) and isinstance(value, list):
+        value = [*old, *(each for each in value if each not in old)]
+    node[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+    _patch(draft, "containers", [node], where)
 
 
 def _say_variable(draft: Draft, entry: Node) -> None:
@@ -147,7 +143,7 @@ def _say_variable(draft: Draft, entry: Node) -> None:
     elif entry.get("valueFrom"):
         _patch_node(draft, "env", [value_of(entry)], where)
     elif names_secret(name) and entry.text("value"):
-        draft.secret(name, entry.text("value"), where)
+        draft.say_secret(name, entry.text("value"), where)
     else:
         draft.say(("env", name), entry.text("value"), where)
 
@@ -155,90 +151,45 @@ def _say_variable(draft: Draft, entry: Node) -> None:
 def _say_resources(draft: Draft, node: Node) -> None:
     limits, requests = dict(node.items("limits")), dict(node.items("requests"))
     for name, each in {**requests, **limits}.items():
-        value, where = each.text(), lines_of(each)
-        if name.endswith("/gpu") and number(value) is not None:
-            if number(value):
-                draft.say("gpus_per_node", int(value), where)
+        value, where, size = each.text(), lines_of(each), _size(each.text())
+        if name.endswith("/gpu"):
+            draft.say("gpus_per_node", number(value) if number(value) is not None else value, where)
             if name != "nvidia.com/gpu":
                 draft.say("kubernetes.gpu_resource", name, where)
         elif name == "cpu" and number(value):
             draft.say("resources.cpus", int(value), where)
-        elif name == "memory" and (size := _size(value)):
-            draft.say("resources.memory", *size[:1], where, size[1])
-        elif number(value):
+        elif name == "memory" and size:
+            draft.say("resources.memory", size, where)
+        elif name != "cpu" and number(value):
             draft.say(("resources", "devices", name), int(value), where)
         else:
             draft.lose(f"{name}: {value}", where, "not a whole number")
-    less = {
-        name: each.text() for name, each in requests.items() if name in limits and limits[name].text() != each.text()
-    }
-    if less:
-        _patch_node(draft, "resources", {"requests": less}, lines_of(node))
-    for key, each in node.items():
-        if key not in ("limits", "requests"):
-            _patch_node(draft, "resources", {key: value_of(each)}, lines_of(each))
+    rest = {key: value_of(each) for key, each in node.items() if key not in ("limits", "requests")}
+    less = {name: each.text() for name, each in requests.items() if limits.get(name, each).text() != each.text()}
+    if rest or less:
+        _patch_node(draft, "resources", rest | ({"requests": less} if less else {}), lines_of(node))
+    for name, each in requests.items() if not less else ():
+        draft.lose(f"requests of {name}, which are the limits", lines_of(each))
 
 
-def _say_volumes(draft: Draft, pod: Node, own: list[Node]) -> None:
-    for volume in pod.elements("volumes"):
-        name, where = volume.text("name"), lines_of(volume)
-        mounts = [mount for each in own for mount in each.elements("volumeMounts") if mount.text("name") == name]
-        everywhere = [
-            mount
-            for key in ("containers", "initContainers")
-            for each in pod.elements(key)
-            for mount in each.elements("volumeMounts")
-        ]
-        is_own = sum(mount.text("name") == name for mount in everywhere) == len(mounts)
-        kind = next((key for key, _ in volume.items() if key != "name"), "")
-        key, field = _MOUNTS.get(kind, ("", ""))
-        source = volume.text(kind, field) if key else ""
-        if [mount.text("mountPath").rstrip("/") for mount in mounts] == ["/dev/shm"]:
-            size = _size(volume.text(kind, "sizeLimit"))
-            if size:
-                draft.say("resources.shm", size[0], where, size[1])
-            else:
-                draft.lose("/dev/shm, in the pod's memory", where)
-            draft.lose("the mount of /dev/shm", lines_of(mounts[0]))
-        elif draft.is_ours:
-            draft.lose(f"volume {name}", where)
-        elif (
-            source
-            and mounts
-            and is_own
-            and len(list(volume.items(kind))) == 1
-            and not any(m.get("subPath") for m in mounts)
-        ):
-            for mount in mounts:
-                read_only = {"read_only": True} if mount.text("readOnly") == "true" else {}
-                draft.add(
-                    "mounts", {key: source, "path": mount.text("mountPath")} | read_only, f"{lines_of(mount)}, {where}"
-                )
-            _privileged(draft, volume, kind == "hostPath")
+def _say_volumes(draft: Draft, volumes: Node, own: list[Node]) -> None:
+    mounts = [mount for each in own for mount in each.elements("volumeMounts")]
+    shm = {mount.text("name") for mount in mounts if mount.text("mountPath").rstrip("/") == "/dev/shm"}
+    for volume in volumes.elements():
+        size = _size(volume.text("emptyDir", "sizeLimit"))
+        if volume.text("name") not in shm:
+            _patch(draft, "volumes", [value_of(volume)], lines_of(volume))
+        elif size:
+            draft.say("resources.shm", size, lines_of(volume))
         else:
-            _patch(draft, "volumes", [value_of(volume)], where)
-            _privileged(draft, volume, kind == "hostPath")
-            if mounts:
-                _patch_node(draft, "volumeMounts", [value_of(mount) for mount in mounts], lines_of(mounts[0]))
+            draft.lose("/dev/shm, in the pod's memory", lines_of(volume))
 
 
-def _size(value: str) -> tuple[str, str] | None:
-    """Return a size of Kubernetes as a spec writes it, and a remark if it had to be rounded; None if it is none."""
-    found = re.fullmatch(r"(\d{1,15})([KMGT]i|[MGT]|)", value)
-    size = int(found[1]) * _UNITS[found[2]] if found else 0
-    if found and found[2] in ("Mi", "Gi", "Ti"):
-        return f"{value}B", ""
-    return (f"{size >> 20}MiB", f"{value}, rounded to whole MiB") if size >> 20 else None
+def _size(value: str) -> str | None:
+    return f"{value}B" if re.fullmatch(r"\d+[MGT]i", value) else None
 
 
 def value_of(node: Node) -> Any:
     """Return a value as Kubernetes reads it, with whole numbers as such."""
-
-    def whole(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {str(key): whole(each) for key, each in value.items()}
-        if isinstance(value, list):
-            return [whole(each) for each in value]
-        return int(value) if isinstance(value, float) and value.is_integer() else value
-
-    return whole(node.plain())
+    text = json.dumps(node.plain(), default=str)
+    return json.loads(text, parse_float=lambda text: int(float(text)) if float(text).is_integer() else float(text))
