@@ -37,6 +37,10 @@ class Statement:
     def names(self) -> set[str]:
         return {command.name for command in self.commands}
 
+    @property
+    def assigned(self) -> set[str]:
+        return {word.assigned for each in self.commands for word in each.words if word.assigned}
+
     def one_line(self) -> str | None:
         """Return the statement as one line of bash; None if that is not the same, as with a here-document."""
         joined = ""

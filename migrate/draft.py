@@ -105,12 +105,14 @@ class Draft:
                 plans_of(parse("\n".join(line for line, _ in lines), self.name), targets.load(self.target))
                 return
             except SpecError as error:
-                wrong = {id(one): each.message for each in error.problems for one in lines[each.place.line - 1][1]}
-                found = [(path, one) for path, one in self.said.items() if id(one) in wrong]
-                if not found or any(one.where == _UNKNOWN for _, one in found):
+                wrong = {lines[each.place.line - 1][1]: each.message for each in error.problems}
+                why = {
+                    path: each for path in self.said for at, each in wrong.items() if path[: len(at)] == at[: len(path)]
+                }
+                if not why or any(self.said[path].where == _UNKNOWN for path in why):
                     raise
-                for path, one in found:
-                    self._drop(path, one, wrong[id(one)])
+                for path, message in why.items():
+                    self._drop(path, self.said[path], message)
 
     def _drop(self, path: Path, one: Said, why: str) -> None:
         del self.said[path]
@@ -122,8 +124,9 @@ class Draft:
         note = "# Check what was not taken, which stands at the end, and every value with a remark.\n"
         note += "# render.py made it: better edit its spec.  Taken: size, time, options, program.\n" * self.is_ours
         foot = [f"# Fault in the source: {fault}\n" for fault in self.faults]
-        for (text, why), places in sorted(self.left.items(), key=lambda one: (not one[0][1], _first_number(one[1][0]))):
-            piece = f"{', '.join(places)}: {text if len(text) < 200 else f'{text[:199]}…'}"
+        lines = {key: int((re.findall(r"\d+", where) or ["0"])[0]) for key, (where, *_) in self.left.items()}
+        for text, why in sorted(self.left, key=lambda key: (not key[1], lines[key])):
+            piece = f"{', '.join(self.left[text, why])}: {text if len(text) < 200 else f'{text[:199]}…'}"
             foot.append(f"# not taken, {piece}: {why}\n" if why else f"# rendered or not needed, {piece}\n")
         site = {path: one for path, one in self.said.items() if with_site and _is_of_site(path)}
         job = {path: one for path, one in self.said.items() if path not in site}
@@ -145,17 +148,13 @@ class Draft:
 
 
 def duration(seconds: int) -> str:
-    """Return a time as a spec writes it, such as 1d12h."""
-    parts = [(seconds // 86400, "d"), (seconds // 3600 % 24, "h"), (seconds // 60 % 60, "m"), (seconds % 60, "s")]
-    return "".join(f"{count}{unit}" for count, unit in parts if count)
+    """Return a time as a spec writes it, such as 36h."""
+    units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+    return next(f"{seconds // size}{unit}" for unit, size in units.items() if seconds % size == 0)
 
 
 def _dotted(path: Path) -> str:
     return ".".join(str(key) for key in path if isinstance(key, str))
-
-
-def _first_number(text: str) -> int:
-    return int((re.findall(r"\d+", text) or ["0"])[0])
 
 
 def _nested(said: dict[Path, Said]) -> dict[Any, Any]:
@@ -173,24 +172,15 @@ def _is_of_site(path: Path) -> bool:
     return of_fabric or (path[0] in _OF_SITE and path != ("slurm", "launcher"))
 
 
-def _lines(
-    items: Iterable[tuple[Any, Any]], indent: int = 0, inside: Said | None = None
-) -> Iterator[tuple[str, list[Said]]]:
-    """Yield each line of YAML, with the values that it is part of or stands above."""
+def _lines(items: Iterable[tuple[Any, Any]], above: Path = (), inside: bool = False) -> Iterator[tuple[str, Path]]:
+    """Yield each line of YAML and its path.  inside: it is part of a value that is said, so that a value has lines."""
     for key, node in items:
-        said, value = (node, node.value) if isinstance(node, Said) else (inside, node)
+        said, value = (True, node.value) if isinstance(node, Said) else (inside, node)
         text = json.dumps(value, ensure_ascii=not str(value).isprintable()) if said else ""
-        is_tree = isinstance(value, dict | list) and bool(value) and (not said or indent + len(text) > _WIDTH)
+        is_tree = isinstance(value, dict | list) and bool(value) and (not said or 2 * len(above) + len(text) > _WIDTH)
         plain = isinstance(key, int) or re.fullmatch(r"[A-Za-z_][\w./-]*", key)
         name = "-" if isinstance(key, int) else f"{key if plain else json.dumps(key)}:"
         remark = f"  # {node.where}{f': {node.remark}' if node.remark else ''}" if isinstance(node, Said) else ""
-        yield f"{' ' * indent}{name}{'' if is_tree else f' {text}'}{remark}", [said] if said else list(_below(value))
+        yield f"{'  ' * len(above)}{name}{'' if is_tree else f' {text}'}{remark}", (*above, key)
         if is_tree:
-            yield from _lines(value.items() if isinstance(value, dict) else enumerate(value), indent + 2, said)
-
-
-def _below(node: Any) -> Iterator[Said]:
-    if isinstance(node, dict):
-        yield from (one for below in node.values() for one in _below(below))
-    elif isinstance(node, Said):
-        yield node
+            yield from _lines(value.items() if isinstance(value, dict) else enumerate(value), (*above, key), said)

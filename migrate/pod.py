@@ -13,25 +13,15 @@ from lint.manifest import Node
 from lint.sbatch import number
 from migrate.draft import Draft, duration
 
-KEYS = {
-    "activeDeadlineSeconds": "time_limit",
-    "ttlSecondsAfterFinished": "kubernetes.ttl",
-    "backoffLimit": "max_restarts",
-    "maxRestarts": "max_restarts",
-    "nprocPerNode": "procs_per_node",
-    "nProcPerNode": "procs_per_node",
-    "numProcPerNode": "procs_per_node",
-    "nodeSelector": "kubernetes.node_selector",
-    "tolerations": "kubernetes.tolerations",
-    "imagePullSecrets": "kubernetes.image_pull_secrets",
-    "hostNetwork": "kubernetes.host_network",
-    "schedulerName": "kubernetes.scheduler",
-    "priorityClassName": "kubernetes.priority_class",
-    "serviceAccountName": "kubernetes.service_account",
-    "image": "image",
-    "imagePullPolicy": "kubernetes.image_pull_policy",
-    "workingDir": "workdir",
-}
+_NAMES_OF_KEYS = """
+    activeDeadlineSeconds=time_limit ttlSecondsAfterFinished=kubernetes.ttl image=image workingDir=workdir
+    backoffLimit=max_restarts maxRestarts=max_restarts nprocPerNode=procs_per_node nProcPerNode=procs_per_node
+    numProcPerNode=procs_per_node nodeSelector=kubernetes.node_selector tolerations=kubernetes.tolerations
+    imagePullSecrets=kubernetes.image_pull_secrets hostNetwork=kubernetes.host_network
+    schedulerName=kubernetes.scheduler priorityClassName=kubernetes.priority_class
+    serviceAccountName=kubernetes.service_account imagePullPolicy=kubernetes.image_pull_policy
+"""
+KEYS = dict(pair.split("=") for pair in _NAMES_OF_KEYS.split())
 """Fields of a job, its pods and its container, and their keys."""
 _NAMES_OF_RENDERED = """
     apiVersion kind restartPolicy subdomain hostname cleanPodPolicy completionMode ports rdzvBackend rdzvPort rdzvHost
@@ -41,6 +31,8 @@ _NAMES_OF_RENDERED = """
 """
 _RENDERED = frozenset(_NAMES_OF_RENDERED.split())
 """Fields that every manifest has, that an operator sets, or that other code here reads."""
+
+_SIZE = re.compile(r"\d+[MGT]i")
 
 
 def lines_of(node: Node) -> str:
@@ -126,7 +118,7 @@ def _patch(draft: Draft, key: str, value: Any, where: str) -> None:
 
 def _patch_node(draft: Draft, key: str, value: Any, where: str) -> None:
     found = draft.get("kubernetes.pod.containers") or []
-    node = next((each for each in found if each.get("name") == "node"), {"name": "node"})
+    node: dict[str, Any] = next((each for each in found if each.get("name") == "node"), {"name": "node"})
     old = node.get(key)
     if isinstance(old, list) and isinstance(value, list):
         value = [*old, *(each for each in value if each not in old)]
@@ -151,23 +143,21 @@ def _say_variable(draft: Draft, entry: Node) -> None:
 def _say_resources(draft: Draft, node: Node) -> None:
     limits, requests = dict(node.items("limits")), dict(node.items("requests"))
     for name, each in {**requests, **limits}.items():
-        value, where, size = each.text(), lines_of(each), _size(each.text())
+        value, count, where = each.text(), number(each.text()), lines_of(each)
         if name.endswith("/gpu"):
-            draft.say("gpus_per_node", number(value) if number(value) is not None else value, where)
+            draft.say("gpus_per_node", value if count is None else count, where)
             if name != "nvidia.com/gpu":
                 draft.say("kubernetes.gpu_resource", name, where)
-        elif name == "cpu" and number(value):
-            draft.say("resources.cpus", int(value), where)
-        elif name == "memory" and size:
-            draft.say("resources.memory", size, where)
-        elif name != "cpu" and number(value):
-            draft.say(("resources", "devices", name), int(value), where)
+        elif name == "memory" and _SIZE.fullmatch(value):
+            draft.say("resources.memory", f"{value}B", where)
+        elif name != "memory" and count:
+            draft.say("resources.cpus" if name == "cpu" else ("resources", "devices", name), count, where)
         else:
-            draft.lose(f"{name}: {value}", where, "not a whole number")
+            draft.lose(f"{name}: {value}", where, "not a whole number or size")
     rest = {key: value_of(each) for key, each in node.items() if key not in ("limits", "requests")}
     less = {name: each.text() for name, each in requests.items() if limits.get(name, each).text() != each.text()}
     if rest or less:
-        _patch_node(draft, "resources", rest | ({"requests": less} if less else {}), lines_of(node))
+        _patch_node(draft, "resources", {"requests": less, **rest}, lines_of(node))
     for name, each in requests.items() if not less else ():
         draft.lose(f"requests of {name}, which are the limits", lines_of(each))
 
@@ -176,17 +166,13 @@ def _say_volumes(draft: Draft, volumes: Node, own: list[Node]) -> None:
     mounts = [mount for each in own for mount in each.elements("volumeMounts")]
     shm = {mount.text("name") for mount in mounts if mount.text("mountPath").rstrip("/") == "/dev/shm"}
     for volume in volumes.elements():
-        size = _size(volume.text("emptyDir", "sizeLimit"))
+        size = volume.text("emptyDir", "sizeLimit")
         if volume.text("name") not in shm:
             _patch(draft, "volumes", [value_of(volume)], lines_of(volume))
-        elif size:
-            draft.say("resources.shm", size, lines_of(volume))
+        elif _SIZE.fullmatch(size):
+            draft.say("resources.shm", f"{size}B", lines_of(volume))
         else:
-            draft.lose("/dev/shm, in the pod's memory", lines_of(volume))
-
-
-def _size(value: str) -> str | None:
-    return f"{value}B" if re.fullmatch(r"\d+[MGT]i", value) else None
+            draft.lose(f"/dev/shm in the pod's memory {size}", lines_of(volume))
 
 
 def value_of(node: Node) -> Any:

@@ -9,7 +9,7 @@ from jobspec.spec.variables import is_bash_variable, is_set_by_launcher
 from lint.launches import Launch
 from lint.sbatch import number
 from lint.shell import Script
-from lint.words import Text, Word
+from lint.words import Text
 from migrate.bash import SHOWS, UNKNOWN, Statement, in_front, is_plain, own_words, place, statements
 from migrate.draft import Draft
 
@@ -83,10 +83,8 @@ def _say_command(draft: Draft, script: Script, launch: Launch, where: str) -> se
     asked: list[str] = []
     used: set[str] = set()
     both = [_word(draft, script, word, launch.inner, asked, used) for word in words]
-    plain, remarks = (
-        module + [raw for raw, _ in both if raw is not None],
-        [f"not known: {', '.join(asked)}"] * bool(asked),
-    )
+    plain = module + [raw for raw, _ in both if raw is not None]
+    remarks = [f"not known: {', '.join(asked)}"] * bool(asked)
     if any(raw is None for raw, _ in both):
         start = ["exec", *(["python3"] if is_python else []), *module]
         plain, is_python = ["bash", "-c", " ".join([*start, *(text for _, text in both)])], False
@@ -125,90 +123,62 @@ def _word(
 
 def _say_around(draft: Draft, script: Script, launch: Launch, used: set[str]) -> None:
     """Say the statements before and after the program: env, setup, slurm.prologue and slurm.epilogue."""
-    before, after = list[Statement](), list[Statement]()
-    levels = [(script.commands, (launch.step or launch).command.start)]
-    inside = [
-        each for each in script.inside_texts if each.words and each.words[0].source is launch.command.words[0].source
-    ]
-    levels += [(inside, launch.command.start)] if launch.inner else []
-    for known, start in levels:
+    before, after, needed, in_pod = list[Statement](), list[Statement](), set(used), script.in_container
+    source = launch.command.words[0].source
+    inner = [each for each in script.inside_texts if launch.inner and each.words and each.words[0].source is source]
+    for known, start in ((script.commands, (launch.step or launch).command.start), (inner, launch.command.start)):
         found = statements(script, known)
-        main = next((at for at, one in enumerate(found) if one.first <= start <= one.last), None)
-        if main is None:
-            continue
-        own = [word for each in found[main].commands if each.start == start for word in each.words if word.assigned]
-        lines = [Text(f"export {word.text.value}", [start] * 7 + list(word.text.at)) for word in own]
-        before += [*found[:main], *(each for line in lines for each in statements(script, script.inside(line)))]
-        after += found[main + 1 :]
-        inner = {name for one in found for name, _ in _assigned(one)} if known is inside else set()
-        script.exported.update(inner, (word.assigned or "" for word in own))
-        if found[main].kind != "command":
-            draft.lose(found[main].text, found[main].where, "stands around the program, which alone is taken")
+        main = next((at for at, one in enumerate(found) if one.first <= start <= one.last), len(found))
+        for one in found[main : main + 1]:
+            own = [word for each in one.commands if each.start == start for word in each.words if word.assigned]
+            exports = [Text(f"export {word.text.value}", [start] * 7 + list(word.text.at)) for word in own]
+            found[main:main] = [each for text in exports for each in statements(script, script.inside(text))]
+            main += len(exports)
+            script.exported.update(word.assigned or "" for word in own)
+            if one.kind != "command":
+                draft.lose(one.text, one.where, "stands around the program, which alone is taken")
+        script.exported.update(*(one.assigned for one in found if known is inner))
+        before, after = before + found[:main], after + found[main + 1 :]
     kept: list[Statement] = []
-    needed = set(used)
     for one in reversed(before):
-        if _must_stay(script, one, needed):
+        if _stays(draft, script, one, needed):
             kept.insert(0, one)
             needed.update(_VARIABLE.findall(one.text))
-        else:
-            _say_or_lose(draft, script, one)
-    in_pod = script.in_container
     key = "setup" if in_pod or all(one.names and one.names <= _PREPARE for one in kept) else "slurm.prologue"
-    for one in kept:
-        _keep(draft, one, key)
-    for name in sorted(used & {name for one in kept for name, _ in _assigned(one)} - script.exported):
-        draft.add(key, f"export {name}", "a word of the command", "the processes read it")
+    lines = [(one, key) for one in kept]
     for one in after:
         if launch.command.function and one.names == {launch.command.function}:
             draft.lose(one.text, one.where)
-        elif one.names and one.names <= SHOWS:
-            draft.lose(one.text, one.where, "only prints something")
-        elif in_pod or launch.inner:
-            draft.lose(one.text, one.where, "follows the program")
+        elif in_pod or launch.inner or (one.names and one.names <= SHOWS):
+            draft.lose(one.text, one.where, "follows the program, or only prints something")
         else:
-            _keep(draft, one, "slurm.epilogue")
-
-
-def _assigned(one: Statement) -> list[tuple[str, Word]]:
-    return [(name, word) for each in one.commands for word in each.words if (name := word.assigned)]
-
-
-def _only_assigns(one: Statement) -> bool:
-    return one.kind in ("variable_assignment", "variable_assignments", "declaration_command") and bool(_assigned(one))
-
-
-def _must_stay(script: Script, one: Statement, needed: set[str]) -> bool:
-    """Return True for a statement that stays a line of bash: what it does, or a variable of it, is needed."""
-    names = {name for name, _ in _assigned(one)}
-    if _only_assigns(one):
-        exported = {name for name in names & script.exported if not _is_constant(script, name)}
-        return bool(names & needed or exported) and not all(map(is_set_by_launcher, names))
-    return bool(names & needed) or not (one.names == {"set"} or (one.names and one.names <= SHOWS))
-
-
-def _say_or_lose(draft: Draft, script: Script, one: Statement) -> None:
-    """Say the variables that a statement exports, if that is all it does; else name it."""
-    for name, word in _assigned(one) if _only_assigns(one) else ():
-        if name not in script.exported or is_set_by_launcher(name) or is_bash_variable(name):
-            draft.lose(name, one.where)
+            lines.append((one, "slurm.epilogue"))
+    for one, where in lines:
+        line = one.one_line()
+        if line and not _ARGUMENT.search(line):
+            draft.add(where, line, one.where)
         else:
-            value = "".join(text.value for text in script.holds(name) or [])
-            draft.say(("env", name), value, place(script, word.text))
-    if not _only_assigns(one):
-        draft.lose(one.text, one.where, "" if one.names == {"set"} else "only prints something")
+            draft.lose(one.text, one.where, "not one line of bash, or it needs an argument of the script")
+    for name in sorted(used & set().union(*(one.assigned for one in kept)) - script.exported):
+        draft.add(key, f"export {name}", "a word of the command", "the processes read it")
 
 
-def _is_constant(script: Script, name: str) -> bool:
-    held = script.holds(name)
-    return held is not None and all(re.search("[\U000f0000-\U000fffff~$]", one.value) is None for one in held)
-
-
-def _keep(draft: Draft, one: Statement, key: str) -> None:
-    """Keep a statement as a line of bash."""
-    line = one.one_line()
-    if line is None:
-        draft.lose(one.text, one.where, "not one line of bash")
-    elif _ARGUMENT.search(line):
-        draft.lose(one.text, one.where, "an argument of the script, which is not known")
-    else:
-        draft.add(key, line, one.where)
+def _stays(draft: Draft, script: Script, one: Statement, needed: set[str]) -> bool:
+    """Return True for a statement that stays a line of bash; say what any other one exports, or name it."""
+    if one.kind in ("variable_assignment", "variable_assignments", "declaration_command") and one.assigned:
+        values = {name: "".join(text.value for text in script.holds(name) or [Text("$", ())]) for name in one.assigned}
+        varies = {
+            name for name in script.exported & one.assigned if re.search("[\U000f0000-\U000fffff~$]", values[name])
+        }
+        if not all(is_set_by_launcher(name) for name in one.assigned) and one.assigned & (needed | varies):
+            return True
+        for name, value in values.items():
+            if name not in script.exported or is_set_by_launcher(name) or is_bash_variable(name):
+                draft.lose(name, one.where)
+            else:
+                draft.say(("env", name), value, one.where)
+        return False
+    if one.assigned & needed or not one.names or not one.names <= SHOWS | {"set"}:
+        return True
+    draft.lose(one.text, one.where, "" if one.names == {"set"} else "only prints something")
+    return False

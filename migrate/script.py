@@ -16,10 +16,10 @@ from migrate.program import is_agent, say_processes, say_program
 
 def _time(value: str) -> str | None:
     found = re.fullmatch(r"(?:(\d{1,3})-)?(\d{1,6})(?::(\d{1,2}))?(?::(\d{1,2}))?", value)
-    days, *parts = (int(part or 0) for part in found.groups()) if found else (0, 0, 0, 0)
-    if found and not found[1] and not found[4]:  # minutes, or minutes and seconds
-        parts = [0, *parts]
-    return duration(days * 86400 + parts[0] * 3600 + parts[1] * 60 + parts[2])
+    days, first, second, third = (int(part or 0) for part in found.groups()) if found else (0, 0, 0, 0)
+    is_minutes = found and not found[1] and not found[4]  # minutes, or minutes and seconds
+    seconds = first * 60 + second if is_minutes else days * 86400 + first * 3600 + second * 60 + third
+    return duration(seconds) if seconds else None
 
 
 def _memory(value: str) -> str | None:
@@ -42,6 +42,7 @@ KEYS: dict[str, tuple[str, Callable[[str], str | None]]] = {
 _OF_GPUS = ("gpus-per-node", "gres", "gpus", "gpus-per-task")
 _SIZES = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", *_OF_GPUS)
 _RENDERED = ("no-requeue", "open-mode", "kill-on-bad-exit", "wait", "jobid")
+_OF_OURS = ("output", "signal", "requeue", *_RENDERED)
 _IGNORED = {"spelling": "not spelled #SBATCH", "command": "stands below the first command", "": "unknown to sbatch"}
 
 
@@ -73,11 +74,7 @@ def read_script(text: str, file: str) -> Draft:
 def _say_option(draft: Draft, section: str, name: str, value: str, where: str) -> None:
     key, convert = KEYS.get(name, ("", None))
     said = convert(value) if convert else None
-    if (
-        name in _RENDERED
-        or (draft.is_ours and name in ("output", "signal", "requeue"))
-        or (name, value) == ("export", "ALL")
-    ):
+    if name in (_OF_OURS if draft.is_ours else _RENDERED) or (name, value) == ("export", "ALL"):
         draft.lose(f"--{name}={value}".rstrip("="), where)
     elif said:
         draft.say(key, said, where, f"{value} in the script" if name == "job-name" and said != value else "")
@@ -89,11 +86,8 @@ def _say_sizes(draft: Draft, script: Script, launch: Launch | None) -> None:
     """Say nodes, processes, GPUs and CPUs of a node."""
     step, job = launch.step if launch else None, request(script)
     lines = dict[str, str]()
-    for each in script.directives:
-        if each.name in _SIZES and not each.ignored:
-            if each.name in lines:
-                draft.lose(f"--{each.name}", lines[each.name], "set again")
-            lines[each.name] = f"line {each.place.line}"
+    for each in (each for each in script.directives if each.name in _SIZES and not each.ignored):
+        lines[each.name] = ", ".join(filter(None, [lines.get(each.name), f"line {each.place.line}"]))
     unsaid = dict(lines)
 
     def at(*names: str) -> str:
@@ -136,13 +130,13 @@ def _say_step(draft: Draft, script: Script, step: Launch) -> None:
     """Say srun's own options."""
     for name, option in step.options.items():
         value, where = script.shown(option.value), place(script, option.text)
-        is_size = name in _SIZES and (re.search(r"\$\{?SLURM|^\d", value) or name[0] != "n")
         if name in _SIZES or name in KEYS:
-            same = is_size or request(script).get(name) == value
-            why = "" if same else "of the step alone, or not a number that the script says"
-            draft.lose(f"srun --{name}={value}", where, why)
+            of_job = (name in _SIZES and re.search(r"\$\{?SLURM|^\d", value)) or request(script).get(name) == value
+            draft.lose(f"srun --{name}={value}", where, "" if of_job else "of the step alone, or not a number")
         elif name:  # flags of one letter are read below
             _say_option(draft, "slurm.srun_options", name, value, where)
-    for word in step.words[: next((at for at, word in enumerate(step.words) if word is step.program), None)]:
+    for word in step.words:
+        if word is step.program:
+            break
         if re.fullmatch("-[EHkhlOQsuvVXZ]+", word.value):
             draft.lose(f"srun {word.value}", place(script, word), "write its long name")
