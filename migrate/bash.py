@@ -90,17 +90,13 @@ def statements(script: Script, known: Sequence[Command]) -> list[Statement]:
     return found
 
 
-def keep_what_only_a_run_knows(script: Script) -> None:
-    """Let `$OUT` stay where OUT=run_$(date), so that it has one value; a variable with several words is replaced."""
-    for name in list(script.assigned):
+def main_launch(script: Script) -> Launch | None:
+    """Return what trains: of several, the last one with a launcher, else of Python; None if there is no program."""
+    for name in list(script.assigned):  # `$OUT` stays where OUT=run_$(date); a variable with several words is replaced
         held = script.holds(name)
         if held is None or (len(held) == 1 and UNKNOWN.search(held[0].value) and len(held[0].value.split()) < 2):
             del script.assigned[name]
             script.held.clear()
-
-
-def main_launch(script: Script) -> Launch | None:
-    """Return what trains: of several, the last one with a launcher, else of Python; None if there is no program."""
     found = list(launches(script))
     for at, launch in enumerate(found):  # the guard of our own artifacts: python3 -c … torchrun
         after = next((n for n, word in enumerate(launch.words) if word.value == "torchrun"), None)

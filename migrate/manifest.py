@@ -8,9 +8,9 @@ from jobspec.problems import Place, Problem, SpecError
 from lint.manifest import Node, documents
 from lint.pods import containers, templates
 from lint.sbatch import number
-from migrate.bash import keep_what_only_a_run_knows, main_launch
+from migrate.bash import main_launch
 from migrate.draft import NOT_SAID, Draft
-from migrate.pod import lines_of, say_container, say_field, say_pod
+from migrate.pod import lines_of, say_containers, say_field, say_pod
 from migrate.program import say_processes, say_program
 
 TARGETS = {"PyTorchJob": "pytorchjob", "TrainJob": "trainjob", "JobSet": "jobset", "Job": "indexedjob"}
@@ -66,7 +66,6 @@ def _say_job(draft: Draft, job: Node, owners: list[Node]) -> None:
     given = [each for key in ("command", "args") if runs and (each := runs.get(key))]
     launch = None
     if runs and script and script.text and (runs.get("command") or not given):
-        keep_what_only_a_run_knows(script)
         launch = main_launch(script)
     asked = draft.get("gpus_per_node")
     if script:
@@ -112,7 +111,7 @@ def _say_field(draft: Draft, path: tuple[str, ...], node: Node, main: Node | Non
         for name, each in below:
             _say_metadata(draft, name, each, path[:-1] == ("job",))
     elif key == "trainer":
-        say_container(draft, node, runs)
+        say_containers(draft, [node], [], runs, lines_of(node))
     elif key == "spec" and (node.get("containers") or path[-2] == "podTemplateOverrides"):
         say_pod(draft, node, main, runs)
     elif not say_field(draft, key, node):

@@ -66,81 +66,73 @@ def say_field(draft: Draft, key: str, node: Node) -> bool:
 
 def say_pod(draft: Draft, pod: Node, main: Node | None, runs: Node | None) -> None:
     """Say a pod.  main: the container that trains; runs: that or the trainer, whose command is the program."""
-    containers = pod.elements("containers")
-    own = [each for each in containers if main and each.text("name") == main.text("name")] or containers[:1]
+    inside = pod.elements("containers")
+    own = [each for each in inside if main and each.text("name") == main.text("name")] or inside[:1]
+    shm = {mount.text("name") for each in own for mount in each.elements("volumeMounts") if _is_shm(mount)}
     for key, node in pod.items():
         if key == "containers":
-            for each in containers:
-                if any(each is one for one in own):
-                    say_container(draft, each, runs)
-                else:
-                    _patch(draft, key, [value_of(each)], lines_of(each))
+            say_containers(draft, own, [value_of(each) for each in inside if each not in own], runs, lines_of(node))
         elif key == "volumes":
-            _say_volumes(draft, node, own)
+            for each in (each for each in node.elements() if each.text("name") in shm):
+                size = each.text("emptyDir", "sizeLimit")
+                if _SIZE.fullmatch(size):
+                    draft.say("resources.shm", f"{size}B", lines_of(each))
+                else:
+                    draft.lose(f"/dev/shm in the pod's memory {size}", lines_of(each))
+            _say_piece(draft, key, [value_of(x) for x in node.elements() if x.text("name") not in shm], lines_of(node))
         elif not say_field(draft, key, node):
-            if key not in FREE:
-                draft.lose(f"{key}: {node.text()}", lines_of(node), "no key for it")
+            if key in FREE:
+                _say_piece(draft, key, value_of(node), lines_of(node))
             else:
-                _patch(draft, key, value_of(node), lines_of(node))
+                draft.lose(f"{key}: {node.text()}", lines_of(node), "no key for it")
 
 
-def say_container(draft: Draft, container: Node, runs: Node | None) -> None:
-    """Say a container, or the trainer of a TrainJob."""
-    for key, node in container.items():
+def say_containers(draft: Draft, own: list[Node], others: list[Any], runs: Node | None, where: str) -> None:
+    """Say the containers of a pod, or the trainer of a TrainJob; own: those that train."""
+    rest: dict[str, Any] = {}
+    for key, node in (item for each in own for item in each.items()):
         if key in ("command", "args") and runs and value_of(node) != value_of(runs.get(key) or node):
             draft.lose(f"{key} {value_of(node)}", lines_of(node), "differs from that of the first pods")
         elif key == "env":
-            for entry in node.elements():
-                _say_variable(draft, entry)
+            rest[key] = [value_of(entry) for entry in node.elements() if not _say_variable(draft, entry)]
         elif key in ("resources", "resourcesPerNode"):
-            _say_resources(draft, node)
+            rest["resources"] = _say_resources(draft, node)
         elif key == "volumeMounts":
-            shm = [each for each in node.elements() if each.text("mountPath").rstrip("/") == "/dev/shm"]
-            for each in shm:
-                draft.lose("the mount of /dev/shm", lines_of(each))
-            if others := [value_of(each) for each in node.elements() if each not in shm]:
-                _patch_node(draft, key, others, lines_of(node))
+            rest[key] = [value_of(each) for each in node.elements() if not _is_shm(each)]
         elif not say_field(draft, key, node):
-            _patch_node(draft, key, value_of(node), lines_of(node))
+            rest[key] = value_of(node)
+    rest = {key: value for key, value in rest.items() if value not in ([], {})}
+    _say_piece(draft, "containers", [{"name": "node", **rest}] * bool(rest) + others, where)
 
 
-def _patch(draft: Draft, key: str, value: Any, where: str) -> None:
-    """Add to `kubernetes.pod`.  A pod with host folders or a securityContext of its own is privileged."""
-    if "hostPath" in str(value) or "securityContext" in (key, *(value[0] if isinstance(value, list) and value else ())):
+def _is_shm(mount: Node) -> bool:
+    return mount.text("mountPath").rstrip("/") == "/dev/shm"
+
+
+def _say_piece(draft: Draft, key: str, value: Any, where: str) -> None:
+    """Say a piece of `kubernetes.pod`.  A pod with host folders or a securityContext of its own is privileged."""
+    if re.search("hostPath|securityContext", f"{key} {value}"):
         draft.say("kubernetes.security", "privileged", where)
-    old = draft.said.get(("kubernetes", "pod", key))
-    if old and isinstance(old.value, list) and isinstance(value, list):
-        old.value += [each for each in value if each not in old.value]
-        draft.say(("kubernetes", "pod", key), old.value, where)
-    else:
+    if value != []:
         draft.say(("kubernetes", "pod", key), value, where)
 
 
-def _patch_node(draft: Draft, key: str, value: Any, where: str) -> None:
-    found = draft.get("kubernetes.pod.containers") or []
-    node: dict[str, Any] = next((each for each in found if each.get("name") == "node"), {"name": "node"})
-    old = node.get(key)
-    if isinstance(old, list) and isinstance(value, list):
-        value = [*old, *(each for each in value if each not in old)]
-    node[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
-    _patch(draft, "containers", [node], where)
-
-
-def _say_variable(draft: Draft, entry: Node) -> None:
+def _say_variable(draft: Draft, entry: Node) -> bool:
+    """Say a variable; return False if it takes its value from the pod."""
     name, where, reference = entry.text("name"), lines_of(entry), entry.get("valueFrom", "secretKeyRef")
     if is_set_by_launcher(name):
         draft.lose(name, where)
     elif reference:
         draft.add("secrets", {name: {"secret": reference.text("name"), "key": reference.text("key")}}, where)
-    elif entry.get("valueFrom"):
-        _patch_node(draft, "env", [value_of(entry)], where)
     elif names_secret(name) and entry.text("value"):
         draft.say_secret(name, entry.text("value"), where)
-    else:
+    elif not entry.get("valueFrom"):
         draft.say(("env", name), entry.text("value"), where)
+    return is_set_by_launcher(name) or bool(reference) or not entry.get("valueFrom")
 
 
-def _say_resources(draft: Draft, node: Node) -> None:
+def _say_resources(draft: Draft, node: Node) -> dict[str, Any]:
+    """Say limits; return what a spec has no key for."""
     limits, requests = dict(node.items("limits")), dict(node.items("requests"))
     for name, each in {**requests, **limits}.items():
         value, count, where = each.text(), number(each.text()), lines_of(each)
@@ -154,25 +146,11 @@ def _say_resources(draft: Draft, node: Node) -> None:
             draft.say("resources.cpus" if name == "cpu" else ("resources", "devices", name), count, where)
         else:
             draft.lose(f"{name}: {value}", where, "not a whole number or size")
-    rest = {key: value_of(each) for key, each in node.items() if key not in ("limits", "requests")}
     less = {name: each.text() for name, each in requests.items() if limits.get(name, each).text() != each.text()}
-    if rest or less:
-        _patch_node(draft, "resources", {"requests": less, **rest}, lines_of(node))
-    for name, each in requests.items() if not less else ():
-        draft.lose(f"requests of {name}, which are the limits", lines_of(each))
-
-
-def _say_volumes(draft: Draft, volumes: Node, own: list[Node]) -> None:
-    mounts = [mount for each in own for mount in each.elements("volumeMounts")]
-    shm = {mount.text("name") for mount in mounts if mount.text("mountPath").rstrip("/") == "/dev/shm"}
-    for volume in volumes.elements():
-        size = volume.text("emptyDir", "sizeLimit")
-        if volume.text("name") not in shm:
-            _patch(draft, "volumes", [value_of(volume)], lines_of(volume))
-        elif _SIZE.fullmatch(size):
-            draft.say("resources.shm", f"{size}B", lines_of(volume))
-        else:
-            draft.lose(f"/dev/shm in the pod's memory {size}", lines_of(volume))
+    for name, each in requests.items():
+        draft.lose(f"request of {name} {each.text()}", lines_of(each))
+    rest = {key: value_of(each) for key, each in node.items() if key not in ("limits", "requests")}
+    return rest | ({"requests": less} if less else {})
 
 
 def value_of(node: Node) -> Any:

@@ -9,7 +9,7 @@ from lint.launches import Launch, request
 from lint.sbatch import number
 from lint.shell import Script, locator
 from lint.words import Text
-from migrate.bash import keep_what_only_a_run_knows, main_launch, place
+from migrate.bash import main_launch, place
 from migrate.draft import NOT_SAID, Draft, duration
 from migrate.program import is_agent, say_processes, say_program
 
@@ -51,7 +51,6 @@ def read_script(text: str, file: str) -> Draft:
     name = "stdin" if file == "-" else file.rpartition("/")[2]
     draft = Draft(name, "slurm", [text], is_ours="\n# Rendered by `render.py " in text[:1000])
     script = Script.parse(text, locator(text, file))
-    keep_what_only_a_run_knows(script)
     for each in script.directives:
         where = f"line {each.place.line}"
         if each.ignored or not each.known:
