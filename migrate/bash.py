@@ -18,6 +18,7 @@ _NAMES_THAT_SHOW = """
 SHOWS = frozenset(_NAMES_THAT_SHOW.split())
 """Commands whose only effect is what they print."""
 _NO_PROGRAMS = SHOWS | {"srun", "export", "source", "head", "pkill", "trl", "curl", "pip", "mkdir", "kill", "ssh"}
+AGENTS = ("torchrun", "accelerate", "composer", "deepspeed")
 UNKNOWN = re.compile("([\U000f0000-\U000fffff])")
 """What lint writes for a variable that only a run knows."""
 
@@ -104,7 +105,7 @@ def main_launch(script: Script) -> Launch | None:
             found[at] = next(launches_of(script, launch.words[after:], launch.command, launch.step, launch.inner))
 
     def rank(launch: Launch) -> int:
-        if launch.is_agent or launch.kind == "deepspeed":
+        if launch.kind in AGENTS:
             return 5
         if launch.kind in ("python", "mpirun", "mpiexec"):
             return 4 if launch.step else 3
@@ -142,6 +143,6 @@ def own_words(launch: Launch) -> tuple[Sequence[Text], Sequence[Text]]:
     begins += [at + 1 for at, word in enumerate(words) if word.value == "--" and launch.kind == "torchrun"]
     if not begins and launch.open:  # a variable holds the program
         begins = [at for at, word in enumerate(words) if UNKNOWN.fullmatch(word.value) and word not in values]
-    if not begins or launch.kind not in ("python", "torchrun", "accelerate", "deepspeed", "composer"):
+    if not begins or launch.kind not in ("python", *AGENTS):
         return words if begins else [], [launch.text, *words]
     return words[: min(begins)], words[min(begins) :]

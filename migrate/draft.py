@@ -136,10 +136,11 @@ class Draft:
     def notes(self) -> list[str]:
         """Return what a person should look at first, in short."""
         lost = sum(bool(why) for _, why in self.left)
-        asked = [_dotted(path) for path, one in self.said.items() if one.where == _UNKNOWN]
-        notes = [f"{self.name}: {lost} pieces were not taken: look for `not taken` in the spec"] if lost else []
-        notes += [f"{self.name}: not known, so write it yourself: {', '.join(asked)}"] if asked else []
-        return notes + ([f"{self.name}: lint finds {len(self.faults)} faults in it"] if self.faults else [])
+        asked = ", ".join(_dotted(path) for path, one in self.said.items() if one.where == _UNKNOWN)
+        notes = [f"{lost} pieces were not taken: look for `not taken` in the spec"] * bool(lost)
+        notes += [f"not known, so write it yourself: {asked}"] * bool(asked)
+        notes += [f"lint finds {len(self.faults)} faults in it"] * bool(self.faults)
+        return [f"{self.name}: {note}" for note in notes]
 
     def _hidden(self, text: str) -> str:
         for value in sorted(self.secrets, key=len, reverse=True):

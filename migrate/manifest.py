@@ -1,16 +1,23 @@
-"""A manifest with one training job as a draft of a spec: PyTorchJob, TrainJob, JobSet or Job."""
+"""A manifest with one training job as a draft of a spec: PyTorchJob, TrainJob, JobSet or Job.
+
+What a pod or its container has and no key stands for becomes a piece of `kubernetes.pod`.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
+from typing import Any
 
+from jobspec.kubernetes.pod_patch import FREE
 from jobspec.problems import Place, Problem, SpecError
+from jobspec.spec.secret_names import names_secret
 from lint.manifest import Node, documents
 from lint.pods import containers, templates
 from lint.sbatch import number
 from migrate.bash import main_launch
-from migrate.draft import NOT_SAID, Draft
-from migrate.pod import lines_of, say_containers, say_field, say_pod
+from migrate.draft import NOT_SAID, Draft, duration
 from migrate.program import say_processes, say_program
 
 TARGETS = {"PyTorchJob": "pytorchjob", "TrainJob": "trainjob", "JobSet": "jobset", "Job": "indexedjob"}
@@ -21,6 +28,26 @@ _METADATA = {
     "kueue.x-k8s.io/queue-name": "kubernetes.queue",
     "kueue.x-k8s.io/priority-class": "kubernetes.workload_priority_class",
 }
+_NAMES_OF_KEYS = """
+    activeDeadlineSeconds=time_limit ttlSecondsAfterFinished=kubernetes.ttl image=image workingDir=workdir
+    backoffLimit=max_restarts maxRestarts=max_restarts nprocPerNode=procs_per_node nProcPerNode=procs_per_node
+    numProcPerNode=procs_per_node nodeSelector=kubernetes.node_selector tolerations=kubernetes.tolerations
+    imagePullSecrets=kubernetes.image_pull_secrets hostNetwork=kubernetes.host_network
+    schedulerName=kubernetes.scheduler priorityClassName=kubernetes.priority_class
+    serviceAccountName=kubernetes.service_account imagePullPolicy=kubernetes.image_pull_policy
+"""
+_KEYS = dict(pair.split("=") for pair in _NAMES_OF_KEYS.split())
+"""Fields of a job, its pods and its container, and their keys."""
+_NAMES_OF_RENDERED = """
+    apiVersion kind restartPolicy subdomain hostname cleanPodPolicy completionMode ports rdzvBackend rdzvPort rdzvHost
+    podReplacementPolicy enableDNSHostnames publishNotReadyAddresses command args name runtimeRef suspend
+    terminationGracePeriodSeconds enableServiceLinks automountServiceAccountToken
+    replicas parallelism completions numNodes minReplicas maxReplicas
+"""
+_RENDERED = frozenset(_NAMES_OF_RENDERED.split())
+"""Fields that every manifest has, that an operator sets, or that other code here reads."""
+
+_SIZE = re.compile(r"\d+[MGT]i")
 
 
 def read_manifests(texts: Mapping[str, str]) -> Draft:
@@ -40,11 +67,10 @@ def read_manifests(texts: Mapping[str, str]) -> Draft:
     owners = [*(each for each in runtimes if each.text("metadata", "name") == named), job]
     for other in found:
         if not any(other is owner for owner in owners):
-            is_headless = other.text("kind") == "Service" and other.text("spec", "clusterIP") == "None"
-            why = "" if is_headless else "another object: apply it apart from the job"
-            draft.lose(f"{other.text('kind')} {other.text('metadata', 'name')}", lines_of(other), why)
+            text = f"{other.text('kind')} {other.text('metadata', 'name')}"
+            draft.lose(text, _lines_of(other), "another object: if the job still needs it, apply it apart")
     if named and len(owners) == 1:
-        draft.say("kubernetes.runtime", named, lines_of(job.get("spec", "runtimeRef") or job))
+        draft.say("kubernetes.runtime", named, _lines_of(job.get("spec", "runtimeRef") or job))
     _say_job(draft, job, owners)
     return draft
 
@@ -54,8 +80,7 @@ def _say_job(draft: Draft, job: Node, owners: list[Node]) -> None:
     pods = [pod for owner in owners for pod in templates(owner)]
     inside = [each for pod, _ in pods for each in pod.elements("spec", "containers")]
     gpus = [each for each in inside if any(name.endswith("/gpu") for name, _ in each.items("resources", "limits"))]
-    named = [each for each in inside if each.text("name") in ("pytorch", "node", "trainer")]
-    main, trainer = next(iter([*gpus, *named, *inside]), None), job.get("spec", "trainer")
+    main, trainer = next(iter([*gpus, *inside]), None), job.get("spec", "trainer")
     runs = trainer if trainer and (trainer.get("command") or trainer.get("args")) else main
     _say_nodes(draft, job, owners, pods)
     for owner in owners:
@@ -67,16 +92,12 @@ def _say_job(draft: Draft, job: Node, owners: list[Node]) -> None:
     launch = None
     if runs and script and script.text and (runs.get("command") or not given):
         launch = main_launch(script)
-    asked = draft.get("gpus_per_node")
     if script:
-        say_processes(draft, script, launch, 1, asked if isinstance(asked, int) else None, NOT_SAID)
+        say_processes(draft, script, launch, 1, NOT_SAID)
     if script and launch:
-        say_program(draft, script, launch, ", ".join(map(lines_of, given)))
+        say_program(draft, script, launch, ", ".join(map(_lines_of, given)))
     else:
-        draft.lose("the image's own program, or its arguments alone", lines_of(runs or job), "a spec says what runs")
-    if asked in (None, 0):
-        draft.said.pop(("gpus_per_node",), None)
-        draft.say("device", "cpu", NOT_SAID, "the pods ask for no GPUs")
+        draft.lose("the image's own program, or its arguments alone", _lines_of(runs or job), "a spec says what runs")
     if not draft.get("kubernetes.security") and not draft.get("kubernetes.runtime"):
         level = "privileged" if draft.get("kubernetes.host_network") else "baseline"
         draft.say("kubernetes.security", level, NOT_SAID, "as the source, which runs as the image's user")
@@ -111,21 +132,147 @@ def _say_field(draft: Draft, path: tuple[str, ...], node: Node, main: Node | Non
         for name, each in below:
             _say_metadata(draft, name, each, path[:-1] == ("job",))
     elif key == "trainer":
-        say_containers(draft, [node], [], runs, lines_of(node))
+        _say_containers(draft, [node], [], runs)
     elif key == "spec" and (node.get("containers") or path[-2] == "podTemplateOverrides"):
-        say_pod(draft, node, main, runs)
-    elif not say_field(draft, key, node):
+        _say_pod(draft, node, main, runs)
+    elif not _say_key(draft, key, node):
         for name, each in below:
             _say_field(draft, (*path, name), each, main, runs)
         if not below:
-            draft.lose(f"{key}: {node.text()}", lines_of(node), "no key for it")
+            draft.lose(f"{key}: {node.text()}", _lines_of(node), "no key for it")
 
 
 def _say_metadata(draft: Draft, part: str, node: Node, is_job: bool) -> None:
     for name, each in node.items() if part in ("labels", "annotations") else [(part, node)]:
         if name in _METADATA and (is_job or part != name):
-            draft.say(_METADATA[name], each.text().rstrip("-"), lines_of(each))
+            draft.say(_METADATA[name], each.text().rstrip("-"), _lines_of(each))
         elif part != name:
-            draft.say(("kubernetes", part, name), each.text(), lines_of(each))
+            draft.say(("kubernetes", part, name), each.text(), _lines_of(each))
         else:
-            draft.lose(f"metadata.{part} {node.text()}", lines_of(node), "" if part in _METADATA else "no key for it")
+            draft.lose(f"metadata.{part} {node.text()}", _lines_of(node), "" if part in _METADATA else "no key for it")
+
+
+def _lines_of(node: Node) -> str:
+    first, end = node.key_place.line, node.raw.end_mark
+    last = max(first, end.line + (end.column > 0))
+    return f"line {first}" if first == last else f"lines {first}-{last}"
+
+
+def _say_key(draft: Draft, key: str, node: Node) -> bool:
+    """Say or name a field that needs no thought; return False for any other."""
+    value, count = _value_of(node), number(node.text())
+    if key in _RENDERED:
+        draft.lose(f"{key} {node.text()}", _lines_of(node))
+    elif key in _KEYS:
+        if key.endswith("Seconds"):
+            value = duration(count) if count else None
+        elif _KEYS[key] in ("max_restarts", "procs_per_node"):
+            value = count
+        elif key == "imagePullSecrets":
+            value = [each.text("name") for each in node.elements()]
+        if value is None:
+            draft.lose(f"{key}: {node.text()}", _lines_of(node), f"no value for {_KEYS[key]}")
+        else:
+            draft.say(_KEYS[key], value, _lines_of(node))
+    return key in _RENDERED or key in _KEYS
+
+
+def _say_pod(draft: Draft, pod: Node, main: Node | None, runs: Node | None) -> None:
+    """Say a pod.  main: the container that trains; runs: that or the trainer, whose command is the program."""
+    inside = pod.elements("containers")
+    own = [each for each in inside if main and each.text("name") == main.text("name")] or inside[:1]
+    shm = {mount.text("name") for each in own for mount in each.elements("volumeMounts") if _is_shm(draft, mount)}
+    for key, node in pod.items():
+        if key == "containers":
+            _say_containers(draft, own, [each for each in inside if each not in own], runs)
+        elif key == "volumes":
+            for each in (each for each in node.elements() if each.text("name") in shm):
+                size = each.text("emptyDir", "sizeLimit")
+                if _SIZE.fullmatch(size):
+                    draft.say("resources.shm", f"{size}B", _lines_of(each))
+                else:
+                    draft.lose(f"/dev/shm in the pod's memory {size}", _lines_of(each))
+            _say_piece(
+                draft, key, [_value_of(x) for x in node.elements() if x.text("name") not in shm], _lines_of(node)
+            )
+        elif not _say_key(draft, key, node):
+            if key in FREE:
+                _say_piece(draft, key, _value_of(node), _lines_of(node))
+            else:
+                draft.lose(f"{key}: {node.text()}", _lines_of(node), "no key for it")
+
+
+def _say_containers(draft: Draft, own: list[Node], others: list[Node], runs: Node | None) -> None:
+    """Say the containers of a pod, or the trainer of a TrainJob; own: those that train."""
+    rest, places = dict[str, Any](), list(map(_lines_of, others))
+    for key, node in (item for each in own for item in each.items()):
+        value: Any = None
+        if key in ("command", "args") and runs and _value_of(node) != _value_of(runs.get(key) or node):
+            draft.lose(f"{key} {_value_of(node)}", _lines_of(node), "differs from that of the first pods")
+        elif key == "env":
+            value = [_value_of(entry) for entry in node.elements() if not _say_variable(draft, entry)]
+        elif key in ("resources", "resourcesPerNode"):
+            key, value = "resources", _say_resources(draft, node)
+        elif key == "volumeMounts":
+            value = [_value_of(each) for each in node.elements() if not _is_shm(draft, each)]
+        elif not _say_key(draft, key, node):
+            value = _value_of(node)
+        if value:
+            rest[key], places = value, [*places, _lines_of(node)]
+    given = [{"name": "node", **rest}] * bool(rest) + list(map(_value_of, others))
+    _say_piece(draft, "containers", given, ", ".join(places))
+
+
+def _is_shm(draft: Draft, mount: Node) -> bool:
+    is_shm = mount.text("mountPath").rstrip("/") == "/dev/shm"
+    if is_shm:
+        draft.lose("the mount of /dev/shm", _lines_of(mount))
+    return is_shm
+
+
+def _say_piece(draft: Draft, key: str, value: Any, where: str) -> None:
+    """Say a piece of `kubernetes.pod`.  A pod with host folders or a securityContext of its own is privileged."""
+    if re.search("hostPath|securityContext", f"{key} {value}"):
+        draft.say("kubernetes.security", "privileged", where)
+    if value != []:
+        draft.say(("kubernetes", "pod", key), value, where)
+
+
+def _say_variable(draft: Draft, entry: Node) -> bool:
+    """Say a variable; return False if it takes its value from the pod."""
+    name, where, reference = entry.text("name"), _lines_of(entry), entry.get("valueFrom", "secretKeyRef")
+    if reference:
+        draft.add("secrets", {name: {"secret": reference.text("name"), "key": reference.text("key")}}, where)
+    elif names_secret(name) and entry.text("value"):
+        draft.say_secret(name, entry.text("value"), where)
+    elif not entry.get("valueFrom"):
+        draft.say(("env", name), entry.text("value"), where)
+    return reference is not None or not entry.get("valueFrom")
+
+
+def _say_resources(draft: Draft, node: Node) -> dict[str, Any]:
+    """Say limits; return what a spec has no key for."""
+    limits, requests = dict(node.items("limits")), dict(node.items("requests"))
+    for name, each in {**requests, **limits}.items():
+        value, count, where = each.text(), number(each.text()), _lines_of(each)
+        if name.endswith("/gpu"):
+            draft.say("gpus_per_node", value if count is None else count, where)
+            if name != "nvidia.com/gpu":
+                draft.say("kubernetes.gpu_resource", name, where)
+        elif name == "memory" and _SIZE.fullmatch(value):
+            draft.say("resources.memory", f"{value}B", where)
+        elif name != "memory" and count:
+            draft.say("resources.cpus" if name == "cpu" else ("resources", "devices", name), count, where)
+        else:
+            draft.lose(f"{name}: {value}", where, "not a whole number or size")
+    less = {name: each.text() for name, each in requests.items() if limits.get(name, each).text() != each.text()}
+    for name, each in requests.items():
+        draft.lose(f"request of {name} {each.text()}", _lines_of(each))
+    rest = {key: _value_of(each) for key, each in node.items() if key not in ("limits", "requests")}
+    return rest | ({"requests": less} if less else {})
+
+
+def _value_of(node: Node) -> Any:
+    """Return a value as Kubernetes reads it, with whole numbers as such."""
+    text = json.dumps(node.plain(), default=str)
+    return json.loads(text, parse_float=lambda text: int(float(text)) if float(text).is_integer() else float(text))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 
-from jobspec.spec.variables import is_bash_variable, is_set_by_launcher
+from jobspec.spec.variables import is_set_by_launcher
 from lint.launches import Launch
 from lint.sbatch import number
 from lint.shell import Script
 from lint.words import Text
-from migrate.bash import SHOWS, UNKNOWN, Statement, in_front, is_plain, own_words, place, statements
-from migrate.draft import Draft
+from migrate.bash import AGENTS, SHOWS, UNKNOWN, Statement, in_front, is_plain, own_words, place, statements
+from migrate.draft import NOT_SAID, Draft
 
 _NAMES_OF_FLAGS = """
     nnodes node-rank master-addr master-port rdzv-id rdzv-backend rdzv-endpoint standalone m module no-python use-env
@@ -27,17 +27,14 @@ _IN_SHELL = re.compile("([\U000f0000-\U000fffff]|" r"\$\{[^}]*\}|\$\w+|\$\([^)]*
 _BY_KUBELET = re.compile("([\U000f0000-\U000fffff]|" r"\$\(\w+\))")
 
 
-def is_agent(launch: Launch | None) -> bool:
-    return launch is not None and (launch.is_agent or launch.kind == "deepspeed")
-
-
-def say_processes(
-    draft: Draft, script: Script, launch: Launch | None, tasks: int | None, gpus: int | None, where: str
-) -> None:
+def say_processes(draft: Draft, script: Script, launch: Launch | None, tasks: int | None, where: str) -> None:
     """Say how many processes a node has, and the launcher's flags.  tasks: those that srun or a pod starts there."""
-    nodes, count, remark = draft.get("nodes"), tasks, ""
+    nodes, gpus, count, remark = draft.get("nodes"), draft.get("gpus_per_node"), tasks, ""
     nodes = nodes if isinstance(nodes, int) else 1
-    if launch and is_agent(launch):
+    if not gpus:
+        draft.said.pop(("gpus_per_node",), None)
+        draft.say("device", "cpu", NOT_SAID, "the source asks for no GPUs; write cuda if the nodes give theirs anyway")
+    if launch and launch.kind in AGENTS:
         where = place(script, launch.text)
         given, total = launch.value("nproc-per-node"), number(launch.value("total"))
         count = number(given) or (total // nodes if total and total % nodes == 0 else None)
@@ -76,7 +73,7 @@ def _say_command(draft: Draft, script: Script, launch: Launch, where: str) -> se
     """Say the program and its arguments; return the variables that a shell must replace in them."""
     before, words = own_words(launch)
     flags = [word.value for word in before]
-    is_python = launch.kind == "python" or (is_agent(launch) and "no-python" not in launch.options)
+    is_python = launch.kind == "python" or (launch.kind in AGENTS and "no-python" not in launch.options)
     module = ["-m"] if is_python and ({"m", "module"} & launch.options.keys() or "-m" in flags) else []
     for flag in flags if launch.kind == "python" else ():
         draft.lose(f"python {flag}", where, "" if flag in ("-m", "-u") else "a flag of Python")
@@ -130,12 +127,7 @@ def _say_around(draft: Draft, script: Script, launch: Launch, used: set[str]) ->
         found = statements(script, known)
         main = next((at for at, one in enumerate(found) if one.first <= start <= one.last), len(found))
         for one in found[main : main + 1]:
-            own = [word for each in one.commands if each.start == start for word in each.words if word.assigned]
-            exports = [Text(f"export {word.text.value}", [start] * 7 + list(word.text.at)) for word in own]
-            found[main:main] = [each for text in exports for each in statements(script, script.inside(text))]
-            main += len(exports)
-            script.exported.update(word.assigned or "" for word in own)
-            if one.kind != "command":
+            if one.kind != "command" or any(each.start == start and each.words[0].assigned for each in one.commands):
                 draft.lose(one.text, one.where, "stands around the program, which alone is taken")
         script.exported.update(*(one.assigned for one in found if known is inner))
         before, after = before + found[:main], after + found[main + 1 :]
@@ -147,9 +139,8 @@ def _say_around(draft: Draft, script: Script, launch: Launch, used: set[str]) ->
     key = "setup" if in_pod or all(one.names and one.names <= _PREPARE for one in kept) else "slurm.prologue"
     lines = [(one, key) for one in kept]
     for one in after:
-        if launch.command.function and one.names == {launch.command.function}:
-            draft.lose(one.text, one.where)
-        elif in_pod or launch.inner or (one.names and one.names <= SHOWS):
+        is_call = launch.command.function and one.names == {launch.command.function}
+        if is_call or in_pod or launch.inner or (one.names and one.names <= SHOWS):
             draft.lose(one.text, one.where, "follows the program, or only prints something")
         else:
             lines.append((one, "slurm.epilogue"))
@@ -173,12 +164,12 @@ def _stays(draft: Draft, script: Script, one: Statement, needed: set[str]) -> bo
         if not all(is_set_by_launcher(name) for name in one.assigned) and one.assigned & (needed | varies):
             return True
         for name, value in values.items():
-            if name not in script.exported or is_set_by_launcher(name) or is_bash_variable(name):
+            if name not in script.exported or is_set_by_launcher(name):
                 draft.lose(name, one.where)
             else:
                 draft.say(("env", name), value, one.where)
         return False
-    if one.assigned & needed or not one.names or not one.names <= SHOWS | {"set"}:
+    if one.assigned & needed or one.kind == "redirected_statement" or not one.names or one.names - SHOWS - {"set"}:
         return True
-    draft.lose(one.text, one.where, "" if one.names == {"set"} else "only prints something")
+    draft.lose(one.text, one.where, "" if one.names == {"set"} else "only prints or checks something")
     return False

@@ -9,9 +9,9 @@ from lint.launches import Launch, request
 from lint.sbatch import number
 from lint.shell import Script, locator
 from lint.words import Text
-from migrate.bash import main_launch, place
+from migrate.bash import AGENTS, main_launch, place
 from migrate.draft import NOT_SAID, Draft, duration
-from migrate.program import is_agent, say_processes, say_program
+from migrate.program import say_processes, say_program
 
 
 def _time(value: str) -> str | None:
@@ -104,20 +104,17 @@ def _say_sizes(draft: Draft, script: Script, launch: Launch | None) -> None:
     gpus = asked.gpus_per_node or job.gpus_per_node
     where = at(*_OF_GPUS)
     kinds = [each.removeprefix("gpu:") for name in _OF_GPUS for each in (job.get(name) or "").split(",")]
-    for gres in (job.get("gres") or "gpu").split(","):
-        if not gres.startswith("gpu"):
-            draft.lose(f"--gres={gres}", where, "not a GPU")
+    for gres in re.findall(r"(?:^|,)(?!gpu)([^,]+)", job.get("gres") or ""):
+        draft.lose(f"--gres={gres}", where, "not a GPU")
     if gpus:
         draft.say("gpus_per_node", gpus, where)
         for kind in [each.rpartition(":")[0] for each in kinds if ":" in each][:1]:
             draft.say("gpu", kind, where)
     elif where != NOT_SAID:
-        draft.lose("the GPUs of a node", where, "their number is not known")
-    else:
-        draft.say("device", "cpu", NOT_SAID, "the script asks for no GPUs; write cuda if the nodes give theirs anyway")
-    of_tasks = NOT_SAID if is_agent(launch) else at("ntasks-per-node", "ntasks")
-    say_processes(draft, script, launch, asked.tasks_per_node if step else 1, gpus, of_tasks)
-    if launch and not is_agent(launch):
+        draft.say("gpus_per_node", " ".join(filter(None, map(job.get, _OF_GPUS))), where)
+    of_tasks = NOT_SAID if (launch and launch.kind in AGENTS) else at("ntasks-per-node", "ntasks")
+    say_processes(draft, script, launch, asked.tasks_per_node if step else 1, of_tasks)
+    if launch and launch.kind not in AGENTS:
         draft.say("slurm.launcher", "srun", place(script, launch.text), "one task per process")
     if cpus := job.count("cpus-per-task"):
         draft.say("resources.cpus", cpus * (job.tasks_per_node or 1), at("cpus-per-task"))
