@@ -8,13 +8,11 @@ without a comment that names it.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from jobspec.problems import Place, Problem, SpecError
 from jobspec.reading.yaml_source import read
-from lint import lint
 from migrate.manifest import read_manifests
 from migrate.script import read_script
 
@@ -40,9 +38,4 @@ def starter(files: Sequence[str], with_site: bool = False) -> tuple[str, str, li
         problem = "its brackets and quotes are nested too deeply"
     if problem:
         raise SpecError([Problem(Place(files[-1], 1, 1, 1, ""), problem)])
-    for text in texts.values():
-        with tempfile.TemporaryDirectory() as folder:  # lint tells a file's kind by its name
-            copy = Path(folder, "source.yaml" if is_yaml else "source.sh")
-            copy.write_text(text, encoding="utf-8")
-            draft.faults += [f"line {found.place.line}: {found.message}" for found in lint([str(copy)]) if found.rule]
     return *draft.texts(with_site), draft.notes()

@@ -25,22 +25,15 @@ UNKNOWN = re.compile("([\U000f0000-\U000fffff])")
 
 @dataclass
 class Statement:
-    """A part of a script up to a line's end, `;` or `&&`, without comments.  first, last: its characters' places."""
+    """A part of a script up to a line's end, `;` or `&&`, without comments.  ends: its first and last place."""
 
     kind: str
-    first: int
-    last: int
+    ends: tuple[int, int]
     where: str
     text: str
     commands: Sequence[Command]
-
-    @property
-    def names(self) -> set[str]:
-        return {command.name for command in self.commands}
-
-    @property
-    def assigned(self) -> set[str]:
-        return {word.assigned for each in self.commands for word in each.words if word.assigned}
+    names: set[str]
+    assigned: set[str]
 
     def one_line(self) -> str | None:
         """Return the statement as one line of bash; None if that is not the same, as with a here-document."""
@@ -86,7 +79,10 @@ def statements(script: Script, known: Sequence[Command]) -> list[Statement]:
             at = source.text.at[first : first + len(own)]
             if own:
                 inside = known[bisect_left(starts, at[0]) : bisect_right(starts, at[-1])] if which == kind else []
-                found.append(Statement(which, at[0], at[-1], place(script, Text(own, at)), script.shown(own), inside))
+                assigned = {word.assigned for each in inside for word in each.words if word.assigned}
+                ends, names = (at[0], at[-1]), {each.name for each in inside}
+                where, shown = place(script, Text(own, at)), script.shown(own)
+                found.append(Statement(which, ends, where, shown, inside, names, assigned))
         done = end
     return found
 
@@ -130,10 +126,11 @@ def in_front(script: Script, launch: Launch) -> list[str]:
     else:
         given = [word for word in launch.command.words if word.assigned is None and word.node.type != "heredoc_body"]
         words = [text for word in given for text in script.fields(word)]
-    ends = (at for at, word in enumerate(words) if word.at[:1] == launch.text.at[:1])
-    shells = (at - 1 for at, word in enumerate(words) if re.fullmatch("-[a-z]*c", word.value))
-    end = max(0, min(next(ends, len(words)), next(shells, len(words))))
-    return [script.shown(word.value) for word in words[:end] if word.value != "exec"]
+    begin = launch.text.at[0] if launch.text.at else 0
+    end = next((at for at, word in enumerate(words) if word.at and word.at[0] <= begin <= word.at[-1]), len(words))
+    return [
+        script.shown(word.value) for word in words[:end] if not re.fullmatch(r"exec|(?:ba|da)?sh|-\w*c", word.value)
+    ]
 
 
 def own_words(launch: Launch) -> tuple[Sequence[Text], Sequence[Text]]:

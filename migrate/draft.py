@@ -47,7 +47,6 @@ class Draft:
         self.name, self.target, self.is_ours = name, target, is_ours
         self.said: dict[Path, Said] = {}
         self.left: dict[tuple[str, str], list[str]] = {}
-        self.faults: list[str] = []
         self.secrets: dict[str, str] = {}
         for text in texts:
             self.secrets |= {found[1] or found[2]: "" for found in _TOKEN.finditer(text)}
@@ -94,9 +93,8 @@ class Draft:
         for path, one in list(self.said.items()):
             if self._hidden(json.dumps(one.value)) != json.dumps(one.value):
                 self._drop(path, one, "it holds the value of a secret")
-        asked: dict[str, Any] = _ASKED
-        if self.target != "slurm" and not self.get("kubernetes.runtime"):
-            asked = {**asked, "image": "registry.example/change-me:1.0"}
+        needs_image = self.target != "slurm" and not self.get("kubernetes.runtime")
+        asked = {**_ASKED, **({"image": "registry.example/change-me:1.0"} if needs_image else {})}
         while True:
             for key, value in asked.items():
                 self.said.setdefault((key,), Said(value, _UNKNOWN, "write the right value here"))
@@ -106,13 +104,11 @@ class Draft:
                 return
             except SpecError as error:
                 wrong = {lines[each.place.line - 1][1]: each.message for each in error.problems}
-                why = {
-                    path: each for path in self.said for at, each in wrong.items() if path[: len(at)] == at[: len(path)]
-                }
+                why = {path: at for path in self.said for at in wrong if path[: len(at)] == at[: len(path)]}
                 if not why or any(self.said[path].where == _UNKNOWN for path in why):
                     raise
-                for path, message in why.items():
-                    self._drop(path, self.said[path], message)
+                for path, at in why.items():
+                    self._drop(path, self.said[path], wrong[at])
 
     def _drop(self, path: Path, one: Said, why: str) -> None:
         del self.said[path]
@@ -123,12 +119,15 @@ class Draft:
         head = f"# A starter from {self.name}.  Behind each key stands the line that it comes from.\n"
         note = "# Check what was not taken, which stands at the end, and every value with a remark.\n"
         note += "# render.py made it: better edit its spec.  Taken: size, time, options, program.\n" * self.is_ours
-        foot = [f"# Fault in the source: {fault}\n" for fault in self.faults]
+        foot = list[str]()
         lines = {key: int((re.findall(r"\d+", where) or ["0"])[0]) for key, (where, *_) in self.left.items()}
         for text, why in sorted(self.left, key=lambda key: (not key[1], lines[key])):
-            piece = f"{', '.join(self.left[text, why])}: {text if len(text) < 200 else f'{text[:199]}…'}"
+            shown = self._hidden(text)
+            piece = f"{', '.join(self.left[text, why])}: {shown if len(shown) < 200 else f'{shown[:199]}…'}"
             foot.append(f"# not taken, {piece}: {why}\n" if why else f"# rendered or not needed, {piece}\n")
-        site = {path: one for path, one in self.said.items() if with_site and _is_of_site(path)}
+        of_site = {path for path in self.said if path[0] in _OF_SITE and path != ("slurm", "launcher")}
+        of_site |= {path for path in self.said if path[0] == "env" and _FABRIC.match(str(path[-1]))}
+        site = {path: one for path, one in self.said.items() if with_site and path in of_site}
         job = {path: one for path, one in self.said.items() if path not in site}
         first, second = ("".join(f"{line}\n" for line, _ in _lines(_nested(part).items())) for part in (job, site))
         return self._hidden(head + note + first + "".join(foot)), self._hidden(head + second) if with_site else ""
@@ -139,7 +138,6 @@ class Draft:
         asked = ", ".join(_dotted(path) for path, one in self.said.items() if one.where == _UNKNOWN)
         notes = [f"{lost} pieces were not taken: look for `not taken` in the spec"] * bool(lost)
         notes += [f"not known, so write it yourself: {asked}"] * bool(asked)
-        notes += [f"lint finds {len(self.faults)} faults in it"] * bool(self.faults)
         return [f"{self.name}: {note}" for note in notes]
 
     def _hidden(self, text: str) -> str:
@@ -168,20 +166,15 @@ def _nested(said: dict[Path, Said]) -> dict[Any, Any]:
     return tree
 
 
-def _is_of_site(path: Path) -> bool:
-    of_fabric = path[0] == "env" and _FABRIC.match(str(path[-1])) is not None
-    return of_fabric or (path[0] in _OF_SITE and path != ("slurm", "launcher"))
-
-
 def _lines(items: Iterable[tuple[Any, Any]], above: Path = (), inside: bool = False) -> Iterator[tuple[str, Path]]:
     """Yield each line of YAML and its path.  inside: it is part of a value that is said, so that a value has lines."""
     for key, node in items:
         said, value = (True, node.value) if isinstance(node, Said) else (inside, node)
         text = json.dumps(value, ensure_ascii=not str(value).isprintable()) if said else ""
         is_tree = isinstance(value, dict | list) and bool(value) and (not said or 2 * len(above) + len(text) > _WIDTH)
-        plain = isinstance(key, int) or re.fullmatch(r"[A-Za-z_][\w./-]*", key)
-        name = "-" if isinstance(key, int) else f"{key if plain else json.dumps(key)}:"
+        name = key if re.fullmatch(r"[A-Za-z_][\w./-]*", str(key)) else json.dumps(key)
+        start = "-" if isinstance(key, int) else f"{name}:"
         remark = f"  # {node.where}{f': {node.remark}' if node.remark else ''}" if isinstance(node, Said) else ""
-        yield f"{'  ' * len(above)}{name}{'' if is_tree else f' {text}'}{remark}", (*above, key)
+        yield f"{'  ' * len(above)}{start}{'' if is_tree else f' {text}'}{remark}", (*above, key)
         if is_tree:
             yield from _lines(value.items() if isinstance(value, dict) else enumerate(value), (*above, key), said)

@@ -47,8 +47,6 @@ _NAMES_OF_RENDERED = """
 _RENDERED = frozenset(_NAMES_OF_RENDERED.split())
 """Fields that every manifest has, that an operator sets, or that other code here reads."""
 
-_SIZE = re.compile(r"\d+[MGT]i")
-
 
 def read_manifests(texts: Mapping[str, str]) -> Draft:
     """Return the draft of the first training job in some manifests.  Raises SpecError if there is none."""
@@ -89,9 +87,8 @@ def _say_job(draft: Draft, job: Node, owners: list[Node]) -> None:
     made = [each for owner in owners for each in containers(owner)]
     script = next((each.script for each in made if runs and each.node.raw is runs.raw), None)
     given = [each for key in ("command", "args") if runs and (each := runs.get(key))]
-    launch = None
-    if runs and script and script.text and (runs.get("command") or not given):
-        launch = main_launch(script)
+    of_image = not (script and script.text) or (given and not (runs and runs.get("command")))
+    launch = main_launch(script) if script and not of_image else None
     if script:
         say_processes(draft, script, launch, 1, NOT_SAID)
     if script and launch:
@@ -109,14 +106,12 @@ def _say_nodes(draft: Draft, job: Node, owners: list[Node], pods: list[tuple[Nod
     jobs = [each for owner in owners for path in paths for each in owner.elements(*path)]
     times = [number(each.text("replicas")) or 1 for each in jobs] if len(jobs) == len(pods) else [1] * len(pods)
     total = sum(times[at] * (1 if size is None else size) for at, (_, size) in enumerate(pods))
-    roles = [job.get("spec"), *(role for _, role in job.items("spec", "pytorchReplicaSpecs"))]
-    written = [text for role in roles if role for key in ("replicas", "parallelism") if (text := role.text(key))]
     given = [owner.text("spec", part, "numNodes") for owner in owners for part in ("mlPolicy", "trainer")]
     counts = [text for text in given if text][-1:]
     where = f"line {job.place.line}"
     if number(least) and number(most):
         draft.say("nodes", {"min": int(least), "max": int(most)}, where)
-    elif any(number(text) is None for text in counts or written):
+    elif job.says(r"\b(?:replicas|parallelism|numNodes): *[\"']?[^\s\d\"']"):
         draft.lose("the number of pods", where, "not a number")
     else:
         remark = f"{len(pods)} groups of pods become one" if len(pods) > 1 else ""
@@ -188,13 +183,9 @@ def _say_pod(draft: Draft, pod: Node, main: Node | None, runs: Node | None) -> N
         elif key == "volumes":
             for each in (each for each in node.elements() if each.text("name") in shm):
                 size = each.text("emptyDir", "sizeLimit")
-                if _SIZE.fullmatch(size):
-                    draft.say("resources.shm", f"{size}B", _lines_of(each))
-                else:
-                    draft.lose(f"/dev/shm in the pod's memory {size}", _lines_of(each))
-            _say_piece(
-                draft, key, [_value_of(x) for x in node.elements() if x.text("name") not in shm], _lines_of(node)
-            )
+                draft.say("resources.shm", f"{size}B" if size else "no limit", _lines_of(each))
+            others = [_value_of(each) for each in node.elements() if each.text("name") not in shm]
+            _say_piece(draft, key, others, _lines_of(node))
         elif not _say_key(draft, key, node):
             if key in FREE:
                 _say_piece(draft, key, _value_of(node), _lines_of(node))
@@ -256,15 +247,15 @@ def _say_resources(draft: Draft, node: Node) -> dict[str, Any]:
     for name, each in {**requests, **limits}.items():
         value, count, where = each.text(), number(each.text()), _lines_of(each)
         if name.endswith("/gpu"):
-            draft.say("gpus_per_node", value if count is None else count, where)
+            draft.say("gpus_per_node", (value or "?") if count is None else count, where)
             if name != "nvidia.com/gpu":
                 draft.say("kubernetes.gpu_resource", name, where)
-        elif name == "memory" and _SIZE.fullmatch(value):
+        elif name == "memory":
             draft.say("resources.memory", f"{value}B", where)
-        elif name != "memory" and count:
+        elif count:
             draft.say("resources.cpus" if name == "cpu" else ("resources", "devices", name), count, where)
         else:
-            draft.lose(f"{name}: {value}", where, "not a whole number or size")
+            draft.lose(f"{name}: {value}", where, "not a whole number")
     less = {name: each.text() for name, each in requests.items() if limits.get(name, each).text() != each.text()}
     for name, each in requests.items():
         draft.lose(f"request of {name} {each.text()}", _lines_of(each))
@@ -274,5 +265,5 @@ def _say_resources(draft: Draft, node: Node) -> dict[str, Any]:
 
 def _value_of(node: Node) -> Any:
     """Return a value as Kubernetes reads it, with whole numbers as such."""
-    text = json.dumps(node.plain(), default=str)
+    text = json.dumps(node.plain(), default=str, check_circular=False)
     return json.loads(text, parse_float=lambda text: int(float(text)) if float(text).is_integer() else float(text))

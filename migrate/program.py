@@ -24,13 +24,14 @@ _PREPARE = frozenset(_NAMES_THAT_PREPARE.split())
 _VARIABLE = re.compile(r"\$\{?(\w+)")
 _ARGUMENT = re.compile(r"\$(?:[1-9@*#]|\{[0-9@*#]+[^}]*\})")
 _IN_SHELL = re.compile("([\U000f0000-\U000fffff]|" r"\$\{[^}]*\}|\$\w+|\$\([^)]*\)|`[^`]*`|\$[@*#?!])")
+_VARIES = re.compile("[\U000f0000-\U000fffff~$]")
 _BY_KUBELET = re.compile("([\U000f0000-\U000fffff]|" r"\$\(\w+\))")
 
 
 def say_processes(draft: Draft, script: Script, launch: Launch | None, tasks: int | None, where: str) -> None:
     """Say how many processes a node has, and the launcher's flags.  tasks: those that srun or a pod starts there."""
-    nodes, gpus, count, remark = draft.get("nodes"), draft.get("gpus_per_node"), tasks, ""
-    nodes = nodes if isinstance(nodes, int) else 1
+    nodes = draft.get("nodes") if isinstance(draft.get("nodes"), int) else 1
+    gpus, count, remark = draft.get("gpus_per_node"), tasks, ""
     if not gpus:
         draft.said.pop(("gpus_per_node",), None)
         draft.say("device", "cpu", NOT_SAID, "the source asks for no GPUs; write cuda if the nodes give theirs anyway")
@@ -125,7 +126,7 @@ def _say_around(draft: Draft, script: Script, launch: Launch, used: set[str]) ->
     inner = [each for each in script.inside_texts if launch.inner and each.words and each.words[0].source is source]
     for known, start in ((script.commands, (launch.step or launch).command.start), (inner, launch.command.start)):
         found = statements(script, known)
-        main = next((at for at, one in enumerate(found) if one.first <= start <= one.last), len(found))
+        main = next((at for at, one in enumerate(found) if one.ends[0] <= start <= one.ends[1]), len(found))
         for one in found[main : main + 1]:
             if one.kind != "command" or any(each.start == start and each.words[0].assigned for each in one.commands):
                 draft.lose(one.text, one.where, "stands around the program, which alone is taken")
@@ -158,9 +159,7 @@ def _stays(draft: Draft, script: Script, one: Statement, needed: set[str]) -> bo
     """Return True for a statement that stays a line of bash; say what any other one exports, or name it."""
     if one.kind in ("variable_assignment", "variable_assignments", "declaration_command") and one.assigned:
         values = {name: "".join(text.value for text in script.holds(name) or [Text("$", ())]) for name in one.assigned}
-        varies = {
-            name for name in script.exported & one.assigned if re.search("[\U000f0000-\U000fffff~$]", values[name])
-        }
+        varies = {name for name in script.exported & one.assigned if _VARIES.search(values[name])}
         if not all(is_set_by_launcher(name) for name in one.assigned) and one.assigned & (needed | varies):
             return True
         for name, value in values.items():

@@ -87,18 +87,17 @@ def _say_sizes(draft: Draft, script: Script, launch: Launch | None) -> None:
     lines = dict[str, str]()
     for each in (each for each in script.directives if each.name in _SIZES and not each.ignored):
         lines[each.name] = ", ".join(filter(None, [lines.get(each.name), f"line {each.place.line}"]))
-    unsaid = dict(lines)
 
     def at(*names: str) -> str:
-        return ", ".join(dict.fromkeys(lines[name] for name in names if unsaid.pop(name, ""))) or NOT_SAID
+        return ", ".join(dict.fromkeys(lines.pop(name) for name in names if name in lines)) or NOT_SAID
 
     tasks, per_node = job.count("ntasks"), job.count("ntasks-per-node")
     least, _, most = (job.get("nodes") or "").partition("-")
-    if "nodes" not in lines and tasks and per_node:
+    if job.get("nodes") is None and tasks and per_node:
         draft.say("nodes", -(-tasks // per_node), at("ntasks", "ntasks-per-node"))
     elif number(least) and number(most):
         draft.say("nodes", {"min": int(least), "max": int(most)}, at("nodes"))
-    elif job.nodes or "nodes" not in lines:
+    elif job.nodes or job.get("nodes") is None:
         draft.say("nodes", job.nodes or 1, at("nodes"), "" if job.nodes else "sbatch decides it, if not said")
     asked = request(script, step)
     gpus = asked.gpus_per_node or job.gpus_per_node
@@ -118,7 +117,7 @@ def _say_sizes(draft: Draft, script: Script, launch: Launch | None) -> None:
         draft.say("slurm.launcher", "srun", place(script, launch.text), "one task per process")
     if cpus := job.count("cpus-per-task"):
         draft.say("resources.cpus", cpus * (job.tasks_per_node or 1), at("cpus-per-task"))
-    for name, line in unsaid.items():
+    for name, line in lines.items():
         draft.lose(f"--{name}={job.get(name)}", line, "" if number(job.get(name) or "") else "not a number")
 
 
