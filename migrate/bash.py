@@ -128,9 +128,8 @@ def in_front(script: Script, launch: Launch) -> list[str]:
         words = [text for word in given for text in script.fields(word)]
     begin = launch.text.at[0] if launch.text.at else 0
     end = next((at for at, word in enumerate(words) if word.at and word.at[0] <= begin <= word.at[-1]), len(words))
-    return [
-        script.shown(word.value) for word in words[:end] if not re.fullmatch(r"exec|(?:ba|da)?sh|-\w*c", word.value)
-    ]
+    front = [script.shown(word.value) for word in words[:end] if not re.fullmatch(r"(?:ba|da)?sh|-\w*c", word.value)]
+    return front[1:] if front[:1] == ["exec"] else front
 
 
 def own_words(launch: Launch) -> tuple[Sequence[Text], Sequence[Text]]:

@@ -16,7 +16,7 @@ from jobspec.spec.job import Job
 from lint.secrets import is_secret
 from lint.shell import locator
 
-_GIVEN = re.compile(r"(?:--([\w-]+)[ =]|\b(\w+)[\"']?(?::?[=-]|: ))[\"']?([^\s\"'}]{4,})")
+_GIVEN = re.compile(r"(--[\w-]+(?=[ =])|\b\w+(?=[\"']?(?::?[=-]|: )))(?=[\"']?[ :=-]{1,2}[\"']?([^\s\"'}]{4,}))")
 _TOKEN = re.compile(r"\b(hf_\w{20,}|sk-[\w-]{20,}|gh[opsu]_\w{20,}|AKIA[A-Z0-9]{16}|glpat-[\w-]{20,})|login (\w{20,})")
 _WIDTH = 100
 _OF_SITE = {"slurm", "kubernetes", "image", "setup", "mounts", "resources", "gpu"}
@@ -52,9 +52,9 @@ class Draft:
             self.secrets |= {found[1] or found[2]: "" for found in _TOKEN.finditer(text)}
             locate = locator(text, "")
             for found in _GIVEN.finditer(text):
-                variable = (found[1] or found[2]).replace("-", "_").upper()
-                if is_secret(variable, found[3]):
-                    self.say_secret(variable, found[3], f"line {locate(found.start(), 1).line}")
+                variable = found[1].lstrip("-").replace("-", "_").upper()
+                if is_secret(variable, found[2]):
+                    self.say_secret(variable, found[2], f"line {locate(found.start(), 1).line}")
 
     def say(self, key: str | Path, value: Any, where: str, remark: str = "") -> None:
         """Set a key such as `resources.cpus`.  A second value replaces the first, which is named."""
