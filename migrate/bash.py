@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 
 from lint.launches import Launch, launches, launches_of
 from lint.shell import Command, Script, commands
@@ -41,13 +42,9 @@ class Statement:
         for line in re.sub(r"\\\n\s*", " ", self.text).replace("\t", " ").split("\n"):
             opens = not joined or re.search(r"(?:\b(?:then|do|else|in)|[{(;|&])$", joined)
             joined += f"{' ' if opens else '; '}{line.strip()}" if line.strip() else ""
-        again = commands(Source(Text(joined.strip(), range(len(joined)))))
-        same = self.commands and _shape(again) == _shape(self.commands)
-        return joined.strip() if same and joined.isprintable() else None
-
-
-def _shape(found: Iterable[Command]) -> list[list[str]]:
-    return [[re.sub(r"\\\n|\s", "", word.value) for word in command.words] for command in found]
+        both = [self.commands, [*commands(Source(Text(joined.strip(), range(len(joined)))))]]
+        before, after = ([[word.value.split() for word in each.words] for each in found] for found in both)
+        return joined.strip() if before and before == after and joined.isprintable() else None
 
 
 def place(script: Script, text: Text) -> str:
@@ -106,23 +103,17 @@ def main_launch(script: Script) -> Launch | None:
         if launch.kind in ("python", "mpirun", "mpiexec"):
             return 4 if launch.step else 3
         if launch.kind in _NO_PROGRAMS:
-            return int(is_plain(script))
+            return int(script.in_container and not script.shell)
         return 2 if launch.step else int(script.in_container or launch.kind.endswith(".sh"))
 
     best = max(map(rank, found), default=0)
     return [launch for launch in found if rank(launch) == best][-1] if best else None
 
 
-def is_plain(script: Script) -> bool:
-    """Return True for a container's words, which no shell reads."""
-    return script.in_container and not script.shell
-
-
 def in_front(script: Script, launch: Launch) -> list[str]:
     """Return what stands between srun, or the begin of the command, and the program, such as timeout or apptainer."""
     if step := launch.step:
-        begin = next((at for at, word in enumerate(step.words) if word is step.program), len(step.words))
-        words = list(step.words[begin:])
+        words = list(dropwhile(lambda word: word is not step.program, step.words))
     else:
         given = [word for word in launch.command.words if word.assigned is None and word.node.type != "heredoc_body"]
         words = [text for word in given for text in script.fields(word)]

@@ -16,7 +16,7 @@ from jobspec.spec.job import Job
 from lint.secrets import is_secret
 from lint.shell import locator
 
-_GIVEN = re.compile(r"(--[\w-]+(?=[ =])|\b\w+(?=[\"']?(?::?[=-]|: )))(?=[\"']?[ :=-]{1,2}[\"']?([^\s\"'}]{4,}))")
+_GIVEN = re.compile(r"(--[\w-]+(?=[ =])|\b\w+(?=\W?(?::?[=-]|: )))(?=[\"']?[ :=-]{1,2}[\"']?([^\s\"'}]{4,}))")
 _TOKEN = re.compile(r"\b(hf_\w{20,}|sk-[\w-]{20,}|gh[opsu]_\w{20,}|AKIA[A-Z0-9]{16}|glpat-[\w-]{20,})|login (\w{20,})")
 _WIDTH = 100
 _OF_SITE = {"slurm", "kubernetes", "image", "setup", "mounts", "resources", "gpu"}
@@ -80,8 +80,7 @@ class Draft:
         places += [where] if where not in places else []
 
     def get(self, key: str) -> Any:
-        found = self.said.get(tuple(key.split(".")))
-        return found.value if found else None
+        return getattr(self.said.get(tuple(key.split("."))), "value", None)
 
     def say_secret(self, name: str, value: str, where: str) -> None:
         """Take a secret's name, and keep its value out of every text."""
@@ -127,18 +126,16 @@ class Draft:
             foot.append(f"# not taken, {piece}: {why}\n" if why else f"# rendered or not needed, {piece}\n")
         of_site = {path for path in self.said if path[0] in _OF_SITE and path != ("slurm", "launcher")}
         of_site |= {path for path in self.said if path[0] == "env" and _FABRIC.match(str(path[-1]))}
-        site = {path: one for path, one in self.said.items() if with_site and path in of_site}
-        job = {path: one for path, one in self.said.items() if path not in site}
-        first, second = ("".join(f"{line}\n" for line, _ in _lines(_nested(part).items())) for part in (job, site))
+        parts = [{p: one for p, one in self.said.items() if (with_site and p in of_site) == site} for site in (0, 1)]
+        first, second = ("".join(f"{line}\n" for line, _ in _lines(_nested(part).items())) for part in parts)
         return self._hidden(head + note + first + "".join(foot)), self._hidden(head + second) if with_site else ""
 
     def notes(self) -> list[str]:
         """Return what a person should look at first, in short."""
         lost = sum(bool(why) for _, why in self.left)
         asked = ", ".join(_dotted(path) for path, one in self.said.items() if one.where == _UNKNOWN)
-        notes = [f"{lost} pieces were not taken: look for `not taken` in the spec"] * bool(lost)
-        notes += [f"not known, so write it yourself: {asked}"] * bool(asked)
-        return [f"{self.name}: {note}" for note in notes]
+        notes = [f"{self.name}: {lost} pieces were not taken: look for `not taken` in the spec"] * bool(lost)
+        return notes + [f"{self.name}: not known, so write it yourself: {asked}"] * bool(asked)
 
     def _hidden(self, text: str) -> str:
         for value in sorted(self.secrets, key=len, reverse=True):

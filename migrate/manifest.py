@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jobspec.kubernetes.pod_patch import FREE
 from jobspec.problems import Place, Problem, SpecError
 from jobspec.spec.secret_names import names_secret
 from lint.manifest import Node, documents
@@ -21,13 +20,9 @@ from migrate.draft import NOT_SAID, Draft, duration
 from migrate.program import say_processes, say_program
 
 TARGETS = {"PyTorchJob": "pytorchjob", "TrainJob": "trainjob", "JobSet": "jobset", "Job": "indexedjob"}
-_METADATA = {
-    "name": "name",
-    "generateName": "name",
-    "namespace": "kubernetes.namespace",
-    "kueue.x-k8s.io/queue-name": "kubernetes.queue",
-    "kueue.x-k8s.io/priority-class": "kubernetes.workload_priority_class",
-}
+_METADATA = {"name": "name", "generateName": "name", "namespace": "kubernetes.namespace"}
+_METADATA |= {"kueue.x-k8s.io/queue-name": "kubernetes.queue"}
+_METADATA |= {"kueue.x-k8s.io/priority-class": "kubernetes.workload_priority_class"}
 _NAMES_OF_KEYS = """
     activeDeadlineSeconds=time_limit ttlSecondsAfterFinished=kubernetes.ttl image=image workingDir=workdir
     backoffLimit=max_restarts maxRestarts=max_restarts nprocPerNode=procs_per_node nProcPerNode=procs_per_node
@@ -114,7 +109,7 @@ def _say_nodes(draft: Draft, job: Node, owners: list[Node], pods: list[tuple[Nod
     elif job.says(r"\b(?:replicas|parallelism|numNodes): *[\"']?[^\s\d\"']"):
         draft.lose("the number of pods", where, "not a number")
     else:
-        remark = f"{len(pods)} groups of pods become one" if len(pods) > 1 else ""
+        remark = f"{len(pods)} groups of pods become one" * (len(pods) > 1)
         draft.say("nodes", int(counts[0]) if counts else total or 1, where, remark)
 
 
@@ -176,21 +171,20 @@ def _say_pod(draft: Draft, pod: Node, main: Node | None, runs: Node | None) -> N
     """Say a pod.  main: the container that trains; runs: that or the trainer, whose command is the program."""
     inside = pod.elements("containers")
     own = [each for each in inside if main and each.text("name") == main.text("name")] or inside[:1]
-    shm = {mount.text("name") for each in own for mount in each.elements("volumeMounts") if _is_shm(draft, mount)}
+    mounts = [mount for each in own for mount in each.elements("volumeMounts") if _is_shm(mount)]
+    shm = {mount.text("name"): _lines_of(mount) for mount in mounts}
     for key, node in pod.items():
         if key == "containers":
             _say_containers(draft, own, [each for each in inside if each not in own], runs)
         elif key == "volumes":
             for each in (each for each in node.elements() if each.text("name") in shm):
                 size = each.text("emptyDir", "sizeLimit")
-                draft.say("resources.shm", f"{size}B" if size else "no limit", _lines_of(each))
+                where = f"{_lines_of(each)}, {shm[each.text('name')]}"
+                draft.say("resources.shm", f"{size}B" if size else "no limit", where)
             others = [_value_of(each) for each in node.elements() if each.text("name") not in shm]
             _say_piece(draft, key, others, _lines_of(node))
         elif not _say_key(draft, key, node):
-            if key in FREE:
-                _say_piece(draft, key, _value_of(node), _lines_of(node))
-            else:
-                draft.lose(f"{key}: {node.text()}", _lines_of(node), "no key for it")
+            _say_piece(draft, key, _value_of(node), _lines_of(node))
 
 
 def _say_containers(draft: Draft, own: list[Node], others: list[Node], runs: Node | None) -> None:
@@ -205,7 +199,7 @@ def _say_containers(draft: Draft, own: list[Node], others: list[Node], runs: Nod
         elif key in ("resources", "resourcesPerNode"):
             key, value = "resources", _say_resources(draft, node)
         elif key == "volumeMounts":
-            value = [_value_of(each) for each in node.elements() if not _is_shm(draft, each)]
+            value = [_value_of(each) for each in node.elements() if not _is_shm(each)]
         elif not _say_key(draft, key, node):
             value = _value_of(node)
         if value:
@@ -214,11 +208,8 @@ def _say_containers(draft: Draft, own: list[Node], others: list[Node], runs: Nod
     _say_piece(draft, "containers", given, ", ".join(places))
 
 
-def _is_shm(draft: Draft, mount: Node) -> bool:
-    is_shm = mount.text("mountPath").rstrip("/") == "/dev/shm"
-    if is_shm:
-        draft.lose("the mount of /dev/shm", _lines_of(mount))
-    return is_shm
+def _is_shm(mount: Node) -> bool:
+    return mount.text("mountPath").rstrip("/") == "/dev/shm"
 
 
 def _say_piece(draft: Draft, key: str, value: Any, where: str) -> None:
@@ -245,7 +236,8 @@ def _say_resources(draft: Draft, node: Node) -> dict[str, Any]:
     """Say limits; return what a spec has no key for."""
     limits, requests = dict(node.items("limits")), dict(node.items("requests"))
     for name, each in {**requests, **limits}.items():
-        value, count, where = each.text(), number(each.text()), _lines_of(each)
+        value, count = each.text(), number(each.text())
+        where = ", ".join(_lines_of(part[name]) for part in (limits, requests) if name in part)
         if name.endswith("/gpu"):
             draft.say("gpus_per_node", (value or "?") if count is None else count, where)
             if name != "nvidia.com/gpu":
@@ -257,8 +249,6 @@ def _say_resources(draft: Draft, node: Node) -> dict[str, Any]:
         else:
             draft.lose(f"{name}: {value}", where, "not a whole number")
     less = {name: each.text() for name, each in requests.items() if limits.get(name, each).text() != each.text()}
-    for name, each in requests.items():
-        draft.lose(f"request of {name} {each.text()}", _lines_of(each))
     rest = {key: _value_of(each) for key, each in node.items() if key not in ("limits", "requests")}
     return rest | ({"requests": less} if less else {})
 

@@ -10,7 +10,7 @@ from lint.launches import Launch
 from lint.sbatch import number
 from lint.shell import Script
 from lint.words import Text
-from migrate.bash import AGENTS, SHOWS, UNKNOWN, Statement, in_front, is_plain, own_words, place, statements
+from migrate.bash import AGENTS, SHOWS, UNKNOWN, Statement, in_front, own_words, place, statements
 from migrate.draft import NOT_SAID, Draft
 
 _NAMES_OF_FLAGS = """
@@ -46,11 +46,11 @@ def say_processes(draft: Draft, script: Script, launch: Launch | None, tasks: in
         ours, _ = own_words(launch)
         for name, option in launch.options.items():
             value, restarts = script.shown(option.value), number(option.value) if name == "max-restarts" else None
-            if restarts:
+            if restarts is not None:
                 draft.say("max_restarts", restarts, place(script, option.text))
             elif any(option.text is word for word in ours):
-                known = name in LAUNCHER_FLAGS or restarts == 0
-                draft.lose(f"--{name} {value}", place(script, option.text), "" if known else "a flag without a key")
+                why = "" if name in LAUNCHER_FLAGS else "a flag without a key"
+                draft.lose(f"--{name} {value}", place(script, option.text), why)
         if not launch.step and nodes > 1 and not script.in_container:
             draft.lose(f"srun, which starts {launch.kind} on all {nodes} nodes, not only on the first", where)
     if count and not draft.get("procs_per_node"):
@@ -66,7 +66,7 @@ def say_program(draft: Draft, script: Script, launch: Launch, where: str) -> Non
     if front:
         draft.lose(" ".join(front), where, f"stands in front of the program; a container is `image` and `{kind}`")
     used = _say_command(draft, script, launch, where)
-    if not is_plain(script) and not draft.is_ours:
+    if not draft.is_ours and not (script.in_container and not script.shell):
         _say_around(draft, script, launch, used)
 
 
@@ -100,9 +100,10 @@ def _word(
     value, text, needs_shell = word.value, "", False
     for secret, variable in draft.secrets.items():
         value = value.replace(secret, script.unknown(f"${{{variable or 1}}}"))
-    parts = (_BY_KUBELET if is_plain(script) else _IN_SHELL if inner else UNKNOWN).split(value)
+    by_kubelet = script.in_container and not script.shell  # no shell reads a container's words
+    parts = (_BY_KUBELET if by_kubelet else _IN_SHELL if inner else UNKNOWN).split(value)
     for at, part in enumerate(parts):
-        written = script.names.get(part, f"${{{part[2:-1]}}}" if is_plain(script) else part)
+        written = script.names.get(part, f"${{{part[2:-1]}}}" if by_kubelet else part)
         name = _VARIABLE.match(written)
         if at % 2 == 0:
             text += shlex.quote(part) if part else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import takewhile
 
 from lint.launches import Launch, request
 from lint.sbatch import number
@@ -32,12 +33,9 @@ def _name(value: str) -> str | None:
     return name if name[:1].isalpha() or not name else f"job-{name}"
 
 
-KEYS: dict[str, tuple[str, Callable[[str], str | None]]] = {
-    "job-name": ("name", _name),
-    "time": ("time_limit", _time),
-    "mem": ("resources.memory", _memory),
-    **{name: (f"slurm.{name}", str) for name in ("partition", "account", "qos", "constraint", "reservation", "array")},
-}
+KEYS: dict[str, tuple[str, Callable[[str], str | None]]]
+KEYS = {name: (f"slurm.{name}", str) for name in ("partition", "account", "qos", "constraint", "reservation", "array")}
+KEYS |= {"job-name": ("name", _name), "time": ("time_limit", _time), "mem": ("resources.memory", _memory)}
 """Keys of sbatch's options, and how a value is written there; any other option is one of `slurm.options`."""
 _OF_GPUS = ("gpus-per-node", "gres", "gpus", "gpus-per-task")
 _SIZES = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", *_OF_GPUS)
@@ -60,9 +58,8 @@ def read_script(text: str, file: str) -> Draft:
             _say_option(draft, "slurm.options", each.name, each.value, where)
     launch = main_launch(script)
     _say_sizes(draft, script, launch)
-    if launch and launch.step:
-        _say_step(draft, script, launch.step)
     if launch:
+        _say_step(draft, script, launch.step)
         at = [at for word in (launch.step or launch).command.words for at in word.text.at]
         say_program(draft, script, launch, place(script, Text("", at)))
     if not draft.get("name") and (slug := _name(name.partition(".")[0])):
@@ -82,7 +79,6 @@ def _say_option(draft: Draft, section: str, name: str, value: str, where: str) -
 
 
 def _say_sizes(draft: Draft, script: Script, launch: Launch | None) -> None:
-    """Say nodes, processes, GPUs and CPUs of a node."""
     step, job = launch.step if launch else None, request(script)
     lines = dict[str, str]()
     for each in (each for each in script.directives if each.name in _SIZES and not each.ignored):
@@ -99,21 +95,20 @@ def _say_sizes(draft: Draft, script: Script, launch: Launch | None) -> None:
         draft.say("nodes", {"min": int(least), "max": int(most)}, at("nodes"))
     elif job.nodes or job.get("nodes") is None:
         draft.say("nodes", job.nodes or 1, at("nodes"), "" if job.nodes else "sbatch decides it, if not said")
-    asked = request(script, step)
-    gpus = asked.gpus_per_node or job.gpus_per_node
-    where = at(*_OF_GPUS)
+    asked, where = request(script, step), at(*_OF_GPUS)
     kinds = [each.removeprefix("gpu:") for name in _OF_GPUS for each in (job.get(name) or "").split(",")]
     for gres in re.findall(r"(?:^|,)(?!gpu)([^,]+)", job.get("gres") or ""):
         draft.lose(f"--gres={gres}", where, "not a GPU")
-    if gpus:
+    if gpus := asked.gpus_per_node or job.gpus_per_node:
         draft.say("gpus_per_node", gpus, where)
         for kind in [each.rpartition(":")[0] for each in kinds if ":" in each][:1]:
             draft.say("gpu", kind, where)
     elif where != NOT_SAID:
         draft.say("gpus_per_node", " ".join(filter(None, map(job.get, _OF_GPUS))), where)
-    of_tasks = NOT_SAID if (launch and launch.kind in AGENTS) else at("ntasks-per-node", "ntasks")
+    is_agent = launch is not None and launch.kind in AGENTS
+    of_tasks = NOT_SAID if is_agent else at("ntasks-per-node", "ntasks")
     say_processes(draft, script, launch, asked.tasks_per_node if step else 1, of_tasks)
-    if launch and launch.kind not in AGENTS:
+    if launch and not is_agent:
         draft.say("slurm.launcher", "srun", place(script, launch.text), "one task per process")
     if cpus := job.count("cpus-per-task"):
         draft.say("resources.cpus", cpus * (job.tasks_per_node or 1), at("cpus-per-task"))
@@ -121,17 +116,14 @@ def _say_sizes(draft: Draft, script: Script, launch: Launch | None) -> None:
         draft.lose(f"--{name}={job.get(name)}", line, "" if number(job.get(name) or "") else "not a number")
 
 
-def _say_step(draft: Draft, script: Script, step: Launch) -> None:
-    """Say srun's own options."""
-    for name, option in step.options.items():
+def _say_step(draft: Draft, script: Script, step: Launch | None) -> None:
+    for name, option in step.options.items() if step else ():
         value, where = script.shown(option.value), place(script, option.text)
         if name in _SIZES or name in KEYS:
             of_job = (name in _SIZES and re.search(r"\$\{?SLURM|^\d", value)) or request(script).get(name) == value
             draft.lose(f"srun --{name}={value}", where, "" if of_job else "of the step alone, or not a number")
         elif name:  # flags of one letter are read below
             _say_option(draft, "slurm.srun_options", name, value, where)
-    for word in step.words:
-        if word is step.program:
-            break
+    for word in takewhile(lambda word: step and word is not step.program, step.words if step else ()):
         if re.fullmatch("-[EHkhlOQsuvVXZ]+", word.value):
             draft.lose(f"srun {word.value}", place(script, word), "write its long name")
