@@ -16,12 +16,10 @@ _NAMES_THAT_SHOW = """
     echo printf date hostname nvidia-smi rocm-smi pwd sleep wait exit true : squeue env printenv which cat ls sinfo
     uname lscpu free df id whoami scontrol sacct tee [ test
 """
-SHOWS = frozenset(_NAMES_THAT_SHOW.split())
-"""Commands whose only effect is what they print."""
+SHOWS = frozenset(_NAMES_THAT_SHOW.split())  # their only effect is what they print
 _NO_PROGRAMS = SHOWS | {"srun", "export", "source", "head", "pkill", "trl", "curl", "pip", "mkdir", "kill", "ssh"}
 AGENTS = ("torchrun", "accelerate", "composer", "deepspeed")
-UNKNOWN = re.compile("([\U000f0000-\U000fffff])")
-"""What lint writes for a variable that only a run knows."""
+UNKNOWN = re.compile("([\U000f0000-\U000fffff])")  # what lint writes for a variable that only a run knows
 
 
 @dataclass
@@ -119,8 +117,7 @@ def in_front(script: Script, launch: Launch) -> list[str]:
         words = [text for word in given for text in script.fields(word)]
     begin = launch.text.at[0] if launch.text.at else 0
     end = next((at for at, word in enumerate(words) if word.at and word.at[0] <= begin <= word.at[-1]), len(words))
-    front = [script.shown(word.value) for word in words[:end] if not re.fullmatch(r"(?:ba|da)?sh|-\w*c", word.value)]
-    return front[1:] if front[:1] == ["exec"] else front
+    return [script.shown(word.value) for word in words[:end] if not re.fullmatch(r"(?:ba|da)?sh|-\w*c", word.value)]
 
 
 def own_words(launch: Launch) -> tuple[Sequence[Text], Sequence[Text]]:

@@ -39,11 +39,11 @@ class Draft:
     """A spec in the making.
 
     said: values by their path in the spec; an element of a list has its number at the end of the path.
-    left: pieces of the source that are no keys, each with the reason, and where they stand.  No reason: every artifact
-    has it.  secrets: values that no text may show, and their variables.  is_ours: render.py made the source.
+    left: pieces of the source that are no keys, each with the reason, and where they stand; no reason if every artifact
+    has it.  secrets: values that no text may show, and their variables.
     """
 
-    def __init__(self, name: str, target: str, texts: Iterable[str], is_ours: bool) -> None:
+    def __init__(self, name: str, target: str, texts: Iterable[str], is_ours: bool = False) -> None:
         self.name, self.target, self.is_ours = name, target, is_ours
         self.said: dict[Path, Said] = {}
         self.left: dict[tuple[str, str], list[str]] = {}
@@ -75,7 +75,7 @@ class Draft:
         self.say(again or (*section, len(own)), value, where, remark)
 
     def lose(self, text: str, where: str, why: str = "") -> None:
-        """Name a piece of the source that is no key; without a reason if every artifact has it."""
+        """Name a piece of the source that is no key; without a reason if every artifact has it, or a key."""
         places = self.left.setdefault((" ".join(text.split()), why), [])
         places += [where] if where not in places else []
 
@@ -111,19 +111,19 @@ class Draft:
 
     def _drop(self, path: Path, one: Said, why: str) -> None:
         del self.said[path]
-        self.lose(f"{_dotted(path)}: {one.value}", one.where, why)
+        key = ".".join(str(part) for part in path if isinstance(part, str))
+        self.lose(f"{key}: {one.value}", one.where, why)
 
     def texts(self, with_site: bool) -> tuple[str, str]:
         """Return the job, and with `with_site` the site apart from it."""
         head = f"# A starter from {self.name}.  Behind each key stands the line that it comes from.\n"
         note = "# Check what was not taken, which stands at the end, and every value with a remark.\n"
-        note += "# render.py made it: better edit its spec.  Taken: size, time, options, program.\n" * self.is_ours
         foot = list[str]()
         lines = {key: int((re.findall(r"\d+", where) or ["0"])[0]) for key, (where, *_) in self.left.items()}
         for text, why in sorted(self.left, key=lambda key: (not key[1], lines[key])):
             shown = self._hidden(text)
             piece = f"{', '.join(self.left[text, why])}: {shown if len(shown) < 200 else f'{shown[:199]}…'}"
-            foot.append(f"# not taken, {piece}: {why}\n" if why else f"# rendered or not needed, {piece}\n")
+            foot.append(f"# not taken, {piece}: {why}\n" if why else f"# no key of its own, {piece}\n")
         of_site = {path for path in self.said if path[0] in _OF_SITE and path != ("slurm", "launcher")}
         of_site |= {path for path in self.said if path[0] == "env" and _FABRIC.match(str(path[-1]))}
         parts = [{p: one for p, one in self.said.items() if (with_site and p in of_site) == site} for site in (0, 1)]
@@ -133,7 +133,7 @@ class Draft:
     def notes(self) -> list[str]:
         """Return what a person should look at first, in short."""
         lost = sum(bool(why) for _, why in self.left)
-        asked = ", ".join(_dotted(path) for path, one in self.said.items() if one.where == _UNKNOWN)
+        asked = ", ".join(str(path[0]) for path, one in self.said.items() if one.where == _UNKNOWN)
         notes = [f"{self.name}: {lost} pieces were not taken: look for `not taken` in the spec"] * bool(lost)
         return notes + [f"{self.name}: not known, so write it yourself: {asked}"] * bool(asked)
 
@@ -147,10 +147,6 @@ def duration(seconds: int) -> str:
     """Return a time as a spec writes it, such as 36h."""
     units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
     return next(f"{seconds // size}{unit}" for unit, size in units.items() if seconds % size == 0)
-
-
-def _dotted(path: Path) -> str:
-    return ".".join(str(key) for key in path if isinstance(key, str))
 
 
 def _nested(said: dict[Path, Said]) -> dict[Any, Any]:

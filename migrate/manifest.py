@@ -12,6 +12,7 @@ from typing import Any
 
 from jobspec.problems import Place, Problem, SpecError
 from jobspec.spec.secret_names import names_secret
+from jobspec.spec.variables import is_set_by_launcher
 from lint.manifest import Node, documents
 from lint.pods import containers, templates
 from lint.sbatch import number
@@ -22,21 +23,19 @@ from migrate.program import say_processes, say_program
 TARGETS = {"PyTorchJob": "pytorchjob", "TrainJob": "trainjob", "JobSet": "jobset", "Job": "indexedjob"}
 _METADATA = {"name": "name", "generateName": "name", "namespace": "kubernetes.namespace"}
 _METADATA |= {"kueue.x-k8s.io/queue-name": "kubernetes.queue"}
-_METADATA |= {"kueue.x-k8s.io/priority-class": "kubernetes.workload_priority_class"}
 _NAMES_OF_KEYS = """
     activeDeadlineSeconds=time_limit ttlSecondsAfterFinished=kubernetes.ttl image=image workingDir=workdir
     backoffLimit=max_restarts maxRestarts=max_restarts nprocPerNode=procs_per_node nProcPerNode=procs_per_node
     numProcPerNode=procs_per_node nodeSelector=kubernetes.node_selector tolerations=kubernetes.tolerations
-    imagePullSecrets=kubernetes.image_pull_secrets hostNetwork=kubernetes.host_network
-    schedulerName=kubernetes.scheduler priorityClassName=kubernetes.priority_class
-    serviceAccountName=kubernetes.service_account imagePullPolicy=kubernetes.image_pull_policy
+    imagePullSecrets=kubernetes.image_pull_secrets imagePullPolicy=kubernetes.image_pull_policy
+    hostNetwork=kubernetes.host_network schedulerName=kubernetes.scheduler
+    priorityClassName=kubernetes.priority_class serviceAccountName=kubernetes.service_account
 """
 _KEYS = dict(pair.split("=") for pair in _NAMES_OF_KEYS.split())
 """Fields of a job, its pods and its container, and their keys."""
 _NAMES_OF_RENDERED = """
     apiVersion kind restartPolicy subdomain hostname cleanPodPolicy completionMode ports rdzvBackend rdzvPort rdzvHost
     podReplacementPolicy enableDNSHostnames publishNotReadyAddresses command args name runtimeRef suspend
-    terminationGracePeriodSeconds enableServiceLinks automountServiceAccountToken
     replicas parallelism completions numNodes minReplicas maxReplicas
 """
 _RENDERED = frozenset(_NAMES_OF_RENDERED.split())
@@ -52,9 +51,8 @@ def read_manifests(texts: Mapping[str, str]) -> Draft:
         place, message = Place(next(iter(texts)), 1, 1, 1, ""), f"no {', '.join(TARGETS)} is in this manifest"
         raise SpecError([Problem(place, message, "give the manifest of the training job")])
     job = next((each for each in jobs if each.text("kind") != "Job"), jobs[0])
-    is_ours = any(text.startswith("# Rendered by `render.py ") for text in texts.values())
     names = " ".join(file.rpartition("/")[2] for file in texts)
-    draft = Draft(names, TARGETS[job.text("kind")], texts.values(), is_ours)
+    draft = Draft(names, TARGETS[job.text("kind")], texts.values())
     named = job.text("spec", "runtimeRef", "name")
     runtimes = [each for each in found if each.text("kind").endswith("TrainingRuntime")]
     owners = [*(each for each in runtimes if each.text("metadata", "name") == named), job]
@@ -82,14 +80,14 @@ def _say_job(draft: Draft, job: Node, owners: list[Node]) -> None:
     made = [each for owner in owners for each in containers(owner)]
     script = next((each.script for each in made if runs and each.node.raw is runs.raw), None)
     given = [each for key in ("command", "args") if runs and (each := runs.get(key))]
-    of_image = not (script and script.text) or (given and not (runs and runs.get("command")))
-    launch = main_launch(script) if script and not of_image else None
+    launch = main_launch(script) if script and runs and script.text and (runs.get("command") or not given) else None
     if script:
         say_processes(draft, script, launch, 1, NOT_SAID)
     if script and launch:
         say_program(draft, script, launch, ", ".join(map(_lines_of, given)))
     else:
-        draft.lose("the image's own program, or its arguments alone", _lines_of(runs or job), "a spec says what runs")
+        text = f"the image's own program {list(map(_value_of, given))}"
+        draft.lose(text, _lines_of(runs or job), "a spec says what runs")
     if not draft.get("kubernetes.security") and not draft.get("kubernetes.runtime"):
         level = "privileged" if draft.get("kubernetes.host_network") else "baseline"
         draft.say("kubernetes.security", level, NOT_SAID, "as the source, which runs as the image's user")
@@ -154,7 +152,7 @@ def _say_key(draft: Draft, key: str, node: Node) -> bool:
     if key in _RENDERED:
         draft.lose(f"{key} {node.text()}", _lines_of(node))
     elif key in _KEYS:
-        if key.endswith("Seconds"):
+        if "Seconds" in key:
             value = duration(count) if count else None
         elif _KEYS[key] in ("max_restarts", "procs_per_node"):
             value = count
@@ -171,8 +169,7 @@ def _say_pod(draft: Draft, pod: Node, main: Node | None, runs: Node | None) -> N
     """Say a pod.  main: the container that trains; runs: that or the trainer, whose command is the program."""
     inside = pod.elements("containers")
     own = [each for each in inside if main and each.text("name") == main.text("name")] or inside[:1]
-    mounts = [mount for each in own for mount in each.elements("volumeMounts") if _is_shm(mount)]
-    shm = {mount.text("name"): _lines_of(mount) for mount in mounts}
+    shm = {x.text("name"): _lines_of(x) for each in own for x in each.elements("volumeMounts") if _is_shm(x)}
     for key, node in pod.items():
         if key == "containers":
             _say_containers(draft, own, [each for each in inside if each not in own], runs)
@@ -222,14 +219,14 @@ def _say_piece(draft: Draft, key: str, value: Any, where: str) -> None:
 
 def _say_variable(draft: Draft, entry: Node) -> bool:
     """Say a variable; return False if it takes its value from the pod."""
-    name, where, reference = entry.text("name"), _lines_of(entry), entry.get("valueFrom", "secretKeyRef")
-    if reference:
-        draft.add("secrets", {name: {"secret": reference.text("name"), "key": reference.text("key")}}, where)
+    name, where = entry.text("name"), _lines_of(entry)
+    if is_set_by_launcher(name):
+        draft.lose(name, where)
     elif names_secret(name) and entry.text("value"):
         draft.say_secret(name, entry.text("value"), where)
     elif not entry.get("valueFrom"):
         draft.say(("env", name), entry.text("value"), where)
-    return reference is not None or not entry.get("valueFrom")
+    return is_set_by_launcher(name) or not entry.get("valueFrom")
 
 
 def _say_resources(draft: Draft, node: Node) -> dict[str, Any]:
@@ -237,11 +234,9 @@ def _say_resources(draft: Draft, node: Node) -> dict[str, Any]:
     limits, requests = dict(node.items("limits")), dict(node.items("requests"))
     for name, each in {**requests, **limits}.items():
         value, count = each.text(), number(each.text())
-        where = ", ".join(_lines_of(part[name]) for part in (limits, requests) if name in part)
-        if name.endswith("/gpu"):
+        where = ", ".join(dict.fromkeys(_lines_of(part[name]) for part in (limits, requests) if name in part))
+        if name == "nvidia.com/gpu":
             draft.say("gpus_per_node", (value or "?") if count is None else count, where)
-            if name != "nvidia.com/gpu":
-                draft.say("kubernetes.gpu_resource", name, where)
         elif name == "memory":
             draft.say("resources.memory", f"{value}B", where)
         elif count:

@@ -78,8 +78,7 @@ def _say_command(draft: Draft, script: Script, launch: Launch, where: str) -> se
     module = ["-m"] if is_python and ({"m", "module"} & launch.options.keys() or "-m" in flags) else []
     for flag in flags if launch.kind == "python" else ():
         draft.lose(f"python {flag}", where, "" if flag in ("-m", "-u") else "a flag of Python")
-    asked: list[str] = []
-    used: set[str] = set()
+    asked, used = list[str](), set[str]()
     both = [_word(draft, script, word, launch.inner, asked, used) for word in words]
     plain = module + [raw for raw, _ in both if raw is not None]
     remarks = [f"not known: {', '.join(asked)}"] * bool(asked)

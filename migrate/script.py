@@ -41,7 +41,6 @@ _OF_GPUS = ("gpus-per-node", "gres", "gpus", "gpus-per-task")
 _SIZES = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", *_OF_GPUS)
 _RENDERED = ("no-requeue", "open-mode", "kill-on-bad-exit", "wait", "jobid")
 _OF_OURS = ("output", "signal", "requeue", *_RENDERED)
-_IGNORED = {"spelling": "not spelled #SBATCH", "command": "stands below the first command", "": "unknown to sbatch"}
 
 
 def read_script(text: str, file: str) -> Draft:
@@ -52,8 +51,7 @@ def read_script(text: str, file: str) -> Draft:
     for each in script.directives:
         where = f"line {each.place.line}"
         if each.ignored or not each.known:
-            why = f"sbatch does not read it: {_IGNORED[each.ignored]}"
-            draft.lose(f"--{each.name}={each.value}".rstrip("="), where, why)
+            draft.lose(f"--{each.name}={each.value}".rstrip("="), where, "sbatch does not read it: `lint` says why")
         elif each.name not in _SIZES:
             _say_option(draft, "slurm.options", each.name, each.value, where)
     launch = main_launch(script)

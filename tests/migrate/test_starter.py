@@ -160,15 +160,20 @@ SHM = "volumeMounts: [{name: d, mountPath: /dev/shm}]"
 MOUNT = "volumeMounts: [{name: d, mountPath: /d}]"
 FIELDS = [
     ("hostNetwork: true", "", "host_network: true  # line 9"),
+    (
+        "terminationGracePeriodSeconds: 600",
+        "",
+        "# not taken, line 9: kubernetes.pod.terminationGracePeriodSeconds: 600: ",
+    ),
     ("hostNetwork: true", "", 'security: "privileged"'),
     ("affinity: {podAffinity: {}}", "", 'affinity: {"podAffinity": {}}'),
-    ("nodeName: n1", "", "# not taken, line 9: nodeName: n1: no key for it"),
+    ("nodeName: n1", "", "# not taken, line 9: kubernetes.pod.nodeName: n1: "),
     ("tolerations: [{key: a, effect: NoExecute}]", "", 'tolerations: [{"key": "a", "effect": "NoExecute"}]'),
     ("volumes: [{name: d, persistentVolumeClaim: {claimName: c}}]", MOUNT, '{"claimName": "c"}'),
     ("volumes: [{name: d, hostPath: {path: /x}}]", MOUNT, '"mountPath": "/d"'),
     ("volumes: [{name: d, emptyDir: {medium: Memory, sizeLimit: 2Gi}}]", SHM, 'shm: "2GiB"'),
     ("", "env: [{name: A, value: b}]", 'A: "b"  # line 14'),
-    ("", "env: [{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: s, key: k}}}]", '{"secret": "s", "key": "k"}'),
+    ("", "env: [{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: s, key: k}}}]", '{"name": "s", "key": "k"}'),
     ("", f"env: [{{name: HF_TOKEN, value: {SECRET}}}]", '- "HF_TOKEN"  # '),
     ("", "env: [{name: IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]", '"fieldPath": "status.podIP"'),
     ("", "tty: true", '"tty": true'),
