@@ -116,7 +116,7 @@ def in_front(script: Script, launch: Launch) -> list[str]:
         given = [word for word in launch.command.words if word.assigned is None and word.node.type != "heredoc_body"]
         words = [text for word in given for text in script.fields(word)]
     begin = launch.text.at[0] if launch.text.at else 0
-    end = next((at for at, word in enumerate(words) if word.at and word.at[0] <= begin <= word.at[-1]), len(words))
+    end = next((at for at, word in enumerate(words) if begin in word.at), len(words))
     return [script.shown(word.value) for word in words[:end] if not re.fullmatch(r"(?:ba|da)?sh|-\w*c", word.value)]
 
 

@@ -31,15 +31,13 @@ _NAMES_OF_KEYS = """
     hostNetwork=kubernetes.host_network schedulerName=kubernetes.scheduler
     priorityClassName=kubernetes.priority_class serviceAccountName=kubernetes.service_account
 """
-_KEYS = dict(pair.split("=") for pair in _NAMES_OF_KEYS.split())
-"""Fields of a job, its pods and its container, and their keys."""
+_KEYS = dict(pair.split("=") for pair in _NAMES_OF_KEYS.split())  # of fields of a job, its pods and its container
 _NAMES_OF_RENDERED = """
     apiVersion kind restartPolicy subdomain hostname cleanPodPolicy completionMode ports rdzvBackend rdzvPort rdzvHost
     podReplacementPolicy enableDNSHostnames publishNotReadyAddresses command args name runtimeRef suspend
     replicas parallelism completions numNodes minReplicas maxReplicas
 """
-_RENDERED = frozenset(_NAMES_OF_RENDERED.split())
-"""Fields that every manifest has, that an operator sets, or that other code here reads."""
+_RENDERED = frozenset(_NAMES_OF_RENDERED.split())  # every manifest has them, or other code here reads them
 
 
 def read_manifests(texts: Mapping[str, str]) -> Draft:
@@ -210,8 +208,8 @@ def _is_shm(mount: Node) -> bool:
 
 
 def _say_piece(draft: Draft, key: str, value: Any, where: str) -> None:
-    """Say a piece of `kubernetes.pod`.  A pod with host folders or a securityContext of its own is privileged."""
-    if re.search("hostPath|securityContext", f"{key} {value}"):
+    """Say a piece of `kubernetes.pod`, and that the pod is privileged if that is."""
+    if re.search("'(?:hostPath|add|privileged)': [^F]", str(value)):
         draft.say("kubernetes.security", "privileged", where)
     if value != []:
         draft.say(("kubernetes", "pod", key), value, where)

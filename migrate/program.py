@@ -51,7 +51,7 @@ def say_processes(draft: Draft, script: Script, launch: Launch | None, tasks: in
             elif any(option.text is word for word in ours):
                 why = "" if name in LAUNCHER_FLAGS else "a flag without a key"
                 draft.lose(f"--{name} {value}", place(script, option.text), why)
-        if not launch.step and nodes > 1 and not script.in_container:
+        if not launch.step and nodes > 1 and not script.in_container and not draft.is_ours:
             draft.lose(f"srun, which starts {launch.kind} on all {nodes} nodes, not only on the first", where)
     if count and not draft.get("procs_per_node"):
         draft.say("procs_per_node", count, where, remark)
@@ -63,7 +63,7 @@ def say_program(draft: Draft, script: Script, launch: Launch, where: str) -> Non
     if front and front[0].rpartition("/")[2] in ("apptainer", "singularity") and len(front) > 2:
         draft.say("image", front.pop().removeprefix("docker://"), where)
         draft.say(kind, "apptainer", where)
-    if front:
+    if front and not draft.is_ours:
         draft.lose(" ".join(front), where, f"stands in front of the program; a container is `image` and `{kind}`")
     used = _say_command(draft, script, launch, where)
     if not draft.is_ours and not (script.in_container and not script.shell):

@@ -117,8 +117,9 @@ def _say_sizes(draft: Draft, script: Script, launch: Launch | None) -> None:
 def _say_step(draft: Draft, script: Script, step: Launch | None) -> None:
     for name, option in step.options.items() if step else ():
         value, where = script.shown(option.value), place(script, option.text)
-        if name in _SIZES or name in KEYS:
-            of_job = (name in _SIZES and re.search(r"\$\{?SLURM|^\d", value)) or request(script).get(name) == value
+        if name in _SIZES or name in KEYS or "$" in value:
+            is_size = name in (*_SIZES, *_RENDERED) and re.search(r"\$\{?SLURM|^\d", value)
+            of_job = is_size or request(script).get(name) == value
             draft.lose(f"srun --{name}={value}", where, "" if of_job else "of the step alone, or not a number")
         elif name:  # flags of one letter are read below
             _say_option(draft, "slurm.srun_options", name, value, where)
