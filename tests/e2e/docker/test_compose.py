@@ -209,12 +209,13 @@ def test_user_sees_which_step_was_saved_and_resumed_and_the_job_ends_like_one_th
         stop_s = time.monotonic() - asked
         (stop,) = project.records("stop")
         assert f"stopped by a signal at epoch {stop['epoch']}, step {stop['step']}; saved" in compose.log_as_told()
-        states = [project.docker.inspect(compose.container(f"job-{node}"))["State"] for node in range(2)]
+        found = [project.docker.inspect(compose.container(f"job-{node}")) for node in range(2)]
         assert f"resume: /runs/step-{stop['step']:08}" in compose.up()
         (end,) = project.records("end")
     print(f"{way} took {stop_s:.2f} s")
     # Codes of a stop, not that of a process that was killed at the end of the grace period (137).
-    assert {state["ExitCode"] for state in states} <= {1, 143}, states
+    states = [each["State"] | {"Restarts": each["RestartCount"]} for each in found]
+    assert {state["ExitCode"] for state in states} <= {1, 143}, json.dumps(states)
     assert not any(state["Running"] for state in states)
     assert stop["saved"] and stop["step"] < STEPS
     assert (end["step"], end["weights_sha256"]) == (STEPS, weights(trained))
