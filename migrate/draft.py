@@ -46,7 +46,8 @@ class Draft:
     def __init__(self, name: str, target: str, texts: Iterable[str], is_ours: bool = False) -> None:
         self.name, self.target, self.is_ours = name, target, is_ours
         self.said: dict[Path, Said] = {}
-        self.left: dict[tuple[str, str], list[str]] = {}
+        self.added: dict[tuple[Path, str], Path] = {}
+        self.left: dict[tuple[str, str], dict[str, None]] = {}
         self.secrets: dict[str, str] = {}
         for text in texts:
             self.secrets |= {found[1] or found[2]: "" for found in _TOKEN.finditer(text)}
@@ -64,20 +65,19 @@ class Draft:
             self._drop(path, old, "set again")
         elif old:
             remark = remark or old.remark
-            where = ", ".join(dict.fromkeys(each for each in (*old.where.split(", "), where) if each != NOT_SAID))
+            wheres = dict.fromkeys([*old.where.split(", "), where] if len(old.where) < 999 else [old.where])
+            where = ", ".join(each for each in wheres if each != NOT_SAID)
         self.said[path] = Said(value, where or NOT_SAID, remark)
 
     def add(self, key: str, value: Any, where: str, remark: str = "") -> None:
         """Append to a list such as `setup`, unless it has this value."""
         section: Path = tuple(key.split("."))
-        own = [path for path in self.said if path[:-1] == section]
-        again = next((path for path in own if self.said[path].value == value), None)
-        self.say(again or (*section, len(own)), value, where, remark)
+        path = self.added.setdefault((section, str(value)), (*section, len(self.added)))
+        self.say(path, value, where, remark)
 
     def lose(self, text: str, where: str, why: str = "") -> None:
         """Name a piece of the source that is no key; without a reason if every artifact has it, or a key."""
-        places = self.left.setdefault((" ".join(text.split()), why), [])
-        places += [where] if where not in places else []
+        self.left.setdefault((" ".join(text.split()), why), {})[where] = None
 
     def get(self, key: str) -> Any:
         return getattr(self.said.get(tuple(key.split("."))), "value", None)

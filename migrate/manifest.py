@@ -1,7 +1,4 @@
-"""A manifest with one training job as a draft of a spec: PyTorchJob, TrainJob, JobSet or Job.
-
-What a pod or its container has and no key stands for becomes a piece of `kubernetes.pod`.
-"""
+"""A manifest with one job as a draft of a spec; what pods have and no key stands for becomes `kubernetes.pod`."""
 
 from __future__ import annotations
 

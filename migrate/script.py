@@ -10,7 +10,7 @@ from lint.launches import Launch, request
 from lint.sbatch import number
 from lint.shell import Script, locator
 from lint.words import Text
-from migrate.bash import AGENTS, main_launch, place
+from migrate.bash import AGENTS, main_launch, place, statements
 from migrate.draft import NOT_SAID, Draft, duration
 from migrate.program import say_processes, say_program
 
@@ -60,6 +60,8 @@ def read_script(text: str, file: str) -> Draft:
         _say_step(draft, script, launch.step)
         at = [at for word in (launch.step or launch).command.words for at in word.text.at]
         say_program(draft, script, launch, place(script, Text("", at)))
+    for one in statements(script, script.commands) if not launch else ():
+        draft.lose(one.text, one.where, "no line of the script starts a program that trains")
     if not draft.get("name") and (slug := _name(name.partition(".")[0])):
         draft.say("name", slug, "the file's name")
     return draft

@@ -102,6 +102,7 @@ SAID = [
     ("#SBATCH --nodes=1-3\nsrun torchrun --nproc_per_node 2 a.py", 'nodes: {"min": 1, "max": 3}  # line 2, line 3'),
     ("#SBATCH --ntasks-per-node=4\nsrun python -u a.py", "procs_per_node: 4  # line 3"),
     ("srun --nodelist=$X python a.py", "# not taken, line 3: srun --nodelist=$X: of the step alone"),
+    ("cp a b", "# not taken, line 3: cp a b: no line of the script starts a program"),
     ("srun -l python a.py", "# not taken, line 3: srun -l: write its long name"),
     ("#SBATCH -t 90\npython a.py", 'time_limit: "90m"'),
     ("#SBATCH --signal=B:USR1@90\npython a.py", "# not taken, line 3: slurm.options.signal: B:USR1@90: "),
@@ -120,7 +121,6 @@ SAID = [
     ("srun apptainer exec --nv x.sif python a.py", 'image: "x.sif"'),
     ("srun apptainer exec --nv x.sif python a.py", "# not taken, line 3: apptainer exec --nv: stands in front of"),
     ("srun bash -c 'source v/bin/activate; torchrun --nproc_per_node=2 a.py'", "source v/bin/activate"),
-    ("srun timeout 5 python a.py", "# not taken, line 3: timeout 5: stands in front of the program"),
     ("A=1 srun python a.py | tee x", "# not taken, line 3: A=1 srun python a.py | tee x: stands around the program"),
     ("torchrun --nproc_per_node=2 a.py", "not only on the first"),
 ]
