@@ -16,7 +16,7 @@ from jobspec.spec.job import Job
 from lint.secrets import is_secret
 from lint.shell import locator
 
-_GIVEN = re.compile(r"(--[\w-]+(?=[ =])|\b\w+(?=\W?(?::?[=-]|: )))(?=[\"']?[ :=-]{1,2}[\"']?([^\s\"'}]{4,}))")
+_GIVEN = re.compile(r"((?<!-)--[\w-]+(?=[ =])|\b\w+(?=\W?(?::?[=-]|: )))(?=[\"']?[ :=-]{1,2}[\"']?([^\s\"'}]{4,}))")
 _TOKEN = re.compile(r"\b(hf_\w{20,}|sk-[\w-]{20,}|gh[opsu]_\w{20,}|AKIA[A-Z0-9]{16}|glpat-[\w-]{20,})|login (\w{20,})")
 _WIDTH = 100
 _OF_SITE = {"slurm", "kubernetes", "image", "setup", "mounts", "resources", "gpu"}

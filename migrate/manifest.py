@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from jobspec.problems import Place, Problem, SpecError
@@ -39,7 +40,7 @@ _RENDERED = frozenset(_NAMES_OF_RENDERED.split())  # every manifest has them, or
 
 def read_manifests(texts: Mapping[str, str]) -> Draft:
     """Return the draft of the first training job in some manifests.  Raises SpecError if there is none."""
-    read = [one for file, text in texts.items() for one in documents(text, file)]
+    read = [replace(one, file=file * (len(texts) > 1)) for file, text in texts.items() for one in documents(text, file)]
     found = [each for one in read for each in (one.elements("items") if one.text("kind") == "List" else [one])]
     jobs = [each for each in found if each.text("kind") in TARGETS and "volcano" not in each.text("apiVersion")]
     if not jobs:
@@ -96,7 +97,7 @@ def _say_nodes(draft: Draft, job: Node, owners: list[Node], pods: list[tuple[Nod
     total = sum(times[at] * (1 if size is None else size) for at, (_, size) in enumerate(pods))
     given = [owner.text("spec", part, "numNodes") for owner in owners for part in ("mlPolicy", "trainer")]
     counts = [text for text in given if text][-1:]
-    where = f"line {job.place.line}"
+    where = f"{job.file} line {job.place.line}".lstrip()
     if number(least) and number(most):
         draft.say("nodes", {"min": int(least), "max": int(most)}, where)
     elif job.says(r"\b(?:replicas|parallelism|numNodes): *[\"']?[^\s\d\"']"):
@@ -138,7 +139,7 @@ def _say_metadata(draft: Draft, part: str, node: Node, is_job: bool) -> None:
 def _lines_of(node: Node) -> str:
     first, end = node.key_place.line, node.raw.end_mark
     last = max(first, end.line + (end.column > 0))
-    return f"line {first}" if first == last else f"lines {first}-{last}"
+    return f"{node.file} line{f's {first}-{last}' if first < last else f' {first}'}".lstrip()
 
 
 def _say_key(draft: Draft, key: str, node: Node) -> bool:
