@@ -1,7 +1,5 @@
 """Turn spec files and a target into an artifact: every step, in order."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Show what would change in a file, as `diff -u` prints it and `patch` reads it."""
 
-from __future__ import annotations
-
 import difflib
 import io
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Each target lists the variables that it sets itself.  Those that torchrun then s
 targets, so they are here.  Source: torch/distributed/elastic/agent/server/local_elastic_agent.py, `_start_workers`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

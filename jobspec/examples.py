@@ -5,8 +5,6 @@ the combination of a sweep.  The file's name is `JOB.TARGET.SUFFIX`, so an examp
 recognised.  A file with neither such a header nor such a name is hand-written and skipped.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ shell text, `run_lines` where the value is shell text itself, `directive` in an 
 YAML, `kubelet` and `compose` in YAML whose reader expands variables, `comment` in a comment line.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Turn a job into a plan: how many processes there are, where each rank is and what starts it.  No shell text."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Each target adds in its own way what differs from node to node or is known only when the job runs.
 """
 
-from __future__ import annotations
-
 from jobspec.plan import Plan
 
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"

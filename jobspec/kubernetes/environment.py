@@ -1,7 +1,5 @@
 """Variables of a process in a pod, and who sets each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jobspec.environment import SetBy, Variable, common_variables, torchrun_variables

@@ -3,8 +3,6 @@
 Sources: Kubernetes API reference, Pod v1; Pod Security Standards, profiles baseline and restricted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import posixpath
 import re

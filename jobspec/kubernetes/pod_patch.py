@@ -5,8 +5,6 @@ other elements are appended.  For every kind of job, the container `node` is the
 Source: Kubernetes API reference, PodSpec v1.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal

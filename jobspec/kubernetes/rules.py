@@ -5,8 +5,6 @@ Sources: pkg/apis/core/validation/validation.go of Kubernetes; the validating we
 Security Standards.
 """
 
-from __future__ import annotations
-
 import posixpath
 import sys
 from collections.abc import Iterator

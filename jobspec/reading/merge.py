@@ -5,8 +5,6 @@ removes the key.  A list under `+key` is appended to the list that is there, and
 result: then the files are in the wrong order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

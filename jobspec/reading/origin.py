@@ -1,7 +1,5 @@
 """Origin of each value of a spec: a line of a file, a `--set` option, or the default."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Apply `--set KEY=VALUE` options to a spec."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Keys as other tools call them, and the matching keys of a job spec."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

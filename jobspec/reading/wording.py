@@ -1,7 +1,5 @@
 """Turn pydantic's errors into findings in the words of the spec's author."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Sequence

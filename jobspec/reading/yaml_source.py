@@ -5,8 +5,6 @@ are text, `1e-3` is a number.  Whatever could make a spec mean something other t
 keys, anchors, aliases, tags, a second document.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import pathlib

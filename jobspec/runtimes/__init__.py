@@ -4,8 +4,6 @@ A task of Slurm is a shell that sets the variables of its process and then runs 
 its variables reach the container as text in the variable JOB_PROGRAM, which the runtime passes on.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath

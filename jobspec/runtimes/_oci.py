@@ -1,7 +1,5 @@
 """Parts that the command lines of docker and podman have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jobspec import runtimes

@@ -4,8 +4,6 @@ The container gets the host's environment, with CUDA_VISIBLE_DEVICES, which --cl
 Source: apptainer.org/docs/user/main, "Environment and Metadata" and "GPU Support".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jobspec.plan import Plan

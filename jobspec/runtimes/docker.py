@@ -4,8 +4,6 @@ The daemon is outside the job: Slurm's limits do not reach the container, so CPU
 Source: docs.docker.com/reference/cli/docker/container/run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jobspec.plan import Plan

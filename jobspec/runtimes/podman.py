@@ -4,8 +4,6 @@ GPUs are named by UUID, as the NVIDIA Container Toolkit describes them (CDI; `nv
 Source: docs.podman.io/en/latest/markdown/podman-run.1.html.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jobspec.plan import Plan

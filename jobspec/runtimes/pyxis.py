@@ -3,8 +3,6 @@
 Source: pyxis, "Usage" (github.com/NVIDIA/pyxis/wiki/Usage), and enroot, doc/cmd/import.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jobspec.filters import sh

@@ -1,7 +1,5 @@
 """Variables of a process under Slurm: each once, for the script, for what enters a container, and for `explain`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal

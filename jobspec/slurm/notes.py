@@ -1,7 +1,5 @@
 """Notes about the job at the head of a batch script."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from jobspec.spec.job import Job

@@ -1,7 +1,5 @@
 """Rules for `slurm.options` and `slurm.srun_options`: nothing that other keys decide or that sbatch rejects."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

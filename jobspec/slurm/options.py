@@ -1,7 +1,5 @@
 """Options for sbatch and srun: nodes, tasks, limits, and what happens when a task fails."""
 
-from __future__ import annotations
-
 from jobspec.plan import Plan
 from jobspec.runtimes import tasks_per_node
 from jobspec.spec.job import Job

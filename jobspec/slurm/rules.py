@@ -1,7 +1,5 @@
 """Rules of Slurm for a job, and rules for what only one of its launchers and runtimes can do."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Find what is correct in a spec but probably not meant: render.py notes it on stderr, and still renders."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections.abc import Container, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Types of single values in a job spec: names, text, paths, words of Slurm and of Kubernetes."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """Sizes and times with their units, and amounts of devices."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any
 

@@ -3,8 +3,6 @@
 The rules of a target are in its own file.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

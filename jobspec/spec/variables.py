@@ -1,7 +1,5 @@
 """Names of variables that a spec cannot choose: the launcher, bash or this program sets them."""
 
-from __future__ import annotations
-
 import re
 
 _SET_BY_LAUNCHER = {

@@ -1,7 +1,5 @@
 """A compose file: each node is a service, all on one machine, in their own network."""
 
-from __future__ import annotations
-
 import posixpath
 from collections.abc import Iterator
 from pathlib import Path

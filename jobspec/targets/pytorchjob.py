@@ -5,8 +5,6 @@ each process its own RANK.
 Source: pkg/controller.v1/pytorch of kubeflow/training-operator 1.9 (envvar.go, elastic.go, initcontainer.go).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

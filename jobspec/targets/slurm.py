@@ -1,7 +1,5 @@
 """A batch script for Slurm: one task per node with torchrun as the agent, or one task per process without it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jobspec import runtimes

@@ -1,7 +1,5 @@
 """A bash script that starts torchrun: directly for one node; for several, it is run once on each node."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jobspec import torchrun

@@ -8,8 +8,6 @@ only, and only because the TrainJob has a `trainer`.
 Source: pkg/runtime/framework/plugins/torch/torch.go of kubeflow/trainer 2.3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
