@@ -1,8 +1,8 @@
 """Render templates: the one Jinja environment, and the filters that make any value safe where it is inserted.
 
 A template inserts every value of a spec through one of these filters: `sh`, `argv`, `by_flag` and `assignments` in
-shell text, `run_lines` where the value is shell text itself, `directive` in an #SBATCH line, `yaml` and `block` in
-YAML, `kubelet` and `compose` in YAML whose reader expands variables, `comment` in a comment line.
+shell text, `run_lines` where the value is shell text itself, `directive` in an #SBATCH line, `yaml`, `lines` and
+`block` in YAML, `kubelet` and `compose` in YAML whose reader expands variables, `comment` in a comment line.
 """
 
 import json
@@ -77,6 +77,13 @@ def yaml(value: Any) -> str:
     """Write a value as JSON, which every YAML reader reads with the same type."""
     text = json.dumps(value, ensure_ascii=False)
     return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def lines(values: Mapping[str, Any] | Sequence[Any], indent: int, quote: str = "yaml") -> str:
+    """Write a mapping or list in YAML, each element after a line break, by the filter `quote`."""
+    write = {"yaml": yaml, "kubelet": kubelet, "compose": compose}[quote]
+    pairs = [f"{write(key)}: {write(value)}" for key, value in values.items()] if isinstance(values, Mapping) else None
+    return "".join(f"\n{' ' * indent}{text}" for text in pairs or [f"- {write(value)}" for value in values])
 
 
 def optional(value: Any, key: str, indent: int) -> str:
@@ -161,6 +168,20 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # the artifacts are not HTML; the filters below quote
     )
-    inserting = (sh, argv, by_flag, assignments, directive, yaml, optional, block, merged, kubelet, compose, comment)
+    inserting = (
+        sh,
+        argv,
+        by_flag,
+        assignments,
+        directive,
+        yaml,
+        lines,
+        optional,
+        block,
+        merged,
+        kubelet,
+        compose,
+        comment,
+    )
     environment.filters.update({function.__name__: function for function in (*inserting, run_lines)})
     return environment
