@@ -21,32 +21,24 @@ def flags(plan: Plan, max_restarts: int | None = None) -> list[str]:
         # Without an address torchrun publishes the host's full name, which a laptop often cannot resolve.
         return ["--standalone", "--local-addr=127.0.0.1", *processes]
     backend = f"--rdzv-backend={plan.backend}"
-    return [*processes, backend, *([static_conf(plan)] if plan.backend == "static" else [])]
+    return [*processes, backend, *([_static_conf(plan)] if plan.backend == "static" else [])]
 
 
-def static_pod_flags(plan: Plan) -> list[str]:
-    """Return the flags for a fixed number of pods; what differs between the pods comes from the environment.
+def pod_flags(plan: Plan, static: bool = True) -> list[str]:
+    """Return the flags of a pod; what differs between the pods comes from the environment.
 
-    After a failure all pods restart together, so torchrun restarts nothing.
+    static: True for a fixed number of pods, which restart together, so torchrun restarts nothing; False for pods that
+        come and go, where torchrun restarts the processes with the pods that are left.
     """
-    flags = [*_pod_flags(plan), "--max-restarts=0", "--rdzv-backend=static"]
-    return [*flags, static_conf(plan)] if plan.job.nodes.max > 1 else flags
+    flags = [f"--nproc-per-node={plan.job.procs_per_node}", f"--rdzv-id={plan.job.name}"]
+    if not static:
+        return [*flags, f"--max-restarts={plan.job.max_restarts}"]
+    flags += ["--max-restarts=0", "--rdzv-backend=static"]
+    return [*flags, _static_conf(plan)] if plan.job.nodes.max > 1 else flags
 
 
-def c10d_pod_flags(plan: Plan) -> list[str]:
-    """Return the flags for pods that come and go: torchrun restarts the processes with the pods that are left."""
-    return [*_pod_flags(plan), f"--max-restarts={plan.job.max_restarts}"]
-
-
-def _pod_flags(plan: Plan) -> list[str]:
-    return [f"--nproc-per-node={plan.job.procs_per_node}", f"--rdzv-id={plan.job.name}"]
-
-
-def static_conf(plan: Plan) -> str:
-    """Return the flag for how long the nodes of a static rendezvous wait for each other.
-
-    Source: torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py.
-    """
+def _static_conf(plan: Plan) -> str:
+    """Return the flag for how long nodes wait; torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py."""
     return f"--rdzv-conf=timeout={plan.rendezvous_timeout_s}"
 
 

@@ -5,9 +5,7 @@ from typing import Any
 from jobspec.environment import SetBy, Variable, common_variables, torchrun_variables
 from jobspec.kubernetes.pod import pod_env, template_values
 from jobspec.plan import Plan, Rank
-from jobspec.torchrun import static_pod_flags
-
-COMPLETION_INDEX = "JOB_COMPLETION_INDEX"
+from jobspec.torchrun import pod_flags
 
 
 def pod_variables(plan: Plan) -> list[Variable]:
@@ -18,9 +16,8 @@ def pod_variables(plan: Plan) -> list[Variable]:
 
 def indexed_variables(plan: Plan, rank: Rank) -> list[Variable]:
     """List what the Job controller adds to each container of an Indexed Job, unless the spec sets it."""
-    if COMPLETION_INDEX in plan.env:
-        return []
-    return [Variable(COMPLETION_INDEX, str(rank.node), "scheduler")]
+    name = "JOB_COMPLETION_INDEX"
+    return [] if name in plan.env else [Variable(name, str(rank.node), "scheduler")]
 
 
 def node_variables(
@@ -51,12 +48,11 @@ def indexed_environment(plan: Plan, rank: Rank, master_addr: str) -> list[Variab
 def indexed_values(plan: Plan, master_addr: str, subdomain: str | None = None) -> dict[str, Any]:
     """Return the values for the templates of pods that the Job controller numbers; see `pod.template_values`."""
     nodes, port = str(plan.job.nodes.max), str(plan.port)
-    return template_values(
-        plan,
-        container="node",
-        torchrun=["torchrun", *static_pod_flags(plan)],
-        env={"PET_NNODES": nodes, "PET_MASTER_ADDR": master_addr, "PET_MASTER_PORT": port},
-        fields={"PET_NODE_RANK": "metadata.annotations['batch.kubernetes.io/job-completion-index']"},
-        subdomain=subdomain,
-        restart_policy="Never",
-    )
+    values = template_values(plan, container="node", torchrun=["torchrun", *pod_flags(plan)])
+    return {
+        **values,
+        "env": {**values["env"], "PET_NNODES": nodes, "PET_MASTER_ADDR": master_addr, "PET_MASTER_PORT": port},
+        "fields": {"PET_NODE_RANK": "metadata.annotations['batch.kubernetes.io/job-completion-index']"},
+        "subdomain": subdomain,
+        "restart_policy": "Never",
+    }

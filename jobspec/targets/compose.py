@@ -47,7 +47,10 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "stop_grace": job.preemption.grace if job.preemption else _STOP_GRACE,
         "workdir": files.workdir(job),
         "project": job.compose.project or job.name,
-        "files": [{"path": files.target(job, name), "text": _text(name)} for name in files.listed(job)],
+        # compose leaves empty files out
+        "files": [
+            {"path": files.target(job, f), "text": Path(f).read_bytes().decode() or "\n"} for f in files.listed(job)
+        ],
         "claims": sorted({mount.claim for mount in job.mounts if mount.claim is not None and mount.source is None}),
     }
 
@@ -114,11 +117,6 @@ def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
         elif path in ("/", "/dev", "/proc", "/sys") or path.startswith(("/proc/", "/sys/")):
             message = f"mounts[{number}].path is {mount.path}, which belongs to the container itself"
             yield Finding(("mounts", number, "path"), message, "choose another path, such as /data")
-
-
-def _text(file: str) -> str:
-    """Return the content of a file; compose leaves empty files out."""
-    return Path(file).read_bytes().decode() or "\n"
 
 
 def _flags(plan: Plan) -> list[str]:
