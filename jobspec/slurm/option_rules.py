@@ -84,41 +84,32 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
         if name == "export" and str(value).upper() in ("NONE", "NIL") and job.secrets:
             message = f"slurm.options: export is {value}, so the job would not get its secrets"
             yield Finding(path, message, "leave it out; secrets are passed on by name", on_key=True)
-        if name in _MEMORY and (others := sorted(_MEMORY & job.slurm.options.keys() - {name})) and name > others[0]:
-            message = f"slurm.options: {name} is given, and {others[0]} too; Slurm takes only one of them"
+        key = _OPTIONS_INSTEAD_OF_KEYS.get(name)
+        rivals = [f"resources.{key}"] if key and getattr(job.resources, key) is not None else []
+        rivals += [one for one in sorted(_MEMORY & job.slurm.options.keys())[:1] if name in _MEMORY and one != name]
+        for rival in rivals:
+            message = f"slurm.options: {name} is given, and {rival} too; Slurm takes only one of them"
             yield Finding(path, message, "leave one of them out", on_key=True)
         if name == "overcommit":
             message = "slurm.options: overcommit has no effect on the tasks: the script unsets SLURM_OVERCOMMIT"
             yield Finding(path, message, _OF_SRUN, on_key=True)
-
-
-@Rule
-def options_have_the_values_that_sbatch_reads(job: Job) -> Iterator[Finding]:
-    for name, value in job.slurm.options.items():
-        path = ("slurm", "options", name)
         if name == "exclusive" and value is not True and value not in _EXCLUSIVE:
             message = f"slurm.options: exclusive is {value}, which sbatch does not know"
             yield Finding(path, message, "write true, user, mcs or topo; leave it out to share nodes")
         elif name in FLAGS and value is not True:
-            hint = "write true, or leave it out"
-            yield Finding(path, f"slurm.options: {name} is a flag, so its value must be true, not {value}", hint)
+            message = f"slurm.options: {name} is a flag, so its value must be true, not {value}"
+            yield Finding(path, message, "write true, or leave it out")
         elif name in WITH_VALUE and value is True:
             yield Finding(path, f"slurm.options: {name} is true, but sbatch wants a value for it", f"{name}: VALUE")
-        key = _OPTIONS_INSTEAD_OF_KEYS.get(name)
-        if key is not None and getattr(job.resources, key) is not None:
-            message = f"slurm.options: {name} is given, and resources.{key} too; Slurm takes only one of them"
-            yield Finding(path, message, "leave one of them out", on_key=True)
 
 
 @Rule
 def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
+    decided = _SRUN_OPTIONS_OF_SCRIPT | (_SRUN_OPTIONS_FOR_PYXIS if job.slurm.runtime == "pyxis" else {})
     for name, value in job.slurm.srun_options.items():
         path = ("slurm", "srun_options", name)
-        if name in _SRUN_OPTIONS_OF_SCRIPT:
-            message = f"slurm.srun_options: {name} is set from {_SRUN_OPTIONS_OF_SCRIPT[name]}"
-            yield Finding(path, message, "leave it out", on_key=True)
-        elif name in _SRUN_OPTIONS_FOR_PYXIS and job.slurm.runtime == "pyxis":
-            message = f"slurm.srun_options: {name} is set from {_SRUN_OPTIONS_FOR_PYXIS[name]}"
+        if name in decided:
+            message = f"slurm.srun_options: {name} is set from {decided[name]}"
             yield Finding(path, message, "leave it out", on_key=True)
         elif name == "label" and value is not True:
             hint = "write true, or leave it out"
@@ -138,7 +129,6 @@ def each_process_sees_its_gpus(job: Job) -> Iterator[Finding]:
             yield Finding(("slurm", section, "gres"), message, hint, on_key=True)
         several = job.slurm.launcher == "torchrun" and job.procs_per_node > 1
         if several and re.match(r"(?i)(verbose,)?(single|map_gpu|per_task:1\b)", bind):
-            message = (
-                f"slurm.{section}: gpu-bind {bind} would leave one GPU for the {job.procs_per_node} processes of a task"
-            )
+            lost = f"would leave one GPU for the {job.procs_per_node} processes of a task"
+            message = f"slurm.{section}: gpu-bind {bind} {lost}"
             yield Finding(("slurm", section, "gpu-bind"), message, "leave it out", on_key=True)
