@@ -33,7 +33,6 @@ def check(root: Path = ROOT, write: bool = False) -> str:
 
 
 def _examples(root: Path) -> Iterator[Path]:
-    """List all rendered files in the example folders."""
     for folder in FOLDERS:
         for file in sorted((root / folder).rglob("*")):
             if file.is_file() and (_target_in_name(file) or _header(file)):

@@ -45,15 +45,13 @@ class Process:
 class Explanation:
     """A plan on one target.
 
-    `node_names` are in the order of node numbers, `c10d_order` are the same names in the order of c10d's numbers.
-    Both are empty if the names are not known before the job runs.  `remarks` are notes on variables, by name.
-    `origins` is None unless it was requested.
+    `node_names` are in the order of node numbers, and empty if they are not known before the job runs.
+    `remarks` are notes on variables, by name.  `origins` is None unless it was requested.
     """
 
     plan: Plan
     target: str
     node_names: list[str]
-    c10d_order: list[str]
     processes: list[Process]
     remarks: Mapping[str, str]
     origins: list[Origin] | None = None
@@ -68,8 +66,7 @@ def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None =
     names = [name for node in range(plan.job.nodes.max) if (name := target.node_name(plan, node)) is not None]
     if hosts:
         names = _hosts(plan, hosts, names)
-    order = sorted(names)
-    numbered = order if plan.backend == "c10d" else names
+    numbered = sorted(names) if plan.backend == "c10d" else names
     processes = []
     for rank in plan.ranks():
         variables = target.environment(plan, rank)
@@ -81,7 +78,7 @@ def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None =
             variables = [_named(variable, known) for variable in variables]
         processes.append(Process(rank, node, variables))
     origins = None if source is None else list(origins_of(source, plan.job))
-    return Explanation(plan, target.__name__.rpartition(".")[2], names, order, processes, target.REMARKS, origins)
+    return Explanation(plan, target.__name__.rpartition(".")[2], names, processes, target.REMARKS, origins)
 
 
 def as_json(explanation: Explanation) -> str:
@@ -100,7 +97,7 @@ def as_json(explanation: Explanation) -> str:
         "procs_per_node": plan.job.procs_per_node,
         "world_size": plan.world_size,
         "node_names": explanation.node_names,
-        "c10d_order": explanation.c10d_order,
+        "c10d_order": sorted(explanation.node_names),
         "rendezvous_timeout_s": plan.rendezvous_timeout_s,
         "environment": [_content(one) for one in explanation.processes[0].variables if one.name in alike],
     }
@@ -254,7 +251,7 @@ def _shown(value: str) -> str:
 
 def _order(explanation: Explanation) -> Iterator[str]:
     """Describe how c10d numbers the nodes; for a static job, only if c10d would number them differently."""
-    elastic, names, order = explanation.plan.backend == "c10d", explanation.node_names, explanation.c10d_order
+    elastic, names, order = explanation.plan.backend == "c10d", explanation.node_names, sorted(explanation.node_names)
     if explanation.plan.job.nodes.max == 1 or (names == order and not elastic):
         return
     verb = "numbers" if elastic else "(not used here) would number"

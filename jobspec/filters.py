@@ -118,7 +118,6 @@ def merged(pod: str, patch: Mapping[str, Any], container: str) -> str:
 
 
 def _yaml_lines(value: Any, indent: str) -> Iterator[str]:
-    """Write plain values as YAML whose scalars are JSON."""
     pairs = value.items() if isinstance(value, Mapping) else ((None, element) for element in value)
     for key, below in pairs:
         head = f"{indent}-" if key is None else f"{indent}{_key(key)}:"
@@ -168,20 +167,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # the artifacts are not HTML; the filters below quote
     )
-    inserting = (
-        sh,
-        argv,
-        by_flag,
-        assignments,
-        directive,
-        yaml,
-        lines,
-        optional,
-        block,
-        merged,
-        kubelet,
-        compose,
-        comment,
-    )
-    environment.filters.update({function.__name__: function for function in (*inserting, run_lines)})
+    for_shells = sh, argv, by_flag, assignments, directive, run_lines, comment
+    for_yaml = yaml, lines, optional, block, merged, kubelet, compose
+    environment.filters.update({function.__name__: function for function in (*for_shells, *for_yaml)})
     return environment

@@ -20,13 +20,11 @@ def indexed_variables(plan: Plan, rank: Rank) -> list[Variable]:
     return [] if name in plan.env else [Variable(name, str(rank.node), "scheduler")]
 
 
-def node_variables(
-    plan: Plan, rank: Rank, master_addr: str, master_port: int, *, set_by: SetBy, node_rank: SetBy
-) -> list[Variable]:
-    """List torchrun's variables that differ between nodes and jobs; `set_by` sets all but the node's number."""
+def node_variables(plan: Plan, rank: Rank, master_addr: str, master_port: int, set_by: SetBy) -> list[Variable]:
+    """List torchrun's variables that differ between nodes and jobs; the script's node numbers are the scheduler's."""
     return [
         Variable("PET_NNODES", str(plan.job.nodes.max), set_by),
-        Variable("PET_NODE_RANK", str(rank.node), node_rank),
+        Variable("PET_NODE_RANK", str(rank.node), "scheduler" if set_by == "script" else set_by),
         Variable("PET_MASTER_ADDR", master_addr, set_by),
         Variable("PET_MASTER_PORT", str(master_port), set_by),
     ]
@@ -40,7 +38,7 @@ def worker_variables(plan: Plan, rank: Rank, master_addr: str) -> list[Variable]
 
 def indexed_environment(plan: Plan, rank: Rank, master_addr: str) -> list[Variable]:
     """List every variable of a process in a pod that the Job controller numbers."""
-    ours = node_variables(plan, rank, master_addr, plan.port, set_by="script", node_rank="scheduler")
+    ours = node_variables(plan, rank, master_addr, plan.port, set_by="script")
     theirs = indexed_variables(plan, rank)
     return [*pod_variables(plan), *ours, *theirs, *worker_variables(plan, rank, master_addr)]
 

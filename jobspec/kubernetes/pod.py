@@ -81,13 +81,15 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
         {"key": file_key(number, name), "path": files.target(job, name), "text": File(name).read_bytes().decode()}
         for number, name in enumerate(files.listed(job))
     ]
+    wanted = job.kubernetes.topology.model_dump(exclude_none=True) if job.kubernetes.topology else {}
+    topology = {f"kueue.x-k8s.io/podset-{kind}-topology": label for kind, label in wanted.items()}
     if patch and workdir is not None:  # a TrainJob has no key for it
         setup = [f"cd {shlex.quote(workdir)}", *setup]
     return {
         "versions": f"{kubernetes.OLDEST} to {kubernetes.NEWEST}",
         "notes": [*_notes(job), *plan.notes],
         "labels": {**OUR_LABELS, INSTANCE_LABEL: job.name, **job.kubernetes.labels},
-        "annotations": {**_ANNOTATIONS, **_topology(job), **job.kubernetes.annotations},
+        "annotations": {**_ANNOTATIONS, **topology, **job.kubernetes.annotations},
         "patch": patch,
         "secrets": [(name, holder_of(job, name), name.key) for name in job.secrets],
         "container": container,
@@ -113,12 +115,6 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
         "home": HOME,
         "shm": quantity(container_shm(job)),
     }
-
-
-def _topology(job: Job) -> dict[str, str]:
-    """Return Kueue's annotations of a pod for the spec's `topology`."""
-    wanted = job.kubernetes.topology.model_dump(exclude_none=True) if job.kubernetes.topology else {}
-    return {f"kueue.x-k8s.io/podset-{kind}-topology": label for kind, label in wanted.items()}
 
 
 def file_key(number: int, name: str) -> str:
@@ -160,7 +156,6 @@ def beyond_baseline(job: Job) -> list[str]:
 
 
 def _notes(job: Job) -> Iterator[str]:
-    """Yield what the user must know before submitting the manifest."""
     if job.kubernetes.pod:
         standard = f"the Pod Security Standard {job.kubernetes.security}"
         yield f"kubernetes.pod is merged into the pods, and the result is not checked against {standard}."

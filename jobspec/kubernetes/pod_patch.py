@@ -154,7 +154,6 @@ def _variables_are_valid(container: Mapping[str, Any], at: Path) -> Iterator[Fin
 
 
 def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Finding]:
-    """Check the patch of the container in which the processes run."""
     for key in container.keys() & _DECIDED_IN_NODE.keys():
         message = f'kubernetes.pod: {key} of container "{NODE}" is set from {_DECIDED_IN_NODE[key]}'
         yield Finding((*at, key), message, "leave it out", on_key=True)

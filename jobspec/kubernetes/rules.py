@@ -24,15 +24,8 @@ _MOST_SECONDS = 2**31 - 1  # the most that a field of 32 bits holds
 
 # Labels that the operators, Kueue and this program set; with another value, they would not find the pod.
 _RESERVED_LABELS = (
-    "batch.kubernetes.io/",
-    "jobset.sigs.k8s.io/",
-    "kueue.x-k8s.io/",
-    "scheduling.x-k8s.io/",
-    "trainer.kubeflow.org/",
-    "training.kubeflow.org/",
-    INSTANCE_LABEL,
-    "controller-uid",
-    "job-name",
+    *("batch.kubernetes.io/", "jobset.sigs.k8s.io/", "kueue.x-k8s.io/", "scheduling.x-k8s.io/"),
+    *("trainer.kubeflow.org/", "training.kubeflow.org/", INSTANCE_LABEL, "controller-uid", "job-name"),
 )
 
 

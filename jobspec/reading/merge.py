@@ -103,7 +103,6 @@ class _Merged:
                 self._take_places(source, read_at, read_at, value)
 
     def _append(self, source: Source, read_at: Path, value: Any, new: dict[str, Any], there: dict[str, Any]) -> None:
-        """Append the list under `+key` to the list that is there."""
         *above, written = read_at
         key = str(written)[1:]
         path = (*above, key)

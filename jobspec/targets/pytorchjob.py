@@ -105,7 +105,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
         Variable("MASTER_PORT", str(plan.port), "operator"),
         Variable("WORLD_SIZE", str(plan.world_size), "operator"),
         Variable("RANK", str(rank.node), "operator"),
-        *node_variables(plan, rank, master, plan.port, set_by="operator", node_rank="operator"),
+        *node_variables(plan, rank, master, plan.port, set_by="operator"),
     ]
     return [*common, *theirs, *worker_variables(plan, rank, master)]
 

@@ -17,7 +17,7 @@ from jobspec.kubernetes.environment import indexed_variables, node_variables, po
 from jobspec.plan import Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
-from jobspec.spec.keys import given
+from jobspec.spec.keys import given, keys
 from jobspec.spec.rules import Rule, leaves_room
 from jobspec.torchrun import pod_flags
 
@@ -35,16 +35,8 @@ name_fits = leaves_room("a pod", lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx
 fixed_size = rules.fixed_size("the operator of TrainJob tells torchrun one number of nodes, not a range")
 
 # Keys that a TrainJob cannot change in a runtime of the cluster.
-_RUNTIMES = (
-    "max_restarts",
-    "no_restart_on",
-    "preemption",
-    "kubernetes.gpu_claim",
-    "kubernetes.host_network",
-    "kubernetes.pod",
-    "kubernetes.image_pull_policy",
-    "kubernetes.priority_class",
-    "kubernetes.scheduler",
+_RUNTIMES = keys("max_restarts no_restart_on preemption") | keys(
+    "gpu_claim host_network pod image_pull_policy priority_class scheduler", "kubernetes"
 )
 
 
@@ -93,7 +85,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
     master = node_name(plan, 0)
-    theirs = node_variables(plan, rank, master, _OPERATORS_PORT, set_by="operator", node_rank="operator")
+    theirs = node_variables(plan, rank, master, _OPERATORS_PORT, set_by="operator")
     per_node = Variable("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator")
     theirs = [per_node, *theirs, *indexed_variables(plan, rank)]
     return [*pod_variables(plan), *theirs, *worker_variables(plan, rank, master)]
