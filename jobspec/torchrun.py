@@ -24,6 +24,13 @@ def flags(plan: Plan, max_restarts: int | None = None) -> list[str]:
     return [*processes, backend, *([_static_conf(plan)] if plan.backend == "static" else [])]
 
 
+def job_flags(plan: Plan, max_restarts: int | None = None) -> list[str]:
+    """Return these flags with --nnodes and the name of the rendezvous, for nodes that get both from nowhere else."""
+    nodes, common = plan.job.nodes, flags(plan, max_restarts)
+    number = f"{nodes.min}:{nodes.max}" if nodes.elastic else nodes.max
+    return common if nodes.max == 1 else [f"--nnodes={number}", *common, f"--rdzv-id={plan.job.name}"]
+
+
 def pod_flags(plan: Plan, static: bool = True) -> list[str]:
     """Return the flags of a pod; what differs between the pods comes from the environment.
 
@@ -51,12 +58,6 @@ def c10d_conf(plan: Plan, is_host: str) -> str:
     """
     timeout_s = plan.rendezvous_timeout_s
     return f"is_host={is_host},join_timeout={timeout_s},read_timeout={timeout_s}"
-
-
-def nnodes(plan: Plan) -> str:
-    """Return the value of --nnodes: a number, or min:max of an elastic job."""
-    nodes = plan.job.nodes
-    return f"{nodes.min}:{nodes.max}" if nodes.elastic else str(nodes.max)
 
 
 def shutdown_timeout_s(grace_s: int) -> int:

@@ -95,15 +95,11 @@ def _merge(old: Any, new: Any, key: str) -> Any:
     result = list(old)
     for element in new:
         named = element.get(name) if isinstance(element, Mapping) else None
-        same = [
-            at
-            for at, one in enumerate(result)
-            if named is not None and isinstance(one, dict) and one.get(name) == named
-        ]
-        if same:
-            result[same[0]] = _merge(result[same[0]], element, "")
-        else:
+        same = (at for at, one in enumerate(result) if isinstance(one, dict) and name in one and one[name] == named)
+        if (at := next(same, None)) is None:
             result.append(element)
+        else:
+            result[at] = _merge(result[at], element, "")
     return result
 
 

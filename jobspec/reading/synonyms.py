@@ -95,8 +95,6 @@ def value_here(path: Path, value: Any) -> str:
             return "leave the quotes out"
         case ("procs_per_node",), "auto" | "gpu" | "cpu":
             return "write the number of processes, such as 8, because the artifact must not depend on the machine"
-        case ("slurm", "partition" as key), list() if all(isinstance(word, str) for word in value):
-            return f"write {key}: {','.join(value)}"
         case ("env",), list():
             pairs = [re.match(r"[{']*([A-Za-z_]\w*)'? *[=:]", str(pair)) for pair in value]
             names = [pair[1] for pair in pairs if pair] or ["NAME"]
@@ -104,8 +102,6 @@ def value_here(path: Path, value: Any) -> str:
         case ("mounts", int()), str() if found := re.fullmatch("(/[^:]*):(/[^:]*)(:ro)?(:rw)?", value):
             read_only = ", read_only: true" if found[3] else ""
             return f"write {{source: {found[1]}, path: {found[2]}{read_only}}}"
-        case ("mounts",), str() if hint := value_here(("mounts", 0), value):
-            return hint.replace("write ", "write mounts: [") + "]"
     return ""
 
 

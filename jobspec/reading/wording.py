@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections.abc import Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -99,14 +98,13 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
         return 'put the line in quotes: in YAML, ": " begins a value'
     if path == ("resources", "memory") and value in (0, "0"):
         return "leave it out; on Slurm, slurm: {options: {mem: 0}} asks for all memory of a node"
-    if kind == "model_type" and (model := model_at(path)):
-        return f"its keys: {', '.join(model.model_fields)}"
+    if kind in ("model_type", "list_type") and (model := model_at(path)):
+        keys = ", ".join(model.model_fields)
+        return f"its keys: {keys}" if kind == "model_type" else f"a list of mappings with the keys {keys}"
     if path == ("secrets",) and isinstance(value, dict):
         return list_of_names(value)
-    if kind == "list_type" and (model := model_at(path)):
-        return f"a list of mappings with the keys {', '.join(model.model_fields)}"
     if kind == "list_type" and isinstance(value, str):
-        return _command_hint(value, source) if path == ("command",) else _list_hint(path, value)
+        return _command_hint(value, source) if path == ("command",) else f"write {path[-1]}: […]"
     if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str) and written[:1] in ('"', "'"):
         plain = typed(value)
         return "leave the quotes out" if plain is not None and not _refusal(path, plain) else ""
@@ -132,22 +130,8 @@ def _command_hint(value: str, source: Source) -> str:
     for_a_shell = re.search(r"[\n;|&<>]|^\s*\w+=", value)
     if for_a_shell or any([*rules.command_begins_with_what_runs.check(job), *doubts(job)]):
         return ""
-    return f"write command: {_in_yaml(words)}{' and no_python: true' if no_python and not given else ''}"
-
-
-def _list_hint(path: Path, value: str) -> str:
-    """Return the list that a text was probably meant to be; empty if that would be rejected."""
-    if path[0] == "sweep":  # the hint cannot know whether text or numbers are meant
-        return ""
-    words = value.splitlines()
-    if path[-1] not in ("setup", "prologue", "epilogue"):
-        words = [word for word in re.split(r"\s*[,\n]\s*", value.strip()) if word]
-    return f"write {path[-1]}: {_in_yaml(words)}" if words and not _refusal(path, words) else ""
-
-
-def _in_yaml(words: Sequence[str]) -> str:
     plain = [word if _PLAIN.fullmatch(word) and typed(word) == word else shown(word) for word in words]
-    return f"[{', '.join(plain)}]"
+    return f"write command: [{', '.join(plain)}]{' and no_python: true' if no_python and not given else ''}"
 
 
 def _missing(path: Path, removed: bool) -> Finding:

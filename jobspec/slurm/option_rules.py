@@ -13,20 +13,15 @@ _OPTIONS_OF_KEYS = {
     "job-name": "name",
     "nodes": "nodes",
     "ntasks": "nodes, procs_per_node and slurm.launcher",
-    "ntasks-per-node": "procs_per_node and slurm.launcher",
-    "ntasks-per-gpu": "procs_per_node and slurm.launcher",
+    **dict.fromkeys(["ntasks-per-node", "ntasks-per-gpu", "tasks-per-node"], "procs_per_node and slurm.launcher"),
     "cpus-per-task": "resources.cpus",
     "gpus": "nodes and gpus_per_node (or procs_per_node)",
     "gpus-per-node": "gpus_per_node (or procs_per_node)",
     "gpus-per-task": "procs_per_node; this option would hide the other GPUs from each process",
-    "tasks-per-node": "procs_per_node and slurm.launcher",
     "tres-per-task": "procs_per_node and resources.cpus; this option would hide the other GPUs from each process",
     "time": "time_limit",
-    "signal": "preemption",
-    "requeue": "preemption",
-    "no-requeue": "preemption",
+    **dict.fromkeys(["signal", "requeue", "no-requeue", "open-mode"], "preemption"),
     "no-kill": "nodes (if nodes is a range)",
-    "open-mode": "preemption",
     **{key: f"slurm.{key}" for key in ("partition", "account", "qos", "constraint", "reservation", "array")},
 }
 # Options of sbatch that may replace a key of `resources`, and that key; giving both is rejected.
@@ -38,18 +33,13 @@ _EXCLUSIVE = ("user", "mcs", "topo")
 
 # Options of srun that the script sets itself.
 _SRUN_OPTIONS_OF_SCRIPT = {
+    **{key: _OPTIONS_OF_KEYS[key] for key in ("nodes", "no-kill", "ntasks", "ntasks-per-node", "tasks-per-node")},
     **{key: _OPTIONS_OF_KEYS[key] for key in ("gpus", "gpus-per-node", "gpus-per-task", "tres-per-task")},
-    "cpus-per-task": "resources.cpus",
+    **{key: _OPTIONS_OF_KEYS[key] for key in ("cpus-per-task", "open-mode")},
     "distribution": "slurm.launcher",
     "export": "env and secrets",
     "jobid": "the ID of the job",
     "kill-on-bad-exit": "nodes and preemption",
-    "nodes": "nodes",
-    "no-kill": "nodes (if nodes is a range)",
-    "ntasks": "nodes, procs_per_node and slurm.launcher",
-    "ntasks-per-node": "procs_per_node and slurm.launcher",
-    "open-mode": "preemption",
-    "tasks-per-node": "procs_per_node and slurm.launcher",
     "output": "name; slurm.options.output sets one log for script and processes",
     "wait": "preemption",
 }

@@ -23,9 +23,7 @@ VARIABLES_OF_SCRIPT = {
 }
 
 
-@Rule
-def runtime_can_run_the_image(job: Job) -> Iterator[Finding]:
-    yield from runtimes.problems(job)
+runtime_can_run_the_image = Rule(runtimes.problems)
 
 
 @Rule
@@ -78,13 +76,10 @@ def arrays_are_possible(job: Job) -> Iterator[Finding]:
         other = "slurm.array has a limit, too" if job.slurm.array else "there is neither a sweep nor slurm.array"
         message = f"slurm.array_limit is given, but {other}"
         yield Finding(("slurm", "array_limit"), message, "leave one of them out", on_key=True)
-    for first, last, step in re.findall(r"([0-9]+)-([0-9]+)(?::([0-9]+))?", job.slurm.array or ""):
-        hint = f"write {'-'.join(sorted((first, last), key=int))}"
+    for first, last in re.findall(r"([0-9]+)-([0-9]+)", job.slurm.array or ""):
         if int(last) < int(first):
-            yield Finding(("slurm", "array"), f"slurm.array: {first}-{last} counts down; a range must count up", hint)
-        if step and int(step) == 0:
-            message = f"slurm.array: the step of {first}-{last}:{step} must be at least 1"
-            yield Finding(("slurm", "array"), message, hint)
+            message = f"slurm.array: {first}-{last} counts down; a range must count up"
+            yield Finding(("slurm", "array"), message, f"write {last}-{first}")
 
 
 @Rule

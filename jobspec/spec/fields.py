@@ -60,7 +60,7 @@ _WORD = "a word that begins with a letter, a digit or _, and may also contain . 
 SlurmWord = Annotated[str, matching(r"[A-Za-z0-9_][A-Za-z0-9_.,:@%+-]*", _WORD)]
 _CONSTRAINT = "a Slurm constraint such as h100, h100|a100 or [rack1|rack2]"
 SlurmConstraint = Annotated[str, matching(r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:&|*()\[\]-]*", _CONSTRAINT)]
-_RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?::[0-9]{1,7})?)?"
+_RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?::[1-9][0-9]{0,6})?)?"
 _ARRAY = rf"{_RANGE}(?:,{_RANGE})*(?:%[1-9][0-9]{{0,6}})?"
 SlurmArray = Annotated[str, matching(_ARRAY, "a Slurm array such as 0-3, 0-15:4, 1,3,5 or 0-99%8")]
 

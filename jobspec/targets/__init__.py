@@ -72,7 +72,8 @@ def load(name: str) -> Target:
         "node_name": lambda plan, node: None,
         "hides_the_node": lambda job: "image" in module.USES,
     }
-    vars(module).update(defaults | vars(module))
+    for attribute, default in defaults.items():
+        vars(module).setdefault(attribute, default)
     return cast(Target, module)
 
 

@@ -116,10 +116,9 @@ def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
 
 
 def _flags(plan: Plan) -> list[str]:
-    common = torchrun.flags(plan, _torchrun_restarts(plan))
+    flags = torchrun.job_flags(plan, _torchrun_restarts(plan))
     if plan.job.nodes.max == 1:
-        return common
-    flags = [f"--nnodes={torchrun.nnodes(plan)}", *common, f"--rdzv-id={plan.job.name}"]
+        return flags
     if plan.backend == "static":
         return [*flags, f"--master-addr={node_name(plan, 0)}", f"--master-port={plan.port}"]
     return [*flags, f"--rdzv-endpoint={node_name(plan, 0)}:{plan.port}"]

@@ -29,7 +29,7 @@ NOT_USED = {
 
 
 def template_values(plan: Plan) -> dict[str, Any]:
-    return {"flags": _flags(plan), "c10d_conf": torchrun.c10d_conf(plan, "$(( NODE_RANK == 0 ))")}
+    return {"flags": torchrun.job_flags(plan), "c10d_conf": torchrun.c10d_conf(plan, "$(( NODE_RANK == 0 ))")}
 
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
@@ -37,10 +37,3 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
     by_hand = [Variable("NODE_RANK", node, "person"), Variable("MASTER_ADDR", NODE_0, "person")]
     by_torchrun = variables_of_meeting(plan, rank, NODE_0, str(plan.port), plan.job.name)
     return [*common_variables(plan), *(by_hand if plan.job.nodes.max > 1 else []), *by_torchrun]
-
-
-def _flags(plan: Plan) -> list[str]:
-    """torchrun's flags that are the same on every node; the template adds those that differ."""
-    if plan.job.nodes.max == 1:
-        return torchrun.flags(plan)
-    return [f"--nnodes={torchrun.nnodes(plan)}", *torchrun.flags(plan), f"--rdzv-id={plan.job.name}"]
