@@ -236,26 +236,30 @@ def names_in_env(job: Job) -> Iterator[tuple[Path, str]]:
 
 
 @Rule
-def variables_may_be_set_once(job: Job) -> Iterator[Finding]:
+def variables_may_be_set(job: Job) -> Iterator[Finding]:
     for path, name in names_in_env(job):
         if is_set_by_launcher(name):
             message = f"{path[0]}: {name} is set by the launcher for each process"
             hint = "leave it out; nodes, procs_per_node and rendezvous decide its value"
             yield Finding(path, message, hint, on_key=True)
-            continue
-        if is_bash_variable(name):
+        elif is_bash_variable(name):
             message = f"{path[0]}: {name} must not be set, because bash itself uses this variable"
             yield Finding(path, message, "choose another name", on_key=True)
-            continue
-        if name in shell.VARIABLES and (job.setup or job.slurm.prologue):
+        elif name in shell.VARIABLES and (job.setup or job.slurm.prologue):
             message = f"{path[0]}: {name} is a variable of the shell that runs the lines of setup"
             yield Finding(path, message, "choose another name", on_key=True)
-        if path[0] == "env":
-            continue
+
+
+@Rule
+def secrets_are_only_names(job: Job) -> Iterator[Finding]:
+    for number, name in enumerate(job.secrets):
+        path = ("secrets", number)
+        if is_set_by_launcher(name) or is_bash_variable(name):
+            continue  # variables_may_be_set reports it
         if name in SET_BY_US:
             message = f"secrets: {name} is set for each process and cannot be a secret"
             yield Finding(path, message, "set it in env; its value need not be secret")
-        if name in job.secrets[: int(path[1])]:
+        if name in job.secrets[:number]:
             yield Finding(path, f"secrets: {name} is given twice", "leave this one out")
         elif name in job.env:
             message = f"env: {name} is a secret; its value must not be in the spec"
