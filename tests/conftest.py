@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.tables import Case, update
 
 try:
@@ -165,6 +166,18 @@ def golden_cell(request: pytest.FixtureRequest) -> Callable[[Case, str, str], No
             assert text == case.cells[cell]
 
     return compare
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Path]:
+    """A folder with a torchrun and a python3 that start in milliseconds with torch."""
+    with warm.started() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def python(programs: Path) -> str:
+    return str(programs / "python3")
 
 
 @pytest.fixture(scope="session")

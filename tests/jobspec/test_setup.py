@@ -13,6 +13,7 @@ from jobspec import targets
 from jobspec.artifact import render
 from jobspec.spec.shell import syntax_error
 from tests import clusters, compose, platforms
+from tests.cli import free_port
 from tests.slurm import RECORDER, TWO_NODES, Call, Cluster, rendered
 
 # A path, a value with what YAML, the kubelet, compose and shells read, one that needs an earlier line, and a comment.
@@ -131,7 +132,7 @@ def test_two_nodes_of_real_processes_see_what_setup_exports(target: str, tmp_pat
     programs = Path(sys.executable).parent
     (tmp_path / "job.yaml").write_text(
         "name: job\nnodes: 2\nprocs_per_node: 1\ndevice: cuda\nimage: a/b:1\ncommand: [mine.py]\n"
-        f"rendezvous: {{port: {platforms.free_port()}}}\nsetup: ['export SEEN=$((6 * 7))']\n"
+        f"rendezvous: {{port: {free_port()}}}\nsetup: ['export SEEN=$((6 * 7))']\n"
         "slurm: {preflight: false}\n"
     )
     found = platforms.run(target, tmp_path / "job.yaml", tmp_path, programs)
