@@ -72,7 +72,6 @@ _SLOW_TESTS = (
     "test_each_rank_holds_the_same_bits_of_the_mean[4]",
     "test_the_loss_of_each_step_equals_one_process[mnist_bn in micro-batches-2-custom_ddp]",
     "test_the_loss_of_each_step_equals_one_process[mnist_bn in micro-batches-2-ddp]",
-    "test_weights_equal_those_of_native_ddp[compiled]",
 )
 # Of these files the variants over the network: the reducer is the same, and tests/train/sync runs over it, too.
 _SLOW_OVER_NETWORK = ("train/ddp/test_backward.py", "train/ddp/test_buckets.py", "train/ddp/test_failed_backward.py")

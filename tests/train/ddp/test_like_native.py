@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -24,16 +24,6 @@ def _x(world: World, step: int, *shape: int) -> Tensor:
     return torch.randn(*(shape or (4, 8)), generator=torch.Generator().manual_seed(100 * world.rank + step))
 
 
-def _steps(*models: nn.Module, momentum: float = 0.0) -> Iterator[int]:
-    """The numbers of the steps; after each, SGD changes the models by their gradients."""
-    params = [param for model in models for param in model.parameters()]
-    optimizer = torch.optim.SGD(params, 0.05, momentum=momentum)
-    for step in range(_STEPS):
-        yield step
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def _gan(world: World, wrap: Wrap) -> list[nn.Module]:
     """Generator and discriminator with a group each; one backward goes through both."""
     made, judge = plain(), plain()
@@ -52,18 +42,6 @@ def _gan(world: World, wrap: Wrap) -> list[nn.Module]:
         for optimizer in optimizers:
             optimizer.zero_grad()
     return [made, judge]
-
-
-def _gradient_penalty(world: World, wrap: Wrap) -> list[nn.Module]:
-    """A loss of the gradient with respect to the inputs: a backward through a backward."""
-    model = plain()
-    wrapped = wrap(model)
-    for step in _steps(model):
-        x = _x(world, step).requires_grad_()
-        output = wrapped(x)
-        (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
-        (output.square().mean() + (slope.norm(dim=1) - 1).square().mean()).backward()
-    return [model]
 
 
 def _lbfgs(world: World, wrap: Wrap) -> list[nn.Module]:
@@ -99,8 +77,11 @@ def _experts(world: World, wrap: Wrap) -> list[nn.Module]:
     """Each rank uses another expert in each step, and one is never used."""
     model = _Experts()
     wrapped = wrap(model, find_unused_parameters=True)
-    for step in _steps(model, momentum=0.9):
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    for step in range(_STEPS):
         wrapped(_x(world, step), (world.rank + step) % 3).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
     assert model.experts[3].weight.grad is None
     return [model]
 
@@ -110,8 +91,11 @@ def _experts_of_a_rank(world: World, wrap: Wrap) -> list[nn.Module]:
     shared, expert = nn.Linear(8, 8), nn.Linear(8, 8)
     groups = [dist.new_group([rank]) for rank in range(world.world_size)]
     first, second = wrap(shared), wrap(expert, process_group=groups[world.rank])
-    for step in _steps(shared, expert):
+    optimizer = torch.optim.SGD([*shared.parameters(), *expert.parameters()], 0.05)
+    for step in range(_STEPS):
         second(torch.tanh(first(_x(world, step)))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
     return [shared, expert]
 
 
@@ -133,26 +117,7 @@ def _pcgrad(world: World, wrap: Wrap) -> list[nn.Module]:
     return [model]
 
 
-def _two_losses(world: World, wrap: Wrap) -> list[nn.Module]:
-    """Two backwards through one forward's graph add up, with the second one outside of no_sync()."""
-    model = plain()
-    wrapped = wrap(model)
-    for step in _steps(model):
-        with wrapped.no_sync():  # type: ignore[operator]
-            wrapped(_x(world, step)).square().mean().backward()
-        wrapped(_x(world, 50 + step)).abs().mean().backward()
-    return [model]
-
-
-def _compiled(world: World, wrap: Wrap) -> list[nn.Module]:
-    model = plain()
-    wrapped = torch.compile(wrap(model), backend="aot_eager")
-    for step in _steps(model):
-        wrapped(_x(world, step)).square().mean().backward()
-    return [model]
-
-
-_USES = [_gan, _gradient_penalty, _lbfgs, _experts, _experts_of_a_rank, _pcgrad, _two_losses, _compiled]
+_USES = [_gan, _lbfgs, _experts, _experts_of_a_rank, _pcgrad]
 
 
 def _custom(module: nn.Module, find_unused_parameters: bool = False, **options: object) -> nn.Module:
