@@ -252,9 +252,9 @@ class Cluster:
                 os.killpg(job.pid, signal.SIGTERM)  # each srun that is left, too, which ends its tasks
         return job.returncode, out + "".join(log.read_text() for log in sorted(self.folder.glob("*.log")))
 
-    def wait_for(self, *names: str) -> None:
+    def wait_for(self, *names: str, timeout_s: float = 30) -> None:
         """Until the job has written these files."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + timeout_s
         while not all((self.folder / name).exists() for name in names):
             assert time.monotonic() < deadline, f"{names} did not appear"
             time.sleep(0.02)

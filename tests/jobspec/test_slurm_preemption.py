@@ -129,7 +129,7 @@ def test_signal_before_the_start_requeues_without_a_start(own_cluster: Cluster) 
     mark = own_cluster.folder / "in-preflight"
     own_cluster.install("getent", f"import time\nopen({str(mark)!r}, 'w')\ntime.sleep(2)\nprint('192.0.2.1')")
     job = own_cluster.start(rendered(own_cluster, TWO_NODES + "preemption: {grace: 20s}\n"))
-    own_cluster.wait_for("in-preflight")
+    own_cluster.wait_for("in-preflight", timeout_s=60)
     job.send_signal(signal.SIGUSR1)
     assert ended(job)[0] == 0
     assert (own_cluster.folder / "requeued").read_text() == "70123\n"
@@ -242,7 +242,7 @@ def signalled(cluster: Cluster, spec: str, log_before: str = "") -> tuple[int, s
     job = cluster.start(rendered(cluster, spec))
     if log_before:
         (cluster.folder / "job-70123-r0.log").write_text(log_before)
-    cluster.wait_for("running-0", "running-1")
+    cluster.wait_for("running-0", "running-1", timeout_s=60)
     job.send_signal(signal.SIGUSR1)
     return ended(job)
 
