@@ -82,8 +82,7 @@ def _say_job(draft: Draft, job: Node, owners: list[Node]) -> None:
     if script and launch:
         say_program(draft, script, launch, ", ".join(map(_lines_of, given)))
     else:
-        text = f"the image's own program {list(map(_value_of, given))}"
-        draft.lose(text, _lines_of(runs or job), "a spec says what runs")
+        draft.lose(f"the image's own program {list(map(_value_of, given))}", _lines_of(runs or job), "say what runs")
     if not draft.get("kubernetes.security") and not draft.get("kubernetes.runtime"):
         level = "privileged" if draft.get("kubernetes.host_network") else "baseline"
         draft.say("kubernetes.security", level, NOT_SAID, "as the source, which runs as the image's user")

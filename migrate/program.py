@@ -130,7 +130,9 @@ def _say_around(draft: Draft, script: Script, launch: Launch, used: set[str]) ->
         for one in found[main : main + 1]:
             if one.kind != "command" or any(each.start == start and each.words[0].assigned for each in one.commands):
                 draft.lose(one.text, one.where, "stands around the program, which alone is taken")
-        script.exported.update(*(one.assigned for one in found if known is inner))
+        for name in set[str]().union(*(one.assigned for one in found if known is inner)):
+            script.exported.add(name)
+            script.assigned.pop(name, None)  # it has another value there
         before, after = before + found[:main], after + found[main + 1 :]
     kept: list[Statement] = []
     for one in reversed(before):

@@ -40,7 +40,6 @@ KEYS |= {"job-name": ("name", _name), "time": ("time_limit", _time), "mem": ("re
 _OF_GPUS = ("gpus-per-node", "gres", "gpus", "gpus-per-task")
 _SIZES = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", *_OF_GPUS)
 _RENDERED = ("no-requeue", "open-mode", "kill-on-bad-exit", "wait", "jobid")
-_OF_OURS = ("output", "signal", "requeue", *_RENDERED)
 
 
 def read_script(text: str, file: str) -> Draft:
@@ -70,7 +69,7 @@ def read_script(text: str, file: str) -> Draft:
 def _say_option(draft: Draft, section: str, name: str, value: str, where: str) -> None:
     key, convert = KEYS.get(name, ("", None))
     said = convert(value) if convert else None
-    if name in (_OF_OURS if draft.is_ours else _RENDERED) or (name, value) == ("export", "ALL"):
+    if name in _RENDERED or (name, value) == ("export", "ALL"):
         draft.lose(f"--{name}={value}".rstrip("="), where)
     elif said:
         draft.say(key, said, where, f"{value} in the script" if name == "job-name" and said != value else "")
