@@ -21,6 +21,7 @@ from train import strategies
 from train.config import TrainConfig, available
 from train.errors import SharedError
 from train.flags import from_argv
+from train.loop.numerics import seed
 from train.loop.trainer import Trainer
 from train.world.environment import World
 from train.world.signals import StopSignal
@@ -185,7 +186,7 @@ def _seeds_of_gpus(world: World) -> list[int]:
     gpus = [torch.Generator() for _ in range(3)]
     trainer.run.device = torch.device("cuda")
     with mock.patch.multiple(torch.cuda, default_generators=gpus, current_device=lambda: 1):
-        trainer.run._seed()
+        seed(trainer.run.device, 0, 1, 0, world.rank)
     return [gpu.initial_seed() for gpu in gpus]
 
 
