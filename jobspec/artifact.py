@@ -1,7 +1,5 @@
 """Turn spec files and a target into an artifact: every step, in order."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +8,11 @@ from jobspec import targets
 from jobspec.filters import render_template
 from jobspec.plan import Plan, as_array, make_plan
 from jobspec.problems import Finding, SpecError
-from jobspec.reading import sweep, yaml_source
+from jobspec.reading import sweep
 from jobspec.reading.merge import read_all
 from jobspec.reading.override import override
 from jobspec.reading.validate import validate
+from jobspec.reading.yaml_source import Source
 from jobspec.spec.doubts import doubts
 from jobspec.spec.keys import given, only
 from jobspec.spec.rules import rules_in
@@ -24,9 +23,7 @@ def load(target: targets.Target, files: str | Sequence[str], overrides: Sequence
     return plan_of(read(files, overrides), target)
 
 
-def read(
-    files: str | Sequence[str], overrides: Sequence[str] = (), notes: list[str] | None = None
-) -> yaml_source.Source:
+def read(files: str | Sequence[str], overrides: Sequence[str] = (), notes: list[str] | None = None) -> Source:
     """Read the spec from one file, or from several merged left to right, and apply `--set` options; "-" is stdin.
 
     Oddities that are not mistakes are added to `notes`.
@@ -35,7 +32,7 @@ def read(
     return override(read_all(_listed(files), notes), overrides)
 
 
-def plan_of(spec: yaml_source.Source, target: targets.Target) -> Plan:
+def plan_of(spec: Source, target: targets.Target) -> Plan:
     """Return the plan of a parsed spec for a target.  Raises SpecError with all mistakes."""
     name = target.__name__.rpartition(".")[2]
     job = validate(spec, [*rules_in(target), only(name, target.USES, target.NOT_USED)])
@@ -45,16 +42,15 @@ def plan_of(spec: yaml_source.Source, target: targets.Target) -> Plan:
         update = {"secret": job.kubernetes.secret or job.name, "labels": labels}
         kubernetes = job.kubernetes.model_copy(update=update)
         job = job.model_copy(update={"name": job.name + spec.suffix, "kubernetes": kubernetes})
-    return make_plan(job, targets.rendezvous_timeout_s(target))
+    return make_plan(job, target.RENDEZVOUS_TIMEOUT_S)
 
 
-def plans_of(spec: yaml_source.Source, target: targets.Target, index: int | None = None) -> list[Plan]:
+def plans_of(spec: Source, target: targets.Target, index: int | None = None) -> list[Plan]:
     """Return the plans of a parsed spec: one, or one for each combination of its sweep if each is a separate object.
 
     index: the number of the only combination wanted; None for all.
     Raises SpecError with all mistakes.  No index is a mistake if the target can run only one combination.
     """
-    way = targets.sweeps(target)
     specs = specs_of(spec, target, index)
     number = sweep.size(spec) if index is None else 0
     plans, problems = [], []
@@ -63,23 +59,22 @@ def plans_of(spec: yaml_source.Source, target: targets.Target, index: int | None
             plans.append(plan_of(one, target))
         except SpecError as error:
             problems += error.problems
-    if number and way is None and not problems:
+    if number and target.SWEEPS is None and not problems:
         message = f"sweep has {number} combinations, but this target runs only one job"
-        problems = [
-            spec.locate(Finding(("sweep",), message, f"choose one with --sweep-index, 0 to {number - 1}", on_key=True))
-        ]
+        hint = f"choose one with --sweep-index, 0 to {number - 1}"
+        problems = [spec.locate(Finding(("sweep",), message, hint, on_key=True))]
     if problems:
         raise SpecError(problems)
-    return [as_array(plans)] if number and way == "array" else plans
+    return [as_array(plans)] if number and target.SWEEPS == "array" else plans
 
 
-def specs_of(spec: yaml_source.Source, target: targets.Target, index: int | None = None) -> list[yaml_source.Source]:
+def specs_of(spec: Source, target: targets.Target, index: int | None = None) -> list[Source]:
     """Return the spec of each combination of a sweep, or only of number `index`; without a sweep, the spec itself."""
     number = sweep.size(spec)
     sweep.refuse_index(index, number)
     if number == 0:
         return [spec]
-    specs = list(sweep.combinations(spec, named=targets.sweeps(target) != "array" or index is not None))
+    specs = list(sweep.combinations(spec, named=target.SWEEPS != "array" or index is not None))
     return specs if index is None else [specs[index]]
 
 
@@ -105,7 +100,7 @@ def render(
     target = targets.load(name)
     plans = plans_of(read(files, overrides, notes), target, sweep_index)
     if notes is not None:
-        notes += doubts(plans[0].job, targets.hides_the_node(target, plans[0].job), target.NOT_USED)
+        notes += doubts(plans[0].job, target.hides_the_node(plans[0].job), target.NOT_USED)
     return "".join(text_of(plan, name, shlex.join(words)) for plan in plans)
 
 

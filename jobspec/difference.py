@@ -1,10 +1,7 @@
 """Show what would change in a file, as `diff -u` prints it and `patch` reads it."""
 
-from __future__ import annotations
-
 import difflib
 import io
-from collections.abc import Iterator
 
 
 def difference(old: bytes, new: str, old_name: str, new_name: str) -> str:
@@ -12,16 +9,7 @@ def difference(old: bytes, new: str, old_name: str, new_name: str) -> str:
 
     Bytes of `old` that are not UTF-8 are surrogate escapes (os.fsencode), so the diff keeps them unchanged.
     """
-    before, after = _lines(old.decode(errors="surrogateescape")), _lines(new)
-    return "".join(_ended(difflib.unified_diff(before, after, old_name, new_name)))
-
-
-def _lines(text: str) -> list[str]:
-    """Split into lines with their ends.  Only a line feed ends a line; Unicode's other line breaks do not."""
-    return list(io.StringIO(text, newline="\n"))
-
-
-def _ended(lines: Iterator[str]) -> Iterator[str]:
-    """Add a line feed to a last line that has none, and the note that diff prints for it."""
-    for line in lines:
-        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+    # Only a line feed ends a line; Unicode's other line breaks do not.
+    before, after = (list(io.StringIO(text, newline="\n")) for text in (old.decode(errors="surrogateescape"), new))
+    lines = difflib.unified_diff(before, after, old_name, new_name)
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

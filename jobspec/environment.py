@@ -4,8 +4,6 @@ Each target lists the variables that it sets itself.  Those that torchrun then s
 targets, so they are here.  Source: torch/distributed/elastic/agent/server/local_elastic_agent.py, `_start_workers`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,3 +65,23 @@ def torchrun_variables(
         "TORCHELASTIC_RUN_ID": run_id,
     }
     return [Variable(name, str(value), "torchrun") for name, value in values.items()]
+
+
+def variables_of_meeting(
+    plan: Plan,
+    rank: Rank,
+    node_0: str,
+    port: str,
+    run_id: str,
+    *,
+    node_of_rank_0: str = NODE_OF_RANK_0,
+    max_restarts: int | None = None,
+) -> list[Variable]:
+    """List what torchrun sets for one worker when the nodes have met at `port` of `node_0`, or one node is alone."""
+    if plan.job.nodes.max == 1:
+        node_0, port, run_id = "127.0.0.1", FREE_PORT, RANDOM_ID
+    elif plan.backend == "c10d":  # renumbers the nodes by name, in text order
+        node_0, port = node_of_rank_0, FREE_PORT
+    return torchrun_variables(
+        plan, rank, master_addr=node_0, master_port=port, run_id=run_id, max_restarts=max_restarts
+    )

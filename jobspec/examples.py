@@ -5,8 +5,6 @@ the combination of a sweep.  The file's name is `JOB.TARGET.SUFFIX`, so an examp
 recognised.  A file with neither such a header nor such a name is hand-written and skipped.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator
@@ -35,7 +33,6 @@ def check(root: Path = ROOT, write: bool = False) -> str:
 
 
 def _examples(root: Path) -> Iterator[Path]:
-    """List all rendered files in the example folders."""
     for folder in FOLDERS:
         for file in sorted((root / folder).rglob("*")):
             if file.is_file() and (_target_in_name(file) or _header(file)):

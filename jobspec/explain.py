@@ -4,8 +4,6 @@
 between < and >.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +15,7 @@ from jobspec.problems import Problem, SpecError, option_place, printable
 from jobspec.reading.origin import Origin, origins_of
 from jobspec.reading.yaml_source import Source
 from jobspec.slurm.task import train_timeout
-from jobspec.targets import Target, artifact, node_name, remarks
+from jobspec.targets import Target, artifact
 
 _HEADS = {"rank": "RANK", "node": "NODE_RANK", "local_rank": "LOCAL_RANK"}
 _MANY = 32  # processes; above, the table has one row a node
@@ -47,15 +45,13 @@ class Process:
 class Explanation:
     """A plan on one target.
 
-    `node_names` are in the order of node numbers, `c10d_order` are the same names in the order of c10d's numbers.
-    Both are empty if the names are not known before the job runs.  `remarks` are notes on variables, by name.
-    `origins` is None unless it was requested.
+    `node_names` are in the order of node numbers, and empty if they are not known before the job runs.
+    `remarks` are notes on variables, by name.  `origins` is None unless it was requested.
     """
 
     plan: Plan
     target: str
     node_names: list[str]
-    c10d_order: list[str]
     processes: list[Process]
     remarks: Mapping[str, str]
     origins: list[Origin] | None = None
@@ -67,20 +63,22 @@ def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None =
     `hosts` are the names of the nodes in the order of node numbers, separated by commas, if the target does not name
     them.  Raises SpecError if it does, or if there is not one distinct name for each node.
     """
-    names = [name for node in range(plan.job.nodes.max) if (name := node_name(target, plan, node)) is not None]
+    names = [name for node in range(plan.job.nodes.max) if (name := target.node_name(plan, node)) is not None]
     if hosts:
         names = _hosts(plan, hosts, names)
-    order = sorted(names)
-    numbered = order if plan.backend == "c10d" else names
+    numbered = sorted(names) if plan.backend == "c10d" else names
     processes = []
     for rank in plan.ranks():
         variables = target.environment(plan, rank)
+        # Under c10d, a node's number follows from its name.
+        node = f"<number {rank.node} in alphabetical order>" if plan.backend == "c10d" else f"<node {rank.node}>"
         if numbered:
-            known = {NODE_0: names[0], NODE_OF_RANK_0: numbered[0], THIS_NODE: numbered[rank.node]}
+            node = numbered[rank.node]
+            known = {NODE_0: names[0], NODE_OF_RANK_0: numbered[0], THIS_NODE: node}
             variables = [_named(variable, known) for variable in variables]
-        processes.append(Process(rank, numbered[rank.node] if numbered else _unnamed(plan, rank.node), variables))
+        processes.append(Process(rank, node, variables))
     origins = None if source is None else list(origins_of(source, plan.job))
-    return Explanation(plan, target.__name__.rpartition(".")[2], names, order, processes, remarks(target), origins)
+    return Explanation(plan, target.__name__.rpartition(".")[2], names, processes, target.REMARKS, origins)
 
 
 def as_json(explanation: Explanation) -> str:
@@ -99,11 +97,9 @@ def as_json(explanation: Explanation) -> str:
         "procs_per_node": plan.job.procs_per_node,
         "world_size": plan.world_size,
         "node_names": explanation.node_names,
-        "c10d_order": explanation.c10d_order,
+        "c10d_order": sorted(explanation.node_names),
         "rendezvous_timeout_s": plan.rendezvous_timeout_s,
-        "environment": [
-            _content(variable) for variable in explanation.processes[0].variables if variable.name in alike
-        ],
+        "environment": [_content(one) for one in explanation.processes[0].variables if one.name in alike],
     }
     if explanation.origins is not None:
         head["spec"] = [asdict(origin) for origin in explanation.origins]
@@ -114,7 +110,7 @@ def as_json(explanation: Explanation) -> str:
             "node_rank": process.rank.node,
             "local_rank": process.rank.local_rank,
             "device": process.rank.device,
-            "environment": [_content(variable) for variable in process.variables if variable.name not in alike],
+            "environment": [_content(one) for one in process.variables if one.name not in alike],
         }
         for process in explanation.processes
     )
@@ -182,11 +178,6 @@ def _named(variable: Variable, known: Mapping[str, str]) -> Variable:
     return replace(variable, value=value)
 
 
-def _unnamed(plan: Plan, node: int) -> str:
-    """Describe a node whose name is not known yet; under c10d, its number follows from its name."""
-    return f"<number {node} in alphabetical order>" if plan.backend == "c10d" else f"<node {node}>"
-
-
 def _summary(explanation: Explanation) -> Iterator[str]:
     plan = explanation.plan
     nodes = plan.job.nodes
@@ -194,10 +185,8 @@ def _summary(explanation: Explanation) -> Iterator[str]:
     without_agent = explanation.target == "slurm" and plan.job.slurm.launcher == "srun"
     waits = nodes.max > 1 and (not without_agent or train_timeout(plan))
     meet = f" within {plan.rendezvous_timeout_s} s" if waits else ""
-    yield (
-        f"{plan.job.name} on {explanation.target}: {count} x {plan.job.procs_per_node} processes, "
-        f"{plan.backend} rendezvous{meet}"
-    )
+    processes = f"{count} x {plan.job.procs_per_node} processes"
+    yield f"{plan.job.name} on {explanation.target}: {processes}, {plan.backend} rendezvous{meet}"
     if plan.job.setup:
         yield "The lines of setup run first; they may change any variable below."
     if plan.points and explanation.origins:
@@ -246,17 +235,12 @@ def _by_rank(name: str, values: dict[int, str], explanation: Explanation) -> str
         for column in sorted(_HEADS, key=lambda column: _HEADS[column] != name):
             if all(values[rank.rank] == str(getattr(rank, column)) for rank in ranks):
                 return f"<{_HEADS[column]} above>"
-    return "; ".join(f"{_range(group)}: {_shown(value)}" for value, group in _runs(values))
-
-
-def _runs(values: dict[int, str]) -> Iterator[tuple[str, list[int]]]:
-    """Group neighbouring ranks with the same value, so that a table of 64 nodes x 8 does not show it 512 times."""
+    # Neighbouring ranks with the same value stand together: a table of 64 nodes x 8 must not show it 512 times.
+    texts = []
     for (value, _), group in groupby(enumerate(values), lambda item: (values[item[1]], item[1] - item[0])):
-        yield value, [rank for _, rank in group]
-
-
-def _range(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+        first, *others = [rank for _, rank in group]
+        texts.append(f"{f'ranks {first}-{others[-1]}' if others else f'rank {first}'}: {_shown(value)}")
+    return "; ".join(texts)
 
 
 def _shown(value: str) -> str:
@@ -267,7 +251,7 @@ def _shown(value: str) -> str:
 
 def _order(explanation: Explanation) -> Iterator[str]:
     """Describe how c10d numbers the nodes; for a static job, only if c10d would number them differently."""
-    elastic, names, order = explanation.plan.backend == "c10d", explanation.node_names, explanation.c10d_order
+    elastic, names, order = explanation.plan.backend == "c10d", explanation.node_names, sorted(explanation.node_names)
     if explanation.plan.job.nodes.max == 1 or (names == order and not elastic):
         return
     verb = "numbers" if elastic else "(not used here) would number"

@@ -1,11 +1,9 @@
 """Render templates: the one Jinja environment, and the filters that make any value safe where it is inserted.
 
 A template inserts every value of a spec through one of these filters: `sh`, `argv`, `by_flag` and `assignments` in
-shell text, `run_lines` where the value is shell text itself, `directive` in an #SBATCH line, `yaml` and `block` in
-YAML, `kubelet` and `compose` in YAML whose reader expands variables, `comment` in a comment line.
+shell text, `run_lines` where the value is shell text itself, `directive` in an #SBATCH line, `yaml`, `lines` and
+`block` in YAML, `kubelet` and `compose` in YAML whose reader expands variables, `comment` in a comment line.
 """
-
-from __future__ import annotations
 
 import json
 import re
@@ -81,6 +79,13 @@ def yaml(value: Any) -> str:
     return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
+def lines(values: Mapping[str, Any] | Sequence[Any], indent: int, quote: str = "yaml") -> str:
+    """Write a mapping or list in YAML, each element after a line break, by the filter `quote`."""
+    write = {"yaml": yaml, "kubelet": kubelet, "compose": compose}[quote]
+    pairs = [f"{write(key)}: {write(value)}" for key, value in values.items()] if isinstance(values, Mapping) else None
+    return "".join(f"\n{' ' * indent}{text}" for text in pairs or [f"- {write(value)}" for value in values])
+
+
 def optional(value: Any, key: str, indent: int) -> str:
     """Write the line `key: value` in YAML, after a line break; nothing for None.  A template says `{{- value | …`."""
     return "" if value is None else f"\n{' ' * indent}{key}: {yaml(value)}"
@@ -113,7 +118,6 @@ def merged(pod: str, patch: Mapping[str, Any], container: str) -> str:
 
 
 def _yaml_lines(value: Any, indent: str) -> Iterator[str]:
-    """Write plain values as YAML whose scalars are JSON."""
     pairs = value.items() if isinstance(value, Mapping) else ((None, element) for element in value)
     for key, below in pairs:
         head = f"{indent}-" if key is None else f"{indent}{_key(key)}:"
@@ -163,6 +167,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # the artifacts are not HTML; the filters below quote
     )
-    inserting = (sh, argv, by_flag, assignments, directive, yaml, optional, block, merged, kubelet, compose, comment)
-    environment.filters.update({function.__name__: function for function in (*inserting, run_lines)})
+    for_shells = sh, argv, by_flag, assignments, directive, run_lines, comment
+    for_yaml = yaml, lines, optional, block, merged, kubelet, compose
+    environment.filters.update({function.__name__: function for function in (*for_shells, *for_yaml)})
     return environment

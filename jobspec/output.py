@@ -1,7 +1,5 @@
 """Write the text of a command, and say why a file cannot be read or written."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -1,7 +1,5 @@
 """Turn a job into a plan: how many processes there are, where each rank is and what starts it.  No shell text."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -111,10 +109,8 @@ class Plan:
     def notes(self) -> list[str]:
         """Return what the head of the artifact says about defaults that follow from other keys."""
         if self.job.nodes.elastic and "max_restarts" not in self.job.model_fields_set:
-            return [
-                f"max_restarts is {self.job.max_restarts}, its default where nodes is a range; "
-                "the torchrun of each node counts its own restarts."
-            ]
+            default = f"max_restarts is {self.job.max_restarts}, its default where nodes is a range"
+            return [f"{default}; the torchrun of each node counts its own restarts."]
         return []
 
     @property
@@ -165,10 +161,12 @@ def make_plan(job: Job, rendezvous_timeout_s: int = RENDEZVOUS_TIMEOUT_S) -> Pla
 
     rendezvous_timeout_s: the timeout if the spec sets none.
     """
+    # By the port that follows from its name, a job very likely keeps apart from others.
+    number = int.from_bytes(hashlib.sha256(job.name.encode()).digest()[:8], "big")
     return Plan(
         job=job,
         backend=job.rendezvous.backend or ("c10d" if job.nodes.elastic else "static"),
-        port=_port(job),
+        port=PORTS[number % len(PORTS)] if job.rendezvous.port == "auto" else job.rendezvous.port,
         rendezvous_timeout_s=job.rendezvous.timeout or rendezvous_timeout_s,
         program=_program(job),
         env=dict(sorted({**_defaults(job), **job.env}.items())),
@@ -187,14 +185,6 @@ def as_array(plans: Sequence[Plan]) -> Plan:
         for plan in plans
     )
     return replace(plans[0], program=tuple(words), env=env, points=points)
-
-
-def _port(job: Job) -> int:
-    """Return the spec's port, or one derived from the job's name: other jobs very likely get another one."""
-    if job.rendezvous.port != "auto":
-        return job.rendezvous.port
-    digest = hashlib.sha256(job.name.encode()).digest()
-    return PORTS[int.from_bytes(digest[:8], "big") % len(PORTS)]
 
 
 def _program(job: Job) -> tuple[str, ...]:
@@ -217,18 +207,12 @@ def _defaults(job: Job) -> dict[str, str]:
     elif job.procs_per_node > 1:
         # The value that torchrun would choose, but without its warning.  A lone process uses all cores.
         env["OMP_NUM_THREADS"] = "1"
-    return env | (_flight_recorder(job) if job.device == "cuda" else {})
-
-
-def _flight_recorder(job: Job) -> dict[str, str]:
-    """Variables that make each rank write its last collectives to a file when one of them times out.
-
-    Every torch since 2.6 reads these names.  From 2.8 on, TORCH_FR_BUFFER_SIZE and TORCH_FR_DUMP_TEMP_FILE win over
-    them, so a spec may set either.  torch creates no folder for the file, and appends the rank to its name.
-    Source: torch/csrc/distributed/c10d/FlightRecorder.hpp and FlightRecorder.cpp.
-    """
-    return {
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",  # collectives; the default of torch 2.6 to 2.10 is none
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"/tmp/{job.name}-nccl-rank-",
-    }
+    if job.device == "cuda":
+        # Each rank writes its last collectives to a file when one of them times out.  Every torch since 2.6 reads these
+        # names.  From 2.8 on, TORCH_FR_BUFFER_SIZE and TORCH_FR_DUMP_TEMP_FILE win over them, so a spec may set either.
+        # torch creates no folder for the file, and appends the rank to its name.
+        # Source: torch/csrc/distributed/c10d/FlightRecorder.hpp and FlightRecorder.cpp.
+        env["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "2000"  # collectives; the default of torch 2.6 to 2.10 is none
+        env["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
+        env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = f"/tmp/{job.name}-nccl-rank-"
+    return env

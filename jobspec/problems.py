@@ -1,7 +1,5 @@
 """Report what is wrong with a file: `file:line:column: message`, the source line, a caret, a hint and a link."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,6 @@
 Each target adds in its own way what differs from node to node or is known only when the job runs.
 """
 
-from __future__ import annotations
-
 from jobspec.plan import Plan
 
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -23,32 +21,31 @@ def flags(plan: Plan, max_restarts: int | None = None) -> list[str]:
         # Without an address torchrun publishes the host's full name, which a laptop often cannot resolve.
         return ["--standalone", "--local-addr=127.0.0.1", *processes]
     backend = f"--rdzv-backend={plan.backend}"
-    return [*processes, backend, *([static_conf(plan)] if plan.backend == "static" else [])]
+    return [*processes, backend, *([_static_conf(plan)] if plan.backend == "static" else [])]
 
 
-def static_pod_flags(plan: Plan) -> list[str]:
-    """Return the flags for a fixed number of pods; what differs between the pods comes from the environment.
+def job_flags(plan: Plan, max_restarts: int | None = None) -> list[str]:
+    """Return these flags with --nnodes and the name of the rendezvous, for nodes that get both from nowhere else."""
+    nodes, common = plan.job.nodes, flags(plan, max_restarts)
+    number = f"{nodes.min}:{nodes.max}" if nodes.elastic else nodes.max
+    return common if nodes.max == 1 else [f"--nnodes={number}", *common, f"--rdzv-id={plan.job.name}"]
 
-    After a failure all pods restart together, so torchrun restarts nothing.
+
+def pod_flags(plan: Plan, static: bool = True) -> list[str]:
+    """Return the flags of a pod; what differs between the pods comes from the environment.
+
+    static: True for a fixed number of pods, which restart together, so torchrun restarts nothing; False for pods that
+        come and go, where torchrun restarts the processes with the pods that are left.
     """
-    flags = [*_pod_flags(plan), "--max-restarts=0", "--rdzv-backend=static"]
-    return [*flags, static_conf(plan)] if plan.job.nodes.max > 1 else flags
+    flags = [f"--nproc-per-node={plan.job.procs_per_node}", f"--rdzv-id={plan.job.name}"]
+    if not static:
+        return [*flags, f"--max-restarts={plan.job.max_restarts}"]
+    flags += ["--max-restarts=0", "--rdzv-backend=static"]
+    return [*flags, _static_conf(plan)] if plan.job.nodes.max > 1 else flags
 
 
-def c10d_pod_flags(plan: Plan) -> list[str]:
-    """Return the flags for pods that come and go: torchrun restarts the processes with the pods that are left."""
-    return [*_pod_flags(plan), f"--max-restarts={plan.job.max_restarts}"]
-
-
-def _pod_flags(plan: Plan) -> list[str]:
-    return [f"--nproc-per-node={plan.job.procs_per_node}", f"--rdzv-id={plan.job.name}"]
-
-
-def static_conf(plan: Plan) -> str:
-    """Return the flag for how long the nodes of a static rendezvous wait for each other.
-
-    Source: torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py.
-    """
+def _static_conf(plan: Plan) -> str:
+    """Return the flag for how long nodes wait; torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py."""
     return f"--rdzv-conf=timeout={plan.rendezvous_timeout_s}"
 
 
@@ -61,12 +58,6 @@ def c10d_conf(plan: Plan, is_host: str) -> str:
     """
     timeout_s = plan.rendezvous_timeout_s
     return f"is_host={is_host},join_timeout={timeout_s},read_timeout={timeout_s}"
-
-
-def nnodes(plan: Plan) -> str:
-    """Return the value of --nnodes: a number, or min:max of an elastic job."""
-    nodes = plan.job.nodes
-    return f"{nodes.min}:{nodes.max}" if nodes.elastic else str(nodes.max)
 
 
 def shutdown_timeout_s(grace_s: int) -> int:

@@ -1,15 +1,11 @@
 """Variables of a process in a pod, and who sets each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jobspec.environment import SetBy, Variable, common_variables, torchrun_variables
 from jobspec.kubernetes.pod import pod_env, template_values
 from jobspec.plan import Plan, Rank
-from jobspec.torchrun import static_pod_flags
-
-COMPLETION_INDEX = "JOB_COMPLETION_INDEX"
+from jobspec.torchrun import pod_flags
 
 
 def pod_variables(plan: Plan) -> list[Variable]:
@@ -20,18 +16,15 @@ def pod_variables(plan: Plan) -> list[Variable]:
 
 def indexed_variables(plan: Plan, rank: Rank) -> list[Variable]:
     """List what the Job controller adds to each container of an Indexed Job, unless the spec sets it."""
-    if COMPLETION_INDEX in plan.env:
-        return []
-    return [Variable(COMPLETION_INDEX, str(rank.node), "scheduler")]
+    name = "JOB_COMPLETION_INDEX"
+    return [] if name in plan.env else [Variable(name, str(rank.node), "scheduler")]
 
 
-def node_variables(
-    plan: Plan, rank: Rank, master_addr: str, master_port: int, *, set_by: SetBy, node_rank: SetBy
-) -> list[Variable]:
-    """List torchrun's variables that differ between nodes and jobs; `set_by` sets all but the node's number."""
+def node_variables(plan: Plan, rank: Rank, master_addr: str, master_port: int, set_by: SetBy) -> list[Variable]:
+    """List torchrun's variables that differ between nodes and jobs; the script's node numbers are the scheduler's."""
     return [
         Variable("PET_NNODES", str(plan.job.nodes.max), set_by),
-        Variable("PET_NODE_RANK", str(rank.node), node_rank),
+        Variable("PET_NODE_RANK", str(rank.node), "scheduler" if set_by == "script" else set_by),
         Variable("PET_MASTER_ADDR", master_addr, set_by),
         Variable("PET_MASTER_PORT", str(master_port), set_by),
     ]
@@ -45,7 +38,7 @@ def worker_variables(plan: Plan, rank: Rank, master_addr: str) -> list[Variable]
 
 def indexed_environment(plan: Plan, rank: Rank, master_addr: str) -> list[Variable]:
     """List every variable of a process in a pod that the Job controller numbers."""
-    ours = node_variables(plan, rank, master_addr, plan.port, set_by="script", node_rank="scheduler")
+    ours = node_variables(plan, rank, master_addr, plan.port, set_by="script")
     theirs = indexed_variables(plan, rank)
     return [*pod_variables(plan), *ours, *theirs, *worker_variables(plan, rank, master_addr)]
 
@@ -53,12 +46,11 @@ def indexed_environment(plan: Plan, rank: Rank, master_addr: str) -> list[Variab
 def indexed_values(plan: Plan, master_addr: str, subdomain: str | None = None) -> dict[str, Any]:
     """Return the values for the templates of pods that the Job controller numbers; see `pod.template_values`."""
     nodes, port = str(plan.job.nodes.max), str(plan.port)
-    return template_values(
-        plan,
-        container="node",
-        torchrun=["torchrun", *static_pod_flags(plan)],
-        env={"PET_NNODES": nodes, "PET_MASTER_ADDR": master_addr, "PET_MASTER_PORT": port},
-        fields={"PET_NODE_RANK": "metadata.annotations['batch.kubernetes.io/job-completion-index']"},
-        subdomain=subdomain,
-        restart_policy="Never",
-    )
+    values = template_values(plan, container="node", torchrun=["torchrun", *pod_flags(plan)])
+    return {
+        **values,
+        "env": {**values["env"], "PET_NNODES": nodes, "PET_MASTER_ADDR": master_addr, "PET_MASTER_PORT": port},
+        "fields": {"PET_NODE_RANK": "metadata.annotations['batch.kubernetes.io/job-completion-index']"},
+        "subdomain": subdomain,
+        "restart_policy": "Never",
+    }

@@ -3,13 +3,11 @@
 Sources: Kubernetes API reference, Pod v1; Pod Security Standards, profiles baseline and restricted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import posixpath
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path as File
 from typing import Any
 
@@ -68,32 +66,12 @@ _ANNOTATIONS = {
 _LEAST_GRACE = 120  # seconds; a checkpoint of a large model takes most of that
 
 
-def template_values(
-    plan: Plan,
-    *,
-    container: str,
-    torchrun: Sequence[str],
-    waits: bool = False,
-    port_name: str = "rendezvous",
-    env: Mapping[str, str] | None = None,
-    fields: Mapping[str, str] | None = None,
-    subdomain: str | None = None,
-    restart_policy: str | None = None,
-    deadline_s: int | None = None,
-    patch: bool = False,
-) -> dict[str, Any]:
-    """Return the values for the shared templates.
+def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patch: bool = False) -> dict[str, Any]:
+    """Return the values for the shared templates; a target may set others in their place.
 
     Args:
         container: name of the container; operators look for a certain name.
         torchrun: the command up to the program, in exec form.
-        waits: True if the command waits first in a container that was restarted.
-        port_name: name of the rendezvous port; the training operator looks for a certain name.
-        env: variables of this target, with known values.
-        fields: variables of this target and the path of the pod's field from which the kubelet takes each.
-        subdomain: name of the headless Service; None where an operator sets it.
-        restart_policy: the pod's restart policy; None where an operator sets it.
-        deadline_s: seconds after which the kubelet ends the pod; None for no limit.
         patch: True for only what a TrainJob may change in the pods of a runtime of the cluster.
     """
     job = plan.job
@@ -103,13 +81,15 @@ def template_values(
         {"key": file_key(number, name), "path": files.target(job, name), "text": File(name).read_bytes().decode()}
         for number, name in enumerate(files.listed(job))
     ]
+    wanted = job.kubernetes.topology.model_dump(exclude_none=True) if job.kubernetes.topology else {}
+    topology = {f"kueue.x-k8s.io/podset-{kind}-topology": label for kind, label in wanted.items()}
     if patch and workdir is not None:  # a TrainJob has no key for it
         setup = [f"cd {shlex.quote(workdir)}", *setup]
     return {
         "versions": f"{kubernetes.OLDEST} to {kubernetes.NEWEST}",
         "notes": [*_notes(job), *plan.notes],
         "labels": {**OUR_LABELS, INSTANCE_LABEL: job.name, **job.kubernetes.labels},
-        "annotations": {**_ANNOTATIONS, **_topology(job), **job.kubernetes.annotations},
+        "annotations": {**_ANNOTATIONS, **topology, **job.kubernetes.annotations},
         "patch": patch,
         "secrets": [(name, holder_of(job, name), name.key) for name in job.secrets],
         "container": container,
@@ -118,13 +98,13 @@ def template_values(
         "files": travelling,
         # A pod that starts again mounts what the name holds then; so other files get another name.
         "config_map": f"{job.name}-files-{hashlib.sha256(repr(travelling).encode()).hexdigest()[:8]}",
-        "waits": waits,
-        "port_name": port_name,
-        "env": {**pod_env(plan), **(env or {})},
-        "fields": fields or {},
-        "subdomain": subdomain,
-        "restart_policy": restart_policy,
-        "deadline_s": deadline_s,
+        "waits": False,  # whether the command waits first in a container that was restarted
+        "port_name": "rendezvous",
+        "env": pod_env(plan),
+        "fields": {},  # variables that the kubelet takes from fields of the pod, and the path of each field
+        "subdomain": None,  # name of the headless Service; None where an operator sets it
+        "restart_policy": None,  # None where an operator sets it
+        "deadline_s": None,  # seconds after which the kubelet ends the pod
         "grace_s": grace_s(job),
         "user": run_as_user(job),
         "requests": _requests(job),
@@ -135,12 +115,6 @@ def template_values(
         "home": HOME,
         "shm": quantity(container_shm(job)),
     }
-
-
-def _topology(job: Job) -> dict[str, str]:
-    """Return Kueue's annotations of a pod for the spec's `topology`."""
-    wanted = job.kubernetes.topology.model_dump(exclude_none=True) if job.kubernetes.topology else {}
-    return {f"kueue.x-k8s.io/podset-{kind}-topology": label for kind, label in wanted.items()}
 
 
 def file_key(number: int, name: str) -> str:
@@ -182,7 +156,6 @@ def beyond_baseline(job: Job) -> list[str]:
 
 
 def _notes(job: Job) -> Iterator[str]:
-    """Yield what the user must know before submitting the manifest."""
     if job.kubernetes.pod:
         standard = f"the Pod Security Standard {job.kubernetes.security}"
         yield f"kubernetes.pod is merged into the pods, and the result is not checked against {standard}."
@@ -217,20 +190,12 @@ def _notes(job: Job) -> Iterator[str]:
 
 def _requests(job: Job) -> dict[str, str]:
     """Return amounts that are both requests and limits: pods of the class Guaranteed are the last to be evicted."""
-    amounts = {}
-    if job.resources.cpus is not None:
-        amounts["cpu"] = str(job.resources.cpus)
-    if job.resources.memory is not None:
-        amounts["memory"] = quantity(job.resources.memory)
-    if DISK in job.resources.devices:
-        amounts[DISK] = str(job.resources.devices[DISK])
-    return amounts
+    memory = None if job.resources.memory is None else quantity(job.resources.memory)
+    amounts = {"cpu": job.resources.cpus, "memory": memory, DISK: job.resources.devices.get(DISK)}
+    return {name: str(amount) for name, amount in amounts.items() if amount is not None}
 
 
 def _devices(job: Job) -> dict[str, str]:
-    amounts = {}
-    if job.gpus and job.kubernetes.gpu_claim is None:
-        amounts[job.kubernetes.gpu_resource] = str(job.gpus)
-    if job.resources.rdma and job.kubernetes.rdma_resource:
-        amounts[job.kubernetes.rdma_resource] = "1"
-    return {**amounts, **{name: str(amount) for name, amount in job.resources.devices.items()}}
+    gpus = {job.kubernetes.gpu_resource: job.gpus} if job.gpus and job.kubernetes.gpu_claim is None else {}
+    rdma = {job.kubernetes.rdma_resource: 1} if job.resources.rdma and job.kubernetes.rdma_resource else {}
+    return {name: str(amount) for name, amount in {**gpus, **rdma, **job.resources.devices}.items()}

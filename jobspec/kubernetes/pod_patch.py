@@ -5,8 +5,6 @@ other elements are appended.  For every kind of job, the container `node` is the
 Source: Kubernetes API reference, PodSpec v1.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -65,7 +63,8 @@ def merge(spec: Mapping[str, Any], patch: Mapping[str, Any], container: str) -> 
     container: the name of the container of the processes in this kind of job.
     """
     (ours,) = (one["securityContext"] for one in spec["containers"])
-    merged: dict[str, Any] = _merge(dict(spec), _renamed(patch, container), "")
+    named = [{**one, "name": container} if one["name"] == NODE else one for one in patch.get("containers", [])]
+    merged: dict[str, Any] = _merge(dict(spec), {**patch, **({"containers": named} if named else {})}, "")
     default = ours if spec["securityContext"].get("runAsNonRoot") else None  # `restricted` looks at each container
     kinds = {"containers", "initContainers"} & merged.keys()
     return {**merged, **{kind: [_secured(one, default) for one in merged[kind]] for kind in kinds}}
@@ -85,11 +84,6 @@ def _secured(container: Mapping[str, Any], default: Mapping[str, Any] | None) ->
     return {**container, **({} if context is None else {"securityContext": context})}
 
 
-def _renamed(patch: Mapping[str, Any], container: str) -> dict[str, Any]:
-    containers = [{**one, "name": container} if one["name"] == NODE else one for one in patch.get("containers", [])]
-    return {**patch, **({"containers": containers} if containers else {})}
-
-
 def _merge(old: Any, new: Any, key: str) -> Any:
     if isinstance(old, dict) and isinstance(new, Mapping):
         return {**old, **{name: _merge(old.get(name), value, name) for name, value in new.items()}}
@@ -100,25 +94,21 @@ def _merge(old: Any, new: Any, key: str) -> Any:
     name = _NAMED_BY.get(key, "name")
     result = list(old)
     for element in new:
-        same = [at for at, one in enumerate(result) if _is_named(one, element, name)]
-        if same:
-            result[same[0]] = _merge(result[same[0]], element, "")
-        else:
+        named = element.get(name) if isinstance(element, Mapping) else None
+        same = (at for at, one in enumerate(result) if isinstance(one, dict) and name in one and one[name] == named)
+        if (at := next(same, None)) is None:
             result.append(element)
+        else:
+            result[at] = _merge(result[at], element, "")
     return result
-
-
-def _is_named(one: Any, other: Any, name: str) -> bool:
-    both = isinstance(one, dict) and isinstance(other, Mapping)
-    return both and name in one and one[name] == other.get(name)
 
 
 @Rule
 def patch_keeps_the_plumbing(job: Job) -> Iterator[Finding]:
     patch = job.kubernetes.pod
     at: Path = ("kubernetes", "pod")
+    decided = _DECIDED | ({"nodeSelector": "kubernetes.node_selector"} if job.kubernetes.queue else {})
     for key in patch:
-        decided = _DECIDED | ({"nodeSelector": "kubernetes.node_selector"} if job.kubernetes.queue else {})
         if key in decided:
             message = f"kubernetes.pod: {key} is set from {decided[key]}"
             yield Finding((*at, key), message, "leave it out", on_key=True)
@@ -139,10 +129,8 @@ def patch_keeps_the_plumbing(job: Job) -> Iterator[Finding]:
                 message = f"kubernetes.pod.volumes: the name {element['name']} is reserved for the job's own volumes"
                 yield Finding((*here, "name"), message, "choose another name")
             elif kind == "containers" and element["name"] == "pytorch":
-                message = (
-                    f"kubernetes.pod.containers: the container that runs the processes is called {NODE}, not pytorch"
-                )
-                yield Finding((*here, "name"), message, f"name: {NODE}")
+                message = f"the container that runs the processes is called {NODE}, not pytorch"
+                yield Finding((*here, "name"), f"kubernetes.pod.containers: {message}", f"name: {NODE}")
             elif kind == "containers" and element["name"] == NODE:
                 yield from _node_keeps(job, element, here)
             if kind in ("containers", "initContainers") and isinstance(element, dict):
@@ -151,8 +139,9 @@ def patch_keeps_the_plumbing(job: Job) -> Iterator[Finding]:
 
 def _variables_are_valid(container: Mapping[str, Any], at: Path) -> Iterator[Finding]:
     """Reject what Kubernetes would: variables that are no list, and numbers and switches as values."""
-    if not isinstance(container.get("env", []), list):
-        yield Finding((*at, "env"), "kubernetes.pod: env must be a list", on_key=True)
+    for key in ("env", "volumeMounts"):
+        if not isinstance(container.get(key, []), list):
+            yield Finding((*at, key), f"kubernetes.pod: {key} must be a list", on_key=True)
     for number, variable in enumerate(_list(container, "env")):
         value = variable.get("value") if isinstance(variable, dict) else None
         if value is not None and not isinstance(value, str):
@@ -161,13 +150,9 @@ def _variables_are_valid(container: Mapping[str, Any], at: Path) -> Iterator[Fin
 
 
 def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Finding]:
-    """Check the patch of the container in which the processes run."""
-    for key, value in container.items():
-        if key == "volumeMounts" and not isinstance(value, list):
-            yield Finding((*at, key), f"kubernetes.pod: {key} must be a list", on_key=True)
-        if key in _DECIDED_IN_NODE:
-            message = f'kubernetes.pod: {key} of container "{NODE}" is set from {_DECIDED_IN_NODE[key]}'
-            yield Finding((*at, key), message, "leave it out", on_key=True)
+    for key in container.keys() & _DECIDED_IN_NODE.keys():
+        message = f'kubernetes.pod: {key} of container "{NODE}" is set from {_DECIDED_IN_NODE[key]}'
+        yield Finding((*at, key), message, "leave it out", on_key=True)
     resources = container.get("resources", {})
     if not isinstance(resources, dict):
         hint = "for example {requests: {cpu: 2}}"

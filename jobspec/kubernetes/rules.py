@@ -5,8 +5,6 @@ Sources: pkg/apis/core/validation/validation.go of Kubernetes; the validating we
 Security Standards.
 """
 
-from __future__ import annotations
-
 import posixpath
 import sys
 from collections.abc import Iterator
@@ -26,15 +24,8 @@ _MOST_SECONDS = 2**31 - 1  # the most that a field of 32 bits holds
 
 # Labels that the operators, Kueue and this program set; with another value, they would not find the pod.
 _RESERVED_LABELS = (
-    "batch.kubernetes.io/",
-    "jobset.sigs.k8s.io/",
-    "kueue.x-k8s.io/",
-    "scheduling.x-k8s.io/",
-    "trainer.kubeflow.org/",
-    "training.kubeflow.org/",
-    INSTANCE_LABEL,
-    "controller-uid",
-    "job-name",
+    *("batch.kubernetes.io/", "jobset.sigs.k8s.io/", "kueue.x-k8s.io/", "scheduling.x-k8s.io/"),
+    *("trainer.kubeflow.org/", "training.kubeflow.org/", INSTANCE_LABEL, "controller-uid", "job-name"),
 )
 
 
@@ -70,15 +61,11 @@ patch_keeps_the_plumbing = pod_patch.patch_keeps_the_plumbing
 
 
 @Rule
-def type_of_gpu_has_labels(job: Job) -> Iterator[Finding]:
+def pods_get_their_gpus(job: Job) -> Iterator[Finding]:
     if job.gpu is not None and job.gpu not in job.kubernetes.gpu_types:
         message = f"gpu is {job.gpu}, but kubernetes.gpu_types does not say which nodes have it"
         hint = f"kubernetes: {{gpu_types: {{{job.gpu}: {{nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}}}}}"
         yield Finding(("gpu",), message, f"use your cluster's labels, as in {hint}")
-
-
-@Rule
-def claims_have_gpus(job: Job) -> Iterator[Finding]:
     named = "gpu_resource" in job.kubernetes.model_fields_set
     if job.kubernetes.gpu_claim is not None and (named or job.device == "cpu"):
         also = "kubernetes.gpu_resource is given, too" if named else "device is cpu"
@@ -153,11 +140,18 @@ def queues_have_their_scheduler(job: Job) -> Iterator[Finding]:
 
 
 @Rule
-def shared_memory_fits_the_memory(job: Job) -> Iterator[Finding]:
+def amounts_fit_their_fields(job: Job) -> Iterator[Finding]:
     shm, memory = job.resources.shm, job.resources.memory
     if shm is not None and memory is not None and shm >= memory:
         message = "resources.shm must be below resources.memory: files in /dev/shm count as memory of the pod"
         yield Finding(("resources", "shm"), message)
+    size = sum(len(f"{key}{value}".encode()) for key, value in job.kubernetes.annotations.items())
+    if size > _MOST_ANNOTATIONS:
+        message = f"kubernetes.annotations have {size} bytes; at most {_MOST_ANNOTATIONS} are allowed"
+        yield Finding(("kubernetes", "annotations"), message, "put long texts in a ConfigMap", on_key=True)
+    for key, seconds in (("kubernetes.ttl", job.kubernetes.ttl), ("time_limit", job.time_limit)):
+        if seconds is not None and seconds > _MOST_SECONDS:
+            yield Finding(tuple(key.split(".")), f"{key} must be at most {_MOST_SECONDS} seconds (68 years)")
 
 
 @Rule
@@ -202,25 +196,6 @@ def labels_of_others_are_not_set(job: Job) -> Iterator[Finding]:
             message = f"kubernetes.annotations: {key} would not hold for all pods of a PyTorchJob together"
             hint = "write kubernetes: {topology: {required: LABEL}} or {preferred: LABEL}"
             yield Finding(("kubernetes", "annotations", key), message, hint, on_key=True)
-
-
-@Rule
-def annotations_are_small(job: Job) -> Iterator[Finding]:
-    size = sum(len(f"{key}{value}".encode()) for key, value in job.kubernetes.annotations.items())
-    if size > _MOST_ANNOTATIONS:
-        message = f"kubernetes.annotations have {size} bytes; at most {_MOST_ANNOTATIONS} are allowed"
-        yield Finding(("kubernetes", "annotations"), message, "put long texts in a ConfigMap", on_key=True)
-
-
-@Rule
-def times_fit_their_fields(job: Job) -> Iterator[Finding]:
-    times: list[tuple[Path, int | None]] = [
-        (("kubernetes", "ttl"), job.kubernetes.ttl),
-        (("time_limit",), job.time_limit),
-    ]
-    for path, seconds in times:
-        if seconds is not None and seconds > _MOST_SECONDS:
-            yield Finding(path, f"{'.'.join(map(str, path))} must be at most {_MOST_SECONDS} seconds (68 years)")
 
 
 @Rule

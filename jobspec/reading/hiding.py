@@ -1,7 +1,5 @@
 """Keep the value of a secret out of messages, wherever people put it in a spec."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ removes the key.  A list under `+key` is appended to the list that is there, and
 result: then the files are in the wrong order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -56,7 +54,7 @@ def merge(sources: Sequence[Source]) -> Source:
         return first
     merged = _Merged(first.items[()])
     for source in sources:
-        merged.add(source)
+        merged.add(source, source.values, merged.values, ())
     if merged.problems:
         raise SpecError(merged.problems)
     return Source(merged.values, merged.keys, merged.items, merged.removed)
@@ -73,10 +71,7 @@ class _Merged:
         self.appended: dict[Path, Place] = {}
         self.problems: list[Problem] = []
 
-    def add(self, source: Source) -> None:
-        self._add(source, source.values, self.values, ())
-
-    def _add(self, source: Source, new: dict[str, Any], there: dict[str, Any], at: Path) -> None:
+    def add(self, source: Source, new: dict[str, Any], there: dict[str, Any], at: Path) -> None:
         """Merge the mapping `new` of the source into `there`; both are at the same path."""
         for written, value in new.items():
             read_at = (*at, written)
@@ -92,41 +87,31 @@ class _Merged:
             elif read_at in self.appended:
                 place, this = self.appended[read_at], source.keys[read_at].name
                 message = f"{dotted(read_at)} would drop what +{written} in {place.name}:{place.line} adds"
-                self._refuse(
-                    source, read_at, message, f"name {this} before {place.name}; or write +{written} here, too"
-                )
+                hint = f"name {this} before {place.name}; or write +{written} here, too"
+                self._refuse(source, read_at, message, hint)
             elif old is not None and isinstance(old, dict) != isinstance(value, dict):
                 message = f"{dotted(read_at)} is {shown(value, read_at)} here, but {self._said(read_at, old)}"
-                self._refuse(source, read_at, message, _instead(str(written), old, value))
+                self._refuse(source, read_at, message, "write a mapping in both files or in neither")
             elif isinstance(value, dict):
                 if old is None:
                     there[written] = {}
                     self.keys[read_at], self.items[read_at] = source.keys[read_at], source.items[read_at]
-                self._add(source, value, there[written], read_at)
+                self.add(source, value, there[written], read_at)
             else:
                 there[written] = value
                 self._forget(old, read_at)
                 self._take_places(source, read_at, read_at, value)
 
     def _append(self, source: Source, read_at: Path, value: Any, new: dict[str, Any], there: dict[str, Any]) -> None:
-        """Append the list under `+key` to the list that is there."""
         *above, written = read_at
         key = str(written)[1:]
         path = (*above, key)
         old = there.get(key)
         if key in new:
-            self._refuse(
-                source,
-                read_at,
-                f'one file has both "{key}" and "+{key}"',
-                f"write all elements in one list under {key}",
-            )
+            hint = f"write all elements in one list under {key}"
+            self._refuse(source, read_at, f'one file has both "{key}" and "+{key}"', hint)
         elif not isinstance(value, list):
-            hint = f'write "{key}:"; the + is for lists'
-            if isinstance(old, list):
-                hint = f"write +{key}: […]"
-            elif old is None and not isinstance(value, dict):
-                hint = f"write +{key}: […] to add to a list, or {key}: without the + to set another kind of value"
+            hint = f"write +{key}: […] to add to a list, or {key}: without the + to set another kind of value"
             self._refuse(source, read_at, f"{dotted(read_at)} must be a list, not {shown(value, read_at)}", hint)
         elif old is not None and not isinstance(old, list):
             message = f"{dotted(read_at)} appends to a list, but {dotted(path)} {self._said(path, old)}"
@@ -158,15 +143,6 @@ class _Merged:
         for below in _paths(old):
             self.keys.pop(path + below, None)
             self.items.pop(path + below, None)
-
-
-def _instead(key: str, old: Any, new: Any) -> str:
-    """Return what to write if one file has a mapping and another has a different kind of value."""
-    if isinstance(old, list):
-        return f"write {key}: […] to replace the list, +{key}: […] to add to it"
-    if isinstance(new, list):
-        return f"write a mapping here too: {key}: {{…}}"
-    return "write a mapping in both files or in neither"
 
 
 def _appends(key: str | int) -> bool:

@@ -1,7 +1,5 @@
 """Keys and values of a spec as messages write them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

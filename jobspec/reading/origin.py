@@ -1,7 +1,5 @@
 """Origin of each value of a spec: a line of a file, a `--set` option, or the default."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +41,7 @@ def _below(path: Path, written: Any, read: Any, source: Source) -> Iterator[Orig
             yield from _below((*path, number), element, became, source)
     else:
         place = source.items.get(path) or source.keys[path]  # --set may give a key without a value
-        yield Origin(_dotted(path), written, "--set" if place.option else f"{place.name}:{place.line}")
+        yield Origin(".".join(map(str, path)), written, "--set" if place.option else f"{place.name}:{place.line}")
 
 
 def _default(path: Path, value: Any) -> Iterator[Origin]:
@@ -51,8 +49,4 @@ def _default(path: Path, value: Any) -> Iterator[Origin]:
         for key in type(value).model_fields:
             yield from _default((*path, key), getattr(value, key))
     else:
-        yield Origin(_dotted(path), value, "default")
-
-
-def _dotted(path: Path) -> str:
-    return ".".join(map(str, path))
+        yield Origin(".".join(map(str, path)), value, "default")

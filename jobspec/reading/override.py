@@ -1,7 +1,5 @@
 """Apply `--set KEY=VALUE` options to a spec."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Sequence
@@ -35,8 +33,7 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
 
 def _apply(source: Source, assignment: str, number: int) -> None:
     key, equals, value = assignment.partition("=")
-    place = option_place("--set", assignment, number)
-    place = replace(place, length=max(1, len(key)))
+    place = replace(option_place("--set", assignment, number), length=max(1, len(key)))
     if not equals or not key:
         raise SpecError([Problem(place, "not KEY=VALUE", "for example --set train.epochs=3")])
     if wrong := next((char for char in key if not char.isprintable()), ""):

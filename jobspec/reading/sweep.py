@@ -4,8 +4,6 @@ The number of the combination is added to the folders that `python -m train` wri
 of the file that it exports.  So no two runs share a folder or file.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Keys as other tools call them, and the matching keys of a job spec."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -11,57 +9,63 @@ from jobspec.slurm.option_rules import instead
 from jobspec.spec.kubernetes import Kubernetes
 from jobspec.spec.sbatch_options import OPTIONS
 
-# Maps a key as people write it, in snake case, to the path of our key from the root of the spec.
-_EVERYWHERE: dict[str, Path] = {
-    **dict.fromkeys(["script", "args", "arguments", "argv", "cmd", "entrypoint", "program", "wrap"], ("command",)),
-    **dict.fromkeys(["container", "container_image", "docker_image"], ("image",)),
-    **dict.fromkeys(["environment", "env_vars", "variables", "envs"], ("env",)),
-    **dict.fromkeys(["volumes", "volume_mounts", "container_mounts", "binds"], ("mounts",)),
-    **dict.fromkeys(["num_nodes", "nnodes", "replicas", "num_workers"], ("nodes",)),
-    **dict.fromkeys(["gpus", "num_gpus", "nproc_per_node", "nprocs"], ("procs_per_node",)),
-    **dict.fromkeys(["ntasks", "ntasks_per_node", "tasks_per_node", "num_processes"], ("procs_per_node",)),
-    **dict.fromkeys(["time", "walltime", "timeout", "max_duration"], ("time_limit",)),
-    **dict.fromkeys(["cwd", "chdir", "working_dir", "container_workdir"], ("workdir",)),
-    **dict.fromkeys(["modules", "commands", "pre_run"], ("setup",)),
-    **dict.fromkeys(["gpu_type", "gres"], ("gpu",)),
-    **dict.fromkeys(["job_name", "job"], ("name",)),
-    **dict.fromkeys(["mem", "memory_per_node", "ram"], ("resources", "memory")),
-    **dict.fromkeys(["cpus_per_task", "cpu", "num_cpus"], ("resources", "cpus")),
-    **dict.fromkeys(["shm_size", "shared_memory"], ("resources", "shm")),
-    **dict.fromkeys(["grid", "matrix", "hyperparameters"], ("sweep",)),
-    **dict.fromkeys(["requeue", "preemptible", "signal"], ("preemption",)),
-    **dict.fromkeys(["restarts", "retries", "backoff_limit"], ("max_restarts",)),
-}
-_AT_TOP: dict[str, Path] = {
-    **dict.fromkeys(["conda", "conda_env", "venv", "virtualenv"], ("setup",)),
-    **dict.fromkeys(["output", "log", "log_file", "stdout"], ("slurm", "options", "output")),
-    **dict.fromkeys(["error", "stderr"], ("slurm", "options", "error")),
-}
-_IN_MOUNT = {
-    **dict.fromkeys(["pvc", "claim_name", "persistent_volume_claim"], "claim"),
-    **dict.fromkeys(["mount_path", "container_path", "target", "destination"], "path"),
-    "host_path": "source",
-}
-_IN_SECTION: dict[str, dict[str, Path]] = {
-    "slurm": {
-        "gres": ("slurm", "options", "gres"),
-        **dict.fromkeys(["container", "container_runtime"], ("slurm", "runtime")),
-        **dict.fromkeys(["pre", "before"], ("slurm", "prologue")),
-        **dict.fromkeys(["post", "after"], ("slurm", "epilogue")),
-    },
-    "train": {
-        **dict.fromkeys(["learning_rate", "rate"], ("train", "lr")),
-        **dict.fromkeys(["batch", "global_batch_size", "train_batch_size"], ("train", "batch_size")),
-        **dict.fromkeys(["num_epochs", "max_epochs"], ("train", "epochs")),
-        **dict.fromkeys(["output_dir", "log_dir", "save_dir"], ("train", "run_dir")),
-    },
-    "kubernetes": {
-        **dict.fromkeys(["image_pull_secret", "pull_secrets"], ("kubernetes", "image_pull_secrets")),
-        **dict.fromkeys(["local_queue", "queue_name"], ("kubernetes", "queue")),
-        **dict.fromkeys(["ttl_seconds_after_finished"], ("kubernetes", "ttl")),
-        "priority": ("kubernetes", "priority_class"),
-    },
-}
+
+def _homes(table: dict[str, str]) -> dict[str, Path]:
+    """Map each of the words on the left, keys as people write them in snake case, to the path of our key."""
+    return {word: tuple(home.split(".")) for words, home in table.items() for word in words.split()}
+
+
+_EVERYWHERE = _homes(
+    {
+        "script args arguments argv cmd entrypoint program wrap": "command",
+        "container container_image docker_image": "image",
+        "environment env_vars variables envs": "env",
+        "volumes volume_mounts container_mounts binds": "mounts",
+        "num_nodes nnodes replicas num_workers": "nodes",
+        "gpus num_gpus nproc_per_node nprocs ntasks ntasks_per_node tasks_per_node num_processes": "procs_per_node",
+        "time walltime timeout max_duration": "time_limit",
+        "cwd chdir working_dir container_workdir": "workdir",
+        "modules commands pre_run": "setup",
+        "gpu_type gres": "gpu",
+        "job_name job": "name",
+        "mem memory_per_node ram": "resources.memory",
+        "cpus_per_task cpu num_cpus": "resources.cpus",
+        "shm_size shared_memory": "resources.shm",
+        "grid matrix hyperparameters": "sweep",
+        "requeue preemptible signal": "preemption",
+        "restarts retries backoff_limit": "max_restarts",
+    }
+)
+_AT_TOP = _homes(
+    {
+        "conda conda_env venv virtualenv": "setup",
+        "output log log_file stdout": "slurm.options.output",
+        "error stderr": "slurm.options.error",
+    }
+)
+_IN_MOUNT = _homes(
+    {
+        "pvc claim_name persistent_volume_claim": "claim",
+        "mount_path container_path target destination": "path",
+        "host_path": "source",
+    }
+)
+_IN_SECTION = _homes(
+    {
+        "slurm.gres": "slurm.options.gres",
+        "slurm.container slurm.container_runtime": "slurm.runtime",
+        "slurm.pre slurm.before": "slurm.prologue",
+        "slurm.post slurm.after": "slurm.epilogue",
+        "train.learning_rate train.rate": "train.lr",
+        "train.batch train.global_batch_size train.train_batch_size": "train.batch_size",
+        "train.num_epochs train.max_epochs": "train.epochs",
+        "train.output_dir train.log_dir train.save_dir": "train.run_dir",
+        "kubernetes.image_pull_secret kubernetes.pull_secrets": "kubernetes.image_pull_secrets",
+        "kubernetes.local_queue kubernetes.queue_name": "kubernetes.queue",
+        "kubernetes.ttl_seconds_after_finished": "kubernetes.ttl",
+        "kubernetes.priority": "kubernetes.priority_class",
+    }
+)
 
 
 def snake_case(key: str) -> str:
@@ -72,10 +76,10 @@ def snake_case(key: str) -> str:
 def own_key_of(path: Path) -> Path | None:
     """Return the path of the spec's own key, if the last part of `path` is another tool's name for it."""
     key, section = snake_case(str(path[-1])), str(path[0])
-    if len(path) > 1 and (home := _IN_SECTION.get(section, {}).get(key)):
+    if len(path) > 1 and (home := _IN_SECTION.get(f"{section}.{key}")):
         return home
     if section == "mounts" and len(path) == 3 and key in _IN_MOUNT:
-        return (*path[:-1], _IN_MOUNT[key])
+        return (*path[:-1], *_IN_MOUNT[key])
     if len(path) == 1 and key in _AT_TOP:
         return _AT_TOP[key]
     home = _EVERYWHERE.get(key) if len(path) <= 2 and section != "train" else None
@@ -91,8 +95,6 @@ def value_here(path: Path, value: Any) -> str:
             return "leave the quotes out"
         case ("procs_per_node",), "auto" | "gpu" | "cpu":
             return "write the number of processes, such as 8, because the artifact must not depend on the machine"
-        case ("slurm", "partition" as key), list() if all(isinstance(word, str) for word in value):
-            return f"write {key}: {','.join(value)}"
         case ("env",), list():
             pairs = [re.match(r"[{']*([A-Za-z_]\w*)'? *[=:]", str(pair)) for pair in value]
             names = [pair[1] for pair in pairs if pair] or ["NAME"]
@@ -100,8 +102,6 @@ def value_here(path: Path, value: Any) -> str:
         case ("mounts", int()), str() if found := re.fullmatch("(/[^:]*):(/[^:]*)(:ro)?(:rw)?", value):
             read_only = ", read_only: true" if found[3] else ""
             return f"write {{source: {found[1]}, path: {found[2]}{read_only}}}"
-        case ("mounts",), str() if hint := value_here(("mounts", 0), value):
-            return hint.replace("write ", "write mounts: [") + "]"
     return ""
 
 

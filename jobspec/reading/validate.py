@@ -1,7 +1,5 @@
 """Turn the values of a spec into a Job, or report every mistake: first in the shape and types, then against rules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from pydantic import ValidationError

@@ -1,10 +1,7 @@
 """Turn pydantic's errors into findings in the words of the spec's author."""
 
-from __future__ import annotations
-
 import re
 import shlex
-from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -22,17 +19,8 @@ from jobspec.spec.secret_ref import list_of_names
 from train.config import expected, nearest
 
 _UNKNOWN = "extra_forbidden"
-_DISAGREE = "keys_disagree"
 # Values by their names in other tools; judged by its letters, "gpu" would become "cpu".
-_OTHER_NAMES = {
-    "gpu": "cuda",
-    "enroot": "pyxis",
-    "singularity": "apptainer",
-    "charliecloud": "apptainer",
-    "etcd": "c10d",
-    "etcd-v2": "c10d",
-}
-_SWITCHES = {("train", "resume"): {True: "auto", False: "never"}}  # texts that people write as yes or no
+_OTHER_NAMES = {"gpu": "cuda", "enroot": "pyxis", "singularity": "apptainer", "etcd": "c10d"}
 _PLAIN = re.compile(r"[\w./][\w./=+-]*|--?[a-zA-Z][\w./=+-]*")  # texts that YAML reads as they are
 KEY = "[key]"
 """The last part of pydantic's path to a wrong key in a mapping with user-chosen names."""
@@ -63,11 +51,10 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
     if kind == "too_short":
         return Finding(path, f"{dotted(path)} must not be empty")
     if kind == "unknown_name":
-        guess = context["nearest"]
-        hint = f'did you mean "{guess}"?' if guess else ""
+        hint = f'did you mean "{context["nearest"]}"?' if context["nearest"] else ""
         message = f"{dotted(path)}: {shown(value)} is none of {context['allowed']}"
         return Finding(path, message, hint, on_key=value is None)
-    if kind == _DISAGREE:
+    if kind == "keys_disagree":
         return Finding((*path, context["key"]), f"{dotted(path)}.{detail['msg']}", on_key=True)
     wanted = expected(detail)
     if wanted is None:
@@ -100,8 +87,6 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
         return instead
     written = _written(path, source)
     if kind == "string_type" and (value is None or isinstance(value, bool | int | float)):
-        if isinstance(value, bool) and path in _SWITCHES:
-            return f'did you mean "{_SWITCHES[path][value]}"?'
         text = f'"{written if value is not None else ""}"'
         place = source.items.get(path, source.keys.get(path))
         key = ".".join(map(str, path))
@@ -113,16 +98,13 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
         return 'put the line in quotes: in YAML, ": " begins a value'
     if path == ("resources", "memory") and value in (0, "0"):
         return "leave it out; on Slurm, slurm: {options: {mem: 0}} asks for all memory of a node"
-    if kind == "model_type" and (model := model_at(path)):
-        return f"its keys: {', '.join(model.model_fields)}"
+    if kind in ("model_type", "list_type") and (model := model_at(path)):
+        keys = ", ".join(model.model_fields)
+        return f"its keys: {keys}" if kind == "model_type" else f"a list of mappings with the keys {keys}"
     if path == ("secrets",) and isinstance(value, dict):
         return list_of_names(value)
-    if path == ("resources", "cpus") and re.fullmatch("[1-9][0-9]{0,6}m", str(value)):
-        return f"write whole cores: {-(-int(str(value)[:-1]) // 1000)}"
-    if kind == "list_type" and (model := model_at(path)):
-        return f"a list of mappings with the keys {', '.join(model.model_fields)}"
     if kind == "list_type" and isinstance(value, str):
-        return _command_hint(value, source) if path == ("command",) else _list_hint(path, value)
+        return _command_hint(value, source) if path == ("command",) else f"write {path[-1]}: […]"
     if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str) and written[:1] in ('"', "'"):
         plain = typed(value)
         return "leave the quotes out" if plain is not None and not _refusal(path, plain) else ""
@@ -136,8 +118,6 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
 
 def _command_hint(value: str, source: Source) -> str:
     """Return the list that a command line was probably meant to be; empty if that would be rejected or odd."""
-    if re.search(r"[\n;|&<>]|^\s*\w+=", value):  # only a shell understands these
-        return ""
     given = source.values.get("no_python") is True
     try:
         words = shlex.split(value)
@@ -147,41 +127,28 @@ def _command_hint(value: str, source: Source) -> str:
         job = Job.model_validate(spec, strict=True)
     except ValueError:  # a quote that is not closed, no word at all, a control character
         return ""
-    if any([*rules.command_begins_with_what_runs.check(job), *doubts(job)]):
+    for_a_shell = re.search(r"[\n;|&<>]|^\s*\w+=", value)
+    if for_a_shell or any([*rules.command_begins_with_what_runs.check(job), *doubts(job)]):
         return ""
-    return f"write command: {_in_yaml(words)}{' and no_python: true' if no_python and not given else ''}"
-
-
-def _list_hint(path: Path, value: str) -> str:
-    """Return the list that a text was probably meant to be; empty if that would be rejected."""
-    if path[0] == "sweep":  # the hint cannot know whether text or numbers are meant
-        return ""
-    words = value.splitlines()
-    if path[-1] not in ("setup", "prologue", "epilogue"):
-        words = [word for word in re.split(r"\s*[,\n]\s*", value.strip()) if word]
-    return f"write {path[-1]}: {_in_yaml(words)}" if words and not _refusal(path, words) else ""
-
-
-def _in_yaml(words: Sequence[str]) -> str:
     plain = [word if _PLAIN.fullmatch(word) and typed(word) == word else shown(word) for word in words]
-    return f"[{', '.join(plain)}]"
+    return f"write command: [{', '.join(plain)}]{' and no_python: true' if no_python and not given else ''}"
 
 
 def _missing(path: Path, removed: bool) -> Finding:
+    *_, key = path
     model = model_at(path[:-1])
     where = f" in {dotted(path[:-1])}" if path[:-1] else ""
-    meaning = model.model_fields[str(path[-1])].description if model else ""
-    hint = f"{path[-1]}: {meaning}"
-    if removed:
-        return Finding(path, f'"{path[-1]}" is removed here, but is required{where}', hint, on_key=True)
-    return Finding(path[:-1], f'"{path[-1]}" is missing{where}', hint, on_key=True)
+    hint = f"{key}: {model.model_fields[str(key)].description if model else ''}"
+    message = f'"{key}" is removed here, but is required{where}' if removed else f'"{key}" is missing{where}'
+    return Finding(path if removed else path[:-1], message, hint, on_key=True)
 
 
 def _unknown_key(path: Path) -> Finding:
     key, above = str(path[-1]), path[:-1]
     message = f'unknown key "{key}"' + (f' in "{dotted(above)}"' if above else "")
-    homes = [dotted(home) or "the top level" for home, fields in _sections() if key in fields]
-    guess = _similar_key(path)
+    sections = [(), *((name,) for name in Job.model_fields)]
+    models = {section: model.model_fields for section in sections if (model := model_at(section))}
+    homes = [dotted(home) or "the top level" for home, fields in models.items() if key in fields]
     model = model_at(above)
     hint = f"allowed: {', '.join(model.model_fields)}" if model else ""
     home = synonyms.own_key_of(path)
@@ -198,7 +165,7 @@ def _unknown_key(path: Path) -> Finding:
         hint = f"within a list, no key can have a +; write {key[1:]}"
     elif key.startswith("+"):  # in a file it would have been read as one
         hint = f"{key} works only in a file; --set '{key[1:]}=[…]' replaces the list"
-    elif guess:
+    elif guess := _similar_key(path):
         hint = f'did you mean "{guess}"?'
     return Finding(path, message, hint, on_key=True)
 
@@ -215,15 +182,6 @@ def _similar_key(path: Path) -> str | None:
         return None
     key = synonyms.snake_case(str(path[-1]))
     return key if key in model.model_fields else nearest(str(path[-1]), model.model_fields)
-
-
-def _sections() -> Iterator[tuple[Path, set[str]]]:
-    """Yield the top level and each section directly below it, with their keys."""
-    yield (), set(Job.model_fields)
-    for name in Job.model_fields:
-        model = model_at((name,))
-        if model:
-            yield (name,), set(model.model_fields)
 
 
 def model_at(path: Path) -> type[BaseModel] | None:

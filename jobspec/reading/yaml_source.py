@@ -5,8 +5,6 @@ are text, `1e-3` is a number.  Whatever could make a spec mean something other t
 keys, anchors, aliases, tags, a second document.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import pathlib
@@ -204,7 +202,8 @@ class Reader:
             return self._mapping(path)
         if isinstance(event, yaml.SequenceStartEvent):
             return self._sequence(path)
-        return self._scalar(event, place)
+        text = self._text_of(event, place)
+        return text if event.style else typed(text)
 
     def _mapping(self, path: Path) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -235,18 +234,13 @@ class Reader:
         self._event()
         return values
 
-    def _scalar(self, event: Any, place: Place) -> Any:
-        text = self._text_of(event, place)
-        return text if event.style else typed(text)
-
     def _text_of(self, event: Any, place: Place) -> str:
         """Return the text of a scalar; two escapes such as "\\ud83d\\ude00" are one character, as in JSON."""
         try:
             return str(event.value).encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
-            self.add(
-                place, "this escape is half of a surrogate pair, which is not a character", "write the character itself"
-            )
+            message = "this escape is half of a surrogate pair, which is not a character"
+            self.add(place, message, "write the character itself")
             return ""
 
     def _place(self, event: Any) -> Place:
@@ -294,9 +288,7 @@ def _hint(error: yaml.MarkedYAMLError, place: Place) -> str:
         return "YAML is indented with spaces, never with tabs"
     no_comma = problem.startswith("expected ',' or ") and place.written in ("'", '"')
     if "'<scalar>'" in problem and before.rstrip().endswith(("'", '"')) and not no_comma:
-        return (
-            "text follows a closing quote: put the whole value in single quotes, and write '' for each ' in the value"
-        )
+        return "text follows a closing quote: put the whole value in single quotes, in which '' stands for one '"
     if re.match("expected (<block end>|'<document start>')", problem) or (
         "mapping values" in problem and re.fullmatch(r"[ -]*[\w.-]+", before)
     ):

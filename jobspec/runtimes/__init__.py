@@ -4,10 +4,8 @@ A task of Slurm is a shell that sets the variables of its process and then runs 
 its variables reach the container as text in the variable JOB_PROGRAM, which the runtime passes on.
 """
 
-from __future__ import annotations
-
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import cast
 
@@ -32,6 +30,8 @@ class Runtime:
     """Bash that asks the containers of a node to stop; None if they get the signals that Slurm sends."""
     run: str | None = None
     """The command that starts a container; None if the task's shell already is where the processes run."""
+    mount = ("", ":", ":ro")
+    """What stands in the flag of a mount before its source, before its path, and at the end if it is read-only."""
 
     def srun_flags(self, plan: Plan, passed: Sequence[str]) -> list[str]:
         """Return flags of the srun that starts the tasks."""
@@ -48,6 +48,35 @@ class Runtime:
     def image_problem(self, image: str) -> str | None:
         """Return why this runtime cannot run an image of this name, or None."""
         return None
+
+    def mount_flags(self, job: Job) -> list[str]:
+        """Return flags for all mounts; none if one is empty, because `mount_empty` then adds all of them."""
+        if any(mount.empty for mount in job.mounts):
+            return []
+        return [f"{self.mount[0]}{mount.folder}{self.target(mount)}" for mount in job.mounts]
+
+    def mount_empty(self, job: Job) -> list[str]:
+        """Return bash that makes a folder on the node's disk for each empty mount; the batch script removes them.
+
+        For runtimes that start a container for each task.  One mount may be in another, so the flags of all mounts are
+        added to "$@" in the order of the spec.
+        """
+        folders = {number: f'"$scratch/{number}"' for number, mount in enumerate(job.mounts) if mount.empty}
+        if not folders:
+            return []
+        sources = [folders.get(number) or sh(mount.folder or "") for number, mount in enumerate(job.mounts)]
+        return [
+            'scratch=$(mktemp -d "$disk/scratch-$SLURM_JOB_ID.XXXXXX")',
+            f"mkdir {' '.join(folders.values())}",
+            *(
+                f'set -- "$@" {self.mount[0]}{source}{sh(self.target(mount))}'
+                for source, mount in zip(sources, job.mounts, strict=True)
+            ),
+        ]
+
+    def target(self, mount: Mount) -> str:
+        """Return what follows the source in the flag of a mount."""
+        return f"{self.mount[1]}{mount.path}{self.mount[2] if mount.read_only else ''}"
 
 
 def names() -> list[str]:
@@ -98,32 +127,3 @@ def in_shell(passed: Sequence[str]) -> str:
 def is_file(image: str) -> bool:
     """Return True if an image is given as the path of a file, not as a name in a registry."""
     return image.startswith(("/", "."))
-
-
-def mount_flags(job: Job, flag: str, target: Callable[[Mount], str]) -> list[str]:
-    """Return the runtime's flags for all mounts; none if one is empty, because `mount_empty` then adds all of them."""
-    if any(mount.empty for mount in job.mounts):
-        return []
-    return [f"{flag}{mount.folder}{target(mount)}" for mount in job.mounts]
-
-
-def mount_empty(job: Job, flag: str, target: Callable[[Mount], str]) -> list[str]:
-    """Return bash that makes a folder on the node's disk for each empty mount; the batch script removes them.
-
-    For runtimes that start a container for each task.  One mount may be in another, so the flags of all mounts are
-    added to "$@" in the order of the spec.
-
-    Args:
-        flag, target: what stands before and after the folder in the runtime's flag.
-    """
-    folders = {number: f'"$scratch/{number}"' for number, mount in enumerate(job.mounts) if mount.empty}
-    if not folders:
-        return []
-    return [
-        'scratch=$(mktemp -d "$disk/scratch-$SLURM_JOB_ID.XXXXXX")',
-        f"mkdir {' '.join(folders.values())}",
-        *(
-            f'set -- "$@" {flag}{folders.get(number) or sh(mount.folder or "")}{sh(target(mount))}'
-            for number, mount in enumerate(job.mounts)
-        ),
-    ]

@@ -1,30 +1,9 @@
 """Parts that the command lines of docker and podman have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
-from jobspec import runtimes
 from jobspec.plan import Plan
 from jobspec.runtimes import Runtime, in_shell, is_file
-from jobspec.spec.job import Mount
-
-_SOURCE = "--mount=type=bind,source="
-
-
-def flags(plan: Plan) -> list[str]:
-    """Return flags of `run` that are the same on every node."""
-    # The host's network, because the nodes know each other by host name.  The host's /dev/shm, because NCCL
-    # connects the processes of a node through it, even if they are in different containers.
-    result = ["--rm", "--network=host", "--ipc=host"]
-    if plan.job.resources.rdma:
-        result += ["--device=/dev/infiniband", "--cap-add=IPC_LOCK", "--ulimit=memlock=-1:-1"]
-    return [*result, *runtimes.mount_flags(plan.job, _SOURCE, _target)]
-
-
-def mount_empty(plan: Plan) -> list[str]:
-    """Return bash for empty mounts; nothing if there are none."""
-    return runtimes.mount_empty(plan.job, _SOURCE, _target)
 
 
 def let_in(names: Sequence[str]) -> str:
@@ -45,19 +24,20 @@ def gpus() -> list[str]:
     ]
 
 
-def image(plan: Plan) -> list[str]:
-    """Return the image, without its entrypoint: the words after it are the whole command."""
-    return ["--entrypoint=", plan.job.image or ""]
-
-
 class Oci(Runtime):
-    """What docker and podman have in common."""
+    mount = ("--mount=type=bind,source=", ",target=", ",readonly")
+
+    def flags(self, plan: Plan, *own: str) -> list[str]:
+        """Return the flags of `run` that are the same on every node, `own` ones too, and the image."""
+        # The host's network, because the nodes know each other by host name.  The host's /dev/shm, because NCCL
+        # connects the processes of a node through it, even if they are in different containers.
+        result = ["--rm", "--network=host", "--ipc=host"]
+        if plan.job.resources.rdma:
+            result += ["--device=/dev/infiniband", "--cap-add=IPC_LOCK", "--ulimit=memlock=-1:-1"]
+        # No entrypoint: the words after the image are the whole command.
+        return [*result, *self.mount_flags(plan.job), *own, "--entrypoint=", plan.job.image or ""]
 
     def image_problem(self, image: str) -> str | None:
         if is_file(image) or "://" in image:
             return "write REGISTRY/NAME:TAG, not a file or a URL"
         return None
-
-
-def _target(mount: Mount) -> str:
-    return f",target={mount.path}" + (",readonly" if mount.read_only else "")

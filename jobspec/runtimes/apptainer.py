@@ -4,30 +4,26 @@ The container gets the host's environment, with CUDA_VISIBLE_DEVICES, which --cl
 Source: apptainer.org/docs/user/main, "Environment and Metadata" and "GPU Support".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jobspec.plan import Plan
-from jobspec.runtimes import Runtime, in_shell, is_file, mount_empty, mount_flags
-from jobspec.spec.job import Mount
-
-_BIND = "--bind="
+from jobspec.runtimes import Runtime, in_shell, is_file
 
 
 class Apptainer(Runtime):
     program = "apptainer"
     run = "apptainer exec --no-eval"  # since 1.1; without it, $(id) in an APPTAINERENV_ value would be run
+    mount = ("--bind=", ":", ":ro")
 
     def words(self, plan: Plan) -> list[str]:
-        return [*mount_flags(plan.job, _BIND, _target), _image(plan.job.image or "")]
+        return [*self.mount_flags(plan.job), _image(plan.job.image or "")]
 
     def before(self, plan: Plan, passed: Sequence[str]) -> list[str]:
         # If the image sets a variable too, the image's value wins unless the variable has this prefix.
         forced = [f'for name in {in_shell(passed)}; do export "APPTAINERENV_$name=${{!name}}"; done']
         if plan.job.device == "cuda":
             forced.append("if [ -e /dev/nvidiactl ]; then set -- --nv; else set -- --rocm; fi")
-        return [*forced, *mount_empty(plan.job, _BIND, _target)]
+        return [*forced, *self.mount_empty(plan.job)]
 
 
 RUNTIME = Apptainer()
@@ -35,7 +31,3 @@ RUNTIME = Apptainer()
 
 def _image(image: str) -> str:
     return image if is_file(image) or "://" in image or image.endswith(".sif") else f"docker://{image}"
-
-
-def _target(mount: Mount) -> str:
-    return f":{mount.path}" + (":ro" if mount.read_only else "")

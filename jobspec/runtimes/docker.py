@@ -4,8 +4,6 @@ The daemon is outside the job: Slurm's limits do not reach the container, so CPU
 Source: docs.docker.com/reference/cli/docker/container/run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jobspec.plan import Plan
@@ -18,17 +16,16 @@ class Docker(_oci.Oci):
 
     def words(self, plan: Plan) -> list[str]:
         job = plan.job
-        flags = _oci.flags(plan)
         tasks = tasks_per_node(job)
         # Ranks of a node share memory through /proc/PID/fd, so their containers must see each other's processes.  The
         # program is then not process 1 and needs no init: only process 1 ignores signals that it does not handle.
-        flags.append("--pid=host" if tasks > 1 else "--init")
+        own = ["--pid=host" if tasks > 1 else "--init"]
         if job.resources.cpus is not None:
-            flags.append(f"--cpus={max(1, job.resources.cpus // tasks)}")
+            own.append(f"--cpus={max(1, job.resources.cpus // tasks)}")
         if job.resources.memory is not None:
             memory = f"{job.resources.memory // tasks}b"
-            flags += [f"--memory={memory}", f"--memory-swap={memory}"]  # docker would add as much swap
-        return [*flags, *_oci.image(plan)]
+            own += [f"--memory={memory}", f"--memory-swap={memory}"]  # docker would add as much swap
+        return self.flags(plan, *own)
 
     def before(self, plan: Plan, passed: Sequence[str]) -> list[str]:
         # --user: files on the mounts then belong to the user who submitted the job.  USER: torch asks for its name,
@@ -40,7 +37,7 @@ class Docker(_oci.Oci):
             'docker rm --force "$name" >/dev/null 2>&1 || true',
             'set -- --name="$name" --user="$(id -u):$(id -g)"',
             _oci.let_in(["USER", *passed]),
-            *_oci.mount_empty(plan),
+            *self.mount_empty(plan.job),
         ]
         if plan.job.device == "cuda":
             lines += [*_oci.gpus(), 'set -- "$@" --gpus="\\"device=${gpus//[[:space:]]/,}\\""']

@@ -4,8 +4,6 @@ GPUs are named by UUID, as the NVIDIA Container Toolkit describes them (CDI; `nv
 Source: docs.podman.io/en/latest/markdown/podman-run.1.html.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jobspec.plan import Plan
@@ -32,7 +30,7 @@ class Podman(_oci.Oci):
         # SELinux would refuse the mounts, and giving them new labels would lock out other jobs.
         # The init passes on signals.  No --pid=host as with docker: each container has its own user namespace, so the
         # kernel may refuse /proc/PID/fd all the same, and podman without cgroups rejects the flag.
-        return [*_oci.flags(plan), "--init", "--security-opt=label=disable", *_oci.image(plan)]
+        return self.flags(plan, "--init", "--security-opt=label=disable")
 
     def before(self, plan: Plan, passed: Sequence[str]) -> list[str]:
         # --userns: files on the mounts then belong to the user who submitted the job.  podman rejects it for root.
@@ -41,7 +39,7 @@ class Podman(_oci.Oci):
             'set -- "$@" --label="node=$SLURMD_NODENAME" --label="shell=${asked+$$}"',
             'if [ "$(id -u)" != 0 ]; then set -- "$@" --userns=keep-id; fi',
             _oci.let_in(passed),
-            *_oci.mount_empty(plan),
+            *self.mount_empty(plan.job),
         ]
         if plan.job.device == "cuda":
             lines += [*_oci.gpus(), 'for gpu in ${gpus//,/ }; do set -- "$@" "--device=nvidia.com/gpu=$gpu"; done']

@@ -3,20 +3,17 @@
 Source: pyxis, "Usage" (github.com/NVIDIA/pyxis/wiki/Usage), and enroot, doc/cmd/import.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jobspec.filters import sh
 from jobspec.plan import Plan
 from jobspec.runtimes import Runtime, is_file
-from jobspec.spec.job import Mount
 
 
 class Pyxis(Runtime):  # a plugin of srun, so it has no program
     def srun_flags(self, plan: Plan, passed: Sequence[str]) -> list[str]:
         flags = [f"--container-image={_image(plan.job.image or '')}"]
-        if mounts := [_mount(mount) for mount in plan.job.mounts if not mount.empty]:
+        if mounts := [f"{mount.folder}{self.target(mount)}" for mount in plan.job.mounts if not mount.empty]:
             flags.append(f"--container-mounts={','.join(mounts)}")
         if _empty(plan):
             flags.append("--container-writable")
@@ -51,7 +48,3 @@ def _image(image: str) -> str:
     if is_file(image) or not slash or not ("." in registry or ":" in registry or registry == "localhost"):
         return image
     return f"{registry}#{name}"
-
-
-def _mount(mount: Mount) -> str:
-    return f"{mount.folder}:{mount.path}" + (":ro" if mount.read_only else "")

@@ -1,22 +1,11 @@
 """Variables of a process under Slurm: each once, for the script, for what enters a container, and for `explain`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from jobspec import torchrun
-from jobspec.environment import (
-    FREE_PORT,
-    NODE_0,
-    NODE_OF_RANK_0,
-    RANDOM_ID,
-    THIS_NODE,
-    SetBy,
-    Variable,
-    torchrun_variables,
-)
+from jobspec.environment import NODE_0, THIS_NODE, SetBy, Variable, variables_of_meeting
 from jobspec.plan import PORTS, Plan, Rank
 from jobspec.slurm.task import for_runtime, labels
 
@@ -52,12 +41,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
     start += [Variable(name, "<value of the combination>", "spec") for name in swept]
     if job.slurm.launcher == "srun":
         return start
-    address, port, run_id = NODE_0, _port(plan)[1], _RUN_ID
-    if job.nodes.max == 1:
-        address, port, run_id = "127.0.0.1", FREE_PORT, RANDOM_ID
-    elif plan.backend == "c10d":
-        address, port = NODE_OF_RANK_0, FREE_PORT
-    return [*start, *torchrun_variables(plan, rank, master_addr=address, master_port=port, run_id=run_id)]
+    return [*start, *variables_of_meeting(plan, rank, NODE_0, _port(plan)[1], _RUN_ID)]
 
 
 def exports(plan: Plan, when: When) -> list[str]:

@@ -1,7 +1,5 @@
 """Rules for `slurm.options` and `slurm.srun_options`: nothing that other keys decide or that sbatch rejects."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 
@@ -15,20 +13,15 @@ _OPTIONS_OF_KEYS = {
     "job-name": "name",
     "nodes": "nodes",
     "ntasks": "nodes, procs_per_node and slurm.launcher",
-    "ntasks-per-node": "procs_per_node and slurm.launcher",
-    "ntasks-per-gpu": "procs_per_node and slurm.launcher",
+    **dict.fromkeys(["ntasks-per-node", "ntasks-per-gpu", "tasks-per-node"], "procs_per_node and slurm.launcher"),
     "cpus-per-task": "resources.cpus",
     "gpus": "nodes and gpus_per_node (or procs_per_node)",
     "gpus-per-node": "gpus_per_node (or procs_per_node)",
     "gpus-per-task": "procs_per_node; this option would hide the other GPUs from each process",
-    "tasks-per-node": "procs_per_node and slurm.launcher",
     "tres-per-task": "procs_per_node and resources.cpus; this option would hide the other GPUs from each process",
     "time": "time_limit",
-    "signal": "preemption",
-    "requeue": "preemption",
-    "no-requeue": "preemption",
+    **dict.fromkeys(["signal", "requeue", "no-requeue", "open-mode"], "preemption"),
     "no-kill": "nodes (if nodes is a range)",
-    "open-mode": "preemption",
     **{key: f"slurm.{key}" for key in ("partition", "account", "qos", "constraint", "reservation", "array")},
 }
 # Options of sbatch that may replace a key of `resources`, and that key; giving both is rejected.
@@ -40,18 +33,13 @@ _EXCLUSIVE = ("user", "mcs", "topo")
 
 # Options of srun that the script sets itself.
 _SRUN_OPTIONS_OF_SCRIPT = {
+    **{key: _OPTIONS_OF_KEYS[key] for key in ("nodes", "no-kill", "ntasks", "ntasks-per-node", "tasks-per-node")},
     **{key: _OPTIONS_OF_KEYS[key] for key in ("gpus", "gpus-per-node", "gpus-per-task", "tres-per-task")},
-    "cpus-per-task": "resources.cpus",
+    **{key: _OPTIONS_OF_KEYS[key] for key in ("cpus-per-task", "open-mode")},
     "distribution": "slurm.launcher",
     "export": "env and secrets",
     "jobid": "the ID of the job",
     "kill-on-bad-exit": "nodes and preemption",
-    "nodes": "nodes",
-    "no-kill": "nodes (if nodes is a range)",
-    "ntasks": "nodes, procs_per_node and slurm.launcher",
-    "ntasks-per-node": "procs_per_node and slurm.launcher",
-    "open-mode": "preemption",
-    "tasks-per-node": "procs_per_node and slurm.launcher",
     "output": "name; slurm.options.output sets one log for script and processes",
     "wait": "preemption",
 }
@@ -86,41 +74,32 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
         if name == "export" and str(value).upper() in ("NONE", "NIL") and job.secrets:
             message = f"slurm.options: export is {value}, so the job would not get its secrets"
             yield Finding(path, message, "leave it out; secrets are passed on by name", on_key=True)
-        if name in _MEMORY and (others := sorted(_MEMORY & job.slurm.options.keys() - {name})) and name > others[0]:
-            message = f"slurm.options: {name} is given, and {others[0]} too; Slurm takes only one of them"
+        key = _OPTIONS_INSTEAD_OF_KEYS.get(name)
+        rivals = [f"resources.{key}"] if key and getattr(job.resources, key) is not None else []
+        rivals += [one for one in sorted(_MEMORY & job.slurm.options.keys())[:1] if name in _MEMORY and one != name]
+        for rival in rivals:
+            message = f"slurm.options: {name} is given, and {rival} too; Slurm takes only one of them"
             yield Finding(path, message, "leave one of them out", on_key=True)
         if name == "overcommit":
             message = "slurm.options: overcommit has no effect on the tasks: the script unsets SLURM_OVERCOMMIT"
             yield Finding(path, message, _OF_SRUN, on_key=True)
-
-
-@Rule
-def options_have_the_values_that_sbatch_reads(job: Job) -> Iterator[Finding]:
-    for name, value in job.slurm.options.items():
-        path = ("slurm", "options", name)
         if name == "exclusive" and value is not True and value not in _EXCLUSIVE:
             message = f"slurm.options: exclusive is {value}, which sbatch does not know"
             yield Finding(path, message, "write true, user, mcs or topo; leave it out to share nodes")
         elif name in FLAGS and value is not True:
-            hint = "write true, or leave it out"
-            yield Finding(path, f"slurm.options: {name} is a flag, so its value must be true, not {value}", hint)
+            message = f"slurm.options: {name} is a flag, so its value must be true, not {value}"
+            yield Finding(path, message, "write true, or leave it out")
         elif name in WITH_VALUE and value is True:
             yield Finding(path, f"slurm.options: {name} is true, but sbatch wants a value for it", f"{name}: VALUE")
-        key = _OPTIONS_INSTEAD_OF_KEYS.get(name)
-        if key is not None and getattr(job.resources, key) is not None:
-            message = f"slurm.options: {name} is given, and resources.{key} too; Slurm takes only one of them"
-            yield Finding(path, message, "leave one of them out", on_key=True)
 
 
 @Rule
 def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
+    decided = _SRUN_OPTIONS_OF_SCRIPT | (_SRUN_OPTIONS_FOR_PYXIS if job.slurm.runtime == "pyxis" else {})
     for name, value in job.slurm.srun_options.items():
         path = ("slurm", "srun_options", name)
-        if name in _SRUN_OPTIONS_OF_SCRIPT:
-            message = f"slurm.srun_options: {name} is set from {_SRUN_OPTIONS_OF_SCRIPT[name]}"
-            yield Finding(path, message, "leave it out", on_key=True)
-        elif name in _SRUN_OPTIONS_FOR_PYXIS and job.slurm.runtime == "pyxis":
-            message = f"slurm.srun_options: {name} is set from {_SRUN_OPTIONS_FOR_PYXIS[name]}"
+        if name in decided:
+            message = f"slurm.srun_options: {name} is set from {decided[name]}"
             yield Finding(path, message, "leave it out", on_key=True)
         elif name == "label" and value is not True:
             hint = "write true, or leave it out"
@@ -140,7 +119,6 @@ def each_process_sees_its_gpus(job: Job) -> Iterator[Finding]:
             yield Finding(("slurm", section, "gres"), message, hint, on_key=True)
         several = job.slurm.launcher == "torchrun" and job.procs_per_node > 1
         if several and re.match(r"(?i)(verbose,)?(single|map_gpu|per_task:1\b)", bind):
-            message = (
-                f"slurm.{section}: gpu-bind {bind} would leave one GPU for the {job.procs_per_node} processes of a task"
-            )
+            lost = f"would leave one GPU for the {job.procs_per_node} processes of a task"
+            message = f"slurm.{section}: gpu-bind {bind} {lost}"
             yield Finding(("slurm", section, "gpu-bind"), message, "leave it out", on_key=True)

@@ -1,6 +1,6 @@
 """Options for sbatch and srun: nodes, tasks, limits, and what happens when a task fails."""
 
-from __future__ import annotations
+import time
 
 from jobspec.plan import Plan
 from jobspec.runtimes import tasks_per_node
@@ -9,7 +9,7 @@ from jobspec.spec.job import Job
 
 def directives(plan: Plan) -> list[tuple[str, str]]:
     """Return the options of sbatch with their values, "" for a flag."""
-    job, slurm = plan.job, plan.job.slurm
+    job, slurm, limit = plan.job, plan.job.slurm, plan.job.time_limit
     array = f"0-{len(plan.points) - 1}" if plan.points else slurm.array
     if array and slurm.array_limit:
         array = f"{array}%{slurm.array_limit}"
@@ -20,9 +20,9 @@ def directives(plan: Plan) -> list[tuple[str, str]]:
         # Of a range, Slurm would give no more nodes than there are tasks on the fewest.
         "ntasks-per-node": None if job.nodes.elastic else tasks_per_node(job),
         "cpus-per-task": _cpus_per_task(job),
-        "gpus-per-node": _gpus(job),
+        "gpus-per-node": f"{job.gpu}:{job.gpus}" if job.gpu else job.gpus or None,
         "mem": f"{job.resources.memory >> 20}M" if job.resources.memory else None,
-        "time": _time(job.time_limit) if job.time_limit else None,
+        "time": f"{limit // 86400}-{time.strftime('%H:%M:%S', time.gmtime(limit))}" if limit else None,
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
@@ -102,17 +102,3 @@ def _cpus_per_task(job: Job) -> int | None:
     if job.resources.cpus is None:
         return None
     return max(1, job.resources.cpus // tasks_per_node(job))
-
-
-def _gpus(job: Job) -> str | None:
-    if job.device == "cpu":
-        return None
-    return f"{job.gpu}:{job.gpus}" if job.gpu else str(job.gpus)
-
-
-def _time(seconds: int) -> str:
-    """Write a time as Slurm does, days-hours:minutes:seconds."""
-    minutes, second = divmod(seconds, 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    return f"{days}-{hour:02}:{minute:02}:{second:02}"

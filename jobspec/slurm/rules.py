@@ -1,7 +1,5 @@
 """Rules of Slurm for a job, and rules for what only one of its launchers and runtimes can do."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -25,9 +23,7 @@ VARIABLES_OF_SCRIPT = {
 }
 
 
-@Rule
-def runtime_can_run_the_image(job: Job) -> Iterator[Finding]:
-    yield from runtimes.problems(job)
+runtime_can_run_the_image = Rule(runtimes.problems)
 
 
 @Rule
@@ -72,30 +68,18 @@ def _shell_bytes(words: Iterable[str]) -> int:
 
 
 @Rule
-def sweep_is_the_array(job: Job) -> Iterator[Finding]:
+def arrays_are_possible(job: Job) -> Iterator[Finding]:
     if job.sweep and job.slurm.array is not None:
         message = "slurm.array is given, but the sweep already makes an array"
         yield Finding(("slurm", "array"), message, "leave slurm.array out", on_key=True)
-
-
-@Rule
-def limit_has_an_array(job: Job) -> Iterator[Finding]:
     if job.slurm.array_limit is not None and not job.sweep and (job.slurm.array is None or "%" in job.slurm.array):
         other = "slurm.array has a limit, too" if job.slurm.array else "there is neither a sweep nor slurm.array"
         message = f"slurm.array_limit is given, but {other}"
         yield Finding(("slurm", "array_limit"), message, "leave one of them out", on_key=True)
-
-
-@Rule
-def array_counts_up(job: Job) -> Iterator[Finding]:
-    for first, last, step in re.findall(r"([0-9]+)-([0-9]+)(?::([0-9]+))?", job.slurm.array or ""):
-        hint = f"write {'-'.join(sorted((first, last), key=int))}"
+    for first, last in re.findall(r"([0-9]+)-([0-9]+)", job.slurm.array or ""):
         if int(last) < int(first):
-            yield Finding(("slurm", "array"), f"slurm.array: {first}-{last} counts down; a range must count up", hint)
-        if step and int(step) == 0:
-            yield Finding(
-                ("slurm", "array"), f"slurm.array: the step of {first}-{last}:{step} must be at least 1", hint
-            )
+            message = f"slurm.array: {first}-{last} counts down; a range must count up"
+            yield Finding(("slurm", "array"), message, f"write {last}-{first}")
 
 
 @Rule
@@ -120,9 +104,7 @@ def tasks_of_an_array_keep_apart(job: Job) -> Iterator[Finding]:
 
 @Rule
 def grace_fits(job: Job) -> Iterator[Finding]:
-    if job.preemption is None:
-        return
-    grace = job.preemption.grace
+    grace = job.preemption.grace if job.preemption else 0
     if grace > _MAX_GRACE:
         message = f"preemption.grace is {grace} s; Slurm can signal at most {_MAX_GRACE} s before the end"
         yield Finding(("preemption", "grace"), message)
@@ -133,17 +115,11 @@ def grace_fits(job: Job) -> Iterator[Finding]:
 
 
 @Rule
-def secrets_are_not_the_scripts_variables(job: Job) -> Iterator[Finding]:
-    """Reject secrets named like the script's variables: the script would replace the value of the calling shell."""
-    for number, name in enumerate(job.secrets):
-        if name in VARIABLES_OF_SCRIPT:
-            message = f"secrets: the batch script has its own variable {name}, which would replace the secret"
-            yield Finding(("secrets", number), message, "choose another name")
-
-
-@Rule
-def slurms_variables_are_not_set(job: Job) -> Iterator[Finding]:
+def variables_are_not_those_of_slurm_or_the_script(job: Job) -> Iterator[Finding]:
     for path, name in names_in_env(job):
+        if path[0] == "secrets" and name in VARIABLES_OF_SCRIPT:
+            message = f"secrets: the batch script has its own variable {name}, which would replace the secret"
+            yield Finding(path, message, "choose another name")
         if name.startswith(("SLURM_", "SLURMD_", "SRUN_", "SBATCH_")):
             message = f"{path[0]}: {name} is Slurm's own variable"
             yield Finding(path, message, "leave it out; set sbatch options in slurm.options", on_key=True)

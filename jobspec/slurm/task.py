@@ -1,7 +1,5 @@
 """Shell of each task: what it sets, and the command that it starts."""
 
-from __future__ import annotations
-
 from jobspec import torchrun
 from jobspec.filters import argv, assignments
 from jobspec.plan import Plan, for_torchrun

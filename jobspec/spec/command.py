@@ -1,7 +1,5 @@
 """Command lines as people type them in a shell: which words start Python, and where the script begins."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

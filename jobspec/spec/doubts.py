@@ -1,7 +1,5 @@
 """Find what is correct in a spec but probably not meant: render.py notes it on stderr, and still renders."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections.abc import Container, Iterator, Sequence
@@ -32,14 +30,13 @@ def doubts(job: Job, node_is_hidden: bool = False, not_used: Container[str] = ()
     node_is_hidden: what the processes write outside of mounts ends with their container.
     not_used: keys that the target does without, and says so itself.
     """
-    image = job.image if "image" not in not_used else None
     yield from _typed_in_a_word_processor(job)
     yield from _written_for_a_shell(job)
     yield from _in_setup(job.setup)
     if "CUDA_VISIBLE_DEVICES" in job.env:
         yield "env.CUDA_VISIBLE_DEVICES overrides the GPUs that the job gets from the cluster; leave it out"
-    if image is not None and image.startswith("registry.example"):
-        yield f'image "{image}" is a placeholder; write the name of your image'
+    if "image" not in not_used and job.image is not None and job.image.startswith("registry.example"):
+        yield f'image "{job.image}" is a placeholder; write the name of your image'
     first = job.command[0] if job.command else "x.py"
     if first != "-m" and not first.endswith(".py") and not job.no_python:
         yield f'command begins with "{first}", not a .py file; torchrun starts it with Python unless no_python is true'
@@ -57,11 +54,6 @@ def doubts(job: Job, node_is_hidden: bool = False, not_used: Container[str] = ()
         )
     if node_is_hidden:
         yield from _lost_with_the_container(job)
-    if image is not None and not image.startswith(("/", ".")) and not image.endswith(".sif"):
-        name = re.sub(r"[:@].*", "", image.rpartition("/")[2])
-        path = image.partition("/")[2].rpartition("/")[0]
-        if (path + name) != (path + name).lower():
-            yield f'image "{image}" has capital letters in its name, which registries refuse'
     for name, value in job.env.items():
         if value and names_secret(name):
             yield f"env.{name} looks like a secret, and its value is in the output; secrets: [{name}] keeps it out"
@@ -79,8 +71,8 @@ def _in_setup(lines: Sequence[str]) -> Iterator[str]:
         if _EXIT.search(line):
             yield f"setup[{number}] contains exit, which ends the job before its processes start; leave it out"
         if "conda activate" in line and not any(_CONDA_HOOK.search(before) for before in lines[: number + 1]):
-            hook = 'eval "$(conda shell.bash hook)"'
-            yield f"setup[{number}]: conda activate works only in a shell with conda's hook; write {hook} before it"
+            hint = 'write eval "$(conda shell.bash hook)" before it'
+            yield f"setup[{number}]: conda activate works only in a shell with conda's hook; {hint}"
 
 
 def _lost_with_the_container(job: Job) -> Iterator[str]:

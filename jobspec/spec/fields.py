@@ -1,7 +1,5 @@
 """Types of single values in a job spec: names, text, paths, words of Slurm and of Kubernetes."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal
 
@@ -10,44 +8,31 @@ from jobspec.spec.value import Value, matching
 # A line break in a directive line (#SBATCH, a comment, a path) starts a new line, which some program obeys.
 # Quoting does not help, so such a value may hold neither a line break nor any other control character.
 # Values that only become an argument or an environment variable may have line breaks and tabs.
-_LINE = r"[^\u0000-\u001f\u007f-\u009f\u2028\u2029]+"
+_BREAKS = r"\u0000-\u001f\u007f-\u009f\u2028\u2029"
+_LINE = rf"[^{_BREAKS}]+"
 LINES = r"[^\u0000-\u0008\u000b-\u001f\u007f-\u009f\u2028\u2029]*"
 
 LINES_EXPECTED = "text without control characters other than line breaks and tabs"
 Lines = Annotated[str, matching(LINES, LINES_EXPECTED)]
 
 DNS = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
-JobName = Annotated[
-    str,
-    matching(
-        r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?",
-        'a DNS label (a lower-case letter, then at most 62 lower-case letters, digits and "-")',
-    ),
-]
+DNS_NAME = rf"(?!.{{254}}){DNS}(?:\.{DNS})*"
+_LABEL = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_JOB_NAME = 'a DNS label (a lower-case letter, then at most 62 lower-case letters, digits and "-")'
+JobName = Annotated[str, matching(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?", _JOB_NAME)]
 DnsLabel = Annotated[str, matching(rf"(?!.{{64}}){DNS}", 'a DNS label (at most 63 lower-case letters, digits and "-")')]
-DnsName = Annotated[
-    str, matching(rf"(?!.{{254}}){DNS}(?:\.{DNS})*", 'a DNS name (at most 253 lower-case letters, digits, "-" and ".")')
-]
+DnsName = Annotated[str, matching(DNS_NAME, 'a DNS name (at most 253 lower-case letters, digits, "-" and ".")')]
 LabelKey = Annotated[
-    str,
-    matching(
-        rf"(?![^/]{{254}})(?:{DNS}(?:\.{DNS})*/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?",
-        "a Kubernetes label key such as example.com/pool",
-    ),
+    str, matching(rf"(?![^/]{{254}})(?:{DNS}(?:\.{DNS})*/)?{_LABEL}", "a Kubernetes label key such as example.com/pool")
 ]
-LabelValue = Annotated[
-    str,
-    matching(
-        r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?",
-        'a Kubernetes label value (at most 63 letters, digits, "-", "_" and "."; a letter or digit at both ends)',
-    ),
-]
+_LABEL_VALUE = 'a Kubernetes label value (at most 63 letters, digits, "-", "_" and "."; a letter or digit at both ends)'
+LabelValue = Annotated[str, matching(f"(?:{_LABEL})?", _LABEL_VALUE)]
 ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 EnvName = Annotated[str, matching(ENV_NAME, 'the name of a variable (letters, digits and "_", no digit first)')]
 Image = Annotated[
     str, matching(r"[A-Za-z0-9/.][A-Za-z0-9._/:@+-]*", "an image reference such as registry.example/team/train:1.0")
 ]
-_PATH = r'/[^\u0000-\u001f\u007f-\u009f\u2028\u2029:,"\\$]*'
+_PATH = rf'/[^{_BREAKS}:,"\\$]*'
 
 
 def _read_path(value: Any) -> str:
@@ -62,48 +47,22 @@ def _read_path(value: Any) -> str:
     raise ValueError
 
 
+_PATH_SCHEMA = {"type": "string", "pattern": f"^(?:{_PATH})$"}
 FolderPath = Annotated[
-    str,
-    Value(
-        'an absolute path without ":", ",", "$", quotes or backslashes',
-        _read_path,
-        {"type": "string", "pattern": f"^(?:{_PATH})$"},
-    ),
+    str, Value('an absolute path without ":", ",", "$", quotes or backslashes', _read_path, _PATH_SCHEMA)
 ]
-SubPath = Annotated[
-    str,
-    matching(
-        r'(?!/)(?!(?:.*/)?\.\.(?:/|$))[^\u0000-\u001f\u007f-\u009f\u2028\u2029:,"\\$]+',
-        'a relative path without "..", ":", ",", "$", quotes and backslashes',
-    ),
-]
-FilePattern = Annotated[
-    str,
-    matching(
-        r"(?!/)(?!(?:.*/)?\.\.(?:/|$))[^\u0000-\u001f\u007f-\u009f\u2028\u2029\\$~]+",
-        'a path below the current folder without "..", "~" or "$", such as train.py or lib/*.py',
-    ),
-]
-SlurmWord = Annotated[
-    str,
-    matching(
-        r"[A-Za-z0-9_][A-Za-z0-9_.,:@%+-]*",
-        "a word that begins with a letter, a digit or _, and may also contain . , : @ % + -",
-    ),
-]
-SlurmConstraint = Annotated[
-    str,
-    matching(
-        r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:&|*()\[\]-]*", "a Slurm constraint such as h100, h100|a100 or [rack1|rack2]"
-    ),
-]
-SlurmArray = Annotated[
-    str,
-    matching(
-        r"[0-9]{1,7}(?:-[0-9]{1,7}(?::[0-9]{1,7})?)?(?:,[0-9]{1,7}(?:-[0-9]{1,7}(?::[0-9]{1,7})?)?)*(?:%[1-9][0-9]{0,6})?",
-        "a Slurm array such as 0-3, 0-15:4, 1,3,5 or 0-99%8",
-    ),
-]
+_BELOW = r"(?!/)(?!(?:.*/)?\.\.(?:/|$))"
+_SUB_PATH = 'a relative path without "..", ":", ",", "$", quotes and backslashes'
+SubPath = Annotated[str, matching(rf'{_BELOW}[^{_BREAKS}:,"\\$]+', _SUB_PATH)]
+_FILES = 'a path below the current folder without "..", "~" or "$", such as train.py or lib/*.py'
+FilePattern = Annotated[str, matching(rf"{_BELOW}[^{_BREAKS}\\$~]+", _FILES)]
+_WORD = "a word that begins with a letter, a digit or _, and may also contain . , : @ % + -"
+SlurmWord = Annotated[str, matching(r"[A-Za-z0-9_][A-Za-z0-9_.,:@%+-]*", _WORD)]
+_CONSTRAINT = "a Slurm constraint such as h100, h100|a100 or [rack1|rack2]"
+SlurmConstraint = Annotated[str, matching(r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:&|*()\[\]-]*", _CONSTRAINT)]
+_RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?::[1-9][0-9]{0,6})?)?"
+_ARRAY = rf"{_RANGE}(?:,{_RANGE})*(?:%[1-9][0-9]{{0,6}})?"
+SlurmArray = Annotated[str, matching(_ARRAY, "a Slurm array such as 0-3, 0-15:4, 1,3,5 or 0-99%8")]
 
 
 def _read_shell_line(value: Any) -> str:
@@ -114,14 +73,10 @@ def _read_shell_line(value: Any) -> str:
     return value
 
 
-ShellLine = Annotated[str, Value("one line of bash", _read_shell_line, {"type": "string", "pattern": f"^{_LINE}$"})]
-SweepKey = Annotated[
-    str,
-    matching(
-        r"(?:train|env)\.[A-Za-z_][A-Za-z0-9_]*|args\.[A-Za-z_][A-Za-z0-9_-]*",
-        "train.KEY, args.NAME or env.NAME, such as train.lr",
-    ),
-]
+_LINE_SCHEMA = {"type": "string", "pattern": f"^{_LINE}$"}
+ShellLine = Annotated[str, Value("one line of bash", _read_shell_line, _LINE_SCHEMA)]
+_SWEEP_KEY = rf"(?:train|env)\.{ENV_NAME}|args\.[A-Za-z_][A-Za-z0-9_-]*"
+SweepKey = Annotated[str, matching(_SWEEP_KEY, "train.KEY, args.NAME or env.NAME, such as train.lr")]
 
 
 def _read_swept(value: Any) -> bool | int | float | str:
@@ -130,18 +85,11 @@ def _read_swept(value: Any) -> bool | int | float | str:
     raise ValueError
 
 
-SweptValue = Annotated[
-    bool | int | float | str,
-    Value("text, a number, true or false", _read_swept, {"type": ["boolean", "number", "string"]}),
-]
-GpuType = Annotated[
-    str,
-    matching(
-        # A number of one or two digits is taken for a count of GPUs; 4090 is a type.
-        r"(?![0-9]{1,2}$)[A-Za-z0-9][A-Za-z0-9_.-]{0,62}",
-        "a type of GPU such as h100 or a100-80gb (procs_per_node says how many)",
-    ),
-]
+_SWEPT_SCHEMA = {"type": ["boolean", "number", "string"]}
+SweptValue = Annotated[bool | int | float | str, Value("text, a number, true or false", _read_swept, _SWEPT_SCHEMA)]
+# A number of one or two digits is taken for a count of GPUs; 4090 is a type.
+_GPU = r"(?![0-9]{1,2}$)[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
+GpuType = Annotated[str, matching(_GPU, "a type of GPU such as h100 or a100-80gb (procs_per_node says how many)")]
 SlurmOption = Annotated[str, matching(r"[a-z][a-z0-9-]+", "the long name of an sbatch option, without --")]
 
 
@@ -151,14 +99,8 @@ def _read_port(value: Any) -> int | str:
     raise ValueError
 
 
-Port = Annotated[
-    int | Literal["auto"],
-    Value(
-        "auto or a port from 1024 to 65535",
-        _read_port,
-        {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1024, "maximum": 65535}]},
-    ),
-]
+_PORT_SCHEMA = {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1024, "maximum": 65535}]}
+Port = Annotated[int | Literal["auto"], Value("auto or a port from 1024 to 65535", _read_port, _PORT_SCHEMA)]
 
 
 def _read_option(value: Any) -> bool | int | str:
@@ -169,11 +111,7 @@ def _read_option(value: Any) -> bool | int | str:
     raise ValueError
 
 
+_OPTION_SCHEMA = {"anyOf": [{"const": True}, {"type": "integer"}, _LINE_SCHEMA]}
 OptionValue = Annotated[
-    bool | int | str,
-    Value(
-        "true (a flag), a whole number or one line of text",
-        _read_option,
-        {"anyOf": [{"const": True}, {"type": "integer"}, {"type": "string", "pattern": f"^{_LINE}$"}]},
-    ),
+    bool | int | str, Value("true (a flag), a whole number or one line of text", _read_option, _OPTION_SCHEMA)
 ]

@@ -3,8 +3,6 @@
 Paths are as in `command`: relative to the folder in which render.py is called, and in a container to `workdir`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ A key is a path with dots, such as "resources.memory".  A list, a mapping with u
 key each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
 from jobspec.problems import Finding

@@ -1,7 +1,5 @@
 """The section `kubernetes` of a job spec."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field

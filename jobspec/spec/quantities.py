@@ -1,7 +1,5 @@
 """Sizes and times with their units, and amounts of devices."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any
 
@@ -36,9 +34,9 @@ Size = Annotated[int, Value("a size such as 512MiB, 200GiB or 1TiB", _read_size,
 
 def _read_amount(value: Any) -> int | str:
     """Return a number of devices unchanged, and a size as a Kubernetes quantity such as 4Gi."""
-    if type(value) is int and 1 <= value < 2**31:
-        return value
     if type(value) is int:
+        if 1 <= value < 2**31:
+            return value
         raise ValueError
     if isinstance(value, str) and re.fullmatch("[1-9][0-9]{0,8}", value):
         raise ValueError("leave the quotes out")
@@ -47,53 +45,26 @@ def _read_amount(value: Any) -> int | str:
 
 def quantity(size: int) -> str:
     """Write bytes (whole MiB) as a Kubernetes quantity: 200Gi, 512Mi."""
-    for shift, unit in ((40, "Ti"), (30, "Gi"), (20, "Mi")):
-        if size % (1 << shift) == 0:
-            return f"{size >> shift}{unit}"
-    raise ValueError(f"{size} bytes are not whole MiB")
+    shifts = {"Ti": 40, "Gi": 30, "Mi": 20}
+    unit = next(unit for unit, shift in shifts.items() if size % (1 << shift) == 0)
+    return f"{size >> shifts[unit]}{unit}"
 
 
-Amount = Annotated[
-    int | str,
-    Value(
-        "a whole number of devices, or a size such as 4GiB",
-        _read_amount,
-        {"anyOf": [{"type": "integer", "minimum": 1, "exclusiveMaximum": 2**31}, _SIZE_SCHEMA]},
-    ),
-]
+_AMOUNT_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 1, "exclusiveMaximum": 2**31}, _SIZE_SCHEMA]}
+Amount = Annotated[int | str, Value("a whole number of devices, or a size such as 4GiB", _read_amount, _AMOUNT_SCHEMA)]
 """A number, or bytes as a Kubernetes quantity."""
 
 _DURATION = r"(?=.*[1-9])(?:([0-9]{1,5})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?"
-
-_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_PART = r"\s*([0-9]{1,8}(?:\.[0-9]{1,4})?)\s*(d(?:ays?)?|h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?)\b"
 
 
 def _duration_hint(value: Any) -> str:
     if type(value) is int and value > 0:
         units = [f"{value}{unit}" for unit in "smh" if re.fullmatch(_DURATION, f"{value}{unit}")]
         return f"add a unit: {' or '.join(units)}" if units else ""
-    text = str(value)
-    if found := re.fullmatch(r"[0-9dhm]*([dhm])[0-9]+", text):  # without the last unit
-        text += {"d": "h", "h": "m", "m": "s"}[found[1]]
-        return f"write {text}" if re.fullmatch(_DURATION, text) else ""
-    found = re.fullmatch(r"(?:([0-9]{1,3})-)?([0-9]{1,3}):([0-9]{2}):([0-9]{2})", text)  # as Slurm writes it
+    found = re.fullmatch(r"(?:([0-9]{1,3})-)?([0-9]{1,3}):([0-9]{2}):([0-9]{2})", str(value))  # as Slurm writes it
     parts = zip(found.groups(), "dhms", strict=True) if found else ()
-    written = "".join(f"{int(part)}{unit}" for part, unit in parts if part and int(part)) or _in_words(text.strip())
+    written = "".join(f"{int(part)}{unit}" for part, unit in parts if part and int(part))
     return f"write {written}" if written else ""
-
-
-def _in_words(text: str) -> str:
-    """Return a time such as `2 hours` or `1.5h` as a spec writes it; empty for anything else."""
-    if not re.fullmatch(rf"(?:{_PART})+", text, re.IGNORECASE):
-        return ""
-    parts = re.findall(_PART, text, re.IGNORECASE)
-    rest = round(sum(float(number) * _SECONDS[unit[0].lower()] for number, unit in parts), 3)
-    written = ""
-    for unit, seconds in _SECONDS.items():
-        count, rest = divmod(rest, seconds)
-        written += f"{int(count)}{unit}" if count else ""
-    return written if not rest and re.fullmatch(_DURATION, written) else ""
 
 
 def _read_duration(value: Any) -> int:
@@ -105,10 +76,6 @@ def _read_duration(value: Any) -> int:
     return total
 
 
-Duration = Annotated[
-    int,
-    Value(
-        "a time above 0 such as 90s, 30m, 2h or 1d12h", _read_duration, {"type": "string", "pattern": f"^{_DURATION}$"}
-    ),
-]
+_DURATION_SCHEMA = {"type": "string", "pattern": f"^{_DURATION}$"}
+Duration = Annotated[int, Value("a time above 0 such as 90s, 30m, 2h or 1d12h", _read_duration, _DURATION_SCHEMA)]
 """Seconds."""

@@ -3,12 +3,10 @@
 The rules of a target are in its own file.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from jobspec.problems import Finding, Path
@@ -126,35 +124,26 @@ def command_begins_with_what_runs(job: Job) -> Iterator[Finding]:
         yield Finding(path, message, hint)
     elif first.startswith("-") or not first:
         module = "" if job.no_python else " or with -m and a module"
-        hint = "leave the option out, because Python would read it as its own"
-        if job.no_python:
-            hint = "put the program first, before its options"
+        hint = "put the program first, before its options"
+        hint = hint if job.no_python else "leave the option out, because Python would read it as its own"
         yield Finding(path, f"command must begin with {what}{module}, not with an option", hint)
 
 
 @Rule
 def shell_lines_are_whole_commands(job: Job) -> Iterator[Finding]:
-    yield from _unreadable(("setup",), job.setup)
-    yield from _unreadable(("slurm", "prologue"), job.slurm.prologue)
-    yield from _unreadable(("slurm", "epilogue"), job.slurm.epilogue)
-
-
-def _unreadable(path: Path, lines: Sequence[str]) -> Iterator[Finding]:
-    for number, line in enumerate(lines):
-        if error := shell.syntax_error(line):
-            message = f"{'.'.join(map(str, path))}[{number}]: bash cannot read this line: {error}"
-            hint = "each line must be a complete command; put longer text into a file, and write: source FILE"
-            yield Finding((*path, number), message, hint)
+    sections = {"setup": job.setup, "slurm.prologue": job.slurm.prologue, "slurm.epilogue": job.slurm.epilogue}
+    for key, lines in sections.items():
+        for number, line in enumerate(lines):
+            if error := shell.syntax_error(line):
+                message = f"{key}[{number}]: bash cannot read this line: {error}"
+                hint = "each line must be a complete command; put longer text into a file, and write: source FILE"
+                yield Finding((*key.split("."), number), message, hint)
 
 
 @Rule
-def range_is_a_range(job: Job) -> Iterator[Finding]:
+def range_is_possible(job: Job) -> Iterator[Finding]:
     if job.nodes.min > job.nodes.max:
         yield Finding(("nodes", "max"), f"nodes.max is {job.nodes.max}, below nodes.min ({job.nodes.min})")
-
-
-@Rule
-def elastic_needs_c10d(job: Job) -> Iterator[Finding]:
     if job.nodes.elastic and job.rendezvous.backend == "static":
         message = "rendezvous.backend is static, but only c10d can change the number of nodes"
         yield Finding(("rendezvous", "backend"), message, "leave rendezvous.backend out")
@@ -172,21 +161,30 @@ def no_restart_on_prevents_restarts(job: Job) -> Iterator[Finding]:
 
 
 @Rule
-def every_process_gets_samples(job: Job) -> Iterator[Finding]:
-    """Check that each process gets a sample; an uneven batch is fine, because train weighs uneven shares exactly."""
-    if job.train is None or job.train.batch_size >= world_size(job):
+def train_fits_the_job(job: Job) -> Iterator[Finding]:
+    train, world = job.train, world_size(job)
+    if train is None:
         return
-    nodes = f"nodes {job.nodes.max} x procs_per_node {job.procs_per_node}"
-    message = f"train.batch_size is {job.train.batch_size}, less than the {world_size(job)} processes ({nodes})"
-    hint = f"batch_size: {world_size(job)}, or more; it is the global batch of one step, shared by all processes"
-    yield Finding(("train", "batch_size"), message, hint)
-
-
-@Rule
-def one_device(job: Job) -> Iterator[Finding]:
-    if job.train is not None and job.train.device not in ("auto", job.device):
-        message = f"train.device is {job.train.device}, but device is {job.device}"
+    if train.batch_size < world:  # an uneven batch is fine, because train weighs uneven shares exactly
+        nodes = f"nodes {job.nodes.max} x procs_per_node {job.procs_per_node}"
+        message = f"train.batch_size is {train.batch_size}, less than the {world} processes ({nodes})"
+        hint = f"batch_size: {world}, or more; it is the global batch of one step, shared by all processes"
+        yield Finding(("train", "batch_size"), message, hint)
+    if train.device not in ("auto", job.device):
+        message = f"train.device is {train.device}, but device is {job.device}"
         yield Finding(("train", "device"), message, "leave train.device out; it follows from device")
+    if train.precision == "tf32" and job.device == "cpu":
+        yield Finding(("train", "precision"), "train.precision is tf32, but device is cpu", "precision: fp32")
+    if train.strategy == "pipeline" and train.accumulate < world:
+        needed = f"strategy pipeline needs at least {world} micro-batches, one for each process"
+        message = f"train.accumulate is {train.accumulate}, but {needed}"
+        yield Finding(("train", "accumulate"), message, f"accumulate: {world}, or more", on_key=True)
+    if train.strategy in ("single", "data_parallel") and world > 1:
+        message = f"train.strategy {train.strategy} runs one process, but the job has {world}"
+        yield Finding(("train", "strategy"), message, "nodes: 1, procs_per_node: 1; or strategy: custom_ddp")
+    for key, value in train:  # no argument can hold a zero byte, and a terminal must not obey what a log shows
+        if isinstance(value, str) and not re.fullmatch(LINES, value):
+            yield Finding(("train", key), f"train.{key} must be {LINES_EXPECTED}, not {json.dumps(value)}")
 
 
 @Rule
@@ -197,14 +195,6 @@ def keys_of_gpus_need_gpus(job: Job) -> Iterator[Finding]:
     if job.gpus_per_node is not None and job.gpus_per_node < job.procs_per_node:
         message = f"gpus_per_node is {job.gpus_per_node}, less than the {job.procs_per_node} processes of a node"
         yield Finding(("gpus_per_node",), message, "leave it out; each process needs a GPU")
-
-
-@Rule
-def settings_are_text(job: Job) -> Iterator[Finding]:
-    """Reject control characters: no argument can hold a zero byte, and a terminal must not obey what a log shows."""
-    for key, value in job.train or ():
-        if isinstance(value, str) and not re.fullmatch(LINES, value):
-            yield Finding(("train", key), f"train.{key} must be {LINES_EXPECTED}, not {json.dumps(value)}")
 
 
 @Rule
@@ -237,32 +227,6 @@ def preempted_training_resumes(job: Job) -> Iterator[Finding]:
         yield Finding(("preemption",), message, "train: {resume: auto}", on_key=True)
 
 
-@Rule
-def micro_batches_fill_the_pipeline(job: Job) -> Iterator[Finding]:
-    if job.train is None or job.train.strategy != "pipeline":
-        return
-    stages = world_size(job)
-    if job.train.accumulate < stages:
-        message = (
-            f"train.accumulate is {job.train.accumulate}, but strategy pipeline needs at least {stages} micro-batches, "
-            "one for each process"
-        )
-        yield Finding(("train", "accumulate"), message, f"accumulate: {stages}, or more", on_key=True)
-
-
-@Rule
-def strategy_of_one_process_has_one(job: Job) -> Iterator[Finding]:
-    if job.train is not None and job.train.strategy in ("single", "data_parallel") and world_size(job) > 1:
-        message = f"train.strategy {job.train.strategy} runs one process, but the job has {world_size(job)}"
-        yield Finding(("train", "strategy"), message, "nodes: 1, procs_per_node: 1; or strategy: custom_ddp")
-
-
-@Rule
-def tf32_needs_gpus(job: Job) -> Iterator[Finding]:
-    if job.train is not None and job.train.precision == "tf32" and job.device == "cpu":
-        yield Finding(("train", "precision"), "train.precision is tf32, but device is cpu", "precision: fp32")
-
-
 def names_in_env(job: Job) -> Iterator[tuple[Path, str]]:
     """Yield the path and name of each variable that the spec sets or requests."""
     for name in job.env:
@@ -289,9 +253,9 @@ def variables_may_be_set(job: Job) -> Iterator[Finding]:
 @Rule
 def secrets_are_only_names(job: Job) -> Iterator[Finding]:
     for number, name in enumerate(job.secrets):
+        path = ("secrets", number)
         if is_set_by_launcher(name) or is_bash_variable(name):
             continue  # variables_may_be_set reports it
-        path = ("secrets", number)
         if name in SET_BY_US:
             message = f"secrets: {name} is set for each process and cannot be a secret"
             yield Finding(path, message, "set it in env; its value need not be secret")

@@ -4,8 +4,6 @@ One list for the job spec (`slurm.options`) and for lint (`#SBATCH` lines).
 Source: `sbatch --help` of Slurm 22.05, and what 25.05 adds.
 """
 
-from __future__ import annotations
-
 import difflib
 
 _NAMES_WITH_VALUE = """

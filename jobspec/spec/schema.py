@@ -1,7 +1,5 @@
 """The JSON Schema of the job spec, for editors and other programs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jobspec.spec.job import Job

@@ -1,7 +1,5 @@
 """Names of variables and options that look like a secret's."""
 
-from __future__ import annotations
-
 import re
 
 # Not every token is a secret: models have eos_token and pad_token.

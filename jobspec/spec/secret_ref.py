@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from jobspec.spec.fields import DNS, ENV_NAME
+from jobspec.spec.fields import DNS_NAME, ENV_NAME
 from jobspec.spec.value import Value
 
 
@@ -27,9 +27,7 @@ class SecretName(str):
         return made
 
 
-_SECRET_PARTS = {"secret": rf"(?!.{{254}}){DNS}(?:\.{DNS})*", "key": r"(?!\.\.?$)(?!\.\.)[-A-Za-z0-9_.]{1,253}"}
-
-
+_SECRET_PARTS = {"secret": DNS_NAME, "key": r"(?!\.\.?$)(?!\.\.)[-A-Za-z0-9_.]{1,253}"}
 _OUTSIDE = "from the environment or a Secret of the cluster"
 
 
@@ -57,42 +55,28 @@ def _hint(value: Any) -> str:
 def _read_secret(value: Any) -> SecretName:
     if isinstance(value, str) and re.fullmatch(ENV_NAME, value):
         return SecretName(value)
-    if isinstance(value, Mapping) and len(value) == 1:
-        ((name, parts),) = value.items()
-        if isinstance(parts, Mapping) and isinstance(name, str) and re.fullmatch(ENV_NAME, name):
-            known = parts and parts.keys() <= _SECRET_PARTS.keys()
-            if known and all(isinstance(v, str) and re.fullmatch(_SECRET_PARTS[k], v) for k, v in parts.items()):
-                return SecretName(name, **parts)
-        if not isinstance(parts, Mapping):
-            raise ValueError(_hint(value))
-        raise ValueError('secret must be a DNS name; key may have letters, digits, "-", "_" and "."')
-    raise ValueError(_hint(value))
+    name, parts = next(iter(value.items())) if isinstance(value, Mapping) and len(value) == 1 else ("", None)
+    if not isinstance(parts, Mapping):
+        raise ValueError(_hint(value))
+    known = isinstance(name, str) and re.fullmatch(ENV_NAME, name) and parts and parts.keys() <= _SECRET_PARTS.keys()
+    if known and all(isinstance(part, str) and re.fullmatch(_SECRET_PARTS[key], part) for key, part in parts.items()):
+        return SecretName(name, **parts)
+    raise ValueError('secret must be a DNS name; key may have letters, digits, "-", "_" and "."')
 
 
-SecretRef = Annotated[
-    SecretName,
-    Value(
-        "the name of a variable, or {HF_TOKEN: {secret: NAME, key: KEY}} for a key of a Kubernetes Secret",
-        _read_secret,
-        {
-            "anyOf": [
-                {"type": "string", "pattern": f"^{ENV_NAME}$"},
-                {
-                    "type": "object",
-                    "minProperties": 1,
-                    "maxProperties": 1,
-                    "propertyNames": {"pattern": f"^{ENV_NAME}$"},
-                    "additionalProperties": {
-                        "type": "object",
-                        "minProperties": 1,
-                        "additionalProperties": False,
-                        "properties": {
-                            key: {"type": "string", "pattern": f"^(?:{pattern})$"}
-                            for key, pattern in _SECRET_PARTS.items()
-                        },
-                    },
-                },
-            ]
-        },
-    ),
-]
+_NAME_SCHEMA = {"type": "string", "pattern": f"^{ENV_NAME}$"}
+_PARTS_SCHEMA = {
+    "type": "object",
+    "minProperties": 1,
+    "additionalProperties": False,
+    "properties": {key: {"type": "string", "pattern": f"^(?:{parts})$"} for key, parts in _SECRET_PARTS.items()},
+}
+_REF_SCHEMA = {
+    "type": "object",
+    "minProperties": 1,
+    "maxProperties": 1,
+    "propertyNames": {"pattern": f"^{ENV_NAME}$"},
+    "additionalProperties": _PARTS_SCHEMA,
+}
+_EXPECTED = "the name of a variable, or {HF_TOKEN: {secret: NAME, key: KEY}} for a key of a Kubernetes Secret"
+SecretRef = Annotated[SecretName, Value(_EXPECTED, _read_secret, {"anyOf": [_NAME_SCHEMA, _REF_SCHEMA]})]

@@ -1,7 +1,5 @@
 """Base class of all mappings of a job spec."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict
 
 

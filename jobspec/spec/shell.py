@@ -4,8 +4,6 @@ Each line is a separate command.  bash reads it with `eval`, so that no line can
 fails, the shell prints it and exits.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

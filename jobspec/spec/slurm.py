@@ -1,7 +1,5 @@
 """The section `slurm` of a job spec."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

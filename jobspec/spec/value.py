@@ -1,7 +1,5 @@
 """Type of a job spec's values: how a value is read, and what is expected, in words."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

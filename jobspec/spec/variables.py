@@ -1,22 +1,10 @@
 """Names of variables that a spec cannot choose: the launcher, bash or this program sets them."""
 
-from __future__ import annotations
-
 import re
 
 _SET_BY_LAUNCHER = {
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "NODE_RANK",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_NAME",
-    "ROLE_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
+    *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
 }
 SET_BY_US = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 """Set for every process unless `env` in the spec does."""
@@ -34,5 +22,4 @@ def is_set_by_launcher(name: str) -> bool:
 
 
 def is_bash_variable(name: str) -> bool:
-    """Return True for a variable that bash itself uses."""
     return _BASH_VARIABLES.fullmatch(name) is not None

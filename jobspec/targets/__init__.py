@@ -40,46 +40,19 @@ class Target(Protocol):
     def environment(self, plan: Plan, rank: Rank) -> list[Variable]:
         """List every variable that the process at `rank` sees, and who sets it, in the order in which they are set."""
 
+    # What follows has a default, in `load`.
+    SWEEPS: str | None
+    """How all combinations of a sweep run: "array" (one artifact), "objects" (one each), or None: only one runs."""
+    REMARKS: Mapping[str, str]
+    """Notes on variables whose values do not say enough, by name."""
+    RENDEZVOUS_TIMEOUT_S: int
+    """How long nodes wait for the last one if the spec does not say."""
 
-def node_name(target: Target, plan: Plan, node: int) -> str | None:
-    """Return the name of node number `node`; None if only the running job knows it.
+    def node_name(self, plan: Plan, node: int) -> str | None:
+        """Return the name of node number `node` (a pod, a service); None if only the running job knows it."""
 
-    A target that makes the names of its nodes (pods, services) has a function `node_name(plan, node)`.
-    """
-    name = getattr(target, "node_name", None)
-    return None if name is None else cast(str, name(plan, node))
-
-
-def remarks(target: Target) -> Mapping[str, str]:
-    """Return notes on variables whose values do not say enough, by name; a target with such notes has a `REMARKS`."""
-    return cast("Mapping[str, str]", getattr(target, "REMARKS", {}))
-
-
-def rendezvous_timeout_s(target: Target) -> int:
-    """Return how long nodes wait for the last one if the spec does not say.
-
-    A target whose nodes may start far apart has its own `RENDEZVOUS_TIMEOUT_S`.
-    """
-    from jobspec.plan import RENDEZVOUS_TIMEOUT_S
-
-    return cast(int, getattr(target, "RENDEZVOUS_TIMEOUT_S", RENDEZVOUS_TIMEOUT_S))
-
-
-def sweeps(target: Target) -> str | None:
-    """Return how a target runs all combinations of a sweep: "array" (one artifact), "objects" (one each), or None.
-
-    A target that can run them all has a `SWEEPS`.
-    """
-    return cast("str | None", getattr(target, "SWEEPS", None))
-
-
-def hides_the_node(target: Target, job: Job) -> bool:
-    """Return True if the processes see only those files of their node that the spec mounts.
-
-    Where the job decides, the target has a function `hides_the_node(job)`.  Elsewhere all targets with images do.
-    """
-    own = getattr(target, "hides_the_node", None)
-    return "image" in target.USES if own is None else cast(bool, own(job))
+    def hides_the_node(self, job: Job) -> bool:
+        """Return True if the processes see only those files of their node that the spec mounts."""
 
 
 def names() -> list[str]:
@@ -89,7 +62,19 @@ def names() -> list[str]:
 
 def load(name: str) -> Target:
     """Return the target of a name from `names()`; the other targets are not imported."""
-    return cast(Target, importlib.import_module(f"{__name__}.{name}"))
+    from jobspec.plan import RENDEZVOUS_TIMEOUT_S
+
+    module = importlib.import_module(f"{__name__}.{name}")
+    defaults: dict[str, Any] = {
+        "SWEEPS": None,
+        "REMARKS": {},
+        "RENDEZVOUS_TIMEOUT_S": RENDEZVOUS_TIMEOUT_S,
+        "node_name": lambda plan, node: None,
+        "hides_the_node": lambda job: "image" in module.USES,
+    }
+    for attribute, default in defaults.items():
+        vars(module).setdefault(attribute, default)
+    return cast(Target, module)
 
 
 @cache  # `explain` asks for each variable of each rank

@@ -1,14 +1,12 @@
 """A compose file: each node is a service, all on one machine, in their own network."""
 
-from __future__ import annotations
-
 import posixpath
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from jobspec import torchrun
-from jobspec.environment import FREE_PORT, RANDOM_ID, Variable, common_variables, torchrun_variables
+from jobspec.environment import Variable, common_variables, variables_of_meeting
 from jobspec.plan import PROCESSES, Plan, Rank, container_shm
 from jobspec.problems import Finding
 from jobspec.spec import files
@@ -49,24 +47,23 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "stop_grace": job.preemption.grace if job.preemption else _STOP_GRACE,
         "workdir": files.workdir(job),
         "project": job.compose.project or job.name,
-        "files": [{"path": files.target(job, name), "text": _text(name)} for name in files.listed(job)],
+        # compose leaves empty files out
+        "files": [
+            {"path": files.target(job, f), "text": Path(f).read_bytes().decode() or "\n"} for f in files.listed(job)
+        ],
         "claims": sorted({mount.claim for mount in job.mounts if mount.claim is not None and mount.source is None}),
     }
 
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
     common = [*_own_variables(plan), *common_variables(plan)]
-    node, address, port, run_id = rank.node, node_name(plan, 0), str(plan.port), plan.job.name
-    if plan.job.nodes.max == 1:
-        address, port, run_id = "127.0.0.1", FREE_PORT, RANDOM_ID
-    elif plan.backend == "c10d":  # renumbers the nodes by name, in text order
-        order = sorted(range(plan.job.nodes.max), key=lambda number: node_name(plan, number))
-        node, address, port = order[rank.node], node_name(plan, order[0]), FREE_PORT
-    ours = [Variable(name, value, "script") for name, value in _node_environment(plan, node).items()]
-    restarts = _torchrun_restarts(plan)
-    by_torchrun = torchrun_variables(
-        plan, rank, master_addr=address, master_port=port, run_id=run_id, max_restarts=restarts
-    )
+    order = list(range(plan.job.nodes.max))
+    if plan.backend == "c10d":
+        order.sort(key=lambda number: node_name(plan, number))
+    ours = [Variable(name, value, "script") for name, value in _node_environment(plan, order[rank.node]).items()]
+    first, restarts = node_name(plan, order[0]), _torchrun_restarts(plan)
+    port, run_id = str(plan.port), plan.job.name
+    by_torchrun = variables_of_meeting(plan, rank, first, port, run_id, node_of_rank_0=first, max_restarts=restarts)
     return [*common, *ours, *by_torchrun]
 
 
@@ -118,17 +115,10 @@ def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
             yield Finding(("mounts", number, "path"), message, "choose another path, such as /data")
 
 
-def _text(file: str) -> str:
-    """Return the content of a file; compose leaves empty files out."""
-    return Path(file).read_bytes().decode() or "\n"
-
-
 def _flags(plan: Plan) -> list[str]:
-    """torchrun's flags, the same for all services."""
-    common = torchrun.flags(plan, _torchrun_restarts(plan))
+    flags = torchrun.job_flags(plan, _torchrun_restarts(plan))
     if plan.job.nodes.max == 1:
-        return common
-    flags = [f"--nnodes={torchrun.nnodes(plan)}", *common, f"--rdzv-id={plan.job.name}"]
+        return flags
     if plan.backend == "static":
         return [*flags, f"--master-addr={node_name(plan, 0)}", f"--master-port={plan.port}"]
     return [*flags, f"--rdzv-endpoint={node_name(plan, 0)}:{plan.port}"]

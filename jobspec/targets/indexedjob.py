@@ -5,8 +5,6 @@ their connections break.  So a restart of the job costs one failure for each nod
 Source: kubernetes.io/docs/concepts/workloads/controllers/job, "Indexed".
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from jobspec.environment import Variable

@@ -4,8 +4,6 @@ The controller makes the headless Service, with the JobSet's name.
 Source: jobset.sigs.k8s.io/docs/concepts and its API reference (v1alpha2).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from jobspec.environment import Variable

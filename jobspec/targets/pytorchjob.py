@@ -5,8 +5,6 @@ each process its own RANK.
 Source: pkg/controller.v1/pytorch of kubeflow/training-operator 1.9 (envvar.go, elastic.go, initcontainer.go).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +15,7 @@ from jobspec.plan import Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
 from jobspec.spec.rules import Rule, leaves_room
-from jobspec.torchrun import c10d_conf, c10d_pod_flags, static_pod_flags
+from jobspec.torchrun import c10d_conf, pod_flags
 
 USES = pod.USES - {"no_restart_on"} | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
@@ -61,36 +59,35 @@ def template_values(plan: Plan) -> dict[str, Any]:
     job = plan.job
     workers_only = plan.backend == "c10d"
     waits = job.max_restarts > 0 and job.nodes.max > 1 and not workers_only
-    torchrun = [*(["sh", "-c", _STATIC_START] if waits else []), "torchrun", *static_pod_flags(plan)]
+    torchrun = [*(["sh", "-c", _STATIC_START] if waits else []), "torchrun", *pod_flags(plan)]
     fields: dict[str, str] = {}
     if workers_only:
-        torchrun = ["sh", "-c", _c10d_start(plan), "torchrun", *c10d_pod_flags(plan)]
+        # The operator gives all pods the same variables, so the command reads the pod's number.
+        start = f'exec torchrun --rdzv-conf="{c10d_conf(plan, "$((PET_REPLICA_INDEX == 0))")}" "$@"'
+        torchrun = ["sh", "-c", start, "torchrun", *pod_flags(plan, static=False)]
         fields = {
             "PET_REPLICA_INDEX": "metadata.labels['training.kubeflow.org/replica-index']",
             # The pod's address, because not every cluster can look up the name of a pod.
             "PET_LOCAL_ADDR": "status.podIP",
         }
-    shared = pod.template_values(
-        plan,
-        container="pytorch",
-        torchrun=torchrun,
-        waits=waits,
-        port_name="pytorchjob-port",
-        fields=fields,
-        # The operator looks at the job's own deadline only when something happens: this pod's end (trainer#3358).
-        deadline_s=job.time_limit,
-    )
+    shared = pod.template_values(plan, container="pytorch", torchrun=torchrun)
     if job.kubernetes.topology is not None and not workers_only and job.nodes.max > 1:
         # For Kueue the Master and the Workers are two sets of pods; of one group, they are placed together.
         shared["annotations"]["kueue.x-k8s.io/podset-group-name"] = "nodes"
     return {
         **shared,
+        "waits": waits,
+        "port_name": "pytorchjob-port",  # the operator looks for this name
+        "fields": fields,
+        # The operator looks at the job's own deadline only when something happens: this pod's end (trainer#3358).
+        "deadline_s": job.time_limit,
         "env": {name: value for name, value in shared["env"].items() if name != _UNBUFFERED},
         "notes": [*shared["notes"], *_notes(job)],
         "workers_only": workers_only,
         "workers": job.nodes.max if workers_only else job.nodes.max - 1,
         "replica_policy": "OnFailure" if job.max_restarts else "Never",
-        "backoff_limit": _backoff_limit(job),
+        # When one node fails, its peers do too, so a restart of the job counts once for each node.
+        "backoff_limit": job.max_restarts * job.nodes.max + 1 if job.max_restarts else 0,
     }
 
 
@@ -108,7 +105,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
         Variable("MASTER_PORT", str(plan.port), "operator"),
         Variable("WORLD_SIZE", str(plan.world_size), "operator"),
         Variable("RANK", str(rank.node), "operator"),
-        *node_variables(plan, rank, master, plan.port, set_by="operator", node_rank="operator"),
+        *node_variables(plan, rank, master, plan.port, set_by="operator"),
     ]
     return [*common, *theirs, *worker_variables(plan, rank, master)]
 
@@ -122,14 +119,6 @@ def node_name(plan: Plan, node: int) -> str | None:
 
 def _master(plan: Plan) -> str:
     return f"{plan.job.name}-master-0"
-
-
-def _c10d_start(plan: Plan) -> str:
-    """Return the shell command that starts torchrun under c10d; exec makes torchrun the container's first process.
-
-    The operator gives all pods the same variables, so the command reads the pod's number.
-    """
-    return f'exec torchrun --rdzv-conf="{c10d_conf(plan, "$((PET_REPLICA_INDEX == 0))")}" "$@"'
 
 
 def _c10d_variables(plan: Plan, rank: Rank) -> list[Variable]:
@@ -152,11 +141,3 @@ def _notes(job: Job) -> Iterator[str]:
         yield "a namespace that enforces this standard refuses the Workers."
     if job.kubernetes.queue is not None:
         yield "Kueue 0.19 and later manages PyTorchJobs only if its configuration names kubeflow.org/pytorchjob."
-
-
-def _backoff_limit(job: Job) -> int:
-    """Return how many restarts of containers, in all pods together, make the operator end the job.
-
-    When one node fails, its peers do too, so a restart of the job counts once for each node.
-    """
-    return job.max_restarts * job.nodes.max + 1 if job.max_restarts else 0

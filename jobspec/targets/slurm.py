@@ -1,7 +1,5 @@
 """A batch script for Slurm: one task per node with torchrun as the agent, or one task per process without it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jobspec import runtimes
@@ -40,6 +38,8 @@ def template_values(plan: Plan) -> dict[str, Any]:
     names = passed(plan)
     own_log = "output" not in job.slurm.options
     in_shell = job.slurm.runtime == "none"
+    # What each node must have in its PATH; setup may bring it.
+    required = runtime.program if not in_shell else None if job.setup else next(iter(task.launcher(plan)), None)
     # Each task starts its own container.
     tasks = runtimes.tasks_per_node(job) if runtime.run else 0
     scratch = tasks * sum(mount.scratch or 0 for mount in job.mounts if mount.empty)
@@ -50,7 +50,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "log_has_progress": own_log and job.train is not None,  # lines of python -m train in that log
         "has_rendezvous": job.nodes.max > 1 or job.slurm.launcher == "srun",
         "job_exports": exports(plan, "job"),
-        "required_program": _required_program(plan),
+        "required_program": required,
         "program_path": f"PATH={sh(plan.env['PATH'])} " if in_shell and "PATH" in plan.env else "",
         "how_to_get_it": "activate the environment that has it before sbatch" if in_shell else "install it on the node",
         "shm_mib": (job.resources.shm or 0) >> 20,
@@ -74,11 +74,3 @@ def template_values(plan: Plan) -> dict[str, Any]:
         # After torchrun has killed its processes itself, and before Slurm ends the job.
         "kill_after_s": max(1, job.preemption.grace * 7 // 8, job.preemption.grace - 15) if job.preemption else 0,
     }
-
-
-def _required_program(plan: Plan) -> str | None:
-    """Return the program that each node must have in its PATH; None if setup may bring it or the job itself has it."""
-    job = plan.job
-    if job.slurm.runtime != "none":
-        return runtimes.load(job.slurm.runtime).program
-    return None if job.setup else next(iter(task.launcher(plan)), None)

@@ -8,8 +8,6 @@ only, and only because the TrainJob has a `trainer`.
 Source: pkg/runtime/framework/plugins/torch/torch.go of kubeflow/trainer 2.3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,9 +17,9 @@ from jobspec.kubernetes.environment import indexed_variables, node_variables, po
 from jobspec.plan import Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
-from jobspec.spec.keys import given
+from jobspec.spec.keys import given, keys
 from jobspec.spec.rules import Rule, leaves_room
-from jobspec.torchrun import static_pod_flags
+from jobspec.torchrun import pod_flags
 
 USES = pod.USES | {"kubernetes.runtime"}
 NOT_USED = {
@@ -37,16 +35,8 @@ name_fits = leaves_room("a pod", lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx
 fixed_size = rules.fixed_size("the operator of TrainJob tells torchrun one number of nodes, not a range")
 
 # Keys that a TrainJob cannot change in a runtime of the cluster.
-_RUNTIMES = (
-    "max_restarts",
-    "no_restart_on",
-    "preemption",
-    "kubernetes.gpu_claim",
-    "kubernetes.host_network",
-    "kubernetes.pod",
-    "kubernetes.image_pull_policy",
-    "kubernetes.priority_class",
-    "kubernetes.scheduler",
+_RUNTIMES = keys("max_restarts no_restart_on preemption") | keys(
+    "gpu_claim host_network pod image_pull_policy priority_class scheduler", "kubernetes"
 )
 
 
@@ -59,9 +49,8 @@ def image_is_given_or_the_runtimes(job: Job) -> Iterator[Finding]:
 @Rule
 def preemption_needs_restarts_or_a_runtime(job: Job) -> Iterator[Finding]:
     if job.kubernetes.runtime is None:
-        yield from rules.preemption_needs_restarts("the peers of a preempted pod may fail before the pod ends").check(
-            job
-        )
+        rule = rules.preemption_needs_restarts("the peers of a preempted pod may fail before the pod ends")
+        yield from rule.check(job)
 
 
 @Rule
@@ -81,25 +70,25 @@ def template_values(plan: Plan) -> dict[str, Any]:
     # The operator's port is the same for all jobs; a flag wins over its PET_MASTER_PORT.
     port = f"--master-port={plan.port}"
     patch = plan.job.kubernetes.runtime is not None
-    shared = pod.template_values(
-        plan,
-        container="node",
-        torchrun=["torchrun", *static_pod_flags(plan), port],
-        restart_policy=None if patch else "Never",
-        patch=patch,
-    )
+    torchrun = ["torchrun", *pod_flags(plan), port]
+    shared = pod.template_values(plan, container="node", torchrun=torchrun, patch=patch)
+    # The operator reads Volcano's queue in the JobSet's annotations, to which it passes on none of the TrainJob's own.
+    volcano = plan.job.kubernetes.volcano_queue
+    queue = {"scheduling.volcano.sh/queue-name": volcano} if volcano else {}
     return {
         **shared,
+        "restart_policy": None if patch else "Never",
         "notes": [*shared["notes"], *_notes(plan.job)],
-        "jobset_annotations": _jobset_annotations(plan.job),
+        "jobset_annotations": {**plan.job.kubernetes.annotations, **queue},
     }
 
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
-    theirs = node_variables(plan, rank, _master(plan), _OPERATORS_PORT, set_by="operator", node_rank="operator")
+    master = node_name(plan, 0)
+    theirs = node_variables(plan, rank, master, _OPERATORS_PORT, set_by="operator")
     per_node = Variable("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator")
     theirs = [per_node, *theirs, *indexed_variables(plan, rank)]
-    return [*pod_variables(plan), *theirs, *worker_variables(plan, rank, _master(plan))]
+    return [*pod_variables(plan), *theirs, *worker_variables(plan, rank, master)]
 
 
 def node_name(plan: Plan, node: int) -> str:
@@ -114,16 +103,3 @@ def _notes(job: Job) -> Iterator[str]:
     if job.kubernetes.scheduler == "volcano" and job.kubernetes.priority_class is not None:
         yield "Trainer 2.3 must get, list and watch priorityclasses, but its own role does not permit this."
         yield "Without this permission its webhook refuses the TrainJob after 10 s."
-
-
-def _jobset_annotations(job: Job) -> dict[str, str]:
-    """Return the JobSet's annotations.
-
-    The operator reads Volcano's queue there.  It does not pass on the TrainJob's own annotations.
-    """
-    queue = {"scheduling.volcano.sh/queue-name": job.kubernetes.volcano_queue} if job.kubernetes.volcano_queue else {}
-    return {**job.kubernetes.annotations, **queue}
-
-
-def _master(plan: Plan) -> str:
-    return node_name(plan, 0)

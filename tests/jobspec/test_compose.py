@@ -48,7 +48,7 @@ def test_every_node_is_a_service_with_what_settings_say(folder: Path, nodes: str
     found = services(folder, spec, TOKEN="s3cret")
     target = targets.load("compose")
     plan = load(target, str(folder / "job.yaml"))
-    assert list(found) == [targets.node_name(target, plan, node) for node in range(plan.job.nodes.max)]
+    assert list(found) == [target.node_name(plan, node) for node in range(plan.job.nodes.max)]
     for rank in plan.ranks():
         service = found[f"job-{rank.node}"]
         told = {one.name: one.value for one in target.environment(plan, rank) if one.set_by != "torchrun"}

@@ -22,7 +22,7 @@ def test_peers_look_for_node_0_under_the_name_of_its_pod(target: str, tmp_path: 
     assert {pod.env["PET_MASTER_ADDR"] for pod in pods} == {pods[0].name}
     assert [pod.env["PET_NODE_RANK"] for pod in pods] == ["0", "1", "2"]
     plan, module = load(targets.load(target), str(spec)), targets.load(target)
-    assert [targets.node_name(module, plan, node) for node in range(3)] == [pod.name for pod in pods]
+    assert [module.node_name(plan, node) for node in range(3)] == [pod.name for pod in pods]
 
 
 def test_only_worker_0_of_an_elastic_pytorchjob_hosts_the_rendezvous(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_every_process_sees_what_settings_say_and_reaches_the_others(
     module = targets.load(target)
     plan = load(module, str(spec), settings)
     # c10d numbers the pods of a PyTorchJob by their addresses, but they meet at a name.
-    names = [targets.node_name(module, plan, node) or f"my-job-worker-{node}" for node in range(plan.job.nodes.max)]
+    names = [module.node_name(plan, node) or f"my-job-worker-{node}" for node in range(plan.job.nodes.max)]
     found = ran(target, settings)
     assert sorted(found) == [rank.rank for rank in plan.ranks()]
     for rank in plan.ranks():

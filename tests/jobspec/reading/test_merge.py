@@ -137,13 +137,7 @@ def test_file_of_comments_is_empty_only_beside_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("job", "site", "hint"),
     [
-        ("nodes: 1", "+nodes: 2", 'write "nodes:"; the + is for lists'),
-        ("env: {A: a}", "+env: {B: b}", 'write "env:"; the + is for lists'),
-        ("{}", "+env: {B: b}", 'write "env:"; the + is for lists'),
-        ("secrets: [A]", "+secrets: B", "write +secrets: […]"),
         ("{}", "+a: B", "write +a: […] to add to a list, or a: without the + to set another kind of value"),
-        ("mounts: [a]", "mounts: {a: b}", "write mounts: […] to replace the list, +mounts: […] to add to it"),
-        ("env: {A: a}", "env: [a]", "write a mapping here too: env: {…}"),
         ("nodes: 1", "nodes: {min: 1}", "write a mapping in both files or in neither"),
     ],
 )

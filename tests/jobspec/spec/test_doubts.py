@@ -19,7 +19,6 @@ ALL = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
         ("command=[train.py, –lr, x]", "command[1] contains –"),
         ("setup=['export A=‘b’']", "setup[0] contains ‘"),
         ("command=[train]", 'command begins with "train", not a .py file'),
-        ("image=ghcr.io/Team/train:1", 'image "ghcr.io/Team/train:1" has capital letters'),
         ("env={HF_TOKEN: hf_abc}", "env.HF_TOKEN looks like a secret, and its value is in the output"),
         ("env={DATA: '$HOME/data'}", "env.DATA contains $HOME, which no shell replaces; write export DATA=… in setup"),
         ("env={NAME: 'a-${USER}'}", "env.NAME contains ${USER}, which no shell replaces"),
