@@ -40,6 +40,12 @@ def train(
     return subprocess.run(words, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def start_ranks(
     world_size: int,
     *flags: str,
@@ -48,10 +54,7 @@ def start_ranks(
     **extra: str,
 ) -> list[subprocess.Popen[str]]:
     """Start each rank by hand, with torchrun's variables or `extra`; `{rank}` in it and in `flags` is filled in."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    given = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    given = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     given |= {"RANK": "{rank}", "LOCAL_RANK": "{rank}", "LOCAL_WORLD_SIZE": str(world_size)} | extra
     return [
         subprocess.Popen(

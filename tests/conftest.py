@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.tables import Case, update
 
 try:
@@ -71,7 +72,6 @@ _SLOW_TESTS = (
     "test_each_rank_holds_the_same_bits_of_the_mean[4]",
     "test_the_loss_of_each_step_equals_one_process[mnist_bn in micro-batches-2-custom_ddp]",
     "test_the_loss_of_each_step_equals_one_process[mnist_bn in micro-batches-2-ddp]",
-    "test_weights_equal_those_of_native_ddp[compiled]",
 )
 # Of these files the variants over the network: the reducer is the same, and tests/train/sync runs over it, too.
 _SLOW_OVER_NETWORK = ("train/ddp/test_backward.py", "train/ddp/test_buckets.py", "train/ddp/test_failed_backward.py")
@@ -165,6 +165,18 @@ def golden_cell(request: pytest.FixtureRequest) -> Callable[[Case, str, str], No
             assert text == case.cells[cell]
 
     return compare
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Path]:
+    """A folder with a torchrun and a python3 that start in milliseconds with torch."""
+    with warm.started() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def python(programs: Path) -> str:
+    return str(programs / "python3")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from jobspec.artifact import render
 from tests import clusters, compose
-from tests.cli import environment
+from tests.cli import environment, free_port
 from tests.slurm import Cluster, directives
 
 NODES = ("127.0.0.1", "127.0.0.2")
@@ -58,12 +57,6 @@ class Seen:
     world_size: int
     arguments: list[str]
     env: Mapping[str, str]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((NODES[0], 0))
-        return int(listener.getsockname()[1])
 
 
 def run(target: str, spec: Path, folder: Path, programs: Path, settings: Sequence[str] = ()) -> dict[int, Seen]:

@@ -7,7 +7,7 @@ import os
 import pickle
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -19,6 +19,8 @@ import torch.distributed as dist
 from train.__main__ import run
 from train.config import TrainConfig
 from train.flags import from_argv
+from train.loop.trainer import Trainer
+from train.records.observer import Observer
 from train.world.attempt import Attempt
 from train.world.environment import World
 from train.world.rendezvous import open_process_group
@@ -50,6 +52,11 @@ def run_ranks(
 def train_on_ranks(world_size: int, *flags: str, timeout_s: float = 100.0) -> None:
     """`python -m train FLAGS` on `world_size` processes, without the seconds that each would take to import torch."""
     _start(world_size, _train, timeout_s, *flags)
+
+
+def make_trainer(world: World, *flags: str, observers: Sequence[Observer] = ()) -> Trainer:
+    """The trainer of `python -m train FLAGS` on this rank."""
+    return Trainer(from_argv([*flags]), world, StopSignal(), observers)
 
 
 def launched(world_size: int, function: Callable[..., Result], *args: Any, timeout_s: float = 100.0) -> list[Result]:

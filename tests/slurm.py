@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -251,6 +252,13 @@ class Cluster:
                 os.killpg(job.pid, signal.SIGTERM)  # each srun that is left, too, which ends its tasks
         return job.returncode, out + "".join(log.read_text() for log in sorted(self.folder.glob("*.log")))
 
+    def wait_for(self, *names: str, timeout_s: float = 30) -> None:
+        """Until the job has written these files."""
+        deadline = time.monotonic() + timeout_s
+        while not all((self.folder / name).exists() for name in names):
+            assert time.monotonic() < deadline, f"{names} did not appear"
+            time.sleep(0.02)
+
     def calls(self) -> dict[tuple[int, int], Call]:
         """How each task started its program, by node and number on the node."""
         found = {}
@@ -268,15 +276,15 @@ class Cluster:
         return _words(self.folder / f"container-{task}")
 
 
-def rendered(cluster: Cluster, spec: str) -> str:
+def rendered(cluster: Cluster, spec: str, *settings: str) -> str:
     """The batch script that a spec becomes."""
     (cluster.folder / "job.yaml").write_text(spec)
-    return render("slurm", str(cluster.folder / "job.yaml"))
+    return render("slurm", str(cluster.folder / "job.yaml"), settings)
 
 
-def run(cluster: Cluster, spec: str, **env: str) -> str:
+def run(cluster: Cluster, spec: str, *settings: str, **env: str) -> str:
     """Run what a spec becomes, which has to end well; what it and its tasks wrote."""
-    status, out = cluster.run(rendered(cluster, spec), **env)
+    status, out = cluster.run(rendered(cluster, spec, *settings), **env)
     assert status == 0, out
     return out
 

@@ -29,13 +29,15 @@ class Case(NamedTuple):
     @property
     def spec(self) -> str:
         """The whole spec: the cell `spec`, or the cell `keys` and below it what else a spec needs."""
-        if "spec" in self.cells:
-            return str(self.cells["spec"])
-        keys = str(self.cells["keys"])
-        given = re.findall(r"^(\w+):", keys, re.MULTILINE)
-        if "train" in given:
-            given.append("command")
-        return keys + "".join(f"{key}: {value}\n" for key, value in _BASE.items() if key not in given)
+        return str(self.cells["spec"]) if "spec" in self.cells else spec_with(self.cells["keys"])
+
+
+def spec_with(keys: str) -> str:
+    """Return these lines, and below them what else a spec needs."""
+    given = re.findall(r"^(\w+):", keys, re.MULTILINE)
+    if "train" in given:
+        given.append("command")
+    return keys + "".join(f"{key}: {value}\n" for key, value in _BASE.items() if key not in given)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -7,24 +7,20 @@ import pytest
 from benchmarks.overlap import overlap_share
 
 
-def test_all_reduce_before_the_end_of_backward_overlaps() -> None:
-    assert overlap_share([(1.0, 2.0)], backward_end=3.0) == 1.0
-
-
-def test_all_reduce_after_the_end_of_backward_is_exposed() -> None:
-    assert overlap_share([(3.0, 4.0)], backward_end=3.0) == 0.0
-
-
-def test_all_reduce_across_the_end_of_backward_overlaps_in_part() -> None:
-    assert overlap_share([(2.0, 6.0)], backward_end=3.0) == 0.25
-
-
-def test_time_in_which_two_are_under_way_counts_once() -> None:
-    assert overlap_share([(2.0, 4.0), (0.0, 3.0), (1.0, 2.0)], backward_end=2.0) == 0.5
-
-
-def test_time_between_two_all_reduces_does_not_count() -> None:
-    assert overlap_share([(0.0, 1.0), (9.0, 10.0)], backward_end=5.0) == 0.5
+@pytest.mark.parametrize(
+    ("all_reduces", "backward_end", "share"),
+    [
+        pytest.param([(1.0, 2.0)], 3.0, 1.0, id="before the end of backward"),
+        pytest.param([(3.0, 4.0)], 3.0, 0.0, id="after the end of backward"),
+        pytest.param([(2.0, 6.0)], 3.0, 0.25, id="across the end of backward"),
+        pytest.param([(2.0, 4.0), (0.0, 3.0), (1.0, 2.0)], 2.0, 0.5, id="two under way count once"),
+        pytest.param([(0.0, 1.0), (9.0, 10.0)], 5.0, 0.5, id="time between two does not count"),
+    ],
+)
+def test_share_is_of_the_time_in_which_an_all_reduce_is_under_way(
+    all_reduces: list[tuple[float, float]], backward_end: float, share: float
+) -> None:
+    assert overlap_share(all_reduces, backward_end) == share
 
 
 def test_no_all_reduce_has_no_share() -> None:

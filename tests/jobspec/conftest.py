@@ -15,6 +15,13 @@ from tests.ssh_script import Nodes
 
 
 @pytest.fixture
+def spec(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The path of a file that holds the SPEC of the test's module."""
+    (tmp_path / "job.yaml").write_text(request.module.SPEC)
+    return str(tmp_path / "job.yaml")
+
+
+@pytest.fixture
 def own_cluster(tmp_path: Path) -> Cluster:
     """Two nodes for a test that installs programs of its own."""
     cluster = Cluster(tmp_path)

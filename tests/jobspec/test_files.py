@@ -9,15 +9,11 @@ from pathlib import Path
 
 import kubernetes_validate
 import pytest
-import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jobspec import kubernetes
 from jobspec.artifact import render
-from jobspec.filters import block
 from jobspec.problems import SpecError
-from tests.clusters import KINDS, YAML, documents, of_kind, pod_templates, processes
+from tests.clusters import KINDS, documents, of_kind, pod_templates, processes
 from tests.compose import read
 
 SPEC = """
@@ -136,12 +132,6 @@ def test_more_than_a_config_map_holds_is_refused(folder: Path) -> None:
     (folder / "large.txt").write_text("a" * (1 << 20))
     with pytest.raises(SpecError, match="a ConfigMap holds at most 1048576"):
         render("jobset", "job.yaml", ["files=[large.txt]"])
-
-
-@given(text=st.text(st.sampled_from(" \t\n#:-|>'\"a…é\x85\u2028\ufeff\r{}&*!%@`")) | st.text())
-def test_block_is_read_as_the_same_text(text: str) -> None:
-    if "\0" not in text and text.encode(errors="ignore").decode() == text:
-        assert yaml.load(f"data:\n  key: {block(text, 4)}\n  next: 1\n", YAML)["data"] == {"key": text, "next": 1}
 
 
 @pytest.mark.slow

@@ -156,9 +156,7 @@ def test_longest_names_are_those_of_the_kinds() -> None:
         manifests_of(target, "least", f"name={'a' * longest}")
         with pytest.raises(SpecError, match=f"name has {longest + 1} characters"):
             manifests_of(target, "least", f"name={'a' * (longest + 1)}")
-
-
-def test_numbers_of_nodes_with_more_digits_leave_less_room_for_the_name() -> None:
+    # Numbers of nodes with more digits leave less room.
     with pytest.raises(SpecError, match='"<name>-worker-10"'):
         manifests_of("pytorchjob", "least", f"name={'a' * 54}", "nodes=12")
 

@@ -8,27 +8,7 @@ import pytest
 
 from jobspec import targets
 from jobspec.artifact import load, render
-from tests.clusters import KINDS, documents, expand, of_kind, pod_templates, processes
-
-
-@pytest.mark.parametrize("target", KINDS)
-def test_words_that_yaml_reads_as_something_else_stay_text(target: str, tmp_path: Path) -> None:
-    spec = tmp_path / "job.yaml"
-    spec.write_text(
-        "name: no\nnodes: 2\nprocs_per_node: 2\nimage: '012'\n"
-        "command: ['on', '12:30:00']\nenv: {y: 'null', ON: '1e3'}\n"
-        "mounts: [{claim: '1', path: /1}]\nkubernetes: {namespace: '0', queue: '1.5', labels: {on: 'off'}}\n"
-    )
-    manifests = documents(render(target, str(spec)))
-    top = manifests[-1]["metadata"]
-    assert (top["name"], top["namespace"], top["labels"]["kueue.x-k8s.io/queue-name"]) == ("no", "0", "1.5")
-    (template, *_) = pod_templates(manifests)
-    container = template["spec"]["containers"][0]
-    assert container["image"] == "012"
-    assert template["metadata"]["labels"]["on"] == "off"
-    assert {"name": "mount-0", "persistentVolumeClaim": {"claimName": "1"}} in template["spec"]["volumes"]
-    (pod, *_) = processes(target, manifests, {})
-    assert (pod.env["y"], pod.env["ON"], pod.argv[-2:]) == ("null", "1e3", ["on", "12:30:00"])
+from tests.clusters import KINDS, documents, expand, pod_templates, processes
 
 
 @pytest.mark.parametrize(
@@ -68,33 +48,25 @@ def test_kubelet_of_these_tests_expands_as_the_real_one(written: str, read: str)
     assert expand(written, {"A": "1"}).encode(errors="replace").decode().startswith(read)
 
 
-def test_secrets_are_named_and_never_valued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOKEN", "s3cret-value")
-    spec = tmp_path / "job.yaml"
-    spec.write_text("name: job\nnodes: 1\nprocs_per_node: 1\nimage: a\ncommand: [mine.py]\nsecrets: [TOKEN]\n")
-    for target in KINDS:
-        assert "s3cret-value" not in render(target, str(spec))
-    container = of_kind(documents(render("indexedjob", str(spec))), "Job")["spec"]["template"]["spec"]["containers"][0]
-    reference = {"secretKeyRef": {"name": "job", "key": "TOKEN"}}
-    assert {"name": "TOKEN", "valueFrom": reference} in container["env"]
-
-
+@pytest.mark.parametrize(("settings", "common"), [([], "job"), (["kubernetes.secret=ours"], "ours")])
 @pytest.mark.parametrize("target", KINDS)
-def test_secret_of_another_name_and_key_arrives_under_the_name_of_its_variable(target: str, tmp_path: Path) -> None:
+def test_secret_of_another_name_and_key_arrives_under_the_name_of_its_variable(
+    target: str, settings: list[str], common: str, tmp_path: Path
+) -> None:
     spec = tmp_path / "job.yaml"
     spec.write_text(
-        "name: job\nnodes: 1\nprocs_per_node: 1\nimage: a\ncommand: [mine.py]\nkubernetes: {secret: ours}\n"
+        "name: job\nnodes: 1\nprocs_per_node: 1\nimage: a\ncommand: [mine.py]\n"
         "secrets: [A, {HF_TOKEN: {secret: hf, key: token.txt}}, {B: {key: b}}, {C: {secret: hf}}]\n"
     )
-    text = render(target, str(spec))
+    text = render(target, str(spec), settings)
     (template, *_) = pod_templates(documents(text))
     env = template["spec"]["containers"][0]["env"]
     found = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in env if "secretKeyRef" in one.get("valueFrom", {})}
     assert found == {
-        "A": {"name": "ours", "key": "A"},
+        "A": {"name": common, "key": "A"},
         "HF_TOKEN": {"name": "hf", "key": "token.txt"},
-        "B": {"name": "ours", "key": "b"},
+        "B": {"name": common, "key": "b"},
         "C": {"name": "hf", "key": "C"},
     }
     assert '# Needed beforehand: Secret "hf" with the keys token.txt, C.\n' in text
-    assert '# Needed beforehand: Secret "ours" with the keys A, b.\n' in text
+    assert f'# Needed beforehand: Secret "{common}" with the keys A, b.\n' in text

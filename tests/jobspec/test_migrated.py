@@ -21,15 +21,12 @@ MIGRATED = ROOT / "tests" / "migrated"
 FOLDERS = sorted(path for path in MIGRATED.iterdir() if path.is_dir())
 SITES = sorted(MIGRATED.glob("*/site.*.yaml"))
 
-each_folder = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-each_site = pytest.mark.parametrize("site", SITES, ids=lambda site: f"{site.parent.name}-{target_of(site)}")
-
 
 def target_of(site: Path) -> str:
     return site.name.split(".")[1]
 
 
-@each_site
+@pytest.mark.parametrize("site", SITES, ids=lambda site: f"{site.parent.name}-{target_of(site)}")
 def test_rendered_file_has_no_fault(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(site.parent)
     target = target_of(site)
@@ -40,15 +37,11 @@ def test_rendered_file_has_no_fault(site: Path, tmp_path: Path, monkeypatch: pyt
         passes_bash_and_shellcheck(file)
 
 
-@each_folder
-def test_folder_holds_a_job_and_its_sites(folder: Path) -> None:
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_folder_holds_a_job_and_its_sites_which_all_name_their_source_in_the_first_line(folder: Path) -> None:
     sites = [site.name for site in SITES if site.parent == folder]
     assert sites
     assert sorted(file.name for file in folder.iterdir()) == ["job.yaml", *sites]
-
-
-@each_folder
-def test_source_stands_in_the_first_line(folder: Path) -> None:
-    first = {file.read_text().splitlines()[0] for file in [folder / "job.yaml", *folder.glob("site.*.yaml")]}
+    first = {file.read_text().splitlines()[0] for file in folder.iterdir()}
     assert len(first) == 1
     assert re.fullmatch(r"# Source: github\.com/[^/, ]+/[^/, ]+, [^, ]+, [0-9a-f]{7}", first.pop())

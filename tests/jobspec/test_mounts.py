@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobspec.artifact import render
-from jobspec.problems import SpecError
 from tests.clusters import KINDS, documents, pod_templates
 from tests.compose import read
-from tests.slurm import NVIDIA_SMI, Cluster
+from tests.slurm import NVIDIA_SMI, Cluster, rendered, run
 
 SPEC = """
 name: job
@@ -36,12 +34,6 @@ FOLDERS = {
     "/settings/one.yaml": "/etc/settings/one.yaml",
     "/keys": "/etc/keys",
 }
-
-
-@pytest.fixture
-def spec(tmp_path: Path) -> str:
-    (tmp_path / "job.yaml").write_text(SPEC)
-    return str(tmp_path / "job.yaml")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,11 +58,10 @@ def test_pods_take_what_the_cluster_has_and_need_no_other_standard(kind: str, sp
 
 
 @pytest.mark.parametrize("runtime", ["apptainer", "docker", "pyxis"])
-def test_slurm_takes_the_folders(runtime: str, spec: str, own_cluster: Cluster) -> None:
+def test_slurm_takes_the_folders(runtime: str, own_cluster: Cluster) -> None:
     own_cluster.nodes = ["n1"]
     own_cluster.install("nvidia-smi", NVIDIA_SMI)
-    code, out = own_cluster.run(render("slurm", spec, [f"slurm.runtime={runtime}"]))
-    assert code == 0, out
+    run(own_cluster, SPEC, f"slurm.runtime={runtime}")
     words = " ".join(own_cluster.sruns()[-1] if runtime == "pyxis" else own_cluster.container())
     for path, folder in FOLDERS.items():
         assert (f"source={folder},target={path}" if runtime == "docker" else f"{folder}:{path}") in words
@@ -104,13 +95,11 @@ find {disk} -mindepth 2 -empty -writable | tee -a {disk}.seen
 
 @pytest.mark.parametrize("runtime", ["apptainer", "docker", "podman"])
 def test_scratch_on_slurm_is_empty_folders_of_the_node_which_end_with_the_job(
-    runtime: str, tmp_path: Path, own_cluster: Cluster
+    runtime: str, own_cluster: Cluster
 ) -> None:
-    (tmp_path / "job.yaml").write_text(_SCRATCH)
     disk = own_cluster.folder / "disk"
     own_cluster.install("torchrun", _PROGRAM.format(disk=disk))
-    code, out = own_cluster.run(render("slurm", str(tmp_path / "job.yaml"), [f"slurm.runtime={runtime}"]))
-    assert code == 0, out
+    run(own_cluster, _SCRATCH, f"slurm.runtime={runtime}")
     assert [*disk.iterdir()] == []
     seen = (disk.parent / "disk.seen").read_text().split()
     for task in range(2):
@@ -126,65 +115,47 @@ def test_scratch_on_slurm_is_empty_folders_of_the_node_which_end_with_the_job(
             assert f"--mount=type=bind,source={second},target=/two,readonly\n" in words
 
 
-def test_scratch_of_tasks_that_slurm_killed_is_removed(tmp_path: Path, own_cluster: Cluster) -> None:
-    (tmp_path / "job.yaml").write_text(_SCRATCH)
+def test_scratch_of_tasks_that_slurm_killed_is_removed(own_cluster: Cluster) -> None:
     own_cluster.install("torchrun", "#!/bin/sh\n[ $SLURM_NODEID = 1 ] && exit 7\nsleep 60\n")
-    code, out = own_cluster.run(render("slurm", str(tmp_path / "job.yaml"), ["slurm.runtime=apptainer"]))
+    code, out = own_cluster.run(rendered(own_cluster, _SCRATCH, "slurm.runtime=apptainer"))
     assert code != 0, out
     assert [*(own_cluster.folder / "disk").iterdir()] == []
 
 
-def test_scratch_that_cannot_simply_be_removed_changes_no_exit_status(tmp_path: Path, own_cluster: Cluster) -> None:
+def test_scratch_that_cannot_simply_be_removed_changes_no_exit_status(own_cluster: Cluster) -> None:
     own_cluster.nodes = ["n1"]
-    spec = _SCRATCH.replace("nodes: 2", "nodes: 1") + "slurm: {runtime: apptainer, epilogue: ['touch epilogue']}\n"
-    (tmp_path / "job.yaml").write_text(spec)
+    slurm = "slurm={runtime: apptainer, epilogue: ['touch epilogue']}"
     disk = own_cluster.folder / "disk"
     locked = f"for one in {disk}/*/1; do mkdir $one/a; touch $one/a/b; chmod 555 $one/a; done"
     own_cluster.install("torchrun", f"#!/bin/sh\n{locked}\nexit 7\n")
     own_cluster.install("rm", f'#!/bin/sh\nPATH={os.environ["PATH"]}\nrm "$@"; exit 1\n')
-    code, out = own_cluster.run(render("slurm", str(tmp_path / "job.yaml")))
+    code, out = own_cluster.run(rendered(own_cluster, _SCRATCH, "nodes=1", slurm))
     assert code == 7, out
     assert (own_cluster.folder / "epilogue").exists()
     assert [*disk.iterdir()] == []
 
 
 @pytest.mark.parametrize("runtime", ["apptainer", "docker", "podman"])
-def test_the_runtime_takes_the_place_of_the_shell_that_slurm_signals(
-    runtime: str, tmp_path: Path, own_cluster: Cluster
-) -> None:
-    (tmp_path / "job.yaml").write_text(_SCRATCH)
+def test_the_runtime_takes_the_place_of_the_shell_that_slurm_signals(runtime: str, own_cluster: Cluster) -> None:
     own_cluster.install("torchrun", '#!/bin/sh\necho "child of $(cat /proc/$PPID/comm)"\n')
-    code, out = own_cluster.run(render("slurm", str(tmp_path / "job.yaml"), [f"slurm.runtime={runtime}"]))
-    assert code == 0, out
+    out = run(own_cluster, _SCRATCH, f"slurm.runtime={runtime}")
     assert re.findall("child of (.*)", out) == ["srun", "srun"], out
 
 
 @pytest.mark.parametrize("runtime", ["apptainer", "docker", "podman"])
-def test_scratch_within_a_mount_is_mounted_after_it(runtime: str, tmp_path: Path, own_cluster: Cluster) -> None:
+def test_scratch_within_a_mount_is_mounted_after_it(runtime: str, own_cluster: Cluster) -> None:
     own_cluster.nodes = ["n1"]
     mounts = "mounts=[{source: /home/me, path: /home/me}, {scratch: 1MiB, path: /home/me/.cache}]"
-    (tmp_path / "job.yaml").write_text(_SCRATCH.replace("nodes: 2", "nodes: 1"))
-    own_cluster.install("torchrun", "#!/bin/sh\n")
-    code, out = own_cluster.run(render("slurm", str(tmp_path / "job.yaml"), [f"slurm.runtime={runtime}", mounts]))
-    assert code == 0, out
+    run(own_cluster, _SCRATCH, "nodes=1", f"slurm.runtime={runtime}", mounts)
     home, cache = (word for word in own_cluster.container() if word.startswith(("--bind", "--mount")))
     assert home.endswith(("/home/me", "/home/me:/home/me")) and "/scratch-" in cache
 
 
-def test_scratch_within_a_mount_is_refused_with_pyxis(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(_SCRATCH)
-    with pytest.raises(SpecError) as error:
-        render("slurm", str(tmp_path / "job.yaml"), ["slurm.runtime=pyxis", "mounts.1.path=/data/cache"])
-    (problem,) = error.value.problems
-    assert problem.message == "mounts[1].path is inside another mount, where pyxis cannot mount scratch"
-
-
 def test_scratch_with_pyxis_is_folders_of_the_container(tmp_path: Path, own_cluster: Cluster) -> None:
     inside = tmp_path / "my cache"
-    (tmp_path / "job.yaml").write_text(_SCRATCH.replace("/my cache", str(inside)).replace("/two", f"{tmp_path}/two"))
+    spec = _SCRATCH.replace("/my cache", str(inside)).replace("/two", f"{tmp_path}/two")
     own_cluster.install("torchrun", f"#!/bin/sh\n[ -d '{inside}' ]")
-    code, out = own_cluster.run(render("slurm", str(tmp_path / "job.yaml"), ["slurm.runtime=pyxis"]))
-    assert code == 0, out
+    run(own_cluster, spec, "slurm.runtime=pyxis")
     assert {"--container-writable", "--container-mounts=/data:/data"} <= {*own_cluster.sruns()[-1]}
 
 
@@ -203,15 +174,12 @@ signal.pause()
 """
 
 
-def test_scratch_lasts_until_the_processes_have_saved(tmp_path: Path, own_cluster: Cluster) -> None:
+def test_scratch_lasts_until_the_processes_have_saved(own_cluster: Cluster) -> None:
     own_cluster.nodes = ["n1"]
-    (tmp_path / "job.yaml").write_text(_SCRATCH.replace("nodes: 2", "nodes: 1") + "preemption: {grace: 20s}\n")
     own_cluster.install("torchrun", _SAVING)
-    job = own_cluster.start(render("slurm", str(tmp_path / "job.yaml"), ["slurm.runtime=apptainer"]))
-    deadline = time.monotonic() + 30
-    while not (own_cluster.folder / "running-0").exists():
-        assert time.monotonic() < deadline, "the agent did not start"
-        time.sleep(0.02)
+    settings = ("nodes=1", "slurm.runtime=apptainer", "preemption={grace: 20s}")
+    job = own_cluster.start(rendered(own_cluster, _SCRATCH, *settings))
+    own_cluster.wait_for("running-0")
     job.send_signal(signal.SIGUSR1)
     out = job.communicate(timeout=30)[0].decode()
     assert (own_cluster.folder / "saved-0").read_text() == "1", out
@@ -219,26 +187,9 @@ def test_scratch_lasts_until_the_processes_have_saved(tmp_path: Path, own_cluste
     assert [*(own_cluster.folder / "disk").iterdir()] == []
 
 
-def test_the_preflight_measures_the_disk_for_scratch(tmp_path: Path, own_cluster: Cluster) -> None:
-    (tmp_path / "job.yaml").write_text(_SCRATCH.replace("{scratch: 1MiB", "{scratch: 1000TiB"))
-    code, out = own_cluster.run(render("slurm", str(tmp_path / "job.yaml"), ["slurm.runtime=docker"]))
+def test_the_preflight_measures_the_disk_for_scratch(own_cluster: Cluster) -> None:
+    spec = _SCRATCH.replace("{scratch: 1MiB", "{scratch: 1000TiB")
+    code, out = own_cluster.run(rendered(own_cluster, spec, "slurm.runtime=docker"))
     assert code != 0
     for node in own_cluster.nodes:
         assert re.search(f"preflight: {node}: .*/disk has [0-9]+ MiB free, but scratch in mounts needs [0-9]+ MiB", out)
-
-
-@pytest.mark.parametrize(("target", "key"), [("slurm", "secret"), ("slurm", "config_map"), ("compose", "config_map")])
-def test_what_a_target_does_not_know_is_refused_without_a_folder(target: str, key: str, spec: str) -> None:
-    number = {"config_map": 2, "secret": 3}[key]
-    with pytest.raises(SpecError) as error:
-        render(target, spec, [f"mounts.{number}.source=", "slurm.runtime=docker"])
-    (problem,) = error.value.problems
-    assert problem.message.startswith(f"mounts[{number}].{key}")
-
-
-@pytest.mark.parametrize("target", ["slurm", "compose"])
-def test_an_empty_folder_has_no_folder_to_mount(target: str, spec: str) -> None:
-    with pytest.raises(SpecError) as error:
-        render(target, spec, ["mounts.1.source=", "mounts.1.sub_path=a", "slurm.runtime=docker"])
-    (problem,) = error.value.problems
-    assert problem.message.startswith("mounts[1].sub_path")

@@ -10,7 +10,6 @@ import pytest
 from jobspec.artifact import render
 from jobspec.environment import torchrun_variables
 from jobspec.plan import Plan, as_array, container_shm, make_plan
-from jobspec.problems import SpecError
 from jobspec.spec.job import Job
 
 
@@ -45,10 +44,7 @@ def test_port_follows_from_the_name_and_is_below_the_ephemeral_range() -> None:
     assert all(20000 <= port < 30000 for port in ports.values())
     assert len(set(ports.values())) > 450
     assert plan_of(rendezvous={"port": 29400}).port == 29400
-
-
-def test_port_of_a_name_never_changes() -> None:
-    assert [plan_of(name=name).port for name in ("job", "quickstart")] == [22683, 21716]
+    assert [plan_of(name=name).port for name in ("job", "quickstart")] == [22683, 21716], "as it was in every version"
 
 
 def test_shared_memory_of_a_container_is_the_specs_or_a_gibibyte_a_process() -> None:
@@ -58,17 +54,8 @@ def test_shared_memory_of_a_container_is_the_specs_or_a_gibibyte_a_process() -> 
 
 def test_program_is_the_command_or_train_with_only_the_keys_given() -> None:
     assert plan_of(command=["mine.py", "--lr", "0.1"]).program == ("mine.py", "--lr", "0.1")
-    train = {"model": "mlp", "sync_batchnorm": False}
-    assert plan_of(command=None, train=train).program == (
-        "-m",
-        "train",
-        "--device=cpu",
-        "--model=mlp",
-        "--no-sync-batchnorm",
-    )
-
-
-def test_device_of_train_is_kept() -> None:
+    words = plan_of(command=None, train={"model": "mlp", "sync_batchnorm": False}).program
+    assert words == ("-m", "train", "--device=cpu", "--model=mlp", "--no-sync-batchnorm")
     assert plan_of(command=None, train={"device": "auto"}).program == ("-m", "train", "--device=auto")
 
 
@@ -154,17 +141,3 @@ def test_gpus_per_node_is_apart_from_the_processes(target: str, part: str, tmp_p
     assert part in text
     assert part not in render(target, str(spec), [types])
     assert "--nproc-per-node=1" in text
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("device=cpu", "gpus_per_node is 2, but device is cpu"),
-        ("procs_per_node=4", "gpus_per_node is 2, less than the 4 processes of a node"),
-    ],
-)
-def test_gpus_per_node_that_cannot_be_is_refused(setting: str, message: str, tmp_path: Path) -> None:
-    spec = tmp_path / "job.yaml"
-    spec.write_text("name: job\nnodes: 2\nprocs_per_node: 1\ngpus_per_node: 2\ncommand: [mine.py]\n")
-    with pytest.raises(SpecError, match=f"job.yaml:4:16: {message}"):
-        render("torchrun", str(spec), [setting])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -12,9 +12,9 @@ import pytest
 import render
 from jobspec import filters, targets
 from jobspec.artifact import load
-from tests import warm
+from tests.cli import free_port
 from tests.hostile import ARGUMENTS
-from tests.platforms import NODES, Seen, free_port, resolved, run
+from tests.platforms import NODES, Seen, resolved, run
 
 # How each target runs the job of two nodes; Slurm can do without torchrun, too.
 TWO_NODES = [*((target, ()) for target in targets.names()), ("slurm", ("slurm.launcher=srun",))]
@@ -30,12 +30,6 @@ ONE_NODE = [
 ELASTIC = [(target, ("nodes={min: 1, max: 2}",)) for target in ("compose", "pytorchjob", "slurm", "torchrun")]
 
 Run = Callable[[str, tuple[str, ...]], dict[int, Seen]]
-
-
-@pytest.fixture(scope="module")
-def programs() -> Iterator[Path]:
-    with warm.started() as folder:
-        yield folder
 
 
 @pytest.fixture(scope="module")

@@ -5,24 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jobspec import targets
 from jobspec.artifact import load, render
-from tests import warm
+from tests.cli import free_port
 from tests.clusters import KINDS
-from tests.platforms import free_port
 
 BACKENDS = {"static": "timeout={0}", "c10d": "join_timeout={0},read_timeout={0}"}
-
-
-@pytest.fixture(scope="module")
-def programs() -> Iterator[Path]:
-    with warm.started() as folder:
-        yield folder
 
 
 def write(folder: Path, backend: str, timeout: str = "") -> Path:

@@ -24,17 +24,10 @@ secrets: [WANDB_API_KEY, HF_TOKEN]
 """
 
 
-@pytest.fixture
-def spec(tmp_path: Path) -> Path:
-    file = tmp_path / "job.yaml"
-    file.write_text(SPEC)
-    return file
-
-
 @pytest.mark.parametrize("target", targets.names())
 def test_no_command_prints_the_value_of_a_secret(
     target: str,
-    spec: Path,
+    spec: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -43,11 +36,11 @@ def test_no_command_prints_the_value_of_a_secret(
     monkeypatch.setenv("HF_TOKEN", VALUE)
     (tmp_path / "old").write_text("old\n")
     for arguments in (
-        [target, str(spec)],
-        [target, str(spec), "--set", "nodes=0", "--set", "secrets.0=$HF_TOKEN"],
-        ["explain", str(spec), "--target", target],
-        ["explain", str(spec), "--target", target, "--json"],
-        ["diff", str(spec), str(tmp_path / "old"), "--target", target],
+        [target, spec],
+        [target, spec, "--set", "nodes=0", "--set", "secrets.0=$HF_TOKEN"],
+        ["explain", spec, "--target", target],
+        ["explain", spec, "--target", target, "--json"],
+        ["diff", spec, str(tmp_path / "old"), "--target", target],
     ):
         render.main(arguments)
         told = "".join(capfd.readouterr())
@@ -71,28 +64,28 @@ def test_no_command_prints_the_value_of_a_secret(
 )
 @pytest.mark.parametrize("arguments", [[], ["--format", "json"]])
 def test_value_in_place_of_a_name_is_not_shown(
-    wrong: str, arguments: list[str], spec: Path, capfd: pytest.CaptureFixture[str]
+    wrong: str, arguments: list[str], spec: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert render.main(["slurm", str(spec), *arguments, "--set", wrong]) == 1
+    assert render.main(["slurm", spec, *arguments, "--set", wrong]) == 1
     told = "".join(capfd.readouterr())
     assert "secret" in told or "HF_TOKEN" in told
     assert VALUE not in told
 
 
-def test_value_in_one_of_two_files_is_not_shown(spec: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_value_in_one_of_two_files_is_not_shown(spec: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     site = tmp_path / "site.yaml"
     for text in (f"secrets: {{A: {VALUE}}}\n", f"+secrets: A={VALUE}\n", f"+secrets: [A={VALUE}]\n"):
         site.write_text(text)
-        assert render.main(["slurm", str(spec), str(site)]) == 1
+        assert render.main(["slurm", spec, str(site)]) == 1
         told = "".join(capfd.readouterr())
         assert "secrets" in told
         assert VALUE not in told
 
 
 @pytest.mark.parametrize("target", targets.names())
-def test_no_script_traces_its_commands(target: str, spec: Path) -> None:
+def test_no_script_traces_its_commands(target: str, spec: str) -> None:
     try:
-        text = rendered(target, str(spec))
+        text = rendered(target, spec)
     except SpecError as error:
         pytest.fail(f"this job is meant for every target: {error}")
     assert "set -x" not in text

@@ -13,7 +13,8 @@ from jobspec import targets
 from jobspec.artifact import render
 from jobspec.spec.shell import syntax_error
 from tests import clusters, compose, platforms
-from tests.slurm import RECORDER, TWO_NODES, Call, Cluster, rendered
+from tests.cli import free_port
+from tests.slurm import RECORDER, TWO_NODES, Call, Cluster, rendered, run
 
 # A path, a value with what YAML, the kubelet, compose and shells read, one that needs an earlier line, and a comment.
 SETUP = r"""
@@ -131,7 +132,7 @@ def test_two_nodes_of_real_processes_see_what_setup_exports(target: str, tmp_pat
     programs = Path(sys.executable).parent
     (tmp_path / "job.yaml").write_text(
         "name: job\nnodes: 2\nprocs_per_node: 1\ndevice: cuda\nimage: a/b:1\ncommand: [mine.py]\n"
-        f"rendezvous: {{port: {platforms.free_port()}}}\nsetup: ['export SEEN=$((6 * 7))']\n"
+        f"rendezvous: {{port: {free_port()}}}\nsetup: ['export SEEN=$((6 * 7))']\n"
         "slurm: {preflight: false}\n"
     )
     found = platforms.run(target, tmp_path / "job.yaml", tmp_path, programs)
@@ -150,16 +151,14 @@ def order(cluster: Cluster) -> list[str]:
 
 def test_prologue_and_epilogue_run_once_around_the_job(own_cluster: Cluster) -> None:
     own_cluster.install("torchrun", "import os; open('order', 'a').write('job' + os.environ['FROM_PROLOGUE'] + '\\n')")
-    code, out = own_cluster.run(rendered(own_cluster, TWO_NODES + LINES.format(extra="")))
-    assert code == 0, out
+    run(own_cluster, TWO_NODES + LINES.format(extra=""))
     assert order(own_cluster) == ["before", "job1", "job1", "after"]
 
 
 def test_epilogue_runs_after_a_failure_and_keeps_its_status(own_cluster: Cluster) -> None:
     own_cluster.nodes = ["n1"]
     own_cluster.install("torchrun", "raise SystemExit(7)")
-    spec = TWO_NODES.replace("nodes: 2", "nodes: 1") + LINES.format(extra="")
-    assert own_cluster.run(rendered(own_cluster, spec))[0] == 7
+    assert own_cluster.run(rendered(own_cluster, TWO_NODES + LINES.format(extra=""), "nodes=1"))[0] == 7
     assert order(own_cluster) == ["before", "after"]
 
 
@@ -183,12 +182,8 @@ def test_epilogue_runs_before_a_requeue(own_cluster: Cluster) -> None:
 
 
 def test_a_signal_during_the_prologue_requeues_without_the_epilogue(own_cluster: Cluster) -> None:
-    spec = (
-        TWO_NODES + "preemption: {grace: 20s}\n" + LINES.format(extra="").replace("; export", "; kill -USR1 $$; export")
-    )
-    code, out = own_cluster.run(rendered(own_cluster, spec))
-    assert code == 0, out
-    assert "not found" not in out
+    lines = LINES.format(extra="").replace("; export", "; kill -USR1 $$; export")
+    assert "not found" not in run(own_cluster, TWO_NODES + lines, "preemption={grace: 20s}")
     assert (own_cluster.folder / "requeued").exists()
     assert order(own_cluster) == ["before"]
 

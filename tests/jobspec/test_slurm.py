@@ -204,34 +204,6 @@ def test_log_is_named_after_the_start_and_the_task_of_the_array(cluster: Cluster
     assert not [word for word in cluster.sruns()[-1] if word.startswith("--output")]
 
 
-MOUNTS = "mounts: [{source: /d a, path: /data, read_only: true}, {source: /c, path: /c}]\n"
-
-
-@pytest.mark.parametrize(
-    ("runtime", "words"),
-    [
-        ("docker", ["--mount=type=bind,source=/d a,target=/data,readonly", "--mount=type=bind,source=/c,target=/c"]),
-        ("podman", ["--mount=type=bind,source=/d a,target=/data,readonly", "--security-opt=label=disable"]),
-        ("apptainer", ["--bind=/d a:/data:ro", "--bind=/c:/c", "docker://registry.example/team/train:1.0"]),
-    ],
-)
-def test_container_gets_mounts_and_image(cluster: Cluster, runtime: str, words: list[str]) -> None:
-    cluster.nodes = ("n1",)
-    run(cluster, BASE + IMAGE + MOUNTS + f"nodes: 1\ncommand: [mine.py]\nslurm: {{runtime: {runtime}}}\n")
-    assert set(words) <= set(cluster.container())
-
-
-def test_pyxis_gets_mounts_the_image_with_its_registry_and_the_names_that_win(cluster: Cluster) -> None:
-    cluster.nodes = ("n1", "n2")
-    spec = TWO_NODES + IMAGE + MOUNTS + "secrets: [TOKEN]\nslurm: {runtime: pyxis}\n"
-    run(cluster, spec, TOKEN="s3cret")
-    words = cluster.sruns()[-1]
-    assert "--container-image=registry.example#team/train:1.0" in words
-    assert "--container-mounts=/d a:/data:ro,/c:/c" in words
-    (names,) = [word.partition("=")[2].split(",") for word in words if word.startswith("--container-env=")]
-    assert {"TOKEN", "MASTER_ADDR", "PET_MASTER_PORT"} <= set(names)
-
-
 @pytest.mark.parametrize(
     ("image", "pyxis", "apptainer"),
     [
@@ -251,30 +223,27 @@ def test_image_is_written_as_each_runtime_reads_it(cluster: Cluster, image: str,
     assert cluster.container()[-1] == apptainer
 
 
-def test_gpus_of_a_container_are_those_that_slurm_gave(cluster: Cluster) -> None:
-    cluster.nodes = ("n1",)
-    cluster.install("nvidia-smi", NVIDIA_SMI)
-    spec = IMAGE + "name: job\nnodes: 1\nprocs_per_node: 2\ncommand: [mine.py]\n"
-    for runtime, words in {
-        "docker": {'--gpus="device=GPU-a,GPU-b"', f"--user={os.getuid()}:{os.getgid()}"},
-        "podman": {"--device=nvidia.com/gpu=GPU-a", "--device=nvidia.com/gpu=GPU-b"},
-        "apptainer": {"--nv" if Path("/dev/nvidiactl").exists() else "--rocm"},
-    }.items():
-        run(cluster, spec + f"slurm: {{runtime: {runtime}, preflight: false}}\n")
-        assert words <= set(cluster.container())
+_SLICES = "MIG-11-22,MIG-33-44"  # which have no number
 
 
-def test_mig_slices_reach_a_container_under_the_uuids_that_slurm_gives(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("runtime", "given", "words"),
+    [
+        ("docker", "0,1", {'--gpus="device=GPU-a,GPU-b"', f"--user={os.getuid()}:{os.getgid()}"}),
+        ("podman", "0,1", {"--device=nvidia.com/gpu=GPU-a", "--device=nvidia.com/gpu=GPU-b"}),
+        ("apptainer", "0,1", {"--nv" if Path("/dev/nvidiactl").exists() else "--rocm"}),
+        ("docker", _SLICES, {f'--gpus="device={_SLICES}"'}),
+        ("podman", _SLICES, {f"--device=nvidia.com/gpu={name}" for name in _SLICES.split(",")}),
+    ],
+)
+def test_gpus_of_a_container_are_those_that_slurm_gave(
+    cluster: Cluster, runtime: str, given: str, words: set[str]
+) -> None:
     cluster.nodes = ("n1",)
-    cluster.install("nvidia-smi", "raise SystemExit('MIG slices have no number')")
+    cluster.install("nvidia-smi", "raise SystemExit('no number')" if given == _SLICES else NVIDIA_SMI)
     spec = IMAGE + "name: job\nnodes: 1\nprocs_per_node: 2\ncommand: [mine.py]\n"
-    slices = "MIG-11-22,MIG-33-44"
-    for runtime, words in {
-        "docker": {f'--gpus="device={slices}"'},
-        "podman": {f"--device=nvidia.com/gpu={name}" for name in slices.split(",")},
-    }.items():
-        run(cluster, spec + f"slurm: {{runtime: {runtime}, preflight: false}}\n", STEP_GPUS=slices)
-        assert words <= set(cluster.container())
+    run(cluster, spec + f"slurm: {{runtime: {runtime}, preflight: false}}\n", STEP_GPUS=given)
+    assert words <= set(cluster.container())
 
 
 def test_containers_of_docker_are_named_after_their_task_and_replace_what_a_kill_left(own_cluster: Cluster) -> None:

@@ -32,10 +32,7 @@ def preemptible(
     """A job that can be preempted, with all agents running."""
     cluster.install("torchrun", agent)
     job = cluster.start(rendered(cluster, f"{spec}preemption: {{grace: {grace}}}\n"), **env)
-    deadline = time.monotonic() + 30
-    while len(list(cluster.folder.glob("running-*"))) < 2:
-        assert time.monotonic() < deadline, "the agents did not start"
-        time.sleep(0.02)
+    cluster.wait_for("running-0", "running-1")
     return job
 
 
@@ -119,14 +116,10 @@ def test_training_that_made_its_last_step_after_the_signal_stays_out_of_the_queu
 def test_signal_while_a_lost_node_is_waited_for_requeues(own_cluster: Cluster) -> None:
     """Slurm has not noticed yet that the node is gone: its part of the step is not over."""
     (own_cluster.folder / "steps").write_text("70123.batch\n70123.0\n")
-    asked = own_cluster.folder / "asked"
     squeue = (own_cluster.folder / "bin/squeue").read_text()
-    own_cluster.install("squeue", f"{squeue}touch {asked}\n")
+    own_cluster.install("squeue", f"{squeue}touch $STAND_IN/asked\n")
     job = preemptible(own_cluster, SAVING.replace("time.sleep(60)", "sys.exit(7)"))
-    deadline = time.monotonic() + 30
-    while not asked.exists():
-        assert time.monotonic() < deadline, "nothing asked for the steps"
-        time.sleep(0.02)
+    own_cluster.wait_for("asked")
     job.send_signal(signal.SIGUSR1)
     assert ended(job)[0] == 0
     assert (own_cluster.folder / "requeued").exists()
@@ -136,8 +129,7 @@ def test_signal_before_the_start_requeues_without_a_start(own_cluster: Cluster) 
     mark = own_cluster.folder / "in-preflight"
     own_cluster.install("getent", f"import time\nopen({str(mark)!r}, 'w')\ntime.sleep(2)\nprint('192.0.2.1')")
     job = own_cluster.start(rendered(own_cluster, TWO_NODES + "preemption: {grace: 20s}\n"))
-    while not mark.exists():
-        time.sleep(0.02)
+    own_cluster.wait_for("in-preflight", timeout_s=60)
     job.send_signal(signal.SIGUSR1)
     assert ended(job)[0] == 0
     assert (own_cluster.folder / "requeued").read_text() == "70123\n"
@@ -250,10 +242,7 @@ def signalled(cluster: Cluster, spec: str, log_before: str = "") -> tuple[int, s
     job = cluster.start(rendered(cluster, spec))
     if log_before:
         (cluster.folder / "job-70123-r0.log").write_text(log_before)
-    deadline = time.monotonic() + 60
-    while len(list(cluster.folder.glob("running-*"))) < 2:
-        assert time.monotonic() < deadline, "the agents did not start"
-        time.sleep(0.02)
+    cluster.wait_for("running-0", "running-1", timeout_s=60)
     job.send_signal(signal.SIGUSR1)
     return ended(job)
 

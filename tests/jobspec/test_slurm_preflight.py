@@ -90,7 +90,6 @@ def test_preflight_can_be_switched_off(own_cluster: Cluster) -> None:
 
 
 def test_preflight_trusts_no_variable_of_the_shell_that_called_sbatch(own_cluster: Cluster) -> None:
-    own_cluster.install_recorder("torchrun")
     run(own_cluster, TWO_NODES, failed="1")
     assert len(own_cluster.calls()) == 2
 

@@ -56,12 +56,6 @@ def check(argv: list[str], env: Any, number: int) -> None:
     assert env["NOTE"] == note_of(number)
 
 
-@pytest.fixture
-def spec(tmp_path: Path) -> str:
-    (tmp_path / "job.yaml").write_text(SPEC)
-    return str(tmp_path / "job.yaml")
-
-
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
 @pytest.mark.parametrize("runtime", ["none", "docker", "pyxis"])
 def test_each_task_of_the_array_has_its_own(runtime: str, launcher: str, spec: str, own_cluster: Cluster) -> None:
@@ -184,23 +178,3 @@ def test_sweep_of_arguments_needs_no_wrapper(own_cluster: Cluster, tmp_path: Pat
         assert call.argv[-4:] == ["mine.py", "--lr=1", "--no-decay=true", f"--lr={rate}"]
     for number, document in enumerate(d for d in documents(render("jobset", str(file))) if d["kind"] == "JobSet"):
         assert f"--lr={['0.1', '0.001'][number]}" in str(document)
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (
-            "train: {model: mlp}\nsweep: {args.lr: [1]}",
-            "8:9: args.lr is an argument of a command, but the job has none",
-        ),
-        ("command: [a.py]\nsweep: {args.l r: [1]}", "8:9: sweep: a key must be train.KEY, args.NAME or env.NAME"),
-        ("command: [a.py]\nslurm: {array_limit: 2}", "array_limit is given, but there is neither a sweep nor"),
-        ("command: [a.py]\nslurm: {array: 0-3%2, array_limit: 2}", "array_limit is given, but slurm.array has a limit"),
-    ],
-)
-def test_sweep_or_limit_that_cannot_be_is_refused(keys: str, message: str, tmp_path: Path) -> None:
-    file = tmp_path / "job.yaml"
-    start = OWN if "slurm" not in keys else OWN.replace("slurm: {preflight: false}\n", "")
-    file.write_text(f"{start}{keys}\n")
-    with pytest.raises(SpecError, match=re.escape(message)):
-        render("slurm", str(file))

@@ -16,6 +16,12 @@ QUICKSTART = str(ROOT / "jobs" / "quickstart.yaml")
 SITE = "slurm: {partition: gpu}\nenv: {NOTE: ours}\n+secrets: [TOKEN]\n"
 
 
+def closed(stream: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """The same in another process, with a stream that the caller has closed: "<", ">" or "2>"."""
+    words = ["bash", "-c", f'exec "$@" {stream}&-', "bash", sys.executable, str(ROOT / "render.py"), *arguments]
+    return subprocess.run(words, capture_output=True)
+
+
 def command_line(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[bytes]:
     """`render.py ARGUMENTS`, run to its end: with `env` in another process, otherwise in this one."""
     if env:

@@ -21,11 +21,8 @@ def test_diff_is_exit_1_with_the_difference_and_exit_0_without_one(tmp_path: Pat
 
 def test_diff_of_a_wrong_spec_or_of_no_file_is_exit_1_with_a_message(tmp_path: Path) -> None:
     done = command_line("diff", QUICKSTART, str(tmp_path / "none"), "--target", "torchrun")
-    assert (done.returncode, done.stdout, done.stderr.decode()) == (
-        1,
-        b"",
-        f"{tmp_path}/none: No such file or directory\n",
-    )
+    said = f"{tmp_path}/none: No such file or directory\n"
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (1, b"", said)
     done = command_line("diff", QUICKSTART, QUICKSTART, "--target", "torchrun", "--set", "nodes=0")
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.startswith(b"--set nodes=0:1:7: nodes must be")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.render.command import QUICKSTART, ROOT, command_line
+from tests.render.command import QUICKSTART, ROOT, closed, command_line
 
 
 def test_files_are_merged_and_named_in_the_header_wherever_they_stand_in_the_command(site: Path) -> None:
@@ -55,6 +55,5 @@ def test_stdin_twice_is_usage() -> None:
 
 
 def test_closed_stdin_is_a_mistake_and_no_bug() -> None:
-    words = ["bash", "-c", 'exec "$@" <&-', "bash", sys.executable, str(ROOT / "render.py"), "slurm", "-"]
-    done = subprocess.run(words, capture_output=True)
+    done = closed("<", "slurm", "-")
     assert (done.returncode, done.stderr) == (1, b"<stdin>: Bad file descriptor\n")

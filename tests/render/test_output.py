@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.render.command import QUICKSTART, ROOT, SITE, command_line
+from tests.render.command import QUICKSTART, ROOT, SITE, closed, command_line
 
 
 def test_output_replaces_a_file_keeps_its_mode_and_writes_through_links(tmp_path: Path) -> None:
@@ -106,11 +106,6 @@ def test_output_may_have_the_longest_name(tmp_path: Path) -> None:
     output = tmp_path / ("x" * 255)
     assert command_line("torchrun", QUICKSTART, "-o", str(output)).returncode == 0
     assert output.read_bytes() == command_line("torchrun", QUICKSTART).stdout
-
-
-def closed(stream: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    words = ["bash", "-c", f'exec "$@" {stream}&-', "bash", sys.executable, str(ROOT / "render.py"), *arguments]
-    return subprocess.run(words, capture_output=True)
 
 
 def test_closed_stdout_is_a_mistake_and_no_bug(tmp_path: Path) -> None:

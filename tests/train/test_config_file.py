@@ -73,28 +73,6 @@ def test_a_flag_mends_a_wrong_value_of_the_file(tmp_path: Path) -> None:
     assert from_argv([f"--config={yaml_file(tmp_path, 'epochs: many')}", "--epochs=2"]).epochs == 2
 
 
-def test_duplicate_yaml_key_names_both_lines(tmp_path: Path) -> None:
-    file = yaml_file(tmp_path, "lr: 1\nepochs: 2\nlr: 2\n")
-    with pytest.raises(UserError) as refusal:
-        from_argv([f"--config={file}"])
-    assert f"{file}:3: lr: given twice, first on line 1" in str(refusal.value)
-
-
-def test_unknown_yaml_key_names_its_line_and_the_nearest_key(tmp_path: Path) -> None:
-    file = yaml_file(tmp_path, "lr: 1\nbatchsize: 2\n")
-    with pytest.raises(UserError) as refusal:
-        from_argv([f"--config={file}"])
-    assert f'{file}:2: batchsize: unknown key; did you mean "batch_size"?' in str(refusal.value)
-
-
-def test_a_flag_of_the_command_line_in_a_file_is_named_as_such(tmp_path: Path) -> None:
-    file = yaml_file(tmp_path, "lr: 1\nprocs: 2\n")
-    with pytest.raises(
-        UserError, match=r":2: procs: --procs is a flag of the command line, and cannot stand in a file"
-    ):
-        from_argv([f"--config={file}"])
-
-
 def test_all_problems_are_told_at_once_each_with_its_place(tmp_path: Path) -> None:
     file = yaml_file(tmp_path, "epochs: 0\nlr: fast\nmodle: mlp\n")
     with pytest.raises(UserError) as refusal:
@@ -109,6 +87,9 @@ def test_all_problems_are_told_at_once_each_with_its_place(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("lr: 1\nepochs: 2\nlr: 2", "run.yaml:3: lr: given twice, first on line 1"),
+        ("lr: 1\nbatchsize: 2", 'run.yaml:2: batchsize: unknown key; did you mean "batch_size"?'),
+        ("lr: 1\nprocs: 2", "run.yaml:2: procs: --procs is a flag of the command line, and cannot stand in a file"),
         ("- lr\n- epochs\n", "must be a mapping"),
         ("lr", "must be a mapping"),
         ("lr: [1, 2]", "run.yaml:1: lr: the value must be a single word or number"),
@@ -130,7 +111,7 @@ def test_all_problems_are_told_at_once_each_with_its_place(tmp_path: Path) -> No
         ("model: mlp\nresume: auto", "run.yaml:2: resume is given but checkpoint_dir is not; say where"),
     ],
 )
-def test_yaml_of_another_form_is_refused_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+def test_wrong_key_or_yaml_of_another_form_is_refused_with_its_place(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(UserError) as refusal:
         from_argv([f"--config={yaml_file(tmp_path, text)}"])
     assert said in str(refusal.value)

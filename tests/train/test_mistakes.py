@@ -6,7 +6,7 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import pytest
 
-from tests import warm
 from tests.cli import start_ranks, train
 from tests.idx import write_small_mnist
 
@@ -28,13 +27,6 @@ class Mistake(NamedTuple):
     says: list[str]
     environ: Mapping[str, str] = MappingProxyType({})
     prepare: Callable[[Path, str], object] = lambda tmp, python: None
-
-
-@pytest.fixture(scope="module")
-def python() -> Iterator[str]:
-    """A Python that starts in milliseconds with torch."""
-    with warm.started() as folder:
-        yield str(folder / "python3")
 
 
 def _truncate_a_file(tmp: Path, python: str) -> None:

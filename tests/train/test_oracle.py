@@ -15,15 +15,12 @@ from torch import Tensor, nn, optim
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, StepLR
 
 from tests.cli import records
-from tests.ranks import run_ranks
+from tests.ranks import make_trainer, run_ranks
 from train import datasets, models
 from train.config import available
 from train.data.shard import epoch_order
 from train.datasets._torchvision import TensorSamples
-from train.flags import from_argv
-from train.loop.trainer import Trainer
 from train.world.environment import World
-from train.world.signals import StopSignal
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 _NUMBER, _EPOCHS, _VALIDATION = 60, 2, 21
@@ -165,8 +162,7 @@ def _train(world: World, run_dir: Path, one: Drawn) -> list[float]:
         return _samples(one.num_samples if split == "train" else _VALIDATION)
 
     with mock.patch.object(models, "build", _build), mock.patch.object(datasets, "load", load):
-        config = from_argv([*one.flags, f"--run-dir={run_dir}"])
-        trainer = Trainer(config, world, StopSignal())
+        trainer = make_trainer(world, *one.flags, f"--run-dir={run_dir}")
         trainer.run.engine.scaler = _scaler(one)
         trainer.fit()
     if world.rank != 0:

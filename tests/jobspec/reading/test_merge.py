@@ -79,10 +79,6 @@ def test_each_key_keeps_its_place(merged: Source) -> None:
     assert merged.keys["slurm",].name == "job.yaml"
 
 
-def test_no_place_is_left_of_what_was_replaced(merged: Source) -> None:
-    assert ("preemption", "grace") not in merged.keys.keys() | merged.items.keys()
-
-
 @pytest.mark.parametrize(
     ("nothing", "path"),
     [("preemption:", ("preemption",)), ("mounts: null", ("mounts",)), ("slurm: {options: ~}", ("slurm", "options"))],

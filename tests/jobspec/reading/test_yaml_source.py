@@ -88,16 +88,6 @@ def test_any_text_is_read_or_refused_with_a_place(text: str) -> None:
         assert str(error).startswith("x.yaml:")
 
 
-@given(st.binary())
-def test_any_bytes_are_read_or_refused_with_a_place(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    file = tmp_path_factory.getbasetemp() / "any.yaml"
-    file.write_bytes(data)
-    try:
-        parse(read(str(file)), "any.yaml")
-    except SpecError as error:
-        assert "any.yaml:" in str(error)
-
-
 def test_message_shows_no_control_character_to_the_terminal() -> None:
     with pytest.raises(SpecError) as error:
         parse("name: a\x1b[31mred\n", "x\x1b.yaml")

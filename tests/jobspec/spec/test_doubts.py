@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,20 @@ import pytest
 from jobspec.artifact import render
 from tests.slurm import TWO_NODES
 
+NotesOf = Callable[..., list[str]]
 ALL = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
+
+
+@pytest.fixture
+def notes_of(tmp_path: Path) -> NotesOf:
+    (tmp_path / "job.yaml").write_text(TWO_NODES)
+
+    def rendered(target: str, *settings: str) -> list[str]:
+        notes: list[str] = []
+        assert render(target, str(tmp_path / "job.yaml"), settings, notes)
+        return notes
+
+    return rendered
 
 
 @pytest.mark.parametrize(
@@ -52,14 +66,11 @@ ALL = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
     ],
 )
 def test_doubt_is_said_once_and_without_a_secret(
-    keys: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keys: str, said: str, notes_of: NotesOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lib.py").touch()
-    (tmp_path / "job.yaml").write_text(TWO_NODES)
-    notes: list[str] = []
-    assert render("slurm", str(tmp_path / "job.yaml"), [keys], notes)
-    (note,) = notes
+    (note,) = notes_of("slurm", keys)
     assert said in note
     assert "hf_abc" not in note
 
@@ -67,32 +78,23 @@ def test_doubt_is_said_once_and_without_a_secret(
 @pytest.mark.parametrize(
     "start", ["bash, -lc", "sh, -c", "/bin/dash, -c", "zsh, -ic", "ksh, -e, -c", "env, bash, -xec"]
 )
-def test_variable_that_a_shell_of_the_command_replaces_raises_no_doubt(start: str, tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(TWO_NODES)
-    notes: list[str] = []
-    render("slurm", str(tmp_path / "job.yaml"), ["no_python=true", f"command=[{start}, 'exec $HOME/mine']"], notes)
-    assert notes == []
+def test_variable_that_a_shell_of_the_command_replaces_raises_no_doubt(start: str, notes_of: NotesOf) -> None:
+    assert notes_of("slurm", "no_python=true", f"command=[{start}, 'exec $HOME/mine']") == []
 
 
 @pytest.mark.parametrize("key", ["data_root", "run_dir", "checkpoint_dir", "resume", "export"])
-def test_variable_in_a_path_of_train_is_doubted(key: str, tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(TWO_NODES)
-    notes: list[str] = []
+def test_variable_in_a_path_of_train_is_doubted(key: str, notes_of: NotesOf) -> None:
     folder = "" if key == "checkpoint_dir" else "checkpoint_dir: /c, "
-    render("slurm", str(tmp_path / "job.yaml"), ["command=", f"train={{{folder}{key}: '$SCRATCH/x'}}"], notes)
+    notes = notes_of("slurm", "command=", f"train={{{folder}{key}: '$SCRATCH/x'}}")
     assert notes == [f"train.{key} contains $SCRATCH, which no shell replaces; write the path itself"]
 
 
 @pytest.mark.parametrize("keys", ["max_restarts=1", "nodes={min: 1, max: 2}"])
-def test_restart_that_would_refuse_its_own_checkpoints_is_doubted(keys: str, tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(TWO_NODES)
+def test_restart_that_would_refuse_its_own_checkpoints_is_doubted(keys: str, notes_of: NotesOf) -> None:
     trains = [keys, "command=", "train={checkpoint_dir: /checkpoints}"]
-    notes: list[str] = []
-    render("torchrun", str(tmp_path / "job.yaml"), trains, notes)
-    assert notes == ["train.resume is never, so a restart finds checkpoints and refuses to run; write resume: auto"]
-    notes.clear()
-    render("torchrun", str(tmp_path / "job.yaml"), [*trains, "train.resume=auto"], notes)
-    assert notes == []
+    said = "train.resume is never, so a restart finds checkpoints and refuses to run; write resume: auto"
+    assert notes_of("torchrun", *trains) == [said]
+    assert notes_of("torchrun", *trains, "train.resume=auto") == []
 
 
 @pytest.mark.parametrize(
@@ -109,19 +111,15 @@ def test_restart_that_would_refuse_its_own_checkpoints_is_doubted(keys: str, tmp
         "preemption={progress: /shared/last.ckpt}",
     ],
 )
-def test_what_is_meant_so_raises_no_doubt(keys: str, tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(TWO_NODES)
-    notes: list[str] = []
-    render("slurm", str(tmp_path / "job.yaml"), [keys], notes)
-    assert notes == []
+def test_what_is_meant_so_raises_no_doubt(keys: str, notes_of: NotesOf) -> None:
+    assert notes_of("slurm", keys) == []
 
 
 @pytest.mark.parametrize(
     ("path", "kept"),
     [("/runs/one", True), ("/runs", True), ("/runs2", False), ("~/runs", False), ("runs", False), ("/cache/a", False)],
 )
-def test_a_folder_that_ends_with_the_container_is_doubted(path: str, kept: bool, tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(TWO_NODES)
+def test_a_folder_that_ends_with_the_container_is_doubted(path: str, kept: bool, notes_of: NotesOf) -> None:
     mounts = "mounts=[{claim: runs, source: /home/me, path: /runs}, {scratch: 1GiB, path: /cache}]"
     train = ["command=", "image=a/b:1", mounts, f"train={{checkpoint_dir: {path}}}"]
     end = "which is lost with the container: mount a source or claim there"
@@ -134,12 +132,8 @@ def test_a_folder_that_ends_with_the_container_is_doubted(path: str, kept: bool,
         ("compose", (), True),
         ("jobset", (), True),
     ]:
-        notes: list[str] = []
-        render(target, str(tmp_path / "job.yaml"), [*train, *settings], notes)
-        assert notes == (lost if in_container and not kept else [])
-    notes = []
-    render("compose", str(tmp_path / "job.yaml"), [*train, "workdir=/runs", "train.checkpoint_dir=ck"], notes)
-    assert notes == []
+        assert notes_of(target, *train, *settings) == (lost if in_container and not kept else [])
+    assert notes_of("compose", *train, "workdir=/runs", "train.checkpoint_dir=ck") == []
 
 
 @pytest.mark.parametrize("job", ALL, ids=lambda job: job.stem)

@@ -10,11 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jobspec import targets
-from jobspec.artifact import plans_of, read, render
+from jobspec.artifact import plans_of, read
 from jobspec.problems import SpecError
 from tests.tables import Case, cases, in_short
 
@@ -41,23 +39,3 @@ def test_wrong_spec_gives_exactly_its_message(
         golden_cell(case, "report", str(error.value))
     else:
         golden_cell(case, "message", in_short(error.value.problems, case.spec))
-
-
-EVERY_KEY = (SPECS / "ok" / "every-key.yaml").read_text()
-
-
-@given(
-    at=st.integers(0, len(EVERY_KEY)),
-    length=st.integers(0, 30),
-    new=st.text(max_size=10) | st.sampled_from(["0", "-1", "1e999", "~", "{}", "[]", "no", "'", "9" * 400, "\n"]),
-)
-def test_any_change_of_a_spec_is_rendered_or_refused_with_places(
-    tmp_path_factory: pytest.TempPathFactory, at: int, length: int, new: str
-) -> None:
-    spec = tmp_path_factory.getbasetemp() / "changed.yaml"
-    spec.write_text(EVERY_KEY[:at] + new + EVERY_KEY[at + length :], encoding="utf-8", newline="")
-    try:
-        render("torchrun", str(spec))
-    except SpecError as error:
-        assert error.problems
-        assert all(problem.place.column >= 1 for problem in error.problems)

@@ -62,7 +62,7 @@ def test_a_named_checkpoint_is_taken_although_there_is_a_newer_one(tmp_path: Pat
 
 def test_a_named_checkpoint_that_is_damaged_is_an_error_although_there_are_others(tmp_path: Path) -> None:
     save(tmp_path, 1, 2)
-    truncate_state(tmp_path / "step-00000002")
+    harm(tmp_path / "step-00000002", "state truncated")
     with pytest.raises(UserError, match="step-00000002 is damaged"):
         find_checkpoint(str(tmp_path / "step-00000002"), tmp_path, pytest.fail)
 
@@ -90,60 +90,50 @@ def flip_bit(file: Path, position: int, bit: int) -> None:
     file.write_bytes(content)
 
 
-def truncate_state(checkpoint: Path) -> None:
-    content = (checkpoint / "state.pt").read_bytes()
-    (checkpoint / "state.pt").write_bytes(content[:-1])
-
-
-DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "state truncated": (truncate_state, "damaged: the size or SHA-256 of state.pt is not the one in manifest.json"),
-    "state empty": (lambda path: (path / "state.pt").write_bytes(b""), "size or SHA-256 of state.pt"),
-    "state longer": (lambda path: (path / "state.pt").open("ab").write(b"\0"), "size or SHA-256 of state.pt"),
-    "state zeroed": (
-        lambda path: (path / "state.pt").write_bytes(bytes((path / "state.pt").stat().st_size)),
-        "size or SHA-256 of state.pt",
-    ),
-    "state missing": (lambda path: (path / "state.pt").unlink(), "is incomplete: state.pt is missing"),
-    "manifest missing": (
-        lambda path: (path / "manifest.json").unlink(),
-        "is incomplete: manifest.json is missing",
-    ),
-    "manifest empty": (lambda path: (path / "manifest.json").write_bytes(b""), "manifest.json cannot be understood"),
-    "manifest binary": (
-        lambda path: (path / "manifest.json").write_bytes(b"\xff\x00\x80"),
-        "manifest.json cannot be understood",
-    ),
-    "manifest a list": (lambda path: (path / "manifest.json").write_text("[]"), "manifest.json cannot be understood"),
-    "manifest without files": (
-        lambda path: (path / "manifest.json").write_text("{}"),
-        "manifest.json cannot be understood",
-    ),
-    "a file instead of a folder": (
-        lambda path: path.rename(path.with_name(f"moved-{path.name}")) and path.write_text(""),
-        "is a file, and a checkpoint is a folder",
-    ),
+_NOT_THE_STATE = "damaged: the size or SHA-256 of state.pt is not the one in manifest.json"
+_NO_MANIFEST = "manifest.json cannot be understood"
+# What one of the two files becomes (None: it is gone), and what is said.
+DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes | None], str]] = {
+    "state truncated": ("state.pt", lambda content: content[:-1], _NOT_THE_STATE),
+    "state empty": ("state.pt", lambda content: b"", _NOT_THE_STATE),
+    "state longer": ("state.pt", lambda content: content + b"\0", _NOT_THE_STATE),
+    "state zeroed": ("state.pt", lambda content: bytes(len(content)), _NOT_THE_STATE),
+    "state missing": ("state.pt", lambda content: None, "is incomplete: state.pt is missing"),
+    "manifest missing": ("manifest.json", lambda content: None, "is incomplete: manifest.json is missing"),
+    "manifest empty": ("manifest.json", lambda content: b"", _NO_MANIFEST),
+    "manifest binary": ("manifest.json", lambda content: b"\xff\x00\x80", _NO_MANIFEST),
+    "manifest a list": ("manifest.json", lambda content: b"[]", _NO_MANIFEST),
+    "manifest without files": ("manifest.json", lambda content: b"{}", _NO_MANIFEST),
+    "a file instead of a folder": ("", lambda content: b"", "is a file, and a checkpoint is a folder"),
 }
+
+
+def harm(checkpoint: Path, damage: str) -> None:
+    name, change, _ = DAMAGE[damage]
+    if not name:
+        checkpoint.rename(checkpoint.with_name(f"moved-{checkpoint.name}"))
+        checkpoint.write_text("")
+    elif (content := change((checkpoint / name).read_bytes())) is None:
+        (checkpoint / name).unlink()
+    else:
+        (checkpoint / name).write_bytes(content)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_checkpoint_is_skipped_and_the_reason_is_told(tmp_path: Path, damage: str) -> None:
     save(tmp_path, 1, 2)
-    harm, reason = DAMAGE[damage]
-    harm(tmp_path / "step-00000002")
-    step, told = resumed(tmp_path)
-    assert step == 1
-    assert len(told) == 2
-    assert told[0].startswith("resume: skipped ")
-    assert "step-00000002" in told[0]
-    assert reason in told[0]
-    assert told[1] == f"resume: {tmp_path}/step-00000001"
+    harm(tmp_path / "step-00000002", damage)
+    step, (skipped, taken) = resumed(tmp_path)
+    assert (step, taken) == (1, f"resume: {tmp_path}/step-00000001")
+    assert skipped.startswith("resume: skipped ") and "step-00000002" in skipped
+    assert DAMAGE[damage][2] in skipped
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_when_all_are_damaged_the_run_does_not_silently_start_anew(tmp_path: Path, damage: str) -> None:
     save(tmp_path, 1, 2)
     for step in (1, 2):
-        DAMAGE[damage][0](tmp_path / f"step-{step:08d}")
+        harm(tmp_path / f"step-{step:08d}", damage)
     with pytest.raises(UserError, match=r"every checkpoint in .* is incomplete or damaged \(2 in all\)"):
         resumed(tmp_path)
 
@@ -184,7 +174,7 @@ def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
 
 def test_a_step_saved_again_replaces_the_damaged_one(tmp_path: Path) -> None:
     save(tmp_path, 1, 2)
-    truncate_state(tmp_path / "step-00000002")
+    harm(tmp_path / "step-00000002", "state truncated")
     save(tmp_path, 2)
     assert resumed(tmp_path) == (2, [f"resume: {tmp_path}/step-00000002"])
 

@@ -12,23 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ranks import run_ranks
+from tests.ranks import make_trainer, run_ranks
 from tests.train.devices import needs_fsdp_on_cpus
 from train.checkpoints.folder import Checkpoints, checkpoint_path, read_checkpoint
-from train.config import TrainConfig
-from train.flags import from_argv
 from train.loop.saving import load_on_all_ranks
-from train.loop.trainer import Trainer
 from train.world.environment import World
-from train.world.signals import StopSignal
 
 pytestmark = pytest.mark.timeout(300)
 _TIMEOUT_S = 6.0
 
 
 def _trainer(world: World, *flags: str) -> Any:
-    config: TrainConfig = from_argv(["--model=mlp", "--device=cpu", "--batch-size=64", "--max-steps=1", *flags])
-    trainer = Trainer(config, world, StopSignal())
+    trainer = make_trainer(world, "--model=mlp", "--device=cpu", "--batch-size=64", "--max-steps=1", *flags)
     trainer.run.files.close()
     return trainer.run
 

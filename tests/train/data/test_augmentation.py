@@ -17,14 +17,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ranks import run_ranks
+from tests.ranks import make_trainer, run_ranks
 from train import datasets
 from train.data.batches import Augmented
 from train.datasets import Samples
-from train.flags import from_argv
 from train.loop.trainer import Trainer
 from train.world.environment import World
-from train.world.signals import StopSignal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 _SAMPLES, _EPOCHS, _BATCH = 50, 2, 10
@@ -83,8 +81,7 @@ def _train(world: World, folder: Path, workers: int, killed_at: int | None) -> b
     kept = [f"--checkpoint-dir={folder / 'checkpoints'}", "--resume=auto", "--checkpoint-every=1"]
     flags = ["--model=mlp", "--device=cpu", f"--batch-size={_BATCH}", f"--epochs={_EPOCHS}", f"--workers={workers}"]
     with mock.patch.object(datasets, "load", load):
-        config = from_argv([*flags, *kept])
-        trainer = Trainer(config, world, StopSignal())
+        trainer = make_trainer(world, *flags, *kept)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tobytes()
     next(iter(trainer.run._batches))
     now = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tobytes()

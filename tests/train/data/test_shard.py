@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from train.data.shard import epoch_order, num_steps, share, step_range
 
-ROOT = Path(__file__).parents[3]
-SIZES = [1, 7, 9_999, 10_001]
 # The one pair of seeds and epochs that Python's generator takes for the same: it adds up the words of its seed.
 SAME_ORDER = {(0, 1), (2**32 - 1, 1)}
 
@@ -24,20 +18,9 @@ seeds = st.integers(0, 2**32 - 1)
 epochs = st.integers(1, 10_000)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_an_epoch_order_holds_each_sample_exactly_once(size: int) -> None:
-    assert sorted(epoch_order(size, seed=0, epoch=1)) == list(range(size))
-
-
-@given(size=st.integers(0, 300), seed=seeds, epoch=epochs)
-def test_any_epoch_order_is_a_permutation(size: int, seed: int, epoch: int) -> None:
+@given(size=st.integers(0, 300) | st.sampled_from([9_999, 10_001]), seed=seeds, epoch=epochs)
+def test_an_epoch_order_holds_each_sample_exactly_once(size: int, seed: int, epoch: int) -> None:
     assert sorted(epoch_order(size, seed, epoch)) == list(range(size))
-
-
-@pytest.mark.parametrize("size", [7, 9_999, 10_001])
-def test_order_differs_between_epochs(size: int) -> None:
-    orders = {tuple(epoch_order(size, seed=0, epoch=epoch)) for epoch in range(1, 6)}
-    assert len(orders) == 5
 
 
 @given(seed=seeds, other=seeds, epoch=epochs, later=epochs)
@@ -50,12 +33,6 @@ def test_order_is_decided_by_seed_and_epoch_together(seed: int, other: int, epoc
 def test_two_seeds_share_their_first_order() -> None:
     first, second = (epoch_order(64, seed, epoch) for seed, epoch in SAME_ORDER)
     assert first == second
-
-
-def test_order_is_the_same_in_a_fresh_interpreter() -> None:
-    code = "from train.data.shard import epoch_order; print(*epoch_order(1000, seed=42, epoch=3))"
-    fresh = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert [int(word) for word in fresh.split()] == epoch_order(1000, seed=42, epoch=3)
 
 
 def test_order_never_changes_with_our_code_or_with_python() -> None:

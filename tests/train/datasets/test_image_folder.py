@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
+from tests.cli import records
 from tests.ranks import train_on_ranks
 from train import datasets
 from train.data.batches import Batches
@@ -75,8 +75,7 @@ def test_a_run_on_two_processes_learns_the_digits(folder: Path, tmp_path: Path) 
     train_on_ranks(
         2, *flags, "--batch-size=20", "--optimizer=adam", "--lr=1e-3", "--epochs=15", f"--run-dir={tmp_path}"
     )
-    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    epochs = [record for record in records if record["event"] == "epoch"]
+    epochs = records(tmp_path, "epoch")
     assert [record["samples"] for record in epochs] == [_TRAIN] * 15
     # Guessing gives 10 %.
     assert max(record["val_accuracy"] for record in epochs) > 0.25
@@ -87,18 +86,20 @@ def test_a_folder_without_pictures_is_named(tmp_path: Path) -> None:
         datasets.load("image_folder", str(tmp_path), "train", 0)
 
 
+def _draw(root: Path, *folders: str) -> None:
+    for folder in folders:
+        (root / folder).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(root / folder / "a.png")
+
+
 def test_classes_of_only_one_split_are_named(tmp_path: Path) -> None:
-    for name in ("train/cat", "train/dog", "val/cat"):
-        (tmp_path / name).mkdir(parents=True)
-        Image.new("RGB", (8, 8)).save(tmp_path / name / "a.png")
+    _draw(tmp_path, "train/cat", "train/dog", "val/cat")
     with pytest.raises(UserError, match="but only one of them has dog"):
         datasets.load("image_folder", str(tmp_path), "train", 0)
 
 
 def test_a_damaged_picture_is_named(tmp_path: Path) -> None:
-    for name in ("train/cat", "val/cat"):
-        (tmp_path / name).mkdir(parents=True)
-        Image.new("RGB", (8, 8)).save(tmp_path / name / "a.png")
+    _draw(tmp_path, "train/cat", "val/cat")
     (tmp_path / "val" / "cat" / "b.png").write_bytes(b"no picture")
     samples = datasets.load("image_folder", str(tmp_path), "validation", 0)
     with pytest.raises(UserError, match=r"cannot read the picture .*/b\.png: "):

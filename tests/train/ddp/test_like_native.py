@@ -44,20 +44,6 @@ def _gan(world: World, wrap: Wrap) -> list[nn.Module]:
     return [made, judge]
 
 
-def _gradient_penalty(world: World, wrap: Wrap) -> list[nn.Module]:
-    """A loss of the gradient with respect to the inputs: a backward through a backward."""
-    model = plain()
-    wrapped, optimizer = wrap(model), torch.optim.SGD(model.parameters(), 0.05)
-    for step in range(_STEPS):
-        x = _x(world, step).requires_grad_()
-        output = wrapped(x)
-        (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
-        (output.square().mean() + (slope.norm(dim=1) - 1).square().mean()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [model]
-
-
 def _lbfgs(world: World, wrap: Wrap) -> list[nn.Module]:
     """Several forwards and backwards in each step."""
     model = plain()
@@ -131,31 +117,7 @@ def _pcgrad(world: World, wrap: Wrap) -> list[nn.Module]:
     return [model]
 
 
-def _two_losses(world: World, wrap: Wrap) -> list[nn.Module]:
-    """Two backwards through one forward's graph add up, with the second one outside of no_sync()."""
-    model = plain()
-    wrapped, optimizer = wrap(model), torch.optim.SGD(model.parameters(), 0.05)
-    for step in range(_STEPS):
-        with wrapped.no_sync():  # type: ignore[operator]
-            wrapped(_x(world, step)).square().mean().backward()
-        wrapped(_x(world, 50 + step)).abs().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [model]
-
-
-def _compiled(world: World, wrap: Wrap) -> list[nn.Module]:
-    model = plain()
-    wrapped = torch.compile(wrap(model), backend="aot_eager")
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    for step in range(_STEPS):
-        wrapped(_x(world, step)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [model]
-
-
-_USES = [_gan, _gradient_penalty, _lbfgs, _experts, _experts_of_a_rank, _pcgrad, _two_losses, _compiled]
+_USES = [_gan, _lbfgs, _experts, _experts_of_a_rank, _pcgrad]
 
 
 def _custom(module: nn.Module, find_unused_parameters: bool = False, **options: object) -> nn.Module:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from benchmarks.network import INTERFACE, missing_for_nodes, start_nodes
 from tests import ssh
+from tests.cli import ROOT, free_port
 from tests.ranks import run_ranks
 from train.diagnosis.speed import Ranks, measure_links
 from train.doctor import main
@@ -26,15 +27,8 @@ from train.world.environment import World
 
 pytestmark = pytest.mark.timeout(180)
 
-ROOT = Path(__file__).parents[3]
 # From the last start of a rank to the last word, with the seconds that importing torch takes on a busy machine.
 _MINUTE_S = 60.0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -106,7 +100,7 @@ def test_a_time_that_cannot_be_waited_is_refused(seconds: str, capsys: pytest.Ca
 
 
 def test_a_master_addr_that_does_not_resolve_is_named_and_the_other_rank_names_who_is_missing() -> None:
-    port = _free_port()
+    port = free_port()
     with _doctor(port, 0) as first, _doctor(port, 1, master="no-such-host.invalid") as second:
         of_first, of_second = _said(first, second)
     assert (first.returncode, second.returncode) == (1, 1)
@@ -117,14 +111,14 @@ def test_a_master_addr_that_does_not_resolve_is_named_and_the_other_rank_names_w
 
 def test_a_master_addr_of_another_host_is_named_by_rank_0() -> None:
     """192.0.2.1 is kept for documentation (RFC 5737): no host has it."""
-    with _doctor(_free_port(), 0, "--rendezvous-timeout-s=5", master="192.0.2.1") as first:
+    with _doctor(free_port(), 0, "--rendezvous-timeout-s=5", master="192.0.2.1") as first:
         (of_first,) = _said(first)
     assert first.returncode == 1
     assert 'but MASTER_ADDR is "192.0.2.1", which is not an address of this host' in of_first
 
 
 def test_world_sizes_that_differ_are_named_on_both_ranks_at_once() -> None:
-    port = _free_port()
+    port = free_port()
     with _doctor(port, 0) as first, _doctor(port, 1, world_size=3) as second:
         outputs = _said(first, second)
     expected = "PROBLEM: world sizes differ: WORLD_SIZE is 2 on rank 0; WORLD_SIZE is 3 on rank 1."
@@ -143,7 +137,7 @@ def test_a_rank_that_was_started_twice_is_named(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("paused", [0, 1])
 def test_a_rank_paused_with_sigstop_is_named(paused: int) -> None:
-    port = _free_port()
+    port = free_port()
     with _doctor(port, 0) as first, _doctor(port, 1) as second:
         ranks = [first, second]
         assert first.stdout is not None
@@ -159,7 +153,7 @@ def test_a_rank_paused_with_sigstop_is_named(paused: int) -> None:
 
 
 def test_a_rank_that_was_killed_is_named() -> None:
-    port = _free_port()
+    port = free_port()
     with _doctor(port, 0) as first, _doctor(port, 1) as second:
         assert first.stdout is not None
         assert first.stdout.readline().startswith("rank  host")
@@ -171,7 +165,7 @@ def test_a_rank_that_was_killed_is_named() -> None:
 
 
 def test_a_rank_that_is_stopped_for_40_of_every_52_ms_is_called_slow() -> None:
-    port = _free_port()
+    port = free_port()
     with _doctor(port, 0) as first, _doctor(port, 1) as second:
         assert first.stdout is not None
         assert first.stdout.readline().startswith("rank  host")

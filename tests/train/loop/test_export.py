@@ -9,15 +9,13 @@ import pytest
 import torch
 
 from tests.cli import records, train
-from tests.ranks import run_ranks, train_on_ranks
+from tests.ranks import make_trainer, run_ranks, train_on_ranks
 from tests.train.devices import needs_fsdp_on_cpus
 from train import models
 from train.errors import UserError
-from train.flags import from_argv
-from train.loop.trainer import Trainer, refuse_impossible_export
+from train.loop.trainer import refuse_impossible_export
 from train.records.metrics import weights_sha256
 from train.world.environment import World
-from train.world.signals import StopSignal
 
 _FLAGS = ["--model=mlp", "--dataset=synthetic", "--device=cpu", "--batch-size=500", "--lr=0.1"]
 
@@ -51,9 +49,8 @@ def test_export_that_cannot_be_written_is_refused_before_the_training() -> None:
 
 
 def _refused_at_the_end(world: World) -> str:
-    config = from_argv(_FLAGS)
     with pytest.raises(UserError) as refusal:
-        Trainer(config, world, StopSignal()).export(_TOO_LONG)
+        make_trainer(world, *_FLAGS).export(_TOO_LONG)
     return str(refusal.value)
 
 

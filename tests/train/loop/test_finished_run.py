@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli import train
-from tests.ranks import run_ranks
-from train.flags import from_argv
-from train.loop.trainer import Trainer
+from tests.ranks import make_trainer, run_ranks
 from train.records.observer import Incident, Observer
 from train.world.environment import World
-from train.world.signals import StopSignal
 
 _FLAGS = ["--model=mlp", "--dataset=synthetic", "--device=cpu", "--batch-size=500"]
 _REACHED = "the loaded checkpoint has already reached"
@@ -57,8 +54,7 @@ class _Incidents(Observer):
 
 def _resume_before_the_last_evaluation(world: World) -> tuple[int, list[str]]:
     """Return the evaluated step, and the incidents, of a run that is resumed after its last step."""
-    config = from_argv([*_FLAGS, "--max-steps=3"])
-    stopped, resumed = (Trainer(config, world, StopSignal()) for _ in range(2))
+    stopped, resumed = (make_trainer(world, *_FLAGS, "--max-steps=3") for _ in range(2))
     stopped.train_epoch()
     resumed.run.load_state_dict(stopped.run.state_dict())
     incidents = _Incidents()

@@ -6,12 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ranks import run_ranks
-from train.flags import from_argv
+from tests.ranks import make_trainer, run_ranks
 from train.loop.losses import losses_of_samples
-from train.loop.trainer import Trainer
 from train.world.environment import World
-from train.world.signals import StopSignal
 
 _SMOOTHING = 0.1
 
@@ -35,8 +32,7 @@ def test_the_loss_of_a_sample_is_the_formula(smoothing: float, shape: tuple[int,
 
 def _trained_and_validated(world: World, *flags: str) -> list[tuple[float, float]]:
     """Ours and the formula's: the loss of a training step with smoothing, and the validation loss without."""
-    config = from_argv(["--model=mlp", "--batch-size=100", f"--label-smoothing={_SMOOTHING}", *flags])
-    trainer = Trainer(config, world, StopSignal())
+    trainer = make_trainer(world, "--model=mlp", "--batch-size=100", f"--label-smoothing={_SMOOTHING}", *flags)
     model = trainer.module
     batches = iter(trainer.train_batches())
     inputs, targets = next(batches)

@@ -10,16 +10,14 @@ import torch
 from torch import Tensor
 
 from tests.cli import records
-from tests.ranks import run_ranks, train_on_ranks
+from tests.ranks import make_trainer, run_ranks, train_on_ranks
 from tests.train.devices import needs_fsdp_on_cpus
 from train.data.sampler import ShardSampler
 from train.errors import SharedError
-from train.flags import from_argv
 from train.loop.nonfinite import NonFinite
 from train.loop.trainer import Trainer
 from train.records.metrics import weights_sha256
 from train.world.environment import World
-from train.world.signals import StopSignal
 
 pytestmark = pytest.mark.timeout(240)
 _TIMEOUT_S = 100.0
@@ -51,8 +49,7 @@ class _WithNan:
 
 def _train(world: World, *flags: str) -> tuple[str | None, str]:
     """Train with the bad sample; return why the run stopped, if it did, and the hash of the weights."""
-    config = from_argv([*_FLAGS, *flags])
-    trainer = Trainer(config, world, StopSignal())
+    trainer = make_trainer(world, *_FLAGS, *flags)
     trainer.run._batches = _WithNan(trainer, _bad_sample())
     stopped = None
     try:
@@ -110,9 +107,9 @@ def test_weights_that_give_no_finite_loss_stop_a_run_that_skips() -> None:
 
 
 def _diverge(world: World) -> str:
-    config = from_argv(["--model=mlp", "--device=cpu", "--lr=1e30", "--batch-size=100", "--on-nonfinite=skip"])
+    flags = ["--model=mlp", "--device=cpu", "--lr=1e30", "--batch-size=100", "--on-nonfinite=skip"]
     with pytest.raises(NonFinite) as raised:
-        Trainer(config, world, StopSignal()).fit()
+        make_trainer(world, *flags).fit()
     return str(raised.value)
 
 

@@ -9,12 +9,9 @@ import pytest
 import torch
 
 from tests.cli import records
-from tests.ranks import run_ranks, train_on_ranks
-from train.flags import from_argv
+from tests.ranks import make_trainer, run_ranks, train_on_ranks
 from train.loop.halving_step import is_out_of_memory
-from train.loop.trainer import Trainer
 from train.world.environment import World
-from train.world.signals import StopSignal
 
 pytestmark = pytest.mark.timeout(400)
 _TIMEOUT_S = 300.0
@@ -24,8 +21,7 @@ _FLAGS = ["--model=mnist_cnn", "--dropout=0", "--batch-size=1000", "--max-steps=
 
 def _train_with_little_memory(world: World, room_mib: int, *flags: str) -> int:
     """Train, with an address space on the last rank that has only `room_mib` left; return the micro-batches at last."""
-    config = from_argv([*_FLAGS, *flags])
-    trainer = Trainer(config, world, StopSignal())
+    trainer = make_trainer(world, *_FLAGS, *flags)
     if world.rank == world.world_size - 1:
         _leave(room_mib, trainer.run.engine.device)
     trainer.fit()

@@ -83,6 +83,15 @@ def _end(*processes: subprocess.Popen[str]) -> tuple[list[int], str]:
     return [process.returncode for process in processes], "".join(f"{out}{err or ''}" for out, err in said)
 
 
+def _stopped(ranks: list[subprocess.Popen[str]], to: int, number: int = signal.SIGTERM) -> str:
+    """Signal one rank once it trains, which has to stop all; what they said."""
+    _wait_until_it_trains(ranks[0])
+    ranks[to].send_signal(number)
+    codes, said = _end(*ranks)
+    assert codes == [_STOPPED, _STOPPED], said
+    return said
+
+
 def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -106,11 +115,7 @@ def test_a_signal_to_one_rank_stops_all_in_mid_epoch_and_the_next_start_goes_on_
     data_root: Path, whole: Path, tmp_path: Path
 ) -> None:
     for number, to in [(signal.SIGTERM, 1), (signal.SIGUSR1, 0)]:
-        ranks = start_ranks(2, *_flags(data_root, tmp_path))
-        _wait_until_it_trains(ranks[0])
-        ranks[to].send_signal(number)
-        codes, said = _end(*ranks)
-        assert codes == [_STOPPED, _STOPPED], said
+        said = _stopped(start_ranks(2, *_flags(data_root, tmp_path)), to, number)
         stop = records(tmp_path, "stop")[-1]
         assert f"stopped by a signal at epoch {stop['epoch']}, step {stop['step']}; saved, --resume=auto" in said
     assert 0 < records(tmp_path, "stop")[0]["step"] < _STEPS, "in the middle of the first epoch"
@@ -175,11 +180,7 @@ def test_a_signal_to_one_rank_in_the_evaluation_cuts_it_short_and_the_next_start
 ) -> None:
     write_small_mnist(tmp_path, 1000, 20_000)
     flags = _flags(tmp_path, tmp_path / "run", "--max-steps=10", "--log-every=10")
-    ranks = start_ranks(2, *flags)
-    _wait_until_it_trains(ranks[0])  # with the line of the last step
-    ranks[to].send_signal(signal.SIGTERM)
-    codes, said = _end(*ranks)
-    assert codes == [_STOPPED, _STOPPED], said
+    _stopped(start_ranks(2, *flags), to)  # at the line of the last step
     assert records(tmp_path / "run", "epoch") == []
     assert [stop["step"] for stop in records(tmp_path / "run", "stop")] == [10]
 
@@ -225,21 +226,13 @@ def test_a_save_may_take_longer_than_a_collective_may(data_root: Path, tmp_path:
     # Python runs this file at its start: each of the four syncs of a save takes as long as on a disk with a backlog.
     (tmp_path / "sitecustomize.py").write_text(_SLOW_DISK)
     flags = _flags(data_root, tmp_path, "--collective-timeout-s=12")
-    ranks = start_ranks(2, *flags, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
-    _wait_until_it_trains(ranks[0])
-    ranks[1].send_signal(signal.SIGTERM)
-    codes, said = _end(*ranks)
-    assert codes == [_STOPPED, _STOPPED], said
+    _stopped(start_ranks(2, *flags, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}"), 1)
     (stop,) = records(tmp_path, "stop")
     assert stop["saved"] and (tmp_path / "checkpoints" / f"step-{stop['step']:08d}" / "manifest.json").is_file()
 
 
 def test_without_a_folder_for_checkpoints_it_says_that_nothing_is_saved(data_root: Path) -> None:
-    ranks = start_ranks(2, *_SETTINGS, f"--data-root={data_root}")
-    _wait_until_it_trains(ranks[0])
-    ranks[1].send_signal(signal.SIGTERM)
-    codes, said = _end(*ranks)
-    assert codes == [_STOPPED, _STOPPED], said
+    said = _stopped(start_ranks(2, *_SETTINGS, f"--data-root={data_root}"), 1)
     assert "; nothing is saved without --checkpoint-dir" in said
     assert "Traceback" not in said
 

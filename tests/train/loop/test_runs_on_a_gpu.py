@@ -19,19 +19,16 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from tests.cli import ROOT, command, environment, records, start_ranks
-from tests.ranks import run_ranks, train_on_ranks
+from tests.ranks import make_trainer, run_ranks, train_on_ranks
 from tests.train.devices import devices, on_one_gpu, skip_if_refused
 from train import sync
 from train.data.batches import Batches
 from train.data.sampler import ShardSampler
 from train.datasets.synthetic import SyntheticSamples
 from train.ddp.wrapper import CustomDDP
-from train.flags import from_argv
 from train.loop.step import Step
-from train.loop.trainer import Trainer
 from train.strategies import custom_ddp, replicated
 from train.world.environment import World
-from train.world.signals import StopSignal
 
 pytestmark = pytest.mark.timeout(400)
 _BASE = ("--dataset=synthetic", "--dropout=0", "--log-every=1", "--input=loader", "--workers=0", "--batch-size=64")
@@ -233,8 +230,7 @@ def _watched(world: World, device: str, wrapped: bool, *flags: str) -> tuple[int
 
             patch.setattr(custom_ddp, "wrap", wrap)
         watch = _Watch(device, patch)
-        config = from_argv([*_BASE, f"--device={device}", "--model=mnist_cnn", *flags])
-        Trainer(config, world, StopSignal()).fit()
+        make_trainer(world, *_BASE, f"--device={device}", "--model=mnist_cnn", *flags).fit()
         return watch.seen, watch.waits()
 
 

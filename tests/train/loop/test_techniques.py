@@ -14,12 +14,9 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from tests.cli import records
-from tests.ranks import run_ranks, train_on_ranks
-from train.flags import from_argv
-from train.loop.trainer import Trainer
+from tests.ranks import make_trainer, run_ranks, train_on_ranks
 from train.records.metrics import weights_sha256
 from train.world.environment import World
-from train.world.signals import StopSignal
 
 pytestmark = pytest.mark.timeout(300)
 _TIMEOUT_S = 200.0
@@ -70,8 +67,7 @@ def test_average_schedule_and_loss_scale_resume_bit_for_bit(tmp_path: Path) -> N
 
 def _overflow(world: World, *flags: str) -> tuple[list[float], int, str]:
     """The factors of the scale of a run that begins far too large, how often it was averaged, its weights' hash."""
-    config = from_argv([*_MLP, "--precision=fp16", "--lr=0.1", "--max-steps=20", "--ema=0.9", *flags])
-    trainer = Trainer(config, world, StopSignal())
+    trainer = make_trainer(world, *_MLP, "--precision=fp16", "--lr=0.1", "--max-steps=20", "--ema=0.9", *flags)
     trainer.run.engine.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**36)
     factors: list[float] = []
     trainer.run.engine.models[0] = replace(trainer.run.engine.models[0], rescale=factors.append)
@@ -114,8 +110,7 @@ def test_the_average_is_what_is_evaluated_and_the_weights_stay() -> None:
 
 
 def _averaged(world: World) -> tuple[str, str, str]:
-    config = from_argv([*_MLP, "--ema=0.99", "--lr=0.1", "--max-steps=5"])
-    trainer = Trainer(config, world, StopSignal())
+    trainer = make_trainer(world, *_MLP, "--ema=0.99", "--lr=0.1", "--max-steps=5")
     expected = [param.detach().clone() for param in trainer.module.parameters()]
     for update, batch in enumerate(trainer.train_batches(), start=1):
         trainer.run.step(trainer.loss, batch, trainer.optimizer)
@@ -134,8 +129,7 @@ def _averaged(world: World) -> tuple[str, str, str]:
 
 def _graphs(world: World, *flags: str) -> int:
     """Train, and return how many graphs were compiled in this process."""
-    config = from_argv([*flags])
-    Trainer(config, world, StopSignal()).fit()
+    make_trainer(world, *flags).fit()
     graphs: int = counters["stats"]["unique_graphs"]
     return graphs
 

@@ -20,16 +20,14 @@ from torch.overrides import TorchFunctionMode
 
 from tests.cli import records, train
 from tests.idx import write_small_mnist
-from tests.ranks import run_ranks, train_on_ranks
+from tests.ranks import make_trainer, run_ranks, train_on_ranks
 from train import models
 from train.collectives.agreement import StopAgreement, Stopped
 from train.config import TrainConfig
 from train.data.batches import Batches
 from train.data.sampler import evaluation_steps
 from train.datasets._torchvision import TensorSamples
-from train.flags import from_argv
 from train.loop.losses import correct, evaluate, losses_of_samples
-from train.loop.trainer import Trainer
 from train.records.observer import Best
 from train.strategies import Context
 from train.world.environment import World
@@ -254,8 +252,7 @@ def test_a_signal_to_one_rank_cuts_the_evaluation_of_all_short_after_the_same_ba
 
 
 def _best_after_a_resume(world: World) -> Best | None:
-    config = from_argv(["--model=mlp", "--dataset=synthetic", "--device=cpu"])
-    before, after = (Trainer(config, world, StopSignal()) for _ in range(2))
+    before, after = (make_trainer(world, "--model=mlp", "--dataset=synthetic", "--device=cpu") for _ in range(2))
     before.run.best = Best(epoch=1, accuracy=0.99)
     after.run.load_state_dict(before.run.state_dict())
     return after.run.best

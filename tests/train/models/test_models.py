@@ -117,25 +117,16 @@ def test_gpt_sees_no_later_token() -> None:
 def test_mnist_cnn_has_the_1199882_parameters_of_pytorchs_example() -> None:
     model = models.build("mnist_cnn", (1, 28, 28), 10, None)
     assert numbers(model) == 1_199_882
-    assert [(m.in_features, m.out_features) for m in model.modules() if isinstance(m, nn.Linear)] == [
-        (9216, 128),
-        (128, 10),
-    ]
+    sizes = [(m.in_features, m.out_features) for m in model.modules() if isinstance(m, nn.Linear)]
+    assert sizes == [(9216, 128), (128, 10)]
     assert [m.p for m in model.modules() if isinstance(m, nn.Dropout)] == [0.25, 0.5]
 
 
 def test_mnist_bn_has_batchnorm_after_each_convolution_and_1600_features() -> None:
     model = models.build("mnist_bn", (1, 28, 28), 10, None)
     layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear | nn.BatchNorm1d | nn.BatchNorm2d)]
-    assert [type(layer) for layer in layers] == [
-        nn.Conv2d,
-        nn.BatchNorm2d,
-        nn.Conv2d,
-        nn.BatchNorm2d,
-        nn.Linear,
-        nn.BatchNorm1d,
-        nn.Linear,
-    ]
+    convolutions, features = [nn.Conv2d, nn.BatchNorm2d] * 2, [nn.Linear, nn.BatchNorm1d, nn.Linear]
+    assert [type(layer) for layer in layers] == [*convolutions, *features]
     assert [(m.in_features, m.out_features) for m in layers if isinstance(m, nn.Linear)] == [(1600, 128), (128, 10)]
 
 

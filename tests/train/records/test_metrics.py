@@ -83,14 +83,11 @@ def test_a_file_that_is_there_is_continued_and_not_truncated(tmp_path: Path) -> 
     for run in range(3):
         with MetricsFile(str(tmp_path)) as metrics:
             metrics.write("start", run=run)
-    assert [record["run"] for record in records(tmp_path)] == [0, 1, 2]
-
-
-def test_opening_alone_leaves_a_file_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"event": "start"}\n')
+    before = (tmp_path / "metrics.jsonl").read_bytes()
     with MetricsFile(str(tmp_path)):
         pass
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"event": "start"}\n'
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert [record["run"] for record in records(tmp_path)] == [0, 1, 2]
 
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,17 +104,12 @@ def test_the_end_of_the_block_closes_the_file(tmp_path: Path) -> None:
         metrics.write("late")
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_or_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for run_dir in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UserError, match=rf"^--run-dir: cannot write {run_dir}"):
-            MetricsFile(str(run_dir))
-
-
-def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(UserError, match=rf"^--run-dir: cannot write {tmp_path}/metrics.jsonl: Is a directory"):
-        MetricsFile(str(tmp_path))
+    for run_dir, said in ("file", "file"), ("file/below", "file/below"), ("", "metrics.jsonl: Is a directory"):
+        with pytest.raises(UserError, match=rf"^--run-dir: cannot write {tmp_path}/{said}"):
+            MetricsFile(str(tmp_path / run_dir))
 
 
 def test_a_record_that_finds_the_disk_full_is_told_and_the_end_of_the_block_adds_nothing(tmp_path: Path) -> None:

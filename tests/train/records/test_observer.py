@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import run_ranks
+from tests.ranks import make_trainer, run_ranks
 from train.errors import SharedError
-from train.flags import from_argv
-from train.loop.trainer import Trainer
 from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
 from train.world.environment import World
-from train.world.signals import StopSignal
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -45,8 +42,8 @@ class _Recorder(Observer):
 
 def _observed(world: World, *flags: str) -> _Recorder:
     """What an observer of this rank hears of a run with these flags."""
-    config, recorder = from_argv([*_FLAGS, *flags]), _Recorder()
-    Trainer(config, world, StopSignal(), [recorder]).fit()
+    recorder = _Recorder()
+    make_trainer(world, *_FLAGS, *flags, observers=[recorder]).fit()
     return recorder
 
 
@@ -65,9 +62,9 @@ def test_each_rank_hears_of_each_step_at_once_and_of_its_loss_when_it_is_read() 
 
 
 def _diverged(world: World) -> _Recorder:
-    config, recorder = from_argv([*_FLAGS, "--lr=1e30"]), _Recorder()
+    recorder = _Recorder()
     with pytest.raises(SharedError, match=r"^step \d+: .* (is|are) not finite.*--lr"):
-        Trainer(config, world, StopSignal(), [recorder]).fit()
+        make_trainer(world, *_FLAGS, "--lr=1e30", observers=[recorder]).fit()
     return recorder
 
 

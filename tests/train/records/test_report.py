@@ -8,12 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import run_ranks
+from tests.ranks import make_trainer, run_ranks
 from train import report
-from train.flags import from_argv
-from train.loop.trainer import Trainer
 from train.world.environment import World
-from train.world.signals import StopSignal
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -34,8 +31,7 @@ def _train(world: World, folder: Path) -> None:
         ("short", "--max-steps=8"),
         ("other", "--max-steps=12", "--lr=0.02", "--scheduler=step"),
     ):
-        config = from_argv([*_FLAGS, "--epochs=2", f"--run-dir={folder / name}", *more])
-        Trainer(config, world, StopSignal()).fit()
+        make_trainer(world, *_FLAGS, "--epochs=2", f"--run-dir={folder / name}", *more).fit()
 
 
 def _said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[str], str]:

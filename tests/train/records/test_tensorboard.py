@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.cli import records
 from tests.ranks import train_on_ranks
 from train.errors import UserError
 from train.flags import from_argv
@@ -25,15 +25,10 @@ def _scalars(run_dir: Path) -> dict[str, dict[int, float]]:
     return {tag: {event.step: event.value for event in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
 
 
-def _records(run_dir: Path, event: str) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["event"] == event]
-
-
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_tensorboard_has_the_values_of_metrics_jsonl_and_the_shares_of_time(world_size: int, tmp_path: Path) -> None:
     train_on_ranks(world_size, *_FLAGS, "--epochs=2", "--max-steps=13", "--tensorboard", f"--run-dir={tmp_path}")
-    scalars, steps = _scalars(tmp_path), _records(tmp_path, "step")
+    scalars, steps = _scalars(tmp_path), records(tmp_path, "step")
     assert len(steps) == 13
     names = {"loss": "train/loss", "lr": "train/lr", "grad_norm": "train/grad_norm"}
     names |= {"samples_per_second": "speed/samples_per_second", "input_share": "share_of_time/data"}
@@ -45,7 +40,7 @@ def test_tensorboard_has_the_values_of_metrics_jsonl_and_the_shares_of_time(worl
         assert all(0 <= part < 1 for part in (*parts, compute))
         assert compute + sum(parts) == pytest.approx(1, abs=1e-6)
     assert (max(scalars["share_of_time/communication"].values()) > 0) == (world_size > 1)
-    epochs = _records(tmp_path, "epoch")
+    epochs = records(tmp_path, "epoch")
     assert scalars["epoch/val_accuracy"] == {record["step"]: pytest.approx(record["val_accuracy"]) for record in epochs}
     assert all(10 < mib < 100_000 for mib in scalars["memory/peak_mib"].values())
 

@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from train.flags import from_argv
-from train.loop.trainer import Trainer
+from tests.ranks import make_trainer
 from train.world.environment import World
-from train.world.signals import StopSignal
 
 
 class Dtypes(NamedTuple):
@@ -23,8 +21,7 @@ class Dtypes(NamedTuple):
 
 def dtypes_of_a_run(world: World, *flags: str) -> Dtypes:
     """Train as the flags say, and look at every nn.Linear that this rank computes."""
-    config = from_argv([*flags])
-    trainer = Trainer(config, world, StopSignal())
+    trainer = make_trainer(world, *flags)
     seen = Dtypes(set(), set(), set())
 
     def before(layer: Any, inputs: Any) -> None:

@@ -11,17 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.cli import records
-from tests.ranks import run_ranks, train_on_ranks
+from tests.ranks import make_trainer, run_ranks, train_on_ranks
 from tests.train.devices import needs_fsdp_on_cpus
 from tests.train.strategies.dtypes import Dtypes, dtypes_of_a_run
 from train import models, strategies
 from train.config import TrainConfig
 from train.errors import SharedError
-from train.flags import from_argv
-from train.loop.trainer import Trainer
 from train.strategies.fsdp import units
 from train.world.environment import World
-from train.world.signals import StopSignal
 
 
 @needs_fsdp_on_cpus
@@ -116,7 +113,7 @@ def test_an_evaluation_in_which_a_rank_has_no_samples_ends(tmp_path: Path) -> No
 def _saved_buffers(world: World) -> tuple[list[Tensor], list[Tensor]]:
     """This rank's buffers after a step with statistics of its own, and those in what it would save."""
     flags = ["--model=mnist_bn", "--strategy=fsdp", "--no-sync-batchnorm", "--batch-size=8", "--device=cpu"]
-    trainer = Trainer(from_argv(flags), world, StopSignal())
+    trainer = make_trainer(world, *flags)
     batches = iter(trainer.train_batches())
     trainer.run.step(trainer.loss, next(batches), trainer.optimizer)
     own = [buffer.clone() for buffer in trainer.module.buffers()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,18 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tests import warm
 from tests.cli import start_ranks
-from tests.ranks import run_ranks
+from tests.ranks import make_trainer, run_ranks
 from tests.train.devices import needs_fsdp_on_cpus
 from train import strategies
 from train.config import TrainConfig, available
 from train.errors import SharedError
-from train.flags import from_argv
 from train.loop.numerics import seed
-from train.loop.trainer import Trainer
 from train.world.environment import World
-from train.world.signals import StopSignal
 
 pytestmark = pytest.mark.timeout(120)
 _CPU = torch.device("cpu")
@@ -107,13 +102,6 @@ def test_nothing_is_sent_until_the_last_micro_batch(name: str) -> None:
         assert any("reduce" in key for key in last)
 
 
-@pytest.fixture(scope="module")
-def python() -> Iterator[str]:
-    """A Python that starts in milliseconds with torch."""
-    with warm.started() as folder:
-        yield str(folder / "python3")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _NAMES)
 def test_a_run_prints_no_warning_of_torch(name: str, python: str) -> None:
@@ -182,7 +170,7 @@ def test_data_parallel_computes_in_bf16_on_two_gpus() -> None:
 
 def _seeds_of_gpus(world: World) -> list[int]:
     """What the generators of three GPUs are seeded with; stand-ins, as torch makes them where it sees GPUs."""
-    trainer = Trainer(from_argv(["--model=mlp"]), world, StopSignal())
+    trainer = make_trainer(world, "--model=mlp")
     gpus = [torch.Generator() for _ in range(3)]
     trainer.run.device = torch.device("cuda")
     with mock.patch.multiple(torch.cuda, default_generators=gpus, current_device=lambda: 1):

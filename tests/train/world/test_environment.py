@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,64 +70,44 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in names}
 
 
-@pytest.mark.parametrize(
-    ("environ", "world"),
-    [
-        pytest.param(
-            TORCHRUN, World(5, 8, 1, 4, 1, "head", 29500, "torchrun", store_is_served=True, attempt=2), id="torchrun"
-        ),
-        pytest.param(
-            SLURM | TORCHRUN,
-            World(5, 8, 1, 4, 1, "head", 29500, "torchrun", store_is_served=True, attempt=2),
-            id="torchrun inside a Slurm step",
-        ),
-        pytest.param(
-            PYTORCHJOB | TORCHRUN,
-            World(5, 8, 1, 4, 1, "head", 29500, "torchrun", store_is_served=True, attempt=2),
-            id="torchrun inside a PyTorchJob pod",
-        ),
-        pytest.param(
-            TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"},
-            World(5, 8, 1, 4, 1, "head", 29500, "torchrun", store_is_served=False, attempt=2),
-            id="torchrun that serves no store",
-        ),
-        pytest.param(
-            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
-            World(1, 2, 1, 2, 0, "127.0.0.1", 29500, "environment"),
-            id="set by hand",
-        ),
-        pytest.param(PYTORCHJOB, World(2, 4, 0, 1, 2, "job-master-0", 23456, "pytorchjob"), id="PyTorchJob pod"),
-        pytest.param(
-            PYTORCHJOB | {"PET_NPROC_PER_NODE": "auto"},
-            World(2, 4, 0, 1, 2, "job-master-0", 23456, "pytorchjob"),
-            id="PyTorchJob pod with nprocPerNode auto",
-        ),
-        pytest.param(
-            without(PYTORCHJOB, "PET_NPROC_PER_NODE"),
-            World(2, 4, 0, 1, 2, "job-master-0", 23456, "pytorchjob"),
-            id="PyTorchJob pod of an old controller",
-        ),
-        pytest.param(SLURM, World(5, 7, 1, 2, 2, "n1", 29501, "slurm"), id="Slurm task per GPU"),
-        pytest.param(
-            SLURM | {"SLURM_PROCID": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "3"},
-            World(6, 7, 0, 1, 3, "n1", 29501, "slurm"),
-            id="Slurm task on the smaller last node",
-        ),
-        pytest.param(
-            SLURM | {"SLURM_NTASKS": "64", "SLURM_TASKS_PER_NODE": "16(x4)"},
-            World(5, 7, 1, 2, 2, "n1", 29501, "slurm"),
-            id="Slurm step that is smaller than its allocation",
-        ),
-        pytest.param(
-            without(SLURM, "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
-            World(5, 7, 1, 2, 2, "n1", 29501, "slurm"),
-            id="Slurm step that has only the allocation's numbers",
-        ),
-        pytest.param(BATCH_SCRIPT, World(), id="Slurm batch script"),
-        pytest.param({}, World(), id="nothing"),
-        pytest.param({"PATH": "/bin", "HOME": "/", "SLURM_JOB_ID": "1"}, World(), id="nothing of ours"),
-    ],
-)
+OF_TORCHRUN = World(5, 8, 1, 4, 1, "head", 29500, "torchrun", store_is_served=True, attempt=2)
+OF_PYTORCHJOB = World(2, 4, 0, 1, 2, "job-master-0", 23456, "pytorchjob")
+OF_SLURM = World(5, 7, 1, 2, 2, "n1", 29501, "slurm")
+WORLDS = {
+    "torchrun": (TORCHRUN, OF_TORCHRUN),
+    "torchrun inside a Slurm step": (SLURM | TORCHRUN, OF_TORCHRUN),
+    "torchrun inside a PyTorchJob pod": (PYTORCHJOB | TORCHRUN, OF_TORCHRUN),
+    "torchrun that serves no store": (
+        TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"},
+        replace(OF_TORCHRUN, store_is_served=False),
+    ),
+    "set by hand": (
+        {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+        World(1, 2, 1, 2, 0, "127.0.0.1", 29500, "environment"),
+    ),
+    "PyTorchJob pod": (PYTORCHJOB, OF_PYTORCHJOB),
+    "PyTorchJob pod with nprocPerNode auto": (PYTORCHJOB | {"PET_NPROC_PER_NODE": "auto"}, OF_PYTORCHJOB),
+    "PyTorchJob pod of an old controller": (without(PYTORCHJOB, "PET_NPROC_PER_NODE"), OF_PYTORCHJOB),
+    "Slurm task per GPU": (SLURM, OF_SLURM),
+    "Slurm task on the smaller last node": (
+        SLURM | {"SLURM_PROCID": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "3"},
+        replace(OF_SLURM, rank=6, local_rank=0, local_world_size=1, node_rank=3),
+    ),
+    "Slurm step that is smaller than its allocation": (
+        SLURM | {"SLURM_NTASKS": "64", "SLURM_TASKS_PER_NODE": "16(x4)"},
+        OF_SLURM,
+    ),
+    "Slurm step that has only the allocation's numbers": (
+        without(SLURM, "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
+        OF_SLURM,
+    ),
+    "Slurm batch script": (BATCH_SCRIPT, World()),
+    "nothing": ({}, World()),
+    "nothing of ours": ({"PATH": "/bin", "HOME": "/", "SLURM_JOB_ID": "1"}, World()),
+}
+
+
+@pytest.mark.parametrize(("environ", "world"), WORLDS.values(), ids=WORLDS)
 def test_world_is_read_from_the_environment_of(environ: dict[str, str], world: World) -> None:
     assert World.detect(environ) == world
 
@@ -141,10 +122,11 @@ def test_pytorchjob_pod_for_several_processes_without_torchrun_is_refused(per_no
 @pytest.mark.parametrize(
     ("environ", "required"),
     [
-        pytest.param(TORCHRUN, ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"], id="torchrun"),
-        pytest.param(PYTORCHJOB, ["WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"], id="pytorchjob"),
-        pytest.param(SLURM, ["SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID"], id="slurm"),
+        (TORCHRUN, ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]),
+        (PYTORCHJOB, ["WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]),
+        (SLURM, ["SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID"]),
     ],
+    ids=["torchrun", "pytorchjob", "slurm"],
 )
 def test_partial_environment_names_what_is_missing(environ: dict[str, str], required: list[str]) -> None:
     for name in required:
@@ -174,11 +156,8 @@ def test_all_variables_that_are_no_numbers_are_named_at_once() -> None:
 
 @pytest.mark.parametrize(
     "environ",
-    [
-        pytest.param(TORCHRUN | {"RANK": "8"}, id="torchrun"),
-        pytest.param(PYTORCHJOB | {"RANK": "4"}, id="pytorchjob"),
-        pytest.param(SLURM | {"SLURM_PROCID": "7"}, id="slurm"),
-    ],
+    [TORCHRUN | {"RANK": "8"}, PYTORCHJOB | {"RANK": "4"}, SLURM | {"SLURM_PROCID": "7"}],
+    ids=["torchrun", "pytorchjob", "slurm"],
 )
 def test_rank_beyond_the_world_is_refused_with_both_numbers(environ: dict[str, str]) -> None:
     size = int(environ.get("WORLD_SIZE", environ.get("SLURM_STEP_NUM_TASKS", "")))
@@ -201,16 +180,9 @@ def test_slurm_tasks_per_node_are_read_as_slurm_writes_them(counts: list[int], d
             groups.append((count, 1))
     written = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in groups)
     node = data.draw(st.integers(0, len(counts) - 1), label="node")
-    world = World.detect(
-        SLURM
-        | {
-            "SLURM_PROCID": str(sum(counts[:node])),
-            "SLURM_LOCALID": "0",
-            "SLURM_NODEID": str(node),
-            "SLURM_STEP_NUM_TASKS": str(sum(counts)),
-            "SLURM_STEP_TASKS_PER_NODE": written,
-        }
-    )
+    task = {"SLURM_PROCID": str(sum(counts[:node])), "SLURM_LOCALID": "0", "SLURM_NODEID": str(node)}
+    step = {"SLURM_STEP_NUM_TASKS": str(sum(counts)), "SLURM_STEP_TASKS_PER_NODE": written}
+    world = World.detect(SLURM | task | step)
     assert (world.local_world_size, world.node_rank) == (counts[node], node)
 
 
@@ -246,10 +218,6 @@ def test_slurm_port_is_the_same_for_all_tasks_and_differs_between_jobs_and_steps
     ports = [port(job, step, 0) for job in range(4700, 4720) for step in range(3)]
     assert len(set(ports)) == len(ports)
     assert all(1024 <= number < 32768 for number in ports), "below Linux's ephemeral ports"
-
-
-def test_interface_towards_the_loopback_is_lo() -> None:
-    assert interface_towards("127.0.0.1") == "lo"
 
 
 @pytest.fixture

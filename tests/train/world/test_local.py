@@ -56,16 +56,19 @@ def test_the_first_failure_ends_all_and_its_reason_stands_last(
     assert last.startswith(f"error: rank {rank} failed first (exit code 1): {reason}"), ended.stderr
 
 
-def test_a_rank_that_ends_with_0_in_mid_run_is_named(tmp_path: Path) -> None:
-    leaves = """import os, sys
-class LeavesWhenWrapping:
+# What rank 1 does when it is about to wrap the model.
+_WHEN_WRAPPING = """import os, signal, sys
+class WhenWrapping:
     def find_spec(self, name, *_):
         if name == "train.strategies.custom_ddp":
-            os._exit(0)
+            {action}
 if os.environ.get("RANK") == "1":
-    sys.meta_path.insert(0, LeavesWhenWrapping())
+    sys.meta_path.insert(0, WhenWrapping())
 """
-    (tmp_path / "sitecustomize.py").write_text(leaves)
+
+
+def test_a_rank_that_ends_with_0_in_mid_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_WHEN_WRAPPING.format(action="os._exit(0)"))
     ended = _procs("2", *_FLAGS, PYTHONPATH=str(tmp_path))
     assert ended.returncode == 1
     last = ended.stderr.splitlines()[-1]
@@ -74,15 +77,7 @@ if os.environ.get("RANK") == "1":
 
 
 def test_a_signal_to_one_rank_alone_stops_all_and_is_no_failure(tmp_path: Path) -> None:
-    signals_itself = """import os, signal, sys
-class SignalsWhenWrapping:
-    def find_spec(self, name, *_):
-        if name == "train.strategies.custom_ddp":
-            os.kill(os.getpid(), signal.SIGUSR1)
-if os.environ.get("RANK") == "1":
-    sys.meta_path.insert(0, SignalsWhenWrapping())
-"""
-    (tmp_path / "sitecustomize.py").write_text(signals_itself)
+    (tmp_path / "sitecustomize.py").write_text(_WHEN_WRAPPING.format(action="os.kill(os.getpid(), signal.SIGUSR1)"))
     ended = _procs("2", *_FLAGS, "--epochs=1000", f"--checkpoint-dir={tmp_path / 'c'}", PYTHONPATH=str(tmp_path))
     assert ended.returncode == 143
     assert ended.stderr == "" and "stopped by a signal at epoch 1, step 1; saved, " in ended.stdout
