@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import runpy
 import signal
+import sys
 from pathlib import Path
 from random import Random
 
@@ -12,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.cli import records, start_ranks, train
+from tests.cli import ROOT, records, start_ranks, train
 from tests.idx import write_small_mnist
-from tests.ranks import run_ranks, train_on_ranks
+from tests.ranks import launched, run_ranks, train_on_ranks
 from train.collectives.tree_sum import SubtreeSums, subtrees, tree_sum
 from train.data.shard import share
 from train.world.environment import World
@@ -86,6 +88,17 @@ def test_runs_killed_at_random_and_resumed_on_other_numbers_of_processes_end_wit
     assert steps == sorted(steps) and steps[-1] < 42
     train_on_ranks(3, *flags, f"--run-dir={disturbed}", f"--checkpoint-dir={disturbed}")
     assert end(disturbed) == end(undisturbed)
+
+
+def _regression(folder: Path) -> None:
+    sys.argv = ["regression", f"--folder={folder}", "--logical-world=4", "--epochs=1"]
+    runpy.run_path(str(ROOT / "jobs" / "scripts" / "regression.py"), run_name="__main__")
+
+
+def test_a_loop_of_ones_own_has_the_same_bits_on_any_number_of_processes(tmp_path: Path) -> None:
+    for world_size in (1, 2, 3):
+        launched(world_size, _regression, tmp_path / str(world_size))
+    assert len({end(folder) for folder in tmp_path.iterdir()}) == 1
 
 
 @given(st.integers(1, 40), st.integers(1, 9))
