@@ -210,6 +210,13 @@ class TrainConfig(BaseModel):
         description="use only algorithms that give the same bits each time, also on CUDA; training is slower, and "
         "fails if torch has no such algorithm for an operation",
     )
+    logical_world: int | None = Field(
+        None,
+        ge=1,
+        le=_MOST,
+        description="compute the same bits on any number of processes up to this one: each step is cut into so many "
+        "slices, which are added in one order. Implies deterministic; on CPUs one thread, or OMP_NUM_THREADS",
+    )
 
     strategy: Annotated[str, AfterValidator(_is_one_strategy), _one_of("strategies"), _names("strategies")] = Field(
         "custom_ddp", description="a file in train/strategies/: how the processes share the model"

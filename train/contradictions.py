@@ -30,6 +30,14 @@ _NO_WHOLE_MODEL: list[tuple[str, Any, str]] = [
     ("on_oom", "halve", "the other processes would wait in the forward for the one that is out of memory"),
     ("compile", True, "it runs the layers one by one, with messages between them; use custom_ddp or ddp"),
 ]
+# What cannot be cut into slices: (key, the value that can, why not another).
+_EXACT: list[tuple[str, Any, str]] = [
+    ("strategy", "custom_ddp", "leave strategy out"),
+    ("sync", "all_reduce", "it sends what ranks, not slices, have added up"),
+    ("on_oom", "stop", "halved slices would add up in another order"),
+    ("compile", False, "what the compiler makes depends on the sizes that a process has seen"),
+    ("bucket_mib", 25.0, "slices are added after the backward, without buckets"),
+]
 # What these models read; other files in train/models/ and train/datasets/ say themselves what they cannot.
 _IMAGE_MODELS = ("mlp", "mnist_bn", "mnist_cnn", "resnet18")
 _IMAGE_DATASETS = ("fashion_mnist", "image_folder", "mnist", "synthetic")
@@ -66,6 +74,10 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
         if values[key] != defaults[key] and values[other] != only:
             sentence = "{key} is {value}, but {other} is {theirs}; only {only} has this setting"
             _refuse(sentence, key=key, other=other, value=values[key], theirs=values[other], only=only)
+    for key, needed, why in _EXACT if values["logical_world"] is not None else ():
+        if values[key] != needed:
+            sentence = "{key} is {value}, which {other} cannot be used with: {why}"
+            _refuse(sentence, key=key, other="logical_world", value=values[key], why=why)
     for key, value, why in _NO_WHOLE_MODEL if strategy in ("fsdp", "pipeline") else ():
         given = values[key]
         if given is not None if value is None else given == value:

@@ -38,9 +38,11 @@ class Surface(Dataset[Points]):
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--folder", default="runs/regression", help="of records and checkpoints")
 parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--logical-world", type=int, help="the same bits on this many processes and on fewer")
 args = parser.parse_args()
 
-run = Run(seed=1, run_dir=args.folder, checkpoint_dir=args.folder, checkpoint_every=5, resume="auto", log_every=10)
+folders = {"run_dir": args.folder, "checkpoint_dir": args.folder}
+run = Run(seed=1, checkpoint_every=5, resume="auto", log_every=10, logical_world=args.logical_world, **folders)
 model = run.wrap(nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 1)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 run.restore(model=model, optimizer=optimizer)

@@ -14,6 +14,7 @@ _SAME_RUN = (
     *_SAME_WEIGHTS,
     *("seed", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "decay_norms_and_biases", "label_smoothing"),
     *("scheduler", "lr_gamma", "warmup_steps", "clip_norm", "sync_batchnorm", "dropout", "precision", "deterministic"),
+    "logical_world",
 )
 
 NEEDS_ALL_EPOCHS = ("cosine", "one_cycle")

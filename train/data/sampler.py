@@ -34,6 +34,7 @@ class ShardSampler(Sampler[list[int]]):
         seed: seed of the order; together with the epoch it decides the order completely.
         micro_batches: into how many parts a step is cut, before each part is shared among the ranks.
         least: samples that a part needs; a short step is cut into fewer parts.
+        whole: give each part to one rank, a contiguous range of parts each, rather than a share of it to every rank.
 
     >>> sampler = ShardSampler(num_samples=5, batch_size=4, rank=1, world_size=2, seed=0)
     >>> [len(indices) for indices in sampler]  # of batches of 4 and 1
@@ -49,6 +50,7 @@ class ShardSampler(Sampler[list[int]]):
         seed: int,
         micro_batches: int = 1,
         least: int = 1,
+        whole: bool = False,
     ) -> None:
         if not 0 <= rank < world_size or batch_size < 1 or num_samples < 0:
             raise UserError(
@@ -60,7 +62,7 @@ class ShardSampler(Sampler[list[int]]):
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
-        self.micro_batches, self.least = micro_batches, least
+        self.micro_batches, self.least, self.whole = micro_batches, least, whole
         self.epoch = 1
         self.step = 0
 
@@ -85,9 +87,16 @@ class ShardSampler(Sampler[list[int]]):
         parts = max(1, min(self.micro_batches, len(stretch) // self.least))
         return [share(stretch, part, parts) for part in range(parts)]
 
-    def shares(self, step: int | None = None) -> list[range]:
-        """This rank's share, maybe empty, of each of `parts(step)`."""
-        return [share(part, self.rank, self.world_size) for part in self.parts(step)]
+    def shares(self, step: int | None = None, rank: int | None = None) -> list[range]:
+        """A rank's share, maybe empty, of each of `parts(step)`, or its whole parts; this rank's unless given."""
+        parts, rank = self.parts(step), self.rank if rank is None else rank
+        if self.whole:
+            return [parts[number] for number in self.slices_of_ranks(step)[rank]]
+        return [share(part, rank, self.world_size) for part in parts]
+
+    def slices_of_ranks(self, step: int | None = None) -> list[range]:
+        """The numbers of the parts that each rank has, if it has whole ones."""
+        return [share(range(len(self.parts(step))), rank, self.world_size) for rank in range(self.world_size)]
 
     def __iter__(self) -> Iterator[list[int]]:
         order = epoch_order(self.num_samples, self.seed, self.epoch)

@@ -22,9 +22,9 @@ from train.collectives.agreement import StopAgreement, Stopped, mistakes_shared_
 from train.collectives.broadcast import broadcast_from_rank_0
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
-from train.data.shard import seed_of
 from train.errors import SharedError, UserError
 from train.loop import saving
+from train.loop.exact_step import ExactStep
 from train.loop.halving_step import HalvingStep
 from train.loop.losses import Means, PendingLosses, WorthlessWeights, refuse_if_not_finite
 from train.loop.nonfinite import NonFinite
@@ -91,7 +91,8 @@ class Course:
 
             self.engine: Step = PipelineStep(config, world, self.context)
         else:
-            self.engine = (HalvingStep if config.on_oom == "halve" else Step)(config, world, self.context)
+            kind = ExactStep if config.logical_world else HalvingStep if config.on_oom == "halve" else Step
+            self.engine = kind(config, world, self.context)
         self.observers: list[Observer] = list(observers)
         self.files = ExitStack()
         self._saving: saving.Saving | None = None
@@ -102,7 +103,7 @@ class Course:
         self._things: dict[str, Any] = {}
         self._batches: Iterable[Any] = ()
         self._made_of: tuple[Any, ...] = ()
-        self._evaluated: dict[tuple[Any, ...], tuple[Iterable[Any], list[int]]] = {}
+        self._evaluated: dict[tuple[Any, ...], tuple[Iterable[Any], list[list[int]]]] = {}
         self.best: Best | None = None
         self._means, self._pending = Means(), PendingLosses()
         self._stop_agreement = StopAgreement(stop)
@@ -269,6 +270,7 @@ class Course:
         return state | {
             "scaler": self.engine.scaler.state_dict(),
             **({"micro_batches": self.engine.micro_batches} if self.config.on_oom == "halve" else {}),
+            **({"threads": torch.get_num_threads()} if self.config.logical_world else {}),
             "sampler": self.sampler.state_dict(),
             "step": self.steps_done,
             "evaluated_step": self.recorded_step,
@@ -302,6 +304,8 @@ class Course:
         self.engine.scaler.load_state_dict(state["scaler"])
         if self.config.on_oom == "halve":
             self.engine.micro_batches = max(self.engine.micro_batches, state.get("micro_batches", 1))
+        if self.config.logical_world:
+            torch.set_num_threads(state["threads"])
         self.recorded_step, self.saving.saved_step = state["evaluated_step"], self.steps_done
         self._means = Means(**state["epoch_means"])
         self.best = state["best"] and Best(**state["best"])
@@ -326,14 +330,3 @@ class Course:
                 self.saving.wait_until_saved()
                 self.saving.say_saved(self.steps_done)
             raise
-
-    def _seed(self) -> None:
-        """Make random numbers a function of the position, so that a resumed run draws the same ones."""
-        assert self.sampler is not None
-        seed = seed_of(self.config.seed, self.sampler.epoch, self.sampler.step, self.world.rank)
-        # Not torch.manual_seed, which formats a stack trace for each kind of device that is not in use.
-        torch.default_generator.manual_seed(seed)
-        if self.device.type == "cuda":
-            own = torch.cuda.current_device()
-            for index, gpu in enumerate(torch.cuda.default_generators):  # data_parallel draws on all of them
-                gpu.manual_seed(seed + (index - own) % len(torch.cuda.default_generators))

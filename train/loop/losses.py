@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -159,7 +160,7 @@ def refuse_if_not_finite(loss: float, what: str) -> None:
 @torch.no_grad()
 def evaluate(
     function: Callable[[Any], Any],
-    batches: Iterable[tuple[Any, int]],
+    batches: Iterable[tuple[Any, list[int]]],
     modules: Sequence[nn.Module],
     context: Context,
     stop_agreement: StopAgreement,
@@ -170,10 +171,11 @@ def evaluate(
     Args:
         function: returns for a batch {name: the value of each sample, (n,), or their mean, or (sum, weight)}, or None
             on a rank that does not compute the outputs.
-        batches: this rank's share, and of how many samples of a batch; all ranks have equally many batches.  Of a batch
-            of 0 samples the function is called, too, because some models send messages in their forward.
+        batches: this rank's share, and the sizes of the parts of which a batch consists; all ranks have equally many
+            batches.  Of a part of 0 samples the function is called, too, because some models send messages in their
+            forward.
         modules: are in evaluation mode meanwhile.
-        num_pieces: into how many each batch is cut, because it would not fit in memory.
+        num_pieces: into how many each part is cut, because it would not fit in memory.
     Raises Stopped if a signal asks for it.
     """
     training = [part for module in modules for part in module.modules() if part.training]
@@ -181,28 +183,27 @@ def evaluate(
         part.training = False
     if context.ranks_have_own_buffers:
         broadcast_from_rank_0([buffer for module in modules for buffer in module.buffers()], context.group)
-    sums: dict[str, tuple[Any, Any]] = {}
+    sums = defaultdict[str, list[tuple[Any, Any]]](list)
     stop_agreement.begin()
-    for batch, num in batches:
-        sizes = [len(share(range(num), piece, num_pieces)) for piece in range(num_pieces)]
+    for batch, nums in batches:
+        sizes = [len(share(range(num), piece, num_pieces)) for num in nums for piece in range(num_pieces)]
         for piece, size in zip(pieces(batch, sizes), sizes, strict=True):
             with autocast(context.config.precision, context.device):
                 values = function(piece)
             for name, value in (values or {}).items():
-                total, weight = _sum_and_weight(value, size)
-                before = sums.get(name, (0, 0))
-                sums[name] = (before[0] + total, before[1] + weight)
+                sums[name].append(_sum_and_weight(value, size))
         if stop_agreement.reached():
             raise Stopped
     for part in training:
         part.training = True
-    mine = {name: (float(total), float(weight)) for name, (total, weight) in sums.items()}
-    of_ranks: list[dict[str, tuple[float, float]]] = [{}] * dist.get_world_size()
+    mine = {name: [(float(total), float(weight)) for total, weight in found] for name, found in sums.items()}
+    of_ranks: list[dict[str, list[tuple[float, float]]]] = [{}] * dist.get_world_size()
     dist.all_gather_object(of_ranks, mine)
     means = {}
     for name in {name: None for of_rank in of_ranks for name in of_rank}:
-        totals, weights = zip(*(of_rank[name] for of_rank in of_ranks if name in of_rank), strict=True)
-        means[name] = sum(totals) / sum(weights) if sum(weights) else math.nan
+        pairs = [pair for of_rank in of_ranks for pair in of_rank.get(name, [])]
+        total, weight = (math.fsum(numbers) for numbers in zip(*pairs, strict=True))
+        means[name] = total / weight if weight else math.nan
     return means
 
 

@@ -1,4 +1,4 @@
-"""How torch computes: float32 in full or as TF32, deterministic or not, compiled or not."""
+"""How torch computes: float32 in full or as TF32, deterministic or not, compiled or not; what it draws at random."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 from train.collectives.sync_batchnorm import has_sync_batchnorm
 from train.config import TrainConfig
 from train.cpu.malloc import keep_freed_memory
+from train.data.shard import seed_of
 from train.errors import SharedError
 
 
@@ -29,7 +30,9 @@ def set_numerics(config: TrainConfig) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
-    if config.deterministic:
+    if config.logical_world is not None and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # torch would take all cores for one process, and sums depend on how many
+    if config.deterministic or config.logical_world is not None:
         # cuBLAS reads this when it starts; without it torch refuses matrix products.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -56,3 +59,14 @@ def compile_model(model: nn.Module, device: torch.device) -> None:
             "--no-sync-batchnorm (each process normalises by its own samples), or leave out --compile"
         )
     model.compile()
+
+
+def seed(device: torch.device, *position: int) -> None:
+    """Make what torch draws next a function of the position in the training."""
+    number = seed_of(*position)
+    # Not torch.manual_seed, which formats a stack trace for each kind of device that is not in use.
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        own = torch.cuda.current_device()
+        for index, gpu in enumerate(torch.cuda.default_generators):  # data_parallel draws on all of them
+            gpu.manual_seed(number + (index - own) % len(torch.cuda.default_generators))

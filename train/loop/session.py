@@ -25,9 +25,10 @@ from train.data.batches import Batches
 from train.data.sampler import ShardSampler, evaluation_steps
 from train.data.shard import share
 from train.errors import SharedError, UserError
+from train.loop import exact_step
 from train.loop.course import Course, StepInLoop
 from train.loop.losses import evaluate
-from train.loop.numerics import compile_model
+from train.loop.numerics import compile_model, seed
 from train.loop.step import StepResult, Work
 from train.records.metrics import arithmetic, start_record, weights_sha256
 from train.world import placement
@@ -59,15 +60,23 @@ class Session(Course):
         global_batchnorm = self.config.sync_batchnorm and several and has_batchnorm(model)
         if has_batchnorm(model):
             self.least = 2
+        if global_batchnorm and self.config.logical_world:
+            raise SharedError(
+                "--logical-world computes slice by slice, and synchronised BatchNorm all slices at once: add "
+                "--no-sync-batchnorm (each slice is normalised by its own samples)"
+            )
         if global_batchnorm:
             group, waits_s = self.context.group, self.config.collective_timeout_s
             own = placement.new_group(self.device, waits_s) if self.config.batchnorm_group == "own" else group
             model = SyncBatchNorm.convert_sync_batchnorm(model, own)
         if self.config.compile:
             compile_model(model, self.device)
-        own_buffers = self.world_size > 1 and not global_batchnorm
+        own_buffers = self.world_size > 1 and not global_batchnorm and not self.config.logical_world
         context = replace(self.context, ranks_have_own_buffers=own_buffers, micro_batch=micro_batch)
-        wrapped = strategies.wrap(self.config.strategy, model, context)
+        if self.config.logical_world:
+            wrapped = exact_step.wrap(model, context)
+        else:
+            wrapped = strategies.wrap(self.config.strategy, model, context)
         self.context = replace(context, ranks_have_own_buffers=own_buffers or self.context.ranks_have_own_buffers)
         self.engine.add(wrapped)
         return wrapped.call
@@ -213,6 +222,8 @@ class Session(Course):
 
         rows: (n, …), one for each sample of this rank's share.  A collective.  For run.step(…, split=False).
         """
+        if self.config.logical_world:
+            raise UserError("run.gather() cannot be used with logical_world, which computes slice by slice")
         parts = self._in_loop("gather").parts()
         sizes = [sum(len(share(part, rank, self.world_size)) for part in parts) for rank in range(self.world_size)]
         return gather(rows[: sizes[self.rank]], sizes, self.context.group)
@@ -235,8 +246,13 @@ class Session(Course):
         """
         key = (id(dataset), batch_size, collate, workers)
         if key not in self._evaluated:  # workers and samples in memory stay
-            steps = evaluation_steps(len(dataset), batch_size, *self.config.reader(self.rank, self.world_size))
-            self._evaluated[key] = self._loaded(dataset, steps, collate, workers), [*map(len, steps)]
+            rank, ranks = self.config.reader(self.rank, self.world_size)
+            logical = self.config.logical_world or ranks
+            readers = share(range(logical), rank, ranks)
+            of_readers = [evaluation_steps(len(dataset), batch_size, reader, logical) for reader in readers]
+            steps = [[index for part in parts for index in part] for parts in zip(*of_readers, strict=True)]
+            sizes = [[*map(len, parts)] for parts in zip(*of_readers, strict=True)]
+            self._evaluated[key] = self._loaded(dataset, steps, collate, workers), sizes
         # Where memory ran out, whole batches may not fit here either.
         num_pieces = max(1, self.engine.micro_batches // self.config.accumulate)
         modules = [wrapped.module for wrapped in self.engine.models]
@@ -286,7 +302,8 @@ class Session(Course):
         config = self.config.model_copy(update={"batch_size": batch_size, "accumulate": micro_batches})
         placement.refuse_impossible(config, self.world, self.device)
         reader = config.reader(self.rank, self.world_size)
-        sampler = ShardSampler(len(dataset), batch_size, *reader, config.seed, micro_batches, self.least)
+        parts, whole = micro_batches * (config.logical_world or 1), bool(config.logical_world)
+        sampler = ShardSampler(len(dataset), batch_size, *reader, config.seed, parts, self.least, whole)
         if self.sampler is not None:
             if (self.sampler.num_samples, self.sampler.batch_size) != (len(dataset), batch_size):
                 raise UserError(
@@ -313,13 +330,14 @@ class Session(Course):
         return Batches(dataset, steps, self.device, self.config.input, workers, self.world.local_world_size, collate)
 
     def _steps(self) -> Iterator[Any]:
+        assert self.sampler is not None
         self._stop_agreement.begin()
         self._pending.begin()
         self._is_looping = True
         try:
             # A run that was stopped after its last step, in the evaluation, has no steps left.
             for batch in () if self.is_last_step() else waiting_for_each(self._batches):
-                self._seed()
+                seed(self.device, self.config.seed, self.sampler.epoch, self.sampler.step, self.rank)
                 self.engine.begin_batch()
                 self._step = StepInLoop(batch, is_running=True)
                 yield batch

@@ -86,6 +86,7 @@ class Step:
 
     def __init__(self, config: TrainConfig, world: World, context: Context) -> None:
         self.config, self.world, self.context, self.device = config, world, context, context.device
+        self.ranks_averaged = world.world_size
         self.models: list[Wrapped] = []
         self.losses_of: Callable[[Tensor, Tensor], Tensor] | None = None  # only PipelineStep needs it
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
@@ -215,6 +216,10 @@ class Step:
                 loss, part = self._loss(work, piece, sizes[index])
                 self.scaler.scale(loss).backward()
             parts.append(part)
+        return self._result(work, parts)
+
+    def _result(self, work: Work, parts: list[StepResult]) -> StepResult:
+        """Return the losses of this rank's micro-batches as those of the step."""
         of_samples, own = torch.cat([part.of_samples for part in parts]), [part.own for part in parts]
         if not isinstance(own[0], Tensor):
             return StepResult(of_samples, of_samples.sum(dtype=torch.float64), len(of_samples), work.samples)
@@ -224,7 +229,7 @@ class Step:
     def _loss(self, work: Work, piece: Any, size: int) -> tuple[Tensor, StepResult]:
         """Return the part of the loss whose sum over micro-batches is averaged over ranks, and what is kept of it."""
         # The wrapper takes the mean over ranks; this factor turns a rank's sum over its samples into the global mean.
-        per_sample = self.world.world_size / work.samples
+        per_sample = self.ranks_averaged / work.samples
         with autocast(self.config.precision, self.device):
             assert work.function is not None
             returned = work.function(piece)

@@ -165,8 +165,9 @@ def refuse_single_samples(config: TrainConfig, world: World, num_samples: int, m
     """Raise UserError if BatchNorm would be trained on one sample; the same for any world with --sync-batchnorm."""
     if not has_batchnorm(model) or config.evaluate_only:
         return
-    apart = 1 if config.sync_batchnorm else world.world_size
-    sampler = ShardSampler(num_samples, config.batch_size, 0, 1, config.seed, config.accumulate, least=2)
+    apart = 1 if config.sync_batchnorm or config.logical_world else world.world_size
+    parts = config.accumulate * (config.logical_world or 1)
+    sampler = ShardSampler(num_samples, config.batch_size, 0, 1, config.seed, parts, least=2)
     for step in (0, len(sampler) - 1):
         if 1 in {len(share(part, rank, apart)) for part in sampler.parts(step) for rank in range(apart)}:
             raise UserError(

@@ -23,7 +23,7 @@ from torch import Tensor
 from train import __version__
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
-from train.data.shard import num_steps, share
+from train.data.shard import num_steps
 from train.errors import UserError
 from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
 from train.world.environment import World
@@ -133,7 +133,7 @@ def weights_sha256(state_dict: Mapping[str, Tensor]) -> str:
 def arithmetic(config: TrainConfig, world: World, sampler: ShardSampler) -> dict[str, int]:
     """Return how the processes share the global batch, and how many steps an epoch has."""
     readers, steps = sampler.world_size, num_steps(sampler.num_samples, sampler.batch_size)
-    first, last = ([len(share(part, rank, readers)) for part in sampler.parts(0)] for rank in (0, readers - 1))
+    first, last = ([*map(len, sampler.shares(0, rank))] for rank in (0, readers - 1))
     return {
         "batch_size": config.batch_size,
         "world_size": world.world_size,

@@ -52,6 +52,11 @@ def new_group(device: torch.device, timeout_s: float) -> dist.ProcessGroup:
 def refuse_impossible(config: TrainConfig, world: World, device: torch.device) -> None:
     """Raise SharedError if the config cannot run on this many processes or on this device."""
     _, readers = config.reader(world.rank, world.world_size)
+    if config.logical_world is not None and config.logical_world < world.world_size:
+        raise SharedError(
+            f"--logical-world is {config.logical_world}, and {world.world_size} processes were started: each computes "
+            "whole slices, so give at least one for each"
+        )
     if config.batch_size < readers:
         raise SharedError(
             f"--batch-size is {config.batch_size}, the global batch, but "

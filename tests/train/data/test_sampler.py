@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -192,7 +193,7 @@ def test_a_dataloader_reads_the_same_steps_also_after_a_resume(workers: int) -> 
 
 @pytest.mark.parametrize(("key", "was", "now"), [("seed", 1, 2), ("num_samples", 100, 101), ("batch_size", 10, 20)])
 def test_a_position_counted_with_another_value_is_refused_and_named(key: str, was: int, now: int) -> None:
-    settings = {"num_samples": 100, "batch_size": 10, "rank": 0, "world_size": 1, "seed": 1}
+    settings: dict[str, Any] = {"num_samples": 100, "batch_size": 10, "rank": 0, "world_size": 1, "seed": 1}
     state = ShardSampler(**settings | {key: was}).state_dict() | {"epoch": 2, "step": 3}
     other = ShardSampler(**settings | {key: now})
     with pytest.raises(UserError, match=rf"{key} was {was} and is {now}") as refusal:

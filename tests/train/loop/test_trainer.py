@@ -143,7 +143,7 @@ def _measuring(model: nn.Module) -> Callable[[Batch], dict[str, torch.Tensor]]:
 
 
 def _evaluate_steps(
-    world: World, steps: Iterable[list[int]], sizes: Iterable[int], size: int, stop: StopSignal
+    world: World, steps: Iterable[list[int]], sizes: Iterable[list[int]], size: int, stop: StopSignal
 ) -> dict[str, float]:
     """What `steps`, which read as many as `sizes` say of `size` random samples, give."""
     torch.manual_seed(0)
@@ -157,7 +157,7 @@ def _evaluate(world: World) -> list[dict[str, float]]:
     results = []
     for size, batch_size in _EVALUATIONS:
         steps = evaluation_steps(size, batch_size, world.rank, world.world_size)
-        results.append(_evaluate_steps(world, steps, map(len, steps), size, StopSignal()))
+        results.append(_evaluate_steps(world, steps, [[len(step)] for step in steps], size, StopSignal()))
     return results
 
 
@@ -205,7 +205,7 @@ class _Never(StopAgreement):
 def _calls_of_an_evaluation(world: World, num_batches: int) -> Counter[str]:
     context = Context(TrainConfig(), _CPU, None, world.world_size)
     model = models.build("mlp", (1, 28, 28), 10, None)
-    batches = [((torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64)), 2)] * num_batches
+    batches = [((torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64)), [2])] * num_batches
     calls = _Calls()
     with calls:
         evaluate(_measuring(model), batches, [model], context, _Never(StopSignal()))
@@ -240,7 +240,7 @@ def _evaluate_until_rank_is_signalled(world: World, signalled: int) -> int:
             yield [batch]
 
     with pytest.raises(Stopped):
-        _evaluate_steps(world, steps(), itertools.repeat(1), _BATCHES, stop)
+        _evaluate_steps(world, steps(), itertools.repeat([1]), _BATCHES, stop)
     return len(read)
 
 

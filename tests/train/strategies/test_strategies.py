@@ -18,6 +18,7 @@ from tests.train.devices import needs_fsdp_on_cpus
 from train import strategies
 from train.config import TrainConfig, available
 from train.errors import SharedError
+from train.loop.numerics import seed
 from train.world.environment import World
 
 pytestmark = pytest.mark.timeout(120)
@@ -173,7 +174,7 @@ def _seeds_of_gpus(world: World) -> list[int]:
     gpus = [torch.Generator() for _ in range(3)]
     trainer.run.device = torch.device("cuda")
     with mock.patch.multiple(torch.cuda, default_generators=gpus, current_device=lambda: 1):
-        trainer.run._seed()
+        seed(trainer.run.device, 0, 1, 0, world.rank)
     return [gpu.initial_seed() for gpu in gpus]
 
 

@@ -1,0 +1,145 @@
+"""With --logical-world the weights are the same bits on any number of processes, and after any crash."""
+
+from __future__ import annotations
+
+import itertools
+import runpy
+import signal
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cli import ROOT, records, start_ranks, train
+from tests.idx import write_small_mnist
+from tests.ranks import launched, run_ranks, train_on_ranks
+from train.collectives.tree_sum import SubtreeSums, subtrees, tree_sum
+from train.data.shard import share
+from train.world.environment import World
+
+_IMAGES = "--dataset=mnist --batch-size=50 --epochs=1 --lr=0.05 --no-sync-batchnorm --logical-world=4"
+# 1,003 samples: the last batch has 3, for four slices, or one where BatchNorm needs two in each.
+CASES = {
+    "mlp with AdamW in bf16": f"{_IMAGES} --model=mlp --optimizer=adamw --precision=bf16 --ema=0.9",
+    "dropout and clipping": f"{_IMAGES} --model=mnist_cnn --dropout=0.25 --clip-norm=1 --momentum=0.9",
+    "BatchNorm": f"{_IMAGES} --model=mnist_bn --accumulate=2 --scheduler=cosine",
+    "more slices than processes share": f"{_IMAGES} --model=mnist_bn --logical-world=5",
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_small_mnist(folder, 1_003, 101)
+    return folder
+
+
+def end(run_dir: Path) -> tuple[str, float]:
+    """The hash of the weights, and the validation loss."""
+    return records(run_dir, "end")[-1]["weights_sha256"], records(run_dir, "epoch")[-1]["val_loss"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_and_validation_loss_are_the_same_bits_on_one_to_four_processes(
+    case: str, data: Path, tmp_path: Path
+) -> None:
+    ends = set()
+    for world_size in (1, 2, 3, 4):
+        folder = tmp_path / str(world_size)
+        train_on_ranks(world_size, *CASES[case].split(), f"--data-root={data}", f"--run-dir={folder}")
+        ends.add(end(folder))
+    assert len(ends) == 1
+
+
+def test_without_slices_the_bits_differ(data: Path, tmp_path: Path) -> None:
+    flags = [flag for flag in CASES["dropout and clipping"].split() if "logical" not in flag]
+    for world_size in (1, 2):
+        train_on_ranks(world_size, *flags, f"--data-root={data}", f"--run-dir={tmp_path / str(world_size)}")
+    assert end(tmp_path / "1") != end(tmp_path / "2")
+
+
+@pytest.mark.slow
+def test_runs_killed_at_random_and_resumed_on_other_numbers_of_processes_end_with_the_same_bits(
+    data: Path, tmp_path: Path
+) -> None:
+    flags = [*CASES["dropout and clipping"].split(), f"--data-root={data}", "--checkpoint-every=2", "--resume=auto"]
+    flags += ["--collective-timeout-s=20", "--epochs=2"]
+    undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
+    train_on_ranks(1, *flags, f"--run-dir={undisturbed}", f"--checkpoint-dir={undisturbed}")
+    random, steps = Random(30), list[int]()
+    for _ in range(8):
+        world_size = random.randint(1, 4)
+        ranks = start_ranks(world_size, *flags, f"--run-dir={disturbed}", f"--checkpoint-dir={disturbed}")
+        saved = {file.name for file in disturbed.glob("step-*")}
+        while {file.name for file in disturbed.glob("step-*/manifest.json")} <= saved and ranks[0].poll() is None:
+            saved &= {file.name for file in disturbed.glob("step-*")}
+            if len({*disturbed.glob("step-*")}) > len(saved) + random.randint(0, 2):
+                break
+        victim = random.choice(ranks)
+        victim.send_signal(signal.SIGKILL)
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+        steps.append(max([int(file.name[5:]) for file in disturbed.glob("step-*/")], default=0))
+    assert steps == sorted(steps) and steps[-1] < 42
+    train_on_ranks(3, *flags, f"--run-dir={disturbed}", f"--checkpoint-dir={disturbed}")
+    assert end(disturbed) == end(undisturbed)
+
+
+def _regression(folder: Path) -> None:
+    sys.argv = ["regression", f"--folder={folder}", "--logical-world=4", "--epochs=1"]
+    runpy.run_path(str(ROOT / "jobs" / "scripts" / "regression.py"), run_name="__main__")
+
+
+def test_a_loop_of_ones_own_has_the_same_bits_on_any_number_of_processes(tmp_path: Path) -> None:
+    for world_size in (1, 2, 3):
+        launched(world_size, _regression, tmp_path / str(world_size))
+    assert len({end(folder) for folder in tmp_path.iterdir()}) == 1
+
+
+@given(st.integers(1, 40), st.integers(1, 9))
+def test_any_cut_of_the_slices_gives_the_same_subtrees_and_sum(num_slices: int, world_size: int) -> None:
+    vectors = torch.randn(num_slices, 7, generator=torch.Generator().manual_seed(num_slices))
+    alone, together = SubtreeSums(), SubtreeSums()
+    for number in range(num_slices):
+        alone.add(0, number, vectors[number].clone())
+    for rank in range(world_size):
+        numbers, own = share(range(num_slices), rank, world_size), SubtreeSums()
+        for number in numbers:
+            own.add(0, number, vectors[number].clone())
+        assert [node[:2] for node in own.nodes] == subtrees(numbers)
+        for node in own.nodes:
+            together.add(*node)
+    assert torch.equal(together.total(), alone.total())
+
+
+def _summed(world: World, vectors: torch.Tensor) -> torch.Tensor:
+    slices = [share(range(len(vectors)), rank, world.world_size) for rank in range(world.world_size)]
+    own = SubtreeSums()
+    for number in slices[world.rank]:
+        own.add(0, number, vectors[number].clone())
+    return tree_sum(own, slices, vectors.shape[1], vectors.new_empty(0), None)
+
+
+def test_sum_over_ranks_is_that_of_one_rank_on_all_ranks() -> None:
+    for num_slices, size in itertools.product((1, 2, 5, 8), (1, 3, 1000)):
+        vectors = torch.randn(num_slices, size, generator=torch.Generator().manual_seed(size))
+        (alone,) = run_ranks(1, _summed, vectors)
+        for world_size in (2, 3):
+            assert all(torch.equal(found, alone) for found in run_ranks(world_size, _summed, vectors))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--logical-world=1", "--logical-world is 1, and 2 processes were started"),
+        ("--logical-world=2 --model=mnist_bn", "add --no-sync-batchnorm"),
+    ],
+)
+def test_what_cannot_be_exact_is_refused_at_the_start(flags: str, said: str, tmp_path: Path) -> None:
+    done = train(2, *flags.split(), "--dataset=synthetic", "--max-steps=1", "--device=cpu")
+    assert done.returncode != 0 and said in done.stderr

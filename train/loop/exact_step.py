@@ -1,0 +1,95 @@
+"""One optimizer step whose bits do not depend on the number of processes (--logical-world).
+
+The global batch is cut into slices, and a process computes a contiguous range of them, one forward and backward each.
+What a slice computes depends on its samples, its number and the position in the training alone; tree_sum adds slices in
+one order.  Running statistics of BatchNorm become the mean of what each slice made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from train.collectives.broadcast import broadcast_from_rank_0
+from train.collectives.tree_sum import SubtreeSums, tree_sum
+from train.config import TrainConfig
+from train.data.batches import pieces
+from train.errors import UserError
+from train.loop.numerics import seed
+from train.loop.step import Step, StepResult, Work
+from train.strategies import Context, Wrapped, replicated
+from train.world.environment import World
+
+
+def wrap(model: nn.Module, context: Context) -> Wrapped:
+    """Return the model as it is, with rank 0's weights on all ranks.  A collective."""
+    broadcast_from_rank_0([*model.parameters(), *model.buffers()], context.group)
+    return replicated(model, model)
+
+
+class ExactStep(Step):
+    """A Step that computes the slices of the sampler's parts, and adds them in one tree."""
+
+    def __init__(self, config: TrainConfig, world: World, context: Context) -> None:
+        super().__init__(config, world, context)
+        self.ranks_averaged = 1  # gradients are sums
+        self._may_undo = True  # the buffers, before each slice
+
+    def backward(self, loss: Tensor, weight: float | None, position: Any) -> StepResult:
+        raise UserError("run.backward() has no slices, so it cannot be used with logical_world: use run.step()")
+
+    def _gradients(self, work: Work) -> StepResult:
+        if not work.split:
+            raise UserError("run.step(…, split=False) has no slices, so it cannot be used with logical_world")
+        position, models = work.position, self._trained_by(work.optimizer)[1]
+        params = [param for wrapped in models for param in wrapped.module.parameters() if param.requires_grad]
+        buffers = [each for wrapped in self.models for each in wrapped.module.buffers() if each.is_floating_point()]
+        of_ranks = position.slices_of_ranks()
+        numbers, sizes = of_ranks[position.rank], self._sizes(position)
+        sums, parts = SubtreeSums(), list[StepResult]()
+        # A rank without slices calls the function, too, to know what it returns.
+        for number, piece, size in zip(numbers or [-1], pieces(work.batch, sizes or [0]), sizes or [0], strict=True):
+            self._buffers.restore()
+            seed(self.device, self.config.seed, position.epoch, position.step, number)
+            loss, part = self._loss(work, copied(piece), size)
+            parts.append(part)
+            if number >= 0:
+                self.scaler.scale(loss).backward()
+                sums.add(0, number, packed(params, buffers))
+            for param in params:
+                param.grad = None
+        size = sum(tensor.numel() for tensor in (*params, *buffers)) + len(params)
+        total = tree_sum(sums, of_ranks, size, params[0].new_empty(0, dtype=wide(params)), self.context.group)
+        unpack(total, params, buffers, num_slices=of_ranks[-1].stop)
+        return self._result(work, parts)
+
+
+def copied(piece: Any) -> Any:
+    """Return a slice in memory of its own: kernels may compute differently where a tensor begins elsewhere."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, piece)
+
+
+def wide(params: Sequence[Tensor]) -> torch.dtype:
+    return torch.float64 if any(param.dtype is torch.float64 for param in params) else torch.float32
+
+
+@torch.no_grad()
+def packed(params: Sequence[nn.Parameter], buffers: Sequence[Tensor]) -> Tensor:
+    """Return gradients, buffers, and for each parameter 1 if it has a gradient, as one vector."""
+    grads = [torch.zeros_like(param) if param.grad is None else param.grad.to_dense() for param in params]
+    used = torch.tensor([float(param.grad is not None) for param in params], device=params[0].device)
+    return torch.cat([tensor.reshape(-1).to(wide(params)) for tensor in (*grads, *buffers, used)])
+
+
+@torch.no_grad()
+def unpack(total: Tensor, params: Sequence[nn.Parameter], buffers: Sequence[Tensor], num_slices: int) -> None:
+    """Set p.grad, or None where no slice used the parameter, and the buffers to their mean over the slices."""
+    *parts, used = total.split([tensor.numel() for tensor in (*params, *buffers)] + [len(params)])
+    for param, part, count in zip(params, parts, used.tolist(), strict=False):
+        param.grad = part.view_as(param).to(param.dtype) if count else None
+    for buffer, part in zip(buffers, parts[len(params) :], strict=True):
+        buffer.copy_(part.view_as(buffer) / num_slices)
