@@ -38,7 +38,7 @@ _STOP_GRACE = 40
 def template_values(plan: Plan) -> dict[str, Any]:
     job = plan.job
     return {
-        "entrypoint": before([*plan.guard, "torchrun"], job.setup),
+        "entrypoint": [*_wait(plan), *before([*plan.guard, "torchrun"], job.setup)],
         "words": [*_flags(plan), *plan.torchrun_program],
         "environment": {variable.name: variable.value for variable in _own_variables(plan)} | dict(plan.env),
         "nodes": [_node(plan, node) for node in range(job.nodes.max)],
@@ -113,6 +113,17 @@ def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
         elif path in ("/", "/dev", "/proc", "/sys") or path.startswith(("/proc/", "/sys/")):
             message = f"mounts[{number}].path is {mount.path}, which belongs to the container itself"
             yield Finding(("mounts", number, "path"), message, "choose another path, such as /data")
+
+
+def _wait(plan: Plan) -> list[str]:
+    """Return what waits until node 0 has a name, as long as torchrun would; then torchrun says that it has none.
+
+    depends_on would do it, too, but compose then stops node 0 after the others.  In between the engine restarts it,
+    and the signal to stop is lost.
+    """
+    there = 'i=0; while [ "$i" -lt {} ] && command -v getent >/dev/null && ! getent hosts "$0" >/dev/null'
+    text = there.format(plan.rendezvous_timeout_s) + '; do sleep 1; i=$((i + 1)); done; exec "$@"'
+    return ["sh", "-c", text, node_name(plan, 0)] if plan.job.nodes.max > 1 else []
 
 
 def _flags(plan: Plan) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +60,14 @@ def test_every_node_is_a_service_with_what_settings_say(folder: Path, nodes: str
         assert service["hostname"] == f"job-{rank.node}"
 
 
-def test_nodes_differ_only_in_their_number_their_name_and_whom_they_wait_for(folder: Path) -> None:
+def test_nodes_differ_only_in_their_number_and_their_name(folder: Path) -> None:
     first, second = services(folder, BASE + "nodes: 2\nrendezvous: {port: 23456}\nmax_restarts: 3\n").values()
     assert first["environment"].pop("PET_NODE_RANK") == "0"
     assert second["environment"].pop("PET_NODE_RANK") == "1"
-    assert second.pop("depends_on") == ["job-0"]
     assert (first.pop("hostname"), second.pop("hostname")) == ("job-0", "job-1")
     assert first == second
-    assert (first["entrypoint"], first["command"]) == (
-        ["torchrun"],
+    assert (first["entrypoint"][3:], first["command"]) == (
+        ["job-0", "torchrun"],
         [
             "--nnodes=2",
             "--nproc-per-node=2",
@@ -149,3 +150,12 @@ def test_absent_secret_stops_compose_and_the_file_holds_no_value(folder: Path, m
     # A value is put in after the file was read: nothing in it is YAML, and no variable in it is put in.
     for value in ['"\n  x: $HOME ${HOME} $$', "s3cret"]:
         assert read(made, {"TOKEN": value})["services"]["job-1"]["environment"]["TOKEN"] == value
+
+
+@pytest.mark.parametrize(("name", "waits"), [("localhost", 0), ("no-such-node", 2)])
+def test_nodes_wait_for_the_name_of_node_0_as_long_as_torchrun_would(folder: Path, name: str, waits: int) -> None:
+    first, _ = services(folder, BASE + "nodes: 2\nrendezvous: {timeout: 2s}\n").values()
+    words = [word.replace("$$", "$") for word in first["entrypoint"][:3]]
+    started = time.monotonic()
+    done = subprocess.run([*words, name, "echo", "a b"], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "a b\n" and time.monotonic() - started >= waits
