@@ -48,7 +48,7 @@ class ExactStep(Step):
         position, models = work.position, self._trained_by(work.optimizer)[1]
         params = [param for wrapped in models for param in wrapped.module.parameters() if param.requires_grad]
         buffers = [each for wrapped in self.models for each in wrapped.module.buffers() if each.is_floating_point()]
-        of_ranks = position.slices_of_ranks()
+        before, of_ranks = [each.clone() for each in buffers], position.slices_of_ranks()
         numbers, sizes = of_ranks[position.rank], self._sizes(position)
         sums, parts = SubtreeSums(), list[StepResult]()
         # A rank without slices calls the function, too, to know what it returns.
@@ -59,12 +59,12 @@ class ExactStep(Step):
             parts.append(part)
             if number >= 0:
                 self.scaler.scale(loss).backward()
-                sums.add(0, number, packed(params, buffers))
+                sums.add(0, number, packed(params, buffers, before))
             for param in params:
                 param.grad = None
         size = sum(tensor.numel() for tensor in (*params, *buffers)) + len(params)
         total = tree_sum(sums, of_ranks, size, params[0].new_empty(0, dtype=wide(params)), self.context.group)
-        unpack(total, params, buffers, num_slices=of_ranks[-1].stop)
+        unpack(total, params, buffers, before, num_slices=of_ranks[-1].stop)
         return self._result(work, parts)
 
 
@@ -78,18 +78,25 @@ def wide(params: Sequence[Tensor]) -> torch.dtype:
 
 
 @torch.no_grad()
-def packed(params: Sequence[nn.Parameter], buffers: Sequence[Tensor]) -> Tensor:
-    """Return gradients, buffers, and for each parameter 1 if it has a gradient, as one vector."""
+def packed(params: Sequence[nn.Parameter], buffers: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
+    """Return gradients, what the buffers have changed by, and 1 for each parameter with a gradient, as one vector."""
     grads = [torch.zeros_like(param) if param.grad is None else param.grad.to_dense() for param in params]
     used = torch.tensor([float(param.grad is not None) for param in params], device=params[0].device)
-    return torch.cat([tensor.reshape(-1).to(wide(params)) for tensor in (*grads, *buffers, used)])
+    changes = [torch.where(now == old, 0.0, now - old) for now, old in zip(buffers, before, strict=True)]
+    return torch.cat([tensor.reshape(-1).to(wide(params)) for tensor in (*grads, *changes, used)])
 
 
 @torch.no_grad()
-def unpack(total: Tensor, params: Sequence[nn.Parameter], buffers: Sequence[Tensor], num_slices: int) -> None:
-    """Set p.grad, or None where no slice used the parameter, and the buffers to their mean over the slices."""
+def unpack(
+    total: Tensor,
+    params: Sequence[nn.Parameter],
+    buffers: Sequence[Tensor],
+    before: Sequence[Tensor],
+    num_slices: int,
+) -> None:
+    """Set p.grad, or None where no slice used the parameter, and change the buffers by the mean over the slices."""
     *parts, used = total.split([tensor.numel() for tensor in (*params, *buffers)] + [len(params)])
     for param, part, count in zip(params, parts, used.tolist(), strict=False):
         param.grad = part.view_as(param).to(param.dtype) if count else None
-    for buffer, part in zip(buffers, parts[len(params) :], strict=True):
-        buffer.copy_(part.view_as(buffer) / num_slices)
+    for buffer, old, part in zip(buffers, before, parts[len(params) :], strict=True):
+        buffer.copy_(old + part.view_as(buffer) / num_slices)

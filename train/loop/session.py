@@ -60,7 +60,7 @@ class Session(Course):
         global_batchnorm = self.config.sync_batchnorm and several and has_batchnorm(model)
         if has_batchnorm(model):
             self.least = 2
-        if global_batchnorm and self.config.logical_world:
+        if self.config.sync_batchnorm and self.config.logical_world and has_batchnorm(model):
             raise SharedError(
                 "--logical-world computes slice by slice, and synchronised BatchNorm all slices at once: add "
                 "--no-sync-batchnorm (each slice is normalised by its own samples)"

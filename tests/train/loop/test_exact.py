@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import runpy
 import signal
 import sys
@@ -13,12 +14,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from tests.cli import ROOT, records, start_ranks, train
 from tests.idx import write_small_mnist
 from tests.ranks import launched, run_ranks, train_on_ranks
 from train.collectives.tree_sum import SubtreeSums, subtrees, tree_sum
 from train.data.shard import share
+from train.loop.exact_step import packed, unpack
 from train.world.environment import World
 
 _IMAGES = "--dataset=mnist --batch-size=50 --epochs=1 --lr=0.05 --no-sync-batchnorm --logical-world=4"
@@ -140,6 +143,15 @@ def test_sum_over_ranks_is_that_of_one_rank_on_all_ranks() -> None:
         ("--logical-world=2 --model=mnist_bn", "add --no-sync-batchnorm"),
     ],
 )
-def test_what_cannot_be_exact_is_refused_at_the_start(flags: str, said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_exact_is_refused_at_the_start(flags: str, said: str) -> None:
     done = train(2, *flags.split(), "--dataset=synthetic", "--max-steps=1", "--device=cpu")
     assert done.returncode != 0 and said in done.stderr
+
+
+def test_buffer_that_no_slice_changes_stays_as_it_is() -> None:
+    param, buffer = nn.Parameter(torch.zeros(1)), torch.tensor([0.1, math.inf, 1e-3])
+    before, sums = [buffer.clone()], SubtreeSums()
+    for number in range(3):
+        sums.add(0, number, packed([param], [buffer], before))
+    unpack(sums.total(), [param], [buffer], before, num_slices=3)
+    assert torch.equal(buffer, before[0]) and param.grad is None
