@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from train.checkpoints.same_run import refuse_other_run
 from train.config import TrainConfig, available, choices, flag, nearest, to_argv
-from train.contradictions import _ONLY
+from train.contradictions import _EXACT, _ONLY
 from train.errors import UserError
 from train.flags import from_argv
 
@@ -81,6 +81,8 @@ def configs(draw: st.DrawFn) -> TrainConfig:
         drawn |= {"model": "gpt", "dataset": "tokens"}
     if drawn["strategy"] != "custom_ddp":
         drawn["sync"] = "all_reduce"
+    if drawn["logical_world"] is not None:
+        drawn |= {key: only for key, only, _ in _EXACT}
     # Texts with a form of their own, and what needs a folder.
     drawn |= {"profile": draw(st.sampled_from([None, "2:5"])), "profile_ranks": draw(st.sampled_from(["0", "all"]))}
     if drawn["run_dir"] is None:

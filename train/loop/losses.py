@@ -196,7 +196,7 @@ def evaluate(
             raise Stopped
     for part in training:
         part.training = True
-    mine = {name: [(float(total), float(weight)) for total, weight in found] for name, found in sums.items()}
+    mine = {name: [*zip(*map(_numbers, zip(*found, strict=True)), strict=True)] for name, found in sums.items()}
     of_ranks: list[dict[str, list[tuple[float, float]]]] = [{}] * dist.get_world_size()
     dist.all_gather_object(of_ranks, mine)
     means = {}
@@ -205,6 +205,11 @@ def evaluate(
         total, weight = (math.fsum(numbers) for numbers in zip(*pairs, strict=True))
         means[name] = total / weight if weight else math.nan
     return means
+
+
+def _numbers(values: Sequence[Any]) -> list[float]:
+    """Return numbers, or tensors of one number each, whose device is waited for once."""
+    return torch.stack([*values]).tolist() if isinstance(values[0], Tensor) else [*map(float, values)]
 
 
 def _sum_and_weight(value: Any, size: int) -> tuple[Tensor, int | Tensor]:
