@@ -27,7 +27,7 @@ OF_SCRIPTS = (checkers, nodes, tasks, slurm, secrets)
 _YAML = (".yaml", ".yml", ".json")
 _SHELLS = (".sh", ".bash", ".sbatch", ".slurm", ".job")
 _SHELL = re.compile(r"#!.*[/ ](?:ba|da|k|z)?sh\b")
-_IS_YAML = re.compile(r"\s*\{|(?s:.*?)^(?:apiVersion|services):", re.M)
+_IS_YAML = re.compile(r"\s*\{\s*\"|(?s:.*?)^(?:apiVersion|services):", re.M)
 _IN_FOLDERS = (*_SHELLS, ".yaml", ".yml")  # .json is mostly data there
 _IGNORE = re.compile(r"#\s*lint:\s*ignore=([\w-]+(?:\s*,\s*[\w-]+)*)")
 _MAX_BYTES = 10 << 20
@@ -91,7 +91,7 @@ def _lint(file: str, versions: Versions) -> Iterator[Finding]:
         if len(data) > _MAX_BYTES:
             raise OSError(0, f"larger than {_MAX_BYTES >> 20} MiB, too large for lint")
         text = data.decode("utf-8-sig")
-        if path.suffix in _YAML or (not path.suffix and _IS_YAML.match(text)):
+        if path.suffix in _YAML or (not path.suffix and text[:2] != "#!" and _IS_YAML.match(text)):
             found = [*_lint_yaml(text, file)]
         elif "\0" not in text and (_is_shell(text, path.suffix) or file == "-"):
             script = Script.parse(text, locator(text, file))

@@ -18,7 +18,7 @@ _PLACEHOLDER = re.compile(
     r"(?is)[<\[{(].*|.*(?:your|change|replace|insert|example|secret|token|password|dummy|here|todo).*|x+|\*+|\.+"
     r"|none|null|true|false|0|[/~].*"
 )
-_LOGIN = re.compile(r"wandb login (?:-\S+ )*([^-\s]\S*)$")
+_LOGIN = re.compile(r"wandb login (?:--host[= ]\S+ |-\S+ )*([^-\s]\S*)$")
 
 
 def is_secret(name: str, value: str) -> bool:

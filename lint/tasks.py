@@ -20,7 +20,7 @@ _SETS = re.compile(r"(?:\b(?:for|read(?: -\w+)*|local|declare(?: -\w+)*)[ ]+(?=\
 _TASK_NAMES = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _LITERAL = re.compile(r"\\\$\{?(?:SLURM_\w+|MASTER_\w+)\}?")
 _REGISTRY = re.compile(r"(?:docker://)?([\w-]+(?:\.[\w-]+)+(?::\d+)?)/([^#]*)$")
-_ARRAY = re.compile(r"(?:--nodelist[= ]|-w ?)\"\$\{\w+\[@\]")
+_ARRAY = re.compile(r"(?:--nodelist[= ]|-w ?)\"\$\{\w+\[@\](?!:\d+:1\})")
 _EXPECTS_ALL = re.compile(r"lightning|--devices\b|LOCAL_RANK=\\?\"?\\?\$\{?SLURM_LOCALID")
 _BRIEF = ("hostname", "nvidia-smi", "echo", "mkdir", "cp", "rm", "")
 _OWN_SHARE = {"overlap", "exact", "exclusive", "nodelist", "x", "exclude", "mem", "gres", "relative", "r"}
@@ -95,6 +95,7 @@ def gpus_stay_idle(script: Script) -> Iterator[Fault]:
         asked, place = request(script, launch.step), script.place(launch.text)
         gpus, tasks, nodes = asked.gpus_per_node, asked.tasks_per_node, nodes_of(script, launch) or 1
         name = "nproc-per-node" if launch.kind == "torchrun" else "total" if launch.kind == "accelerate" else ""
+        name = "" if name == "total" and "CUDA_VISIBLE_DEVICES" in script.text else name
         processes = (number(launch.value(name)) or 0) // (nodes if name == "total" else 1)
         if processes and gpus and processes != gpus and tasks == 1 and "cpu" not in launch.options:
             fix = f"--num_processes={gpus * nodes}" if name == "total" else f"--nproc-per-node={gpus}"

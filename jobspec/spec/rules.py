@@ -170,6 +170,9 @@ def train_fits_the_job(job: Job) -> Iterator[Finding]:
         message = f"train.batch_size is {train.batch_size}, less than the {world} processes ({nodes})"
         hint = f"batch_size: {world}, or more; it is the global batch of one step, shared by all processes"
         yield Finding(("train", "batch_size"), message, hint)
+    if train.logical_world is not None and train.logical_world < world:
+        message = f"train.logical_world is {train.logical_world}, less than the {world} processes"
+        yield Finding(("train", "logical_world"), message, f"logical_world: {world}, or more")
     if train.device not in ("auto", job.device):
         message = f"train.device is {train.device}, but device is {job.device}"
         yield Finding(("train", "device"), message, "leave train.device out; it follows from device")

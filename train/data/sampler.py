@@ -111,6 +111,7 @@ class ShardSampler(Sampler[list[int]]):
             "seed": self.seed,
             "num_samples": self.num_samples,
             "batch_size": self.batch_size,
+            **({"slices": self.micro_batches} if self.whole else {}),
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -120,9 +121,9 @@ class ShardSampler(Sampler[list[int]]):
         position would then not be the unread ones.
         """
         now = self.state_dict()
-        changed = [key for key in ("seed", "num_samples", "batch_size") if state[key] != now[key]]
+        changed = [key for key in now if key not in ("epoch", "step") and state.get(key) != now[key]]
         if changed:
-            was_now = ", ".join(f"{key} was {state[key]} and is {now[key]}" for key in changed)
+            was_now = ", ".join(f"{key} was {state.get(key)} and is {now[key]}" for key in changed)
             raise UserError(
                 f"the checkpoint cannot be continued: {was_now}, so samples would be read twice or never; "
                 "give the old values, or another checkpoint_dir for a new run"

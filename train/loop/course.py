@@ -304,8 +304,9 @@ class Course:
         self.engine.scaler.load_state_dict(state["scaler"])
         if self.config.on_oom == "halve":
             self.engine.micro_batches = max(self.engine.micro_batches, state.get("micro_batches", 1))
-        if self.config.logical_world:
+        if self.config.logical_world and state["threads"] != torch.get_num_threads():
             torch.set_num_threads(state["threads"])
+            self.report("threads", f"computing with {state['threads']} threads, as the checkpoint says")
         self.recorded_step, self.saving.saved_step = state["evaluated_step"], self.steps_done
         self._means = Means(**state["epoch_means"])
         self.best = state["best"] and Best(**state["best"])

@@ -38,6 +38,7 @@ class ExactStep(Step):
         super().__init__(config, world, context)
         self.ranks_averaged = 1  # gradients are sums
         self._may_undo = True  # the buffers, before each slice
+        self._at, self._nth = (0, 0), 0  # the position of the last step, and how many steps it had before
 
     def backward(self, loss: Tensor, weight: float | None, position: Any) -> StepResult:
         raise UserError("run.backward() has no slices, so it cannot be used with logical_world: use run.step()")
@@ -47,16 +48,20 @@ class ExactStep(Step):
             raise UserError("run.step(…, split=False) has no slices, so it cannot be used with logical_world")
         position, models = work.position, self._trained_by(work.optimizer)[1]
         params = [param for wrapped in models for param in wrapped.module.parameters() if param.requires_grad]
-        buffers = [each for wrapped in self.models for each in wrapped.module.buffers() if each.is_floating_point()]
+        buffers = self._all_buffers()
         before, of_ranks = [each.clone() for each in buffers], position.slices_of_ranks()
+        at = position.epoch, position.step
+        self._at, self._nth = at, self._nth + 1 if at == self._at else 0
         numbers, sizes = of_ranks[position.rank], self._sizes(position)
         sums, parts = SubtreeSums(), list[StepResult]()
         # A rank without slices calls the function, too, to know what it returns.
         for number, piece, size in zip(numbers or [-1], pieces(work.batch, sizes or [0]), sizes or [0], strict=True):
             self._buffers.restore()
-            seed(self.device, self.config.seed, position.epoch, position.step, number)
+            seed(self.device, self.config.seed, *at, number, self._nth)
             loss, part = self._loss(work, copied(piece), size)
             parts.append(part)
+            if any(now is not old for now, old in zip(self._all_buffers(), buffers, strict=True)):
+                raise UserError("a forward replaces a buffer, and logical_world needs it changed in place: use copy_()")
             if number >= 0:
                 self.scaler.scale(loss).backward()
                 sums.add(0, number, packed(params, buffers, before))
@@ -66,6 +71,9 @@ class ExactStep(Step):
         total = tree_sum(sums, of_ranks, size, params[0].new_empty(0, dtype=wide(params)), self.context.group)
         unpack(total, params, buffers, before, num_slices=of_ranks[-1].stop)
         return self._result(work, parts)
+
+    def _all_buffers(self) -> list[Tensor]:
+        return [each for wrapped in self.models for each in wrapped.module.buffers() if each.dtype is not torch.bool]
 
 
 def copied(piece: Any) -> Any:
@@ -80,9 +88,11 @@ def wide(params: Sequence[Tensor]) -> torch.dtype:
 @torch.no_grad()
 def packed(params: Sequence[nn.Parameter], buffers: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
     """Return gradients, what the buffers have changed by, and 1 for each parameter with a gradient, as one vector."""
+    if any(param.is_complex() for param in params):
+        raise UserError("logical_world adds real numbers only, and the model has complex parameters")
     grads = [torch.zeros_like(param) if param.grad is None else param.grad.to_dense() for param in params]
     used = torch.tensor([float(param.grad is not None) for param in params], device=params[0].device)
-    changes = [torch.where(now == old, 0.0, now - old) for now, old in zip(buffers, before, strict=True)]
+    changes = [torch.where(now == old, 0, now - old) for now, old in zip(buffers, before, strict=True)]
     return torch.cat([tensor.reshape(-1).to(wide(params)) for tensor in (*grads, *changes, used)])
 
 
@@ -99,4 +109,5 @@ def unpack(
     for param, part, count in zip(params, parts, used.tolist(), strict=False):
         param.grad = part.view_as(param).to(param.dtype) if count else None
     for buffer, old, part in zip(buffers, before, parts[len(params) :], strict=True):
-        buffer.copy_(old + part.view_as(buffer) / num_slices)
+        mean = part.view_as(buffer) / num_slices
+        buffer.copy_(old + (mean if buffer.is_floating_point() else mean.round().to(buffer.dtype)))

@@ -206,6 +206,10 @@ class Session(Course):
         closure: for optimizers such as LBFGS: empties p.grad, calls run.backward() and returns the loss, a number that
             all ranks share: run.mean(loss).
         """
+        if self.config.logical_world:
+            raise UserError(
+                "run.apply() cannot be used with logical_world, as backward() has no slices: use run.step()"
+            )
         position = self._in_loop("apply")
         nothing = torch.zeros((), dtype=torch.float64, device=self.device)
         losses = self._step.losses or StepResult(nothing.expand(0), nothing, 0, 0)

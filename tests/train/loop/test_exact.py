@@ -15,13 +15,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from tests.cli import ROOT, records, start_ranks, train
 from tests.idx import write_small_mnist
 from tests.ranks import launched, run_ranks, train_on_ranks
 from train.collectives.tree_sum import SubtreeSums, subtrees, tree_sum
 from train.data.shard import share
+from train.errors import UserError
 from train.loop.exact_step import packed, unpack
+from train.run import Run
 from train.world.environment import World
 
 _IMAGES = "--dataset=mnist --batch-size=50 --epochs=1 --lr=0.05 --no-sync-batchnorm --logical-world=4"
@@ -102,6 +105,52 @@ def test_a_loop_of_ones_own_has_the_same_bits_on_any_number_of_processes(tmp_pat
     for world_size in (1, 2, 3):
         launched(world_size, _regression, tmp_path / str(world_size))
     assert len({end(folder) for folder in tmp_path.iterdir()}) == 1
+
+
+class _Counting(nn.Module):
+    """Dropout, BatchNorm and a buffer of whole numbers; part of it is frozen, part of it unused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+        self.unused = nn.Linear(2, 2)
+        self.layers[0].bias.requires_grad_(False)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.get_buffer("seen").add_(len(x) * self.training)
+        return self.layers(x)[:, 0]  # type: ignore[no-any-return]
+
+
+def _two_steps_a_batch(folder: Path) -> None:
+    run = Run(seed=1, run_dir=str(folder), logical_world=4, sync_batchnorm=False)
+    model = run.wrap(_Counting())
+    optimizer = torch.optim.AdamW((param for param in model.parameters() if param.requires_grad), lr=0.01)
+    run.restore(model=model, optimizer=optimizer)
+    data = TensorDataset(torch.randn(63, 3, generator=torch.Generator().manual_seed(0)))
+    for _ in run.epochs(2):
+        for batch in run.batches(data, batch_size=20):
+            first = run.step(lambda b: model(b[0]), batch, optimizer)
+            second = run.step(lambda b: model(b[0]), batch, optimizer)
+            assert len(first.of_samples) == 0 or not torch.equal(first.of_samples, second.of_samples)
+        run.record(**run.evaluate(lambda b: {"val_loss": model(b[0])}, data, batch_size=20))
+    assert model.get_buffer("seen") > 0
+    with pytest.raises(UserError, match=r"run\.apply"):
+        run.apply(optimizer)
+
+
+def test_two_steps_a_batch_with_buffers_frozen_and_unused_parts_have_the_same_bits(tmp_path: Path) -> None:
+    for world_size in (1, 2, 3):
+        launched(world_size, _two_steps_a_batch, tmp_path / str(world_size))
+    assert len({end(folder) for folder in tmp_path.iterdir()}) == 1
+
+
+def test_a_run_is_not_resumed_with_other_slices(data: Path, tmp_path: Path) -> None:
+    flags = [*CASES["dropout and clipping"].split(), f"--data-root={data}", f"--checkpoint-dir={tmp_path}"]
+    train_on_ranks(1, *flags, "--max-steps=2")
+    for other, said in (("--accumulate=2", "slices was 4 and is 8"), ("--logical-world=2", 'logical_world was "4"')):
+        done = train(1, *flags, "--resume=auto", "--max-steps=4", other)
+        assert done.returncode != 0 and said in done.stderr, done.stderr
 
 
 @given(st.integers(1, 40), st.integers(1, 9))
