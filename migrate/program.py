@@ -147,12 +147,18 @@ def _say_around(draft: Draft, script: Script, launch: Launch, used: set[str]) ->
             draft.lose(one.text, one.where, "follows the program, or only prints something")
         else:
             lines.append((one, "slurm.epilogue"))
+    unknown = set[str]()
     for one, where in lines:
         line = one.one_line()
         if line and not _ARGUMENT.search(line):
             draft.add(where, line, one.where)
         else:
             draft.lose(one.text, one.where, "not one line of bash, or it needs an argument of the script")
+            unknown |= one.assigned
+    for name in sorted(used & unknown):
+        draft.add(
+            key, f': "${{{name}:?is not known; export it before you submit}}"', "not taken, see below", "not known"
+        )
     for name in sorted(used & set().union(*(one.assigned for one in kept)) - script.exported):
         draft.add(key, f"export {name}", "a word of the command", "the processes read it")
 

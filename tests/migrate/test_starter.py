@@ -99,6 +99,7 @@ def test_site_has_what_is_of_the_cluster_and_both_render_the_same(tmp_path: Path
 
 # What stands in a script below `#SBATCH -N 2`, and what must stand in the spec.
 SAID = [
+    ("LR=${1:-3}\nsrun python train.py --lr $LR", "${LR:?is not known"),
     ("#SBATCH --nodes=1-3\nsrun torchrun --nproc_per_node 2 a.py", 'nodes: {"min": 1, "max": 3}  # line 2, line 3'),
     ("#SBATCH --ntasks-per-node=4\nsrun python -u a.py", "procs_per_node: 4  # line 3"),
     ("srun --nodelist=$X python a.py", "# not taken, line 3: srun --nodelist=$X: of the step alone"),
