@@ -28,19 +28,12 @@ from typing import NoReturn
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # before a folder jobspec/, lint/ or train/ of others
 
 from jobspec import targets
-from jobspec.output import unusable_file, write
+from jobspec.output import must_not_replace, unusable_file, write
 from jobspec.problems import SpecError, as_json, printable
 from train import __version__
 
-_KINDS = "indexedjob, jobset, pytorchjob or trainjob"
-_MEANT = {
-    "kubernetes": _KINDS,
-    "k8s": _KINDS,
-    "sbatch": "slurm",
-    "srun": "slurm",
-    "docker": "compose",
-    "ssh": "torchrun",
-}
+_MEANT = dict.fromkeys(("kubernetes", "k8s"), "indexedjob, jobset, pytorchjob or trainjob")
+_MEANT |= {"sbatch": "slurm", "srun": "slurm", "docker": "compose", "ssh": "torchrun"}
 _USUAL = """\
 {prog} slurm JOB.yaml | sbatch                      the job as a script; other targets: {prog} help
 {prog} explain JOB.yaml --target slurm              where each process runs, and its variables
@@ -64,7 +57,9 @@ def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
     try:
         result: Result = args.run(args)
-        problem = _must_not_replace(args)
+        problem = must_not_replace(
+            args.output, [*getattr(args, "files", []), getattr(args, "artifact", "-")], args.force
+        )
         if problem:
             print(problem, file=sys.stderr)
             return 1
@@ -81,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except OSError as error:
         print(unusable_file(error), file=sys.stderr)
-        return 1
+        return 4 if args.run is _from and error.filename in args.files else 1
     except KeyboardInterrupt:
         return 130
     except Exception:
@@ -315,7 +310,7 @@ def _from(args: argparse.Namespace) -> Result:
 
     job, site, notes = starter(args.files, args.site is not None)
     if args.site is not None:
-        problem = _must_not_replace(argparse.Namespace(**{**vars(args), "output": args.site}))
+        problem = must_not_replace(args.site, args.files, args.force, "--site")
         if problem:
             return Result("", 1, [problem])
         write(site, args.site)
@@ -328,21 +323,6 @@ def _schema(args: argparse.Namespace) -> Result:
     from jobspec.spec.schema import json_schema
 
     return Result(json.dumps(json_schema(part=args.part), indent=2) + "\n")
-
-
-def _must_not_replace(args: argparse.Namespace) -> str:
-    """Say why the file of -o must not be replaced: the command reads it, or render.py did not write it."""
-    output = args.output
-    if output is None or not Path(output).is_file():
-        return ""
-    read = [*getattr(args, "files", []), getattr(args, "artifact", "-")]
-    if any(Path(file).exists() and Path(output).samefile(file) for file in read):
-        return f"{printable(output)}: is read by this command, and -o must not replace it\n  hint: name another file"
-    with Path(output).open("rb") as file:
-        head = file.read(1000)
-    if args.force or not head.strip() or b"# Rendered by `render.py " in head:
-        return ""
-    return f"{printable(output)}: already exists, and render.py did not write it\n  hint: --force replaces it"
 
 
 def _report_bug() -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,6 +35,20 @@ def write(text: str, output: str | None) -> None:
         with suppress(OSError):
             beside.unlink()
         raise OSError(error.errno, error.strerror, output) from None
+
+
+def must_not_replace(output: str | None, read: Sequence[str], force: bool, option: str = "-o") -> str:
+    """Say why a file must not be replaced: the command reads it, or render.py did not write it; empty if it may be."""
+    if output is None or not Path(output).is_file():
+        return ""
+    name = printable(output)
+    if any(Path(file).exists() and Path(output).samefile(file) for file in read):
+        return f"{name}: is read by this command, and {option} must not replace it\n  hint: name another file"
+    with Path(output).open("rb") as file:
+        head = file.read(1000)
+    if force or not head.strip() or b"# Rendered by `render.py " in head:
+        return ""
+    return f"{name}: already exists, and render.py did not write it\n  hint: --force replaces it"
 
 
 def unusable_file(error: OSError) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from train.records.observer import Observer
 from train.world.attempt import Attempt
 from train.world.environment import World
 from train.world.rendezvous import open_process_group
-from train.world.signals import StopSignal
+from train.world.signals import SIGNALS, StopSignal
 
 Result = TypeVar("Result")
 
@@ -117,6 +118,8 @@ def _start(world_size: int, function: Callable[..., Any], timeout_s: float, *arg
 
 
 def _rank(pipe: Connection, visible: str | None, function: Callable[..., Any], *args: Any) -> None:
+    # A DataLoader of the test itself may have started the server, with these blocked for its workers.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ.update({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     try:

@@ -95,6 +95,9 @@ def test_site_has_what_is_of_the_cluster_and_both_render_the_same(tmp_path: Path
     Path(site).write_text("mine\n")
     assert run("from", old, "--site", site).returncode == 1
     assert run("from", old, old).returncode == 4  # two scripts
+    assert run("from", f"{old}.gone").returncode == 4
+    done = run("from", old, "--site", old)
+    assert done.returncode == 1 and "--site must not replace it" in done.stderr
 
 
 # What stands in a script below `#SBATCH -N 2`, and what must stand in the spec.

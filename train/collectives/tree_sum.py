@@ -9,6 +9,7 @@ all gather the pieces.  With one subtree a rank these are the bytes of a ring's 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -45,6 +46,7 @@ class SubtreeSums:
         return vector
 
 
+@cache
 def subtrees(numbers: range) -> list[tuple[int, int]]:
     """Return the (level, number) of the subtrees in which SubtreeSums keeps these slices."""
     sums, nothing = SubtreeSums(), torch.empty(0)

@@ -21,6 +21,18 @@ def evaluation_steps(num_samples: int, batch_size: int, rank: int, world_size: i
     return [list(mine[start : start + step]) for start in range(0, len(longest), step)]
 
 
+def evaluation_parts(
+    num_samples: int, batch_size: int, rank: int, world_size: int, logical_world: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Return what `rank` reads in each batch for the logical ranks that it has, and how many samples each of them."""
+    of_readers = [
+        evaluation_steps(num_samples, batch_size, reader, logical_world)
+        for reader in share(range(logical_world), rank, world_size)
+    ]
+    steps = [*zip(*of_readers, strict=True)]
+    return [[index for part in parts for index in part] for parts in steps], [[*map(len, parts)] for parts in steps]
+
+
 class ShardSampler(Sampler[list[int]]):
     """Yields, for each step of the current epoch, this rank's list of sample indices (empty if none are left for it).
 

@@ -22,7 +22,7 @@ from train.collectives.broadcast import gather
 from train.collectives.sync_batchnorm import SyncBatchNorm, has_batchnorm
 from train.collectives.waiting import waiting_for_each
 from train.data.batches import Batches
-from train.data.sampler import ShardSampler, evaluation_steps
+from train.data.sampler import ShardSampler, evaluation_parts
 from train.data.shard import share
 from train.errors import SharedError, UserError
 from train.loop import exact_step
@@ -251,11 +251,7 @@ class Session(Course):
         key = (id(dataset), batch_size, collate, workers)
         if key not in self._evaluated:  # workers and samples in memory stay
             rank, ranks = self.config.reader(self.rank, self.world_size)
-            logical = self.config.logical_world or ranks
-            readers = share(range(logical), rank, ranks)
-            of_readers = [evaluation_steps(len(dataset), batch_size, reader, logical) for reader in readers]
-            steps = [[index for part in parts for index in part] for parts in zip(*of_readers, strict=True)]
-            sizes = [[*map(len, parts)] for parts in zip(*of_readers, strict=True)]
+            steps, sizes = evaluation_parts(len(dataset), batch_size, rank, ranks, self.config.logical_world or ranks)
             self._evaluated[key] = self._loaded(dataset, steps, collate, workers), sizes
         # Where memory ran out, whole batches may not fit here either.
         num_pieces = max(1, self.engine.micro_batches // self.config.accumulate)
