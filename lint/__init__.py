@@ -1,7 +1,7 @@
 """Find known faults in scripts, manifests and compose files that others wrote.
 
 Reading order: what rules see (sbatch.py, shell.py, launches.py; manifest.py, pods.py), rules.py (what a rule is), the
-rules in nodes.py, tasks.py, slurm.py, secrets.py, kubernetes.py and checkers.py; formats.py shows them.
+rules in nodes.py, slurm.py, secrets.py, kubernetes.py and checkers.py; formats.py shows them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from jobspec.problems import Place, SpecError
-from lint import checkers, kubernetes, nodes, secrets, slurm, tasks
+from lint import checkers, kubernetes, nodes, secrets, slurm
 from lint.manifest import documents
 from lint.pods import Manifest, containers
 from lint.rules import ERROR, WARNING, Finding, entries, findings
@@ -22,7 +22,7 @@ from lint.shell import Script, Versions, locator
 
 __all__ = ["Finding", "Versions", "entries", "exit_code", "lint"]
 
-OF_SCRIPTS = (checkers, nodes, tasks, slurm, secrets)
+OF_SCRIPTS = (checkers, nodes, slurm, secrets)
 
 _YAML = (".yaml", ".yml", ".json")
 _SHELLS = (".sh", ".bash", ".sbatch", ".slurm", ".job")
@@ -45,25 +45,28 @@ def lint(paths: Sequence[str], skipped: list[str] | None = None, versions: Versi
     A file that lint cannot read is a finding without a rule.  In a folder, one of another kind is added to `skipped`.
     """
     found: list[Finding] = []
-    named = [each for path in paths for each in _matching(path)]
-    done = {os.path.realpath(path): False for path in named}  # a file that was named is never skipped, wherever it is
-    for path in named:
-        is_folder = path != "-" and Path(path).is_dir()
-        files = _files_in(path) if is_folder else [path]
-        if not files:
+    given = [each for path in paths for each in _matching(path)]
+    folders = {path: _files_in(path) for path in given if path != "-" and Path(path).is_dir()}
+    named = {os.path.realpath(path) for path in given if path not in folders}
+    done = set[str]()
+    for path in given:
+        if not folders.get(path, [path]):
             found.append(_unreadable(path, "", f"no file in this folder ends in {' or '.join(_IN_FOLDERS)}"))
-        for file in files:
+        for file in folders.get(path, [path]):
             really = os.path.realpath(file)
-            if done.get(really) or (is_folder and really in done):
+            if really in done:
                 continue
-            done[really] = True
-            unsorted = set(_lint(file, versions or Versions()))
-            own = hide_secrets(sorted(unsorted, key=lambda each: (each.place.line, each.place.column, each.message)))
-            if is_folder and any(each.message in (_UNKNOWN, _NO_MANIFEST) for each in own):
+            done.add(really)
+            own = hide_secrets(sorted(set(_lint(file, versions or Versions())), key=_order))
+            if really not in named and any(each.message in (_UNKNOWN, _NO_MANIFEST) for each in own):
                 (skipped if skipped is not None else []).append(file)
             else:
                 found += own
     return found
+
+
+def _order(found: Finding) -> tuple[int, int, str]:
+    return found.place.line, found.place.column, found.message
 
 
 def _matching(path: str) -> list[str]:
@@ -82,9 +85,8 @@ def _files_in(folder: str) -> list[str]:
     return sorted(str(file) for file in files if file.is_file())  # no pipes and no broken links
 
 
-def _lint(file: str, versions: Versions) -> Iterator[Finding]:
+def _lint(file: str, versions: Versions) -> list[Finding]:
     text, path = "", Path(file)
-    comments: set[int] | None = None
     try:
         with sys.stdin.buffer if file == "-" else path.open("rb") as stream:
             data = stream.read(_MAX_BYTES + 1)
@@ -92,52 +94,53 @@ def _lint(file: str, versions: Versions) -> Iterator[Finding]:
             raise OSError(0, f"larger than {_MAX_BYTES >> 20} MiB, too large for lint")
         text = data.decode("utf-8-sig")
         if path.suffix in _YAML or (not path.suffix and text[:2] != "#!" and _IS_YAML.match(text)):
-            found = [*_lint_yaml(text, file)]
-        elif "\0" not in text and (_is_shell(text, path.suffix) or file == "-"):
+            return _without_ignored(text, file, _lint_yaml(text, file))
+        if "\0" not in text and (_is_shell(text, path.suffix) or file == "-"):
             script = Script.parse(text, locator(text, file))
             script.versions = versions
-            found = [*findings(script, *OF_SCRIPTS)]
-            comments = script.comments
+            found = list(findings(script, *OF_SCRIPTS))
             found += checkers.shellcheck(script) if not any(each.rule == "bash-refuses-it" for each in found) else []
-        elif text.startswith("#!") and path.suffix in _SHELLS:
+            return _without_ignored(text, file, found, script)
+        if text.startswith("#!") and path.suffix in _SHELLS:
             program = text.split("\n", 1)[0].split()[-1].rpartition("/")[2]
-            found = [_unreadable(file, text, f"its first line starts {program}, and lint reads bash and sh")]
-        else:
-            found = [_unreadable(file, text, _UNKNOWN, _READS)]
+            return [_unreadable(file, text, f"its first line starts {program}, and lint reads bash and sh")]
+        return [_unreadable(file, text, _UNKNOWN, _READS)]
     except UnicodeDecodeError as error:
-        found = [_unreadable(file, "", f"not UTF-8 text: byte 0x{data[error.start]:02x}", "save the file as UTF-8")]
+        return [_unreadable(file, "", f"not UTF-8 text: byte 0x{data[error.start]:02x}", "save the file as UTF-8")]
     except SpecError as error:
-        found = [Finding(each.place, each.message, each.hint, each.link) for each in error.problems]
+        return [Finding(each.place, each.message, each.hint, each.link) for each in error.problems]
     except RecursionError:
-        found = [_unreadable(file, text, "its brackets and quotes are nested too deeply for lint")]
+        return [_unreadable(file, text, "its brackets and quotes are nested too deeply for lint")]
     except OSError as error:
         link = f"it is a link to {path.readlink()}, which is not there" if path.is_symlink() else ""
-        found = [_unreadable(file, "", error.strerror or "cannot be read", link)]
-    yield from _not_ignored(text, comments, file, found)
+        return [_unreadable(file, "", error.strerror or "cannot be read", link)]
 
 
-def _not_ignored(text: str, comments: set[int] | None, file: str, found: Sequence[Finding]) -> Iterator[Finding]:
+def _without_ignored(text: str, file: str, found: Iterable[Finding], script: Script | None = None) -> list[Finding]:
     """Leave out what `# lint: ignore=RULE` switches off: in its command, or alone on a line for the whole file.
 
-    comments: where those of a script begin; anywhere else in it, as in a here-document, the words are only text.
+    In a script, such words are only text where no comment begins, as in a here-document.
     """
-    off: set[tuple[str, int]] = set()  # a rule and a line; line 0 is the whole file
-    lines, locate = text.split("\n"), locator(text, file)
+    kept, lines, locate = list(found), text.split("\n"), locator(text, file)
     for match in _IGNORE.finditer(text):
         place, names = locate(match.start(), len(match[0])), re.findall(r"[\w-]+", match[1])
         begin = match.start() - place.column + 1
-        if comments is not None and comments.isdisjoint(range(begin, match.start() + 1)):
+        if script and script.comments.isdisjoint(range(begin, match.start() + 1)):
             continue
         first = place.line
+        for command in script.commands if script else ():
+            if locate(command.end, 1).line == place.line:
+                first = min(first, locate(command.start, 1).line)
         while first > 1 and lines[first - 2].endswith("\\"):
             first -= 1
-        alone = not text[begin : match.start()].strip()
-        off |= {(name, line) for name in names for line in ([0] if alone else range(first, place.line + 1))}
+        is_alone = not text[begin : match.start()].strip()
+        off = range(len(lines) + 1) if is_alone else range(first, place.line + 1)
+        kept = [each for each in kept if each.rule not in names or each.place.line not in off]
         for name in names:
             if name not in entries() and not name.startswith("SC"):
                 reason = f"there is no rule {name} [ignores-no-rule]"
-                yield Finding(place, reason, "--list names all", "", "ignores-no-rule", WARNING)
-    yield from (each for each in found if not {(each.rule, 0), (each.rule, each.place.line)} & off)
+                kept.append(Finding(place, reason, "--list names all", "", "ignores-no-rule", WARNING))
+    return kept
 
 
 def _is_shell(text: str, suffix: str) -> bool:

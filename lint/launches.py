@@ -6,13 +6,13 @@ A launch is found through variables (`srun $ARGS $CMD`), through `bash -c '…'`
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from lint.sbatch import Request
-from lint.shell import Command, Script
-from lint.words import NOTHING, Text, joined
+from jobspec.spec.sbatch_options import OPTIONS, WITH_VALUE
+from lint.sbatch import LONG, Option, Request, is_unknown, read_options
+from lint.shell import Command, Script, commands
+from lint.words import NOTHING, Source, Text, joined
 
 _SHELL = re.compile(r"(?:ba|da|k|z)?sh$")
 _PYTHON = re.compile(r"python[0-9.]*$")
@@ -21,18 +21,16 @@ _LAUNCHERS = ("accelerate", "deepspeed", "composer")
 _NAMES_OF_CONTAINERS = "apptainer singularity docker podman shifter conda uv poetry pixi numactl micromamba"
 CONTAINERS = frozenset(_NAMES_OF_CONTAINERS.split())  # and managers of environments
 _STARTS = re.compile(rf"(?:torchrun|{'|'.join(_LAUNCHERS)}|srun|mpirun|mpiexec|ssh|python[0-9.]*|(?:ba|da|k|z)?sh)$")
-_IN_FRONT = ("exec", "env", "nohup", "time", "command", "stdbuf", "nice", "!")
-_SRUN = {"c": "cpus-per-task", "K": "kill-on-bad-exit", "N": "nodes", "n": "ntasks", "w": "nodelist", "G": "gpus"}
-_SHORT_FLAGS = "EHkhlOQsuvVXZ"
-_SHORT_WITH_OR_WITHOUT = "IK"  # their value follows without a space
+_IN_FRONT = ("exec", "env", "nohup", "time", "timeout", "command", "stdbuf", "nice", "!")
+_OF_THOSE = re.compile(r"-.*|[A-Za-z_]\w*=.*|\d[\d.]*[smhd]?|[A-Z]+")  # their options, variables, times and signals
+# The value of any other option is the next word, or follows `=`.
 _NAMES_OF_SRUN_FLAGS = """
-    bcast compress contiguous disable-status exact exclusive external help hold immediate interactive kill-on-bad-exit
-    label multi-prog nice no-allocate no-kill overcommit overlap oversubscribe preserve-env propagate pty quiet reboot
-    resv-ports send-libs share spread-job test-only unbuffered use-min-nodes usage verbose version whole x11
+    bcast compress disable-status exact immediate interactive kill-on-bad-exit label multi-prog no-allocate overlap
+    preserve-env pty send-libs unbuffered whole x11
     container-entrypoint container-mount-home container-readonly container-remap-root container-writable
     no-container-entrypoint no-container-entrypoint-log no-container-mount-home no-container-remap-root
 """
-_SRUN_FLAGS = frozenset(_NAMES_OF_SRUN_FLAGS.split())  # the value of any other option is the next word, or follows `=`
+_SRUN_FLAGS = (OPTIONS - WITH_VALUE - {"wait"}) | frozenset(_NAMES_OF_SRUN_FLAGS.split())
 _NAMES_OF_LAUNCHER_FLAGS = """
     standalone no-python m module run-path use-env help h version virtual-local-rank multi-gpu cpu use-deepspeed
     use-fsdp debug quiet same-network use-mps-device no-ssh force-multi enable-each-rank-log no-local-rank u
@@ -43,13 +41,6 @@ _NAMES_OF_SAME = """
     main-process-port=master-port num-gpus=nproc-per-node world-size=total n=nproc-per-node
 """
 _SAME = dict(pair.split("=") for pair in _NAMES_OF_SAME.split())  # accelerate's and deepspeed's names as torchrun's
-
-
-class Option(NamedTuple):
-    """An option's value, empty if it has none, and its place."""
-
-    value: str
-    text: Text
 
 
 @dataclass
@@ -124,90 +115,58 @@ def _of_command(script: Script, command: Command, step: Launch | None = None, in
 def launches_of(
     script: Script, words: Sequence[Text], command: Command, step: Launch | None, inner: bool
 ) -> Iterator[Launch]:
-    words = _past_what_is_in_front(words)
-    if not words:
+    at = 0
+    while at < len(words) and (words[at].value in _IN_FRONT or (at and _OF_THOSE.fullmatch(words[at].value))):
+        at += 1
+    if at == len(words):
         return
-    rest, name = words[1:], words[0].value.rpartition("/")[2]
-    launch = Launch(name, words[0], rest, command, step, inner)
+    rest, name = words[at + 1 :], words[at].value.rpartition("/")[2]
+    launch = Launch(name, words[at], rest, command, step, inner)
     if name in ("srun", "yhrun"):
-        launch.kind, rest = "srun", _read_options(launch, _SRUN_FLAGS, _SRUN)
+        launch.kind = "srun"
+        launch.options, rest, launch.open = read_options(rest, _SRUN_FLAGS, LONG)
+        launch.program = rest[0] if rest else NOTHING
         yield launch
         yield from launches_of(script, rest, command, launch, inner)
-    elif name == "eval" and not all(_is_unknown(word.value) for word in rest):
+    elif name == "eval" and not all(is_unknown(word.value) for word in rest):
         blank = Text(" ", [0])
-        for each in script.inside(joined([part for word in rest for part in (word, blank)])):
+        for each in commands(Source(joined([part for word in rest for part in (word, blank)]))):
             yield from _of_command(script, each, step, inner)
     elif _SHELL.match(name) and (text := _after(rest, r"-[a-z]*c")) is not None:
-        inside = script.inside(rest[text])
+        inside = list(commands(Source(rest[text])))
         script.inside_texts.extend(inside)
         for each in inside:
             yield from _of_command(script, each, step, True)
-    elif name in CONTAINERS and (at := _program_in(rest)) is not None:
-        yield from launches_of(script, rest[at:], command, step, inner)
+    elif name in CONTAINERS and (program := _program_in(rest)) is not None:
+        yield from launches_of(script, rest[program:], command, step, inner)
     elif name == "torchrun" or (_PYTHON.match(name) and _agent_module(rest)):
-        launch.kind, launch.words = "torchrun", rest if name == "torchrun" else rest[_agent_module(rest) :]
-        _read_options(launch, _LAUNCHER_FLAGS)
-        yield launch
-    elif name in _LAUNCHERS and (name != "accelerate" or [word.value for word in rest[:1]] == ["launch"]):
-        launch.words = rest[1:] if name == "accelerate" else rest
-        _read_options(launch, _LAUNCHER_FLAGS, _SAME)
-        yield launch
+        yield _launcher(launch, "torchrun", rest if name == "torchrun" else rest[_agent_module(rest) :])
+    elif name == "accelerate":
+        if rest and rest[0].value == "launch":
+            yield _launcher(launch, name, rest[1:])
+    elif name in _LAUNCHERS:
+        yield _launcher(launch, name, rest)
     elif _PYTHON.match(name):
         launch.program = next((word for word in rest if not word.value.startswith("-")), NOTHING)
         runs = launch.program.value and not {"-c", "-V", "--version"} & {word.value for word in rest[:2]}
         launch.kind = "python" if runs else "python -c"
         yield launch
-    elif name not in _LAUNCHERS:
+    else:
         yield launch
+
+
+def _launcher(launch: Launch, kind: str, words: Sequence[Text]) -> Launch:
+    """Add what a launcher's words say, by torchrun's names."""
+    launch.kind, launch.words = kind, words
+    found, rest, launch.open = read_options(words, _LAUNCHER_FLAGS)
+    launch.options = {_SAME.get(name, name) if kind != "torchrun" else name: option for name, option in found.items()}
+    launch.program = rest[0] if rest else NOTHING
+    return launch
 
 
 def _after(words: Sequence[Text], option: str) -> int | None:
     """Return where the word after an option stands."""
     return next((at + 1 for at, word in enumerate(words[:-1]) if re.fullmatch(option, word.value)), None)
-
-
-def _past_what_is_in_front(words: Sequence[Text]) -> Sequence[Text]:
-    at = 0
-    while at < len(words):
-        value = words[at].value
-        if value == "timeout":
-            at += 1
-            while at < len(words) and words[at].value.startswith("-"):
-                at += 2 if words[at].value in ("-k", "--kill-after", "-s", "--signal") else 1
-        elif value not in _IN_FRONT and not (at and re.match(r"[A-Za-z_]\w*=", value)):
-            break
-        at += 1
-    return words[at:]
-
-
-def _read_options(launch: Launch, flags: Container[str], names: dict[str, str] | None = None) -> Sequence[Text]:
-    """Read a launcher's own options, those before the program that it starts; return the program and its words."""
-    words, at = launch.words, 0
-    while at < len(words):
-        option, value = words[at], words[at].value
-        if _is_unknown(value):
-            launch.open = True
-        elif not value.startswith("-"):
-            break
-        else:
-            name, equals, text = value.lstrip("-").partition("=")
-            name, takes = name.replace("_", "-"), not equals and name.replace("_", "-") not in flags
-            if launch.kind == "srun" and value[:2] != "--":
-                letters = value[1:].lstrip(_SHORT_FLAGS)  # -lK1 is -l -K1
-                name, text = letters[:1], letters[1:]
-                takes = bool(name) and not text and name not in _SHORT_WITH_OR_WITHOUT
-            if takes and at + 1 < len(words) and not words[at + 1].value.startswith("--"):
-                at += 1
-                text, option = words[at].value, words[at]
-            launch.options[(names or {}).get(name, name)] = Option(text, option)
-        at += 1
-    launch.program = words[at] if at < len(words) else NOTHING
-    return words[at:]
-
-
-def _is_unknown(value: str) -> bool:
-    """Return True for a word that a variable or a command replaces as a whole."""
-    return (len(value) == 1 and value >= "\U000f0000") or re.fullmatch(r"\$(?:\{[^}]*\}|\w+|@)", value) is not None
 
 
 def _program_in(words: Sequence[Text]) -> int | None:

@@ -9,6 +9,7 @@ from lint.launches import CONTAINERS, Launch, everything, launches, nodes_of, re
 from lint.rules import Fault
 from lint.sbatch import number
 from lint.shell import Script
+from lint.words import Text
 
 # Any other program may start programs on other nodes, or may start this script there.
 _NAMES_OF_LOOKS = """
@@ -54,13 +55,12 @@ def nothing_starts_the_other_nodes(script: Script) -> Iterator[Fault]:
     count = request(script).nodes or 1
     if count < 2 or not script.is_batch or _HETEROGENEOUS.search(script.text):
         return
-    started = [each for each in launches(script) if not _needs_one(script, each)]
-    unknown = {launch.kind for launch in started if not launch.trains} - {each.function for each in script.commands}
-    if unknown or any(each.step or each.command.background or _is_part(script, each) for each in started):
-        return
-    for launch in started[:1]:
+    functions = {command.function for command in script.commands}
+    started = [each for each in launches(script) if each.kind not in functions and not _needs_one(script, each)]
+    if started and all(_is_whole(script, each) for each in started):
+        first = started[0].text
         reason = f"sbatch runs this only on the first of the {count} nodes, and nothing starts a program on the others"
-        yield Fault(script.place(launch.text), reason, f"srun --ntasks-per-node=1 {launch.text.value} …")
+        yield Fault(first, reason, f"srun --ntasks-per-node=1 {first.value} …")
 
 
 def _needs_one(script: Script, launch: Launch) -> bool:
@@ -68,68 +68,57 @@ def _needs_one(script: Script, launch: Launch) -> bool:
     values, nnodes = [script.shown(word.value) for word in launch.words], launch.value("nnodes")
     if launch.kind in ("source", ".", "eval", "sh", "bash"):
         return not values or bool(_SETS_UP.search(" ".join(values[:2])))
-    known = launch.kind in (*_LOOKS, "python -c", "") or (launch.kind == "xargs" and not values)
-    known = known or (launch.step or launch).program.value in _LOOKS  # srun hostname
-    known = known or (launch.kind in CONTAINERS and not {"run", "exec"} & set(values))
+    looks = {launch.kind, (launch.step or launch).program.value} & {*_LOOKS, "python -c"}  # srun hostname
+    prepares = launch.kind in CONTAINERS and not {"run", "exec"} & set(values)
+    prepares = prepares or (launch.kind == "xargs" and not values)
     alone = launch.trains and (nnodes == "1" or "standalone" in launch.options or nnodes.startswith("1:"))
-    return known or alone or bool({"--help", "-h", "--version"} & set(values)) or launch.text.value[:1] == '"'
+    return bool(looks or prepares or alone or {"--help", "-h", "--version"} & set(values))
 
 
-def _is_part(script: Script, launch: Launch) -> bool:
-    """Return True if something else may run the rest of a launch, or if one node may be enough for it."""
-    rank, given = script.shown(launch.value("node-rank")), set(launch.options)
-    outside = rank.strip("${}") not in ("", "0", "SLURM_NODEID", "SLURM_PROCID")
-    inside = rank or ({"multi-gpu", "use-fsdp"} & given and not {"config-file", "use-deepspeed"} & given)
-    reaches = launch.kind == "deepspeed" or (launch.kind == "accelerate" and not inside)
-    unsure = launch.open or (launch.value("nnodes") and not asks_for_several(script, launch))
-    prepares = launch.kind == "python" and not _TRAINS.search(launch.program.value)
-    alone = launch.kind == "accelerate" and not launch.value("nnodes")
-    return bool(outside or reaches or unsure or prepares or alone)
+def _is_whole(script: Script, launch: Launch) -> bool:
+    """Return True for a launch that trains here alone: nothing else runs the rest of it, and one node is too few."""
+    rank, given = script.shown(launch.value("node-rank")).strip("${}"), launch.options.keys()
+    if not launch.trains or launch.step or launch.open or launch.command.background or launch.kind == "deepspeed":
+        return False
+    if launch.kind == "python":
+        return bool(_TRAINS.search(launch.program.value))
+    ranks = rank or ({"multi-gpu", "use-fsdp"} & given and not {"config-file", "use-deepspeed"} & given)
+    if launch.kind == "accelerate" and not (ranks and launch.value("nnodes")):
+        return False  # it may reach the others itself
+    several = not launch.value("nnodes") or asks_for_several(script, launch)
+    return several and rank in ("", "0", "SLURM_NODEID", "SLURM_PROCID")
 
 
 def each_node_trains_alone(script: Script) -> Iterator[Fault]:
     for launch in trained(script):
         if launch.open or not on_several_nodes(script, launch):
             continue
-        count, place, given = nodes_of(script, launch), script.place(launch.text), set(launch.options)
+        count, place, given = nodes_of(script, launch), launch.text, launch.options.keys()
         if launch.kind == "torchrun" and "standalone" in given and launch.step:
             yield Fault(place, f"--standalone makes each of the {count} nodes a job of its own")
         elif launch.kind == "torchrun" and not given & {"nnodes", "standalone"} and not _known(script, "PET_NNODES"):
-            reason = f"without --nnodes, torchrun treats each of the {count} {script.unit}s as a job of one node"
-            yield Fault(place, reason)
+            yield Fault(place, f"without --nnodes, torchrun makes each of the {count} {script.unit}s a job of its own")
         elif launch.kind == "deepspeed" and launch.step and "no-ssh" not in given:
             reason = f"srun starts deepspeed on each of the {count} nodes, and each takes itself for the whole job"
             yield Fault(place, reason, "srun torchrun …: DeepSpeed reads RANK and WORLD_SIZE from it")
 
 
 def nodes_never_meet(script: Script) -> Iterator[Fault]:
-    said = "{} is another machine on each node: they never meet"
-    told = [each for each in trained(script) if asks_for_several(script, each)]
-    for launch in told if not script.one_network else ():
-        given = {"rdzv-endpoint", "master-addr", "rdzv-conf"} & set(launch.options)
-        for option in (launch.options[name] for name in sorted(given) if _LOOPBACK.match(launch.value(name))):
-            yield Fault(script.place(option.text), said.format(option.value))
+    if script.unit == "service":
+        return  # services of compose may share a network
+    told, lonely = [each for each in trained(script) if asks_for_several(script, each)], list[Text]()
+    for launch in told:
+        given = sorted({"rdzv-endpoint", "master-addr", "rdzv-conf"} & launch.options.keys())
+        lonely += [launch.options[name].text for name in given if _LOOPBACK.match(launch.value(name))]
         sure = launch.kind == "torchrun" and not given and not launch.open and "standalone" not in launch.options
         if sure and not _known(script, "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"):
             default = "localhost:29400" if launch.value("rdzv-backend") == "c10d" else "127.0.0.1:29500"
-            reason = f"no address is given where the nodes meet: each looks at {default}, its own"
-            yield Fault(script.place(launch.text), reason)
-    several = told or [each for each in trained(script) if on_several_nodes(script, each)]
+            yield Fault(launch.text, f"no address is given where the nodes meet: each looks at {default}, its own")
     words = script.assigned.get("MASTER_ADDR", [])
-    if several and len(words) == 1 and _LOOPBACK.fullmatch(words[0].value) and not script.one_network:
-        yield Fault(script.place(words[0].text), said.format(words[0].value))
-
-
-def node_rank_cannot_be(script: Script) -> Iterator[Fault]:
-    for launch in trained(script):
-        rank, count = number(launch.value("node-rank")), number(launch.value("nnodes"))
-        if rank is None or uses_c10d(launch):
-            continue
-        place = script.place(launch.options["node-rank"].text)
-        if count is not None and rank >= count:
-            yield Fault(place, f"node rank {rank} of {count} nodes: ranks go from 0 to {count - 1}")
-        elif on_several_nodes(script, launch):
-            yield Fault(place, f"each of the {nodes_of(script, launch)} {script.unit}s gets node rank {rank}")
+    if told or any(on_several_nodes(script, each) for each in trained(script)):
+        lonely += [word.text for word in words if len(words) == 1 and _LOOPBACK.fullmatch(word.value)]
+    for text in lonely:
+        yield Fault(text, "this address is another machine on each node: they never meet")
 
 
 def node_rank_is_ignored(script: Script) -> Iterator[Fault]:
@@ -137,43 +126,30 @@ def node_rank_is_ignored(script: Script) -> Iterator[Fault]:
         given = [name for name in ("node-rank", "master-addr") if name in launch.options]
         c10d = launch.kind == "torchrun" and launch.value("rdzv-backend") == "c10d"
         for name in given[:1] if c10d and asks_for_several(script, launch) else ():
-            reason = f"c10d ignores --{name}: it numbers the nodes in alphabetical order of their names"
-            yield Fault(script.place(launch.options[name].text), reason)
-
-
-def rendezvous_without_id(script: Script) -> Iterator[Fault]:
-    for launch in trained(script):
-        shares = not script.directive("exclusive") and (request(script, launch.step).gpus_per_node or 0) < 8
-        c10d = launch.kind == "torchrun" and launch.value("rdzv-backend") == "c10d" and not launch.open
-        known = {"rdzv-id", "standalone"} & set(launch.options) or _known(script, "PET_RDZV_ID")
-        fixed = re.search(r":\d+$", launch.value("rdzv-endpoint"))
-        if c10d and shares and fixed and not known and asks_for_several(script, launch):
-            reason = 'the id of the rendezvous is "none": two jobs on the same host and port become one'
-            yield Fault(script.place(launch.options["rdzv-backend"].text), reason)
-            return
+            text = launch.options[name].text
+            yield Fault(text, f"c10d ignores --{name}: it numbers the nodes in alphabetical order of their names")
 
 
 def nnodes_are_not_the_nodes(script: Script) -> Iterator[Fault]:
     for launch in trained(script):
         told, count = number(launch.value("nnodes")), nodes_of(script, launch)
         if told and count and told != count and on_several_nodes(script, launch) and (told > count or not launch.inner):
-            reason = f"the launcher is told of {told} nodes, but {count} {script.unit}s start it"
-            yield Fault(script.place(launch.options["nnodes"].text), reason)
+            text = launch.options["nnodes"].text
+            yield Fault(text, f"the launcher is told of {told} nodes, but {count} {script.unit}s start it")
 
 
 def address_is_not_certain(script: Script) -> Iterator[Fault]:
     lost = "if the name is not found, each node trains alone, without an error"
-    speaks = re.search("hostname|localhost|127[.]0|LAUNCH_NODE", script.text) and request(script).nodes != 1
-    for command in everything(script) if speaks else ():
-        values = [word.value.rpartition("/")[2] for word in command.words]
+    for command in everything(script) if request(script).nodes != 1 else ():
+        asks_host = any(word.value.rpartition("/")[2] == "hostname" for word in command.words)
+        falls_back = command.after == "||" and command.name in ("echo", "printf")
         for word in command.words:
-            if "hostname" in values and word.value in ("-i", "-I", "--ip-address", "--all-ip-addresses"):
-                reason = f"hostname {word.value} prints 127.0.0.1 on some nodes and several addresses on others"
-                yield Fault(script.place(word.text), reason)
-            if command.after == "||" and command.name in ("echo", "printf") and _LOOPBACK.fullmatch(word.value):
-                yield Fault(script.place(word.text), lost)
+            if asks_host and word.value in ("-i", "-I", "--ip-address", "--all-ip-addresses"):
+                yield Fault(word.text, "this prints 127.0.0.1 on some nodes and several addresses on others")
+            if falls_back and _LOOPBACK.fullmatch(word.value):
+                yield Fault(word.text, lost)
             for name, text in word.expansions:
                 if name == "SLURM_LAUNCH_NODE_IPADDR":
-                    yield Fault(script.place(text), "SLURM_LAUNCH_NODE_IPADDR is where srun was called, often no node")
+                    yield Fault(text, "SLURM_LAUNCH_NODE_IPADDR is where srun was called, often no node")
                 elif "SLURM_" in script.text and _HERE_BY_DEFAULT.match(text.value):
-                    yield Fault(script.place(text), lost)
+                    yield Fault(text, lost)

@@ -25,7 +25,7 @@ class Container:
     """A container of an object's pods, a TrainJob's trainer (its pod is in its runtime), or a service of compose.
 
     template: its pod's.  pods: how many the object asks for; None if it does not say.
-    script: what it starts; empty if the image decides it, and for init containers, which only prepare.
+    script: what it starts; empty if the image decides it.
     """
 
     document: Node
@@ -33,10 +33,6 @@ class Container:
     template: Node
     pods: int | None
     script: Script
-
-    @property
-    def is_service(self) -> bool:
-        return self.document.get("kind") is None
 
     @property
     def launches(self) -> list[Launch]:
@@ -68,8 +64,7 @@ def containers(document: Node) -> list[Container]:
     made = [Container(document, *each, _script(document, each[0])) for each in found]
     for container in made if len(pods) == 1 and document.text("kind") in ("Job", "JobSet") else ():
         container.script.asked["nodes"] = str(container.pods or "")
-    inits = [(node, *pod) for pod in pods for node in pod[0].elements("spec", "initContainers")]
-    return made + [Container(document, *each, Script("", each[0].place_inside)) for each in inits]
+    return made
 
 
 def templates(document: Node) -> list[tuple[Node, int | None]]:
@@ -87,18 +82,20 @@ def templates(document: Node) -> list[tuple[Node, int | None]]:
 
 def _script(document: Node, node: Node) -> Script:
     """Return what a container starts: the script of `sh -c`, else its words as one command."""
-    keys = ("entrypoint", "command") if document.get("services") else ("command", "args")
-    words = [word for key in keys if (given := node.get(key)) for word in _words(given)]
-    values = [value for _, value in words]
+    is_service = document.get("services") is not None
+    given = [each for key in ("entrypoint", "command", "args") if (each := node.get(key))]
+    words = [word for each in given for word in each.elements() or [each]]
+    values = [word.text() for word in words]
     at = next((at for at, value in enumerate(values) if at and not value.startswith("-")), len(values))
     shell = values[0].rpartition("/")[2] if any(value.endswith("c") for value in values[1:at]) else ""
     if shell in _SHELLS and at < len(values):
-        script = Script.parse(values[at], words[at][0].place_inside)
+        script = Script.parse(values[at], words[at].place_inside)
         script.shell = shell
-    else:
-        ends = list(accumulate(len(shlex.quote(value)) + 1 for value in values))
-        script = Script.parse(shlex.join(values), lambda start, _: words[bisect_right(ends, start)][0].place)
-    script.in_container, script.unit = True, "pod"
+    else:  # compose splits a text as a shell does
+        written = [word.text() if word in given else shlex.quote(word.text()) for word in words]
+        ends = list(accumulate(len(each) + 1 for each in written))
+        script = Script.parse(" ".join(written), lambda start, _: words[bisect_right(ends, start)].place)
+    script.unit = "service" if is_service else "pod"
     limits = [*node.items("resources", "limits"), *node.items("resourcesPerNode", "limits")]
     script.asked["gpus-per-node"] = next((value.text() for name, value in limits if name.endswith("/gpu")), "")
     for name, value, _ in variables(node):
@@ -107,9 +104,6 @@ def _script(document: Node, node: Node) -> Script:
     operated = document.text("kind") in ("PyTorchJob", "TrainJob") or document.get("spec", "plugins", "pytorch")
     if operated or node.get("envFrom"):
         script.environment |= {name: Text(script.unknown(name), [0]) for name in _BY_OPERATOR}
-    modes = [other.text("network_mode") for _, other in document.items("services")]
-    joins = node.text("network_mode").startswith(("host", "service:", "container:"))
-    script.one_network = joins or f"service:{node.key.value}" in modes
     return script
 
 
@@ -123,12 +117,3 @@ def variables(node: Node) -> Iterator[tuple[str, str | None, Node]]:
     for entry in node.elements("environment"):
         name, _, text = entry.text().partition("=")
         yield name, text, entry
-
-
-def _words(node: Node) -> Iterator[tuple[Node, str]]:
-    """Yield the words of a list, or of a text, which compose splits as a shell does."""
-    yield from ((element, element.text()) for element in node.elements())
-    try:
-        yield from [(node, word) for word in shlex.split(node.text())]
-    except ValueError:
-        return

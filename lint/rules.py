@@ -1,8 +1,8 @@
 """Find what breaks a rule.
 
 A rule is a row of rules.md (severity, what happens, the mend, a report) and a function of its name, with underscores,
-that yields each Fault: in nodes.py, tasks.py, slurm.py, secrets.py or checkers.py for scripts, in kubernetes.py for
-manifests and compose files.
+that yields each Fault: in nodes.py, slurm.py, secrets.py or checkers.py for scripts, in kubernetes.py for manifests
+and compose files.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jobspec.problems import Place, Problem
+from lint.words import Text
 
 ERROR, WARNING = "error", "warning"
 
@@ -22,7 +23,7 @@ ERROR, WARNING = "error", "warning"
 class Fault(NamedTuple):
     """A place where a rule is broken, what happens there, and what to write instead of what rules.md says."""
 
-    place: Place
+    place: Place | Text
     reason: str
     fix: str = ""
 
@@ -54,10 +55,11 @@ def entries() -> dict[str, Entry]:
     return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.severity)}
 
 
-def findings(subject: object, *modules: object) -> Iterator[Finding]:
-    """Yield what the rules in some modules find in a script, or in a manifest."""
+def findings(subject: Any, *modules: object) -> Iterator[Finding]:
+    """Yield what the rules in some modules find."""
     for name, grade, _, mend, link in entries().values():
         for module in modules:
             check = getattr(module, name.replace("-", "_"), None)
             for place, reason, fix in check(subject) if check else ():
-                yield Finding(place, f"{reason} [{name}]", fix or mend, link, name, grade)
+                where = subject.place(place) if isinstance(place, Text) else place
+                yield Finding(where, f"{reason} [{name}]", fix or mend, link, name, grade)

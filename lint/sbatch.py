@@ -6,23 +6,34 @@ Source: `_opt_batch_script` in Slurm's src/sbatch/opt.c, and the manuals of sbat
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jobspec.problems import Place
 from jobspec.spec.sbatch_options import OPTIONS, PYXIS, WITH_VALUE
+from lint.words import Text
 
 _SHORT = """
     a=array A=account b=begin B=extra-node-info c=cpus-per-task C=constraint d=dependency D=chdir e=error F=nodefile
     G=gpus h=help H=hold i=input J=job-name k=no-kill L=licenses m=distribution M=clusters n=ntasks N=nodes o=output
     O=overcommit p=partition q=qos Q=quiet s=oversubscribe S=core-spec t=time v=verbose V=version w=nodelist W=wait
-    x=exclude
+    x=exclude E=preserve-env I=immediate K=kill-on-bad-exit l=label r=relative u=unbuffered X=disable-status
+    Z=no-allocate
 """
-_LONG = dict(pair.split("=") for pair in _SHORT.split())
+LONG = dict(pair.split("=") for pair in _SHORT.split())
+"""The long names of one-letter options, of sbatch and of srun."""
 _OTHER_NAMES = {"tasks-per-node": "ntasks-per-node"}
-_NEARLY = re.compile(r"#[ \t]+SBATCH(?=[ \t]+-)|#(?!SBATCH)(?i:sbatch)(?=[ \t]+-)")
+_FLAGS = OPTIONS - WITH_VALUE
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"[^"]*"|'[^']*')+""")
 _QUOTES = re.compile(r"""["'\\]""")
+
+
+class Option(NamedTuple):
+    """An option's value, empty if it has none, and its place."""
+
+    value: str
+    text: Text
 
 
 @dataclass(frozen=True)
@@ -30,51 +41,69 @@ class Directive:
     """One option of an `#SBATCH` line by its long name.
 
     known: True if sbatch has such an option; `name` is then its full name, even if the script shortens it.
-    ignored: why sbatch does not read it; empty if it does.
+    ignored: True if it stands below the first command, where sbatch does not read it.
     """
 
     name: str
     value: str
     place: Place
     known: bool
-    ignored: str
+    ignored: bool
 
 
 def directives(text: str, locate: Callable[[int, int], Place], comments: Container[int]) -> Iterator[Directive]:
-    """Yield the options of all `#SBATCH` lines, in order, and of lines that look like one.
+    """Yield the options of all `#SBATCH` lines, in order.
 
     comments: where comments begin; below the first command, a line in a text of the script is none.
     """
-    ignored, begin = "", 0
+    ignored, begin = False, 0
     for line in text.split("\n"):
-        nearly = _NEARLY.match(line)
-        if nearly and not ignored:
-            yield from _options(text, begin + nearly.end(), begin + len(line), locate, "spelling")
-        elif line.startswith("#SBATCH") and line[7:8] in (" ", "\t") and (not ignored or begin in comments):
-            yield from _options(text, begin + 7, begin + len(line), locate, ignored)
+        if re.match(r"#SBATCH[ \t]", line) and (not ignored or begin in comments):
+            found = _WORD.finditer(text, begin + 7, begin + len(line))
+            words = [Text(_QUOTES.sub("", each[0]), range(*each.span())) for each in found]
+            for name, (value, at) in read_options(words, _FLAGS, LONG)[0].items():
+                meant = [option for option in OPTIONS if option.startswith(name)]
+                name = meant[0] if len(meant) == 1 else name
+                known = name in OPTIONS or name.startswith(PYXIS)
+                place = locate(at.at[0], len(at.at))
+                yield Directive(_OTHER_NAMES.get(name, name), value, place, known, ignored)
         elif line.strip() and not line.lstrip().startswith("#"):
-            ignored = "command"
+            ignored = True
         begin += len(line) + 1
 
 
-def _options(
-    text: str, start: int, stop: int, locate: Callable[[int, int], Place], ignored: str
-) -> Iterator[Directive]:
-    words = list(_WORD.finditer(text, start, stop))
-    while words and not words[0][0].startswith("#"):
-        word = words.pop(0)
-        written, end = _QUOTES.sub("", word[0]), word.end()
-        name, _, value = written[2:].partition("=")
-        if written[:2] != "--":  # -Xvalue
-            name, value = _LONG.get(written[1:2], "") if written[:1] == "-" else "", written[2:]
-        meant = [option for option in OPTIONS if name and option.startswith(name)]
-        name = meant[0] if name not in OPTIONS and len(meant) == 1 else name
-        if name and not value and name in WITH_VALUE and words:
-            end, value = words[0].end(), _QUOTES.sub("", words.pop(0)[0])
-        known = name in OPTIONS or name.startswith(PYXIS)
-        if name:
-            place = locate(word.start(), end - word.start())
-            yield Directive(_OTHER_NAMES.get(name, name), value, place, known, ignored)
+def read_options(
+    words: Sequence[Text], flags: Container[str], short: Mapping[str, str] | None = None
+) -> tuple[dict[str, Option], Sequence[Text], bool]:
+    """Read the options in front of a program: by long name, with dashes.
+
+    Return them, the words from the program on, and True if a variable may hold more options.
+    flags: those without a value, or with one only behind `=`.  short: the long names of one-letter options.
+    """
+    found, unknown, at = dict[str, Option](), False, 0
+    while at < len(words) and (is_unknown(words[at].value) or words[at].value.startswith("-")):
+        option, at = words[at], at + 1
+        if is_unknown(option.value):
+            unknown = True
+            continue
+        name, given, value = option.value.lstrip("-").partition("=")
+        if short and not option.value.startswith("--"):
+            letters = option.value[1:]
+            while short.get(letters[:1]) in flags and letters[1:2].isalpha():  # -lK1 is -l -K1
+                found[short[letters[0]]] = Option("", option)
+                letters = letters[1:]
+            name, given, value = short.get(letters[:1], letters[:1]), letters[1:], letters[1:]
+        name = name.replace("_", "-")
+        if not given and name not in flags and at < len(words) and not words[at].value.startswith("--"):
+            option, at = words[at], at + 1
+            value = option.value
+        found[name] = Option(value, option)
+    return found, words[at:], unknown
+
+
+def is_unknown(value: str) -> bool:
+    """Return True for a word that a variable or a command replaces as a whole."""
+    return (len(value) == 1 and value >= "\U000f0000") or re.fullmatch(r"\$(?:\{[^}]*\}|\w+|@)", value) is not None
 
 
 def number(text: str) -> int | None:

@@ -1,15 +1,13 @@
-"""Rules for secrets.  Their values are never shown."""
+"""The rule for secrets.  Their values are never shown."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 
 from jobspec.problems import masked
 from jobspec.spec.secret_names import names_secret
-from lint.launches import everything
 from lint.rules import Fault, Finding
 from lint.shell import Script
 
@@ -18,7 +16,6 @@ _PLACEHOLDER = re.compile(
     r"(?is)[<\[{(].*|.*(?:your|change|replace|insert|example|secret|token|password|dummy|here|todo).*|x+|\*+|\.+"
     r"|none|null|true|false|0|[/~].*"
 )
-_LOGIN = re.compile(r"wandb login (?:--host[= ]\S+ |-\S+ )*([^-\s]\S*)$")
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -27,8 +24,8 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def hide_secrets(found: Sequence[Finding]) -> list[Finding]:
-    """Mask the source line of every finding on a line in which a `secret-…` rule found a value."""
-    lines = {each.place.line for each in found if each.rule.startswith("secret-")}
+    """Mask the source line of every finding on a line in which the rule found a value."""
+    lines = {each.place.line for each in found if each.rule == "secret-in-file"}
     parts = [masked(each.place, each.place.written.partition("=")[0]) for each in found]
     return [replace(each, place=part) if part.line in lines else each for each, part in zip(found, parts, strict=True)]
 
@@ -40,20 +37,3 @@ def secret_in_file(script: Script) -> Iterator[Fault]:
             reason += "" if script.in_container else "; `scontrol write batch_script` shows it"
             fix = f'export {name} before you start the script; in the script, only check it: `: "${{{name}:?}}"`'
             yield Fault(masked(script.locate(word.text.at[0], len(name))), reason, fix)
-
-
-def secret_is_shown(script: Script) -> Iterator[Fault]:
-    speaks = not script.in_container and re.search("(?i)key|secret|token|passw|login", script.text)
-    for command in everything(script) if speaks else ():
-        login = _LOGIN.match(" ".join(word.value for word in command.words))
-        if login and (login[1][0] == "$" or not _PLACEHOLDER.fullmatch(login[1])):
-            place = masked(script.locate(command.words[1].text.at[0], len("login")))
-            yield Fault(place, "everybody on the node sees the key in the list of processes")
-        for word, after in zip_longest(command.words, command.words[1:]):
-            option, _, value = word.value.partition("=")
-            given = value or (after.value if after and after.value[:1] != "-" else "")
-            names = re.findall(r"[,=](\w+)=", word.value) if option == "--export" else [option] * (option[:2] == "--")
-            real = option == "--export" or (given and ("$" in given or not _PLACEHOLDER.fullmatch(given)))
-            for name in filter(names_secret, names if real else ()):
-                place = masked(script.locate(word.text.at[0], len(option)))
-                yield Fault(place, f"everybody on the node sees the value of {name} in the list of processes")

@@ -1,11 +1,5 @@
 """Read a shell script with tree-sitter-bash: its commands and words, and what variables hold.  Nothing is run.
 
-For other readers of scripts: `script = Script.parse(text, locator(text, file))` has `directives` (name, value and place
-of each option of an `#SBATCH` line), `commands` (in order, those in functions and substitutions too; `script.place(
-word.text).line` is a word's line, `script.fields(word)` what the shell makes of it; an assignment has `word.assigned`
-and `word.value`), `assigned` and `exported` variables;
-`lint.launches.launches(script)` says what is started, with the options of srun and of the launcher.
-
 What only a run knows, such as `$1`, `$(hostname)` or a variable that the script does not set, becomes one private
 character in a value; `Script.names` maps it to what was written.  So a rule sees what a task's own shell still replaces
 (`$NAME`) apart from what the batch shell has replaced by then (that character).
@@ -28,7 +22,6 @@ from lint.words import LookUp, Source, Text, Word, below, fields, joined, pieces
 _UNKNOWN = 0xF0000  # the first private character
 _MOST_UNKNOWN = 0xFFFD
 _LONGEST = 10_000
-_HANDED_OVER = re.compile(r"\b(?:export|declare|typeset) -f((?:[ \t]+\w+)+)")
 _OPERATORS = ("|", "|&", "||", "&&", "&", ";")
 _COMMANDS = ("command", "declaration_command", "unset_command", "test_command", "variable_assignment")
 _SUBSTITUTIONS = ("command_substitution", "process_substitution")
@@ -47,7 +40,6 @@ class Command:
     """One simple command, assignment or test.
 
     after: the operator in front of it.  background: `&` follows.  function: the function that it stands in.
-    inner: another shell runs it, not the script's, such as that of a task.
     """
 
     words: list[Word]
@@ -55,21 +47,25 @@ class Command:
     after: str = ""
     background: bool = False
     function: str = ""
-    inner: bool = False
 
     @property
     def name(self) -> str:
         """The first word that is no assignment, without its folder."""
         return next((word.value for word in self.words if word.assigned is None), "").rpartition("/")[2]
 
+    @property
+    def end(self) -> int:
+        return max([self.start, *(place for word in self.words for place in word.text.at[-1:])])
+
 
 @dataclass
 class Script:
     """The commands of a script, in the order in which they begin, and its `#SBATCH` options.
 
-    `locate(start, length)` is the place of a piece of the text.  `asked`: what the job asks for, by sbatch's long
-    option names.  `in_container`: it is part of a manifest, and each pod starts it; `shell`: the one that reads it
-    there.  `one_network`: localhost is the same machine for all nodes.  `environment`: variables from around it.
+    locate: returns the place of a piece of the text, from its start and length.  asked: what the job asks for, by
+    sbatch's long option names.  inside_texts: commands in texts that other shells run, once launches are known.
+    unit: what runs it: a node, a pod or a service of compose.  shell: the one that reads it in a container.
+    environment: variables from around it.  names: what was written to its private character, and back.
     """
 
     text: str
@@ -79,13 +75,11 @@ class Script:
     directives: list[Directive] = field(default_factory=list)
     comments: set[int] = field(default_factory=set)  # where each begins
     asked: dict[str, str] = field(default_factory=dict)
-    in_container: bool = False
-    unit: str = "node"  # what a message calls a machine of the job
+    unit: str = "node"
     shell: str = ""
-    one_network: bool = False
     versions: Versions = Versions()
     environment: dict[str, Text] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)  # what was written to its character, and back
+    names: dict[str, str] = field(default_factory=dict)
     held: dict[str, list[Text] | None] = field(default_factory=dict)
 
     @classmethod
@@ -93,9 +87,6 @@ class Script:
         script = cls(text, locate)
         source = Source(Text(text, range(len(text))))
         script.commands = list(commands(source))
-        handed = {name for names in _HANDED_OVER.findall(text) for name in names.split()}
-        for command in script.commands:  # a function that `export -f` or `declare -f` hands to another shell
-            command.inner = command.function in handed
         script.comments = {place for node in below(source.root, "comment") for place in source.of(node).at[:1]}
         script.directives = list(directives(text, locate, script.comments))
         script.asked = {found.name: found.value for found in script.directives if not found.ignored}
@@ -106,9 +97,9 @@ class Script:
         """True if sbatch reads it: it then runs once, on the first node of the allocation."""
         return bool(self.directives)
 
-    def directive(self, name: str) -> Directive | None:
-        """Return the `#SBATCH` option of a name: the last one if there are several, as sbatch does."""
-        return next((found for found in reversed(self.directives) if found.name == name and not found.ignored), None)
+    @property
+    def in_container(self) -> bool:
+        return self.unit != "node"
 
     def place(self, text: Text) -> Place:
         return self.locate(text.at[0] if len(text.at) else 0, max(1, len(text.at)))
@@ -186,13 +177,6 @@ class Script:
         short = sum(len(part.value) for part in values[-1]) <= _LONGEST  # variables that double each other
         self.held[name] = values[-1] if same and short else None
         return self.held[name]
-
-    def inside(self, text: Text) -> list[Command]:
-        """Return the commands in a text that another shell runs."""
-        found = list(commands(Source(text)))
-        for command in found:
-            command.inner = True
-        return found
 
 
 def commands(source: Source) -> Iterator[Command]:

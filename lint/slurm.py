@@ -1,44 +1,50 @@
-"""Rules for `#SBATCH` lines, requeueing and ports."""
+"""Rules for `#SBATCH` lines, for srun and what its tasks see, start and get, and for ports."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from jobspec.problems import Place
 from jobspec.spec.sbatch_options import OPTIONS, meant
-from lint.launches import everything, request
+from lint.launches import Launch, everything, launches, nodes_of, request, trained
+from lint.nodes import on_several_nodes, uses_c10d
 from lint.rules import Fault
+from lint.sbatch import number
 from lint.shell import Script
+from lint.words import Text
 
-_FOR_SHELLS = re.compile(r"\$(?:\w+|\{[^}]*\}?|\([^)]*\)?)|`[^`]*`?")
-_HOME = re.compile(r"~\w*(?=/|$)")
-_PATTERNS = ("output", "error", "input")  # options whose value may hold %u, %x and %j
+_FOR_SHELLS = re.compile(r"\$(?:\w+|[{(][^})]*[})]?)|`[^`]*`?|^~\w*(?=/)")
 _PORTS = ("MASTER_PORT", "PORT", "RDZV_PORT", "PET_MASTER_PORT")
-_SHUF = re.compile(r"shuf.*-i[ ]*\d+-(\d+)")
+_PORT_OPTIONS = ("--master-port", "--main-process-port", "--rdzv-endpoint")
 _RANDOM = re.compile(r"\$?RANDOM\s*(?:%\s*(\d+)\s*)?\+\s*(\d+)|(\d+)\s*\+\s*\$?RANDOM\s*(?:%\s*(\d+))?")
+_OF_A_TASK = re.compile(r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID))\}?$")
+_RANKS = {"RANK", "NODE_RANK", "LOCAL_RANK", "PET_NODE_RANK", "MACHINE_RANK", "GROUP_RANK"}
+_TASK_NAMES = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_LITERAL = re.compile(r"\\\$\{?(?:SLURM_\w+|MASTER_\w+)\}?")
+_REGISTRY = re.compile(r"(?:docker://)?([\w-]+(?:\.[\w-]+)+(?::\d+)?)/([^#]*)$")
+_EXPECTS_ALL = re.compile(r"lightning|--devices\b|LOCAL_RANK=\\?\"?\\?\$\{?SLURM_LOCALID")
+_GPUS = {"gres", "gpus-per-node", "gpus"}
+# The option that sets a variable; and others, of which the script must have one: else the command line may have it.
+_SET_BY = {
+    "SLURM_GPUS": ("gpus", _GPUS),
+    "SLURM_GPUS_PER_NODE": ("gpus-per-node", _GPUS),
+    "SLURM_GPUS_PER_TASK": ("gpus-per-task", _GPUS),
+    "SLURM_NTASKS_PER_NODE": ("ntasks-per-node", {"ntasks"}),
+}
 
 
 def option_means_nothing(script: Script) -> Iterator[Fault]:
-    ignored = [found for found in script.directives if found.ignored == "command"]
-    for found in ignored[:1]:
-        after = f", and {len(ignored) - 1} more after it" if len(ignored) > 1 else ""
-        yield Fault(found.place, f"sbatch reads no further than the first command: this option is ignored{after}")
     for found in script.directives:
-        if found.ignored == "spelling" and found.known and not script.directive(found.name):
-            fix = f"#SBATCH --{found.name}={found.value}; or ## to switch it off"
-            yield Fault(found.place, "sbatch reads only lines that begin with #SBATCH: this option is ignored", fix)
-        literal = _FOR_SHELLS.search(found.value) or (found.name in (*_PATTERNS, "chdir") and _HOME.match(found.value))
-        if literal and found.name in OPTIONS and found.name != "comment" and not found.ignored:
-            fix = f"write out what it stands for, or use the command line: sbatch --{found.name}=… SCRIPT"
-            if found.name in _PATTERNS:
-                fix = f"%u (your user name), %x (the job's name), %j (its number); else {fix}"
-            yield Fault(found.place, f"no shell reads #SBATCH lines: to sbatch, {literal[0]} is plain text", fix)
+        literal = _FOR_SHELLS.search(found.value)
+        if found.ignored:
+            yield Fault(found.place, "sbatch reads no further than the first command: this option is ignored")
+        elif literal and found.name in OPTIONS and found.name != "comment":
+            yield Fault(found.place, f"no shell reads #SBATCH lines: to sbatch, {literal[0]} is plain text")
 
 
 def sbatch_refuses_it(script: Script) -> Iterator[Fault]:
     if script.is_batch and not script.text.startswith("#!"):
-        place = script.locate(0, max(1, len(script.text.split("\n", 1)[0])))
+        place = script.locate(0, len(script.text.split("\n", 1)[0]))
         yield Fault(place, "sbatch refuses a script whose first line does not begin with #!", "#!/bin/bash as line 1")
     for found in script.directives:
         instead = None if found.known or found.ignored else meant(found.name)
@@ -46,43 +52,161 @@ def sbatch_refuses_it(script: Script) -> Iterator[Fault]:
             yield Fault(found.place, f"sbatch has no option --{found.name}, and refuses the script", f"--{instead}")
 
 
-def requeue_overwrites_log(script: Script) -> Iterator[Fault]:
-    asked, appends = script.directive("requeue"), script.asked.get("open-mode", "").startswith("a")
-    again = [each for each in script.commands if each.name == "scontrol" and "requeue" in [x.value for x in each.words]]
-    places = [asked.place] if asked else [script.place(each.words[0].text) for each in again]
-    for place in places[:1] if script.is_batch and not appends else ():
-        yield Fault(place, "a requeued job overwrites the log of the run before it")
-
-
 def port_cannot_be(script: Script) -> Iterator[Fault]:
-    for place, value in _ports(script):
+    for text, value in _ports(script):
         random = _RANDOM.search(value)
         most = int(value) if value.isdigit() and len(value) < 9 else 0
         if random:
             most = int(random[2] or random[3]) + int(random[1] or random[4] or 32767)
         if most > 65535:
-            yield Fault(place, f"a port can be {most}, but ports end at 65535")
+            yield Fault(text, f"a port can be {most}, but ports end at 65535")
 
 
 def port_may_be_taken(script: Script) -> Iterator[Fault]:
-    asked, told = request(script), set()
-    whole = script.directive("exclusive") or asked.get("mem") == "0" or (asked.gpus_per_node or 4) >= 4
-    for place, value in _ports(script) if script.is_batch else ():
-        shuffled = _SHUF.search(value)
-        if value.isdigit() and not whole and 0 < int(value[:6]) <= 65535 and value not in told:
+    asked, told = request(script), {"0"}
+    whole = "exclusive" in script.asked or asked.get("mem") == "0" or (asked.gpus_per_node or 4) >= 4
+    for text, value in _ports(script) if script.is_batch and not whole else ():
+        if value.isdigit() and int(value[:6]) <= 65535 and value not in told:
             told.add(value)
-            yield Fault(place, f"every job takes port {value}: two jobs on one node cannot both run")
-        elif shuffled and int(shuffled[1][:6]) > 32768:
-            yield Fault(place, "a random port may be one that Linux has handed out to a client (32768-60999)")
+            yield Fault(text, f"every job takes port {value}: two jobs on one node cannot both run")
 
 
-def _ports(script: Script) -> Iterator[tuple[Place, str]]:
-    """Yield every rendezvous port that a script sets, and its place."""
+def _ports(script: Script) -> Iterator[tuple[Text, str]]:
+    """Yield every rendezvous port that a script sets, with its place."""
     for name, words in script.assigned.items():
-        yield from ((script.place(word.text), word.value) for word in words if name.upper() in _PORTS)
+        yield from ((word.text, word.value) for word in words if name.upper() in _PORTS)
     for command in everything(script):
         for at, word in enumerate(command.words):
             option, equals, value = word.value.partition("=")
-            if option.replace("_", "-") in ("--master-port", "--main-process-port", "--rdzv-endpoint"):
+            if option.replace("_", "-") in _PORT_OPTIONS:
                 following = "".join(after.value for after in command.words[at + 1 : at + 2])
-                yield script.place(word.text), (value if equals else following).rpartition(":")[2]
+                yield word.text, (value if equals else following).rpartition(":")[2]
+
+
+def slurm_variable_is_unset(script: Script) -> Iterator[Fault]:
+    told = set(script.assigned)
+    words = [word for command in everything(script) if command.name not in ("echo", "printf") for word in command.words]
+    for name, text in (found for word in words for found in word.expansions if "SLURM_" in word.text.value):
+        option, others = _SET_BY.get(name, ("", set()))
+        is_plain = text.value in (f"${name}", f"${{{name}}}")
+        if others & script.asked.keys() and option not in script.asked and is_plain and name not in told:
+            told.add(name)
+            yield Fault(text, f"Slurm sets {name} only for --{option}, which this job does not have: it is empty")
+
+
+def srun_reads_it_otherwise(script: Script) -> Iterator[Fault]:
+    for step in (each for each in launches(script) if each.kind == "srun"):
+        name, image = re.match(r"([A-Za-z_]\w*)=", step.program.value), step.value("container-image")
+        if name:
+            yield Fault(step.program, f"srun takes {name[1]}=… for the program, and finds none of that name")
+        registry = _REGISTRY.match(image) if not image.endswith("sqsh") else None
+        if registry:
+            reason = f"pyxis takes {registry[1]} for a user of Docker Hub, not for a registry"
+            yield Fault(step.options["container-image"].text, reason, f"{registry[1]}#{registry[2]}")
+
+
+def expanded_by_the_batch_shell(script: Script) -> Iterator[Fault]:
+    texts, reads_ranks = list[Text](), False
+    for launch in (each for each in launches(script) if script.is_batch and each.step):
+        if (nodes_of(script, launch) or 1) * (request(script, launch.step).tasks_per_node or 1) > 1:
+            ignored = launch.options.get("node-rank") if uses_c10d(launch) else None
+            texts += [word for word in launch.words if not ignored or word != ignored.text]
+            reads_ranks = reads_ranks or launch.kind not in ("torchrun", "accelerate")
+    for word in (word for command in script.commands if not command.function for word in command.words):
+        if reads_ranks and word.assigned in script.exported & _RANKS:
+            texts += [Text(script.unknown(text.value), text.at) for _, text in word.expansions]
+    for each in texts:
+        for at, char in enumerate(each.value):
+            written = script.names.get(char, "")
+            if name := _OF_A_TASK.match(written):
+                place = script.locate(each.at[at], len(written))
+                reason = f"the batch shell replaces {name[1]} before srun starts the tasks: it is 0 on every node"
+                yield Fault(place, reason, f"\\${name[1]}, so that each task replaces it" if '"' in place.text else "")
+
+
+def not_exported(script: Script) -> Iterator[Fault]:
+    found, not_exported = launches(script), script.assigned.keys() - script.exported
+    inside = {word.source.text.value for command in script.inside_texts for word in command.words}
+    for launch, step in ((each, each.step) for each in found if each.inner):
+        for word in [*launch.words, launch.text] if step else ():
+            for match in _TASK_NAMES.finditer(word.value):
+                name = match[1] or match[2]
+                sets = re.compile(rf"(?<![\w${{]){name}\b")  # such as NAME=value, or read NAME
+                by_srun = step and f"{name}=" in step.value("export")
+                if name in not_exported and not by_srun and not any(sets.search(text) for text in inside):
+                    reason = f"{name} is not exported: in the shells of the tasks it is empty"
+                    yield Fault(word.cut(*match.span()), reason, f"export {name}")
+
+
+def dollar_stays_literal(script: Script) -> Iterator[Fault]:
+    launches(script)  # which reads the texts inside
+    for word in (word for command in script.inside_texts for word in command.words):
+        found = _LITERAL.search(word.text.value) if word.node.type != "raw_string" else None
+        if found:
+            reason = f"{found[0][1:]} is not replaced: inside single quotes the backslash stays"
+            yield Fault(word.text.cut(*found.span()), reason)
+
+
+def _steps(script: Script) -> list[tuple[Launch, Launch]]:
+    """Return each program that may train with the srun that starts it."""
+    return [(launch, launch.step) for launch in trained(script) if launch.step]
+
+
+def tasks_start_all_processes_each(script: Script) -> Iterator[Fault]:
+    for launch, step in _steps(script):
+        tasks, processes = request(script, step).tasks_per_node or 1, launch.value("nproc-per-node")
+        if launch.is_agent and tasks > 1 and not step.open | launch.open and processes != "1":
+            processes = script.shown(processes) or "all its"
+            yield Fault(launch.text, f"{tasks} tasks of a node start {processes} processes each")
+
+
+def gpus_stay_idle(script: Script) -> Iterator[Fault]:
+    for launch in trained(script):
+        asked, processes = request(script, launch.step), number(launch.value("nproc-per-node"))
+        gpus, tasks = asked.gpus_per_node, asked.tasks_per_node
+        if not gpus or not tasks:
+            continue
+        if launch.kind == "torchrun" and processes and processes != gpus and tasks == 1:
+            text = launch.options["nproc-per-node"].text
+            yield Fault(text, idle(processes, gpus, script.unit), f"--nproc-per-node={gpus}")
+        if launch.kind != "python" or not launch.step or launch.step.open:
+            continue
+        most, total = asked.count("ntasks-per-node"), asked.count("ntasks")
+        if tasks > gpus and not asked.get("ntasks-per-gpu"):
+            yield Fault(launch.text, idle(tasks, gpus, script.unit))
+        elif most and total and most == gpus and total < most * (asked.nodes or 1):
+            reason = f"--ntasks={total} wins over --ntasks-per-node={most}: GPUs stay idle"
+            yield Fault(launch.text, reason, "leave --ntasks out")
+
+
+def idle(processes: int, gpus: int, where: str) -> str:
+    """Say what is wrong with these numbers."""
+    numbers = f"{processes} process{'es' * (processes > 1)} for the {gpus} GPU{'s' * (gpus > 1)} of a {where}"
+    return f"{numbers}: {'the last ones find no device' if processes > gpus else 'some stay idle'}"
+
+
+def task_sees_one_gpu(script: Script) -> Iterator[Fault]:
+    for launch, step in _steps(script) if _EXPECTS_ALL.search(script.text) else ():
+        asked = request(script, step)
+        bound = any(asked.get(name) not in (None, "none") for name in ("gpus-per-task", "gpu-bind"))
+        sharing = "allow-task-sharing" in (asked.get("gres-flags") or "")
+        if bound and launch.kind == "python" and (asked.tasks_per_node or 1) > 1 and not sharing:
+            yield Fault(step.text, "each task sees only its own GPU, as cuda:0: cuda:LOCAL_RANK is an invalid device")
+
+
+def srun_goes_on_without_a_node(script: Script) -> Iterator[Fault]:
+    wait = "for ten minutes or more" if script.versions.torch >= (2, 2) else "until the time limit"
+    for launch, step in _steps(script):
+        count = nodes_of(script, launch) or 1
+        stops = "kill-on-bad-exit" in step.options or "SLURM_KILL_BAD_EXIT" in script.assigned
+        if count >= 8 and on_several_nodes(script, launch) and not stops:
+            yield Fault(step.text, f"when one task fails, the others of the {count} nodes wait for it {wait}")
+
+
+def srun_without_cpus(script: Script) -> Iterator[Fault]:
+    inherits = not (22, 5) <= script.versions.slurm <= (23, 2)
+    known = inherits or "cpus-per-task" not in script.asked or "SRUN_CPUS_PER_TASK" in script.assigned
+    for _, step in _steps(script) if not known else ():
+        if not {"cpus-per-task", "overlap"} & step.options.keys() and not step.open:
+            reason = "in this version srun does not inherit --cpus-per-task from sbatch: each task gets one core"
+            yield Fault(step.text, reason)
