@@ -16,7 +16,7 @@ from jobspec.problems import Place, SpecError
 from lint import checkers, kubernetes, nodes, secrets, slurm
 from lint.manifest import documents
 from lint.pods import Manifest, containers
-from lint.rules import ERROR, WARNING, Finding, entries, findings
+from lint.rules import ERROR, Finding, entries, findings
 from lint.secrets import hide_secrets
 from lint.shell import Script, Versions, locator
 
@@ -44,29 +44,21 @@ def lint(paths: Sequence[str], skipped: list[str] | None = None, versions: Versi
 
     A file that lint cannot read is a finding without a rule.  In a folder, one of another kind is added to `skipped`.
     """
-    found: list[Finding] = []
-    given = [each for path in paths for each in _matching(path)]
-    folders = {path: _files_in(path) for path in given if path != "-" and Path(path).is_dir()}
-    named = {os.path.realpath(path) for path in given if path not in folders}
-    done = set[str]()
-    for path in given:
-        if not folders.get(path, [path]):
+    given = {path: _files_in(path) for pattern in paths for path in _matching(pattern)}
+    named = {os.path.realpath(path) for path, files in given.items() if files == [path]}
+    found, done = list[Finding](), set[str]()
+    for path, files in given.items():
+        if not files:
             found.append(_unreadable(path, "", f"no file in this folder ends in {' or '.join(_IN_FOLDERS)}"))
-        for file in folders.get(path, [path]):
+        for file in files:
             really = os.path.realpath(file)
-            if really in done:
-                continue
+            own = hide_secrets(_lint(file, versions or Versions())) if really not in done else []
             done.add(really)
-            own = hide_secrets(sorted(set(_lint(file, versions or Versions())), key=_order))
-            if really not in named and any(each.message in (_UNKNOWN, _NO_MANIFEST) for each in own):
-                (skipped if skipped is not None else []).append(file)
-            else:
+            if really in named or all(each.message not in (_UNKNOWN, _NO_MANIFEST) for each in own):
                 found += own
+            elif skipped is not None:
+                skipped.append(file)
     return found
-
-
-def _order(found: Finding) -> tuple[int, int, str]:
-    return found.place.line, found.place.column, found.message
 
 
 def _matching(path: str) -> list[str]:
@@ -76,10 +68,12 @@ def _matching(path: str) -> list[str]:
     return sorted(map(str, found)) or [path]
 
 
-def _files_in(folder: str) -> list[str]:
-    """Return the files that lint reads in a folder and the folders below it, sorted, without hidden ones."""
+def _files_in(path: str) -> list[str]:
+    """Return the file; of a folder those in it and below that lint reads, sorted, without hidden ones."""
+    if path == "-" or not Path(path).is_dir():
+        return [path]
     files: list[Path] = []
-    for above, folders, names in os.walk(folder):
+    for above, folders, names in os.walk(path):
         folders[:] = [name for name in folders if name[0] != "."]
         files += [Path(above, name) for name in names if name[0] != "." and name.endswith(_IN_FOLDERS)]
     return sorted(str(file) for file in files if file.is_file())  # no pipes and no broken links
@@ -98,9 +92,7 @@ def _lint(file: str, versions: Versions) -> list[Finding]:
         if "\0" not in text and (_is_shell(text, path.suffix) or file == "-"):
             script = Script.parse(text, locator(text, file))
             script.versions = versions
-            found = list(findings(script, *OF_SCRIPTS))
-            found += checkers.shellcheck(script) if not any(each.rule == "bash-refuses-it" for each in found) else []
-            return _without_ignored(text, file, found, script)
+            return _without_ignored(text, file, findings(script, *OF_SCRIPTS), script)
         if text.startswith("#!") and path.suffix in _SHELLS:
             program = text.split("\n", 1)[0].split()[-1].rpartition("/")[2]
             return [_unreadable(file, text, f"its first line starts {program}, and lint reads bash and sh")]
@@ -136,11 +128,10 @@ def _without_ignored(text: str, file: str, found: Iterable[Finding], script: Scr
         is_alone = not text[begin : match.start()].strip()
         off = range(len(lines) + 1) if is_alone else range(first, place.line + 1)
         kept = [each for each in kept if each.rule not in names or each.place.line not in off]
-        for name in names:
-            if name not in entries() and not name.startswith("SC"):
-                reason = f"there is no rule {name} [ignores-no-rule]"
-                kept.append(Finding(place, reason, "--list names all", "", "ignores-no-rule", WARNING))
-    return kept
+        for name in (each for each in names if each not in entries()):
+            rule, reason = entries()["ignores-no-rule"], f"there is no rule {name} [ignores-no-rule]"
+            kept.append(Finding(place, reason, rule.fix, rule.link, rule.name, rule.severity))
+    return sorted(set(kept), key=lambda each: (each.place.line, each.place.column, each.message))
 
 
 def _is_shell(text: str, suffix: str) -> bool:

@@ -1,49 +1,26 @@
-"""What bash and ShellCheck themselves say of a script."""
+"""What bash itself says of a script."""
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from collections.abc import Iterator
 
-from jobspec.problems import Place
-from lint.rules import ERROR, WARNING, Fault, Finding
+from lint.rules import Fault
 from lint.shell import Script
 
 _OTHER_SHELL = re.compile(r"#!.*\b(?:zsh|ksh|fish|csh|tcsh)\b")
-# Left out: arrays joined or split, often on purpose, and what sbatch-refuses-it says.
-_SHELLCHECK = ("shellcheck", "-S", "error", "-f", "json", "-e", "SC2068,SC2145,SC2199,SC2198,SC1128")
 
 
 def bash_refuses_it(script: Script) -> Iterator[Fault]:
-    found = re.search(r"line (\d+): (.*)", _said(script, "bash", "-n")) if not script.in_container else None
-    if found and "here-document" not in found[2]:
-        place = _place(script, int(found[1]), 1, len(script.text))
-        yield Fault(place, f"bash does not understand this: {found[2]}")
-
-
-def shellcheck(script: Script) -> Iterator[Finding]:
-    """Yield ShellCheck's errors under its own names, where it is installed."""
-    dialect = "sh" if re.match(r"#!\s*\S*/(?:env )?(?:da)?sh\b", script.text) else "bash"
-    for each in json.loads(_said(script, *_SHELLCHECK, "-s", dialect, "-") or "[]"):
-        place = _place(script, each["line"], each["column"], each["endColumn"] - each["column"])
-        name = f"SC{each['code']}"
-        severity, link = ERROR if name.startswith("SC1") else WARNING, f"https://www.shellcheck.net/wiki/{name}"
-        yield Finding(place, f"{each['message']} [{name}]", "", link, name, severity)
-
-
-def _place(script: Script, line: int, column: int, length: int) -> Place:
-    starts = [0, *(match.end() for match in re.finditer("\n", script.text))]
-    return script.locate(min(starts[min(line, len(starts)) - 1] + column - 1, len(script.text)), max(1, length))
-
-
-def _said(script: Script, *words: str) -> str:
-    """Return what a checker says of a script for bash; nothing if it is not there or takes too long."""
-    if _OTHER_SHELL.match(script.text):
-        return ""
+    if script.in_container or _OTHER_SHELL.match(script.text):
+        return
     try:
-        done = subprocess.run(words, input=script.text.encode("utf-8", "replace"), capture_output=True, timeout=2)
+        done = subprocess.run(("bash", "-n"), input=script.text.encode(), capture_output=True, timeout=2)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return (done.stdout or done.stderr).decode(errors="replace")
+        return
+    found = re.search(r"line (\d+): (.*)", done.stderr.decode(errors="replace"))
+    if found and "here-document" not in found[2]:
+        start = sum(len(line) + 1 for line in script.text.split("\n")[: int(found[1]) - 1])
+        place = script.locate(min(start, len(script.text)), len(script.text))
+        yield Fault(place, f"bash does not understand this: {found[2]}")

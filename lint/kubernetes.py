@@ -15,7 +15,6 @@ from lint.secrets import is_secret
 from lint.slurm import idle
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_ADDRESS = re.compile(r"([a-z0-9][-a-z0-9]*)(?:\.([a-z0-9][-a-z0-9]*))?(?:\.[-a-z0-9]+\.svc[\w.]*)?$")
 _ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR")
 _MEETS = ("master-addr", "rdzv-endpoint")
 
@@ -27,19 +26,10 @@ def _is_job(document: Node) -> bool:
 
 def api_refuses_it(manifest: Manifest) -> Iterator[Fault]:
     for document in manifest.documents:
-        for template, _ in templates(document):
-            policy, label = template.get("spec", "restartPolicy"), template.get("spec", "subdomain")
-            named, place = policy.text() if policy else "", policy or template.get("spec")
-            if place and _is_job(document) and named not in ("Never", "OnFailure"):
-                reason = f"a Job has the restart policies Never and OnFailure, not {named or 'Always, the default'}"
-                yield Fault(place.key_place, reason, "restartPolicy: Never")
-            if label and not _LABEL.fullmatch(label.text()):
+        for label in filter(None, (template.get("spec", "subdomain") for template, _ in templates(document))):
+            if not _LABEL.fullmatch(label.text()):
                 reason = f"a subdomain is a DNS label, which {label.text()} is not"
                 yield Fault(label.place, reason, "the Service's name")
-        given = document.get("spec", "nprocPerNode")
-        if given and given.is_number_or_switch:
-            fix = f'nprocPerNode: "{given.text()}"'
-            yield Fault(given.place, "nprocPerNode must be a string: the cluster refuses a number", fix)
         for _, role in document.items("spec", "pytorchReplicaSpecs"):
             count = role.get("replicas")
             if count and count.text() == "0":
@@ -98,8 +88,8 @@ def name_does_not_resolve(manifest: Manifest) -> Iterator[Fault]:
         options = [each.options[name] for each in container.launches for name in _MEETS if name in each.options]
         given += [(option.value, container.script.place(option.text)) for option in options]
         for value, place in given:
-            meant = _ADDRESS.match(value.partition(":")[0])
-            if job and meant and meant[1] == f"{job}-0" and (not subdomain or meant[2] != subdomain):
+            host = value.partition(":")[0].split(".")
+            if job and host[0] == f"{job}-0" and (not subdomain or host[1:2] != [subdomain]):
                 why = f"the pods' subdomain is {subdomain}" if subdomain else "the pods have no subdomain"
                 yield Fault(place, f"{value} does not resolve: {why}")
 

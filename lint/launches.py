@@ -141,11 +141,9 @@ def launches_of(
         yield from launches_of(script, rest[program:], command, step, inner)
     elif name == "torchrun" or (_PYTHON.match(name) and _agent_module(rest)):
         yield _launcher(launch, "torchrun", rest if name == "torchrun" else rest[_agent_module(rest) :])
-    elif name == "accelerate":
-        if rest and rest[0].value == "launch":
-            yield _launcher(launch, name, rest[1:])
     elif name in _LAUNCHERS:
-        yield _launcher(launch, name, rest)
+        if name != "accelerate" or [word.value for word in rest[:1]] == ["launch"]:
+            yield _launcher(launch, name, rest[1:] if name == "accelerate" else rest)
     elif _PYTHON.match(name):
         launch.program = next((word for word in rest if not word.value.startswith("-")), NOTHING)
         runs = launch.program.value and not {"-c", "-V", "--version"} & {word.value for word in rest[:2]}

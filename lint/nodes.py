@@ -13,12 +13,11 @@ from lint.words import Text
 
 # Any other program may start programs on other nodes, or may start this script there.
 _NAMES_OF_LOOKS = """
-    : [ [[ awk basename bc break cat cd chmod clear conda continue cp curl cut date dcgmi declare df dirname du echo
-    exit export expr false find free getent git grep head hostname id ip jq kill ldconfig let ln local ls lscpu lsof
-    mamba micromamba mkdir mktemp ml module mv nproc nvcc nvidia-smi pip pip3 pkill printenv printf ps pwd read
-    readlink realpath return rm rocm-smi rsync scancel scontrol sed seq set shift shopt shuf sinfo sleep sort spack
-    squeue stat tail tar tee test time touch tr trap true type typeset ulimit umask uname uniq unset unzip uv
-    virtualenv wait wc wget which whoami yq
+    : [ [[ awk bc cat cd chmod conda cp curl cut date declare df dirname du echo exit export expr free getent git grep
+    head hostname id ip kill ldconfig local ls lscpu mamba mkdir mktemp module mv nproc nvcc nvidia-smi pip pip3 pkill
+    printenv printf ps pwd read readlink realpath return rm rocm-smi rsync scancel scontrol sed seq set shift shuf
+    sinfo sleep sort squeue tail tar tee test time touch tr trap true ulimit uname uniq unset unzip uv wait wc wget
+    which whoami
 """
 _LOOKS = frozenset(_NAMES_OF_LOOKS.split())
 _SETS_UP = re.compile(r"activate|conda|mamba|env|module|profile|rc$|venv|setup|start-")  # in what source or eval reads

@@ -15,7 +15,6 @@ from lint.words import Text
 
 _FOR_SHELLS = re.compile(r"\$(?:\w+|[{(][^})]*[})]?)|`[^`]*`?|^~\w*(?=/)")
 _PORTS = ("MASTER_PORT", "PORT", "RDZV_PORT", "PET_MASTER_PORT")
-_PORT_OPTIONS = ("--master-port", "--main-process-port", "--rdzv-endpoint")
 _RANDOM = re.compile(r"\$?RANDOM\s*(?:%\s*(\d+)\s*)?\+\s*(\d+)|(\d+)\s*\+\s*\$?RANDOM\s*(?:%\s*(\d+))?")
 _OF_A_TASK = re.compile(r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID))\}?$")
 _RANKS = {"RANK", "NODE_RANK", "LOCAL_RANK", "PET_NODE_RANK", "MACHINE_RANK", "GROUP_RANK"}
@@ -75,12 +74,10 @@ def _ports(script: Script) -> Iterator[tuple[Text, str]]:
     """Yield every rendezvous port that a script sets, with its place."""
     for name, words in script.assigned.items():
         yield from ((word.text, word.value) for word in words if name.upper() in _PORTS)
-    for command in everything(script):
-        for at, word in enumerate(command.words):
-            option, equals, value = word.value.partition("=")
-            if option.replace("_", "-") in _PORT_OPTIONS:
-                following = "".join(after.value for after in command.words[at + 1 : at + 2])
-                yield word.text, (value if equals else following).rpartition(":")[2]
+    for options in (launch.options for launch in launches(script)):
+        for value, text in (options[name] for name in ("master-port", "rdzv-endpoint") if name in options):
+            port = value.rpartition(":")[2]
+            yield text.cut(len(text.value) - len(port), len(text.value)), port
 
 
 def slurm_variable_is_unset(script: Script) -> Iterator[Fault]:
