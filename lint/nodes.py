@@ -68,8 +68,7 @@ def _needs_one(script: Script, launch: Launch) -> bool:
     if launch.kind in ("source", ".", "eval", "sh", "bash"):
         return not values or bool(_SETS_UP.search(" ".join(values[:2])))
     looks = {launch.kind, (launch.step or launch).program.value} & {*_LOOKS, "python -c"}  # srun hostname
-    prepares = launch.kind in CONTAINERS and not {"run", "exec"} & set(values)
-    prepares = prepares or (launch.kind == "xargs" and not values)
+    prepares = not values if launch.kind == "xargs" else launch.kind in CONTAINERS and not {"run", "exec"} & {*values}
     alone = launch.trains and (nnodes == "1" or "standalone" in launch.options or nnodes.startswith("1:"))
     return bool(looks or prepares or alone or {"--help", "-h", "--version"} & set(values))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from jobspec.spec.sbatch_options import OPTIONS, meant
 from lint.launches import Launch, everything, launches, nodes_of, request, trained
@@ -122,15 +122,15 @@ def expanded_by_the_batch_shell(script: Script) -> Iterator[Fault]:
 
 
 def not_exported(script: Script) -> Iterator[Fault]:
-    found, not_exported = launches(script), script.assigned.keys() - script.exported
+    found, not_exported = _steps(launches(script)), script.assigned.keys() - script.exported
     inside = {word.source.text.value for command in script.inside_texts for word in command.words}
-    for launch, step in ((each, each.step) for each in found if each.inner):
-        for word in [*launch.words, launch.text] if step else ():
+    for launch, step in found:
+        for word in [*launch.words, launch.text] if launch.inner else ():
             for match in _TASK_NAMES.finditer(word.value):
                 name = match[1] or match[2]
                 sets = re.compile(rf"(?<![\w${{]){name}\b")  # such as NAME=value, or read NAME
-                by_srun = step and f"{name}=" in step.value("export")
-                if name in not_exported and not by_srun and not any(sets.search(text) for text in inside):
+                is_set = f"{name}=" in step.value("export") or any(sets.search(text) for text in inside)
+                if name in not_exported and not is_set:
                     reason = f"{name} is not exported: in the shells of the tasks it is empty"
                     yield Fault(word.cut(*match.span()), reason, f"export {name}")
 
@@ -144,13 +144,13 @@ def dollar_stays_literal(script: Script) -> Iterator[Fault]:
             yield Fault(word.text.cut(*found.span()), reason)
 
 
-def _steps(script: Script) -> list[tuple[Launch, Launch]]:
-    """Return each program that may train with the srun that starts it."""
-    return [(launch, launch.step) for launch in trained(script) if launch.step]
+def _steps(found: Iterable[Launch]) -> list[tuple[Launch, Launch]]:
+    """Return each launch of some with the srun in front of it."""
+    return [(launch, launch.step) for launch in found if launch.step]
 
 
 def tasks_start_all_processes_each(script: Script) -> Iterator[Fault]:
-    for launch, step in _steps(script):
+    for launch, step in _steps(trained(script)):
         tasks, processes = request(script, step).tasks_per_node or 1, launch.value("nproc-per-node")
         if launch.is_agent and tasks > 1 and not step.open | launch.open and processes != "1":
             processes = script.shown(processes) or "all its"
@@ -183,7 +183,7 @@ def idle(processes: int, gpus: int, where: str) -> str:
 
 
 def task_sees_one_gpu(script: Script) -> Iterator[Fault]:
-    for launch, step in _steps(script) if _EXPECTS_ALL.search(script.text) else ():
+    for launch, step in _steps(trained(script)) if _EXPECTS_ALL.search(script.text) else ():
         asked = request(script, step)
         bound = any(asked.get(name) not in (None, "none") for name in ("gpus-per-task", "gpu-bind"))
         sharing = "allow-task-sharing" in (asked.get("gres-flags") or "")
@@ -193,7 +193,7 @@ def task_sees_one_gpu(script: Script) -> Iterator[Fault]:
 
 def srun_goes_on_without_a_node(script: Script) -> Iterator[Fault]:
     wait = "for ten minutes or more" if script.versions.torch >= (2, 2) else "until the time limit"
-    for launch, step in _steps(script):
+    for launch, step in _steps(trained(script)):
         count = nodes_of(script, launch) or 1
         stops = "kill-on-bad-exit" in step.options or "SLURM_KILL_BAD_EXIT" in script.assigned
         if count >= 8 and on_several_nodes(script, launch) and not stops:
@@ -203,7 +203,7 @@ def srun_goes_on_without_a_node(script: Script) -> Iterator[Fault]:
 def srun_without_cpus(script: Script) -> Iterator[Fault]:
     inherits = not (22, 5) <= script.versions.slurm <= (23, 2)
     known = inherits or "cpus-per-task" not in script.asked or "SRUN_CPUS_PER_TASK" in script.assigned
-    for _, step in _steps(script) if not known else ():
+    for _, step in _steps(trained(script)) if not known else ():
         if not {"cpus-per-task", "overlap"} & step.options.keys() and not step.open:
             reason = "in this version srun does not inherit --cpus-per-task from sbatch: each task gets one core"
             yield Fault(step.text, reason)
