@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from jobspec.spec.sbatch_options import OPTIONS, WITH_VALUE
-from lint.sbatch import LONG, Option, Request, is_unknown, read_options
+from lint.sbatch import LONG, Option, Request, read_options
 from lint.shell import Command, Script, commands
-from lint.words import NOTHING, Source, Text, joined
+from lint.words import NOTHING, Source, Text
 
 _SHELL = re.compile(r"(?:ba|da|k|z)?sh$")
 _PYTHON = re.compile(r"python[0-9.]*$")
@@ -128,10 +128,6 @@ def launches_of(
         launch.program = rest[0] if rest else NOTHING
         yield launch
         yield from launches_of(script, rest, command, launch, inner)
-    elif name == "eval" and not all(is_unknown(word.value) for word in rest):
-        blank = Text(" ", [0])
-        for each in commands(Source(joined([part for word in rest for part in (word, blank)]))):
-            yield from _of_command(script, each, step, inner)
     elif _SHELL.match(name) and (text := _after(rest, r"-[a-z]*c")) is not None:
         inside = list(commands(Source(rest[text])))
         script.inside_texts.extend(inside)

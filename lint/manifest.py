@@ -16,7 +16,7 @@ from jobspec.problems import Place, Problem, SpecError
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # those of YAML 1.1
 # What Kubernetes takes for a number or a boolean: sigs.k8s.io/yaml reads more of them than YAML 1.1 (1e3, 0o7, y), but
 # no times of day.
-_NUMBER = r"[-+]?(?:0[xX][\da-fA-F]+|0[bB][01]+|0[oO][0-7]+|(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][-+]?\d+)?)\Z"
+_NUMBER = r"[-+]?(?:0[xX][\da-fA-F]+|0[bB][01]+|0[oO][0-7]+|(?:\d[\d_]*(?:\.[\d_]*)?|\.\d+)(?:[eE][-+]?\d+)?)\Z"
 _SWITCH = r"(?:[yYnN]|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|true|True|TRUE|false|False|FALSE)\Z"
 
 

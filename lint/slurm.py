@@ -54,7 +54,7 @@ def sbatch_refuses_it(script: Script) -> Iterator[Fault]:
 def port_cannot_be(script: Script) -> Iterator[Fault]:
     for text, value in _ports(script):
         random = _RANDOM.search(value)
-        most = int(value) if value.isdigit() and len(value) < 9 else 0
+        most = number(value) or 0
         if random:
             most = int(random[2] or random[3]) + int(random[1] or random[4] or 32767)
         if most > 65535:
@@ -62,11 +62,12 @@ def port_cannot_be(script: Script) -> Iterator[Fault]:
 
 
 def port_may_be_taken(script: Script) -> Iterator[Fault]:
-    asked, told = request(script), {"0"}
+    asked, told = request(script), set[int]()
     whole = "exclusive" in script.asked or asked.get("mem") == "0" or (asked.gpus_per_node or 4) >= 4
     for text, value in _ports(script) if script.is_batch and not whole else ():
-        if value.isdigit() and int(value[:6]) <= 65535 and value not in told:
-            told.add(value)
+        port = number(value)
+        if port and port <= 65535 and port not in told:
+            told.add(port)
             yield Fault(text, f"every job takes port {value}: two jobs on one node cannot both run")
 
 

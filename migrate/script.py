@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from itertools import takewhile
 
 from lint.launches import Launch, request
 from lint.sbatch import number
@@ -122,8 +121,5 @@ def _say_step(draft: Draft, script: Script, step: Launch | None) -> None:
             is_size = name in (*_SIZES, *_RENDERED) and re.search(r"\$\{?SLURM|^\d", value)
             of_job = is_size or request(script).get(name) == value
             draft.lose(f"srun --{name}={value}", where, "" if of_job else "of the step alone, or not a number")
-        elif name:  # flags of one letter are read below
+        else:
             _say_option(draft, "slurm.srun_options", name, value, where)
-    for word in takewhile(lambda word: step and word is not step.program, step.words if step else ()):
-        if re.fullmatch("-[EHkhlOQsuvVXZ]+", word.value):
-            draft.lose(f"srun {word.value}", place(script, word), "write its long name")

@@ -61,7 +61,6 @@ def test_lines_below_are_linted(tmp_path: Path, line: str) -> None:
         ("export N=2\nsrun sh -lc 'cd x && torchrun --nnodes $N a.py'", "torchrun", {"nnodes": "2"}),
         ("srun -N2 apptainer exec --nv a.sif torchrun --nnodes=2 a.py", "torchrun", {"nnodes": "2"}),
         ("timeout -k 60 23h nohup env X=1 torchrun --standalone a.py", "torchrun", {"standalone": ""}),
-        ("C='torchrun --nnodes=2 a.py'\neval \"$C\"", "torchrun", {"nnodes": "2"}),
         ("if a; then N=1; else N=2; fi\ntorchrun --nnodes=$N a.py", "torchrun", {"nnodes": "$N"}),
         (
             "accelerate launch --multi_gpu --num_machines 2 --machine_rank=1 a.py",

@@ -108,7 +108,7 @@ SAID = [
     ("srun --nodelist=$X python a.py", "# not taken, line 3: srun --nodelist=$X: of the step alone"),
     ("A=1\nsrun bash -c 'export A=2; python a.py'", '"export A=2"  # line 4'),
     ("cp a b", "# not taken, line 3: cp a b: no line of the script starts a program"),
-    ("srun -l python a.py", "# not taken, line 3: srun -l: write its long name"),
+    ("srun -l python a.py", "    label: true  # line 3"),
     ("#SBATCH -t 90\npython a.py", 'time_limit: "90m"'),
     ("#SBATCH --signal=B:USR1@90\npython a.py", "# not taken, line 3: slurm.options.signal: B:USR1@90: "),
     ("#SBATCH --gres=gpu:$G\npython a.py", "# not taken, line 3: gpus_per_node: gpu:$G"),
