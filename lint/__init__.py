@@ -146,8 +146,7 @@ def _unreadable(file: str, text: str, message: str, hint: str = "") -> Finding:
 
 
 def _lint_yaml(text: str, file: str) -> Iterator[Finding]:
-    read = documents(text, file)  # a List is what `kubectl get -o yaml` prints
-    objects = [each for one in read for each in (one.elements("items") if one.text("kind") == "List" else [one])]
+    objects = documents(text, file)
     known = [each for each in objects if each.get("kind") or each.get("services")]
     manifest = Manifest(known)
     yield from findings(manifest, kubernetes)

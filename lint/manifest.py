@@ -107,7 +107,7 @@ class Node:
 
 
 def documents(text: str, file: str) -> list[Node]:
-    """Return the documents of a YAML file.  Raises SpecError if it is not YAML."""
+    """Return the documents of a YAML file, those in a List apart.  Raises SpecError if it is not YAML."""
     lines = (*_LINE_BREAK.split(text), "")  # the end of a file is a place too
     try:
         nodes = [node for node in yaml.compose_all(text, _Loader) if node is not None]
@@ -118,7 +118,8 @@ def documents(text: str, file: str) -> list[Node]:
         place = Place(file, line + 1, column + 1, 1, lines[min(line, len(lines) - 1)])
         message = f"not YAML: {getattr(error, 'problem', None) or 'unreadable'}"
         raise SpecError([Problem(place, message, hint)]) from None
-    return [Node(node, node, file, lines) for node in nodes]
+    read = [Node(node, node, file, lines) for node in nodes]  # a List is what `kubectl get -o yaml` prints
+    return [each for one in read for each in (one.elements("items") if one.text("kind") == "List" else [one])]
 
 
 def _pairs(raw: yaml.Node, seen: set[int]) -> dict[str, tuple[yaml.ScalarNode, yaml.Node]]:

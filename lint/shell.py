@@ -55,6 +55,7 @@ class Command:
 
     @property
     def end(self) -> int:
+        """The place of its last character."""
         return max([self.start, *(place for word in self.words for place in word.text.at[-1:])])
 
 

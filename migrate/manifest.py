@@ -40,8 +40,8 @@ _RENDERED = frozenset(_NAMES_OF_RENDERED.split())  # every manifest has them, or
 
 def read_manifests(texts: Mapping[str, str]) -> Draft:
     """Return the draft of the first training job in some manifests.  Raises SpecError if there is none."""
-    read = [replace(one, file=file * (len(texts) > 1)) for file, text in texts.items() for one in documents(text, file)]
-    found = [each for one in read for each in (one.elements("items") if one.text("kind") == "List" else [one])]
+    several = len(texts) > 1
+    found = [replace(one, file=file * several) for file, text in texts.items() for one in documents(text, file)]
     jobs = [each for each in found if each.text("kind") in TARGETS and "volcano" not in each.text("apiVersion")]
     if not jobs:
         place, message = Place(next(iter(texts)), 1, 1, 1, ""), f"no {', '.join(TARGETS)} is in this manifest"
