@@ -67,3 +67,13 @@ def test_epoch_benchmark_trains_all_variants_to_the_same_loss(workload: str, dat
     assert result["ratio"]["ours"] > 0
     assert result["settings"]["max_steps"] == 3
     assert str(tmp_path) not in json.dumps(result)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_exact_benchmark_finds_the_memory_that_the_docs_state(tmp_path: Path) -> None:
+    run_benchmark("exact", "--workload=mlp_32", "--rounds=1", "--max-steps=4", f"--results={tmp_path}")
+    result = read_result(tmp_path, "exact")
+    assert result["ratio"]["mlp_32"] > 0
+    peaks = result["gradients_in_memory_by_slices_of_a_process"]
+    assert [peaks[name] for name in ("1", "2", "4", "8")] == pytest.approx([2, 3, 4, 5], rel=0.05)

@@ -13,7 +13,7 @@ from functools import cache
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from train.collectives.waiting import waiting
 
@@ -68,17 +68,20 @@ def tree_sum(
     if len(slices) == 1:
         return own.total()
     piece, ranks = -(-size // len(slices)), len(slices)
-    sent = like.new_empty((ranks, len(own.nodes), piece))
-    for at, (_, _, vector) in enumerate(own.nodes):
-        sent[:, at] = nn.functional.pad(vector, (0, ranks * piece - size)).view(ranks, piece)
     nodes = [subtrees(numbers) for numbers in slices]
+    counts = [len(each) * piece for each in nodes]
+    sent = like.new_zeros((ranks, len(own.nodes), piece))
+    own_counts = [sent[0].numel()] * ranks
+    while own.nodes:  # each vector is freed when it is copied
+        for rank, part in enumerate(own.nodes.pop()[2].split(piece)):
+            sent[rank, len(own.nodes), : len(part)] = part
     received = like.new_empty((sum(map(len, nodes)), piece))
-    whole = like.new_empty(ranks * piece)
     with waiting("communication"):
-        counts = [len(each) * piece for each in nodes]
-        dist.all_to_all_single(received.view(-1), sent.view(-1), counts, [len(own.nodes) * piece] * ranks, group=group)
+        dist.all_to_all_single(received.view(-1), sent.view(-1), counts, own_counts, group=group)
+        del sent
         sums = SubtreeSums()
         for (level, number), vector in zip((node for each in nodes for node in each), received, strict=True):
             sums.add(level, number, vector)
+        whole = like.new_empty(ranks * piece)
         dist.all_gather_into_tensor(whole, sums.total(), group=group)
     return whole[:size]

@@ -270,7 +270,7 @@ class Course:
         return state | {
             "scaler": self.engine.scaler.state_dict(),
             **({"micro_batches": self.engine.micro_batches} if self.config.on_oom == "halve" else {}),
-            **({"threads": torch.get_num_threads()} if self.config.logical_world else {}),
+            **({"computes_on": self.engine.computes_on()} if isinstance(self.engine, ExactStep) else {}),
             "sampler": self.sampler.state_dict(),
             "step": self.steps_done,
             "evaluated_step": self.recorded_step,
@@ -304,9 +304,9 @@ class Course:
         self.engine.scaler.load_state_dict(state["scaler"])
         if self.config.on_oom == "halve":
             self.engine.micro_batches = max(self.engine.micro_batches, state.get("micro_batches", 1))
-        if self.config.logical_world and state["threads"] != torch.get_num_threads():
-            torch.set_num_threads(state["threads"])
-            self.report("threads", f"computing with {state['threads']} threads, as the checkpoint says")
+        if isinstance(self.engine, ExactStep):
+            for difference in self.engine.go_on_from(state["computes_on"]):
+                self.report("other_bits", difference)
         self.recorded_step, self.saving.saved_step = state["evaluated_step"], self.steps_done
         self._means = Means(**state["epoch_means"])
         self.best = state["best"] and Best(**state["best"])

@@ -23,6 +23,7 @@ from train.loop.numerics import seed
 from train.loop.step import Step, StepResult, Work
 from train.strategies import Context, Wrapped, replicated
 from train.world.environment import World
+from train.world.placement import processor, refuse_unlike
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
@@ -36,6 +37,8 @@ class ExactStep(Step):
 
     def __init__(self, config: TrainConfig, world: World, context: Context) -> None:
         super().__init__(config, world, context)
+        reason = "their bits may differ. Choose nodes of one kind, or leave out --logical-world"
+        refuse_unlike(", ".join(self.computes_on().values()), context.group, reason)
         self.ranks_averaged = 1  # gradients are sums
         self._may_undo = True  # the buffers, before each slice
         self._at, self._nth = (0, 0), 0  # the position of the last step, and how many steps it had before
@@ -71,6 +74,20 @@ class ExactStep(Step):
         total = tree_sum(sums, of_ranks, size, params[0].new_empty(0, dtype=wide(params)), self.context.group)
         unpack(total, params, buffers, before, num_slices=of_ranks[-1].stop)
         return self._result(work, parts)
+
+    def computes_on(self) -> dict[str, str]:
+        """Return what decides the bits besides the settings."""
+        threads = f"{torch.get_num_threads()} threads"
+        return {"processor": processor(self.device), "torch": f"torch {torch.__version__}", "threads": threads}
+
+    def go_on_from(self, saved: dict[str, str]) -> list[str]:
+        """Compute with the checkpoint's number of threads; return in words what else it was computed on."""
+        torch.set_num_threads(int(saved["threads"].split()[0]))
+        return [
+            f"the checkpoint was computed on {saved[name]}, and this is {now}: the bits may change from here on"
+            for name, now in self.computes_on().items()
+            if saved[name] != now
+        ]
 
     def _all_buffers(self) -> list[Tensor]:
         return [each for wrapped in self.models for each in wrapped.module.buffers() if each.dtype is not torch.bool]

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from train.errors import SharedError
 from train.sync import Payload, Sync, Waitable
 from train.sync.all_reduce import all_reduce_mean, prescale_of_backend
+from train.world.placement import processor, refuse_unlike
 
 
 class PowerSGD(Sync):
@@ -22,7 +22,7 @@ class PowerSGD(Sync):
     than half of its elements; others travel in full, with the first factors.  Each step is one subspace iteration from
     the last step's factor (warm start).  Each rank has its own difference, which takes as much memory as the gradient
     and starts at zero after a resume.  If no rank uses a parameter in a step, factor and difference do not change.
-    Raises SharedError if ranks compute on unlike devices: each multiplies the factors, and last bits would differ.
+    Raises SharedError if ranks compute on unlike processors: each multiplies the factors, and last bits would differ.
 
     Args:
         matrix_rank: columns of the factors.
@@ -42,7 +42,8 @@ class PowerSGD(Sync):
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         if device not in self._compared:
             self._compared.add(device)
-            _refuse_unlike_devices(device, self.group)
+            reason = "PowerSGD would let their weights drift apart. Use --sync=bf16 or --sync=all_reduce"
+            refuse_unlike(processor(device), self.group, reason)
         return super().allocate(numel, dtype, device)
 
     def rescale(self, factor: float) -> None:
@@ -148,22 +149,6 @@ def _orthonormal(matrices: Sequence[Tensor]) -> list[Tensor]:
         for index, result in zip(indices, orthonormal, strict=True):
             results[index] = result
     return results
-
-
-def _refuse_unlike_devices(device: torch.device, group: dist.ProcessGroup) -> None:
-    """Raise SharedError, naming the devices, unless all ranks compute on the same kind of device.  A collective."""
-    cuda = device.type == "cuda"
-    mine = torch.cuda.get_device_name(device) if cuda else f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
-    of_ranks = [mine] * dist.get_world_size(group)
-    dist.all_gather_object(of_ranks, mine, group)
-    ranks = dist.get_process_group_ranks(group)
-    for rank, theirs in zip(ranks, of_ranks, strict=True):
-        if theirs != of_ranks[0]:
-            raise SharedError(
-                f"PowerSGD needs the same kind of device on all ranks, but rank {ranks[0]} computes on {of_ranks[0]} "
-                f"and rank {rank} on {theirs}. Their results differ in the last bits, so the ranks' weights would "
-                "drift apart. Use --sync=bf16 or --sync=all_reduce"
-            )
 
 
 def _packed(tensors: Sequence[Tensor]) -> Tensor:

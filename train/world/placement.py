@@ -102,6 +102,23 @@ def device_identity(device: torch.device) -> tuple[str, str | None]:
     return host, str(torch.cuda.get_device_properties(device).uuid)
 
 
+def processor(device: torch.device) -> str:
+    """Return the kind of processor, which decides the last bits of a result: `cpu AVX512`, or the GPU's name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu {torch.backends.cpu.get_cpu_capability()}"
+
+
+def refuse_unlike(computes_on: str, group: dist.ProcessGroup | None, reason: str) -> None:
+    """Raise SharedError, with the reason, unless all ranks of the group compute on the same.  A collective."""
+    of_ranks = [""] * dist.get_world_size(group)
+    dist.all_gather_object(of_ranks, computes_on, group)
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    for rank, theirs in zip(ranks, of_ranks, strict=True):
+        if theirs != of_ranks[0]:
+            raise SharedError(f"rank {ranks[0]} computes on {of_ranks[0]} and rank {rank} on {theirs}: {reason}")
+
+
 def refuse_different_devices(kind_of: Mapping[int, str]) -> None:
     """Raise SharedError, with the ranks, unless all ranks compute on devices of one kind, such as cuda."""
     ranks_of = {kind: [rank for rank, other in kind_of.items() if other == kind] for kind in kind_of.values()}

@@ -14,14 +14,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.cli import ROOT, records, start_ranks, train
 from tests.idx import write_small_mnist
 from tests.ranks import launched, run_ranks, train_on_ranks
+from train import datasets
 from train.collectives.tree_sum import SubtreeSums, subtrees, tree_sum
 from train.data.shard import share
+from train.datasets import tokens
 from train.errors import UserError
 from train.loop.exact_step import packed, unpack
 from train.run import Run
@@ -35,12 +38,25 @@ CASES = {
     "BatchNorm": f"{_IMAGES} --model=mnist_bn --accumulate=2 --scheduler=cosine",
     "more slices than processes share": f"{_IMAGES} --model=mnist_bn --logical-world=5",
 }
+_OTHERS = "--max-steps=6 --lr=0.01 --batch-size=20 --no-sync-batchnorm --logical-world=4"
+SLOW_CASES = {
+    "gpt on tokens": f"{_OTHERS} --model=gpt --dataset=tokens --dropout=0.1 --optimizer=adamw --clip-norm=1",
+    "augmented pictures": f"{_OTHERS} --model=mnist_cnn --dataset=image_folder --workers=1",
+    "resnet18": f"{_OTHERS} --model=resnet18 --dataset=mnist --max-steps=3",
+}
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     write_small_mnist(folder, 1_003, 101)
+    tokens.write([ROOT / "README.md"], folder, context=16)
+    for name, numbers in {"train": range(45), "val": range(45, 60)}.items():
+        for index in numbers:
+            image, label = datasets.load("mnist", str(folder), "train", 0)[index]
+            file = folder / name / str(label) / f"{index}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0].numpy()).save(file)
     return folder
 
 
@@ -49,14 +65,14 @@ def end(run_dir: Path) -> tuple[str, float]:
     return records(run_dir, "end")[-1]["weights_sha256"], records(run_dir, "epoch")[-1]["val_loss"]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_CASES)])
 def test_weights_and_validation_loss_are_the_same_bits_on_one_to_four_processes(
     case: str, data: Path, tmp_path: Path
 ) -> None:
     ends = set()
     for world_size in (1, 2, 3, 4):
         folder = tmp_path / str(world_size)
-        train_on_ranks(world_size, *CASES[case].split(), f"--data-root={data}", f"--run-dir={folder}")
+        train_on_ranks(world_size, *(CASES | SLOW_CASES)[case].split(), f"--data-root={data}", f"--run-dir={folder}")
         ends.add(end(folder))
     assert len(ends) == 1
 
@@ -158,6 +174,22 @@ def test_a_run_is_not_resumed_with_other_slices(data: Path, tmp_path: Path) -> N
     for other, said in (("--accumulate=2", "slices was 4 and is 8"), ("--logical-world=2", 'logical_world was "4"')):
         done = train(1, *flags, "--resume=auto", "--max-steps=4", other)
         assert done.returncode != 0 and said in done.stderr, done.stderr
+
+
+def _said(world_size: int, *flags: str, **environment: str) -> str:
+    return "".join("".join(rank.communicate()) for rank in start_ranks(world_size, *flags, **environment))
+
+
+@pytest.mark.slow
+def test_what_else_decides_the_bits_is_compared_at_a_resume_and_between_ranks(tmp_path: Path) -> None:
+    flags = f"--dataset=synthetic --model=mlp --logical-world=2 --checkpoint-dir={tmp_path} --resume=auto".split()
+    _said(1, *flags, "--max-steps=2", OMP_NUM_THREADS="2", ATEN_CPU_CAPABILITY="default")
+    said = _said(1, *flags, "--max-steps=4", ATEN_CPU_CAPABILITY="avx2")
+    assert "computed on cpu DEFAULT, and this is cpu AVX2: the bits may change" in said
+    saved = torch.load(tmp_path / "step-00000004" / "state.pt", weights_only=True)
+    assert saved["computes_on"]["threads"] == "2 threads"
+    said = _said(2, *flags, "--max-steps=6", OMP_NUM_THREADS="{rank}")  # 0: one for each core
+    assert "threads and rank 1 on " in said and "leave out --logical-world" in said
 
 
 @given(st.integers(1, 40), st.integers(1, 9))

@@ -318,7 +318,7 @@ def test_powersgd_computes_in_the_gradients_type_also_in_a_backward_under_autoca
         assert torch.equal(plain, under_autocast)
 
 
-def _unlike_devices(world: World) -> str:
+def _unlike_processors(world: World) -> str:
     kinds = ["AVX2", "AVX512"]
     pytest.MonkeyPatch().setattr(torch.backends.cpu, "get_cpu_capability", lambda: kinds[world.rank])
     wrapped = CustomDDP(_Given(), sync=PowerSGD)
@@ -327,7 +327,7 @@ def _unlike_devices(world: World) -> str:
     return str(refused.value)
 
 
-def test_powersgd_refuses_ranks_on_unlike_devices_and_names_them() -> None:
-    first, second = run_ranks(2, _unlike_devices)
+def test_powersgd_refuses_ranks_on_unlike_processors_and_names_them() -> None:
+    first, second = run_ranks(2, _unlike_processors)
     assert first == second
     assert "rank 0 computes on cpu AVX2 and rank 1 on cpu AVX512" in first and "--sync=bf16" in first
