@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -291,7 +292,9 @@ def _lint(args: argparse.Namespace) -> Result:
         return Result(listed(list(rules.values())))
     if args.explain:
         if args.explain not in rules:
-            args.parser.error(f"there is no rule {args.explain} of lint; --list names all")
+            shellcheck = f": ShellCheck's is at https://www.shellcheck.net/wiki/{args.explain}"
+            here = shellcheck if re.fullmatch(r"SC\d+", args.explain) else "; --list names all"
+            args.parser.error(f"there is no rule {args.explain} of lint{here}")
         return Result(explained(rules[args.explain]))
     if not args.files:
         args.parser.error("give at least one PATH; - is stdin")

@@ -92,7 +92,10 @@ def _lint(file: str, versions: Versions) -> list[Finding]:
         if "\0" not in text and (_is_shell(text, path.suffix) or file == "-"):
             script = Script.parse(text, locator(text, file))
             script.versions = versions
-            return _without_ignored(text, file, findings(script, *OF_SCRIPTS), script)
+            found = [*findings(script, *OF_SCRIPTS)]
+            if all(each.rule != "bash-refuses-it" for each in found):
+                found += checkers.shellcheck(script)
+            return _without_ignored(text, file, found, script)
         if text.startswith("#!") and path.suffix in _SHELLS:
             program = text.split("\n", 1)[0].split()[-1].rpartition("/")[2]
             return [_unreadable(file, text, f"its first line starts {program}, and lint reads bash and sh")]
@@ -128,7 +131,7 @@ def _without_ignored(text: str, file: str, found: Iterable[Finding], script: Scr
         is_alone = not text[begin : match.start()].strip()
         off = range(len(lines) + 1) if is_alone else range(first, place.line + 1)
         kept = [each for each in kept if each.rule not in names or each.place.line not in off]
-        for name in (each for each in names if each not in entries()):
+        for name in (each for each in names if each not in entries() and not re.fullmatch(r"SC\d+", each)):
             rule, reason = entries()["ignores-no-rule"], f"there is no rule {name} [ignores-no-rule]"
             kept.append(Finding(place, reason, rule.fix, rule.link, rule.name, rule.severity))
     return sorted(set(kept), key=lambda each: (each.place.line, each.place.column, each.message))

@@ -1,26 +1,51 @@
-"""What bash itself says of a script."""
+"""What bash and ShellCheck themselves say of a script."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
 
-from lint.rules import Fault
+from jobspec.problems import Place
+from lint.rules import ERROR, WARNING, Fault, Finding
 from lint.shell import Script
 
 _OTHER_SHELL = re.compile(r"#!.*\b(?:zsh|ksh|fish|csh|tcsh)\b")
+_PLAIN_SHELL = re.compile(r"#!\s*\S*/(?:env )?(?:da)?sh\b")
+# Left out: arrays joined or split, often on purpose, and what sbatch-refuses-it says.
+_SHELLCHECK = ("shellcheck", "-S", "error", "-f", "json1", "-e", "SC2068,SC2145,SC2199,SC2198,SC1128")
 
 
 def bash_refuses_it(script: Script) -> Iterator[Fault]:
-    if script.in_container or _OTHER_SHELL.match(script.text):
-        return
-    try:
-        done = subprocess.run(("bash", "-n"), input=script.text.encode(), capture_output=True, timeout=2)
-    except (OSError, subprocess.TimeoutExpired):
-        return
-    found = re.search(r"line (\d+): (.*)", done.stderr.decode(errors="replace"))
+    found = re.search(r"line (\d+): (.*)", _said(script, "bash", "-n")[1]) if not script.in_container else None
     if found and "here-document" not in found[2]:
-        start = sum(len(line) + 1 for line in script.text.split("\n")[: int(found[1]) - 1])
-        place = script.locate(min(start, len(script.text)), len(script.text))
+        place = _place(script, int(found[1]), 1, len(script.text))
         yield Fault(place, f"bash does not understand this: {found[2]}")
+
+
+def shellcheck(script: Script) -> Iterator[Finding]:
+    """Yield ShellCheck's errors under its own names, where it is installed."""
+    dialect = "sh" if _PLAIN_SHELL.match(script.text) else "bash"
+    said, _ = _said(script, *_SHELLCHECK, "-s", dialect, "-")
+    for each in json.loads(said)["comments"] if said else ():
+        place = _place(script, each["line"], each["column"], each["endColumn"] - each["column"])
+        name = f"SC{each['code']}"
+        severity, link = ERROR if name.startswith("SC1") else WARNING, f"https://www.shellcheck.net/wiki/{name}"
+        yield Finding(place, f"{each['message']} [{name}]", "", link, name, severity)
+
+
+def _place(script: Script, line: int, column: int, length: int) -> Place:
+    start = sum(len(each) + 1 for each in script.text.split("\n")[: line - 1]) + column - 1
+    return script.locate(min(start, len(script.text)), length)
+
+
+def _said(script: Script, *words: str) -> tuple[str, str]:
+    """Return a checker's stdout and stderr for a script of bash or sh; empty if it is not there or takes too long."""
+    if _OTHER_SHELL.match(script.text):
+        return "", ""
+    try:
+        done = subprocess.run(words, input=script.text.encode(), capture_output=True, timeout=2)
+    except (OSError, subprocess.TimeoutExpired):
+        return "", ""
+    return done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -234,6 +235,7 @@ FAULTS = "#!/bin/bash\nexport A=1\nexport HF_TOKEN=hush\nsrun T=$HF_TOKEN a\n"
         ("$HF_TOKEN a", "$HF_TOKEN \\\n  a  # lint: ignore=srun-reads-it-otherwise", {"secret-in-file"}),
         ("srun T", "cat <<E\n# lint: ignore=secret-in-file\nE\nsrun T", {"secret-in-file", "srun-reads-it-otherwise"}),
         ("A=1", "A=1 # lint: ignore=secret-in-fil", {"secret-in-file", "srun-reads-it-otherwise", "ignores-no-rule"}),
+        ("A=1", "A=1 # lint: ignore=SC2034", {"secret-in-file", "srun-reads-it-otherwise"}),
         (" a\n", " bash -c '\n  a\n'  # lint: ignore=srun-reads-it-otherwise\n", {"secret-in-file"}),
     ],
 )
@@ -274,6 +276,13 @@ def test_unreadable_file_does_not_discard_the_others_and_patterns_are_expanded(t
     assert exit_code(found[1:3], strict=False) == 1
     warning = [replace(found[1], severity="warning")]
     assert (exit_code(warning, strict=False), exit_code(warning, strict=True), exit_code([], strict=True)) == (0, 1, 0)
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_error_of_shellcheck_is_shown_under_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text("#!/bin/bash\nif [ -n text ]; then\n\texit 300\nfi\n")
+    found = [(each.rule, each.severity, each.place.line, each.place.column) for each in lint([str(tmp_path)])]
+    assert found == [("SC2157", "warning", 2, 9), ("SC2242", "warning", 3, 7)]
 
 
 def test_formats_hold_every_finding(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ FAULTY = "srun python train.py --rank $SLURM_NODEID\nexport HF_TOKEN=hush\n"
 def rules(folder: Path, text: str) -> list[str]:
     file = folder / "job.sh"
     file.write_text(text)
-    return [found.rule for found in lint([str(file)])]
+    return [found.rule for found in lint([str(file)]) if not found.rule.startswith("SC")]
 
 
 @pytest.mark.parametrize(

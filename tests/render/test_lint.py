@@ -45,6 +45,7 @@ def test_link_to_nowhere_is_said_and_has_an_exit_code_of_its_own(tmp_path: Path)
         (["--list"], 0, "error    not-exported "),
         (["--explain", "not-exported"], 0, "not-exported (error)\nThe text in single quotes "),
         (["--explain", "gone"], 2, "there is no rule gone of lint; --list names all"),
+        (["--explain", "SC2086"], 2, "https://www.shellcheck.net/wiki/SC2086"),
         (["--explain", "ignores-no-rule"], 0, "ignores-no-rule (warning)\n"),
         (["--list", "--format=json"], 2, "--list and --explain take neither a PATH nor --format"),
         ([], 2, "give at least one PATH; - is stdin"),
