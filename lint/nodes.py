@@ -119,6 +119,18 @@ def nodes_never_meet(script: Script) -> Iterator[Fault]:
         yield Fault(text, "this address is another machine on each node: they never meet")
 
 
+def node_rank_cannot_be(script: Script) -> Iterator[Fault]:
+    for launch in trained(script):
+        rank, count = number(launch.value("node-rank")), number(launch.value("nnodes"))
+        if rank is None or uses_c10d(launch):
+            continue
+        text = launch.options["node-rank"].text
+        if count is not None and rank >= count:
+            yield Fault(text, f"node rank {rank} of {count} nodes: ranks go from 0 to {count - 1}")
+        elif on_several_nodes(script, launch):
+            yield Fault(text, f"each of the {nodes_of(script, launch)} {script.unit}s gets node rank {rank}")
+
+
 def node_rank_is_ignored(script: Script) -> Iterator[Fault]:
     for launch in trained(script):
         given = [name for name in ("node-rank", "master-addr") if name in launch.options]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from jobspec.spec.sbatch_options import OPTIONS, meant
 from lint.launches import Launch, everything, launches, nodes_of, request, trained
@@ -22,6 +23,8 @@ _TASK_NAMES = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _LITERAL = re.compile(r"\\\$\{?(?:SLURM_\w+|MASTER_\w+)\}?")
 _REGISTRY = re.compile(r"(?:docker://)?([\w-]+(?:\.[\w-]+)+(?::\d+)?)/([^#]*)$")
 _EXPECTS_ALL = re.compile(r"lightning|--devices\b|LOCAL_RANK=\\?\"?\\?\$\{?SLURM_LOCALID")
+_BRIEF = {"hostname", "nvidia-smi", "echo", "mkdir", "cp", "rm", ""}
+_OWN_SHARE = {"overlap", "exact", "exclusive", "nodelist", "exclude", "mem", "gres", "relative"}
 _GPUS = {"gres", "gpus-per-node", "gpus"}
 # The option that sets a variable; and others, of which the script must have one: else the command line may have it.
 _SET_BY = {
@@ -90,6 +93,24 @@ def slurm_variable_is_unset(script: Script) -> Iterator[Fault]:
         if others & script.asked.keys() and option not in script.asked and is_plain and name not in told:
             told.add(name)
             yield Fault(text, f"Slurm sets {name} only for --{option}, which this job does not have: it is empty")
+
+
+def steps_wait_for_each_other(script: Script) -> Iterator[Fault]:
+    steps = [each for each in launches(script) if each.kind == "srun" and each.program.value not in _BRIEF]
+    if not script.is_batch or len({step.command.function for step in steps}) > 1:
+        return
+    for last in steps[-1:]:
+        later = [each for each in script.commands if each.start > last.command.start and each.name not in ("", "echo")]
+        if last.command.background and all(each.background for each in later):
+            yield Fault(last.text, "the script ends while this step runs, and with it the job", "wait")
+    for first, second in pairwise(steps):
+        between = [each.name for each in script.commands if first.command.start < each.start < second.command.start]
+        waits = first.command.background and not second.command.background and "wait" not in between
+        whole = {first.value("nodes"), second.value("nodes")} <= {"", str(request(script).nodes)}
+        shares = _OWN_SHARE & {*first.options, *second.options} or first.open or second.open
+        if waits and whole and not shares:
+            reason = "this step waits until the one before it has ended: each takes the CPUs and GPUs of its nodes"
+            yield Fault(second.text, reason)
 
 
 def srun_reads_it_otherwise(script: Script) -> Iterator[Fault]:
