@@ -25,6 +25,7 @@ LONG = dict(pair.split("=") for pair in _SHORT.split())
 """The long names of one-letter options, of sbatch and of srun."""
 _OTHER_NAMES = {"tasks-per-node": "ntasks-per-node"}
 _FLAGS = OPTIONS - WITH_VALUE
+_LINE = re.compile(r"#SBATCH(?=[ \t])|(#[ \t]+SBATCH|#(?i:sbatch))(?=[ \t]+-)")  # group 1: misspelt
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"[^"]*"|'[^']*')+""")
 _QUOTES = re.compile(r"""["'\\]""")
 
@@ -41,34 +42,36 @@ class Directive:
     """One option of an `#SBATCH` line by its long name.
 
     known: True if sbatch has such an option; `name` is then its full name, even if the script shortens it.
-    ignored: True if it stands below the first command, where sbatch does not read it.
+    ignored: why sbatch does not read it: "below" the first command, or "misspelt"; empty if it does.
     """
 
     name: str
     value: str
     place: Place
     known: bool
-    ignored: bool
+    ignored: str
 
 
 def directives(text: str, locate: Callable[[int, int], Place], comments: Container[int]) -> Iterator[Directive]:
-    """Yield the options of all `#SBATCH` lines, in order.
+    """Yield the options of all `#SBATCH` lines, in order, and those of misspelt ones above the first command.
 
     comments: where comments begin; below the first command, a line in a text of the script is none.
     """
-    ignored, begin = False, 0
+    ignored, begin = "", 0
     for line in text.split("\n"):
-        if re.match(r"#SBATCH[ \t]", line) and (not ignored or begin in comments):
-            found = _WORD.finditer(text, begin + 7, begin + len(line))
-            words = [Text(_QUOTES.sub("", each[0]), range(*each.span())) for each in found]
+        found = _LINE.match(line)
+        if found and (not ignored or (begin in comments and not found[1])):
+            written = _WORD.finditer(text, begin + found.end(), begin + len(line))
+            words = [Text(_QUOTES.sub("", each[0]), range(*each.span())) for each in written]
+            why = "misspelt" if found[1] else ignored
             for name, (value, at) in read_options(words, _FLAGS, LONG)[0].items():
                 meant = [option for option in OPTIONS if option.startswith(name)]
                 name = meant[0] if len(meant) == 1 else name
                 known = name in OPTIONS or name.startswith(PYXIS)
                 place = locate(at.at[0], len(at.at))
-                yield Directive(_OTHER_NAMES.get(name, name), value, place, known, ignored)
+                yield Directive(_OTHER_NAMES.get(name, name), value, place, known, why)
         elif line.strip() and not line.lstrip().startswith("#"):
-            ignored = True
+            ignored = "below"
         begin += len(line) + 1
 
 

@@ -23,6 +23,7 @@ _TASK_NAMES = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _LITERAL = re.compile(r"\\\$\{?(?:SLURM_\w+|MASTER_\w+)\}?")
 _REGISTRY = re.compile(r"(?:docker://)?([\w-]+(?:\.[\w-]+)+(?::\d+)?)/([^#]*)$")
 _EXPECTS_ALL = re.compile(r"lightning|--devices\b|LOCAL_RANK=\\?\"?\\?\$\{?SLURM_LOCALID")
+# Programs of steps that end at once, and options of steps that share their nodes with others.
 _BRIEF = {"hostname", "nvidia-smi", "echo", "mkdir", "cp", "rm", ""}
 _OWN_SHARE = {"overlap", "exact", "exclusive", "nodelist", "exclude", "mem", "gres", "relative"}
 _GPUS = {"gres", "gpus-per-node", "gpus"}
@@ -38,9 +39,12 @@ _SET_BY = {
 def option_means_nothing(script: Script) -> Iterator[Fault]:
     for found in script.directives:
         literal = _FOR_SHELLS.search(found.value)
-        if found.ignored:
+        if found.ignored == "below":
             yield Fault(found.place, "sbatch reads no further than the first command: this option is ignored")
-        elif literal and found.name in OPTIONS and found.name != "comment":
+        elif found.ignored and found.known and found.name not in script.asked:
+            reason = "sbatch reads only lines that begin with #SBATCH: this option is ignored"
+            yield Fault(found.place, reason, f"#SBATCH --{found.name}; or ## to switch it off")
+        elif literal and not found.ignored and found.name in OPTIONS and found.name != "comment":
             yield Fault(found.place, f"no shell reads #SBATCH lines: to sbatch, {literal[0]} is plain text")
 
 
