@@ -15,8 +15,16 @@ from lint.secrets import is_secret
 from lint.slurm import idle
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_HOST = re.compile(r"([\w-]+)\.?([\w-]*)[\w.-]*")
 _ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR")
 _MEETS = ("master-addr", "rdzv-endpoint")
+
+
+_NAMES_OF_VERSIONS = """
+    Job=batch/v1 Pod=v1 Service=v1 PyTorchJob=kubeflow.org/v1 TrainJob=trainer.kubeflow.org/v1alpha1
+    JobSet=jobset.x-k8s.io/v1alpha2
+"""
+_VERSIONS = dict(pair.split("=") for pair in _NAMES_OF_VERSIONS.split())
 
 
 def _is_job(document: Node) -> bool:
@@ -26,17 +34,30 @@ def _is_job(document: Node) -> bool:
 
 def api_refuses_it(manifest: Manifest) -> Iterator[Fault]:
     for document in manifest.documents:
-        for label in filter(None, (template.get("spec", "subdomain") for template, _ in templates(document))):
-            if not _LABEL.fullmatch(label.text()):
+        kind, version = document.text("kind"), document.get("apiVersion")
+        known = _VERSIONS.get(kind, "")
+        if known and version and version.text() != known and "volcano" not in version.text():
+            yield Fault(version.place, f"{kind} is not in {version.text()}", f"apiVersion: {known}")
+        for template, _ in templates(document):
+            label, policy = template.get("spec", "subdomain"), template.get("spec", "restartPolicy")
+            named, place = policy.text() if policy else "", policy or template.get("spec")
+            if label and not _LABEL.fullmatch(label.text()):
                 reason = f"a subdomain is a DNS label, which {label.text()} is not"
                 yield Fault(label.place, reason, "the Service's name")
+            if place and _is_job(document) and named not in ("Never", "OnFailure"):
+                reason = f"a Job has the restart policies Never and OnFailure, not {named or 'Always, the default'}"
+                yield Fault(place.key_place, reason, "restartPolicy: Never")
         for _, role in document.items("spec", "pytorchReplicaSpecs"):
             count = role.get("replicas")
             if count and count.text() == "0":
                 yield Fault(count.place, "the operator makes a pod even for 0 Workers", "leave the Workers out")
-        if _is_job(document) or document.text("kind") == "Pod":
+        if _is_job(document) or kind == "Pod":
             yield from _of_schema(document)
     for container in manifest.containers:
+        for name, asked in container.node.items("resources", "requests"):
+            if name.endswith("/gpu") and container.node.text("resources", "limits", name) != asked.text():
+                fix = f"limits: {{{name}: {asked.text()}}}"
+                yield Fault(asked.key_place, f"{name} is requested without an equal limit", fix)
         for name, _, node in variables(container.node) if container.script.unit == "pod" else ():
             if node.is_number_or_switch:
                 reason = f"the value of {name} is a number or boolean in YAML, but must be text"
@@ -82,15 +103,22 @@ def nnodes_are_not_the_nodes(manifest: Manifest) -> Iterator[Fault]:
 
 
 def name_does_not_resolve(manifest: Manifest) -> Iterator[Fault]:
+    metadata = [each.get("metadata") for each in manifest.documents if each.text("kind") == "Service"]
+    services = {(each.text("name"), each.text("namespace")) for each in metadata if each}
     for container in (each for each in manifest.containers if _is_job(each.document)):
-        job, subdomain = container.document.text("metadata", "name"), container.template.text("spec", "subdomain")
+        job, subdomain = container.document.get("metadata"), container.template.text("spec", "subdomain")
         given = [(value or "", node.place) for name, value, node in variables(container.node) if name in _ADDRESSES]
         options = [each.options[name] for each in container.launches for name in _MEETS if name in each.options]
         given += [(option.value, container.script.place(option.text)) for option in options]
         for value, place in given:
-            host = value.partition(":")[0].split(".")
-            if job and host[0] == f"{job}-0" and (not subdomain or host[1:2] != [subdomain]):
+            meant = _HOST.fullmatch(value.partition(":")[0])
+            if not job or not meant or meant[1] != f"{job.text('name')}-0":
+                continue
+            if not subdomain or meant[2] != subdomain:
                 why = f"the pods' subdomain is {subdomain}" if subdomain else "the pods have no subdomain"
+                yield Fault(place, f"{value} does not resolve: {why}")
+            elif services and (subdomain, job.text("namespace")) not in services:
+                why = f"no Service {subdomain} is here in the namespace of the pods"
                 yield Fault(place, f"{value} does not resolve: {why}")
 
 

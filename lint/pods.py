@@ -24,7 +24,7 @@ _BY_OPERATOR = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PO
 class Container:
     """A container of an object's pods, a TrainJob's trainer (its pod is in its runtime), or a service of compose.
 
-    template: its pod's.  pods: how many the object asks for; None if it does not say.
+    Init containers are among them.  template: its pod's.  pods: how many the object asks for; None if it does not say.
     script: what it starts; empty if the image decides it.
     """
 
@@ -59,7 +59,9 @@ def containers(document: Node) -> list[Container]:
     """Return the containers of all pods of an object, or the services of a compose file, in order."""
     pods, trainer = templates(document), document.get("spec", "trainer")
     found: list[tuple[Node, Node, int | None]] = [(service, service, None) for _, service in document.items("services")]
-    found += [(node, template, count) for template, count in pods for node in template.elements("spec", "containers")]
+    for template, count in pods:
+        both = [*template.elements("spec", "initContainers"), *template.elements("spec", "containers")]
+        found += [(node, template, count) for node in both]
     found += [(trainer, trainer, None)] if trainer else []
     made = [Container(document, *each, _script(document, each[0])) for each in found]
     for container in made if len(pods) == 1 and document.text("kind") in ("Job", "JobSet") else ():
