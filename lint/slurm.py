@@ -184,14 +184,19 @@ def tasks_start_all_processes_each(script: Script) -> Iterator[Fault]:
 
 
 def gpus_stay_idle(script: Script) -> Iterator[Fault]:
+    shared = any(command.background for command in script.commands)  # with what else runs then
     for launch in trained(script):
-        asked, processes = request(script, launch.step), number(launch.value("nproc-per-node"))
+        asked, name, flag, nodes = request(script, launch.step), "nproc-per-node", "--nproc-per-node", 1
         gpus, tasks = asked.gpus_per_node, asked.tasks_per_node
         if not gpus or not tasks:
             continue
-        if launch.kind == "torchrun" and processes and processes != gpus and tasks == 1:
-            text = launch.options["nproc-per-node"].text
-            yield Fault(text, idle(processes, gpus, script.unit), f"--nproc-per-node={gpus}")
+        if launch.kind == "accelerate":  # it is told of the processes of all nodes; 0: of how many is unknown
+            name, flag = "total", "--num_processes"
+            nodes = nodes_of(script, launch) or number(launch.value("nnodes") or "1") or 0
+        processes = (number(launch.value(name)) or 0) // nodes if nodes else 0
+        told = launch.kind in ("torchrun", "accelerate") and "cpu" not in launch.options and not shared
+        if told and processes and processes != gpus and tasks == 1:
+            yield Fault(launch.options[name].text, idle(processes, gpus, script.unit), f"{flag}={gpus * nodes}")
         if launch.kind != "python" or not launch.step or launch.step.open:
             continue
         most, total = asked.count("ntasks-per-node"), asked.count("ntasks")
