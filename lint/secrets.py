@@ -1,13 +1,15 @@
-"""The rule for secrets.  Their values are never shown."""
+"""Rules for secrets.  Their values are never shown."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 from jobspec.problems import masked
 from jobspec.spec.secret_names import names_secret
+from lint.launches import everything
 from lint.rules import Fault, Finding
 from lint.shell import Script
 
@@ -16,6 +18,7 @@ _PLACEHOLDER = re.compile(
     r"(?is)[<\[{(].*|.*(?:your|change|replace|insert|example|secret|token|password|dummy|here|todo).*|x+|\*+|\.+"
     r"|none|null|true|false|0|[/~].*"
 )
+_LOGIN = re.compile(r"wandb login (?:--host[= ]\S+ |-\S+ )*([^-\s]\S*)$")
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -24,8 +27,8 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def hide_secrets(found: Sequence[Finding]) -> list[Finding]:
-    """Mask the source line of every finding on a line in which the rule found a value."""
-    lines = {each.place.line for each in found if each.rule == "secret-in-file"}
+    """Mask the source line of every finding on a line in which a `secret-…` rule found a value."""
+    lines = {each.place.line for each in found if each.rule.startswith("secret-")}
     parts = [masked(each.place, each.place.written.partition("=")[0]) for each in found]
     return [replace(each, place=part) if part.line in lines else each for each, part in zip(found, parts, strict=True)]
 
@@ -37,3 +40,25 @@ def secret_in_file(script: Script) -> Iterator[Fault]:
             reason += "" if script.in_container else "; `scontrol write batch_script` shows it"
             fix = f'export {name} before you start the script; in the script, only check it: `: "${{{name}:?}}"`'
             yield Fault(masked(script.locate(word.text.at[0], len(name))), reason, fix)
+
+
+def secret_is_shown(script: Script) -> Iterator[Fault]:
+    """Report secrets in the arguments of programs on a node, where all its users may list them; a pod has no others."""
+    for command in everything(script) if not script.in_container else ():
+        login = _LOGIN.match(" ".join(word.value for word in command.words)) if command.name == "wandb" else None
+        if login and _is_given(login[1]):
+            place = masked(script.locate(command.words[1].text.at[0], len("login")))
+            yield Fault(place, "everybody on the node sees the key in the list of processes")
+        for word, after in zip_longest(command.words, command.words[1:]):
+            option, _, value = word.value.partition("=")
+            value = value or (after.value if after and not after.value.startswith("-") else "")
+            pairs = re.findall(r"(?:^|,)(\w+)=([^,]*)", value) if option == "--export" else [(option, value)]
+            for name in (name for name, given in pairs if names_secret(name) and _is_given(given)):
+                if option.startswith("--"):
+                    place = masked(script.locate(word.text.at[0], len(option)))
+                    yield Fault(place, f"everybody on the node sees the value of {name} in the list of processes")
+
+
+def _is_given(value: str) -> bool:
+    """Return True for a value or a variable that holds one."""
+    return "$" in value or (bool(value) and not _PLACEHOLDER.fullmatch(value))

@@ -22,6 +22,7 @@ _RANKS = {"RANK", "NODE_RANK", "LOCAL_RANK", "PET_NODE_RANK", "MACHINE_RANK", "G
 _TASK_NAMES = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _LITERAL = re.compile(r"\\\$\{?(?:SLURM_\w+|MASTER_\w+)\}?")
 _REGISTRY = re.compile(r"(?:docker://)?([\w-]+(?:\.[\w-]+)+(?::\d+)?)/([^#]*)$")
+_ARRAY = re.compile(r"(?<!\S)(?:--nodelist[= ]|-w ?)(\"\$\{\w+\[@\](?!:\d+:1\})[^\"]*\")")
 _EXPECTS_ALL = re.compile(r"lightning|--devices\b|LOCAL_RANK=\\?\"?\\?\$\{?SLURM_LOCALID")
 # Programs of steps that end at once, and options of steps that share their nodes with others.
 _BRIEF = {"hostname", "nvidia-smi", "echo", "mkdir", "cp", "rm", ""}
@@ -126,6 +127,10 @@ def srun_reads_it_otherwise(script: Script) -> Iterator[Fault]:
         if registry:
             reason = f"pyxis takes {registry[1]} for a user of Docker Hub, not for a registry"
             yield Fault(step.options["container-image"].text, reason, f"{registry[1]}#{registry[2]}")
+        array = _ARRAY.search(script.text, step.command.start, step.command.end + 1)
+        if array:
+            reason = "an array in quotes gives several words, and srun takes the second one for the program"
+            yield Fault(script.locate(array.start(1), len(array[1])), reason, array[1].replace("[@]", "[*]"))
 
 
 def expanded_by_the_batch_shell(script: Script) -> Iterator[Fault]:

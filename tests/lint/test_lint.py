@@ -66,10 +66,10 @@ def test_no_other_finding_shows_the_line_of_a_secret(tmp_path: Path) -> None:
     file = tmp_path / "job.sh"
     file.write_text(
         "#!/bin/bash\n#SBATCH --nodes=2\nexport MASTER_PORT=29500 WANDB_API_KEY='hush1' RANK=$SLURM_PROCID\n"
-        "HF_TOKEN='hush2' srun torchrun --node-rank=$SLURM_NODEID --nnodes=2 x.py\n"
+        "srun --export=ALL,HF_TOKEN=hush2 torchrun --node-rank=$SLURM_NODEID --nnodes=2 x.py --api-key hush3\n"
     )
     text = report(lint([str(file)]))
-    assert text.count("[secret-") == 2
+    assert text.count("[secret-") == 3
     assert "[expanded-by-the-batch-shell]" in text
     assert "hush" not in text
 
