@@ -189,19 +189,13 @@ def tasks_start_all_processes_each(script: Script) -> Iterator[Fault]:
 
 
 def gpus_stay_idle(script: Script) -> Iterator[Fault]:
-    shared = any(command.background for command in script.commands)  # with what else runs then
+    shared = any(launch.command.background and launch.kind not in _BRIEF for launch in launches(script))
     for launch in trained(script):
-        asked, name, flag, nodes = request(script, launch.step), "nproc-per-node", "--nproc-per-node", 1
+        asked = request(script, launch.step)
         gpus, tasks = asked.gpus_per_node, asked.tasks_per_node
         if not gpus or not tasks:
             continue
-        if launch.kind == "accelerate":  # it is told of the processes of all nodes; 0: of how many is unknown
-            name, flag = "total", "--num_processes"
-            nodes = nodes_of(script, launch) or number(launch.value("nnodes") or "1") or 0
-        processes = (number(launch.value(name)) or 0) // nodes if nodes else 0
-        told = launch.kind in ("torchrun", "accelerate") and "cpu" not in launch.options and not shared
-        if told and processes and processes != gpus and tasks == 1:
-            yield Fault(launch.options[name].text, idle(processes, gpus, script.unit), f"{flag}={gpus * nodes}")
+        yield from _told_of_processes(script, launch, gpus) if tasks == 1 and not shared else ()
         if launch.kind != "python" or not launch.step or launch.step.open:
             continue
         most, total = asked.count("ntasks-per-node"), asked.count("ntasks")
@@ -210,6 +204,18 @@ def gpus_stay_idle(script: Script) -> Iterator[Fault]:
         elif most and total and most == gpus and total < most * (asked.nodes or 1):
             reason = f"--ntasks={total} wins over --ntasks-per-node={most}: GPUs stay idle"
             yield Fault(launch.text, reason, "leave --ntasks out")
+
+
+def _told_of_processes(script: Script, launch: Launch, gpus: int) -> Iterator[Fault]:
+    """Compare the processes of each node that torchrun is told of, or of all that accelerate is, with the GPUs."""
+    name, flag, nodes = "nproc-per-node", "--nproc-per-node", 1
+    if launch.kind == "accelerate":
+        name, flag = "total", "--num_processes"
+        nodes = nodes_of(script, launch) or number(launch.value("nnodes") or "1") or 0
+    told = number(launch.value(name)) if launch.kind in ("torchrun", "accelerate") else None
+    processes = told // nodes if told and nodes and "cpu" not in launch.options else gpus
+    if processes and processes != gpus:
+        yield Fault(launch.options[name].text, idle(processes, gpus, script.unit), f"{flag}={gpus * nodes}")
 
 
 def idle(processes: int, gpus: int, where: str) -> str:

@@ -70,3 +70,18 @@ spec:
     assert [[launch.kind for launch in each.launches] for each in found] == [["torchrun"], ["cd", "python"]]
     assert found[0].launches[0].value("nnodes") == "2"
     assert [(name, value) for name, value, _ in variables(found[0].node)] == [("A", "b c")]
+
+
+@pytest.mark.parametrize("address", ["a-0.$(SERVICE)", "b-0.a", "$(HOST)", "a-0.a.team.svc.cluster.local:29500"])
+def test_address_that_may_resolve_is_not_reported(tmp_path: Path, address: str) -> None:
+    file = tmp_path / "a.yaml"
+    pod = f"{{subdomain: a, restartPolicy: Never, containers: [{{env: [{{name: MASTER_ADDR, value: {address}}}]}}]}}"
+    file.write_text(f"kind: Job\nmetadata: {{name: a}}\nspec: {{template: {{spec: {pod}}}}}\n")
+    assert [found.rule for found in lint([str(file)])] == []
+
+
+def test_script_of_an_init_container_is_linted(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    first = "{name: a, command: [sh, -c, 'export HF_TOKEN=hush; date']}"
+    file.write_text(f"kind: Pod\nspec: {{initContainers: [{first}], containers: [{{name: b, image: b}}]}}\n")
+    assert [found.rule for found in lint([str(file)])] == ["secret-in-file"]

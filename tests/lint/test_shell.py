@@ -109,5 +109,5 @@ def test_quote_in_a_variable_of_the_job_does_not_derail_our_own_script(tmp_path:
 
 def test_gpus_are_idle_only_if_nothing_else_runs(tmp_path: Path) -> None:
     one = "export CUDA_VISIBLE_DEVICES=0\naccelerate launch --num_processes 1 a.py\n"
-    assert rules(tmp_path, f"#!/bin/bash\n#SBATCH --gpus=2\n{one}") == ["gpus-stay-idle"]
+    assert rules(tmp_path, f"#!/bin/bash\n#SBATCH --gpus=2\nnvidia-smi dmon &\n{one}") == ["gpus-stay-idle"]
     assert rules(tmp_path, f"#!/bin/bash\n#SBATCH --gpus=2\npython serve.py &\n{one}") == []
