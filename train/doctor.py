@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import traceback
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from train.config import YEAR_S
-from train.errors import SharedError, UserError, record_for_torchrun, refuse_without
+from train.errors import SharedError, refuse_without, report
 from train.world.environment import World
 from train.world.signals import stop_with_parent
 
@@ -39,14 +38,8 @@ def main(argv: list[str] | None = None) -> int:
         if world.launcher == "torchrun":
             stop_with_parent()
         return 1 if examine(world, options) else 0
-    except UserError as error:
-        if not isinstance(error, SharedError) or world.local_rank == 0:
-            print(f"PROBLEM: {error}", flush=True)
-        record_for_torchrun(str(error))
-        return 1
     except Exception as error:
-        traceback.print_exc()
-        record_for_torchrun(f"{type(error).__name__}: {error}", traceback.format_exc())
+        report(error, "PROBLEM", sys.stdout)
         return 1
 
 
@@ -57,7 +50,8 @@ def examine(world: World, options: argparse.Namespace) -> list[str]:
     """
     # Imported here: importing torch takes seconds, and a wrong environment should be reported at once.
     from train.collectives.broadcast import thing_of_rank_0
-    from train.diagnosis import card, meeting, report
+    from train.diagnosis import card, meeting
+    from train.diagnosis.report import draw, lines, measured, problems
     from train.diagnosis.watch import Watch
     from train.world.rendezvous import choose_interfaces, connect_to_store, wait_until_resolvable
 
@@ -81,16 +75,16 @@ def examine(world: World, options: argparse.Namespace) -> list[str]:
         watch.doing("trying the connections between hosts")
         unreachable = meeting.try_hosts(own, cards, store)
         if not unreachable:
-            found = report.measured(_connected(own, store, watch), cards, watch)
+            found = measured(_connected(own, store, watch), cards, watch)
     if unreachable:
         raise SharedError(unreachable)
-    problems = thing_of_rank_0(report.problems(found, options.slow_mbit_s) if world.rank == 0 else [])
+    sentences = thing_of_rank_0(problems(found, options.slow_mbit_s) if world.rank == 0 else [])
     if world.rank == 0:
-        print(report.lines(found))
-        print("\n".join(f"PROBLEM: {problem}" for problem in problems) or "no problem found", flush=True)
+        print(lines(found))
+        print("\n".join(f"PROBLEM: {problem}" for problem in sentences) or "no problem found", flush=True)
         if options.picture is not None:
-            report.draw(found, options.picture)
-    return problems
+            draw(found, options.picture)
+    return sentences
 
 
 def _prefixed(store: dist.Store, world: World) -> dist.Store:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from train.errors import UserError
+from train.errors import UserError, naming_failures
 
 _STATE, _MANIFEST = "state.pt", "manifest.json"
 _NAME = re.compile(r"step-\d{8,}")
@@ -45,14 +45,12 @@ class Checkpoints:
         self.folder, self.keep, self.say = folder, keep, say
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._pending: Future[None] | None = None
-        try:
+        with naming_failures(f"--checkpoint-dir: cannot write {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
             for leftover in folder.glob(".unfinished-*") if cleans else ():
                 self._remove(leftover)
-        except OSError as error:
-            raise UserError(f"--checkpoint-dir: cannot write {folder}: {error.strerror}") from None
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Save `state` as the checkpoint of `step`; returns as soon as `state` may change again."""

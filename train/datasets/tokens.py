@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from train.datasets import Samples, Split
-from train.errors import UserError
+from train.errors import UserError, naming_failures
 
 _VALIDATION_SHARE = 0.1
 
@@ -132,13 +132,11 @@ def write(texts: Sequence[Path], data_root: Path, context: int) -> str:
             f"{context + 1} bytes (--context {context} and the next token): give more text or a smaller --context"
         )
     folder = data_root / "tokens"
-    try:
+    with naming_failures(f"cannot write {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         for split, part in splits.items():
             np.save(folder / f"{split}.npy", part)
         (folder / "tokens.json").write_text(json.dumps({"vocabulary": 256, "context": context}) + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}") from None
     numbers = ", ".join(f"{len(part)} tokens for {split}" for split, part in splits.items())
     return f"{folder}: {numbers}, in rows of {context}"
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -91,14 +90,7 @@ def barrier(ranks: Ranks) -> bool:
     return ranks.store.add("came-to-barrier", 0) == ranks.world_size
 
 
-CHECKS: dict[str, Callable[[Ranks], bool]] = {
-    "all-reduce": all_reduce,
-    "broadcast": broadcast,
-    "gather": gather,
-    "scatter": scatter,
-    "all-to-all": all_to_all,
-    "barrier": barrier,
-}
+CHECKS = (all_reduce, broadcast, gather, scatter, all_to_all, barrier)
 
 
 @dataclass(frozen=True)
@@ -252,7 +244,6 @@ def _receive(ranks: Ranks, source: int) -> None:
 
 def gathered(number: float) -> list[float]:
     """Return the number of each rank, on all ranks.  A collective."""
-    own = torch.tensor([number], dtype=torch.float64)
-    numbers = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(numbers, own)
-    return [value.item() for value in numbers]
+    numbers = [0.0] * dist.get_world_size()
+    dist.all_gather_object(numbers, number)
+    return numbers

@@ -15,7 +15,7 @@ from train.checkpoints.folder import Checkpoints, Memory, find_checkpoint, read_
 from train.collectives.agreement import mistakes_shared_by_all_ranks, while_others_wait
 from train.collectives.broadcast import thing_of_rank_0
 from train.config import TrainConfig
-from train.errors import UserError, first_line
+from train.errors import first_line, naming_failures
 from train.records.progress import say
 from train.world.environment import World
 from train.world.owner import Owner
@@ -28,10 +28,8 @@ def own(folders: Mapping[str, str | Path | None], say: Callable[[str], None]) ->
     """Own the folders, given by flag, until the stack is closed.  Raises UserError if another run owns one."""
     with ExitStack() as owned:
         for folder, flag in {Path(name).resolve(): flag for flag, name in folders.items() if name is not None}.items():
-            try:
+            with naming_failures(f"{flag}: cannot write {folder}"):
                 owned.callback(Owner(folder, say).release)
-            except OSError as error:
-                raise UserError(f"{flag}: cannot write {folder}: {error.strerror}") from None
         return owned.pop_all()
 
 

@@ -18,7 +18,7 @@ from train.collectives.sync_batchnorm import has_batchnorm
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
 from train.data.shard import num_steps, share
-from train.errors import UserError, refuse_without
+from train.errors import UserError, naming_failures, refuse_without
 from train.loop.losses import correct, losses_of_samples, refuse_if_not_finite
 from train.loop.optimizers import Ema, lr_of_step, make_optimizer, refuse_impossible_schedule
 from train.loop.session import Session
@@ -132,12 +132,10 @@ class Trainer:
             content = save({name: tensor.contiguous() for name, tensor in on_host(state).items()})
             weights = weights_sha256(state)
         beside = Path(f"{path}.unfinished")
-        try:
+        with naming_failures(f"--export: cannot write {path}"):
             replacing = ", replacing an earlier file" if Path(path).exists() else ""
             beside.write_bytes(content)
             beside.rename(path)
-        except OSError as error:
-            raise UserError(f"--export: cannot write {path}: {error.strerror}") from None
         say(f"exported the weights of step {self.run.steps_done} to {path} (weights_sha256 {weights}){replacing}")
 
     def loss(self, batch: Batch) -> Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from train.records.observer import EpochRecord, StepRecord
-from train.records.runs import RunRecords
+from train.records.runs import RunRecords, relative
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,11 +74,9 @@ def _own_metrics(runs: Sequence[RunRecords]) -> list[Curve]:
 
 def _difference(first: RunRecords, second: RunRecords) -> RunRecords:
     """Return a run whose loss is the difference of two runs, as a share of the larger loss, where they differ."""
-    pairs = [
-        (step, first.steps[step]["loss"], second.steps[step]["loss"]) for step in first.steps & second.steps.keys()
-    ]
-    apart = {step: abs(a - b) / max(abs(a), abs(b), 1e-300) for step, a, b in pairs if a != b}
-    steps = {step: {"step": step, "loss": share} for step, share in apart.items()}
+    common = first.steps & second.steps.keys()
+    apart = {step: relative(first.steps[step]["loss"], second.steps[step]["loss"]) for step in common}
+    steps = {step: {"step": step, "loss": share} for step, share in apart.items() if share}
     return RunRecords(f"{first.name} and {second.name} apart", steps=steps)
 
 

@@ -10,8 +10,8 @@ import shlex
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,7 @@ from train import __version__
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
 from train.data.shard import num_steps
-from train.errors import UserError
+from train.errors import naming_failures
 from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
 from train.world.environment import World
 
@@ -41,7 +41,8 @@ class MetricsFile(Observer):
         if run_dir is None:
             return
         path = Path(run_dir) / "metrics.jsonl"
-        with _naming(path):
+        self._failure = f"--run-dir: cannot write {path}"
+        with naming_failures(self._failure):
             path.parent.mkdir(parents=True, exist_ok=True)
             torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
             self._file = path.open("a", encoding="utf-8")
@@ -53,7 +54,7 @@ class MetricsFile(Observer):
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._file is not None:
-            with _naming(self._file.name):
+            with naming_failures(self._failure):
                 self._file.close()
 
     def write(self, event: str, **values: Any) -> None:
@@ -64,7 +65,7 @@ class MetricsFile(Observer):
         if self._file is None:
             return
         line = json.dumps({"event": event, "time": time.time(), **values}, allow_nan=False) + "\n"
-        with _naming(self._file.name):
+        with naming_failures(self._failure):
             try:
                 self._file.write(line)
                 self._file.flush()
@@ -102,15 +103,6 @@ def _flat(record: StepRecord | EpochRecord) -> dict[str, Any]:
         fields |= value if name == "values" else {name: value}
     # JSON has no name for a number that is not finite.
     return {name: value for name, value in fields.items() if value is not None and math.isfinite(value)}
-
-
-@contextmanager
-def _naming(path: Path | str) -> Iterator[None]:
-    """Turn an OSError into a UserError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"--run-dir: cannot write {path}: {error.strerror}") from None
 
 
 def weights_sha256(state_dict: Mapping[str, Tensor]) -> str:

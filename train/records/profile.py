@@ -12,7 +12,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from train.collectives.waiting import range_name
-from train.errors import UserError
+from train.errors import naming_failures
 from train.records.observer import Observer, StepRecord
 from train.records.progress import say
 
@@ -40,10 +40,8 @@ class Profile(Observer):
         first, _, last = steps.partition(":")
         self._first, self._last, self._rank, self._device = int(first), int(last), rank, device
         self._file = Path(run_dir) / "profile" / f"rank-{rank}.pt.trace.json"
-        try:
+        with naming_failures(f"--run-dir: cannot write {self._file.parent}"):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--run-dir: cannot write {self._file.parent}: {error.strerror}") from None
         self._running: profile | None = None
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
@@ -95,11 +93,11 @@ def summarize(recorded: profile) -> Summary:
     kernels = [event for event in events if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
     on_host = [event for event in events if event.device_type == DeviceType.CPU]
     waits = _intervals(event for event in on_host if event.name == range_name("communication"))
+    communication = _intervals(event for event in kernels or on_host if event.name.startswith(_COLLECTIVES))
     if kernels:
-        communication = _intervals(event for event in kernels if _is_collective(event.name))
-        computing = _intervals(event for event in kernels if not _is_collective(event.name))
+        computing = _intervals(event for event in kernels if not event.name.startswith(_COLLECTIVES))
     else:
-        communication = _union([*_intervals(event for event in on_host if _is_collective(event.name)), *waits])
+        communication = _union([*communication, *waits])
         computing = _without(_intervals(event for event in on_host if event.name.startswith("aten::")), waits)
     exposed = _length(_without(communication, computing))
     times = [time for event in events for time in (event.time_range.start, event.time_range.end)]
@@ -134,10 +132,6 @@ def _top(recorded: profile, on_device: bool) -> list[tuple[str, float]]:
     operators = [(str(event.key), float(getattr(event, own)) / 1e6) for event in recorded.key_averages()]
     named = [operator for operator in operators if operator[0] not in waits]
     return sorted(named, key=lambda operator: -operator[1])[:_TOP]
-
-
-def _is_collective(name: str) -> bool:
-    return name.startswith(_COLLECTIVES)
 
 
 def _intervals(events: Iterable[Any]) -> list[Interval]:

@@ -51,10 +51,6 @@ class Autocasting(nn.Module):
         return outputs.float()
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Wrapped:
     """A model as a strategy runs it.  The optimizer has the parameters of the bare model.
@@ -76,7 +72,7 @@ class Wrapped:
     no_sync: Callable[[], AbstractContextManager[None]]
     state_dict: Callable[[], dict[str, Any]]
     norm: Callable[[], Tensor]
-    after_backward: Callable[[], None] = _nothing
+    after_backward: Callable[[], None] = lambda: None
     predict: Callable[[Tensor], Tensor | None] | None = None
     rescale: Callable[[float], None] = lambda factor: None
 
@@ -85,7 +81,7 @@ def replicated(
     model: nn.Module,
     call: nn.Module,
     no_sync: Callable[[], AbstractContextManager[None]] = nullcontext,
-    after_backward: Callable[[], None] = _nothing,
+    after_backward: Callable[[], None] = lambda: None,
 ) -> Wrapped:
     """Return `call` as a strategy in which every rank holds all parameters and all gradients of `model`."""
     return Wrapped(model, call, no_sync, model.state_dict, lambda: norm_here(model), after_backward)
