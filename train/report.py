@@ -18,7 +18,16 @@ from train.records.runs import difference, read_runs
 
 def main(argv: list[str] | None = None) -> int:
     """Write OUT/report.html and the pictures, print the differences; return 0, or 1 after a mistake."""
-    parser = _parser()
+    parser = argparse.ArgumentParser(
+        prog="python -m train.report",
+        description="Draw the curves of runs as PNG and as one page of HTML that needs no network.",
+        allow_abbrev=False,
+    )
+    named = "a folder that was the --run-dir of a run"
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN_DIR", help=named)
+    parser.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="say and draw where two runs differ")
+    parser.add_argument("--log", action="store_true", help="draw losses on a logarithmic axis")
+    parser.add_argument("--out", type=Path, default=Path("report"), help="folder to write to (default: %(default)s)")
     options = parser.parse_args(argv)
     folders = list(dict.fromkeys([*options.runs, *(options.diff or [])]))
     if not folders:
@@ -50,21 +59,6 @@ def write_report(folders: list[Path], compared: list[Path] | None, out: Path, lo
     except OSError as error:
         raise UserError(f"--out: cannot write {error.filename or out}: {error.strerror}") from None
     print(f"{out / 'report.html'} shows {len(pictures)} curves of {len(runs)} run{'s' * (len(runs) > 1)}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m train.report",
-        description="Draw the curves of runs as PNG and as one page of HTML that needs no network.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "runs", nargs="*", type=Path, metavar="RUN_DIR", help="a folder that was the --run-dir of a run"
-    )
-    parser.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="say and draw where two runs differ")
-    parser.add_argument("--log", action="store_true", help="draw losses on a logarithmic axis")
-    parser.add_argument("--out", type=Path, default=Path("report"), help="folder to write to (default: %(default)s)")
-    return parser
 
 
 if __name__ == "__main__":

@@ -11,10 +11,9 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 import torch
@@ -29,7 +28,7 @@ from train.records.observer import EpochRecord, Incident, Observer, RunEnd, Step
 from train.world.environment import World
 
 
-class MetricsFile(Observer):
+class MetricsFile(Observer, AbstractContextManager["MetricsFile"]):
     """The observer that appends one JSON object per line to RUN_DIR/metrics.jsonl, which may exist already.
 
     With run_dir None it writes nothing, for the ranks other than 0 and for runs that keep no record.
@@ -49,10 +48,7 @@ class MetricsFile(Observer):
             if torn:  # end the cut-off line of a killed run, so that no record continues it
                 self._file.write("\n")
 
-    def __enter__(self) -> MetricsFile:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             with naming_failures(self._failure):
                 self._file.close()
