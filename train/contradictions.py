@@ -44,10 +44,7 @@ _IMAGE_DATASETS = ("fashion_mnist", "image_folder", "mnist", "synthetic")
 
 
 def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise pydantic's error about the first two settings that contradict each other.
-
-    jobspec.reading.wording marks both in the spec.
-    """
+    """Raise pydantic's error about the first two settings that contradict each other; jobspec shows where both are."""
     for key, other, sentence in _contradictions(values, defaults):
         # Written as in YAML: pydantic would write 1 for true.
         given = {"value": values[key], "theirs": values[other]}

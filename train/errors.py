@@ -72,8 +72,7 @@ def report(error: Exception, head: str = "error", file: TextIO | None = None) ->
 def record_for_torchrun(reason: str, traceback: str | None = None, environ: Mapping[str, str] = os.environ) -> None:
     """Write why this process fails into TORCHELASTIC_ERROR_FILE; do nothing if that is not set.
 
-    Args:
-        reason: the sentence to show; traceback: shown in its place if there is one.
+    reason: the sentence to show; traceback: shown in its place if there is one.
     Source of the format: torch/distributed/elastic/multiprocessing/errors/error_handler.py, which needs torch.
     """
     file = environ.get("TORCHELASTIC_ERROR_FILE")

@@ -78,10 +78,7 @@ def while_others_wait(world: World, work: Callable[[], Result]) -> Result:
 
 
 class Stopped(SystemExit):
-    """Raised by all ranks after the same step, because at least one of them was asked to stop.
-
-    Uncaught, it ends the process with the exit code of a stopped run.
-    """
+    """Raised by all ranks after the same step, because at least one of them was asked to stop."""
 
     def __init__(self) -> None:
         super().__init__(EXIT_STOPPED)

@@ -110,8 +110,7 @@ class BufferBroadcast:
 def gather(rows: Tensor, sizes: Sequence[int], group: dist.ProcessGroup | None) -> Tensor:
     """Return the rows of all ranks, in the order of the ranks; gradients flow back.  A collective, as is its backward.
 
-    Args:
-        rows: (sizes[rank], …); the other dimensions are the same on all ranks.
+    rows: (sizes[rank], …); the other dimensions are the same on all ranks.
     """
     gathered: Tensor = _Gather.apply(rows, sizes, group)
     return gathered

@@ -47,10 +47,7 @@ def step_range(num_samples: int, batch_size: int, step: int) -> range:
 
 
 def share(whole: range, rank: int, world_size: int) -> range:
-    """The contiguous part of `whole` that belongs to `rank`; sizes differ by at most one, low ranks get more.
-
-    The same rule cuts a step into micro-batches.
-    """
+    """The contiguous part of `whole` that belongs to `rank`; sizes differ by at most one, low ranks get more."""
     size, extra = divmod(len(whole), world_size)
     start = rank * size + min(rank, extra)
     return whole[start : start + size + (rank < extra)]

@@ -70,10 +70,7 @@ class TokenSamples:
 
 
 def load(data_root: Path, split: Split, seed: int) -> Samples:
-    """Map DATA_ROOT/tokens/`split`.npy into memory.
-
-    Raises UserError if files are missing, damaged or do not fit each other.
-    """
+    """Map DATA_ROOT/tokens/`split`.npy; raise UserError if files are missing, damaged or do not fit each other."""
     folder = data_root / "tokens"
     vocabulary, context = _read_sizes(folder / "tokens.json")
     file = folder / f"{split}.npy"

@@ -120,9 +120,12 @@ class Bucket:
         if self._work is not None:
             self._work.wait()
 
+    @torch.no_grad()
     def proceed(self) -> bool:
         """Start the next collective, after `wait`; return False if none is left, because the averages are there."""
-        self._work = self._next_collective()
+        # The backward may run inside of the user's autocast, which would narrow what a sync computes.
+        with torch.autocast(self.payload.flat.device.type, enabled=False):
+            self._work = next(self._steps, None)
         return self._work is not None
 
     def hand_out(self) -> None:
@@ -136,13 +139,7 @@ class Bucket:
 
     def _launch(self) -> None:
         self._steps = self.sync.reduce(self.payload)
-        self._work = self._next_collective()
-
-    @torch.no_grad()
-    def _next_collective(self) -> Waitable | None:
-        # The backward may run inside of the user's autocast, which would narrow what a sync computes.
-        with torch.autocast(self.payload.flat.device.type, enabled=False):
-            return next(self._steps, None)
+        self.proceed()
 
     @torch.no_grad()
     def _gather(self, slots: Sequence[int]) -> list[int]:

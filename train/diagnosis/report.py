@@ -78,7 +78,8 @@ def lines(report: Report) -> str:
 def _connections(report: Report) -> list[str]:
     rows = [("all-reduce of", "takes", "each rank sends")]
     for one in report.all_reduce:
-        rows.append((_bytes(one.size), _seconds(one.seconds), _rate(one.bytes_per_second)))
+        size = f"{one.size >> 10} KiB" if one.size < 1 << 20 else f"{one.size >> 20} MiB"
+        rows.append((size, _seconds(one.seconds), _rate(one.bytes_per_second)))
     slowest = sorted(report.links, key=lambda link: link.bytes_per_second)[:_LINKS_SHOWN]
     farthest = max(report.clocks, key=lambda clock: abs(clock.offset_s))
     return [
@@ -168,13 +169,6 @@ def _slow_links(report: Report, places: Sequence[str], slow_mbit_s: float) -> li
         elif link.bytes_per_second < _LINK_PART * typical:
             found.append(f"{slow}; the median is {_rate(typical)}")
     return found
-
-
-def _bytes(number: int) -> str:
-    for power, unit in ((20, "MiB"), (10, "KiB")):
-        if number >= 1 << power:
-            return f"{number / (1 << power):g} {unit}"
-    return f"{number} B"
 
 
 def _seconds(seconds: float) -> str:

@@ -179,10 +179,7 @@ def measure_clocks(ranks: Ranks) -> list[Clock]:
 
 
 def measure_compute(ranks: Ranks) -> tuple[list[float], list[float]]:
-    """Return, by rank, the seconds of one matrix product, and the part of a second in which a CPU limit stopped it.
-
-    A collective.
-    """
+    """Return by rank the seconds of a matrix product, and the part of a second that CPU limits took.  A collective."""
     size = 4096 if ranks.device.type == "cuda" else 256
     matrix = torch.ones(size, size, device=ranks.device) / size
     (matrix @ matrix)[0, 0].item()  # the first one prepares the device

@@ -30,9 +30,8 @@ _READ_S = 3 * _BEAT_S
 class Watch:
     """Runs while the ranks check one another; ends the process with exit code 1 if they cannot continue.
 
-    Args:
-        connect: makes a connection to the store for the thread alone, since a waiting connection blocks other users.
-        silence_s: a rank without a sign of life for this long counts as paused or gone.
+    connect: makes a connection to the store for the thread alone, since a waiting connection blocks other users.
+    silence_s: a rank without a sign of life for this long counts as paused or gone.
     """
 
     def __init__(self, connect: Callable[[], dist.Store], own: Card, cards: Sequence[Card], silence_s: float) -> None:

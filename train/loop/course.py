@@ -32,7 +32,7 @@ from train.loop.step import Step, StepResult
 from train.loop.watchdog import Watchdog
 from train.records import progress
 from train.records.metrics import MetricsFile
-from train.records.observer import Best, EpochRecord, Incident, Observer, RunEnd, StepRecord
+from train.records.observer import Best, EpochRecord, Observer, RunEnd, StepRecord
 from train.records.profile import Profile, profiles
 from train.records.tensorboard import TensorBoard
 from train.world import placement
@@ -114,7 +114,7 @@ class Course:
 
     def report(self, kind: str, text: str) -> None:
         for observer in self.observers:
-            observer.incident(Incident(self.steps_done, kind, text))
+            observer.incident(self.steps_done, kind, text)
 
     def is_last_step(self) -> bool:
         return self.config.max_steps is not None and self.steps_done >= self.config.max_steps

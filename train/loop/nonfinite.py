@@ -35,8 +35,7 @@ def marked(loss: Tensor) -> Tensor:
 def found(world: World, position: ShardSampler, batch: Any, losses: Tensor) -> str | None:
     """Return which ranks and samples have losses that are not finite, or None if all are finite.  A collective.
 
-    Args:
-        position: where the step is; batch, losses: this rank's share of it, in the order of the sampler.
+    position: where the step is; batch, losses: this rank's share of it, in the order of the sampler.
     """
     indices = next(iter(position))
     # With BatchNorm one bad input spoils the losses of all samples, so inputs are looked at first.

@@ -188,8 +188,7 @@ class Session(Course):
     def backward(self, loss: Tensor, weight: float | None = None) -> None:
         """Add the gradients of a step by hand: after it, p.grad has the mean over the global batch.  A collective.
 
-        Args:
-            loss: the mean over this rank's samples, or over `weight` things if that is given.
+        loss: the mean over this rank's samples, or over `weight` things if that is given.
 
         >>> for batch in run.batches(dataset, batch_size=4):
         ...     run.backward(loss(batch))

@@ -41,9 +41,8 @@ _SHOWN = 8
 class Watchdog(Observer):
     """The observer, on each rank of several, that writes to stderr if no step ends for long.
 
-    Args:
-        stacks_s: after this time, when the other ranks are about to give up, it also writes the stacks of this process.
-        expects: returns False while no step is expected: between two loops over batches.
+    stacks_s: after this time, when the other ranks are about to give up, it also writes the stacks of this process.
+    expects: returns False while no step is expected: between two loops over batches.
     """
 
     def __init__(self, world: World, stacks_s: float, expects: Callable[[], bool]) -> None:

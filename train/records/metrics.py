@@ -24,7 +24,7 @@ from train.config import TrainConfig
 from train.data.sampler import ShardSampler
 from train.data.shard import num_steps
 from train.errors import naming_failures
-from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
+from train.records.observer import EpochRecord, Observer, RunEnd, StepRecord
 from train.world.environment import World
 
 
@@ -78,8 +78,8 @@ class MetricsFile(Observer, AbstractContextManager["MetricsFile"]):
         for record in known:
             self.write("step", **_flat(record))
 
-    def incident(self, incident: Incident) -> None:
-        self.write("incident", **asdict(incident))
+    def incident(self, step: int, kind: str, text: str) -> None:
+        self.write("incident", step=step, kind=kind, text=text)
 
     def epoch_ended(self, record: EpochRecord) -> None:
         self.write("epoch", **_flat(record))

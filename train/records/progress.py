@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from train.records.metrics import in_words
-from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
+from train.records.observer import EpochRecord, Observer, RunEnd, StepRecord
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -65,10 +65,10 @@ class Progress(Observer):
             f"{last.samples_per_second:.0f} samples/s  {in_hours(steps_left * self._seconds / self._steps)} left"
         )
 
-    def incident(self, incident: Incident) -> None:
+    def incident(self, step: int, kind: str, text: str) -> None:
         if self._bar is not None:
             self._bar.clear()
-        say(f"step {incident.step}: {incident.text}")
+        say(f"step {step}: {text}")
 
     def epoch_ended(self, record: EpochRecord) -> None:
         self._close()

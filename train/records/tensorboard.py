@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 class TensorBoard(Observer):
     """The observer that writes each known step and each epoch.  Only rank 0 has one.
 
-    Args:
-        device: the device whose memory is shown; on a CPU, the memory of the process.
+    device: the device whose memory is shown; on a CPU, the memory of the process.
     Raises UserError if TensorBoard is not installed or the folder cannot be written.
     """
 

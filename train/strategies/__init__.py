@@ -65,6 +65,7 @@ class Wrapped:
     predict: the forward of an evaluation, on all ranks together; it returns None on a rank that does not get the
         logits.  Without `predict` the bare model is called.
     rescale: called with the factor by which the loss scale has changed, for what is kept of gradients between steps.
+    stage: the PipelineStage of this rank, which train.loop.pipeline_step runs.
     """
 
     module: nn.Module
@@ -75,6 +76,7 @@ class Wrapped:
     after_backward: Callable[[], None] = lambda: None
     predict: Callable[[Tensor], Tensor | None] | None = None
     rescale: Callable[[float], None] = lambda factor: None
+    stage: Any = None
 
 
 def replicated(

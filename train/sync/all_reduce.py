@@ -18,8 +18,7 @@ class AllReduce(Sync):
 
     NCCL averages float32 and wider types.  Everything else is prescaled and summed.
 
-    Args:
-        shared_memory: False sends everything to the backend.
+    shared_memory: False sends everything to the backend.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, shared_memory: bool = True) -> None:
