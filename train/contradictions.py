@@ -72,8 +72,8 @@ def _contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> I
         yield "sync", "strategy", "{key} is {value}, which {other} {theirs} does not support; only custom_ddp does"
     for key, (other, only) in _ONLY.items():
         if values[key] != defaults[key] and values[other] != only:
-            only_word = str(only).lower() if isinstance(only, bool) else only
-            yield key, other, f"{{key}} is {{value}}, but {{other}} is {{theirs}}; only {only_word} has this setting"
+            sentence = "{key} is {value}, but {other} is {theirs}; only " + str(only).lower() + " has this setting"
+            yield key, other, sentence
     for key, needed, why in _EXACT if values["logical_world"] is not None else ():
         if values[key] != needed:
             yield key, "logical_world", "{key} is {value}, which {other} cannot be used with: " + why

@@ -27,7 +27,23 @@ _CONNECT_S = 120.0
 
 def main(argv: list[str] | None = None) -> int:
     """Examine, report and return the exit code: 0 if nothing is wrong, 1 otherwise."""
-    options = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(
+        prog="python -m train.doctor",
+        description="Show where each rank runs, check and time messages between all processes, and report problems.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="as in python -m train")
+    parser.add_argument("--picture", type=Path, metavar="PATH", help="draw the measured times as PNG, SVG or PDF")
+    help_text = "report links slower than this many Mbit/s (default: %(default)g)"
+    parser.add_argument("--slow-mbit-s", type=float, default=500.0, metavar="RATE", help=help_text)
+    for name, default, text in (
+        ("silence", 15.0, "seconds without a sign of life after which a rank counts as paused or gone"),
+        ("rendezvous-timeout", 30.0, "seconds to wait for the other ranks"),
+        ("resolve-timeout", 20.0, "seconds to wait until the name in MASTER_ADDR resolves"),
+    ):
+        help_text = f"{text} (default: %(default)g)"
+        parser.add_argument(f"--{name}-s", type=_seconds, default=default, metavar="SECONDS", help=help_text)
+    options = parser.parse_args(argv)
     try:
         world = World.detect(os.environ)
         if world.launcher == "torchrun":
@@ -95,31 +111,6 @@ def examine(world: World, options: argparse.Namespace) -> list[str]:
         if options.picture is not None:
             draw(found, options.picture)
     return sentences
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m train.doctor",
-        description="Show where each rank runs, check and time messages between all processes, and report problems.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="as in python -m train")
-    parser.add_argument("--picture", type=Path, metavar="PATH", help="draw the measured times as PNG, SVG or PDF")
-    parser.add_argument(
-        "--slow-mbit-s",
-        type=float,
-        default=500.0,
-        metavar="RATE",
-        help="report links slower than this many Mbit/s (default: %(default)g)",
-    )
-    for name, default, text in (
-        ("silence", 15.0, "seconds without a sign of life after which a rank counts as paused or gone"),
-        ("rendezvous-timeout", 30.0, "seconds to wait for the other ranks"),
-        ("resolve-timeout", 20.0, "seconds to wait until the name in MASTER_ADDR resolves"),
-    ):
-        help_text = f"{text} (default: %(default)g)"
-        parser.add_argument(f"--{name}-s", type=_seconds, default=default, metavar="SECONDS", help=help_text)
-    return parser
 
 
 def _seconds(text: str) -> float:

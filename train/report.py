@@ -44,40 +44,30 @@ def main(argv: list[str] | None = None) -> int:
     folders = list(dict.fromkeys([*options.runs, *(options.diff or [])]))
     if not folders:
         parser.error("name the folder of at least one run")
+    out: Path = options.out
     try:
-        write_report(folders, options.diff, options.out, options.log)
+        refuse_without("matplotlib", "train.report", "report")
+        runs = read_runs(folders)
+        words, pair = None, None
+        if options.diff is not None:
+            first, second = pair = tuple(runs[folders.index(folder)] for folder in options.diff)
+            words = difference(first, second)
+            print(words)
+        out.mkdir(parents=True, exist_ok=True)
+        pictures = draw(runs, out, pair, options.log)
+        (out / "report.html").write_text(page(runs, pictures, words), encoding="utf-8")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"error: --out: cannot write {error.filename or out}: {error.strerror}", file=sys.stderr)
+        return 1
+    print(f"{out / 'report.html'} shows {len(pictures)} curves of {len(runs)} run{'s' * (len(runs) > 1)}")
     return 0
 
 
-def write_report(folders: list[Path], compared: list[Path] | None, out: Path, log: bool) -> None:
-    """Write the report of the runs in `folders`, and how the two in `compared` differ.
-
-    Raises UserError if a folder holds no run, or the report cannot be written.
-    """
-    refuse_without("matplotlib", "train.report", "report")
-    runs = read_runs(folders)
-    words, pair = None, None
-    if compared is not None:
-        first, second = pair = runs[folders.index(compared[0])], runs[folders.index(compared[1])]
-        words = difference(first, second)
-        print(words)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        pictures = draw(runs, out, pair, log)
-        (out / "report.html").write_text(page(runs, pictures, words), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--out: cannot write {error.filename or out}: {error.strerror}") from None
-    print(f"{out / 'report.html'} shows {len(pictures)} curves of {len(runs)} run{'s' * (len(runs) > 1)}")
-
-
 def page(runs: Sequence[RunRecords], pictures: Sequence[Path], differences: str | None) -> str:
-    """Return one page of HTML that holds its pictures, so it needs no network.
-
-    differences: the text of difference(), if two runs are compared.
-    """
+    """Return a page of HTML that holds its pictures, so it needs no network; differences: what difference() says."""
     parts = [f"<h1>{escape(', '.join(run.name for run in runs))}</h1>", _table(_summary(runs))]
     if differences is not None:
         parts += ["<h2>Where the runs differ</h2>", f"<pre>{escape(differences)}</pre>"]

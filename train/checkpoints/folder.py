@@ -33,11 +33,10 @@ _NAME = re.compile(r"step-\d{8,}")
 class Checkpoints:
     """The checkpoints of one run, saved by rank 0 in a background thread.
 
-    Args:
-        folder: CHECKPOINT_DIR; made if absent.
-        keep: how many of the newest checkpoints to keep.
-        say: reports what cannot be removed, such as a file that NFS keeps because a process has it open.
-        cleans: whether to remove what an interrupted save has left.
+    folder: CHECKPOINT_DIR; made if absent.
+    keep: how many of the newest checkpoints to keep.
+    say: reports what cannot be removed, such as a file that NFS keeps because a process has it open.
+    cleans: whether to remove what an interrupted save has left.
     Raises UserError if the folder cannot be written, or (later) if a save failed.
     """
 
@@ -165,10 +164,9 @@ def find_checkpoint(
 ) -> Memory | None:
     """Return the verified bytes of the checkpoint that `--resume` asks for, or None for a new run.
 
-    Args:
-        resume: never, auto (the newest undamaged one in `folder`) or the path of one checkpoint.
-        say: reports which checkpoint was found, and which were skipped and why.
-        read: as read_checkpoint; agreed: returns rank 0's list on all ranks.  For ranks that read together.
+    resume: never, auto (the newest undamaged one in `folder`) or the path of one checkpoint.
+    say: reports which checkpoint was found, and which were skipped and why.
+    read: as read_checkpoint; agreed: returns rank 0's list on all ranks.  For ranks that read together.
     Raises UserError if the named checkpoint, or every checkpoint in `folder`, is damaged.  Raises it also for a new run
     in a folder with checkpoints of an earlier run.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +16,6 @@ from torch import Tensor
 from train.datasets import Samples, Split
 from train.errors import UserError
 
-if TYPE_CHECKING:
-    from torchvision.datasets import ImageFolder
-
-_FOLDER = {"train": "train", "validation": "val"}
 _LARGEST = 224
 # A picture is scaled to this multiple of the crop from its middle, as in torchvision's reference for ImageNet.
 _MARGIN = 256 / 224
@@ -33,7 +29,7 @@ class FolderSamples:
     (train/data/batches.py).
     """
 
-    files: ImageFolder
+    files: Any  # torchvision's ImageFolder
     size: int
     varies: bool
     # The values of ImageNet's training pictures; other photographs have similar ones.
@@ -73,7 +69,7 @@ def load(data_root: Path, split: Split, seed: int) -> Samples:
     from PIL import Image
     from torchvision.transforms import v2  # here, because it takes seconds
 
-    train, validation = (_list_files(data_root / folder) for folder in _FOLDER.values())
+    train, validation = (_list_files(data_root / folder) for folder in ("train", "val"))
     if train.classes != validation.classes:
         differing = sorted(set(train.classes) ^ set(validation.classes))
         raise UserError(
@@ -91,7 +87,7 @@ def load(data_root: Path, split: Split, seed: int) -> Samples:
     return FolderSamples(files, size, varies=split == "train")
 
 
-def _list_files(folder: Path) -> ImageFolder:
+def _list_files(folder: Path) -> Any:
     from torchvision.datasets import ImageFolder
 
     try:

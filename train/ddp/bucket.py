@@ -26,10 +26,9 @@ class Bucket:
     The numbers travel with the gradients, so no further collective is needed to recognise a parameter that no rank
     used.
 
-    Args:
-        names: of the parameters, for messages.
-        times: how often the gradient of each parameter is completed in one backward (more than once only under
-            reentrant checkpointing).
+    names: of the parameters, for messages.
+    times: how often the gradient of each parameter is completed in one backward (more than once only under
+        reentrant checkpointing).
     """
 
     def __init__(self, params: Sequence[nn.Parameter], names: Sequence[str], times: Sequence[int], sync: Sync) -> None:

@@ -26,11 +26,10 @@ _HAS_RUN_OUT, _ADDS_ONLY, _AVERAGES = 0, 1, 2
 class Shadow(JoinHook):
     """Actions of a rank without inputs in the steps of the others.  Its p.grad stays, because no_sync() may use it.
 
-    Args:
-        ddp: a CustomDDP; its file imports this one.
-        divide_by_initial_world_size: True counts a rank without inputs as one whose gradients are zero.  False takes
-            the mean over the ranks that still have inputs.
-        _: options that other objects in the same join use.
+    ddp: a CustomDDP; its file imports this one.
+    divide_by_initial_world_size: True counts a rank without inputs as one whose gradients are zero.  False takes
+        the mean over the ranks that still have inputs.
+    _: options that other objects in the same join use.
     """
 
     def __init__(self, ddp: Any, divide_by_initial_world_size: bool = True, **_: object) -> None:

@@ -20,6 +20,7 @@ _CLOCK_S = 1.0
 _STRAGGLER, _LINK_PART = 2.0, 0.2
 _LINKS_SHOWN = 8
 _THROTTLED = 0.1
+_ALONE = "only one process: start several to check their connections (torchrun --nproc-per-node 2)"
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,7 @@ def measured(ranks: Ranks, cards: Sequence[Card], watch: Watch) -> Report:
 
 def lines(report: Report) -> str:
     answers = [f"{name} {'wrong' if ranks else 'right'}" for name, ranks in report.wrong.items()]
-    connections = ["only one process: start several to check their connections (torchrun --nproc-per-node 2)"]
-    if len(report.cards) > 1:
-        connections = _connections(report)
+    connections = _connections(report) if len(report.cards) > 1 else [_ALONE]
     slow = max(report.compute_s)
     parts = [
         f"answers over {report.backend}: {', '.join(answers)}",
@@ -183,10 +182,7 @@ def _rate(bytes_per_second: float) -> str:
 
 
 def draw(report: Report, file: Path) -> None:
-    """Write the picture of `--picture` as PNG, or in the format that the ending of `file` names.
-
-    Raises UserError if the file cannot be written.
-    """
+    """Write the picture as PNG, or in the format that the ending of `file` names; raise UserError if it cannot."""
     from matplotlib.figure import Figure  # without pyplot: no window, no state
 
     figure = Figure(figsize=(11, 4), layout="constrained")

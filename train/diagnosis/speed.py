@@ -29,10 +29,7 @@ _PINGS = 10
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that talk to one another.
-
-    group: NCCL's on CUDA devices, None for the default group.  device: of this rank.  store: of all ranks.
-    """
+    """The ranks that talk to one another.  group: NCCL's on CUDA, None for the default one.  store: of all ranks."""
 
     rank: int
     world_size: int

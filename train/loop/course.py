@@ -119,8 +119,9 @@ class Course:
     def is_last_step(self) -> bool:
         return self.config.max_steps is not None and self.steps_done >= self.config.max_steps
 
-    def is_recorded(self) -> bool:
-        return self.recorded_step == self.steps_done
+    def has_all_steps(self) -> bool:
+        """Return True if the last step is done and its epoch recorded."""
+        return self.is_last_step() and self.recorded_step == self.steps_done
 
     def failed(self, error: Exception) -> None:
         """Tell the other ranks why this one ends, and save what can be saved."""

@@ -34,10 +34,7 @@ def own(folders: Mapping[str, str | Path | None], say: Callable[[str], None]) ->
 
 
 def find(config: TrainConfig, world: World, say: Callable[[str], None]) -> Memory | None:
-    """Return the bytes of the checkpoint to continue, on rank 0.  A collective.
-
-    If every rank sees the folder, each verifies its share of the files.
-    """
+    """Return the checkpoint to continue, on rank 0; ranks that all see the folder verify it together.  A collective."""
     folder = Path(config.checkpoint_dir) if config.checkpoint_dir else None
     if not config.spreads_model:
         return while_others_wait(

@@ -52,7 +52,10 @@ class Trainer:
             refuse_impossible_schedule(config, self._steps_per_epoch)
             if world.rank == 0 and config.export is not None:
                 refuse_impossible_export(config.export)
-        self.model = self.run.wrap(model, self._micro_batch())
+        # One micro-batch of a pipeline's first stage, without content: the meta device has none.
+        tokens_or_pixels = torch.int64 if len(self.samples.shape) == 1 else torch.float32
+        sizes = -(-config.batch_size // config.accumulate), *self.samples.shape
+        self.model = self.run.wrap(model, torch.empty(sizes, dtype=tokens_or_pixels, device="meta"))
         wrapped = self.run.engine.models[0]
         # The bare model is evaluated: not every strategy's wrapper is made for it.
         self.module, self._predict = wrapped.module, wrapped.predict or wrapped.module
@@ -151,12 +154,6 @@ class Trainer:
         if logits is None:
             return None
         return {"val_loss": losses_of_samples(logits, batch[1]), "val_accuracy": correct(logits, batch[1])}
-
-    def _micro_batch(self) -> Tensor:
-        """Return one micro-batch of a pipeline's first stage, without content: the meta device has none."""
-        tokens_or_pixels = torch.int64 if len(self.samples.shape) == 1 else torch.float32
-        size = -(-self.config.batch_size // self.config.accumulate)
-        return torch.empty((size, *self.samples.shape), dtype=tokens_or_pixels, device="meta")
 
 
 def refuse_single_samples(config: TrainConfig, world: World, num_samples: int, model: nn.Module) -> None:

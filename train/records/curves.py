@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from train.records.observer import EpochRecord, StepRecord
 from train.records.runs import RunRecords, relative
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Points = list[tuple[float, float]]
 
@@ -83,10 +80,7 @@ def _difference(first: RunRecords, second: RunRecords) -> RunRecords:
 def draw(
     runs: Sequence[RunRecords], folder: Path, compared: tuple[RunRecords, RunRecords] | None = None, log: bool = False
 ) -> list[Path]:
-    """Draw each quantity that at least one run has, and the difference of the two in `compared`; return the files.
-
-    log: logarithmic axes for losses.
-    """
+    """Draw all that the runs have, and how the two in `compared` differ; return the files.  log: log axes for losses."""
     drawn = [_drawn(curve, runs, folder, log and curve.unit == "loss") for curve in [*CURVES, *_own_metrics(runs)]]
     if compared is not None:
         apart = Curve("difference.png", "difference of the training losses", "share of the larger loss", "loss")
@@ -116,7 +110,7 @@ def _drawn(curve: Curve, runs: Sequence[RunRecords], folder: Path, log: bool) ->
     return folder / curve.file
 
 
-def _line(axes: Axes, points: Points, **look: Any) -> None:
+def _line(axes: Any, points: Points, **look: Any) -> None:
     if points:
         marker = "o" if len(points) <= 20 else None  # a single point has no line
         axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, **look)

@@ -54,10 +54,7 @@ class MetricsFile(Observer, AbstractContextManager["MetricsFile"]):
                 self._file.close()
 
     def write(self, event: str, **values: Any) -> None:
-        """Append `{"event": event, "time": seconds since 1970, …}`; a reader of the file sees it at once.
-
-        A `time` among the values replaces the current time.
-        """
+        """Append `{"event": event, "time": seconds since 1970, …}` at once; a `time` among the values replaces that."""
         if self._file is None:
             return
         line = json.dumps({"event": event, "time": time.time(), **values}, allow_nan=False) + "\n"

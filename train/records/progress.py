@@ -6,13 +6,10 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from train.records.metrics import in_words
 from train.records.observer import EpochRecord, Observer, RunEnd, StepRecord
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 
 class Progress(Observer):
@@ -21,7 +18,7 @@ class Progress(Observer):
     def __init__(self) -> None:
         self._epochs = self._steps_per_epoch = self._last_step = self._done = 0
         self._title = ""
-        self._bar: tqdm[Any] | None = None
+        self._bar: Any = None
         self._seconds, self._steps = 0.0, 0  # of the steps of this start
         self._places = ""
         self._started = time.monotonic()

@@ -80,13 +80,10 @@ class Wrapped:
 
 
 def replicated(
-    model: nn.Module,
-    call: nn.Module,
-    no_sync: Callable[[], AbstractContextManager[None]] = nullcontext,
-    after_backward: Callable[[], None] = lambda: None,
+    model: nn.Module, call: nn.Module, no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> Wrapped:
     """Return `call` as a strategy in which every rank holds all parameters and all gradients of `model`."""
-    return Wrapped(model, call, no_sync, model.state_dict, lambda: norm_here(model), after_backward)
+    return Wrapped(model, call, no_sync, model.state_dict, lambda: norm_here(model))
 
 
 def norm_here(model: nn.Module) -> Tensor:

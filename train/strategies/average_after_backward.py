@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -34,4 +35,4 @@ class AverageAfterBackward(nn.Module):
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
     wrapped = AverageAfterBackward(model, context.group)
-    return replicated(model, wrapped, after_backward=wrapped.average)
+    return replace(replicated(model, wrapped), after_backward=wrapped.average)

@@ -170,10 +170,7 @@ def _in_words(layers: Layers, works: Sequence[int], stages: Sequence[range], for
 
 
 def _predict(stage: PipelineStage, inputs: Tensor, shape: torch.Size, context: Context) -> Tensor | None:
-    """Pass a batch through all stages; the last rank returns the outputs.
-
-    shape: of a micro-batch before this stage.
-    """
+    """Pass a batch through all stages; the last rank returns the outputs.  shape: of a micro-batch for this stage."""
     if not stage.is_first:
         inputs = torch.empty((len(inputs), *shape[1:]), device=context.device)
         dist.recv(inputs, group=context.group, group_src=stage.stage_index - 1)
