@@ -50,8 +50,8 @@ def main(argv: list[str] | None = None) -> int:
         runs = read_runs(folders)
         words, pair = None, None
         if options.diff is not None:
-            first, second = pair = tuple(runs[folders.index(folder)] for folder in options.diff)
-            words = difference(first, second)
+            pair = runs[folders.index(options.diff[0])], runs[folders.index(options.diff[1])]
+            words = difference(*pair)
             print(words)
         out.mkdir(parents=True, exist_ok=True)
         pictures = draw(runs, out, pair, options.log)

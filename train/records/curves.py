@@ -80,7 +80,7 @@ def _difference(first: RunRecords, second: RunRecords) -> RunRecords:
 def draw(
     runs: Sequence[RunRecords], folder: Path, compared: tuple[RunRecords, RunRecords] | None = None, log: bool = False
 ) -> list[Path]:
-    """Draw all that the runs have, and how the two in `compared` differ; return the files.  log: log axes for losses."""
+    """Draw what the runs have, and how the two in `compared` differ; return the files.  log: log axes for losses."""
     drawn = [_drawn(curve, runs, folder, log and curve.unit == "loss") for curve in [*CURVES, *_own_metrics(runs)]]
     if compared is not None:
         apart = Curve("difference.png", "difference of the training losses", "share of the larger loss", "loss")
