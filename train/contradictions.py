@@ -1,7 +1,5 @@
 """Settings that contradict each other: a run refuses them rather than do something that was not asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

@@ -6,8 +6,6 @@ Start it exactly as the training is started, on the same nodes:
     python render.py slurm jobs/doctor.yaml sites/mine.yaml | sbatch
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """Exceptions for mistakes that the person who started the run can fix, and how a failing process says why it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

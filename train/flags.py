@@ -1,7 +1,5 @@
 """Read the flags and a YAML file into a TrainConfig, or report every mistake in them at once."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

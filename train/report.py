@@ -4,8 +4,6 @@ python -m train.report runs/a runs/b runs/c --out report
 python -m train.report --diff runs/a runs/b
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import sys

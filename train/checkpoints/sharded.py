@@ -4,8 +4,6 @@ CHECKPOINT_DIR/step-00000938/ holds files of each rank and .metadata, the index 
 manifest.json is written last, with size and SHA-256 of all these files.  All ranks must see the folder.
 """
 
-from __future__ import annotations
-
 import io
 import uuid
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Questions that all ranks settle together before they continue: has one of them found a mistake, and do they stop?"""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Tensors of one rank, or of each rank, for all ranks: broadcasts of many in one message, and a gather."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeVar
 

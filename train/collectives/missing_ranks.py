@@ -1,7 +1,5 @@
 """Reports of a failed collective: which ranks are missing, as far as the others can know."""
 
-from __future__ import annotations
-
 import re
 import socket
 import threading

@@ -4,8 +4,6 @@ torch.nn.SyncBatchNorm refuses to run on the CPU.  On CUDA each of its layers wa
 samples gives no gradients for weight and bias, and under autocast it sends statistics of another type than the others.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

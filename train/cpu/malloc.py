@@ -1,7 +1,5 @@
 """Keep freed memory in the process, so that not every training step asks the kernel for it again."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 

@@ -4,8 +4,6 @@ Random numbers for samples that vary are a function of (seed, epoch, index) alon
 of ranks and workers nor on an interruption.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A torch Sampler on top of shard.py: for each step, the indices that one rank reads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch.utils.data import Sampler

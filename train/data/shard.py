@@ -10,8 +10,6 @@ The drawback: if a micro-batch does not divide evenly, shares differ by one samp
 without samples.  The trainer weights gradients by samples, so the mean over the global batch stays exact.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 

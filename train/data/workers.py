@@ -5,8 +5,6 @@ DistributedDataParallel asks for forkserver or spawn with NCCL.  The server impo
 in milliseconds.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

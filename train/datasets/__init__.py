@@ -1,7 +1,5 @@
 """Datasets, one file each, and what they share: `load(data_root, split, seed)` makes a Samples."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import Literal, Protocol

@@ -1,7 +1,5 @@
 """MNIST and similar datasets: torchvision fetches and reads the files; errors here name what is missing or damaged."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import sys

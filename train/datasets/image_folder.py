@@ -4,8 +4,6 @@ DATA_ROOT/train/CLASS/*.png (or .jpg, …) and DATA_ROOT/val/CLASS/*.  Pictures 
 or of the smaller side of the first training picture if that is less.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

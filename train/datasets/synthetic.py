@@ -1,7 +1,5 @@
 """Images that are computed from a seed, without files: ten fixed random patterns, shifted and noisy."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

@@ -7,8 +7,6 @@ writes DATA_ROOT/tokens/: train.npy and validation.npy (NumPy's format; one dime
 texts.  Another tokenizer can write the same three files.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

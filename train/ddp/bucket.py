@@ -1,7 +1,5 @@
 """A bucket: the gradients of some parameters, one after the other in one flat tensor, with p.grad as views of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from operator import and_

@@ -3,8 +3,6 @@
 torch itself relies on each of them elsewhere; tests/train/ddp/test_gradient_hooks.py calls them all.
 """
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections.abc import Callable, Sequence

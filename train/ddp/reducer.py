@@ -1,7 +1,5 @@
 """One backward of CustomDDP: gradients arrive, full buckets are averaged, and at the end all averages are there."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence

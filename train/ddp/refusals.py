@@ -1,7 +1,5 @@
 """Errors that CustomDDP raises instead of waiting forever, in words for the person who has to fix them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial

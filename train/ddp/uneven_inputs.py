@@ -9,8 +9,6 @@ A step is one forward and one backward.  At the end all ranks get the parameters
 Built on torch.distributed.algorithms.join, so optimizers that support it (ZeroRedundancyOptimizer) can join too.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Card: what a rank says about itself before any collective is tried."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -4,8 +4,6 @@ No collective is used here, because each mistake that is found here would make a
 Then the connections between hosts are tried one by one: behind a firewall, collectives would wait without a word.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import time

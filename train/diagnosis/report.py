@@ -1,7 +1,5 @@
 """The measurements as lines and as a picture for a person, and the problems that they show as sentences."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

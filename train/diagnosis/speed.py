@@ -3,8 +3,6 @@
 Each rank checks its part of a known right answer, element by element.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Where a run stands: steps done, what is recorded and saved of them, and how it ends."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator

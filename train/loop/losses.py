@@ -1,7 +1,5 @@
 """Losses as sums over samples, kept on the device and turned into means over all ranks: of many steps, of a dataset."""
 
-from __future__ import annotations
-
 import math
 import time
 import zlib

@@ -1,7 +1,5 @@
 """A loss or gradient that is not finite: every rank learns at the same step which samples led to it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

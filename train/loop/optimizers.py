@@ -1,7 +1,5 @@
 """The optimizer of a config, the learning rate of each step, and the moving average of the weights."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterable, Iterator

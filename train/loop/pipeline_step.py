@@ -1,7 +1,5 @@
 """One optimizer step of a pipeline: torch's schedule runs forward and backward of all micro-batches."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe

@@ -1,7 +1,5 @@
 """The files of a run: the folders that it owns, the checkpoint that it continues, each save, also after a failure."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress

@@ -3,8 +3,6 @@
 `python -m train` (train/loop/trainer.py) is written on it, and so is everybody's own loop (train/run.py).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace

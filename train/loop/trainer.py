@@ -1,7 +1,5 @@
 """`python -m train`: a classifier of a config, trained, evaluated and exported by a session."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext

@@ -3,8 +3,6 @@
 A thread of each rank writes into the store what its main thread does.  Nothing is read as long as steps end in time.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

@@ -1,7 +1,5 @@
 """Models, one file each: `build(shape, num_classes, dropout)` makes the module."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import torch

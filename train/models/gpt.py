@@ -1,7 +1,5 @@
 """A small GPT (decoder-only transformer): six pre-norm blocks of width 384, about 10.8 million parameters for bytes."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import torch

@@ -1,7 +1,5 @@
 """The curves of some runs as PNG, one picture for each quantity, so that each stays readable on a narrow screen."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields

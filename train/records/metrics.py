@@ -1,7 +1,5 @@
 """metrics.jsonl: its records, the one of the start, and the hash that shows whether two runs ended with one result."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

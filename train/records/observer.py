@@ -3,8 +3,6 @@
 The Trainer gets a list of observers; a new one changes nothing in the training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """`--profile FIRST:LAST`: torch.profiler around a window of steps, as a trace for Chrome and a summary in words."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Records of runs, read back from RUN_DIR/metrics.jsonl, and the differences between two runs in words."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Strategies by which processes share a model, one file each: `wrap` returns what one training step calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Data parallelism as in most articles: a loop over the gradients between backward and the optimizer's step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -5,8 +5,6 @@ once.
 Source: docs.pytorch.org, torch.distributed.fsdp.fully_shard.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

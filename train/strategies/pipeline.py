@@ -5,8 +5,6 @@ work the bubble is (stages - 1) / (micro-batches + stages - 1) of the time (GPip
 (PipeDream-Flush, arXiv:2006.09503) has the same bubble and keeps fewer activations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache

@@ -1,7 +1,5 @@
 """The mean in the gradients' own type: over the network, or through shared memory where all ranks are on one host."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

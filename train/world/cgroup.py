@@ -1,7 +1,5 @@
 """What the cgroup (a container, a Slurm job) allows this process: its memory, and the CPU time that it withholds."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

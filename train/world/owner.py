@@ -5,8 +5,6 @@ silently on some network file systems.  The clocks of hosts may differ, so a hea
 somebody looks.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -5,8 +5,6 @@ so a second signal in the middle of a save changes nothing.  Only a second Ctrl-
 person wants to end it now.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
