@@ -351,11 +351,9 @@ def to_argv(values: Mapping[str, Any]) -> list[str]:
     """Return the flags for these settings, which `flags.from_argv` reads back.  A key that is None gets no flag."""
     argv: list[str] = []
     for key, value in values.items():
-        if value is None:
-            continue
         if isinstance(value, bool):
             argv.append(flag(key) if value else flag("no_" + key))
-        else:
+        elif value is not None:
             # Flag and value in one word, so that a value may begin with a dash.
             argv.append(f"{flag(key)}={value}")
     return argv

@@ -40,11 +40,8 @@ def mistakes_shared_by_all_ranks(world: World) -> Iterator[None]:
             ranks_of.setdefault(text, []).append(rank)
     if ranks_of:
         everywhere = len(ranks_of) == 1 and all(mistakes)
-        raise SharedError(
-            "\n".join(
-                text if everywhere else f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in ranks_of.items()
-            )
-        )
+        named = {text: f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in ranks_of.items()}
+        raise SharedError("\n".join(named if everywhere else named.values()))
 
 
 def while_others_wait(world: World, work: Callable[[], Result]) -> Result:

@@ -143,8 +143,7 @@ def measure_links(ranks: Ranks) -> list[Link]:
         if turn == _turn(source, ranks.world_size):
             _receive(ranks, source)
         dist.barrier()
-    rates = gathered(rate)
-    return [Link(rank, (rank + 1) % ranks.world_size, found) for rank, found in enumerate(rates)]
+    return [Link(rank, (rank + 1) % ranks.world_size, found) for rank, found in enumerate(gathered(rate))]
 
 
 def measure_clocks(ranks: Ranks) -> list[Clock]:

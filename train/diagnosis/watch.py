@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from train.diagnosis.card import Card
+from train.diagnosis.meeting import wait_until_read
 from train.errors import first_line, record_for_torchrun
 from train.world.owner import stat_of
 
@@ -90,9 +91,7 @@ class Watch:
         if verdict is not None:
             if self._own.rank == 0:
                 store.set("verdict", verdict)
-                deadline = time.monotonic() + _READ_S
-                while store.add("verdict-read", 0) < len(self._watched) and time.monotonic() < deadline:
-                    time.sleep(0.1)
+                wait_until_read(store, "verdict-read", len(self._watched), _READ_S)
             self._end(verdict)
 
     def _verdict(self) -> str | None:

@@ -130,8 +130,7 @@ def arithmetic(config: TrainConfig, world: World, sampler: ShardSampler) -> dict
     }
 
 
-def in_words(numbers: dict[str, int]) -> str:
-    n = numbers
+def in_words(n: dict[str, int]) -> str:
     shares = f"{n['smallest_share']}"
     if n["largest_share"] != n["smallest_share"]:
         shares += f" or {n['largest_share']}"
