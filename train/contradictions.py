@@ -47,12 +47,11 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
         # Written as in YAML: pydantic would write 1 for true.
         given = {"value": values[key], "theirs": values[other]}
         words = {name: str(word).lower() if isinstance(word, bool) else word for name, word in given.items()}
-        # pydantic wants the sentence as a LiteralString, a type that Python 3.10 does not have.
-        literal: Any = sentence
-        raise PydanticCustomError("keys_disagree", literal, {"key": key, "other": other, **words})
+        raise PydanticCustomError("keys_disagree", sentence, {"key": key, "other": other, **words})
 
 
-def _contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+# pydantic wants the sentence as a LiteralString, a type that Python 3.10 does not have.
+def _contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """Yield a key, another one and a sentence, which begins with the key: messages put the key's place before it."""
     for key, needs, other, advice in _NEEDS:
         if needs(values[key]) and values[other] is None:

@@ -148,9 +148,7 @@ def _numbers(environ: Mapping[str, str], *names: str, also: tuple[str, ...] = ()
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name)
-    if text is None:
-        return default
+    text = environ.get(name, str(default))
     if not re.fullmatch("[0-9]+", text):
         raise UserError(f'{name}="{text}": must be a whole number, 0 or more')
     return int(text)
