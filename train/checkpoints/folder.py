@@ -33,8 +33,7 @@ _NAME = re.compile(r"step-\d{8,}")
 class Checkpoints:
     """The checkpoints of one run, saved by rank 0 in a background thread.
 
-    folder: CHECKPOINT_DIR; made if absent.
-    keep: how many of the newest checkpoints to keep.
+    folder: CHECKPOINT_DIR; made if absent.  keep: how many of the newest checkpoints to keep.
     say: reports what cannot be removed, such as a file that NFS keeps because a process has it open.
     cleans: whether to remove what an interrupted save has left.
     Raises UserError if the folder cannot be written, or (later) if a save failed.

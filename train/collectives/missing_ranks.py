@@ -37,9 +37,8 @@ def naming_missing_ranks(
 ) -> Iterator[None]:
     """Turn the failure of a collective in the block into a UserError that names the missing ranks.
 
-    what: what the collective does, for the message.
+    what: what the collective does, for the message.  group: the group of the collective; None for all ranks.
     position: where in the training this rank waits; the other ranks show it if they wait elsewhere.
-    group: the group of the collective; None for all ranks.
     """
     _Reports.withdraw()
     try:

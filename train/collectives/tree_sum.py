@@ -6,6 +6,8 @@ wholly in its range of numbers.  The ranks then exchange pieces of these sums: e
 all gather the pieces.  With one subtree a rank these are the bytes of a ring's all-reduce.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from functools import cache
 

@@ -76,11 +76,9 @@ def load(data_root: Path, split: Split, seed: int) -> Samples:
     with Image.open(train.samples[0][0]) as first:
         size = min(_LARGEST, *first.size)
     files = train if split == "train" else validation
-    changes = (
-        [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
-        if split == "train"
-        else [v2.Resize(size if size < _LARGEST else round(size * _MARGIN), antialias=True), v2.CenterCrop(size)]
-    )
+    changes = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
+    if split == "validation":
+        changes = [v2.Resize(size if size < _LARGEST else round(size * _MARGIN), antialias=True), v2.CenterCrop(size)]
     files.transform = v2.Compose([v2.PILToTensor(), *changes])
     return FolderSamples(files, size, varies=split == "train")
 

@@ -5,6 +5,8 @@ What a slice computes depends on its samples, its number and the position in the
 one order.  Running statistics of BatchNorm become the mean of what each slice made of them.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """One optimizer step: the loss of each micro-batch, the mean of the gradients, a common verdict, the update."""
 
+from __future__ import annotations
+
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
