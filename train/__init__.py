@@ -4,8 +4,6 @@ Importing `train` or `train.config` imports no torch, so that jobspec can check 
 The public names below are loaded on first use.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

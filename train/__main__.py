@@ -6,8 +6,6 @@ Run it alone (one process) or with --procs, or let torchrun or a Slurm step star
     torchrun --standalone --nproc-per-node 2 -m train --model resnet18 --dataset fashion_mnist
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import suppress

@@ -32,24 +32,18 @@ _EXPECTED = {
     "string_type": "text",
     "string_unicode": "text in UTF-8",
     "string_too_short": "text of at least {min_length} character",
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
     "int_parsing_size": "a whole number with fewer digits",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("dict_type", "model_type"), "a mapping of keys to values"),
+    **dict.fromkeys(("literal_error", "unexpected"), "{expected}"),
     "list_type": "a list",
-    "dict_type": "a mapping of keys to values",
-    "model_type": "a mapping of keys to values",
-    "literal_error": "{expected}",
     "greater_than": "above {gt}",
     "greater_than_equal": "at least {ge}",
     "less_than": "below {lt}",
     "less_than_equal": "at most {le}",
     "finite_number": "a finite number",
-    "unexpected": "{expected}",
 }
 
 
@@ -332,10 +326,7 @@ class TrainConfig(BaseModel):
         return self.strategy in ("fsdp", "pipeline")
 
     def reader(self, rank: int, world_size: int) -> tuple[int, int]:
-        """Return this process's number among the readers of different samples, and the number of readers.
-
-        The stages of a pipeline all read the same samples.
-        """
+        """Return this process's number among the readers of different samples, and how many: one in a pipeline."""
         return (0, 1) if self.strategy == "pipeline" else (rank, world_size)
 
 
@@ -360,11 +351,9 @@ def to_argv(values: Mapping[str, Any]) -> list[str]:
     """Return the flags for these settings, which `flags.from_argv` reads back.  A key that is None gets no flag."""
     argv: list[str] = []
     for key, value in values.items():
-        if value is None:
-            continue
         if isinstance(value, bool):
             argv.append(flag(key) if value else flag("no_" + key))
-        else:
+        elif value is not None:
             # Flag and value in one word, so that a value may begin with a dash.
             argv.append(f"{flag(key)}={value}")
     return argv

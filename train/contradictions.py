@@ -1,9 +1,7 @@
 """Settings that contradict each other: a run refuses them rather than do something that was not asked for."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from pydantic_core import PydanticCustomError
 
@@ -44,59 +42,38 @@ _IMAGE_DATASETS = ("fashion_mnist", "image_folder", "mnist", "synthetic")
 
 
 def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise pydantic's error, with both keys, for the first two settings that contradict each other."""
-    for key, needs, other, advice in _NEEDS:
-        if needs(values[key]) and values[other] is None:
-            _refuse("{key} is given but {other} is not; {advice}", key=key, other=other, advice=advice)
-    if values["evaluate_only"] and values["resume"] == "never":
-        _refuse(
-            "{key} is given but {other} is not; say which checkpoint to evaluate: auto, or its path",
-            key="evaluate_only",
-            other="resume",
-        )
-    model, dataset = values["model"], values["dataset"]
-    if model == "gpt" and dataset in _IMAGE_DATASETS:
-        sentence = "{key} is gpt, which reads tokens, but {other} is {dataset}; use the dataset called tokens"
-        _refuse(sentence, key="model", other="dataset", dataset=dataset)
-    if dataset == "tokens" and model in _IMAGE_MODELS:
-        sentence = "{key} is tokens, but {other} is {model}, which reads images; only the model gpt reads tokens"
-        _refuse(sentence, key="dataset", other="model", model=model)
-    strategy = values["strategy"]
-    if values["sync"] != "all_reduce" and strategy != "custom_ddp":
-        _refuse(
-            "{key} is {sync}, which {other} {strategy} does not support; only custom_ddp does",
-            key="sync",
-            other="strategy",
-            sync=values["sync"],
-            strategy=strategy,
-        )
-    for key, (other, only) in _ONLY.items():
-        if values[key] != defaults[key] and values[other] != only:
-            sentence = "{key} is {value}, but {other} is {theirs}; only {only} has this setting"
-            _refuse(sentence, key=key, other=other, value=values[key], theirs=values[other], only=only)
-    for key, needed, why in _EXACT if values["logical_world"] is not None else ():
-        if values[key] != needed:
-            sentence = "{key} is {value}, which {other} cannot be used with: {why}"
-            _refuse(sentence, key=key, other="logical_world", value=values[key], why=why)
-    for key, value, why in _NO_WHOLE_MODEL if strategy in ("fsdp", "pipeline") else ():
-        given = values[key]
-        if given is not None if value is None else given == value:
-            _refuse(
-                "{key} is {value}, which {other} {strategy} does not support: {why}",
-                key=key,
-                other="strategy",
-                value=given,
-                strategy=strategy,
-                why=why,
-            )
+    """Raise pydantic's error about the first two settings that contradict each other; jobspec shows where both are."""
+    for key, other, sentence in _contradictions(values, defaults):
+        # Written as in YAML: pydantic would write 1 for true.
+        given = {"value": values[key], "theirs": values[other]}
+        words = {name: str(word).lower() if isinstance(word, bool) else word for name, word in given.items()}
+        raise PydanticCustomError("keys_disagree", sentence, {"key": key, "other": other, **words})
 
 
 # pydantic wants the sentence as a LiteralString, a type that Python 3.10 does not have.
-def _refuse(sentence: Any, *, key: str, other: str, **words: Any) -> NoReturn:
-    """Raise pydantic's error about `key` and `other`; jobspec.reading.wording marks both in the spec.
-
-    The sentence begins with the key, because messages put the key's place before it.
-    """
-    # Written as in YAML: pydantic would write 1 for true.
-    words = {name: str(word).lower() if isinstance(word, bool) else word for name, word in words.items()}
-    raise PydanticCustomError("keys_disagree", sentence, {"key": key, "other": other, **words})
+def _contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Yield a key, another one and a sentence, which begins with the key: messages put the key's place before it."""
+    for key, needs, other, advice in _NEEDS:
+        if needs(values[key]) and values[other] is None:
+            yield key, other, "{key} is given but {other} is not; " + advice
+    if values["evaluate_only"] and values["resume"] == "never":
+        advice = "say which checkpoint to evaluate: auto, or its path"
+        yield "evaluate_only", "resume", "{key} is given but {other} is not; " + advice
+    if values["model"] == "gpt" and values["dataset"] in _IMAGE_DATASETS:
+        sentence = "{key} is gpt, which reads tokens, but {other} is {theirs}; use the dataset called tokens"
+        yield "model", "dataset", sentence
+    if values["dataset"] == "tokens" and values["model"] in _IMAGE_MODELS:
+        sentence = "{key} is tokens, but {other} is {theirs}, which reads images; only the model gpt reads tokens"
+        yield "dataset", "model", sentence
+    if values["sync"] != "all_reduce" and values["strategy"] != "custom_ddp":
+        yield "sync", "strategy", "{key} is {value}, which {other} {theirs} does not support; only custom_ddp does"
+    for key, (other, only) in _ONLY.items():
+        if values[key] != defaults[key] and values[other] != only:
+            sentence = "{key} is {value}, but {other} is {theirs}; only " + str(only).lower() + " has this setting"
+            yield key, other, sentence
+    for key, needed, why in _EXACT if values["logical_world"] is not None else ():
+        if values[key] != needed:
+            yield key, "logical_world", "{key} is {value}, which {other} cannot be used with: " + why
+    for key, value, why in _NO_WHOLE_MODEL if values["strategy"] in ("fsdp", "pipeline") else ():
+        if values[key] is not None if value is None else values[key] == value:
+            yield key, "strategy", "{key} is {value}, which {other} {theirs} does not support: " + why

@@ -1,16 +1,15 @@
 """Exceptions for mistakes that the person who started the run can fix, and how a failing process says why it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TextIO
 
 
 class UserError(Exception):
@@ -33,6 +32,15 @@ def first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
+@contextmanager
+def naming_failures(what: str) -> Iterator[None]:
+    """Turn an OSError into a UserError: what failed, such as `--run-dir: cannot write runs/a`, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{what}: {error.strerror}") from None
+
+
 def refuse_without(package: str, option: str, extra: str) -> None:
     """Raise UserError if `package` is not installed: `option` needs it, and our `extra` installs it."""
     if find_spec(package) is None:
@@ -42,15 +50,15 @@ def refuse_without(package: str, option: str, extra: str) -> None:
         )
 
 
-def report(error: Exception) -> None:
+def report(error: Exception, head: str = "error", file: TextIO | None = None) -> None:
     """Print an error, and record it for torchrun: a mistake of the user as one paragraph, others with traceback.
 
-    Of a mistake that all ranks share, one process of each node prints it.
+    Of a mistake that all ranks share, one process of each node prints it.  head, file: of a paragraph; stderr if None.
     """
     if isinstance(error, UserError):
         first_of_node = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
         if first_of_node or not isinstance(error, SharedError):
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print(f"{head}: {error}", file=file or sys.stderr, flush=True)
         record_for_torchrun(str(error))
         return
     sys.excepthook(type(error), error, error.__traceback__)  # torch's excepthook puts the rank before each line
@@ -62,8 +70,7 @@ def report(error: Exception) -> None:
 def record_for_torchrun(reason: str, traceback: str | None = None, environ: Mapping[str, str] = os.environ) -> None:
     """Write why this process fails into TORCHELASTIC_ERROR_FILE; do nothing if that is not set.
 
-    Args:
-        reason: the sentence to show; traceback: shown in its place if there is one.
+    reason: the sentence to show; traceback: shown in its place if there is one.
     Source of the format: torch/distributed/elastic/multiprocessing/errors/error_handler.py, which needs torch.
     """
     file = environ.get("TORCHELASTIC_ERROR_FILE")

@@ -1,7 +1,5 @@
 """Read the flags and a YAML file into a TrainConfig, or report every mistake in them at once."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys
@@ -19,10 +17,7 @@ from train.errors import UserError
 
 
 def from_argv(argv: list[str] | None = None) -> TrainConfig:
-    """Read the flags and the file of `--config`; flags win over it.
-
-    Raises UserError with every problem at once; each names its flag, or file and line.
-    """
+    """Read the flags and the file of `--config`; flags win.  Raises UserError with all problems and their places."""
     words = sys.argv[1:] if argv is None else argv
     parsed, unknown = _parser().parse_known_args(words)
     given = {key: value for key, value in vars(parsed).items() if value is not None}

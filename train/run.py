@@ -1,7 +1,5 @@
 """The library's face: a training run in one's own loop, on any number of processes."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import re

@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 KEYS = sorted(TrainConfig.model_fields)
 FOLDERS = {"model": "models", "dataset": "datasets", "strategy": "strategies", "sync": "sync"}
 # What a person may write, but for NUL, which no argument can hold, and lone surrogates, which are no text.
-TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
+# No ~, which becomes the home folder in a path.
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0~"), min_size=1, max_size=20)
 
 
 def kinds(key: str) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from train.errors import UserError
+from train.errors import UserError, naming_failures
 
 _STATE, _MANIFEST = "state.pt", "manifest.json"
 _NAME = re.compile(r"step-\d{8,}")
@@ -33,11 +33,9 @@ _NAME = re.compile(r"step-\d{8,}")
 class Checkpoints:
     """The checkpoints of one run, saved by rank 0 in a background thread.
 
-    Args:
-        folder: CHECKPOINT_DIR; made if absent.
-        keep: how many of the newest checkpoints to keep.
-        say: reports what cannot be removed, such as a file that NFS keeps because a process has it open.
-        cleans: whether to remove what an interrupted save has left.
+    folder: CHECKPOINT_DIR; made if absent.  keep: how many of the newest checkpoints to keep.
+    say: reports what cannot be removed, such as a file that NFS keeps because a process has it open.
+    cleans: whether to remove what an interrupted save has left.
     Raises UserError if the folder cannot be written, or (later) if a save failed.
     """
 
@@ -45,14 +43,12 @@ class Checkpoints:
         self.folder, self.keep, self.say = folder, keep, say
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._pending: Future[None] | None = None
-        try:
+        with naming_failures(f"--checkpoint-dir: cannot write {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
             for leftover in folder.glob(".unfinished-*") if cleans else ():
                 self._remove(leftover)
-        except OSError as error:
-            raise UserError(f"--checkpoint-dir: cannot write {folder}: {error.strerror}") from None
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Save `state` as the checkpoint of `step`; returns as soon as `state` may change again."""
@@ -167,10 +163,9 @@ def find_checkpoint(
 ) -> Memory | None:
     """Return the verified bytes of the checkpoint that `--resume` asks for, or None for a new run.
 
-    Args:
-        resume: never, auto (the newest undamaged one in `folder`) or the path of one checkpoint.
-        say: reports which checkpoint was found, and which were skipped and why.
-        read: as read_checkpoint; agreed: returns rank 0's list on all ranks.  For ranks that read together.
+    resume: never, auto (the newest undamaged one in `folder`) or the path of one checkpoint.
+    say: reports which checkpoint was found, and which were skipped and why.
+    read: as read_checkpoint; agreed: returns rank 0's list on all ranks.  For ranks that read together.
     Raises UserError if the named checkpoint, or every checkpoint in `folder`, is damaged.  Raises it also for a new run
     in a folder with checkpoints of an earlier run.
     """

@@ -1,7 +1,5 @@
 """Check that a checkpoint can be continued with the settings given now."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from train.config import TrainConfig

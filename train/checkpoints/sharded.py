@@ -4,17 +4,13 @@ CHECKPOINT_DIR/step-00000938/ holds files of each rank and .metadata, the index 
 manifest.json is written last, with size and SHA-256 of all these files.  All ranks must see the folder.
 """
 
-from __future__ import annotations
-
 import io
 import uuid
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn, optim
 from torch.distributed.checkpoint.api import CheckpointException
@@ -26,8 +22,11 @@ from train.collectives.broadcast import thing_of_rank_0
 from train.config import YEAR_S
 from train.errors import UserError
 from train.world.environment import World
+from train.world.placement import new_group
 
 _BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
+# Messages in a gloo group of their own may wait for the slowest disk, while the ranks meet in the default group.
+_CPU = torch.device("cpu")
 
 
 class ShardedCheckpoints(Checkpoints):
@@ -37,7 +36,7 @@ class ShardedCheckpoints(Checkpoints):
     """
 
     def __init__(self, folder: Path, keep: int, say: Callable[[str], None], world: World) -> None:
-        self._world, self._group = world, _patient_group()
+        self._world, self._group = world, new_group(_CPU, YEAR_S)
         probe = folder / thing_of_rank_0(f".unfinished-{uuid.uuid4().hex}")
         with mistakes_shared_by_all_ranks(world):
             super().__init__(folder, keep, say, cleans=world.rank == 0)
@@ -65,26 +64,27 @@ class ShardedCheckpoints(Checkpoints):
                 raise UserError(self._not_saved(error.strerror)) from None
         state = dict(state)
         parts = state.pop("shards")
-        while_others_wait(self._world, lambda: self._write_parts(step, parts))
+
+        def write_parts() -> None:
+            try:
+                dcp.save(parts, storage_writer=dcp.FileSystemWriter(self.beside(step)), process_group=self._group)
+            except CheckpointException as error:
+                raise UserError(self._not_saved(_first_failure(error))) from None
+
+        while_others_wait(self._world, write_parts)
         if self._world.rank == 0:
             buffer = io.BytesIO()
             torch.save(state, buffer)
             self._pending = self._thread.submit(self._finish, step, buffer.getbuffer(), False)
-
-    def _write_parts(self, step: int, parts: dict[str, Tensor]) -> None:
-        try:
-            dcp.save(parts, storage_writer=dcp.FileSystemWriter(self.beside(step)), process_group=self._group)
-        except CheckpointException as error:
-            raise UserError(self._not_saved(_first_failure(error))) from None
 
 
 def shards(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
     """Return what this rank holds of model and optimizer, by names that do not depend on the number of ranks."""
     of_model, of_optimizer = get_state_dict(model, optimizer, options=_BY_NAME)
     return {
-        key: value
+        prefix + name: value
         for prefix, of_part in (("model.", of_model), ("optimizer.", of_optimizer))
-        for key, value in ((prefix + name, value) for name, value in of_part.items())
+        for name, value in of_part.items()
         if isinstance(value, Tensor)  # the rest are the optimizer's settings, which come from the config
     }
 
@@ -94,7 +94,7 @@ def load_shards(world: World, path: Path, model: nn.Module, optimizer: optim.Opt
 
     A collective.  Raises SharedError if a part is missing or cannot be read.
     """
-    wanted, group = shards(model, optimizer), _patient_group()
+    wanted, group = shards(model, optimizer), new_group(_CPU, YEAR_S)
 
     def read() -> None:
         try:
@@ -109,13 +109,6 @@ def load_shards(world: World, path: Path, model: nn.Module, optimizer: optim.Opt
         for prefix, of_part in zip(("model.", "optimizer."), now, strict=True)
     )
     set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer, options=_BY_NAME)
-
-
-def _patient_group() -> dist.ProcessGroup:
-    """Return a group for messages that may wait for the slowest disk, while the ranks meet in the default group."""
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=YEAR_S))
-    assert isinstance(group, dist.ProcessGroup)
-    return group
 
 
 def _first_failure(error: CheckpointException) -> str:

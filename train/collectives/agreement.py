@@ -1,7 +1,5 @@
 """Questions that all ranks settle together before they continue: has one of them found a mistake, and do they stop?"""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -42,11 +40,8 @@ def mistakes_shared_by_all_ranks(world: World) -> Iterator[None]:
             ranks_of.setdefault(text, []).append(rank)
     if ranks_of:
         everywhere = len(ranks_of) == 1 and all(mistakes)
-        raise SharedError(
-            "\n".join(
-                text if everywhere else f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in ranks_of.items()
-            )
-        )
+        named = {text: f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in ranks_of.items()}
+        raise SharedError("\n".join(named if everywhere else named.values()))
 
 
 def while_others_wait(world: World, work: Callable[[], Result]) -> Result:
@@ -78,10 +73,7 @@ def while_others_wait(world: World, work: Callable[[], Result]) -> Result:
 
 
 class Stopped(SystemExit):
-    """Raised by all ranks after the same step, because at least one of them was asked to stop.
-
-    Uncaught, it ends the process with the exit code of a stopped run.
-    """
+    """Raised by all ranks after the same step, because at least one of them was asked to stop."""
 
     def __init__(self) -> None:
         super().__init__(EXIT_STOPPED)

@@ -1,7 +1,5 @@
 """Tensors of one rank, or of each rank, for all ranks: broadcasts of many in one message, and a gather."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -110,8 +108,7 @@ class BufferBroadcast:
 def gather(rows: Tensor, sizes: Sequence[int], group: dist.ProcessGroup | None) -> Tensor:
     """Return the rows of all ranks, in the order of the ranks; gradients flow back.  A collective, as is its backward.
 
-    Args:
-        rows: (sizes[rank], …); the other dimensions are the same on all ranks.
+    rows: (sizes[rank], …); the other dimensions are the same on all ranks.
     """
     gathered: Tensor = _Gather.apply(rows, sizes, group)
     return gathered

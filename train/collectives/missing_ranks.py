@@ -1,7 +1,5 @@
 """Reports of a failed collective: which ranks are missing, as far as the others can know."""
 
-from __future__ import annotations
-
 import re
 import socket
 import threading
@@ -39,10 +37,8 @@ def naming_missing_ranks(
 ) -> Iterator[None]:
     """Turn the failure of a collective in the block into a UserError that names the missing ranks.
 
-    Args:
-        what: what the collective does, for the message.
-        position: where in the training this rank waits; the other ranks show it if they wait elsewhere.
-        group: the group of the collective; None for all ranks.
+    what: what the collective does, for the message.  group: the group of the collective; None for all ranks.
+    position: where in the training this rank waits; the other ranks show it if they wait elsewhere.
     """
     _Reports.withdraw()
     try:
@@ -111,7 +107,7 @@ class _Reports:
     _is_written = False
 
     def __init__(self, position: str, group: dist.ProcessGroup | None) -> None:
-        self.position = position
+        self._here = f"gave up at another place: {position}"
         self.elsewhere: dict[str, list[int]] = {}
         # torch 2.6 takes no None here.
         self.silent = set(dist.get_process_group_ranks(group or dist.group.WORLD)) - {dist.get_rank()}
@@ -128,7 +124,7 @@ class _Reports:
         time.sleep(_CLOSING_S)
         deadline = time.monotonic() + _REPORTS_S
         try:
-            self.write(_at(self.position))
+            self.write(self._here)
             while self.silent and time.monotonic() < deadline:
                 self.look()
                 time.sleep(_POLL_S)
@@ -142,7 +138,7 @@ class _Reports:
         for rank in [rank for rank in sorted(self.silent) if self._store.check([str(rank)])]:
             self.silent.remove(rank)
             where = self._store.get(str(rank)).decode()
-            if where != _at(self.position):
+            if where != self._here:
                 self.elsewhere.setdefault(where, []).append(rank)
 
     def write(self, text: str) -> None:
@@ -168,7 +164,3 @@ class _Reports:
 
 def _listed(ranks: set[int] | list[int]) -> str:
     return ", ".join(map(str, sorted(ranks)))
-
-
-def _at(position: str) -> str:
-    return f"gave up at another place: {position}"

@@ -4,8 +4,6 @@ torch.nn.SyncBatchNorm refuses to run on the CPU.  On CUDA each of its layers wa
 samples gives no gradients for weight and bias, and under autocast it sends statistics of another type than the others.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -22,10 +20,7 @@ def has_batchnorm(module: nn.Module) -> bool:
 
 
 def has_sync_batchnorm(module: nn.Module) -> bool:
-    """Return True if `module` has BatchNorm over the global batch.
-
-    Every rank must then run each forward, with samples or without.
-    """
+    """Return True if `module` has BatchNorm over the global batch: every rank, even without samples, runs it."""
     return any(isinstance(part, SyncBatchNorm | nn.SyncBatchNorm) for part in module.modules())
 
 
@@ -51,10 +46,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
-        """Replace each BatchNorm of `module`, torch.nn.SyncBatchNorm too, by one with the same parameters and buffers.
-
-        Names in the state dict stay the same.
-        """
+        """Replace each BatchNorm, torch.nn.SyncBatchNorm too, by one with the same parameters, buffers and names."""
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
             options = (module.eps, module.momentum, module.affine, module.track_running_stats)
             twin = cls(module.num_features, *options, device="meta")

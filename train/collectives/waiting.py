@@ -3,8 +3,6 @@
 A profile shows the waits, too, under the names of `range_name`.
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Keep freed memory in the process, so that not every training step asks the kernel for it again."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 
@@ -9,6 +7,7 @@ import sys
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 _TRIM_THRESHOLD = 2**30
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def keep_freed_memory() -> None:
@@ -19,9 +18,7 @@ def keep_freed_memory() -> None:
     mnist_cnn.
     Without glibc nothing happens.  Source: mallopt(3).
     """
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(_libc, "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
         mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD)
@@ -29,6 +26,6 @@ def keep_freed_memory() -> None:
 
 def give_back_freed_memory() -> None:
     """Let glibc return all free memory to the kernel.  Takes milliseconds.  Source: malloc_trim(3)."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    malloc_trim = getattr(_libc, "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

@@ -4,8 +4,6 @@ Random numbers for samples that vary are a function of (seed, epoch, index) alon
 of ranks and workers nor on an interruption.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -157,10 +155,7 @@ class _InMemory:
 
 @dataclass(frozen=True)
 class Keys:
-    """The steps of a sampler with (epoch, index) in place of an index: a worker of a DataLoader outlives an epoch.
-
-    A step without indices gets sample 0 twice.
-    """
+    """Steps of a sampler, as (epoch, index), because a DataLoader's workers outlive epochs; sample 0 twice if empty."""
 
     steps: Iterable[list[int]]
 
@@ -172,10 +167,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class Augmented:
-    """Reads samples with the generators of torch, NumPy and Python seeded for each, and leaves them as they were.
-
-    varies: False reads the samples as they are.
-    """
+    """Reads samples; if they vary, with torch's, NumPy's and Python's generators seeded for each, then restored."""
 
     samples: Any
     seed: int

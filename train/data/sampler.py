@@ -1,7 +1,5 @@
 """A torch Sampler on top of shard.py: for each step, the indices that one rank reads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch.utils.data import Sampler
@@ -69,14 +67,10 @@ class ShardSampler(Sampler[list[int]]):
                 f"ShardSampler: rank is {rank}, world_size {world_size}, batch_size {batch_size} and num_samples "
                 f"{num_samples}; give 0 <= rank < world_size, batch_size of at least 1 and num_samples of at least 0"
             )
-        self.num_samples = num_samples
-        self.batch_size = batch_size
-        self.rank = rank
-        self.world_size = world_size
-        self.seed = seed
+        self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
+        self.rank, self.world_size = rank, world_size
         self.micro_batches, self.least, self.whole = micro_batches, least, whole
-        self.epoch = 1
-        self.step = 0
+        self.epoch, self.step = 1, 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch, self.step = epoch, 0
@@ -117,14 +111,9 @@ class ShardSampler(Sampler[list[int]]):
 
     def state_dict(self) -> dict[str, int]:
         """Return the position, and the settings with which it was counted; the world size is not one of them."""
-        return {
-            "epoch": self.epoch,
-            "step": self.step,
-            "seed": self.seed,
-            "num_samples": self.num_samples,
-            "batch_size": self.batch_size,
-            **({"slices": self.micro_batches} if self.whole else {}),
-        }
+        counted_with = {"seed": self.seed, "num_samples": self.num_samples, "batch_size": self.batch_size}
+        slices = {"slices": self.micro_batches} if self.whole else {}
+        return {"epoch": self.epoch, "step": self.step, **counted_with, **slices}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue at a saved position, on any world size.

@@ -10,8 +10,6 @@ The drawback: if a micro-batch does not divide evenly, shares differ by one samp
 without samples.  The trainer weights gradients by samples, so the mean over the global batch stays exact.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 
@@ -47,10 +45,7 @@ def step_range(num_samples: int, batch_size: int, step: int) -> range:
 
 
 def share(whole: range, rank: int, world_size: int) -> range:
-    """The contiguous part of `whole` that belongs to `rank`; sizes differ by at most one, low ranks get more.
-
-    The same rule cuts a step into micro-batches.
-    """
+    """The contiguous part of `whole` that belongs to `rank`; sizes differ by at most one, low ranks get more."""
     size, extra = divmod(len(whole), world_size)
     start = rank * size + min(rank, extra)
     return whole[start : start + size + (rank < extra)]

@@ -5,8 +5,6 @@ DistributedDataParallel asks for forkserver or spawn with NCCL.  The server impo
 in milliseconds.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -39,10 +37,7 @@ def worker_context() -> ForkServerContext:
 
 
 def init_worker(worker: int) -> None:
-    """Ignore the signals that ask for an end, and end when the rank ends.
-
-    torch's own check looks at the parent's process ID, but here the parent is the server.
-    """
+    """Ignore the signals that ask for an end, and end with the rank, where torch's own check looks at the server."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_rank, daemon=True).start()

@@ -1,7 +1,5 @@
 """Datasets, one file each, and what they share: `load(data_root, split, seed)` makes a Samples."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import Literal, Protocol
@@ -41,10 +39,7 @@ class Samples(Protocol):
 
 
 def load(name: str, data_root: str, split: Split, seed: int) -> Samples:
-    """Return the split of the dataset in the file `name`.py.
-
-    Raises UserError if files are missing or damaged; it says which, and where they belong.
-    """
+    """Return the split of the dataset in the file `name`.py.  Raises UserError naming missing or damaged files."""
     samples: Samples = import_module(f"train.datasets.{name}").load(Path(data_root), split, seed)
     return samples
 

@@ -1,7 +1,5 @@
 """MNIST and similar datasets: torchvision fetches and reads the files; errors here name what is missing or damaged."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import sys
@@ -68,10 +66,7 @@ def load_split(dataset: str, data_root: Path, split: str, mean: float, std: floa
 
 
 def download(dataset: str, data_root: Path) -> None:
-    """Let torchvision fetch what is missing of `dataset`.
-
-    A failure only prints a note on stderr, because reading the files then says which one is missing.
-    """
+    """Let torchvision fetch what is missing; a failure is only a note on stderr, as reading then names the files."""
     folder = data_root / dataset / "raw"
     names = [f"{prefix}-{kind}-ubyte" for prefix in _PREFIX.values() for kind in ("images-idx3", "labels-idx1")]
     if all((folder / name).exists() for name in names):

@@ -4,11 +4,9 @@ DATA_ROOT/train/CLASS/*.png (or .jpg, …) and DATA_ROOT/val/CLASS/*.  Pictures 
 or of the smaller side of the first training picture if that is less.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +14,6 @@ from torch import Tensor
 from train.datasets import Samples, Split
 from train.errors import UserError
 
-if TYPE_CHECKING:
-    from torchvision.datasets import ImageFolder
-
-_FOLDER = {"train": "train", "validation": "val"}
 _LARGEST = 224
 # A picture is scaled to this multiple of the crop from its middle, as in torchvision's reference for ImageNet.
 _MARGIN = 256 / 224
@@ -33,7 +27,7 @@ class FolderSamples:
     (train/data/batches.py).
     """
 
-    files: ImageFolder
+    files: Any  # torchvision's ImageFolder
     size: int
     varies: bool
     # The values of ImageNet's training pictures; other photographs have similar ones.
@@ -73,7 +67,7 @@ def load(data_root: Path, split: Split, seed: int) -> Samples:
     from PIL import Image
     from torchvision.transforms import v2  # here, because it takes seconds
 
-    train, validation = (_list_files(data_root / folder) for folder in _FOLDER.values())
+    train, validation = (_list_files(data_root / folder) for folder in ("train", "val"))
     if train.classes != validation.classes:
         differing = sorted(set(train.classes) ^ set(validation.classes))
         raise UserError(
@@ -82,16 +76,14 @@ def load(data_root: Path, split: Split, seed: int) -> Samples:
     with Image.open(train.samples[0][0]) as first:
         size = min(_LARGEST, *first.size)
     files = train if split == "train" else validation
-    changes = (
-        [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
-        if split == "train"
-        else [v2.Resize(size if size < _LARGEST else round(size * _MARGIN), antialias=True), v2.CenterCrop(size)]
-    )
+    changes = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
+    if split == "validation":
+        changes = [v2.Resize(size if size < _LARGEST else round(size * _MARGIN), antialias=True), v2.CenterCrop(size)]
     files.transform = v2.Compose([v2.PILToTensor(), *changes])
     return FolderSamples(files, size, varies=split == "train")
 
 
-def _list_files(folder: Path) -> ImageFolder:
+def _list_files(folder: Path) -> Any:
     from torchvision.datasets import ImageFolder
 
     try:

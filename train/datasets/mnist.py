@@ -1,7 +1,5 @@
 """Handwritten digits (LeCun, Cortes, Burges): 60,000 and 10,000 grey images of 28×28."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from train.datasets import Samples, Split, _torchvision

@@ -7,8 +7,6 @@ writes DATA_ROOT/tokens/: train.npy and validation.npy (NumPy's format; one dime
 texts.  Another tokenizer can write the same three files.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -24,7 +22,7 @@ import torch
 from torch import Tensor
 
 from train.datasets import Samples, Split
-from train.errors import UserError
+from train.errors import UserError, naming_failures
 
 _VALIDATION_SHARE = 0.1
 
@@ -70,10 +68,7 @@ class TokenSamples:
 
 
 def load(data_root: Path, split: Split, seed: int) -> Samples:
-    """Map DATA_ROOT/tokens/`split`.npy into memory.
-
-    Raises UserError if files are missing, damaged or do not fit each other.
-    """
+    """Map DATA_ROOT/tokens/`split`.npy; raise UserError if files are missing, damaged or do not fit each other."""
     folder = data_root / "tokens"
     vocabulary, context = _read_sizes(folder / "tokens.json")
     file = folder / f"{split}.npy"
@@ -132,13 +127,11 @@ def write(texts: Sequence[Path], data_root: Path, context: int) -> str:
             f"{context + 1} bytes (--context {context} and the next token): give more text or a smaller --context"
         )
     folder = data_root / "tokens"
-    try:
+    with naming_failures(f"cannot write {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         for split, part in splits.items():
             np.save(folder / f"{split}.npy", part)
         (folder / "tokens.json").write_text(json.dumps({"vocabulary": 256, "context": context}) + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}") from None
     numbers = ", ".join(f"{len(part)} tokens for {split}" for split, part in splits.items())
     return f"{folder}: {numbers}, in rows of {context}"
 

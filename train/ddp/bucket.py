@@ -1,7 +1,5 @@
 """A bucket: the gradients of some parameters, one after the other in one flat tensor, with p.grad as views of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from operator import and_
@@ -26,10 +24,9 @@ class Bucket:
     The numbers travel with the gradients, so no further collective is needed to recognise a parameter that no rank
     used.
 
-    Args:
-        names: of the parameters, for messages.
-        times: how often the gradient of each parameter is completed in one backward (more than once only under
-            reentrant checkpointing).
+    names: of the parameters, for messages.
+    times: how often the gradient of each parameter is completed in one backward (more than once only under
+        reentrant checkpointing).
     """
 
     def __init__(self, params: Sequence[nn.Parameter], names: Sequence[str], times: Sequence[int], sync: Sync) -> None:
@@ -120,9 +117,12 @@ class Bucket:
         if self._work is not None:
             self._work.wait()
 
+    @torch.no_grad()
     def proceed(self) -> bool:
         """Start the next collective, after `wait`; return False if none is left, because the averages are there."""
-        self._work = self._next_collective()
+        # The backward may run inside of the user's autocast, which would narrow what a sync computes.
+        with torch.autocast(self.payload.flat.device.type, enabled=False):
+            self._work = next(self._steps, None)
         return self._work is not None
 
     def hand_out(self) -> None:
@@ -136,13 +136,7 @@ class Bucket:
 
     def _launch(self) -> None:
         self._steps = self.sync.reduce(self.payload)
-        self._work = self._next_collective()
-
-    @torch.no_grad()
-    def _next_collective(self) -> Waitable | None:
-        # The backward may run inside of the user's autocast, which would narrow what a sync computes.
-        with torch.autocast(self.payload.flat.device.type, enabled=False):
-            return next(self._steps, None)
+        self.proceed()
 
     @torch.no_grad()
     def _gather(self, slots: Sequence[int]) -> list[int]:

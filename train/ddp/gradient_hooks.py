@@ -3,8 +3,6 @@
 torch itself relies on each of them elsewhere; tests/train/ddp/test_gradient_hooks.py calls them all.
 """
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,10 +19,7 @@ def current_backward() -> int:
 
 
 def will_run(node: Node) -> bool:
-    """Return True if the running backward will reach the node.  A backward nested inside it does not count.
-
-    As in torch/autograd/graph.py (register_multi_grad_hook).
-    """
+    """Return True if the running backward, not one nested in it, reaches the node.  As in torch/autograd/graph.py."""
     try:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:
@@ -47,10 +42,7 @@ def num_holders(flat: Tensor, views: Sequence[Tensor]) -> list[int]:
 
 
 def is_compiled_backward() -> bool:
-    """Return True under compiled autograd, which runs hooks but skips end-of-backward callbacks.
-
-    As in torch/_dynamo/utils.py.
-    """
+    """Return True under compiled autograd, which skips end-of-backward callbacks.  As in torch/_dynamo/utils.py."""
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     return compiled is not None and bool(compiled.in_compiled_autograd_region)
 
@@ -62,8 +54,7 @@ class GradientNode:
     p.grad are done before it is averaged.  The node is kept, because autograd would otherwise make a new one without
     the hook.  Autograd also makes a new one if the type or device of the parameter changes.
 
-    Args:
-        receiver: is not kept alive: a module may be wrapped again after its wrapper is gone.
+    receiver: is not kept alive: a module may be wrapped again after its wrapper is gone.
     """
 
     def __init__(self, param: nn.Parameter, receiver: Any, index: int) -> None:

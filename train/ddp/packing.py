@@ -1,7 +1,5 @@
 """Assignment of parameters to buckets, computed from their sizes alone, without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 
 

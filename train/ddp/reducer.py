@@ -1,7 +1,5 @@
 """One backward of CustomDDP: gradients arrive, full buckets are averaged, and at the end all averages are there."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -30,9 +28,7 @@ class Reducer:
     The first backward only records the order in which gradients arrive.  At its end rank 0's order decides the
     buckets.  From then on a gradient moves into its bucket, and a full bucket is averaged at once.
 
-    Args:
-        names, params: the parameters that are trained, the same on all ranks.
-        bucket_bytes, first_bucket_bytes: capacity of the buckets.
+    names, params: what is trained, the same on all ranks.  bucket_bytes, first_bucket_bytes: capacity of the buckets.
     """
 
     def __init__(

@@ -1,7 +1,5 @@
 """Errors that CustomDDP raises instead of waiting forever, in words for the person who has to fix them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -72,22 +70,18 @@ class ParametersAsWrapped:
     """The parameters of a module as they were when it was wrapped: trained or frozen, type and device."""
 
     def __init__(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
-        self._frozen = [(name, param) for name, param in named if not param.requires_grad]
-        self._trained = [(name, param) for name, param in named if param.requires_grad]
-        self._kinds = [(param.dtype, param.device) for _, param in self._trained]
+        self._params = [(name, param, param.requires_grad, param.dtype, param.device) for name, param in named]
 
     def refuse_changes(self) -> None:
         """Raise UserError, naming the parameter, if one is no longer frozen or has another type or device."""
-        for name, param in self._frozen:
-            if param.requires_grad:
+        for name, param, was_trained, dtype, device in self._params:
+            if not was_trained and param.requires_grad:
                 raise UserError(f"{name} was frozen when CustomDDP was made, but is now trained: wrap the module again")
-        if [(param.dtype, param.device) for _, param in self._trained] != self._kinds:
-            for (name, param), (dtype, device) in zip(self._trained, self._kinds, strict=True):
-                if (param.dtype, param.device) != (dtype, device):
-                    raise UserError(
-                        f"{name} was {dtype} on {device} when CustomDDP was made and is {param.dtype} on "
-                        f"{param.device} now: convert and move the module first, then wrap it"
-                    )
+            if was_trained and (param.dtype is not dtype or param.device != device):
+                raise UserError(
+                    f"{name} was {dtype} on {device} when CustomDDP was made and is {param.dtype} on {param.device} "
+                    "now: convert and move the module first, then wrap it"
+                )
 
 
 @contextmanager

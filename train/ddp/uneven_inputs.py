@@ -9,10 +9,6 @@ A step is one forward and one backward.  At the end all ranks get the parameters
 Built on torch.distributed.algorithms.join, so optimizers that support it (ZeroRedundancyOptimizer) can join too.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,11 +24,10 @@ _HAS_RUN_OUT, _ADDS_ONLY, _AVERAGES = 0, 1, 2
 class Shadow(JoinHook):
     """Actions of a rank without inputs in the steps of the others.  Its p.grad stays, because no_sync() may use it.
 
-    Args:
-        ddp: a CustomDDP; its file imports this one.
-        divide_by_initial_world_size: True counts a rank without inputs as one whose gradients are zero.  False takes
-            the mean over the ranks that still have inputs.
-        _: options that other objects in the same join use.
+    ddp: a CustomDDP; its file imports this one.
+    divide_by_initial_world_size: True counts a rank without inputs as one whose gradients are zero.  False takes
+        the mean over the ranks that still have inputs.
+    _: options that other objects in the same join use.
     """
 
     def __init__(self, ddp: Any, divide_by_initial_world_size: bool = True, **_: object) -> None:
@@ -41,9 +36,17 @@ class Shadow(JoinHook):
 
     def main_hook(self) -> None:
         steps = _exchange(self.ddp, _HAS_RUN_OUT)
-        if _AVERAGES in steps:
-            with _gradients_kept(self.ddp):
-                self.ddp.shadow(_last_active(steps))
+        if _AVERAGES not in steps:
+            return
+        places = {id(view) for bucket in self.ddp.reducer.buckets for view in bucket.views}
+        # A clone lies outside the bucket, so later steps need no further copy.
+        kept = [
+            (param, param.grad.clone() if param.grad is not None and id(param.grad) in places else param.grad)
+            for param in self.ddp.module.parameters()
+        ]
+        self.ddp.shadow(_last_active(steps))
+        for param, grad in kept:
+            param.grad = grad
 
     def post_hook(self, is_last_joiner: bool) -> None:
         ddp = self.ddp
@@ -52,20 +55,6 @@ class Shadow(JoinHook):
         ddp.mean_over_active_ranks, ddp.reducer.factor = False, 1.0
         # torch leaves joining enabled, so each later forward would wait for a message that no rank sends.
         ddp._join_config = _JoinConfig.construct_disabled_join_config()
-
-
-@contextmanager
-def _gradients_kept(ddp: Any) -> Iterator[None]:
-    """Restore p.grad at the end of the block, whatever happened to it and to the buckets."""
-    places = {id(view) for bucket in ddp.reducer.buckets for view in bucket.views}
-    # A clone lies outside the bucket, so later steps need no further copy.
-    kept = [
-        (param, param.grad.clone() if param.grad is not None and id(param.grad) in places else param.grad)
-        for param in ddp.module.parameters()
-    ]
-    yield
-    for param, grad in kept:
-        param.grad = grad
 
 
 def announce(ddp: Any) -> int:
@@ -77,10 +66,7 @@ def announce(ddp: Any) -> int:
 
 
 def _exchange(ddp: Any, step: int) -> list[int]:
-    """Return what each rank does next.
-
-    Also set the factor that turns the mean over all ranks into the mean over the active ranks.
-    """
+    """Return what each rank does next; set the factor that turns the mean over all ranks into that over active ones."""
     message = torch.zeros(dist.get_world_size(ddp.group), dtype=torch.int64, device=ddp.join_device)
     message[dist.get_rank(ddp.group)] = step
     dist.all_reduce(message, group=ddp.group)

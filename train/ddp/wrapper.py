@@ -3,8 +3,6 @@
 What happens in a backward, with a picture: docs/train.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Card: what a rank says about itself before any collective is tried."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform
@@ -75,15 +73,11 @@ def own_card(world: World, wanted_device: str, gloo_address: str | None) -> Card
         mistake = str(error)
     addresses = socket.getaddrinfo(world.master_addr, None)
     family_and_address = min((family != socket.AF_INET, str(target[0])) for family, _, _, _, target in addresses)
+    of_world = ("rank", "world_size", "local_rank", "launcher", "master_addr", "master_port")
     return Card(
-        rank=world.rank,
-        world_size=world.world_size,
-        local_rank=world.local_rank,
+        **{name: getattr(world, name) for name in of_world},
         host=host,
         pid=os.getpid(),
-        launcher=world.launcher,
-        master_addr=world.master_addr,
-        master_port=world.master_port,
         master_resolves_to=family_and_address[1],
         interface=os.environ.get("GLOO_SOCKET_IFNAME", "gloo's choice"),
         device=None if device is None else str(device),

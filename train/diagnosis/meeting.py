@@ -4,8 +4,6 @@ No collective is used here, because each mistake that is found here would make a
 Then the connections between hosts are tried one by one: behind a firewall, collectives would wait without a word.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import time
@@ -140,9 +138,9 @@ def _wait_for_cards(store: dist.Store, world_size: int, timeout_s: float) -> lis
     return cards
 
 
-def wait_until_read(store: dist.Store, key: str, readers: int) -> None:
+def wait_until_read(store: dist.Store, key: str, readers: int, limit_s: float = _JUDGEMENT_S) -> None:
     """Keep the store of rank 0 alive until the other ranks know the judgement, for which they count up `key`."""
-    deadline = time.monotonic() + _JUDGEMENT_S
+    deadline = time.monotonic() + limit_s
     while store.add(key, 0) < readers and time.monotonic() < deadline:
         time.sleep(_POLL_S)
 

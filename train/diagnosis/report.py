@@ -1,7 +1,5 @@
 """The measurements as lines and as a picture for a person, and the problems that they show as sentences."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ _CLOCK_S = 1.0
 _STRAGGLER, _LINK_PART = 2.0, 0.2
 _LINKS_SHOWN = 8
 _THROTTLED = 0.1
+_ALONE = "only one process: start several to check their connections (torchrun --nproc-per-node 2)"
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,8 @@ class Report:
 def measured(ranks: Ranks, cards: Sequence[Card], watch: Watch) -> Report:
     """Run all checks, one after the other on all ranks together."""
     wrong: dict[str, list[int]] = {}
-    for name, check in speed.CHECKS.items():
+    for check in speed.CHECKS:
+        name = check.__name__.replace("_", "-")
         watch.doing(name)
         wrong[name] = [rank for rank, right in enumerate(speed.gathered(check(ranks))) if not right]
     watch.doing("timing the links")
@@ -61,10 +61,7 @@ def measured(ranks: Ranks, cards: Sequence[Card], watch: Watch) -> Report:
 
 def lines(report: Report) -> str:
     answers = [f"{name} {'wrong' if ranks else 'right'}" for name, ranks in report.wrong.items()]
-    if len(report.cards) > 1:
-        connections = _connections(report)
-    else:
-        connections = ["only one process: start several to check their connections (torchrun --nproc-per-node 2)"]
+    connections = _connections(report) if len(report.cards) > 1 else [_ALONE]
     slow = max(report.compute_s)
     parts = [
         f"answers over {report.backend}: {', '.join(answers)}",
@@ -78,7 +75,8 @@ def lines(report: Report) -> str:
 def _connections(report: Report) -> list[str]:
     rows = [("all-reduce of", "takes", "each rank sends")]
     for one in report.all_reduce:
-        rows.append((_bytes(one.size), _seconds(one.seconds), _rate(one.bytes_per_second)))
+        size = f"{one.size >> 10} KiB" if one.size < 1 << 20 else f"{one.size >> 20} MiB"
+        rows.append((size, _seconds(one.seconds), _rate(one.bytes_per_second)))
     slowest = sorted(report.links, key=lambda link: link.bytes_per_second)[:_LINKS_SHOWN]
     farthest = max(report.clocks, key=lambda clock: abs(clock.offset_s))
     return [
@@ -91,29 +89,43 @@ def _connections(report: Report) -> list[str]:
 
 
 def problems(report: Report, slow_mbit_s: float) -> list[str]:
+    cards, typical_s = report.cards, statistics.median_low(report.compute_s)
+    places = [f"rank {card.rank} ({card.host})" for card in cards]
     return [
         *[f"{name} gives a wrong answer on {named(ranks)}" for name, ranks in report.wrong.items() if ranks],
-        *_different("versions of torch differ", {card.rank: card.torch for card in report.cards}),
-        *_different("versions of Python differ", {card.rank: card.python for card in report.cards}),
-        *_different("the code of train/ differs", {card.rank: card.code for card in report.cards}),
-        *_gloo_addresses(report.cards),
-        *_slow_links(report, slow_mbit_s),
-        *_clocks(report),
-        *_stragglers(report),
+        *_different("versions of torch differ", [card.torch for card in cards]),
+        *_different("versions of Python differ", [card.python for card in cards]),
+        *_different("the code of train/ differs", [card.code for card in cards]),
+        *_gloo_addresses(cards),
+        *_slow_links(report, places, slow_mbit_s),
         *[
-            f"rank {rank} ({report.cards[rank].host}) was stopped for {part:.0%} of a second by the CPU limit of its "
-            "cgroup (a container, a Slurm job): ask for more CPUs, or start fewer processes and threads"
+            f"the clock of {places[clock.rank]} is {abs(clock.offset_s):.1f} s "
+            f"{'ahead of' if clock.offset_s > 0 else 'behind'} rank 0's: switch on NTP there. Elastic rendezvous "
+            "(c10d) ends nodes whose clocks are some seconds apart"
+            for clock in report.clocks
+            if abs(clock.offset_s) - clock.error_s > _CLOCK_S
+        ],
+        *[
+            f"{places[rank]} is slow: the same matrix product takes {_seconds(seconds)}, on the median rank "
+            f"{_seconds(typical_s)}. All ranks wait for it in each step: look for other programs, a hot or throttled "
+            "GPU, or fewer cores"
+            for rank, seconds in enumerate(report.compute_s)
+            if seconds > _STRAGGLER * typical_s
+        ],
+        *[
+            f"{places[rank]} was stopped for {part:.0%} of a second by the CPU limit of its cgroup (a container, a "
+            "Slurm job): ask for more CPUs, or start fewer processes and threads"
             for rank, part in enumerate(report.throttled)
             if part > _THROTTLED
         ],
     ]
 
 
-def _different(head: str, values: dict[int, str]) -> list[str]:
-    kinds = sorted(set(values.values()))
+def _different(head: str, values: Sequence[str]) -> list[str]:
+    kinds = sorted(set(values))
     if len(kinds) == 1:
         return []
-    listed = "; ".join(f"{kind} on {named([rank for rank in values if values[rank] == kind])}" for kind in kinds)
+    listed = "; ".join(f"{kind} on {named([rank for rank, x in enumerate(values) if x == kind])}" for kind in kinds)
     return [f"{head}: {listed}. Use the same image or environment on all nodes"]
 
 
@@ -123,12 +135,8 @@ def _gloo_addresses(cards: Sequence[Card]) -> list[str]:
     bad = [
         card
         for card in cards
-        if card.gloo_address is not None
-        and (
-            card.gloo_address.startswith("127.")
-            or card.gloo_address == "::1"
-            or host_of[card.gloo_address] != card.host
-        )
+        if (address := card.gloo_address) is not None
+        and (address.startswith("127.") or address == "::1" or host_of[address] != card.host)
     ]
     if not bad or len({card.host for card in cards}) == 1:
         return []
@@ -140,54 +148,24 @@ def _gloo_addresses(cards: Sequence[Card]) -> list[str]:
     ]
 
 
-def _slow_links(report: Report, slow_mbit_s: float) -> list[str]:
-    host = {card.rank: card.host for card in report.cards}
+def _slow_links(report: Report, places: Sequence[str], slow_mbit_s: float) -> list[str]:
+    """Name the links below the limit, and those far below the median of their kind: inside of hosts, or between."""
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    inside = [report.cards[link.source].host == report.cards[link.target].host for link in report.links]
+    for link, kind in zip(report.links, inside, strict=True):
+        rates[kind].append(link.bytes_per_second)
     found = []
-    for same_host in (True, False):
-        kind = [link for link in report.links if (host[link.source] == host[link.target]) == same_host]
-        typical = statistics.median(link.bytes_per_second for link in kind) if kind else 0.0
-        for link in kind:
-            place = (
-                f"the link from rank {link.source} ({host[link.source]}) to rank {link.target} ({host[link.target]})"
+    for link, kind in zip(report.links, inside, strict=True):
+        typical = statistics.median(rates[kind])
+        slow = f"the link from {places[link.source]} to {places[link.target]} is slow: {_rate(link.bytes_per_second)}"
+        if link.bytes_per_second * 8 < slow_mbit_s * 1e6:
+            found.append(
+                f"{slow}, below {slow_mbit_s:g} Mbit/s. Check which interface the ranks use (above), its speed "
+                "(ethtool) and what else uses it; --slow-mbit-s sets the limit"
             )
-            if link.bytes_per_second * 8 < slow_mbit_s * 1e6:
-                found.append(
-                    f"{place} is slow: {_rate(link.bytes_per_second)}, below {slow_mbit_s:g} Mbit/s. Check which "
-                    "interface the ranks use (above), its speed (ethtool) and what else uses it; --slow-mbit-s sets "
-                    "the limit"
-                )
-            elif link.bytes_per_second < _LINK_PART * typical:
-                found.append(f"{place} is slow: {_rate(link.bytes_per_second)}; the median is {_rate(typical)}")
+        elif link.bytes_per_second < _LINK_PART * typical:
+            found.append(f"{slow}; the median is {_rate(typical)}")
     return found
-
-
-def _clocks(report: Report) -> list[str]:
-    host = {card.rank: card.host for card in report.cards}
-    off = [clock for clock in report.clocks if abs(clock.offset_s) - clock.error_s > _CLOCK_S]
-    return [
-        f"the clock of rank {clock.rank} ({host[clock.rank]}) is {abs(clock.offset_s):.1f} s "
-        f"{'ahead of' if clock.offset_s > 0 else 'behind'} rank 0's: switch on NTP there. Elastic rendezvous (c10d) "
-        "ends nodes whose clocks are some seconds apart"
-        for clock in off
-    ]
-
-
-def _stragglers(report: Report) -> list[str]:
-    typical = statistics.median_low(report.compute_s)
-    return [
-        f"rank {rank} ({report.cards[rank].host}) is slow: the same matrix product takes {_seconds(seconds)}, on the "
-        f"median rank {_seconds(typical)}. All ranks wait for it in each step: look for other programs, a hot or "
-        "throttled GPU, or fewer cores"
-        for rank, seconds in enumerate(report.compute_s)
-        if seconds > _STRAGGLER * typical
-    ]
-
-
-def _bytes(number: int) -> str:
-    for power, unit in ((20, "MiB"), (10, "KiB")):
-        if number >= 1 << power:
-            return f"{number / (1 << power):g} {unit}"
-    return f"{number} B"
 
 
 def _seconds(seconds: float) -> str:
@@ -202,10 +180,7 @@ def _rate(bytes_per_second: float) -> str:
 
 
 def draw(report: Report, file: Path) -> None:
-    """Write the picture of `--picture` as PNG, or in the format that the ending of `file` names.
-
-    Raises UserError if the file cannot be written.
-    """
+    """Write the picture as PNG, or in the format that the ending of `file` names; raise UserError if it cannot."""
     from matplotlib.figure import Figure  # without pyplot: no window, no state
 
     figure = Figure(figsize=(11, 4), layout="constrained")

@@ -3,11 +3,8 @@
 Each rank checks its part of a known right answer, element by element.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -30,10 +27,7 @@ _PINGS = 10
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that talk to one another.
-
-    group: NCCL's on CUDA devices, None for the default group.  device: of this rank.  store: of all ranks.
-    """
+    """The ranks that talk to one another.  group: NCCL's on CUDA, None for the default one.  store: of all ranks."""
 
     rank: int
     world_size: int
@@ -91,14 +85,7 @@ def barrier(ranks: Ranks) -> bool:
     return ranks.store.add("came-to-barrier", 0) == ranks.world_size
 
 
-CHECKS: dict[str, Callable[[Ranks], bool]] = {
-    "all-reduce": all_reduce,
-    "broadcast": broadcast,
-    "gather": gather,
-    "scatter": scatter,
-    "all-to-all": all_to_all,
-    "barrier": barrier,
-}
+CHECKS = (all_reduce, broadcast, gather, scatter, all_to_all, barrier)
 
 
 @dataclass(frozen=True)
@@ -156,8 +143,7 @@ def measure_links(ranks: Ranks) -> list[Link]:
         if turn == _turn(source, ranks.world_size):
             _receive(ranks, source)
         dist.barrier()
-    rates = gathered(rate)
-    return [Link(rank, (rank + 1) % ranks.world_size, found) for rank, found in enumerate(rates)]
+    return [Link(rank, (rank + 1) % ranks.world_size, found) for rank, found in enumerate(gathered(rate))]
 
 
 def measure_clocks(ranks: Ranks) -> list[Clock]:
@@ -187,10 +173,7 @@ def measure_clocks(ranks: Ranks) -> list[Clock]:
 
 
 def measure_compute(ranks: Ranks) -> tuple[list[float], list[float]]:
-    """Return, by rank, the seconds of one matrix product, and the part of a second in which a CPU limit stopped it.
-
-    A collective.
-    """
+    """Return by rank the seconds of a matrix product, and the part of a second that CPU limits took.  A collective."""
     size = 4096 if ranks.device.type == "cuda" else 256
     matrix = torch.ones(size, size, device=ranks.device) / size
     (matrix @ matrix)[0, 0].item()  # the first one prepares the device
@@ -252,7 +235,6 @@ def _receive(ranks: Ranks, source: int) -> None:
 
 def gathered(number: float) -> list[float]:
     """Return the number of each rank, on all ranks.  A collective."""
-    own = torch.tensor([number], dtype=torch.float64)
-    numbers = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(numbers, own)
-    return [value.item() for value in numbers]
+    numbers = [0.0] * dist.get_world_size()
+    dist.all_gather_object(numbers, number)
+    return numbers

@@ -13,13 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
 from train.diagnosis.card import Card
+from train.diagnosis.meeting import wait_until_read
 from train.errors import first_line, record_for_torchrun
 from train.world.owner import stat_of
 
@@ -28,22 +28,11 @@ _BEAT_S = 1.0
 _READ_S = 3 * _BEAT_S
 
 
-@dataclass
-class _Rank:
-    """The judge's knowledge of a rank: its last sign of life, and when this sign was new."""
-
-    sign: str = ""
-    since: float = field(default_factory=time.monotonic)
-    doing: str = "the start"
-    failed: str | None = None
-
-
 class Watch:
     """Runs while the ranks check one another; ends the process with exit code 1 if they cannot continue.
 
-    Args:
-        connect: makes a connection to the store for the thread alone, since a waiting connection blocks other users.
-        silence_s: a rank without a sign of life for this long counts as paused or gone.
+    connect: makes a connection to the store for the thread alone, since a waiting connection blocks other users.
+    silence_s: a rank without a sign of life for this long counts as paused or gone.
     """
 
     def __init__(self, connect: Callable[[], dist.Store], own: Card, cards: Sequence[Card], silence_s: float) -> None:
@@ -51,9 +40,9 @@ class Watch:
         self._cards = {card.rank: card for card in cards}
         # Rank 0 watches all other ranks, and each of them watches rank 0.
         watched = [card.rank for card in cards] if own.rank == 0 else [0]
-        self._watched = {rank: _Rank() for rank in watched if rank != own.rank}
-        self._doing = "the start"
-        self._failed: str | None = None
+        self._sign: dict[str, Any] = {"doing": "the start", "failed": None}
+        # The last sign of life of each, and when this sign was new.
+        self._watched = {rank: (dict(self._sign), time.monotonic()) for rank in watched if rank != own.rank}
         self._failed_since: float | None = None
         self._store_answered = time.monotonic()
         self._stopped = threading.Event()
@@ -66,19 +55,15 @@ class Watch:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, Exception):
-            self._fail(f"{kind.__name__ if kind else ''}: {next(iter(str(error).splitlines()), '')}")
+            self._sign["failed"] = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            time.sleep(2 * self._silence_s + _READ_S)  # until the judgement about all ranks ends the process
+            self._end(self._failure_of(self._own.rank, self._sign))
         self._stopped.set()
         self._threads[0].join(_READ_S)
 
     def doing(self, what: str) -> None:
         """Note what this rank does from now on, for the others to name if it falls silent."""
-        self._doing = what
-
-    def _fail(self, reason: str) -> NoReturn:
-        """Report that this rank cannot continue, and end with the judgement about it."""
-        self._failed = reason
-        time.sleep(2 * self._silence_s + _READ_S)  # until the judgement ends the process
-        self._end(f"{self._own.process} failed during {self._doing}: {reason}")
+        self._sign["doing"] = what
 
     def _beat(self) -> None:
         number = 0
@@ -86,8 +71,7 @@ class Watch:
             store = self._connect()
             while not self._stopped.wait(_BEAT_S if number else 0):
                 number += 1
-                state = {"number": number, "doing": self._doing, "failed": self._failed}
-                store.set(f"alive-{self._own.rank}", json.dumps(state))
+                store.set(f"alive-{self._own.rank}", json.dumps({"number": number, **self._sign}))
                 if store.check(["verdict"]):
                     verdict = store.get("verdict").decode()
                     store.add("verdict-read", 1)
@@ -99,21 +83,15 @@ class Watch:
                 self._end(f"the connection to the store was lost ({first_line(error)}): {self._store_is_at()}")
 
     def _look(self, store: dist.Store) -> None:
-        for rank, known in self._watched.items():
+        for rank, (known, _) in self._watched.items():
             key = f"alive-{rank}"
-            if not store.check([key]):
-                continue
-            sign = store.get(key).decode()
-            if sign != known.sign:
-                known.sign, known.since = sign, time.monotonic()
-                known.doing, known.failed = json.loads(sign)["doing"], json.loads(sign)["failed"]
+            if store.check([key]) and (sign := json.loads(store.get(key))) != known:
+                self._watched[rank] = sign, time.monotonic()
         verdict = self._verdict()
         if verdict is not None:
             if self._own.rank == 0:
                 store.set("verdict", verdict)
-                deadline = time.monotonic() + _READ_S
-                while store.add("verdict-read", 0) < len(self._watched) and time.monotonic() < deadline:
-                    time.sleep(0.1)
+                wait_until_read(store, "verdict-read", len(self._watched), _READ_S)
             self._end(verdict)
 
     def _verdict(self) -> str | None:
@@ -123,25 +101,23 @@ class Watch:
         only once a silent rank would be known.
         """
         now = time.monotonic()
-        silent = [rank for rank, known in self._watched.items() if now - known.since > self._silence_s]
-        failures = {rank: (known.doing, known.failed) for rank, known in self._watched.items() if known.failed}
-        if self._failed is not None:
-            failures[self._own.rank] = (self._doing, self._failed)
+        signs = {rank: sign for rank, (sign, _) in self._watched.items()} | {self._own.rank: self._sign}
+        failures = {rank: sign for rank, sign in signs.items() if sign["failed"] is not None}
         if failures and self._failed_since is None:
             self._failed_since = now
-        lines = [self._silence_of(rank, now) for rank in silent]
-        is_due = self._failed_since is not None and now - self._failed_since > self._silence_s + 2 * _BEAT_S
-        if not lines and not is_due:
-            return None
-        if not lines:
-            lines = [f"{self._cards[rank].process} failed during {at}: {why}" for rank, (at, why) in failures.items()]
-        return "\n".join(lines)
+        lines = [
+            self._silence_of(rank, now) for rank, (_, since) in self._watched.items() if now - since > self._silence_s
+        ]
+        if not lines and self._failed_since is not None and now - self._failed_since > self._silence_s + 2 * _BEAT_S:
+            lines = [self._failure_of(rank, sign) for rank, sign in failures.items()]
+        return "\n".join(lines) or None
+
+    def _failure_of(self, rank: int, sign: dict[str, Any]) -> str:
+        return f"{self._cards[rank].process} failed during {sign['doing']}: {sign['failed']}"
 
     def _silence_of(self, rank: int, now: float) -> str:
-        card, known = self._cards[rank], self._watched[rank]
-        head = (
-            f"{card.process} has given no sign of life for {now - known.since:.0f} s (last seen during {known.doing})"
-        )
+        card, (sign, since) = self._cards[rank], self._watched[rank]
+        head = f"{card.process} has given no sign of life for {now - since:.0f} s (last seen during {sign['doing']})"
         state = stat_of(card.pid)[0] if card.host == self._own.host else "unknown"
         if state == "T":
             return f"{head}: its process is stopped (SIGSTOP or a debugger); `kill -CONT {card.pid}` continues it"

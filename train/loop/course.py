@@ -1,7 +1,5 @@
 """Where a run stands: steps done, what is recorded and saved of them, and how it ends."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +30,7 @@ from train.loop.step import Step, StepResult
 from train.loop.watchdog import Watchdog
 from train.records import progress
 from train.records.metrics import MetricsFile
-from train.records.observer import Best, EpochRecord, Incident, Observer, RunEnd, StepRecord
+from train.records.observer import Best, EpochRecord, Observer, RunEnd, StepRecord
 from train.records.profile import Profile, profiles
 from train.records.tensorboard import TensorBoard
 from train.world import placement
@@ -114,13 +112,14 @@ class Course:
 
     def report(self, kind: str, text: str) -> None:
         for observer in self.observers:
-            observer.incident(Incident(self.steps_done, kind, text))
+            observer.incident(self.steps_done, kind, text)
 
     def is_last_step(self) -> bool:
         return self.config.max_steps is not None and self.steps_done >= self.config.max_steps
 
-    def is_recorded(self) -> bool:
-        return self.recorded_step == self.steps_done
+    def has_all_steps(self) -> bool:
+        """Return True if the last step is done and its epoch recorded."""
+        return self.is_last_step() and self.recorded_step == self.steps_done
 
     def failed(self, error: Exception) -> None:
         """Tell the other ranks why this one ends, and save what can be saved."""

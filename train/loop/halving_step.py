@@ -1,7 +1,5 @@
 """A Step that survives running out of memory: it repeats the step in micro-batches of half the size."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Losses as sums over samples, kept on the device and turned into means over all ranks: of many steps, of a dataset."""
 
-from __future__ import annotations
-
 import math
 import time
 import zlib
@@ -29,8 +27,7 @@ from train.strategies import Context, autocast
 def losses_of_samples(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Return the cross entropy of each sample, float32 (n); a row of tokens has the mean of its tokens.
 
-    Args:
-        logits, targets: (n, classes) and (n), or (n, T, vocabulary) and (n, T).
+    logits, targets: (n, classes) and (n), or (n, T, vocabulary) and (n, T).
     """
     losses = F.cross_entropy(
         logits.float().flatten(0, -2), targets.flatten(), reduction="none", label_smoothing=label_smoothing
@@ -77,9 +74,8 @@ class PendingLosses:
     def add(self, result: StepResult, values: dict[str, Tensor], own: int, **known: Any) -> None:
         """Keep the result of a step.
 
-        Args:
-            values: a metric's mean over this rank's `own` samples, by its name.
-            known: epoch, step, lr and samples of the record.
+        values: a metric's mean over this rank's `own` samples, by its name.
+        known: epoch, step, lr and samples of the record.
         """
         self._steps.append((result, values, own, {**known, "time": time.time()}))
 
@@ -147,10 +143,7 @@ class WorthlessWeights(SharedError):
 
 
 def refuse_if_not_finite(loss: float, what: str) -> None:
-    """Raise WorthlessWeights for a loss that is not finite.
-
-    All ranks have the same sums, so all of them end here.
-    """
+    """Raise WorthlessWeights for a loss that is not finite: on all ranks, because they have the same sums."""
     if not math.isfinite(loss):
         raise WorthlessWeights(
             f"the {what} is {loss}: training cannot continue. Try --clip-norm, --precision=fp32 or a lower --lr"

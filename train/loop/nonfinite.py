@@ -1,7 +1,5 @@
 """A loss or gradient that is not finite: every rank learns at the same step which samples led to it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -35,8 +33,7 @@ def marked(loss: Tensor) -> Tensor:
 def found(world: World, position: ShardSampler, batch: Any, losses: Tensor) -> str | None:
     """Return which ranks and samples have losses that are not finite, or None if all are finite.  A collective.
 
-    Args:
-        position: where the step is; batch, losses: this rank's share of it, in the order of the sampler.
+    position: where the step is; batch, losses: this rank's share of it, in the order of the sampler.
     """
     indices = next(iter(position))
     # With BatchNorm one bad input spoils the losses of all samples, so inputs are looked at first.

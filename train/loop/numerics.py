@@ -1,7 +1,5 @@
 """How torch computes: float32 in full or as TF32, deterministic or not, compiled or not; what it draws at random."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import warnings

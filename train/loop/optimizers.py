@@ -1,7 +1,5 @@
 """The optimizer of a config, the learning rate of each step, and the moving average of the weights."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterable, Iterator
@@ -20,28 +18,16 @@ _RISING_SHARE, _START_FACTOR, _END_FACTOR = 0.3, 1 / 25, 1 / 25e4
 
 def make_optimizer(config: TrainConfig, params: Iterable[nn.Parameter]) -> optim.Optimizer:
     """Return torch.optim's algorithm, with torch's defaults for all that the config has no key for."""
-    lr, weight_decay = config.lr, config.weight_decay
-    groups = _groups(config, params)
-    match config.optimizer:
-        case "sgd":
-            return optim.SGD(groups, lr=lr, momentum=config.momentum, weight_decay=weight_decay)
-        case "adam":
-            return optim.Adam(groups, lr=lr, weight_decay=weight_decay)
-        case "adamw":
-            return optim.AdamW(groups, lr=lr, weight_decay=weight_decay)
-        case "adadelta":
-            return optim.Adadelta(groups, lr=lr, weight_decay=weight_decay)
-
-
-def _groups(config: TrainConfig, params: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """Return the parameters as one group, or norms and biases, which are vectors, as a second one without decay."""
-    if config.decay_norms_and_biases:
-        return [{"params": list(params)}]
-    decayed: list[nn.Parameter] = []
-    not_decayed: list[nn.Parameter] = []
-    for param in params:
-        (decayed if param.ndim > 1 else not_decayed).append(param)
-    return [{"params": decayed}, {"params": not_decayed, "weight_decay": 0.0}]
+    params = list(params)
+    groups: list[dict[str, Any]] = [{"params": params}]
+    if not config.decay_norms_and_biases:  # which are vectors
+        decayed, not_decayed = [p for p in params if p.ndim > 1], [p for p in params if p.ndim <= 1]
+        groups = [{"params": decayed}, {"params": not_decayed, "weight_decay": 0.0}]
+    made_by = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW, "adadelta": optim.Adadelta}
+    momentum = {"momentum": config.momentum} if config.optimizer == "sgd" else {}
+    make: Any = made_by[config.optimizer]
+    optimizer: optim.Optimizer = make(groups, lr=config.lr, weight_decay=config.weight_decay, **momentum)
+    return optimizer
 
 
 def num_steps_of_run(config: TrainConfig, steps_per_epoch: int) -> int:

@@ -1,15 +1,12 @@
 """One optimizer step of a pipeline: torch's schedule runs forward and backward of all micro-batches."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from train.loop import nonfinite
 from train.loop.step import Step, StepResult, Work
 from train.strategies import Wrapped
-from train.strategies.pipeline import Pipelined
 
 _SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 # Cross entropy leaves out samples with this label.
@@ -24,8 +21,7 @@ class PipelineStep(Step):
 
     def add(self, wrapped: Wrapped) -> None:
         super().add(wrapped)
-        assert isinstance(wrapped, Pipelined) and wrapped.stage is not None
-        self.stage = wrapped.stage
+        self.stage: PipelineStage = wrapped.stage
         self._schedule = _SCHEDULES[self.config.pipeline_schedule](
             self.stage, self.config.accumulate, loss_fn=self._loss_of_micro_batch
         )

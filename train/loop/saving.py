@@ -1,7 +1,5 @@
 """The files of a run: the folders that it owns, the checkpoint that it continues, each save, also after a failure."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -15,7 +13,7 @@ from train.checkpoints.folder import Checkpoints, Memory, find_checkpoint, read_
 from train.collectives.agreement import mistakes_shared_by_all_ranks, while_others_wait
 from train.collectives.broadcast import thing_of_rank_0
 from train.config import TrainConfig
-from train.errors import UserError, first_line
+from train.errors import first_line, naming_failures
 from train.records.progress import say
 from train.world.environment import World
 from train.world.owner import Owner
@@ -28,18 +26,13 @@ def own(folders: Mapping[str, str | Path | None], say: Callable[[str], None]) ->
     """Own the folders, given by flag, until the stack is closed.  Raises UserError if another run owns one."""
     with ExitStack() as owned:
         for folder, flag in {Path(name).resolve(): flag for flag, name in folders.items() if name is not None}.items():
-            try:
+            with naming_failures(f"{flag}: cannot write {folder}"):
                 owned.callback(Owner(folder, say).release)
-            except OSError as error:
-                raise UserError(f"{flag}: cannot write {folder}: {error.strerror}") from None
         return owned.pop_all()
 
 
 def find(config: TrainConfig, world: World, say: Callable[[str], None]) -> Memory | None:
-    """Return the bytes of the checkpoint to continue, on rank 0.  A collective.
-
-    If every rank sees the folder, each verifies its share of the files.
-    """
+    """Return the checkpoint to continue, on rank 0; ranks that all see the folder verify it together.  A collective."""
     folder = Path(config.checkpoint_dir) if config.checkpoint_dir else None
     if not config.spreads_model:
         return while_others_wait(

@@ -3,8 +3,6 @@
 `python -m train` (train/loop/trainer.py) is written on it, and so is everybody's own loop (train/run.py).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -40,11 +38,10 @@ _OWN_KEYS = {"scaler", "micro_batches", "sampler", "step", "evaluated_step", "ep
 class Session(Course):
     """One run as a rank sees it; all ranks make one and call the same methods in the same order.
 
-    Args:
-        config: the settings; those that name a model, a dataset or an optimizer do not count here.
-        stop: notes whether this rank was asked to stop.
-        observers: what follows the run on this rank, besides what the config asks for.
-        settings: the names of the settings that the run has; they stand in its records.
+    config: the settings; those that name a model, a dataset or an optimizer do not count here.
+    stop: notes whether this rank was asked to stop.
+    observers: what follows the run on this rank, besides what the config asks for.
+    settings: the names of the settings that the run has; they stand in its records.
     """
 
     def wrap(self, model: nn.Module, micro_batch: Tensor | None = None) -> nn.Module:
@@ -108,11 +105,10 @@ class Session(Course):
         if self._saving is None:
             self._open()
         first = self.sampler.epoch if self.sampler is not None else (self._position or {"epoch": 1})["epoch"]
-        has_all_steps = self.is_last_step() and self.is_recorded()
-        if reached := [*["--epochs"] * (first > number), *["--max-steps"] * has_all_steps]:
+        if reached := [*["--epochs"] * (first > number), *["--max-steps"] * self.has_all_steps()]:
             self._report_end_before_start(reached)
         for epoch in range(first, number + 1):
-            if self.is_last_step() and self.is_recorded():
+            if self.has_all_steps():
                 break
             self._values, started = {}, time.monotonic()
             yield epoch
@@ -188,8 +184,7 @@ class Session(Course):
     def backward(self, loss: Tensor, weight: float | None = None) -> None:
         """Add the gradients of a step by hand: after it, p.grad has the mean over the global batch.  A collective.
 
-        Args:
-            loss: the mean over this rank's samples, or over `weight` things if that is given.
+        loss: the mean over this rank's samples, or over `weight` things if that is given.
 
         >>> for batch in run.batches(dataset, batch_size=4):
         ...     run.backward(loss(batch))

@@ -1,7 +1,5 @@
 """`python -m train`: a classifier of a config, trained, evaluated and exported by a session."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +16,7 @@ from train.collectives.sync_batchnorm import has_batchnorm
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
 from train.data.shard import num_steps, share
-from train.errors import UserError, refuse_without
+from train.errors import UserError, naming_failures, refuse_without
 from train.loop.losses import correct, losses_of_samples, refuse_if_not_finite
 from train.loop.optimizers import Ema, lr_of_step, make_optimizer, refuse_impossible_schedule
 from train.loop.session import Session
@@ -52,7 +50,10 @@ class Trainer:
             refuse_impossible_schedule(config, self._steps_per_epoch)
             if world.rank == 0 and config.export is not None:
                 refuse_impossible_export(config.export)
-        self.model = self.run.wrap(model, self._micro_batch())
+        # One micro-batch of a pipeline's first stage, without content: the meta device has none.
+        tokens_or_pixels = torch.int64 if len(self.samples.shape) == 1 else torch.float32
+        sizes = -(-config.batch_size // config.accumulate), *self.samples.shape
+        self.model = self.run.wrap(model, torch.empty(sizes, dtype=tokens_or_pixels, device="meta"))
         wrapped = self.run.engine.models[0]
         # The bare model is evaluated: not every strategy's wrapper is made for it.
         self.module, self._predict = wrapped.module, wrapped.predict or wrapped.module
@@ -132,12 +133,10 @@ class Trainer:
             content = save({name: tensor.contiguous() for name, tensor in on_host(state).items()})
             weights = weights_sha256(state)
         beside = Path(f"{path}.unfinished")
-        try:
+        with naming_failures(f"--export: cannot write {path}"):
             replacing = ", replacing an earlier file" if Path(path).exists() else ""
             beside.write_bytes(content)
             beside.rename(path)
-        except OSError as error:
-            raise UserError(f"--export: cannot write {path}: {error.strerror}") from None
         say(f"exported the weights of step {self.run.steps_done} to {path} (weights_sha256 {weights}){replacing}")
 
     def loss(self, batch: Batch) -> Tensor:
@@ -153,12 +152,6 @@ class Trainer:
         if logits is None:
             return None
         return {"val_loss": losses_of_samples(logits, batch[1]), "val_accuracy": correct(logits, batch[1])}
-
-    def _micro_batch(self) -> Tensor:
-        """Return one micro-batch of a pipeline's first stage, without content: the meta device has none."""
-        tokens_or_pixels = torch.int64 if len(self.samples.shape) == 1 else torch.float32
-        size = -(-self.config.batch_size // self.config.accumulate)
-        return torch.empty((size, *self.samples.shape), dtype=tokens_or_pixels, device="meta")
 
 
 def refuse_single_samples(config: TrainConfig, world: World, num_samples: int, model: nn.Module) -> None:

@@ -3,8 +3,6 @@
 A thread of each rank writes into the store what its main thread does.  Nothing is read as long as steps end in time.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os
@@ -41,9 +39,8 @@ _SHOWN = 8
 class Watchdog(Observer):
     """The observer, on each rank of several, that writes to stderr if no step ends for long.
 
-    Args:
-        stacks_s: after this time, when the other ranks are about to give up, it also writes the stacks of this process.
-        expects: returns False while no step is expected: between two loops over batches.
+    stacks_s: after this time, when the other ranks are about to give up, it also writes the stacks of this process.
+    expects: returns False while no step is expected: between two loops over batches.
     """
 
     def __init__(self, world: World, stacks_s: float, expects: Callable[[], bool]) -> None:

@@ -1,7 +1,5 @@
 """Models, one file each: `build(shape, num_classes, dropout)` makes the module."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import torch
@@ -13,9 +11,7 @@ from train.errors import UserError, first_line
 def build(name: str, shape: tuple[int, ...], num_classes: int, dropout: float | None) -> nn.Module:
     """Return the model of the file `name`.py for inputs of `shape`: images (C, H, W), or rows of T tokens (T,).
 
-    Args:
-        num_classes: number of outputs.
-        dropout: replaces every dropout rate of the model; None keeps its own.
+    num_classes: number of outputs.  dropout: replaces every dropout rate of the model; None keeps its own.
     Raises UserError if the model cannot take inputs of that shape.
     """
     build_module = import_module(f"train.models.{name}").build

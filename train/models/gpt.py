@@ -1,7 +1,5 @@
 """A small GPT (decoder-only transformer): six pre-norm blocks of width 384, about 10.8 million parameters for bytes."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import torch
@@ -43,14 +41,7 @@ def build(shape: tuple[int, ...], num_classes: int, dropout: float | None) -> nn
     """
     if len(shape) != 1:
         raise UserError(f"--model=gpt reads rows of tokens, but the samples have shape {shape}: give --dataset=tokens")
-    blocks = ((f"block{number}", Block(dropout or 0.0)) for number in range(BLOCKS))
-    return nn.Sequential(
-        OrderedDict(
-            [
-                ("embeddings", Embeddings(num_classes, shape[0])),
-                *blocks,
-                ("norm", nn.LayerNorm(WIDTH)),
-                ("head", nn.Linear(WIDTH, num_classes, bias=False)),
-            ]
-        )
-    )
+    layers: dict[str, nn.Module] = {"embeddings": Embeddings(num_classes, shape[0])}
+    layers |= {f"block{number}": Block(dropout or 0.0) for number in range(BLOCKS)}
+    layers |= {"norm": nn.LayerNorm(WIDTH), "head": nn.Linear(WIDTH, num_classes, bias=False)}
+    return nn.Sequential(OrderedDict(layers))

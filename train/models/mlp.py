@@ -1,7 +1,5 @@
 """A multi-layer perceptron: two hidden layers of 512."""
 
-from __future__ import annotations
-
 import math
 
 from torch import nn

@@ -1,7 +1,5 @@
 """A small convolutional network with BatchNorm: 1×28×28 inputs shrink to 1600 features."""
 
-from __future__ import annotations
-
 from torch import nn
 
 

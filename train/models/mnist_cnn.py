@@ -1,7 +1,5 @@
 """The small convolutional network of PyTorch's MNIST example: 1,199,882 parameters for 1×28×28 and 10 classes."""
 
-from __future__ import annotations
-
 from torch import nn
 
 

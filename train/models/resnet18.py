@@ -1,7 +1,5 @@
 """torchvision's ResNet-18 (arXiv:1512.03385) for any number of input channels and classes."""
 
-from __future__ import annotations
-
 from torch import nn
 from torchvision.models import resnet18
 

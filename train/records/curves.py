@@ -1,19 +1,14 @@
 """The curves of some runs as PNG, one picture for each quantity, so that each stays readable on a narrow screen."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from train.records.observer import EpochRecord, StepRecord
-from train.records.runs import RunRecords
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from train.records.runs import RunRecords, relative
 
 Points = list[tuple[float, float]]
 
@@ -74,21 +69,16 @@ def _own_metrics(runs: Sequence[RunRecords]) -> list[Curve]:
 
 def _difference(first: RunRecords, second: RunRecords) -> RunRecords:
     """Return a run whose loss is the difference of two runs, as a share of the larger loss, where they differ."""
-    pairs = [
-        (step, first.steps[step]["loss"], second.steps[step]["loss"]) for step in first.steps & second.steps.keys()
-    ]
-    apart = {step: abs(a - b) / max(abs(a), abs(b), 1e-300) for step, a, b in pairs if a != b}
-    steps = {step: {"step": step, "loss": share} for step, share in apart.items()}
+    common = first.steps & second.steps.keys()
+    apart = {step: relative(first.steps[step]["loss"], second.steps[step]["loss"]) for step in common}
+    steps = {step: {"step": step, "loss": share} for step, share in apart.items() if share}
     return RunRecords(f"{first.name} and {second.name} apart", steps=steps)
 
 
 def draw(
     runs: Sequence[RunRecords], folder: Path, compared: tuple[RunRecords, RunRecords] | None = None, log: bool = False
 ) -> list[Path]:
-    """Draw each quantity that at least one run has, and the difference of the two in `compared`; return the files.
-
-    log: logarithmic axes for losses.
-    """
+    """Draw what the runs have, and how the two in `compared` differ; return the files.  log: log axes for losses."""
     drawn = [_drawn(curve, runs, folder, log and curve.unit == "loss") for curve in [*CURVES, *_own_metrics(runs)]]
     if compared is not None:
         apart = Curve("difference.png", "difference of the training losses", "share of the larger loss", "loss")
@@ -118,7 +108,7 @@ def _drawn(curve: Curve, runs: Sequence[RunRecords], folder: Path, log: bool) ->
     return folder / curve.file
 
 
-def _line(axes: Axes, points: Points, **look: Any) -> None:
+def _line(axes: Any, points: Points, **look: Any) -> None:
     if points:
         marker = "o" if len(points) <= 20 else None  # a single point has no line
         axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, **look)

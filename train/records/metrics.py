@@ -1,7 +1,5 @@
 """metrics.jsonl: its records, the one of the start, and the hash that shows whether two runs ended with one result."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -10,11 +8,10 @@ import shlex
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 import torch
@@ -24,12 +21,12 @@ from train import __version__
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
 from train.data.shard import num_steps
-from train.errors import UserError
-from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
+from train.errors import naming_failures
+from train.records.observer import EpochRecord, Observer, RunEnd, StepRecord
 from train.world.environment import World
 
 
-class MetricsFile(Observer):
+class MetricsFile(Observer, AbstractContextManager["MetricsFile"]):
     """The observer that appends one JSON object per line to RUN_DIR/metrics.jsonl, which may exist already.
 
     With run_dir None it writes nothing, for the ranks other than 0 and for runs that keep no record.
@@ -41,30 +38,25 @@ class MetricsFile(Observer):
         if run_dir is None:
             return
         path = Path(run_dir) / "metrics.jsonl"
-        with _naming(path):
+        self._failure = f"--run-dir: cannot write {path}"
+        with naming_failures(self._failure):
             path.parent.mkdir(parents=True, exist_ok=True)
             torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
             self._file = path.open("a", encoding="utf-8")
             if torn:  # end the cut-off line of a killed run, so that no record continues it
                 self._file.write("\n")
 
-    def __enter__(self) -> MetricsFile:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
-            with _naming(self._file.name):
+            with naming_failures(self._failure):
                 self._file.close()
 
     def write(self, event: str, **values: Any) -> None:
-        """Append `{"event": event, "time": seconds since 1970, …}`; a reader of the file sees it at once.
-
-        A `time` among the values replaces the current time.
-        """
+        """Append `{"event": event, "time": seconds since 1970, …}` at once; a `time` among the values replaces that."""
         if self._file is None:
             return
         line = json.dumps({"event": event, "time": time.time(), **values}, allow_nan=False) + "\n"
-        with _naming(self._file.name):
+        with naming_failures(self._failure):
             try:
                 self._file.write(line)
                 self._file.flush()
@@ -81,8 +73,8 @@ class MetricsFile(Observer):
         for record in known:
             self.write("step", **_flat(record))
 
-    def incident(self, incident: Incident) -> None:
-        self.write("incident", **asdict(incident))
+    def incident(self, step: int, kind: str, text: str) -> None:
+        self.write("incident", step=step, kind=kind, text=text)
 
     def epoch_ended(self, record: EpochRecord) -> None:
         self.write("epoch", **_flat(record))
@@ -102,15 +94,6 @@ def _flat(record: StepRecord | EpochRecord) -> dict[str, Any]:
         fields |= value if name == "values" else {name: value}
     # JSON has no name for a number that is not finite.
     return {name: value for name, value in fields.items() if value is not None and math.isfinite(value)}
-
-
-@contextmanager
-def _naming(path: Path | str) -> Iterator[None]:
-    """Turn an OSError into a UserError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"--run-dir: cannot write {path}: {error.strerror}") from None
 
 
 def weights_sha256(state_dict: Mapping[str, Tensor]) -> str:
@@ -147,8 +130,7 @@ def arithmetic(config: TrainConfig, world: World, sampler: ShardSampler) -> dict
     }
 
 
-def in_words(numbers: dict[str, int]) -> str:
-    n = numbers
+def in_words(n: dict[str, int]) -> str:
     shares = f"{n['smallest_share']}"
     if n["largest_share"] != n["smallest_share"]:
         shares += f" or {n['largest_share']}"

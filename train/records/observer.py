@@ -3,8 +3,6 @@
 The Trainer gets a list of observers; a new one changes nothing in the training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,18 +56,6 @@ class EpochRecord:
 
 
 @dataclass(frozen=True)
-class Incident:
-    """A rare event that changed the course of a run, on all ranks together.
-
-    step: at which step it happened; kind: one word for programs; text: a sentence for people.
-    """
-
-    step: int
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Best:
     """The evaluation with the highest accuracy of a run, over all its starts."""
 
@@ -109,8 +95,11 @@ class Observer:
         `--log-every` of them are read at once, so `known` is empty after most steps.  A skipped step has no record.
         """
 
-    def incident(self, incident: Incident) -> None:
-        """Called for a rare event at a step, before step_ended() of the same step."""
+    def incident(self, step: int, kind: str, text: str) -> None:
+        """Called for a rare event that changed the course of the run on all ranks, before step_ended() of its step.
+
+        kind: one word for programs; text: a sentence for people.
+        """
 
     def epoch_ended(self, record: EpochRecord) -> None:
         """Called when an epoch has been trained and evaluated; its checkpoint is not yet saved."""

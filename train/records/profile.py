@@ -1,7 +1,6 @@
 """`--profile FIRST:LAST`: torch.profiler around a window of steps, as a trace for Chrome and a summary in words."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,9 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from train.collectives.waiting import range_name
-from train.errors import UserError
+from train.errors import naming_failures
 from train.records.observer import Observer, StepRecord
 from train.records.progress import say
-
-Interval = tuple[float, float]
 
 _TOP = 5
 # How the recorded names of collectives begin: gloo's on the host, NCCL's kernels on the device.
@@ -40,10 +37,8 @@ class Profile(Observer):
         first, _, last = steps.partition(":")
         self._first, self._last, self._rank, self._device = int(first), int(last), rank, device
         self._file = Path(run_dir) / "profile" / f"rank-{rank}.pt.trace.json"
-        try:
+        with naming_failures(f"--run-dir: cannot write {self._file.parent}"):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--run-dir: cannot write {self._file.parent}: {error.strerror}") from None
         self._running: profile | None = None
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
@@ -94,26 +89,35 @@ def summarize(recorded: profile) -> Summary:
     # The ranges of record_function appear among the kernels, too, and would count as computing.
     kernels = [event for event in events if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
     on_host = [event for event in events if event.device_type == DeviceType.CPU]
-    waits = _intervals(event for event in on_host if event.name == range_name("communication"))
-    if kernels:
-        communication = _intervals(event for event in kernels if _is_collective(event.name))
-        computing = _intervals(event for event in kernels if not _is_collective(event.name))
-    else:
-        communication = _union([*_intervals(event for event in on_host if _is_collective(event.name)), *waits])
-        computing = _without(_intervals(event for event in on_host if event.name.startswith("aten::")), waits)
-    exposed = _length(_without(communication, computing))
+    waits = [event for event in on_host if event.name == range_name("communication") and not kernels]
+    communication = [event for event in kernels or on_host if event.name.startswith(_COLLECTIVES)] + waits
+    computing = [event for event in kernels if not event.name.startswith(_COLLECTIVES)]
+    computing += [event for event in on_host if event.name.startswith("aten::") and not kernels]
+    # Time in A but not in B is the time in either minus the time in B.
+    exposed = _seconds(communication + computing) - (_seconds(computing + waits) - _seconds(waits))
     times = [time for event in events for time in (event.time_range.start, event.time_range.end)]
+    own = "self_device_time_total" if kernels else "self_cpu_time_total"
+    operators = [(str(event.key), float(getattr(event, own)) / 1e6) for event in recorded.key_averages()]
+    ranges = {range_name("input"), range_name("communication")}
     return Summary(
         total=(max(times) - min(times)) / 1e6,
-        input_wait=_length(_intervals(event for event in on_host if event.name == range_name("input"))) / 1e6,
-        hidden=(_length(communication) - exposed) / 1e6,
-        exposed=exposed / 1e6,
-        top=_top(recorded, on_device=bool(kernels)),
+        input_wait=_seconds([event for event in on_host if event.name == range_name("input")]),
+        hidden=max(0.0, _seconds(communication) - exposed),
+        exposed=max(0.0, exposed),
+        top=sorted((each for each in operators if each[0] not in ranges), key=lambda each: -each[1])[:_TOP],
     )
 
 
-def in_words(summary: Summary, num_steps: int) -> str:
+def _seconds(events: Iterable[Any]) -> float:
+    """Return for how long at least one of the events ran."""
+    covered, until = 0.0, -math.inf
+    for start, end in sorted((event.time_range.start, event.time_range.end) for event in events):
+        covered += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return covered / 1e6
 
+
+def in_words(summary: Summary, num_steps: int) -> str:
     def part(seconds: float) -> str:
         return f"{seconds * 1e3 / num_steps:.2f} ms a step, {seconds / summary.total:.1%}"
 
@@ -126,48 +130,3 @@ def in_words(summary: Summary, num_steps: int) -> str:
         *[f"    {name}: {part(seconds)}" for name, seconds in summary.top],
     ]
     return "\n".join(lines)
-
-
-def _top(recorded: profile, on_device: bool) -> list[tuple[str, float]]:
-    own = "self_device_time_total" if on_device else "self_cpu_time_total"
-    waits = {range_name("input"), range_name("communication")}
-    operators = [(str(event.key), float(getattr(event, own)) / 1e6) for event in recorded.key_averages()]
-    named = [operator for operator in operators if operator[0] not in waits]
-    return sorted(named, key=lambda operator: -operator[1])[:_TOP]
-
-
-def _is_collective(name: str) -> bool:
-    return name.startswith(_COLLECTIVES)
-
-
-def _intervals(events: Iterable[Any]) -> list[Interval]:
-    return _union([(event.time_range.start, event.time_range.end) for event in events])
-
-
-def _union(intervals: Sequence[Interval]) -> list[Interval]:
-    """Return the same times as sorted intervals that do not overlap."""
-    merged: list[Interval] = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def _without(intervals: Sequence[Interval], removed: Sequence[Interval]) -> list[Interval]:
-    """Return the parts of `intervals` that lie in none of `removed`; both are sorted and do not overlap."""
-    left = []
-    for start, end in intervals:
-        for gap_start, gap_end in removed:
-            if gap_start < end and gap_end > start:
-                if gap_start > start:
-                    left.append((start, gap_start))
-                start = max(start, gap_end)
-        if start < end:
-            left.append((start, end))
-    return left
-
-
-def _length(intervals: Sequence[Interval]) -> float:
-    return sum(end - start for start, end in intervals)

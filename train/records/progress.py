@@ -1,18 +1,13 @@
 """The progress that a person sees: a bar on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from train.records.metrics import in_words
-from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
+from train.records.observer import EpochRecord, Observer, RunEnd, StepRecord
 
 
 class Progress(Observer):
@@ -21,7 +16,7 @@ class Progress(Observer):
     def __init__(self) -> None:
         self._epochs = self._steps_per_epoch = self._last_step = self._done = 0
         self._title = ""
-        self._bar: tqdm[Any] | None = None
+        self._bar: Any = None
         self._seconds, self._steps = 0.0, 0  # of the steps of this start
         self._places = ""
         self._started = time.monotonic()
@@ -65,10 +60,10 @@ class Progress(Observer):
             f"{last.samples_per_second:.0f} samples/s  {in_hours(steps_left * self._seconds / self._steps)} left"
         )
 
-    def incident(self, incident: Incident) -> None:
+    def incident(self, step: int, kind: str, text: str) -> None:
         if self._bar is not None:
             self._bar.clear()
-        say(f"step {incident.step}: {incident.text}")
+        say(f"step {step}: {text}")
 
     def epoch_ended(self, record: EpochRecord) -> None:
         self._close()

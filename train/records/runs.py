@@ -1,7 +1,5 @@
 """Records of runs, read back from RUN_DIR/metrics.jsonl, and the differences between two runs in words."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -92,8 +90,9 @@ def _read(folder: Path, name: str, problems: list[str]) -> RunRecords:
 
 def difference(first: RunRecords, second: RunRecords) -> str:
     """Return what differs between two runs, one sentence per line."""
-    lines = [f"{first.name} and {second.name}:", *_settings(first, second), *_losses(first, second)]
-    return "\n".join([*lines, *_ends(first, second)])
+    differing = [f"{key}: {one} and {two}" for key, (one, two) in differing_settings(first, second).items()]
+    settings = differing or ["settings, versions and number of processes are the same"]
+    return "\n".join([f"{first.name} and {second.name}:", *settings, *_losses(first, second), *_ends(first, second)])
 
 
 def differing_settings(first: RunRecords, second: RunRecords) -> dict[str, tuple[Any, Any]]:
@@ -111,56 +110,47 @@ def _facts(run: RunRecords) -> dict[str, Any]:
     return facts
 
 
-def _settings(first: RunRecords, second: RunRecords) -> list[str]:
-    differing = differing_settings(first, second)
-    if not differing:
-        return ["settings, versions and number of processes are the same"]
-    return [f"{key}: {one} and {two}" for key, (one, two) in differing.items()]
-
-
 def _losses(first: RunRecords, second: RunRecords) -> list[str]:
-    common = [step for step in first.steps if step in second.steps]
-    if not common:
+    pairs = [(step, first.steps[step], second.steps[step]) for step in sorted(first.steps & second.steps.keys())]
+    if not pairs:
         return ["no step was recorded in both"]
     lines = []
-    pairs = [(step, first.steps[step], second.steps[step]) for step in sorted(common)]
     rates = [(step, one["lr"], two["lr"]) for step, one, two in pairs if one["lr"] != two["lr"]]
     if rates:
         step, one, two = rates[0]
         lines.append(f"learning rates first differ at step {step}: {one:g} and {two:g}")
     apart = [(step, one["loss"], two["loss"]) for step, one, two in pairs if one["loss"] != two["loss"]]
     if not apart:
-        return [*lines, f"all {len(common)} losses recorded in both are the same numbers"]
+        return [*lines, f"all {len(pairs)} losses recorded in both are the same numbers"]
     step, one, two = apart[0]
     place = f"step {step} (epoch {first.steps[step]['epoch']})"
-    before = f"losses are the same numbers up to step {step - 1} and" if step > min(common) else "losses"
+    before = f"losses are the same numbers up to step {step - 1} and" if step > pairs[0][0] else "losses"
     lines.append(
         f"{before} first differ at {place}: {one:.6g} and {two:.6g}; the difference is "
-        f"{_relative(one, two):.2g} of the larger one"
+        f"{relative(one, two):.2g} of the larger one"
     )
     for limit in _APART:
-        beyond = [step for step, one, two in apart if _relative(one, two) > limit]
+        beyond = [step for step, one, two in apart if relative(one, two) > limit]
         if beyond:
             lines.append(f"more than {limit:.2%} apart at {len(beyond)} steps, first at step {beyond[0]}")
         else:
-            lines.append(f"never more than {limit:.2%} apart in {len(common)} steps")
+            lines.append(f"never more than {limit:.2%} apart in {len(pairs)} steps")
             break
     return lines
 
 
 def _ends(first: RunRecords, second: RunRecords) -> list[str]:
     lines = []
-    last = (max(first.steps), max(second.steps))
-    if last[0] != last[1]:
-        lines.append(f"the last steps are {last[0]} and {last[1]}")
-    accuracies = (first.best_accuracy, second.best_accuracy)
-    if accuracies[0] is not None and accuracies[1] is not None:
-        lines.append(f"best accuracies: {accuracies[0]:.2%} and {accuracies[1]:.2%}")
+    if max(first.steps) != max(second.steps):
+        lines.append(f"the last steps are {max(first.steps)} and {max(second.steps)}")
+    if first.best_accuracy is not None and second.best_accuracy is not None:
+        lines.append(f"best accuracies: {first.best_accuracy:.2%} and {second.best_accuracy:.2%}")
     if first.end is not None and second.end is not None:
         same = first.end["weights_sha256"] == second.end["weights_sha256"]
         lines.append("the final weights are " + ("identical" if same else "different"))
     return lines
 
 
-def _relative(one: float, two: float) -> float:
+def relative(one: float, two: float) -> float:
+    """Return the difference of two losses as a share of the larger one."""
     return abs(one - two) / max(abs(one), abs(two), 1e-300)

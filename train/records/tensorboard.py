@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Sequence
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from train.errors import UserError, refuse_without
+from train.errors import naming_failures, refuse_without
 from train.records.observer import EpochRecord, Observer, RunEnd, StepRecord
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_MIB = 1 << 20
-
 
 class TensorBoard(Observer):
     """The observer that writes each known step and each epoch.  Only rank 0 has one.
 
-    Args:
-        device: the device whose memory is shown; on a CPU, the memory of the process.
+    device: the device whose memory is shown; on a CPU, the memory of the process.
     Raises UserError if TensorBoard is not installed or the folder cannot be written.
     """
 
     def __init__(self, run_dir: str, device: torch.device) -> None:
         refuse_without("tensorboard", "--tensorboard", "tensorboard")
         self._folder, self._device = Path(run_dir) / "tensorboard", device
-        try:
+        with naming_failures(f"--run-dir: cannot write {self._folder}"):
             self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--run-dir: cannot write {self._folder}: {error.strerror}") from None
         self._writer: SummaryWriter | None = None
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
@@ -51,7 +46,10 @@ class TensorBoard(Observer):
                 values["share_of_time/compute"] = 1 - record.input_share - record.communication_share
             self._write(record.step, values, record.time)
         if known:
-            self._write(step, {"memory/peak_mib": self._peak_mib()}, known[-1].time)
+            peak = 1024 * getrusage(RUSAGE_SELF).ru_maxrss
+            if self._device.type == "cuda":
+                peak = torch.cuda.max_memory_allocated(self._device)
+            self._write(step, {"memory/peak_mib": peak / 2**20}, known[-1].time)
             self._opened(step).flush()  # an error ends the process at once; unwritten values would be lost
 
     def epoch_ended(self, record: EpochRecord) -> None:
@@ -75,8 +73,3 @@ class TensorBoard(Observer):
             # A resumed run may write some steps again; TensorBoard then forgets the first version.
             self._writer = SummaryWriter(str(self._folder), purge_step=step)
         return self._writer
-
-    def _peak_mib(self) -> float:
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device) / _MIB
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MIB

@@ -1,7 +1,5 @@
 """Strategies by which processes share a model, one file each: `wrap` returns what one training step calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -51,10 +49,6 @@ class Autocasting(nn.Module):
         return outputs.float()
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Wrapped:
     """A model as a strategy runs it.  The optimizer has the parameters of the bare model.
@@ -69,6 +63,7 @@ class Wrapped:
     predict: the forward of an evaluation, on all ranks together; it returns None on a rank that does not get the
         logits.  Without `predict` the bare model is called.
     rescale: called with the factor by which the loss scale has changed, for what is kept of gradients between steps.
+    stage: the PipelineStage of this rank, which train.loop.pipeline_step runs.
     """
 
     module: nn.Module
@@ -76,19 +71,17 @@ class Wrapped:
     no_sync: Callable[[], AbstractContextManager[None]]
     state_dict: Callable[[], dict[str, Any]]
     norm: Callable[[], Tensor]
-    after_backward: Callable[[], None] = _nothing
+    after_backward: Callable[[], None] = lambda: None
     predict: Callable[[Tensor], Tensor | None] | None = None
     rescale: Callable[[float], None] = lambda factor: None
+    stage: Any = None
 
 
 def replicated(
-    model: nn.Module,
-    call: nn.Module,
-    no_sync: Callable[[], AbstractContextManager[None]] = nullcontext,
-    after_backward: Callable[[], None] = _nothing,
+    model: nn.Module, call: nn.Module, no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> Wrapped:
     """Return `call` as a strategy in which every rank holds all parameters and all gradients of `model`."""
-    return Wrapped(model, call, no_sync, model.state_dict, lambda: norm_here(model), after_backward)
+    return Wrapped(model, call, no_sync, model.state_dict, lambda: norm_here(model))
 
 
 def norm_here(model: nn.Module) -> Tensor:

@@ -1,7 +1,6 @@
 """Data parallelism as in most articles: a loop over the gradients between backward and the optimizer's step."""
 
-from __future__ import annotations
-
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -34,4 +33,4 @@ class AverageAfterBackward(nn.Module):
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
     wrapped = AverageAfterBackward(model, context.group)
-    return replicated(model, wrapped, after_backward=wrapped.average)
+    return replace(replicated(model, wrapped), after_backward=wrapped.average)

@@ -1,7 +1,5 @@
 """CustomDDP as a strategy: see train/ddp/wrapper.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from torch import nn

@@ -1,7 +1,5 @@
 """torch's nn.DataParallel: one process copies the model to all of its GPUs each step and cuts the batch for them."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

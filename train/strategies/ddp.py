@@ -1,7 +1,5 @@
 """torch's DistributedDataParallel, with the options that make it fastest in general."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

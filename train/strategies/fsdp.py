@@ -5,8 +5,6 @@ once.
 Source: docs.pytorch.org, torch.distributed.fsdp.fully_shard.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,13 +54,18 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
     for unit in units(model, context.config.fsdp_wrap, context.config.bucket_mib):
         fully_shard(unit, **options)
     sharded: Any = fully_shard(model, **options)  # the parameters in no unit
+
+    def norm() -> Tensor:
+        of_ranks = norm_here(sharded)
+        return of_ranks.full_tensor() if isinstance(of_ranks, DTensor) else of_ranks  # over the shards of all ranks
+
     whole = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in rank 0's memory, and nothing on other ranks
     return Wrapped(
         module=sharded,
         call=sharded,
         no_sync=lambda: _no_sync(sharded),
         state_dict=lambda: get_model_state_dict(sharded, options=whole),
-        norm=lambda: _norm(sharded),
+        norm=norm,
     )
 
 
@@ -92,8 +95,3 @@ def _no_sync(model: FSDPModule) -> Iterator[None]:
         yield
     finally:
         model.set_requires_gradient_sync(True)
-
-
-def _norm(model: nn.Module) -> Tensor:
-    norm = norm_here(model)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm  # over the shards of all ranks

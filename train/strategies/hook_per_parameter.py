@@ -1,7 +1,5 @@
 """Data parallelism as in many articles: a hook for each parameter that averages its gradient at once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -5,11 +5,8 @@ work the bubble is (stages - 1) / (micro-batches + stages - 1) of the time (GPip
 (PipeDream-Flush, arXiv:2006.09503) has the same bubble and keeps fewer activations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
@@ -27,14 +24,7 @@ from train.records.progress import say
 from train.strategies import Autocasting, Context, Wrapped, norm_here
 
 
-@dataclass(frozen=True)
-class Pipelined(Wrapped):
-    """A model of which this rank computes one stage; `train.loop.pipeline_step` runs it."""
-
-    stage: PipelineStage | None = None
-
-
-def wrap(model: nn.Module, context: Context) -> Pipelined:
+def wrap(model: nn.Module, context: Context) -> Wrapped:
     """Keep only the layers of this rank in `model`; optimizers take its parameters after this.
 
     Raises SharedError if the model cannot be cut into one stage for each rank.
@@ -61,7 +51,7 @@ def wrap(model: nn.Module, context: Context) -> Pipelined:
         dist.all_reduce(square, group=context.group)
         return square.sqrt()
 
-    return Pipelined(
+    return Wrapped(
         module=model,
         call=module,
         no_sync=nullcontext,
@@ -77,26 +67,22 @@ Layers = list[dict[str, nn.Module]]
 
 def refuse_what_cannot_be_cut(model: nn.Module, context: Context) -> Layers:
     """Return the named groups of layers between which the model can be cut; raise SharedError if it cannot be cut."""
-    why = None
-    layers: Layers = []
     if not isinstance(model, nn.Sequential):
         why = "the model is not an nn.Sequential, so it cannot be cut into stages"
     elif has_batchnorm(model):
         why = "BatchNorm would take the statistics of a micro-batch, not of the global batch"
     elif sum(len(list(layer.parameters())) for layer in model) != len(list(model.parameters())):
         why = "two layers of the model share a parameter, which would be trained twice"
+    elif len(layers := _with_parameters(model)) < context.world_size:
+        why = f"the model has {len(layers)} layers with parameters, too few for {context.world_size} stages"
+    elif context.config.accumulate < context.world_size:
+        raise SharedError(
+            f"--strategy=pipeline needs --accumulate={context.world_size} or more: with {context.config.accumulate} "
+            f"a step has too few micro-batches to fill {context.world_size} stages"
+        )
     else:
-        layers = _with_parameters(model)
-        if len(layers) < context.world_size:
-            why = f"the model has {len(layers)} layers with parameters, too few for {context.world_size} stages"
-        elif context.config.accumulate < context.world_size:
-            raise SharedError(
-                f"--strategy=pipeline needs --accumulate={context.world_size} or more: with "
-                f"{context.config.accumulate} a step has too few micro-batches to fill {context.world_size} stages"
-            )
-    if why is not None:
-        raise SharedError(f"--strategy=pipeline cannot be used here: {why}. Models that work: gpt, mlp, mnist_cnn")
-    return layers
+        return layers
+    raise SharedError(f"--strategy=pipeline cannot be used here: {why}. Models that work: gpt, mlp, mnist_cnn")
 
 
 def refuse_lost_messages(context: Context) -> None:
@@ -163,8 +149,7 @@ def bubble(works: Sequence[float], micro_batches: int) -> float:
     A step takes as long as one micro-batch through all stages and the other micro-batches through the slowest stage.
     With stages of even work the result is the published (stages - 1) / (micro_batches + stages - 1).
 
-    Args:
-        works: of each stage, for one micro-batch, in any unit.
+    works: of each stage, for one micro-batch, in any unit.
     """
     step = sum(works) + (micro_batches - 1) * max(works)
     return 1.0 - micro_batches * sum(works) / (len(works) * step)
@@ -183,10 +168,7 @@ def _in_words(layers: Layers, works: Sequence[int], stages: Sequence[range], for
 
 
 def _predict(stage: PipelineStage, inputs: Tensor, shape: torch.Size, context: Context) -> Tensor | None:
-    """Pass a batch through all stages; the last rank returns the outputs.
-
-    shape: of a micro-batch before this stage.
-    """
+    """Pass a batch through all stages; the last rank returns the outputs.  shape: of a micro-batch for this stage."""
     if not stage.is_first:
         inputs = torch.empty((len(inputs), *shape[1:]), device=context.device)
         dist.recv(inputs, group=context.group, group_src=stage.stage_index - 1)

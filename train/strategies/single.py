@@ -1,7 +1,5 @@
 """One process trains alone."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from train.errors import SharedError

@@ -1,7 +1,5 @@
 """Ways to average a full bucket of gradients, one file each; the name of the file is the value of --sync."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

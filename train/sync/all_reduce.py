@@ -1,7 +1,5 @@
 """The mean in the gradients' own type: over the network, or through shared memory where all ranks are on one host."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch
@@ -18,8 +16,7 @@ class AllReduce(Sync):
 
     NCCL averages float32 and wider types.  Everything else is prescaled and summed.
 
-    Args:
-        shared_memory: False sends everything to the backend.
+    shared_memory: False sends everything to the backend.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, shared_memory: bool = True) -> None:

@@ -1,7 +1,5 @@
 """float32 gradients travel as bfloat16: half the bytes, all of the range, 8 bits of precision."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

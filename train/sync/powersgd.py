@@ -24,9 +24,8 @@ class PowerSGD(Sync):
     and starts at zero after a resume.  If no rank uses a parameter in a step, factor and difference do not change.
     Raises SharedError if ranks compute on unlike processors: each multiplies the factors, and last bits would differ.
 
-    Args:
-        matrix_rank: columns of the factors.
-        full_steps: how many steps at the start are averaged in full, while gradients change fast.
+    matrix_rank: columns of the factors.
+    full_steps: how many steps at the start are averaged in full, while gradients change fast.
     Source: Vogels et al., PowerSGD, NeurIPS 2019 (arXiv:1905.13727), algorithms 1 and 2.
     """
 

@@ -23,10 +23,7 @@ _TIMEOUT_S = 5.0
 
 
 class Attempt:
-    """One start of all processes; make it before torch is imported.
-
-    Raises UserError if the store that the launcher serves is gone already.
-    """
+    """One start of all processes, made before torch is imported.  Raises UserError if the launcher's store is gone."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -1,7 +1,5 @@
 """What the cgroup (a container, a Slurm job) allows this process: its memory, and the CPU time that it withholds."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +10,8 @@ _OWN, _MOUNTS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 def host_memory_bytes(own_cgroups: Path = _OWN, hierarchies: Path = _MOUNTS) -> int:
     """Return the smallest of the machine's memory and the limits of this process's cgroup and its parents.
 
-    Args:
-        own_cgroups: a file of lines `number:controllers:path`; a line without controllers is of version 2.
-        hierarchies: where version 2, or a folder for each controller of version 1, is mounted.
+    own_cgroups: a file of lines `number:controllers:path`; a line without controllers is of version 2.
+    hierarchies: where version 2, or a folder for each controller of version 1, is mounted.
     Source: cgroups(7); the kernel's admin-guide/cgroup-v2 (memory.max) and cgroup-v1/memory (memory.limit_in_bytes).
     """
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]

@@ -141,23 +141,17 @@ def _numbers(environ: Mapping[str, str], *names: str, also: tuple[str, ...] = ()
             f"{', '.join(given)} must not be set without {', '.join(missing)}: set all of them (torchrun does), "
             "or none for a single process"
         )
-    wrong = [f'{name}="{environ[name]}"' for name in names if not _is_number(environ[name])]
+    wrong = [f'{name}="{environ[name]}"' for name in names if not re.fullmatch("[0-9]+", environ[name])]
     if wrong:
         raise UserError(f"{', '.join(wrong)}: must be a whole number, 0 or more")
     return [int(environ[name]) for name in names]
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name)
-    if text is None:
-        return default
-    if not _is_number(text):
+    text = environ.get(name, str(default))
+    if not re.fullmatch("[0-9]+", text):
         raise UserError(f'{name}="{text}": must be a whole number, 0 or more')
     return int(text)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
 
 
 def _tasks_of_node(text: str, node: int) -> int:

@@ -1,7 +1,5 @@
 """`python -m train --procs N`: N processes on this machine without torchrun, for a first run or a notebook."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -5,8 +5,6 @@ silently on some network file systems.  The clocks of hosts may differ, so a hea
 somebody looks.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -136,10 +134,7 @@ def _process(pid: int) -> list[str]:
 
 
 def stat_of(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the name, first Linux's letter for the state; `gone` if there is none.
-
-    T is stopped; Z and X have ended.
-    """
+    """Return the fields of /proc/PID/stat after the name: first the state (T is stopped, Z and X ended), or `gone`."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,7 +1,5 @@
 """The device on which each rank computes, and the group in which gradients travel between these devices."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The default group is gloo on the CPU.  It exists before any device is chosen, so
 still tell the others.  On CUDA gradients travel in a second group, over NCCL.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import socket

@@ -5,8 +5,6 @@ so a second signal in the middle of a save changes nothing.  Only a second Ctrl-
 person wants to end it now.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
@@ -14,10 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""Signals that ask for an end.
-
-Slurm sends the one that the job chose, a terminal sends SIGINT, and everyone else sends SIGTERM.
-"""
+"""Signals that ask for an end: Slurm sends the one that the job chose, a terminal SIGINT, and everyone else SIGTERM."""
 
 EXIT_STOPPED = 128 + signal.SIGTERM
 """Exit code of a run that any signal has stopped: the same as if SIGTERM had ended the program.

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli import train
 from tests.ranks import make_trainer, run_ranks
-from train.records.observer import Incident, Observer
+from train.records.observer import Observer
 from train.world.environment import World
 
 _FLAGS = ["--model=mlp", "--dataset=synthetic", "--device=cpu", "--batch-size=500"]
@@ -48,8 +48,8 @@ class _Incidents(Observer):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def incident(self, incident: Incident) -> None:
-        self.texts.append(incident.text)
+    def incident(self, step: int, kind: str, text: str) -> None:
+        self.texts.append(text)
 
 
 def _resume_before_the_last_evaluation(world: World) -> tuple[int, list[str]]:

@@ -24,7 +24,7 @@ from tests.train.devices import devices, on_one_gpu, skip_if_refused
 from train import sync
 from train.data.batches import Batches
 from train.data.sampler import ShardSampler
-from train.datasets.synthetic import SyntheticSamples
+from train.datasets.synthetic import load
 from train.ddp.wrapper import CustomDDP
 from train.loop.step import Step
 from train.strategies import custom_ddp, replicated
@@ -142,7 +142,7 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(device: str
 def _reserved(world: World, device: str, input: str, epochs: int) -> list[int]:
     """Bytes that the caching allocator holds after each epoch of reading; each batch is used once."""
     place = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
-    samples = SyntheticSamples("validation", 0)
+    samples = load(Path(), "validation", 0)
     sampler = ShardSampler(len(samples), 600, rank=0, world_size=1, seed=0)
     batches = Batches(samples, sampler, place, input, workers=2)
     reserved, total = [], torch.zeros((), device=place)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.ranks import make_trainer, run_ranks
 from train.errors import SharedError
-from train.records.observer import EpochRecord, Incident, Observer, RunEnd, StepRecord
+from train.records.observer import EpochRecord, Observer, RunEnd, StepRecord
 from train.world.environment import World
 
 pytestmark = pytest.mark.timeout(120)
@@ -30,8 +30,8 @@ class _Recorder(Observer):
         self.heard.append((step, [record.step for record in known]))
         self.records += known
 
-    def incident(self, incident: Incident) -> None:
-        self.heard.append((incident.kind, incident.step))
+    def incident(self, step: int, kind: str, text: str) -> None:
+        self.heard.append((kind, step))
 
     def epoch_ended(self, record: EpochRecord) -> None:
         self.heard.append(("epoch", record.epoch, record.step, record.samples))

@@ -16,7 +16,7 @@ from torch.profiler import profile
 from tests.ranks import train_on_ranks
 from train.errors import UserError
 from train.flags import from_argv
-from train.records.profile import Summary, _length, _union, _without, in_words, summarize
+from train.records.profile import Summary, in_words, summarize
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -71,12 +71,18 @@ def test_the_range_in_which_a_host_waits_for_nccl_is_no_computing_of_the_gpu() -
     assert summary.exposed == pytest.approx(6e-6) and summary.hidden == 0
 
 
-def test_times_that_overlap_count_once_and_those_removed_do_not_count() -> None:
-    busy = _union([(5, 7), (0, 2), (1, 3), (3, 4)])
-    assert busy == [(0, 4), (5, 7)]
-    assert _without(busy, [(1, 2), (3.5, 5.5), (6.5, 9)]) == [(0, 1), (2, 3.5), (5.5, 6.5)]
-    assert _length(busy) == 6
-    assert _without(busy, []) == busy
+def test_times_that_overlap_count_once_and_computing_in_a_wait_hides_nothing() -> None:
+    times = {
+        "gloo:all_reduce": [(5, 7), (0, 2), (1, 3), (3, 4), (20, 21)],
+        "wait for communication": [(6, 8)],
+        "aten::mm": [(2, 3), (2, 5), (7, 10)],
+        "wait for input": [(30, 32), (31, 33)],
+    }
+    events = [_event(name, *time, device_type=DeviceType.CPU) for name, found in times.items() for time in found]
+    summary = summarize(cast(profile, SimpleNamespace(events=lambda: events, key_averages=list)))
+    # Messages from 0 to 4, 5 to 8 and 20 to 21; of these the host computes from 2 to 4, and from 7 to 8 it waits.
+    assert [summary.hidden, summary.exposed] == pytest.approx([2e-6, 6e-6])
+    assert [summary.input_wait, summary.total] == pytest.approx([3e-6, 33e-6])
 
 
 @pytest.mark.parametrize("steps", ["1:3", "5:4", "3", "a:b", "2:"])
