@@ -15,7 +15,7 @@ class Fault:
     """`what` happens once, when `rank` reaches `place` in `step` of its first start.
 
     what: names of signals, sent to `to` (a rank, agent or node); nan, memory or disk: that of the rank; ask: the test
-        does what the row says.
+        does what the row says; ask SIGKILL: before the signal.
     place: import, rendezvous, unresolved, step, forward, bucket, or save: before its file event number `event`.
     """
 

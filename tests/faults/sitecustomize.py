@@ -65,30 +65,31 @@ class Injector:
             self._fire(frame.f_locals)
 
     def _fire(self, found: dict[str, Any]) -> None:
-        what, saved = self._fault["what"], (self._fault["step"] - 1) // 4 * 4
-        # A save is written while the training goes on, and the row is about the steps after it.
-        while self._fault["place"] in _CALLS and saved and not any(self._folder.glob(f"checkpoints/step-*{saved}")):
+        fault, last_save = self._fault, (self._fault["step"] - 1) // 4 * 4
+        # A save is written while the training goes on: what is lost would depend on the disk.
+        while (
+            fault["place"] in _CALLS and last_save > 0 and not any(self._folder.glob(f"checkpoints/step-*{last_save}"))
+        ):
             time.sleep(0.01)
-        self._fault = self._fault | {"place": ""}
-        (self._folder / "fired").write_text(str(time.time()))
-        if what == "ask":  # the test, which then changes what surrounds this process
-            (self._folder / "asks").write_text("?")
-            (self._folder / "answers").read_text()
-        elif what == "nan":
-            found["batch"][0][0].fill_(float("nan"))
-        elif what == "memory":
-            import resource
+        self._fault = fault | {"place": ""}
+        (self._folder / "fired").touch()
+        for what in fault["what"].split():
+            if what == "ask":  # the test, which then changes what surrounds this process
+                (self._folder / "asks").write_text("?")
+                (self._folder / "answers").read_text()
+            elif what == "nan":
+                found["batch"][0][0].fill_(float("nan"))
+            elif what == "memory":
+                import torch
 
-            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (used, resource.RLIM_INFINITY))
-        elif what == "disk":
-            with (self._folder / "checkpoints" / "filler").open("wb") as filler:
-                while filler.write(bytes(2**16)):
-                    filler.flush()
-        else:
-            for name in what.split():
-                for pid in self._victims(self._fault["to"]):
-                    os.kill(pid, signal.Signals[name])
+                torch.empty(2**60)  # the allocator's error is raised in the traced frame
+            elif what == "disk":
+                with (self._folder / "checkpoints" / "filler").open("wb", buffering=0) as filler:
+                    while filler.write(bytes(2**16)):
+                        pass
+            else:
+                for pid in self._victims(fault["to"]):
+                    os.kill(pid, signal.Signals[what])
 
     def _victims(self, to: str) -> list[int]:
         if to == "agent":

@@ -7,6 +7,7 @@ import os
 import re
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -130,6 +131,12 @@ class Job:
                 if f"\0FAULT_FOLDER={self.folder}\0".encode() in b"\0" + file.read_bytes():
                     found.append(int(file.parent.name))
         return found
+
+    def clear_away(self) -> None:
+        for pid in self.left():
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        subprocess.run(["umount", "-q", self.folder / "checkpoints"], stderr=subprocess.DEVNULL)
 
     def wait_for_question(self, limit_s: float) -> None:
         pipe = os.open(self.folder / "asks", os.O_RDONLY | os.O_NONBLOCK)
