@@ -104,20 +104,6 @@ def test_bashrc_that_reads_swallows_nothing_of_the_script(new_nodes: Callable[[s
     assert Call.read(nodes.folder / "call-1").argv[-1] == "mine.py"
 
 
-def test_port_in_use_on_node_0_is_named(new_nodes: Callable[[str], Nodes]) -> None:
-    nodes = new_nodes(SAVING)
-    listener = "import socket, sys; s = socket.create_server(('', 20123)); open('listens', 'w'); sys.stdin.read()"
-    command = nodes.lab.machines["sshn0"].inside([sys.executable, "-c", listener], nodes.folder)
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as other:
-        nodes.wait_for("listens")
-        status, out = nodes.run(MINE + "rendezvous: {port: 20123}\n", *NAMES)
-        other.communicate()
-    assert status == 1
-    assert last_line(out).startswith(
-        "job: sshn0 failed first: job: port 20123 is in use, perhaps by another start of"
-    ), out
-
-
 @pytest.mark.parametrize("network", ["10.77.0.", "fd77::"])
 @pytest.mark.parametrize(
     ("name", "rank", "expected"),

@@ -27,6 +27,7 @@ from torch import Tensor
 from train.errors import UserError, naming_failures
 
 _STATE, _MANIFEST = "state.pt", "manifest.json"
+_FORMAT = 1  # one more when older code would misread what is saved
 _NAME = re.compile(r"step-\d{8,}")
 
 
@@ -98,7 +99,9 @@ class Checkpoints:
         files = {file.name: _fingerprint(file) for file in sorted(beside.iterdir())}
         files[_STATE] = {"bytes": len(content), "sha256": _sha256(content)}
         _write_synced(beside / _STATE, content)
-        _write_synced(beside / _MANIFEST, json.dumps({"step": step, "files": files}, indent=1).encode())
+        _write_synced(
+            beside / _MANIFEST, json.dumps({"format": _FORMAT, "step": step, "files": files}, indent=1).encode()
+        )
         _sync_folder(beside)
         # A checkpoint of the same step, saved before its evaluation was done.
         former = self._set_aside(target) if target.exists() else None
@@ -135,7 +138,12 @@ def read_checkpoint(path: Path, reader: int = 0, readers: int = 1) -> Memory:
     if not path.exists():
         raise UserError(f"there is no checkpoint {path}")
     try:
-        files = json.loads((path / _MANIFEST).read_bytes())["files"]
+        manifest = json.loads((path / _MANIFEST).read_bytes())
+        if (made := manifest.get("format", 1)) > _FORMAT:
+            raise UserError(
+                f"{path} was saved by a newer version (format {made}; this one reads {_FORMAT}): update train"
+            )
+        files = manifest["files"]
         expected = {str(name): (int(file["bytes"]), str(file["sha256"])) for name, file in files.items()}
         of_state = expected.pop(_STATE)
         content = _read(path / _STATE)

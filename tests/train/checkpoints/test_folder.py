@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 
 from tests.train.checkpoints.saved import names, resumed, save, step_in
-from train.checkpoints.folder import Checkpoints, find_checkpoint, read_checkpoint
+from train.checkpoints.folder import Checkpoints, find_checkpoint
 from train.errors import UserError
 
 
@@ -95,13 +94,10 @@ _NO_MANIFEST = "manifest.json cannot be understood"
 # What one of the two files becomes (None: it is gone), and what is said.
 DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes | None], str]] = {
     "state truncated": ("state.pt", lambda content: content[:-1], _NOT_THE_STATE),
-    "state empty": ("state.pt", lambda content: b"", _NOT_THE_STATE),
     "state longer": ("state.pt", lambda content: content + b"\0", _NOT_THE_STATE),
     "state zeroed": ("state.pt", lambda content: bytes(len(content)), _NOT_THE_STATE),
     "state missing": ("state.pt", lambda content: None, "is incomplete: state.pt is missing"),
     "manifest missing": ("manifest.json", lambda content: None, "is incomplete: manifest.json is missing"),
-    "manifest empty": ("manifest.json", lambda content: b"", _NO_MANIFEST),
-    "manifest binary": ("manifest.json", lambda content: b"\xff\x00\x80", _NO_MANIFEST),
     "manifest a list": ("manifest.json", lambda content: b"[]", _NO_MANIFEST),
     "manifest without files": ("manifest.json", lambda content: b"{}", _NO_MANIFEST),
     "a file instead of a folder": ("", lambda content: b"", "is a file, and a checkpoint is a folder"),
@@ -138,16 +134,23 @@ def test_when_all_are_damaged_the_run_does_not_silently_start_anew(tmp_path: Pat
         resumed(tmp_path)
 
 
-def test_one_flipped_bit_anywhere_in_the_state_is_noticed(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    file = tmp_path / "step-00000001" / "state.pt"
-    content = file.read_bytes()
-    for position in {*range(0, len(content), 23), len(content) - 1}:
-        flip_bit(file, position, position % 8)
-        with pytest.raises(UserError, match=r"size or SHA-256 of state.pt is not the one in manifest.json"):
-            read_checkpoint(tmp_path / "step-00000001")
+def test_no_random_flip_or_cut_is_taken_for_a_saved_state(tmp_path: Path) -> None:
+    """RANDOM_DAMAGE=1000 makes 1,000."""
+    save(tmp_path, 1, 2)
+    contents = {file: file.read_bytes() for file in sorted((tmp_path / "step-00000002").iterdir())}
+    chance = Random(30)
+    for _ in range(int(os.environ.get("RANDOM_DAMAGE", "300"))):
+        file, content = chance.choice([*contents.items()])
+        start = max(0, content.find(b'"files"'))  # a manifest has also what is not read
+        position = chance.randrange(start, len(content))
+        if chance.random() < 0.5:
+            flip_bit(file, position, chance.randrange(8))
+        else:
+            os.truncate(file, chance.randrange(len(content)))
+        step, told = resumed(tmp_path)  # compares the tensors, too
+        assert step == 1 and told[0].startswith("resume: skipped a checkpoint: "), (file, position)
         file.write_bytes(content)
-    assert bytes(read_checkpoint(tmp_path / "step-00000001")) == content
+    assert resumed(tmp_path)[0] == 2
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
@@ -184,43 +187,6 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UserError, match=rf"^--checkpoint-dir: cannot write {folder}: "):
             Checkpoints(folder, keep=1)
-
-
-@pytest.mark.parametrize("call", [1, 2, 3, 4])
-def test_a_full_disk_is_told_at_wait_and_leaves_older_ones_intact(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
-) -> None:
-    save(tmp_path, 1)
-    real, calls = os.fsync, 0
-
-    def full_disk(descriptor: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", full_disk)
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    checkpoints.save(2, {"step": 2, "model": {"w": torch.full((9,), 2.0)}})
-    with pytest.raises(UserError, match=rf"cannot save a checkpoint in {tmp_path}: No space .* checkpoints are intact"):
-        checkpoints.wait()
-    assert calls == call
-    assert step_in(read_checkpoint(tmp_path / "step-00000001")) == 1
-    # Started again when the disk has room, what failed leaves no trace.
-    save(tmp_path, 3, keep=1)
-    assert names(tmp_path) == ["step-00000003"]
-    assert resumed(tmp_path)[0] == 3
-
-
-def test_a_failed_save_is_told_by_the_next_one_too(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "folder", keep=1)
-    shutil.rmtree(tmp_path / "folder")
-    (tmp_path / "folder").write_text("now a file")
-    checkpoints.save(1, {})
-    with pytest.raises(UserError, match=r"cannot save a checkpoint in .*folder: "):
-        checkpoints.save(2, {})
-    checkpoints.wait()  # told once
 
 
 @pytest.mark.parametrize("leftover", ["step-00000001", "step-00000003", ".unfinished-step-00000009", ".unfinished-x"])

@@ -41,60 +41,35 @@ def test_bytes_and_names_are_synced_before_the_new_name_appears(
     ]
 
 
-# For n = 0, 1, 2 … a process saves step 1, then step 2 with keep=1, and is gone before the n-th file event of that.
+# For n = 1, 2, 3 … a process saves step 1, then step 2 with keep=1, and is killed before the n-th file event of that.
 # It ends when a process lives to the end.  Forked, because importing torch takes longer than all the rest.
 KILLED_BEFORE_EVENT_N = """
 import os, sys
 from pathlib import Path
-import torch
-from train.checkpoints.folder import Checkpoints
+from tests.faults.sitecustomize import Injector
+from tests.train.checkpoints.saved import save
 
-EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree", "shutil.move"}
-
-
-def state(step):
-    return {"step": step, "model": {"w": torch.full((9,), float(step))}}
-
-
-def child(folder, n):
-    checkpoints = Checkpoints(folder, keep=1)
-    checkpoints.save(1, state(1))
-    checkpoints.wait()
-    left = n
-
-    def hook(event, arguments):
-        nonlocal left
-        if event in EVENTS:
-            left -= 1
-            if left < 0:
-                os._exit(9)
-
-    sys.addaudithook(hook)
-    checkpoints.save(2, state(2))
-    checkpoints.wait()
-    os._exit(0)
-
-
-for n in range(1000):
-    folder = Path(sys.argv[1]) / f"killed-{n:03d}"
+fault = {"what": "SIGKILL", "to": "0", "rank": 0, "step": 2, "place": "save"}
+for n in range(1, 1000):
+    folder = Path(sys.argv[1]) / f"{n:03d}"
     pid = os.fork()
     if pid == 0:
-        try:
-            child(folder, n)
-        finally:
-            os._exit(1)
+        save(folder / "checkpoints", 1, keep=1)
+        Injector(folder, fault | {"event": n}, 0)
+        save(folder / "checkpoints", 2, keep=1)
+        os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code == 0:
         break
-    assert code == 9, code
+    assert code == -9, code
 """
 
 
 def test_a_process_killed_before_any_file_event_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", KILLED_BEFORE_EVENT_N, str(tmp_path)], cwd=ROOT, check=True)
-    folders = sorted(tmp_path.iterdir())
+    folders = sorted(tmp_path.glob("*/checkpoints"))
     assert len(folders) > 8, "state, manifest, two folders, renames and removals are at least as many events"
-    for checkpoint in tmp_path.glob("killed-*/step-*"):
+    for checkpoint in tmp_path.glob("*/checkpoints/step-*"):
         read_checkpoint(checkpoint)  # never half a one under a whole one's name
     steps = [resumed(folder)[0] for folder in folders]
     assert steps[0] == 1

@@ -1,14 +1,12 @@
-"""With --logical-world the weights are the same bits on any number of processes, and after any crash."""
+"""With --logical-world the weights are the same bits on any number of processes; tests/faults has crashes."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import runpy
-import signal
 import sys
 from pathlib import Path
-from random import Random
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.cli import ROOT, records, start_ranks, train
+from tests.cli import ROOT, records, train
 from tests.idx import write_small_mnist
 from tests.ranks import launched, run_ranks, train_on_ranks
 from train import datasets
@@ -82,34 +80,6 @@ def test_without_slices_the_bits_differ(data: Path, tmp_path: Path) -> None:
     for world_size in (1, 2):
         train_on_ranks(world_size, *flags, f"--data-root={data}", f"--run-dir={tmp_path / str(world_size)}")
     assert end(tmp_path / "1") != end(tmp_path / "2")
-
-
-@pytest.mark.slow
-def test_runs_killed_at_random_and_resumed_on_other_numbers_of_processes_end_with_the_same_bits(
-    data: Path, tmp_path: Path
-) -> None:
-    flags = [*CASES["dropout and clipping"].split(), f"--data-root={data}", "--checkpoint-every=2", "--resume=auto"]
-    flags += ["--collective-timeout-s=20", "--epochs=2"]
-    undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
-    train_on_ranks(1, *flags, f"--run-dir={undisturbed}", f"--checkpoint-dir={undisturbed}")
-    random, steps = Random(30), list[int]()
-    for _ in range(8):
-        world_size = random.randint(1, 4)
-        ranks = start_ranks(world_size, *flags, f"--run-dir={disturbed}", f"--checkpoint-dir={disturbed}")
-        saved = {file.name for file in disturbed.glob("step-*")}
-        while {file.name for file in disturbed.glob("step-*/manifest.json")} <= saved and ranks[0].poll() is None:
-            saved &= {file.name for file in disturbed.glob("step-*")}
-            if len({*disturbed.glob("step-*")}) > len(saved) + random.randint(0, 2):
-                break
-        victim = random.choice(ranks)
-        victim.send_signal(signal.SIGKILL)
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-        steps.append(max([int(file.name[5:]) for file in disturbed.glob("step-*/")], default=0))
-    assert steps == sorted(steps) and steps[-1] < 42
-    train_on_ranks(3, *flags, f"--run-dir={disturbed}", f"--checkpoint-dir={disturbed}")
-    assert end(disturbed) == end(undisturbed)
 
 
 def _regression(folder: Path) -> None:
