@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.cli import ROOT, records, train
+from tests.cli import ROOT, records, start_ranks, train
 from tests.idx import write_small_mnist
 from tests.ranks import launched, run_ranks, train_on_ranks
 from train import datasets
