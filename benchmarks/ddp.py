@@ -20,8 +20,6 @@ numbers of steps.  Peak memory (VmHWM) is measured in processes that hold only o
 as the median over the rounds.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections.abc import Callable, Mapping, Sequence

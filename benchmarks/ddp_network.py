@@ -14,8 +14,6 @@ so their losses are reported, not compared.  The overlap is the share of communi
 comes from torch.profiler: the share of all-reduce time that lies before the end of backward's last operator.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections.abc import Mapping

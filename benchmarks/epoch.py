@@ -22,8 +22,6 @@ ranks for the CPU.  If the model has BatchNorm, a third variant, `ours_sync_batc
 over all ranks.  --no-sync-batchnorm leaves this variant out.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ the docs; they take turns, and a round's time is the median of its steps but the
 process with one large model: how far its peak is above what it has before the first step, in sizes of all gradients.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ Each part is a process, which is killed at its limit; the others still run.  The
 are not run now keep their records if those come from the same kind of machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -13,8 +13,6 @@ the files is timed, but drawing the order of the epoch is.  All variants live in
 Their outputs are compared first: for the same indices, ours and torchvision must give the same images and labels.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable, Iterable

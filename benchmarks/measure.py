@@ -4,8 +4,6 @@ Times on one machine say little about another, and two runs on a busy machine li
 variants of a comparison take turns, each round gives one ratio, and the median of the ratios is the result.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

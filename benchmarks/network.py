@@ -4,8 +4,6 @@ The namespaces have no names.  Each lives as long as a process in it, and that p
 a pipe from us.  So the kernel removes everything, whether we end normally, by Ctrl-C or by SIGKILL.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

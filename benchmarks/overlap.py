@@ -1,7 +1,5 @@
 """Share of communication that runs during backward, from a profile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from torch.profiler import ProfilerActivity, profile

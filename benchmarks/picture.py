@@ -4,8 +4,6 @@ benchmarks.png has a panel for each file with ratios: a bar is a median ratio, a
 target.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

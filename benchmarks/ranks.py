@@ -4,8 +4,6 @@ The processes meet through a file, so they may sit in different network namespac
 started them ends, even if it is killed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -13,8 +13,6 @@ The first run installs each peer from PyPI into a separate environment.  With --
 installed peer instead.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

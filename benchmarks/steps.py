@@ -1,7 +1,5 @@
 """Steps of each rank in the comparisons of wrappers: each variant trains in turn, and time or memory is measured."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The wrappers that are compared: ours, native DDP in its variants, and the loops of tutorials."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

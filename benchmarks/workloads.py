@@ -1,7 +1,5 @@
 """Workloads on which wrappers are compared: a model and random batches, the same for each variant."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Examples of values come from the specs of the repository, so each is valid.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """Draws docs/overview.svg: one spec becomes seven artifacts.  `python docs/overview.py` writes it; light and dark."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 _SPEC = [

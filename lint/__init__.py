@@ -4,8 +4,6 @@ Reading order: what rules see (sbatch.py, shell.py, launches.py; manifest.py, po
 rules in nodes.py, slurm.py, secrets.py, kubernetes.py and checkers.py; formats.py shows them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

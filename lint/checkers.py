@@ -1,7 +1,5 @@
 """What bash and ShellCheck themselves say of a script."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Show findings: as text, as JSON, as annotations of GitHub Actions, as SARIF 2.1.0; and the rules themselves."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Rules for manifests (Pod, Job, JobSet, PyTorchJob, TrainJob and its runtimes, Service) and compose files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

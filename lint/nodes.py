@@ -1,7 +1,5 @@
 """Rules for who starts what on which node, and how the nodes meet."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Find the containers of a Kubernetes object, or the services of a compose file, and what they start."""
 
-from __future__ import annotations
-
 import shlex
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ that yields each Fault: in nodes.py, slurm.py, secrets.py or checkers.py for scr
 and compose files.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Source: `_opt_batch_script` in Slurm's src/sbatch/opt.c, and the manuals of sbatch and srun, 22.05 to 25.05.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rules for secrets.  Their values are never shown."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

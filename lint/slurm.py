@@ -1,7 +1,5 @@
 """Rules for `#SBATCH` lines, for srun and what its tasks see, start and get, and for ports."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise

@@ -5,8 +5,6 @@ program.py (both as keys), script.py (sbatch), pod.py and manifest.py (Kubernete
 without a comment that names it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A script's statements, the program that it starts, and that program's words."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence

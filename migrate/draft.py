@@ -1,7 +1,5 @@
 """What a source says, key by key with the lines where it stands, and the YAML text made of it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """A manifest with one job as a draft of a spec; what pods have and no key stands for becomes `kubernetes.pod`."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What a script or container starts, and what it does around that, as keys of a spec."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -1,7 +1,5 @@
 """An sbatch script as a draft of a spec."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

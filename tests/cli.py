@@ -1,7 +1,5 @@
 """Start `python -m train` as people do: alone, by torchrun, or as ranks with an environment of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

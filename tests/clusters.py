@@ -4,8 +4,6 @@ Sources: training-operator 1.9, pkg/controller.v1/pytorch; kubeflow/trainer 2.3,
 controllers; Kubernetes' third_party/forked/golang/expansion.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

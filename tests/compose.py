@@ -1,7 +1,5 @@
 """Compose files as compose reads them: YAML, then variables in every text, then one container a service."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

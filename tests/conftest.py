@@ -1,7 +1,5 @@
 """What all tests share: golden files, real data, and the number of examples that hypothesis tries."""
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

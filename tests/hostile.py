@@ -1,7 +1,5 @@
 """Job specs with hostile text in every string field, as hypothesis draws them, and what of them has to arrive."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

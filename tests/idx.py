@@ -1,7 +1,5 @@
 """Small datasets in the files of the real ones."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

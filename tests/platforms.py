@@ -4,8 +4,6 @@ What each platform adds is replayed by tests/slurm.py, tests/clusters.py and tes
 processes.  Node n is 127.0.0.(n+1), which also stands for the names of pods and services: no DNS knows them here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

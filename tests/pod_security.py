@@ -4,8 +4,6 @@ Source: kubernetes.io/docs/concepts/security/pod-security-standards, the tables 
 ephemeral containers are left out; nothing here makes any.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Run a function on several real processes that are connected as the ranks of one job."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

@@ -1,7 +1,5 @@
 """What judges a script that we render."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -4,8 +4,6 @@ Their hosts files are as Debian installs them: a machine's own name stands for 1
 the same address on all, and an IPv6 address in the network that they share.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The torchrun script at the desk of a user, with nodes that it reaches over ssh; see tests/ssh.py."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess

@@ -1,7 +1,5 @@
 """Cases of tests as YAML tables, one a file: {name: {cell: text}}.  `pytest --update` writes the messages anew."""
 
-from __future__ import annotations
-
 import fcntl
 import re
 from collections.abc import Sequence

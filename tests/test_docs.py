@@ -1,7 +1,5 @@
 """README and docs/: commands work, links and paths lead somewhere, pieces of specs are accepted, and all stay short."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -3,8 +3,6 @@
 Without torch a render takes a fifth of a second and runs where no torch is installed.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The scripts under jobs/scripts, which people copy."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What `pip install .` puts into site-packages renders and lints, without torch and without this checkout."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

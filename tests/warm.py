@@ -4,8 +4,6 @@ What runs is torch's own code and the program's, with the arguments, environment
 process that was asked for; only the seconds that importing torch takes are spared.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The words with which torchrun starts its processes: by its own parser and its own templates, without a process."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Print NeMo-Run's batch script for the benchmark's job; run by NeMo-Run's Python, with arguments NODES and PROCS."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 

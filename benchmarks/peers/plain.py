@@ -10,8 +10,6 @@ The clock runs as for our `train_seconds`: from before the first batch to the la
 workers is included, because in this style they are restarted in each epoch.
 """
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -1,7 +1,5 @@
 """A process that says what its PYTHONPATH is and then sleeps, in place of a training."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """Each benchmark runs on a few images and writes what it promises.  Nothing here looks at a time."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

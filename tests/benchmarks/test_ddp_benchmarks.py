@@ -1,7 +1,5 @@
 """The benchmarks of CustomDDP run for a few steps and write what they promise.  Nothing here looks at a time."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

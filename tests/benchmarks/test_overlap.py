@@ -1,7 +1,5 @@
 """The share of communication behind backward, on intervals that can be worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.overlap import overlap_share

@@ -1,7 +1,5 @@
 """Ranks and nodes of the benchmarks: they do what was asked, and nothing of them is left, however the run ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The benchmark of render.py measures each variant and writes what it promises.  Nothing here looks at a time."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

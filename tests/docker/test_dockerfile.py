@@ -1,7 +1,5 @@
 """docker/Dockerfile as a text: what needs no engine to be checked.  `make e2e-docker` builds and runs it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What all end-to-end tests share."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.e2e.foreign import Absent, Foreign, fetch

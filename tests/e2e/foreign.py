@@ -4,8 +4,6 @@
 ${XDG_CACHE_HOME:-~/.cache}.  The script trains a network on FashionMNIST, which it reads from ../data.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

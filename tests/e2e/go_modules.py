@@ -1,7 +1,5 @@
 """Programs that the tests build from Go modules, once: they are kept in ${XDG_CACHE_HOME:-~/.cache}."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

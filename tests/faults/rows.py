@@ -1,7 +1,5 @@
 """The rows of rows.yaml: what happens where, how soon it is noticed, what is said, and how the job ends."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal

@@ -4,8 +4,6 @@ $FAULT is the JSON of a Fault (rows.py), which happens once.  Python's trace and
 its place; so what runs is the program as it is.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Each fault of the matrix is noticed in time and named, and its job ends as the row says, with undisturbed bits."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

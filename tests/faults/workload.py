@@ -1,7 +1,5 @@
 """The workload: a small job, started as its user starts it, on this machine or on two nodes within it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A Slurm of stand-ins for tests that change it, and machines that are reached over ssh."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

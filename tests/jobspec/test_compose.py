@@ -1,7 +1,5 @@
 """The compose file, read as compose reads it: variables put in, and against the Compose Specification's schema."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

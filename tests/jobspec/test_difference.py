@@ -1,7 +1,5 @@
 """The difference is one that `patch` can apply, whatever the file holds."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

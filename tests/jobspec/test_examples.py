@@ -1,7 +1,5 @@
 """The rendered examples in slurm/, k8s/ and docker/ are what jobs/ gives, and `render.py check` sees every change."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`explain` on every target: each rank once, the variables that any process needs, and who numbers the nodes how."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """`files`: the user's own code arrives in the containers where `command` looks for it, byte for byte."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Whatever a value holds, it arrives unchanged where the template put it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 

@@ -3,8 +3,6 @@
 10,000 of each, in about half an hour: pytest --hypothesis-profile=fuzz --timeout=0 tests/jobspec/test_fuzz.py
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

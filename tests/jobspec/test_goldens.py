@@ -4,8 +4,6 @@
 Every other job of jobs/ is rendered on each target, or refused, and judged by what reads the artifact.
 """
 
-from __future__ import annotations
-
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ On every target, as its platform reads the artifact: scripts are run by bash, ma
 the kubelet and compose do.  `make test` tries 300 jobs, --hypothesis-profile=fuzz 10,000.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What each kind of job object demands of its fields, rule by rule: restarts, deadlines, gangs, lengths of names."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

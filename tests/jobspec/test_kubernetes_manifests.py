@@ -1,7 +1,5 @@
 """Every manifest as its cluster would judge it: schemas, Pod Security Standards, admission rules, checkov."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """How the pods of each kind find node 0, and who of an elastic PyTorchJob hosts the rendezvous."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

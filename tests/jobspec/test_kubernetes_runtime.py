@@ -1,7 +1,5 @@
 """A TrainJob against a runtime of the cluster: all that the pod of our own runtime says and a TrainJob may say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What pods see: values through YAML and the kubelet's `$(NAME)`, and the variables that `environment` foretells."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

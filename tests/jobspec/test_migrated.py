@@ -3,8 +3,6 @@
 `site.TARGET.yaml` names the target.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`mounts`: one entry for several clusters, of which each target takes what it knows."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

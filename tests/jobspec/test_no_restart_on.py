@@ -1,7 +1,5 @@
 """With the real torchrun: an exit code of no_restart_on ends the job at once and is its exit code; others do not."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

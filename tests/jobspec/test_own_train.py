@@ -1,7 +1,5 @@
 """A train.py or a folder train/, lint/ or jobspec/ where a job or render.py is started never runs in place of ours."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What follows from a job: ranks, port, program, environment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Who is where, on all seven targets: as their platforms would run them, as `environment` and `explain` say."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache

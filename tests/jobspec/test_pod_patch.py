@@ -1,7 +1,5 @@
 """`kubernetes.pod` and `gpu`: what clusters ask for beyond the keys of a spec, judged by their own schemas."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

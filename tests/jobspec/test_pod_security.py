@@ -1,7 +1,5 @@
 """The check of Pod Security Standards that judges our pods: it finds each control broken, and a good pod good."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

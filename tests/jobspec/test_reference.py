@@ -1,7 +1,5 @@
 """docs/reference/ is up to date and leaves nothing out."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from pathlib import Path

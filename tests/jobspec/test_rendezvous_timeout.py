@@ -1,7 +1,5 @@
 """Nodes wait for the last of them as long as the spec says and no longer: on the real torchrun."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """The same spec gives the same bytes wherever, whenever and by whomever it is rendered."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A job spec names its secrets; with their values in the environment nothing that is printed holds one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`setup`, `workdir`, `slurm.prologue` and `slurm.epilogue`: lines of bash, run as each platform runs its artifact."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

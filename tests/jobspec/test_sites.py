@@ -1,7 +1,5 @@
 """Each file in sites/ goes with the jobs in jobs/, and everything in it reaches the artifact."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The batch script, run by bash with stand-ins for Slurm's commands and the container runtimes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

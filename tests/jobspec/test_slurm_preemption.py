@@ -1,7 +1,5 @@
 """The batch script when Slurm takes its nodes: who is signalled, who is waited for, what is requeued."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

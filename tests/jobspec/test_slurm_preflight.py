@@ -1,7 +1,5 @@
 """The check of each node before the start of a batch script: what it refuses, and how it says so."""
 
-from __future__ import annotations
-
 import os
 import resource
 import socket

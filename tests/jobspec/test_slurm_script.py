@@ -1,7 +1,5 @@
 """What a batch script takes from Slurm and from the shell that called sbatch, and what it refuses."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import re

@@ -1,7 +1,5 @@
 """`sweep`: each combination has its own values and folders, wherever and however it runs."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The torchrun script, run by bash with a torchrun that only writes down how it was called."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """torchrun's own parser and its own templates leave every program of a job as it is meant."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The torchrun script that starts itself on all nodes: as an ordinary user, over real sshds, on machines of its own."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The torchrun script over ssh where something is wrong: each end has a last line that names node and reason."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

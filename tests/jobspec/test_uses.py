@@ -1,7 +1,5 @@
 """No target drops a key silently: it uses the key, says in the head that it does not, or refuses it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path

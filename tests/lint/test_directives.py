@@ -1,7 +1,5 @@
 """A variable in an #SBATCH line is reported only if sbatch itself reads the line as it is written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A file that is broken, huge or meant to do harm ends no lint, and takes seconds."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

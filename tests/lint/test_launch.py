@@ -1,7 +1,5 @@
 """A launcher that waits for other nodes is reported only if nothing in the script can start it there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

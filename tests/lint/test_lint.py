@@ -4,8 +4,6 @@
 `also_clean` and `clean`.  `pytest --update` writes the messages anew.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

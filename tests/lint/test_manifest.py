@@ -1,7 +1,5 @@
 """lint reads the values of a manifest as Kubernetes does."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The reader of shell scripts goes past every quote, expansion and bracket, and follows variables and functions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

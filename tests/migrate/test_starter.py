@@ -1,7 +1,5 @@
 """`render.py from`: a spec from a script or manifest that renders the same job, and names all that it leaves out."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

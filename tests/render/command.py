@@ -1,7 +1,5 @@
 """Runs render.py as people do."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

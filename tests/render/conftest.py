@@ -1,7 +1,5 @@
 """A site file beside the quickstart's spec."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

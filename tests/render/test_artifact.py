@@ -1,7 +1,5 @@
 """render.py TARGET: the artifact, its notes, and what a wrong spec is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.render.command import QUICKSTART, command_line

@@ -1,7 +1,5 @@
 """render.py diff: exit code and difference."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.render.command import QUICKSTART, command_line

@@ -1,7 +1,5 @@
 """render.py explain: a table or JSON, and where each value comes from."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

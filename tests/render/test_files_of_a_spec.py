@@ -1,7 +1,5 @@
 """Several files make one spec, and one of them may be stdin."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

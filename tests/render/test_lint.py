@@ -1,7 +1,5 @@
 """render.py lint: every problem, and what was skipped."""
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

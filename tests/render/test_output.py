@@ -1,7 +1,5 @@
 """-o and the standard streams: what is replaced, and what never is."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

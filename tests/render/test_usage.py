@@ -1,7 +1,5 @@
 """The command line itself: exit codes, version, schema, and files that cannot be read or written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

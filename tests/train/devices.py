@@ -1,7 +1,5 @@
 """Tests that run on the CPU everywhere, and on CUDA where torch sees a device (`pytest -m cuda` takes those alone)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

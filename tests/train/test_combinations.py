@@ -1,7 +1,5 @@
 """docs/reference/combinations.md says what the code does."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.train.combinations import CELLS, PAGE, outcomes, page, read

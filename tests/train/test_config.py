@@ -1,7 +1,5 @@
 """TrainConfig: the same keys as flags and as YAML, typed alike, and every problem told at once with its place."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

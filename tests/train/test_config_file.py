@@ -1,7 +1,5 @@
 """--config FILE: the keys of a run as YAML, typed like the flags, and every mistake told with its line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each mistake of a person ends in one paragraph without a traceback and with exit code 1 on every rank."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import socket

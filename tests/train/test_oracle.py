@@ -1,7 +1,5 @@
 """Runs on one to four processes against a plain loop: settings drawn by a seed, `pytest --seed=N` draws others."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One's own loop: the losses of a plain loop on any number of processes, after kills and signals, too."""
 
-from __future__ import annotations
-
 import doctest
 import os
 import random

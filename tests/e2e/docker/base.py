@@ -4,8 +4,6 @@ No registry is needed, and the 5 GB of torch are not downloaded again.  Everythi
 libraries) the Dockerfile installs as it does on any base.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import platform

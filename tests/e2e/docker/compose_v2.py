@@ -3,8 +3,6 @@
 python -m tests.e2e.docker.compose_v2 builds it (5 minutes on two cores; what go has compiled is not compiled again).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

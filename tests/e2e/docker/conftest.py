@@ -1,7 +1,5 @@
 """One engine and one image for all tests of this folder."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ whatever reason, the kernel takes all of it along: daemons, containers, mounts, 
 were never to be seen outside.  Its way to the outside is slirp4netns, a process of ours without rights.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

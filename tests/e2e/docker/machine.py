@@ -3,8 +3,6 @@
 Only what bears the run's own name or number is looked at: other engines may come and go meanwhile.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess

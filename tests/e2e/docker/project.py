@@ -1,7 +1,5 @@
 """Jobs on two nodes with two processes each: rendered for compose, and the same specs without containers."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Compose files with docker compose v2: nodes are containers, and find each other by name."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

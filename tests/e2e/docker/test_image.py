@@ -1,7 +1,5 @@
 """What is in the image, and how it is built."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

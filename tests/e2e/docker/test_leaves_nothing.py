@@ -3,8 +3,6 @@
 The inner pytest runs the test in until_ended.py, which waits, with an engine, a network, a volume and a container.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

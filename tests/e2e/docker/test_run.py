@@ -1,7 +1,5 @@
 """`docker run`: training as a user without rights, and `docker stop` in the middle of it."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

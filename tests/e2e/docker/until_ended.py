@@ -1,7 +1,5 @@
 """The test that test_leaves_nothing.py starts and ends: a container, a network and a volume, and it waits for ever."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -9,8 +9,6 @@ For 2 and 3 everything runs below one process in namespaces of its own (processe
 a tmpfs that nobody else sees: when that process ends, for whatever reason, the kernel takes all of it away.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

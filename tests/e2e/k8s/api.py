@@ -1,7 +1,5 @@
 """The API server's own HTTP interface, through `kubectl proxy`: whatever cluster kubectl talks to, and no keys here."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import subprocess

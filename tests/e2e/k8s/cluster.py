@@ -1,7 +1,5 @@
 """What the tests do with a cluster: kubectl as a person uses it, and a look into pods that are played here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

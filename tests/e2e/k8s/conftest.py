@@ -1,7 +1,5 @@
 """The cluster of the session and a namespace for each test."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A real API server with etcd, the controllers of Kubernetes itself, and the operators from their own manifests."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

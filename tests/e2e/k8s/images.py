@@ -1,7 +1,5 @@
 """What each image of the cluster's pods would hold, from this machine: Python and this repository, or an operator."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -8,8 +8,6 @@ Left out: images (a container finds this machine's programs), limits of CPU and 
 storage.  Sources: Kubernetes, "Pod Lifecycle"; pkg/kubelet/container/backoff (restarts after 0, 10, 20 … s).
 """
 
-from __future__ import annotations
-
 import base64
 import signal
 import subprocess

@@ -3,8 +3,6 @@
 Source: the Kubernetes DNS-based service discovery specification; RFC 1035.
 """
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading

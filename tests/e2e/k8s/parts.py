@@ -7,8 +7,6 @@ ${XDG_CACHE_HOME:-~/.cache}, with the operators' own manifests beside the progra
     python -m tests.e2e.k8s.parts --build    build what is missing (20 minutes on two cores, 2 GB)
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -5,8 +5,6 @@ everything that it started ends.  Its root folder holds this machine's programs,
 repository, and nothing else.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """The job specs of the tests: short trainings whose end is known."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The API server and the operators' webhooks take what we render, without a word about a field they do not know."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What kube-score and checkov find in pods as controllers and operators made them: tests/findings.yaml has reasons."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A training script that nobody here wrote runs unchanged."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each ready job of jobs/ runs in pods: by user 1000, in a working folder that belongs to root."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """After an end of any kind nothing is left of what a run has started: no process, namespace, link, mount or file."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """What people and clusters do to a running job: suspend it, take a pod back, delete it, submit it again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A job kept apart from its site ends with the same weights here as anywhere; files travel; a sweep is as many runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

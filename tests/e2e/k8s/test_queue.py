@@ -1,7 +1,5 @@
 """Kueue and we write into one object: applied again in each state of its queue, a job stays as it is."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

@@ -1,7 +1,5 @@
 """Training in pods: it ends with the weights of a run on this machine, also when a pod fails in the middle."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

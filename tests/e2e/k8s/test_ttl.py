@@ -1,7 +1,5 @@
 """A job that has failed and has a `ttl`: it is taken away, or stays where that would run it again; `time_limit`."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every variable that `explain` foretells is what the operator's pods and the processes in them have."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 A claim is a folder by its name and namespace, which outlives the pods: a file system that all nodes see.
 """
 
-from __future__ import annotations
-
 import base64
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One cluster for all tests of this folder, and the jobs that they submit."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

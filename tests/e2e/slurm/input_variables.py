@@ -4,8 +4,6 @@ Source: INPUT ENVIRONMENT VARIABLES in the manual pages of sbatch and srun 22.05
 getenv in src/sbatch and src/srun of the same version, which know a few more.
 """
 
-from __future__ import annotations
-
 # Of srun, which a job's script calls.  They come from a shell inside another job (salloc, srun --pty), or from a
 # person's profile.
 SRUN = {

@@ -1,7 +1,5 @@
 """A job of two processes on two nodes, on the CPU, that is long enough for something to happen to it in the middle."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

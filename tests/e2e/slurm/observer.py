@@ -1,7 +1,5 @@
 """A job of two nodes and four processes, each of which writes down what it sees and ends: no torch, so it is quick."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A job without torch whose processes sleep, save at a signal, and fail if they are told to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.e2e.slurm.cluster import Cluster

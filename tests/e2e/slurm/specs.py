@@ -1,7 +1,5 @@
 """Job specs of the tests, and the same training without Slurm to compare with."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Two steps in a row are the danger: slurmctld may still count the nodes of the fi
 them, and then srun waits for two minutes.
 """
 
-from __future__ import annotations
-
 import shlex
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Jobs in containers, in an image made on the spot: Debian, with this machine's Python as a mount."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

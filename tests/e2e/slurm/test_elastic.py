@@ -1,7 +1,5 @@
 """A job on a range of nodes: it gets as many as are free, and what the loss of one means."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What can happen to a job with `preemption` in the middle: it goes on where it was saved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What can happen to a job without `preemption` in the middle: it ends, with the reason in its log, and stays so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -5,8 +5,6 @@ they win over the `#SBATCH` lines as its flags do, and Slurm has allocated what 
 The ranks stay what they are also then, unless such an option leaves no job to run.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """However a cluster ends, the machine is as it was before: no process, namespace, bridge, network card or mount."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

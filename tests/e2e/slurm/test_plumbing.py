@@ -1,7 +1,5 @@
 """What each process of a real job sees is what `render.py explain` says of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

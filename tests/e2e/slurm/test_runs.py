@@ -1,7 +1,5 @@
 """What Slurm runs from a rendered script ends as it does without Slurm."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

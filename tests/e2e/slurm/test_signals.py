@@ -1,7 +1,5 @@
 """With `preemption`: a task that fails ends the job at once, and after a signal each task has the time to save."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A script that is submitted with flags that its spec does not have, or from inside a job that was requeued."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

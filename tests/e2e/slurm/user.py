@@ -1,7 +1,5 @@
 """The ordinary user who submits the jobs of the tests.  Only the machines of a cluster know the account."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One job with two sites, and a sweep: the tests of Slurm and of Kubernetes ask the same of both."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml

@@ -1,7 +1,5 @@
 """Several files become one spec: the values of plain merging, each with its own place."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """All wrong values in one run, each reported once, whatever is wrong around them; the rules come after them."""
 
-from __future__ import annotations
-
 import copy
 import shlex
 from collections import Counter

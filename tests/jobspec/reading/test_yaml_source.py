@@ -1,7 +1,5 @@
 """YAML 1.2 values, places of keys and values, `--set`, and no traceback for any input."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

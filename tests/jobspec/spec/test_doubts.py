@@ -1,7 +1,5 @@
 """What a spec probably does not mean is said, and rendered all the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

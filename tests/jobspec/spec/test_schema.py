@@ -1,7 +1,5 @@
 """The JSON Schema, which editors check a spec against, agrees with what render.py accepts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path

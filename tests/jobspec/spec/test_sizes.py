@@ -1,7 +1,5 @@
 """What is too long for one argument or variable is refused where it stands; the kernel says what is too long."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@
 A `message` is what stands in each problem, a `report` all that is shown.  `pytest --update` writes both anew.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small checkpoints for tests, and which of them a resumed run finds."""
 
-from __future__ import annotations
-
 import io
 from mmap import mmap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints are whole or not there: damaged ones are skipped and named, and no way to die loses the one before."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A state that was copied to the host is saved and loaded as the state itself."""
 
-from __future__ import annotations
-
 import io
 from collections import OrderedDict
 from typing import Any

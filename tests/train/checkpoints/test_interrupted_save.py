@@ -1,7 +1,5 @@
 """A save that is interrupted at any moment leaves whole checkpoints, and nothing that disturbs a later save."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A run that was stopped and started again ends like one that was not; tests/faults has kills and damage."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

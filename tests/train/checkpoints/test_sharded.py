@@ -1,7 +1,5 @@
 """fsdp and pipeline save their parts and resume, also on another number of processes and as the other of the two."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Large checkpoints: no wait for a disk stands under the timeout of a collective, and a state is read into one copy."""
 
-from __future__ import annotations
-
 import pkgutil
 import resource
 import threading

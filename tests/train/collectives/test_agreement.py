@@ -1,7 +1,5 @@
 """The ranks learn of a signal after the same step, and however fast their steps were, not many steps later."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.ranks import run_ranks

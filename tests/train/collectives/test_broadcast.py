@@ -1,7 +1,5 @@
 """Tensors of several types in one message."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A rank that waits for another one in vain says where that one gave up; tests/faults has ranks that are killed."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """SyncBatchNorm against torch's BatchNorm on the whole batch."""
 
-from __future__ import annotations
-
 import functools
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Means through shared memory: exact, the same bits everywhere, nothing left behind, and only where it is possible."""
 
-from __future__ import annotations
-
 import os
 import platform
 from contextlib import nullcontext

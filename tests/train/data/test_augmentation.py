@@ -1,7 +1,5 @@
 """Augmented samples: what is drawn for one depends on the seed, the epoch and its index, and on nothing else."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

@@ -1,7 +1,5 @@
 """Sampling over ranks and steps: each sample once an epoch, and a resumed run reads exactly what is left."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

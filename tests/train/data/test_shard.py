@@ -1,7 +1,5 @@
 """Which sample is read when: each exactly once, in an order that only seed and epoch decide."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st

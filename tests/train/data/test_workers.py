@@ -1,7 +1,5 @@
 """DataLoader workers: not forked from a process with threads, deaf to a scheduler's signals, gone with their rank."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Every dataset in train/datasets/ keeps the promises of Samples; files that are absent or damaged are named."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable

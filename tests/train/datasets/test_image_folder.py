@@ -1,7 +1,5 @@
 """image_folder reads and trains on a small folder of real digits; what is wrong with a folder is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

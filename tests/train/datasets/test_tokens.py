@@ -1,7 +1,5 @@
 """The token file: rows and their targets, what is read of it, and what is said if it is missing or damaged."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

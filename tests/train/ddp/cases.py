@@ -1,7 +1,5 @@
 """What CustomDDP has to cope with, each as a model and a way to train it, for one process or several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field

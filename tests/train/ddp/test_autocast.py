@@ -1,7 +1,5 @@
 """CustomDDP under autocast in both half precisions, on the CPU and on CUDA."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

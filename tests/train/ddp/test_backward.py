@@ -1,7 +1,5 @@
 """What a backward through CustomDDP does with gradients, on real processes."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any, cast

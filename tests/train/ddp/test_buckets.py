@@ -1,7 +1,5 @@
 """CustomDDP's buckets: where they are, in which order, and when they are started, on real processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

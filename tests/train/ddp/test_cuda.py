@@ -1,7 +1,5 @@
 """CustomDDP on CUDA and NCCL: streams, and the same weights as the bare module.  Skipped where there is no device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What follows a backward through CustomDDP that raised, on real processes."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Every private function of torch that the gradient path calls does what it is called for."""
 
-from __future__ import annotations
-
 import gc
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Uses of CustomDDP as a library, beside those in cases.py: weights and gradients equal those of native DDP."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

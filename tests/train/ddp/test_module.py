@@ -1,7 +1,5 @@
 """CustomDDP as a module: buffers, groups, wrapping again, copies, state dicts and torch.compile, on real processes."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import shutil

@@ -1,7 +1,5 @@
 """A rank without samples starts the same collectives as the others, in the same order, on real processes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Buckets: every parameter in one, in order, of one kind, and closed as soon as its capacity is reached."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The reducer in one process, with a stand-in for the other ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """What CustomDDP refuses: in words, on all ranks, and within its timeout, on real processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """torch's own tests of DDP pass with CustomDDP in its place, except those that need native DDP's own API."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.ranks import run_ranks

@@ -1,7 +1,5 @@
 """Two ranks on one GPU, over gloo and over NCCL, train as two ranks on the CPU do."""
 
-from __future__ import annotations
-
 import functools
 import os
 import time

@@ -1,7 +1,5 @@
 """Uneven inputs: ranks that run out shadow the others, as under native DDP's join(), on real processes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Ranks hold identical bits after 100 steps of what the benchmarks train."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

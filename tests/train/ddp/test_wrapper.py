@@ -1,7 +1,5 @@
 """CustomDDP against one process on the whole batch and against native DDP, on real processes."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from functools import partial

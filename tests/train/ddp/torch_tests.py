@@ -4,8 +4,6 @@ The tests are methods of torch.testing._internal.distributed.distributed_test.  
 it is imported, so only ranks import it.  The tests name devices by the rank; here every device is the CPU.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import tempfile

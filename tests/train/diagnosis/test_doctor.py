@@ -1,7 +1,5 @@
 """python -m train.doctor on real processes: a healthy pair, and each fault named in words within a minute."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

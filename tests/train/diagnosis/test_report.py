@@ -1,7 +1,5 @@
 """What the doctor finds wrong with measurements; tests/train/diagnosis/test_doctor.py measures them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from train.diagnosis.card import Card

@@ -1,7 +1,5 @@
 """The copy of a model's buffers that undoes a step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

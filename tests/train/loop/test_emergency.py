@@ -1,7 +1,5 @@
 """After a failure on a GPU: the reason comes before anything waits for it, and a save that cannot be is refused."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """With --logical-world the weights are the same bits on any number of processes; tests/faults has crashes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import runpy

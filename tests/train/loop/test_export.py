@@ -1,7 +1,5 @@
 """`--export` writes the weights that other programs load; `--evaluate-only` gives the accuracy that training gave."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`--resume auto` of a run that has ended says so in one line, and how to train on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Ctrl-C in a real terminal: the run saves, ends with a few lines, and the next start goes on at the next step."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

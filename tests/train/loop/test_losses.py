@@ -1,7 +1,5 @@
 """Label smoothing is in the loss that is trained, as its formula says, and not in the validation loss."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

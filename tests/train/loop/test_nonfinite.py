@@ -1,7 +1,5 @@
 """NaN in one sample of one rank: all ranks stop before that step or skip it, together, and name the sample."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """--precision and --deterministic reach torch's own switches, without a warning, before CUDA starts."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Each optimizer is torch's own with the config's settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, get_args

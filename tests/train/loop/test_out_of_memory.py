@@ -1,7 +1,5 @@
 """Memory that really runs out halves the micro-batches of all ranks, and the losses are those of a run with enough."""
 
-from __future__ import annotations
-
 import resource
 from pathlib import Path
 

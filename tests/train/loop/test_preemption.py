@@ -1,7 +1,5 @@
 """A signal to any process of a run: all ranks save the same step and end, and the next start goes on there."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """`python -m train` on one GPU: losses, a rank that dies, a signal, a resume, waits.  On the CPU, only for a try."""
 
-from __future__ import annotations
-
 import functools
 import re
 import signal

@@ -1,7 +1,5 @@
 """The learning rate of each step is that of torch's schedulers, without their state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

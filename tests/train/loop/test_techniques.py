@@ -1,7 +1,5 @@
 """Techniques of one step: each resumes bit for bit and does what its name says."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from dataclasses import replace

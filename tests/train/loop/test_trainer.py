@@ -1,7 +1,5 @@
 """The same losses on any number of processes; evaluation that counts each sample once; what a run writes."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -3,8 +3,6 @@
 tests/faults has a rank that is stopped.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

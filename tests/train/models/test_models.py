@@ -1,7 +1,5 @@
 """Every model in train/models/: takes each shape, answers one number a class, learns in every parameter."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

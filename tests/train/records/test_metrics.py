@@ -1,7 +1,5 @@
 """metrics.jsonl is only ever appended to; the hash of the weights is the one that its definition gives."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import resource

@@ -1,7 +1,5 @@
 """Observers in the Trainer's list hear of each step at once, of its loss when it is known, and of the end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """--profile writes a trace of exactly the steps asked for on the ranks asked for, and a summary that adds up."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

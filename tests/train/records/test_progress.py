@@ -1,7 +1,5 @@
 """Where there is no terminal, a run says a line every --log-every steps, one an epoch, and how it ended."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """python -m train.report draws real runs and says where two of them part."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """--tensorboard writes each step and each epoch where TensorBoard's own reader finds them."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

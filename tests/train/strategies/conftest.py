@@ -1,7 +1,5 @@
 """Runs of the GPT on text, made once and compared by the tests of several strategies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

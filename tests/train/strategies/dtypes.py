@@ -1,7 +1,5 @@
 """The types in which a run really computes, seen by hooks on its layers."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """fsdp trains as one process does, and each rank holds its part of the parameters alone."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """pipeline trains as one process does, cuts models evenly, and says what it cannot cut."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every strategy hands the step the same few functions: a forward, no_sync, the bare model's state, clipping."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Each way to send gradients: it converges on a real task, and all ranks hold the same bits."""
 
-from __future__ import annotations
-
 import functools
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What each sync sends, with the backends that are not here: NCCL's arithmetic, for any number of ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

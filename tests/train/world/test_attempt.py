@@ -1,7 +1,5 @@
 """A process that was started for an attempt which has ended meanwhile ends, too, and waits for nobody."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The memory and CPU time that a process gets, with cgroups of both versions, from files and from a real one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """World.detect: who this process is, for each launcher's environment; what is said about half an environment."""
 
-from __future__ import annotations
-
 import socket
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A rank that fails prints its reason and ends at once, whatever its groups still wait for."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

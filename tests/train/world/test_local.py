@@ -1,7 +1,5 @@
 """`--procs N` trains as torchrun does, and the first failure ends all ranks with its reason."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One run at a time owns a folder: another one is refused, the next start of the same job is not."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Each process gets a device, and two that got the same one are named before NCCL meets them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

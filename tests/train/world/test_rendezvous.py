@@ -1,7 +1,5 @@
 """What the ranks agree on when they have met: how long a collective may take, and over which interface they talk."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """Runtimes of containers as a cluster has them: one file each, with the value of `slurm.runtime` as its name."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping

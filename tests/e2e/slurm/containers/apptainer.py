@@ -1,7 +1,5 @@
 """apptainer, installed without setuid; the nodes share the image, a .sif file."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

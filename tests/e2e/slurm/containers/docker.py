@@ -1,7 +1,5 @@
 """docker with a daemon on each node, which the user may use."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """podman, rootless; all its files are in the folder and on the nodes."""
 
-from __future__ import annotations
-
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager

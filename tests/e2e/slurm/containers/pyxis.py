@@ -1,7 +1,5 @@
 """pyxis and enroot; each node unpacks images in a folder that no other node sees."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
