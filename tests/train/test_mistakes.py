@@ -27,6 +27,12 @@ class Mistake(NamedTuple):
     prepare: Callable[[Path, str], object] = lambda tmp, python: None
 
 
+def _truncate_a_file(tmp: Path, python: str) -> None:
+    write_small_mnist(tmp, 20, 20)
+    file = tmp / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
 @cache
 def _checkpoint_of_an_mlp(python: str) -> Path:
     folder = Path(python).parent / "checkpoints"  # which goes with that Python
@@ -45,6 +51,15 @@ MISTAKES = {
     "several at once": Mistake(
         ["--model=resnet81", "--epochs=0", "--optimizer=adm"], ["3 problems", "--model", "--epochs", "--optimizer"]
     ),
+    "missing data files": Mistake(
+        ["--dataset=fashion_mnist", "--data-root={tmp}"],
+        ["FashionMNIST/raw/train-images-idx3-ubyte is missing: put it there", "--data-root"],
+    ),
+    "truncated data file": Mistake(
+        ["--dataset=mnist", "--data-root={tmp}"],
+        ["cannot read", "train-images-idx3-ubyte", "[20, 28, 28]", "Replace it"],
+        prepare=_truncate_a_file,
+    ),
     "batch smaller than the world": Mistake([*_QUICK, "--batch-size=1"], ["--batch-size is 1", "2 processes"]),
     "no device for the rank": Mistake(
         [*_QUICK, "--device=cuda"], ["LOCAL_RANK is 0 but torch sees 0 CUDA devices"], {"CUDA_VISIBLE_DEVICES": ""}
@@ -60,6 +75,11 @@ MISTAKES = {
     ),
     "variable that is no number": Mistake(
         _QUICK, ['MASTER_PORT="http"', "must be a whole number"], {"MASTER_PORT": "http"}
+    ),
+    "checkpoint of another model": Mistake(
+        ["--model=mnist_bn", "--checkpoint-dir={tmp}", "--resume=auto"],
+        ['model was "mlp" and is "mnist_bn"', "--checkpoint-dir"],
+        prepare=_save_a_checkpoint_of_an_mlp,
     ),
     "deterministic from a checkpoint that is not": Mistake(
         ["--model=mlp", "--deterministic", "--checkpoint-dir={tmp}", "--resume=auto"],

@@ -1,7 +1,9 @@
 """Checkpoints are whole or not there: damaged ones are skipped and named, and no way to die loses the one before."""
 
+import errno
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from tests.train.checkpoints.saved import names, resumed, save, step_in
-from train.checkpoints.folder import Checkpoints, find_checkpoint
+from train.checkpoints.folder import Checkpoints, find_checkpoint, read_checkpoint
 from train.errors import UserError
 
 
@@ -185,6 +187,43 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UserError, match=rf"^--checkpoint-dir: cannot write {folder}: "):
             Checkpoints(folder, keep=1)
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_a_full_disk_is_told_at_wait_and_leaves_older_ones_intact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    save(tmp_path, 1)
+    real, calls = os.fsync, 0
+
+    def full_disk(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(2, {"step": 2, "model": {"w": torch.full((9,), 2.0)}})
+    with pytest.raises(UserError, match=rf"cannot save a checkpoint in {tmp_path}: No space .* checkpoints are intact"):
+        checkpoints.wait()
+    assert calls == call
+    assert step_in(read_checkpoint(tmp_path / "step-00000001")) == 1
+    # Started again when the disk has room, what failed leaves no trace.
+    save(tmp_path, 3, keep=1)
+    assert names(tmp_path) == ["step-00000003"]
+    assert resumed(tmp_path)[0] == 3
+
+
+def test_a_failed_save_is_told_by_the_next_one_too(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "folder", keep=1)
+    shutil.rmtree(tmp_path / "folder")
+    (tmp_path / "folder").write_text("now a file")
+    checkpoints.save(1, {})
+    with pytest.raises(UserError, match=r"cannot save a checkpoint in .*folder: "):
+        checkpoints.save(2, {})
+    checkpoints.wait()  # told once
 
 
 @pytest.mark.parametrize("leftover", ["step-00000001", "step-00000003", ".unfinished-step-00000009", ".unfinished-x"])

@@ -1,10 +1,14 @@
-"""A run that was stopped and started again ends like one that was not; tests/faults has kills and damage."""
+"""A run that was killed and started again ends like one that was not."""
 
+import os
+import signal
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli import records
+from tests.cli import ROOT, command, environment, records, train
 from tests.idx import write_small_mnist
 from tests.ranks import train_on_ranks
 from tests.train.devices import needs_fsdp_on_cpus
@@ -35,12 +39,59 @@ def _flags(data_root: Path, folder: Path, *more: str) -> list[str]:
     return [*_SETTINGS, f"--data-root={data_root}", *kept, *more]
 
 
+def _run_until(flags: list[str], world_size: int, reached: Callable[[str], bool]) -> None:
+    """Start a run and kill all of it, without a warning, once a line of its output says so."""
+    process = subprocess.Popen(
+        command(world_size, *flags),
+        env=environment(),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    pids = {process.pid}
+    for line in process.stdout:
+        pids |= {int(pid) for pid in _descendants(process.pid)}
+        if reached(line):
+            break
+    else:
+        pytest.fail("the run ended before it was to be killed")
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _descendants(pid: int) -> list[str]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [*children, *(grandchild for child in children for grandchild in _descendants(int(child)))]
+
+
 def _outcome(folder: Path) -> tuple[list[tuple[float, float, float]], str]:
     """Losses and accuracy of each epoch, and the hash at the end."""
     epochs = {record["epoch"]: record for record in records(folder, "epoch")}
     assert [*epochs] == [1, 2, 3]
     figures = [(epochs[n]["train_loss"], epochs[n]["val_loss"], epochs[n]["val_accuracy"]) for n in epochs]
     return figures, records(folder, "end")[-1]["weights_sha256"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2], ids=lambda n: f"world={n}")
+def test_killed_between_epochs_and_resumed_ends_with_the_same_losses(
+    world_size: int, data_root: Path, tmp_path: Path
+) -> None:
+    whole = train(world_size, *_flags(data_root, tmp_path / "whole"))
+    assert whole.returncode == 0, whole.stderr
+
+    flags = _flags(data_root, tmp_path / "killed")
+    saved = tmp_path / "killed" / "checkpoints"  # a thread writes it while the next epoch begins
+    _run_until(flags, world_size, lambda line: "epoch 2/3  step" in line and any(saved.glob("step-*")))
+    resumed = train(world_size, *flags)
+    assert resumed.returncode == 0, resumed.stderr
+
+    assert "resume: " in resumed.stdout
+    again = [record["epoch"] for record in records(tmp_path / "killed", "epoch")]
+    assert again == [1, 2, 3], "epochs that were saved are not trained again"
+    assert _outcome(tmp_path / "killed") == _outcome(tmp_path / "whole")
 
 
 # Not ddp: docs/resume.md.
@@ -62,3 +113,31 @@ def test_stopped_within_an_epoch_the_run_continues_at_the_next_step_bit_for_bit(
     assert _outcome(tmp_path / "halved") == _outcome(tmp_path / "whole")
     steps = [record["step"] for record in records(tmp_path / "halved", "step")]
     assert steps == [*range(1, 16)], "each step is trained once"
+
+
+def test_a_run_resumes_on_another_number_of_processes_with_the_same_samples(data_root: Path, tmp_path: Path) -> None:
+    no_dropout = ["--dropout=0", "--checkpoint-every=1"]
+    train_on_ranks(2, *_flags(data_root, tmp_path / "whole", *no_dropout))
+    train_on_ranks(2, *_flags(data_root, tmp_path / "moved", *no_dropout, "--max-steps=7"))
+    train_on_ranks(1, *_flags(data_root, tmp_path / "moved", *no_dropout))
+    for moved, whole in zip(_outcome(tmp_path / "moved")[0], _outcome(tmp_path / "whole")[0], strict=True):
+        assert moved == pytest.approx(whole, rel=1e-4)
+
+
+def test_a_damaged_checkpoint_is_skipped_said_and_set_aside(data_root: Path, tmp_path: Path) -> None:
+    flags = _flags(data_root, tmp_path)
+    assert train(1, *flags, "--max-steps=10").returncode == 0
+    newest = tmp_path / "checkpoints" / "step-00000010" / "state.pt"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+
+    resumed = train(1, *flags)
+
+    assert resumed.returncode == 0, resumed.stderr
+    assert "skipped" in resumed.stdout
+    assert "step-00000010 is damaged: the size or SHA-256 of state.pt is not the one in manifest.json" in resumed.stdout
+    assert "resume: " + str(tmp_path / "checkpoints" / "step-00000005") in resumed.stdout
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names[-2:] == ["step-00000010", "step-00000015"]
+    assert names[0].startswith("set-aside-step-00000010")

@@ -5,12 +5,13 @@ import re
 import resource
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.cli import ROOT, records, start_ranks
+from tests.cli import ROOT, environment, records, start_ranks
 from tests.idx import write_small_mnist
 from tests.ranks import train_on_ranks
 
@@ -38,9 +39,29 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def whole(data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two processes that nobody stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    train_on_ranks(2, *_flags(data_root, folder), timeout_s=_TIMEOUT_S)
+    return folder
+
+
 def _flags(data_root: Path, folder: Path, *more: str) -> list[str]:
     kept = [f"--run-dir={folder}", f"--checkpoint-dir={folder / 'checkpoints'}", "--resume=auto"]
     return [*_SETTINGS, f"--data-root={data_root}", *kept, *more]
+
+
+def _start_torchrun(flags: list[str], *options: str) -> subprocess.Popen[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
+    return subprocess.Popen(
+        [*torchrun, "-m", "train", *flags],
+        env=environment(),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def _wait_until_it_trains(process: subprocess.Popen[str]) -> None:
@@ -60,10 +81,10 @@ def _end(*processes: subprocess.Popen[str]) -> tuple[list[int], str]:
     return [process.returncode for process in processes], "".join(f"{out}{err or ''}" for out, err in said)
 
 
-def _stopped(ranks: list[subprocess.Popen[str]], to: int) -> str:
+def _stopped(ranks: list[subprocess.Popen[str]], to: int, number: int = signal.SIGTERM) -> str:
     """Signal one rank once it trains, which has to stop all; what they said."""
     _wait_until_it_trains(ranks[0])
-    ranks[to].terminate()
+    ranks[to].send_signal(number)
     codes, said = _end(*ranks)
     assert codes == [_STOPPED, _STOPPED], said
     return said
@@ -73,8 +94,70 @@ def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def _finish_and_compare(data_root: Path, folder: Path, whole: Path) -> None:
+    train_on_ranks(2, *_flags(data_root, folder), timeout_s=_TIMEOUT_S)
+    _compare(folder, whole)
+
+
+def _compare(folder: Path, whole: Path) -> None:
+    """Each step was trained once, and the run ended as if nobody had stopped it."""
+    assert [record["step"] for record in records(folder, "step")] == [*range(1, 2 * _STEPS + 1)]
+    for name in ("train_loss", "val_loss", "val_accuracy"):
+        figures = [[record[name] for record in records(run, "epoch")] for run in (folder, whole)]
+        assert figures[0] == figures[1]
+    (end,), (expected,) = records(folder, "end"), records(whole, "end")
+    assert end["weights_sha256"] == expected["weights_sha256"]
+
+
+def test_a_signal_to_one_rank_stops_all_in_mid_epoch_and_the_next_start_goes_on_there(
+    data_root: Path, whole: Path, tmp_path: Path
+) -> None:
+    for number, to in [(signal.SIGTERM, 1), (signal.SIGUSR1, 0)]:
+        said = _stopped(start_ranks(2, *_flags(data_root, tmp_path)), to, number)
+        stop = records(tmp_path, "stop")[-1]
+        assert f"stopped by a signal at epoch {stop['epoch']}, step {stop['step']}; saved, --resume=auto" in said
+    assert 0 < records(tmp_path, "stop")[0]["step"] < _STEPS, "in the middle of the first epoch"
+    _finish_and_compare(data_root, tmp_path, whole)
+
+
+def test_a_signal_to_torchrun_or_one_of_its_ranks_stops_all_and_the_next_attempt_goes_on_there(
+    data_root: Path, whole: Path, tmp_path: Path
+) -> None:
+    # By itself torchrun dies of SIGUSR1, and its ranks would train on without it.
+    handled = "--signals-to-handle=SIGTERM,SIGUSR1"
+    for stops, (number, options, code) in enumerate(
+        [(signal.SIGTERM, [], 1), (signal.SIGUSR1, [handled], 1), (signal.SIGUSR1, [], -signal.SIGUSR1)]
+    ):
+        torchrun = _start_torchrun(_flags(data_root, tmp_path), *options)
+        _wait_until_it_trains(torchrun)
+        torchrun.send_signal(number)
+        codes, said = _end(torchrun)
+        assert codes == [code], said
+        assert len(records(tmp_path, "stop")) == stops + 1, said
+
+    torchrun = _start_torchrun(_flags(data_root, tmp_path), "--max-restarts=1")
+    _wait_until_it_trains(torchrun)
+    os.kill(_children(torchrun.pid)[-1], signal.SIGTERM)
+    codes, said = _end(torchrun)
+    assert codes == [0], said
+    assert [start["world"]["attempt"] for start in records(tmp_path, "start")] == [0, 0, 0, 0, 1]
+    _compare(tmp_path, whole)
+
+
+def test_signals_that_never_cease_do_not_disturb_the_save(data_root: Path, whole: Path, tmp_path: Path) -> None:
+    ranks = start_ranks(2, *_flags(data_root, tmp_path))
+    _wait_until_it_trains(ranks[0])
+    while any(rank.poll() is None for rank in ranks):  # before, in and after the save
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM)
+            rank.send_signal(signal.SIGUSR1)
+    codes, said = _end(*ranks)
+    assert codes == [_STOPPED, _STOPPED], said
+    _finish_and_compare(data_root, tmp_path, whole)
+
+
 def test_the_loader_outlives_the_signal_that_a_scheduler_sends_to_all_processes(
-    data_root: Path, tmp_path: Path
+    data_root: Path, whole: Path, tmp_path: Path
 ) -> None:
     ranks = start_ranks(2, *_flags(data_root, tmp_path, "--input=loader", "--workers=1"))
     _wait_until_it_trains(ranks[0])
@@ -86,10 +169,7 @@ def test_the_loader_outlives_the_signal_that_a_scheduler_sends_to_all_processes(
         os.kill(pid, signal.SIGTERM)
     codes, said = _end(*ranks)
     assert codes == [_STOPPED, _STOPPED], said
-    train_on_ranks(2, *_flags(data_root, tmp_path), timeout_s=_TIMEOUT_S)
-    assert [record["step"] for record in records(tmp_path, "step")] == [*range(1, 2 * _STEPS + 1)]
-    train_on_ranks(2, *_flags(data_root, tmp_path / "whole"), timeout_s=_TIMEOUT_S)
-    assert len({records(run, "end")[-1]["weights_sha256"] for run in (tmp_path, tmp_path / "whole")}) == 1
+    _finish_and_compare(data_root, tmp_path, whole)
 
 
 @pytest.mark.parametrize("to", [0, 1])
@@ -153,3 +233,14 @@ def test_without_a_folder_for_checkpoints_it_says_that_nothing_is_saved(data_roo
     said = _stopped(start_ranks(2, *_SETTINGS, f"--data-root={data_root}"), 1)
     assert "; nothing is saved without --checkpoint-dir" in said
     assert "Traceback" not in said
+
+
+def test_a_save_that_fails_is_told_and_ends_all_ranks(data_root: Path, tmp_path: Path) -> None:
+    ranks = start_ranks(2, *_flags(data_root, tmp_path))
+    _wait_until_it_trains(ranks[0])
+    (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")  # with the file of its owner
+    (tmp_path / "checkpoints").write_text("no folder any more")
+    ranks[0].send_signal(signal.SIGTERM)
+    codes, said = _end(*ranks)
+    assert codes == [1, 1], said
+    assert "cannot save a checkpoint" in said

@@ -2,12 +2,15 @@
 
 import json
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.cli import start_ranks
+from tests.cli import ROOT, environment, records, start_ranks
+from tests.ranks import train_on_ranks
 from train.errors import record_for_torchrun
 
 pytestmark = pytest.mark.timeout(400)
@@ -55,20 +58,64 @@ runpy.run_module("train", run_name="__main__", alter_sys=True)
 _FLAGS = ["--model=mlp", "--max-steps=20", "--batch-size=8"]
 
 
-def test_alone_or_as_one_of_two_a_failing_rank_prints_its_traceback_and_ends_at_once(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(_PROGRAM)
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    file = tmp_path / "program.py"
+    file.write_text(_PROGRAM)
+    return file
+
+
+def _seconds_to_the_end(said: str, ended: float) -> float:
+    failed = re.search(r"fails at ([\d.]+)", said)
+    assert failed is not None, said
+    return ended - float(failed[1])
+
+
+def test_alone_or_as_one_of_two_a_failing_rank_prints_its_traceback_and_ends_at_once(program: Path) -> None:
     for world_size, fails in [(1, 0), (2, 1)]:
         ranks = start_ranks(world_size, *_FLAGS, program=[str(program)], FAILS=str(fails))
         out, err = ranks[fails].communicate(timeout=_TIMEOUT_S)
-        failed = re.search(r"fails at ([\d.]+)", out)
-        assert failed and time.time() - float(failed[1]) < _AT_ONCE_S, out
+        seconds = _seconds_to_the_end(out, time.time())
         others = [rank.communicate(timeout=_TIMEOUT_S) for rank in ranks if rank is not ranks[fails]]
         assert "Traceback" in err
         assert "torch.OutOfMemoryError: CUDA out of memory" in err
+        assert seconds < _AT_ONCE_S
         assert [rank.returncode for rank in ranks] == [1] * world_size
         # The other rank was in the middle of a collective; what it says names the missing one.
         assert all("rank 1" in said and "ended" in said and "Traceback" not in said for _, said in others), others
+
+
+def test_the_other_ranks_say_why_one_failed_and_rank_0_saves_the_last_whole_step(program: Path, tmp_path: Path) -> None:
+    flags = [*_FLAGS, f"--checkpoint-dir={tmp_path / 'checkpoints'}", f"--run-dir={tmp_path}"]
+    ranks = start_ranks(2, *flags, program=[str(program)], FAILS="1")
+    said = ["".join(rank.communicate(timeout=_TIMEOUT_S)) for rank in ranks]
+    reason = "rank 1 failed: OutOfMemoryError('CUDA out of memory. Tried to allocate 20.00 MiB.')"
+    assert reason in said[0], said
+    assert "rank 0 failed" not in said[0]
+    assert "saved the last complete step, 2; --resume=auto continues there" in said[0]
+    train_on_ranks(2, *flags, "--resume=auto")
+    assert [record["step"] for record in records(tmp_path, "step")] == [*range(3, 21)]
+    # The losses of the first two steps went with rank 1, and the record says of how many samples its mean is.
+    assert [(record["samples"], record["samples_read"]) for record in records(tmp_path, "epoch")] == [(144, 160)]
+
+
+def test_torchrun_shows_the_traceback_of_the_rank_that_failed_first(program: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ended = subprocess.run(
+        [*torchrun, str(program), *_FLAGS],
+        env=environment(FAILS="1"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+    )
+    assert ended.returncode == 1
+    assert _seconds_to_the_end(ended.stdout, time.time()) < 20, "rank 0 asks 5 s long where the other one is"
+    root_cause = ended.stderr.partition("Root Cause")[2]
+    assert "rank      : 1" in root_cause
+    assert "torch.OutOfMemoryError: CUDA out of memory" in root_cause
+    assert "N/A" not in ended.stderr.partition("Failures:")[2].replace("error_file: <N/A>", "")
+    assert "rank 1 ended" in ended.stderr or "from rank 1: ended" in ended.stderr
 
 
 def test_without_torchrun_nothing_is_written_and_a_lost_folder_hides_nothing(tmp_path: Path) -> None:

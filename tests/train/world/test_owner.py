@@ -51,6 +51,16 @@ def _elsewhere(folder: Path) -> None:
     file.write_text(json.dumps(owner | {"process": ["other boot", *owner["process"][1:]]}))
 
 
+def test_a_second_run_is_refused_and_the_holder_named_while_the_first_is_alive(tmp_path: Path) -> None:
+    with _owned(tmp_path, **_SLURM) as first:
+        told: list[str] = []
+        with pytest.raises(
+            UserError, match=rf"belongs to a run that has not .*Slurm job 7 \(.*pid {first.pid}\).* end"
+        ):
+            Owner(tmp_path, told.append, {})
+        assert len(told) == 1 and "Slurm job 7 (" in told[0] and "waiting up to 15 s for its end" in told[0]
+
+
 def test_a_stopped_owner_on_this_machine_is_alive(tmp_path: Path) -> None:
     with _owned(tmp_path) as first:
         os.kill(first.pid, signal.SIGSTOP)
@@ -103,3 +113,13 @@ def test_another_job_takes_over_from_another_node_after_15_s_without_a_heartbeat
     started = time.monotonic()
     Owner(tmp_path, told.append, {"SLURM_JOB_ID": "8"}).release()
     assert len(told) == 1 and 14 < time.monotonic() - started < 60
+
+
+def test_a_run_in_the_folder_of_another_one_is_refused_before_it_changes_anything(tmp_path: Path) -> None:
+    with _owned(tmp_path, **_SLURM):
+        flags = ["--model=mlp", "--device=cpu", "--max-steps=1", f"--checkpoint-dir={tmp_path}"]
+        command = [sys.executable, "-m", "train", "--procs=2", *flags]
+        second = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=150)
+    assert second.returncode == 1
+    assert second.stderr.count("error: ") == 1 and "Slurm job 7 (" in second.stderr, second.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [".owner.json"]
