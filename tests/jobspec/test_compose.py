@@ -137,6 +137,7 @@ def test_resources_mounts_and_time_to_end_are_passed_on(folder: Path) -> None:
     ]
     assert (found["stop_grace_period"], found["environment"]["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == ("200s", "170")
     assert found["init"] is True
+    assert services(folder, BASE + "nodes: 1\n")["job-0"]["stop_grace_period"] == "40s"
 
 
 def test_absent_secret_stops_compose_and_the_file_holds_no_value(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

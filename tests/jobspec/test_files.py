@@ -66,6 +66,7 @@ def test_files_are_in_the_pods_where_command_looks(kind: str, folder: Path) -> N
     config_map = of_kind(documents(text), "ConfigMap")
     for version in (kubernetes.OLDEST, kubernetes.NEWEST):
         kubernetes_validate.validate(config_map, version, strict=True)
+    assert config_map["metadata"]["labels"]["app.kubernetes.io/instance"] == "job"
     assert "/app/code/train.py" in in_pods(render(kind, "job.yaml", ["workdir=/app"]))[0]
 
 

@@ -46,6 +46,8 @@ def test_indexed_job_replaces_pods_one_by_one() -> None:
     assert "hostname" not in spec["template"]["spec"]
     assert spec["activeDeadlineSeconds"] == 7200
     assert spec["ttlSecondsAfterFinished"] == 86400
+    preempted = {"type": "DisruptionTarget", "status": "True"}
+    assert spec["podFailurePolicy"]["rules"] == [{"action": "Ignore", "onPodConditions": [preempted]}]
 
 
 @pytest.mark.parametrize("target", ["jobset", "trainjob"])
@@ -115,7 +117,9 @@ def test_volcano_and_kueue_get_queue_and_priority() -> None:
 
 @pytest.mark.parametrize("target", KINDS)
 def test_objects_say_what_they_are_and_the_top_one_has_the_annotations(target: str) -> None:
-    manifests = manifests_of(target, "restricted", "kubernetes.annotations={example.com/note: a}")
+    manifests = manifests_of(
+        target, "restricted", "kubernetes.annotations={example.com/note: a, karpenter.sh/do-not-disrupt: no}"
+    )
     common = {
         "app.kubernetes.io/instance": "kubernetes-restricted",
         "app.kubernetes.io/managed-by": "render.py",
@@ -124,7 +128,7 @@ def test_objects_say_what_they_are_and_the_top_one_has_the_annotations(target: s
     }
     for manifest in [*manifests, *pod_templates(manifests)]:
         assert common.items() <= manifest["metadata"]["labels"].items()
-    note = {"example.com/note": "a"}
+    note = {"example.com/note": "a", "karpenter.sh/do-not-disrupt": "no"}
     assert [one["metadata"].get("annotations") for one in manifests] == [None] * (len(manifests) - 1) + [note]
     assert note.items() <= pod_templates(manifests)[0]["metadata"]["annotations"].items()
     if target == "trainjob":  # whose JobSet gets those of the runtime

@@ -101,8 +101,8 @@ def test_every_pod_has_what_training_in_a_pod_needs(plan: Plan, manifests: list[
         (container,) = spec["containers"]
         env = {variable["name"]: variable.get("value") for variable in container["env"]}
         assert len(env) == len(container["env"])
-        assert spec["terminationGracePeriodSeconds"] >= 120
-        assert 90 <= int(env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < spec["terminationGracePeriodSeconds"]
+        grace_s = max(120, plan.job.preemption.grace if plan.job.preemption else 0)
+        assert spec["terminationGracePeriodSeconds"] == int(env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) + 30 == grace_s
         assert (spec["enableServiceLinks"], spec["automountServiceAccountToken"]) == (False, False)
         assert template["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
         volumes = {volume["name"]: volume for volume in spec["volumes"]}

@@ -143,27 +143,34 @@ def test_node_that_hangs_does_not_cost_the_requeue(own_cluster: Cluster) -> None
     assert (own_cluster.folder / "requeued").read_text() == "70123\n"
 
 
-def test_preemption_that_signals_only_the_processes_requeues_too(own_cluster: Cluster) -> None:
+@pytest.mark.parametrize(("time", "status"), [("2026-01-01T00:00:00", 0), ("None", 1)])
+def test_signal_to_only_the_processes_of_a_command_requeues_if_slurm_preempts(
+    time: str, status: int, own_cluster: Cluster
+) -> None:
     job = preemptible(own_cluster, SAVING)
-    (own_cluster.folder / "job").write_text("PreemptTime=2026-01-01T00:00:00")
+    (own_cluster.folder / "job").write_text(f"PreemptTime={time}")
     for pid in (own_cluster.folder / "pids").read_text().split():
         os.killpg(int(pid), signal.SIGTERM)
-    assert ended(job)[0] == 0
-    assert (own_cluster.folder / "requeued").exists()
+    assert ended(job)[0] == status
+    assert (own_cluster.folder / "requeued").exists() == (status == 0)
 
 
-@pytest.mark.parametrize("running", [0, 1], ids=["this start", "a later start"])
+@pytest.mark.parametrize(
+    ("running", "more"),
+    [(0, ""), (1, ""), (0, "slurm: {options: {output: mine.log}}\n")],
+    ids=["this start", "a later start", "without a log of its own"],
+)
 def test_processes_that_saved_by_themselves_requeue_their_own_start_and_no_later_one(
-    own_cluster: Cluster, running: int
+    own_cluster: Cluster, running: int, more: str
 ) -> None:
     """A node that Slurm has given up may run on: its script must not end the start on other nodes."""
     state = f"JobState=RUNNING Reason=None\n   Requeue=1 Restarts={running} BatchFlag=1\n   PreemptTime=None"
     agent = f"open('job', 'w').write({state!r})\nprint('stopped by a signal at epoch 1, step 2; saved')"
     own_cluster.install("torchrun", f"{agent}\nraise SystemExit(1)")
     saving = "nodes: 2\ntrain: {checkpoint_dir: /c, resume: auto}\npreemption: {grace: 20s}\n"
-    status, out = own_cluster.run(rendered(own_cluster, BASE + saving))
-    assert (own_cluster.folder / "requeued").exists() == (running == 0), out
-    assert status == running
+    status, out = own_cluster.run(rendered(own_cluster, BASE + saving + more))
+    assert (own_cluster.folder / "requeued").exists() == (status == 0), out
+    assert status == (1 if more else running)
 
 
 def test_failure_without_a_signal_is_a_failure_and_stays_out_of_the_queue(own_cluster: Cluster) -> None:
@@ -192,6 +199,9 @@ def test_torchrun_waits_for_a_checkpoint_as_long_as_slurm_allows(own_cluster: Cl
     assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=170" in script
     assert own_cluster.run(script)[0] == 0
     assert {"--kill-on-bad-exit=0", "--wait=200"} <= set(own_cluster.sruns()[-1])
+    for grace, torchrun, srun in (("200s", 170, 185), ("40s", 30, 35)):
+        script = rendered(own_cluster, TWO_NODES + f"preemption: {{grace: {grace}}}\n")
+        assert f"_SHUTDOWN_TIMEOUT={torchrun} " in script and f'{{ sleep {srun}; kill "$step"; }}' in script
 
 
 @pytest.mark.parametrize(("done", "requeued"), [(2, True), (3, False)])

@@ -130,12 +130,16 @@ def test_a_setting_without_effect_is_refused(flag: str, message: str) -> None:
     assert message in str(refusal.value).replace("-", "_").replace("__", "")
 
 
-@pytest.mark.parametrize("flags", ["--clip-norm=1", "--no-sync-batchnorm", "--max-steps=5 --scheduler=cosine"])
+@pytest.mark.parametrize(
+    "flags", ["--clip-norm=1", "--no-sync-batchnorm", "--max-steps=5 --scheduler=cosine", "--seed=5"]
+)
 def test_a_run_resumed_with_another_value_is_refused_and_the_setting_named(flags: str) -> None:
     now = from_argv(flags.split())
     key = flags.split("=")[0].replace("--no", "").strip("-").replace("-", "_")
     with pytest.raises(UserError, match=f"another run: {key} was"):
         refuse_other_run(now.model_dump() | {key: TrainConfig.model_fields[key].default}, now)
+    for free in ("--strategy=ddp", "--sync=bf16", "--accumulate=2", "--data-root=elsewhere"):
+        refuse_other_run(TrainConfig().model_dump(), from_argv([free]))
 
 
 @pytest.mark.parametrize("key", KEYS)

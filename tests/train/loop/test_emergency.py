@@ -16,9 +16,10 @@ from train.world.environment import World
 _CUDA = torch.device("cuda", 0)
 
 
-def _fail(folder: Path, state_dict: Callable[[], dict[str, Any]]) -> list[str]:
+def _fail(folder: Path, state_dict: Callable[[], dict[str, Any]], **config: str) -> list[str]:
     kept = object.__new__(saving.Saving)  # without the messages to other ranks
-    kept.config, kept.world, kept.saved_step, kept.checkpoints = TrainConfig(), World(), 0, Checkpoints(folder, 1)
+    kept.config, kept.world, kept.saved_step = TrainConfig.model_validate(config), World(), 0
+    kept.checkpoints = Checkpoints(folder, 1)
     kept.save_after_failure(7, state_dict, _CUDA, RuntimeError("rank 1 is gone"))
     return [path.name for path in folder.iterdir()]
 
@@ -38,6 +39,11 @@ def test_the_reason_is_printed_before_the_device_is_asked_and_a_busy_device_mean
     assert printed == ["rank 0 failed: rank 1 is gone\n"]
     words = "saved the last complete step, 7" if idle else "nothing is saved now, because the GPU waits"
     assert words in capsys.readouterr().out
+
+
+def test_without_the_parts_of_other_ranks_nothing_is_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _fail(tmp_path, lambda: pytest.fail("has only its part"), strategy="fsdp") == []
+    assert "nothing is saved now, because other ranks hold parts of the model" in capsys.readouterr().out
 
 
 @pytest.mark.cuda

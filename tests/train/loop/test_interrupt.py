@@ -102,7 +102,7 @@ def test_ctrl_c_at_torchrun_saves_and_its_processes_add_only_a_few_lines(tmp_pat
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     # Its one step takes minutes, so the first Ctrl-C cannot end it.
-    batch = ["--batch-size=500000", "--dataset=synthetic", "--model=resnet18"]
+    batch = ["--batch-size=500000", "--dataset=synthetic", "--model=resnet18", f"--checkpoint-dir={tmp_path}"]
     terminal = Terminal([sys.executable, "-m", "train", *batch])
     terminal.read_until("steps per epoch")
     terminal.press_ctrl_c()
@@ -110,3 +110,4 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     terminal.press_ctrl_c()
     assert "Traceback" not in terminal.read_until(None)
     assert terminal.exit_code() == -2
+    assert not [*tmp_path.glob("step-*")]
