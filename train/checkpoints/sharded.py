@@ -4,7 +4,6 @@ CHECKPOINT_DIR/step-00000938/ holds files of each rank and .metadata, the index 
 manifest.json is written last, with size and SHA-256 of all these files.  All ranks must see the folder.
 """
 
-import io
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -73,9 +72,7 @@ class ShardedCheckpoints(Checkpoints):
 
         while_others_wait(self._world, write_parts)
         if self._world.rank == 0:
-            buffer = io.BytesIO()
-            torch.save(state, buffer)
-            self._pending = self._thread.submit(self._finish, step, buffer.getbuffer(), False)
+            self._pending = self._thread.submit(self._finish, step, self._copied(state), False)
 
 
 def shards(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:

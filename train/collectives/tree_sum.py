@@ -8,14 +8,34 @@ all gather the pieces.  With one subtree a rank these are the bytes of a ring's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from train.collectives.waiting import waiting
+
+# So much of a sum is on its way at a time: enough for a network's speed, and little beside the gradients.
+_CHUNK_BYTES = 25 * 2**20
+
+
+# Parts of vectors: Block[n][rank] is of the rank's n-th vector.
+Block = tuple[list[Tensor], ...]
+
+
+class Waitable(Protocol):
+    def wait(self) -> None: ...
+
+
+class Shared(Protocol):
+    """Memory that all ranks see (train.cpu.shared_memory)."""
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> Tensor: ...
+    def renew(self, flat: Tensor) -> Tensor: ...
+    def replace(self, flats: Sequence[Tensor], combine: Callable[[Block], Tensor]) -> Waitable: ...
 
 
 class SubtreeSums:
@@ -32,56 +52,107 @@ class SubtreeSums:
         self.nodes: list[tuple[int, int, Tensor]] = []
 
     def add(self, level: int, number: int, vector: Tensor) -> None:
-        """Add the next subtree to the right, and those together that are now whole.  The vector may be overwritten."""
+        """Add the next subtree to the right, and those together that are now whole, in the memory of the left one."""
         while number % 2 and self.nodes and self.nodes[-1][:2] == (level, number - 1):
-            vector.add_(self.nodes.pop()[2])
+            vector = self.nodes.pop()[2].add_(vector)
             level, number = level + 1, number // 2
         self.nodes.append((level, number, vector))
 
     def total(self) -> Tensor:
-        """Return the sum of all slices.  The vectors may be overwritten."""
+        """Return the sum of all slices, in the memory of the first subtree."""
         vector = self.nodes.pop()[2]
         while self.nodes:
-            vector.add_(self.nodes.pop()[2])
+            vector = self.nodes.pop()[2].add_(vector)
         return vector
 
 
 @cache
-def subtrees(numbers: range) -> list[tuple[int, int]]:
-    """Return the (level, number) of the subtrees in which SubtreeSums keeps these slices."""
-    sums, nothing = SubtreeSums(), torch.empty(0)
+def subtrees(numbers: range) -> tuple[list[tuple[int, int]], int]:
+    """Return the (level, number) of the subtrees that SubtreeSums makes of these slices; and how many it has at most.
+
+    Those at most include the next slice, before it is added.
+    """
+    sums, most = SubtreeSums(), 0
     for number in numbers:
-        sums.add(0, number, nothing.clone())
-    return [(level, number) for level, number, _ in sums.nodes]
+        most = max(most, len(sums.nodes) + 1)
+        sums.add(0, number, torch.empty(0))
+    return [(level, number) for level, number, _ in sums.nodes], most
 
 
-def tree_sum(
-    own: SubtreeSums, slices: Sequence[range], size: int, like: Tensor, group: dist.ProcessGroup | None
-) -> Tensor:
-    """Return the sum of the vectors of all slices, the same bits on any number of ranks.  A collective.
+class TreeSum:
+    """Adds vectors of one size, one for each slice, over slices and ranks.  Its memory stays for the next step.
 
     Args:
-        own: what this rank has added up.
-        slices: the numbers that each rank of the group has.
         size, like: elements of a vector; a tensor of its type and device.
+        shared: memory of the host, if all ranks are on one; otherwise the backend's messages are used.
     """
-    if len(slices) == 1:
-        return own.total()
-    piece, ranks = -(-size // len(slices)), len(slices)
-    nodes = [subtrees(numbers) for numbers in slices]
-    counts = [len(each) * piece for each in nodes]
-    sent = like.new_zeros((ranks, len(own.nodes), piece))
-    own_counts = [sent[0].numel()] * ranks
-    while own.nodes:  # each vector is freed when it is copied
-        for rank, part in enumerate(own.nodes.pop()[2].split(piece)):
-            sent[rank, len(own.nodes), : len(part)] = part
-    received = like.new_empty((sum(map(len, nodes)), piece))
-    with waiting("communication"):
-        dist.all_to_all_single(received.view(-1), sent.view(-1), counts, own_counts, group=group)
-        del sent
-        sums = SubtreeSums()
-        for (level, number), vector in zip((node for each in nodes for node in each), received, strict=True):
-            sums.add(level, number, vector)
-        whole = like.new_empty(ranks * piece)
-        dist.all_gather_into_tensor(whole, sums.total(), group=group)
-    return whole[:size]
+
+    def __init__(self, size: int, like: Tensor, group: dist.ProcessGroup | None, shared: Shared | None) -> None:
+        self._size, self._like, self._group, self._shared = size, like, group, shared
+        self._rows: list[Tensor] = []
+
+    def begin(self, slices: Sequence[range]) -> None:
+        """Start a sum of slices with these numbers, one range for each rank of the group.  A collective."""
+        self._slices, self._sums = slices, SubtreeSums()
+        padded = -(-self._size // len(slices)) * len(slices)
+        while len(self._rows) < max(subtrees(numbers)[1] for numbers in slices):
+            if self._shared is None:
+                self._rows.append(self._like.new_zeros(padded))
+            else:
+                self._rows.append(self._shared.allocate(padded, self._like.dtype))
+
+    def renew(self) -> None:
+        """Leave the memory of the last total to somebody else."""
+        first = self._rows[0]
+        self._rows[0] = torch.zeros_like(first) if self._shared is None else self._shared.renew(first)
+
+    def vector(self) -> Tensor:
+        """Return the memory for the next slice's vector."""
+        return self._row()[: self._size]
+
+    def add(self, number: int) -> None:
+        """Add the vector of a slice of this rank; in the order of the numbers."""
+        self._sums.add(0, number, self._row())
+
+    def _row(self) -> Tensor:
+        return self._rows[len(self._sums.nodes)]
+
+    def total(self) -> Tensor:
+        """Return the sum over all slices, the same bits on any number of ranks.  A collective."""
+        nodes = [subtrees(numbers)[0] for numbers in self._slices]
+        if len(nodes) == 1:
+            self._sums.total()
+        elif self._shared is not None:
+            flats = self._rows[: max(map(len, nodes))]
+            with waiting("communication"):
+                self._shared.replace(flats, lambda parts: _add_up(nodes, parts)).wait()
+        else:
+            with waiting("communication"):
+                self._exchange(nodes)
+        return self._rows[0][: self._size]
+
+    def _exchange(self, nodes: list[list[tuple[int, int]]]) -> None:
+        ranks, first = len(nodes), self._rows[0]
+        own = len(nodes[dist.get_rank(self._group)])
+        chunk = max(1, _CHUNK_BYTES // first.itemsize // ranks) * ranks
+        for start in range(0, len(first), chunk):
+            here = slice(start, min(start + chunk, len(first)))
+            piece = (here.stop - here.start) // ranks
+            parts = list[list[Tensor]]()
+            for index in range(max(map(len, nodes))):
+                counts = [piece * (index < len(each)) for each in nodes]
+                received = self._like.new_empty(sum(counts))
+                sent = self._rows[index][here] if index < own else self._like.new_empty(0)
+                own_counts = [piece * (index < own)] * ranks
+                dist.all_to_all_single(received, sent, counts, own_counts, group=self._group)
+                parts.append(list(received.split(counts)))
+            dist.all_gather_into_tensor(first[here], _add_up(nodes, tuple(parts)), group=self._group)
+
+
+def _add_up(nodes: list[list[tuple[int, int]]], parts: Block) -> Tensor:
+    """Return the sum of all subtrees, in the memory of the first."""
+    sums = SubtreeSums()
+    for rank, each in enumerate(nodes):
+        for index, (level, number) in enumerate(each):
+            sums.add(level, number, parts[index][rank])
+    return sums.total()

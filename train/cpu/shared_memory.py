@@ -1,7 +1,7 @@
 """Averages of CPU tensors through memory that the ranks of one host share, without copies through sockets.
 
 Each rank writes its gradients into its own memory, which all others have mapped.  A tensor is cut into one piece per
-rank.  Each rank computes the mean of its piece, in the order of the ranks, and writes it to all.  So all hold the same
+rank.  Each rank computes the mean of its piece (or --logical-world's sum), and writes it to all.  So all hold the same
 bits, and each byte is read once and written once.  There is no thread: a rank works on its pieces when it hands in a
 tensor and while it waits for one.  The memory has no name, so nothing is left behind however a process ends.
 """
@@ -15,6 +15,7 @@ import platform
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mremap.restype = ctypes.c_size_t
 _MAY_MOVE, _FIXED, _FAILED = 1, 2, ctypes.c_size_t(-1).value
 _SPINS, _NAP_S, _PEERS_ALIVE_S = 200, 50e-6, 0.5
+# The blocks of all ranks, for each tensor that was handed in together; and what makes one block of them.
+_Block = tuple[list[Tensor], ...]
+_Combine = Callable[[_Block], Tensor]
 
 
 class SharedMemory:
@@ -52,7 +56,7 @@ class SharedMemory:
         self._counters = [(ctypes.c_int64 * 16).from_address(page.data_ptr()) for page in pages]
         self._pieces: dict[int, list[list[Tensor]]] = {}
         self._sums: dict[torch.dtype, Tensor] = {}
-        self._queue: deque[list[list[Tensor]]] = deque()
+        self._queue: deque[tuple[_Combine, list[_Block]]] = deque()
 
     @staticmethod
     def of_one_host(group: dist.ProcessGroup) -> SharedMemory | None:
@@ -108,14 +112,29 @@ class SharedMemory:
             parts[self.rank] = renewed[start : start + size]
         return renewed
 
-    def average(self, flat: Tensor) -> PendingMean:
+    def average(self, flat: Tensor) -> PendingTensor:
         """Begin to replace `flat`, which `allocate` made, by its mean over the ranks."""
-        self._queue.append(self._pieces[flat.data_ptr()])
+        return self.replace([flat], self._mean)
+
+    def replace(self, flats: Sequence[Tensor], combine: _Combine) -> PendingTensor:
+        """Begin to replace the first of `flats`, which `allocate` made alike, on all ranks by what `combine` returns.
+
+        It is called with parts[n][rank], blocks of the rank's flats[n], which it may overwrite.
+        """
+        self._queue.append((combine, [*zip(*(self._pieces[flat.data_ptr()] for flat in flats), strict=True)]))
         mine = self._counters[self.rank]
         # x86 makes stores visible in their order: whoever sees the counter sees the gradients.
         mine[_HANDED_IN] += 1
         self._reduce_what_all_handed_in()
-        return PendingMean(self, mine[_HANDED_IN])
+        return PendingTensor(self, mine[_HANDED_IN])
+
+    def _mean(self, blocks: _Block) -> Tensor:
+        (parts,) = blocks
+        total = self._sums[parts[0].dtype][: parts[0].numel()]
+        torch.add(parts[0], parts[1], out=total)
+        for part in parts[2:]:
+            total.add_(part)
+        return total.mul_(1.0 / len(parts))
 
     def wait_until_reduced(self, number: int) -> None:
         """Return when the first `number` tensors that were handed in have been replaced.
@@ -143,15 +162,13 @@ class SharedMemory:
     def _reduce_what_all_handed_in(self) -> None:
         mine = self._counters[self.rank]
         while self._queue and self._least(_HANDED_IN) > mine[_REDUCED]:
-            for parts in self._queue.popleft():
-                total = self._sums[parts[0].dtype][: parts[0].numel()]
-                torch.add(parts[0], parts[1], out=total)
-                for part in parts[2:]:
-                    total.add_(part)
-                total.mul_(1.0 / len(parts))
-                for rank, part in enumerate(parts):
+            combine, blocks = self._queue.popleft()
+            for block in blocks:
+                total = combine(block)
+                for part in block[0]:
                     part.copy_(total)
-                    if rank != self.rank:
+                for parts in block:
+                    for part in parts[: self.rank] + parts[self.rank + 1 :]:
                         # Unmapped until it is needed again, because mapped pages count as memory of this process.
                         address, size = ctypes.c_void_p(part.data_ptr()), ctypes.c_size_t(part.nbytes)
                         _libc.madvise(address, size, mmap.MADV_DONTNEED)
@@ -168,8 +185,8 @@ class SharedMemory:
 
 
 @dataclass
-class PendingMean:
-    """The mean of the tensor that was handed in as number `number`; `wait` returns when the mean is there."""
+class PendingTensor:
+    """What replaces the tensors that were handed in as number `number`; `wait` returns when it is there."""
 
     memory: SharedMemory
     number: int

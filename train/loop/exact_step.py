@@ -11,13 +11,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from train.collectives.broadcast import broadcast_from_rank_0
-from train.collectives.tree_sum import SubtreeSums, tree_sum
+from train.collectives.tree_sum import TreeSum
 from train.config import TrainConfig
+from train.cpu.shared_memory import SharedMemory
 from train.data.batches import pieces
+from train.ddp.gradient_hooks import num_holders
 from train.errors import UserError
 from train.loop.numerics import seed
 from train.loop.step import Step, StepResult, Work
@@ -42,6 +45,10 @@ class ExactStep(Step):
         self.ranks_averaged = 1  # gradients are sums
         self._may_undo = True  # the buffers, before each slice
         self._at, self._nth = (0, 0), 0  # the position of the last step, and how many steps it had before
+        group = context.group or dist.group.WORLD
+        self._shared = SharedMemory.of_one_host(group) if group and self.device.type == "cpu" else None
+        self._sums: dict[tuple[int, torch.dtype], TreeSum] = {}
+        self._holders: dict[TreeSum, list[int]] = {}
 
     def backward(self, loss: Tensor, weight: float | None, position: Any) -> StepResult:
         raise UserError("run.backward() has no slices, so it cannot be used with logical_world: use run.step()")
@@ -56,7 +63,11 @@ class ExactStep(Step):
         at = position.epoch, position.step
         self._at, self._nth = at, self._nth + 1 if at == self._at else 0
         numbers, sizes = of_ranks[position.rank], self._sizes(position)
-        sums, parts = SubtreeSums(), list[StepResult]()
+        sums, parts = self._sum(params, buffers), list[StepResult]()
+        sums.begin(of_ranks)
+        holders = num_holders(sums.vector(), [])
+        if holders != self._holders.setdefault(sums, holders):  # somebody has kept a gradient
+            sums.renew()
         # A rank without slices calls the function, too, to know what it returns.
         for number, piece, size in zip(numbers or [-1], pieces(work.batch, sizes or [0]), sizes or [0], strict=True):
             self._buffers.restore()
@@ -67,12 +78,11 @@ class ExactStep(Step):
                 raise UserError("a forward replaces a buffer, and logical_world needs it changed in place: use copy_()")
             if number >= 0:
                 self.scaler.scale(loss).backward()
-                sums.add(0, number, packed(params, buffers, before))
+                pack(sums.vector(), params, buffers, before)
+                sums.add(number)
             for param in params:
                 param.grad = None
-        size = sum(tensor.numel() for tensor in (*params, *buffers)) + len(params)
-        total = tree_sum(sums, of_ranks, size, params[0].new_empty(0, dtype=wide(params)), self.context.group)
-        unpack(total, params, buffers, before, num_slices=of_ranks[-1].stop)
+        unpack(sums.total(), params, buffers, before, num_slices=of_ranks[-1].stop)
         return self._result(work, parts)
 
     def computes_on(self) -> dict[str, str]:
@@ -89,6 +99,11 @@ class ExactStep(Step):
             if saved[name] != now
         ]
 
+    def _sum(self, params: Sequence[nn.Parameter], buffers: Sequence[Tensor]) -> TreeSum:
+        size = sum(tensor.numel() for tensor in (*params, *buffers)) + len(params)
+        like = params[0].new_empty(0, dtype=wide(params))
+        return self._sums.setdefault((size, like.dtype), TreeSum(size, like, self.context.group, self._shared))
+
     def _all_buffers(self) -> list[Tensor]:
         return [each for wrapped in self.models for each in wrapped.module.buffers() if each.dtype is not torch.bool]
 
@@ -103,14 +118,14 @@ def wide(params: Sequence[Tensor]) -> torch.dtype:
 
 
 @torch.no_grad()
-def packed(params: Sequence[nn.Parameter], buffers: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
-    """Return gradients, what the buffers have changed by, and 1 for each parameter with a gradient, as one vector."""
+def pack(vector: Tensor, params: Sequence[nn.Parameter], buffers: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+    """Write gradients, what the buffers have changed by, and 1 for each parameter with a gradient, into the vector."""
     if any(param.is_complex() for param in params):
         raise UserError("logical_world adds real numbers only, and the model has complex parameters")
     grads = [torch.zeros_like(param) if param.grad is None else param.grad.to_dense() for param in params]
     used = torch.tensor([float(param.grad is not None) for param in params], device=params[0].device)
     changes = [torch.where(now == old, 0, now - old) for now, old in zip(buffers, before, strict=True)]
-    return torch.cat([tensor.reshape(-1).to(wide(params)) for tensor in (*grads, *changes, used)])
+    torch.cat([tensor.reshape(-1).to(vector.dtype) for tensor in (*grads, *changes, used)], out=vector)
 
 
 @torch.no_grad()

@@ -40,6 +40,16 @@ def test_a_state_may_change_as_soon_as_save_returns(tmp_path: Path) -> None:
     assert resumed(tmp_path)[0] == 1
 
 
+def test_states_of_different_sizes_one_after_the_other_come_back(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=9)
+    for step, size in enumerate([10_000, 10, 100_000]):
+        checkpoints.save(step, {"weights": torch.full((size,), float(step))})
+    checkpoints.wait()
+    for step, size in enumerate([10_000, 10, 100_000]):
+        state = torch.load(read_checkpoint(tmp_path / f"step-{step:08d}"), weights_only=True)
+        assert torch.equal(state["weights"], torch.full((size,), float(step)))
+
+
 def test_the_newest_is_taken_also_when_steps_outgrow_their_digits(tmp_path: Path) -> None:
     save(tmp_path, 9, 10, 99_999_999, 100_000_000)
     assert resumed(tmp_path)[0] == 100_000_000

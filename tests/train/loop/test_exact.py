@@ -5,9 +5,12 @@ import math
 import runpy
 import sys
 from pathlib import Path
+from typing import ClassVar
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -18,11 +21,13 @@ from tests.cli import ROOT, records, start_ranks, train
 from tests.idx import write_small_mnist
 from tests.ranks import launched, run_ranks, train_on_ranks
 from train import datasets
-from train.collectives.tree_sum import SubtreeSums, subtrees, tree_sum
+from train.collectives import tree_sum
+from train.collectives.tree_sum import SubtreeSums, TreeSum, subtrees
+from train.cpu.shared_memory import SharedMemory
 from train.data.shard import share
 from train.datasets import tokens
 from train.errors import UserError
-from train.loop.exact_step import packed, unpack
+from train.loop.exact_step import pack, unpack
 from train.run import Run
 from train.world.environment import World
 
@@ -136,6 +141,31 @@ def test_two_steps_a_batch_with_buffers_frozen_and_unused_parts_have_the_same_bi
     assert len({end(folder) for folder in tmp_path.iterdir()}) == 1
 
 
+class _Keeping(torch.optim.SGD):
+    kept: ClassVar[list[tuple[torch.Tensor | None, torch.Tensor]]] = []
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        params = self.param_groups[0]["params"]
+        self.kept.extend((param.grad, param.grad.clone()) for param in params)
+        super().step(closure)
+
+
+def _keeps_gradients(folder: Path) -> None:
+    run = Run(seed=1, logical_world=4)
+    model = run.wrap(nn.Linear(3, 1))
+    optimizer = _Keeping(model.parameters(), lr=0.1)
+    for _ in run.epochs(1):
+        for batch in run.batches(TensorDataset(torch.randn(20, 3)), batch_size=5):
+            run.step(lambda part: model(part[0]).square().mean(), batch, optimizer)
+    assert len(optimizer.kept) == 8
+    assert all(kept is not None and torch.equal(kept, then) for kept, then in optimizer.kept)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_gradient_that_an_optimizer_keeps_stays_as_it_was(world_size: int, tmp_path: Path) -> None:
+    launched(world_size, _keeps_gradients, tmp_path)
+
+
 def test_a_run_is_not_resumed_with_other_slices(data: Path, tmp_path: Path) -> None:
     flags = [*CASES["dropout and clipping"].split(), f"--data-root={data}", f"--checkpoint-dir={tmp_path}"]
     train_on_ranks(1, *flags, "--max-steps=2")
@@ -170,7 +200,7 @@ def test_any_cut_of_the_slices_gives_the_same_subtrees_and_sum(num_slices: int, 
         numbers, own = share(range(num_slices), rank, world_size), SubtreeSums()
         for number in numbers:
             own.add(0, number, vectors[number].clone())
-        assert [node[:2] for node in own.nodes] == subtrees(numbers)
+        assert [node[:2] for node in own.nodes] == subtrees(numbers)[0]
         assert len(own.nodes) <= 2 * num_slices.bit_length()
         for node in own.nodes:
             together.add(*node)
@@ -180,22 +210,29 @@ def test_any_cut_of_the_slices_gives_the_same_subtrees_and_sum(num_slices: int, 
 _SUMS = [*itertools.product((1, 2, 5, 8), (1, 3, 1000))]
 
 
-def _sums(world: World) -> list[torch.Tensor]:
-    found = []
-    for num_slices, size in _SUMS:
-        vectors = torch.randn(num_slices, size, generator=torch.Generator().manual_seed(size))
-        slices = [share(range(num_slices), rank, world.world_size) for rank in range(world.world_size)]
-        own = SubtreeSums()
-        for number in slices[world.rank]:
-            own.add(0, number, vectors[number].clone())
-        found.append(tree_sum(own, slices, size, vectors.new_empty(0), None))
+def _sums(world: World, shared: bool) -> list[torch.Tensor]:
+    found, group = [], dist.group.WORLD
+    assert group is not None
+    memory = SharedMemory.of_one_host(group) if shared else None
+    with mock.patch.object(tree_sum, "_CHUNK_BYTES", 400):
+        for num_slices, size in _SUMS:
+            vectors = torch.randn(num_slices, size, generator=torch.Generator().manual_seed(size))
+            slices = [share(range(num_slices), rank, world.world_size) for rank in range(world.world_size)]
+            sums = TreeSum(size, vectors.new_empty(0), group, memory)
+            for _ in range(2):  # with the same memory
+                sums.begin(slices)
+                for number in slices[world.rank]:
+                    sums.vector().copy_(vectors[number])
+                    sums.add(number)
+                found.append(sums.total().clone())
     return found
 
 
-def test_sum_over_ranks_is_that_of_one_rank_on_all_ranks() -> None:
-    (alone,) = run_ranks(1, _sums)
+@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "messages"])
+def test_sum_over_ranks_is_that_of_one_rank_on_all_ranks(shared: bool) -> None:
+    (alone,) = run_ranks(1, _sums, False)
     for world_size in (2, 3):
-        for found in run_ranks(world_size, _sums):
+        for found in run_ranks(world_size, _sums, shared):
             assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, alone, strict=True))
 
 
@@ -213,8 +250,10 @@ def test_what_cannot_be_exact_is_refused_at_the_start(flags: str, said: str) -> 
 
 def test_buffer_that_no_slice_changes_stays_as_it_is() -> None:
     param, buffer = nn.Parameter(torch.zeros(1)), torch.tensor([0.1, math.inf, 1e-3])
-    before, sums = [buffer.clone()], SubtreeSums()
+    before, sums = [buffer.clone()], TreeSum(5, torch.empty(0), None, None)
+    sums.begin([range(3)])
     for number in range(3):
-        sums.add(0, number, packed([param], [buffer], before))
+        pack(sums.vector(), [param], [buffer], before)
+        sums.add(number)
     unpack(sums.total(), [param], [buffer], before, num_slices=3)
     assert torch.equal(buffer, before[0]) and param.grad is None
