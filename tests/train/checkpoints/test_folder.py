@@ -46,7 +46,7 @@ def test_states_of_different_sizes_one_after_the_other_come_back(tmp_path: Path)
         checkpoints.save(step, {"weights": torch.full((size,), float(step))})
     checkpoints.wait()
     for step, size in enumerate([10_000, 10, 100_000]):
-        state = torch.load(read_checkpoint(tmp_path / f"step-{step:08d}"), weights_only=True)
+        state = torch.load(tmp_path / f"step-{step:08d}" / "state.pt", weights_only=True)
         assert torch.equal(state["weights"], torch.full((size,), float(step)))
 
 
