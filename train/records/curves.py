@@ -63,7 +63,7 @@ def _own_metrics(runs: Sequence[RunRecords]) -> list[Curve]:
     for run, of in product(runs, ("epochs", "steps")):
         for name in {name for record in getattr(run, of).values() for name in record} - _KNOWN:
             file = re.sub(r"\W", "-", name) + ".png"
-            curves[name] = Curve(file, f"{name}, recorded by the program", name, name, of, noisy=True)
+            curves[name] = Curve(file, f"{name}, recorded by the program", name, name, of, noisy=of == "steps")
     return [curves[name] for name in sorted(curves)]
 
 
@@ -76,17 +76,25 @@ def _difference(first: RunRecords, second: RunRecords) -> RunRecords:
 
 
 def draw(
-    runs: Sequence[RunRecords], folder: Path, compared: tuple[RunRecords, RunRecords] | None = None, log: bool = False
+    runs: Sequence[RunRecords],
+    folder: Path,
+    compared: tuple[RunRecords, RunRecords] | None = None,
+    log: bool = False,
+    smooth: int | None = None,
 ) -> list[Path]:
-    """Draw what the runs have, and how the two in `compared` differ; return the files.  log: log axes for losses."""
-    drawn = [_drawn(curve, runs, folder, log and curve.unit == "loss") for curve in [*CURVES, *_own_metrics(runs)]]
+    """Draw what the runs have, and how the two in `compared` differ; return the files.
+
+    log: log axes for losses.  smooth: points of a running mean; 1 for none, None to choose by their number.
+    """
+    curves = [*CURVES, *_own_metrics(runs)]
+    drawn = [_drawn(curve, runs, folder, log and curve.unit == "loss", smooth) for curve in curves]
     if compared is not None:
         apart = Curve("difference.png", "difference of the training losses", "share of the larger loss", "loss")
-        drawn.append(_drawn(apart, [_difference(*compared)], folder, True))
+        drawn.append(_drawn(apart, [_difference(*compared)], folder, True, smooth))
     return [file for file in drawn if file is not None]
 
 
-def _drawn(curve: Curve, runs: Sequence[RunRecords], folder: Path, log: bool) -> Path | None:
+def _drawn(curve: Curve, runs: Sequence[RunRecords], folder: Path, log: bool, smooth: int | None) -> Path | None:
     from matplotlib.figure import Figure  # without pyplot: no window, no state
 
     if not any(curve.points(run, curve.name) for run in runs):
@@ -96,9 +104,10 @@ def _drawn(curve: Curve, runs: Sequence[RunRecords], folder: Path, log: bool) ->
     for number, run in enumerate(runs):
         look = {"color": f"C{number % 10}", "linewidth": 2.5 if number == 0 else 1.5}
         points = curve.points(run, curve.name)
-        if curve.noisy and len(points) > _NOISY:
+        width = smooth or (max(2, len(points) // _WINDOWS) if len(points) > _NOISY else 1)
+        if curve.noisy and points and width > 1:
             axes.plot(*zip(*points, strict=True), color=look["color"], alpha=0.2, linewidth=0.8)
-            points = _running_means(points)
+            points = _running_means(points, width)
         _line(axes, points, label=run.name, **look)
         _line(axes, curve.points(run, curve.dashed), linestyle="--", **look)
     axes.set(title=curve.title, xlabel="step", ylabel=curve.unit, yscale="log" if log else "linear")
@@ -114,8 +123,7 @@ def _line(axes: Any, points: Points, **look: Any) -> None:
         axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, **look)
 
 
-def _running_means(points: Points) -> Points:
-    """Return the means of neighbouring points, each at the middle of its points."""
-    width = max(2, len(points) // _WINDOWS)
+def _running_means(points: Points, width: int) -> Points:
+    """Return the means of each `width` neighbouring points, at the middle of them."""
     windows = [points[start : start + width] for start in range(0, len(points), width)]
     return [tuple(sum(numbers) / len(window) for numbers in zip(*window, strict=True)) for window in windows]

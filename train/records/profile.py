@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from train.collectives.waiting import range_name
 from train.errors import naming_failures
@@ -16,6 +16,7 @@ from train.records.observer import Observer, StepRecord
 from train.records.progress import say
 
 _TOP = 5
+_STEP = "step"
 # How the recorded names of collectives begin: gloo's on the host, NCCL's kernels on the device.
 _COLLECTIVES = ("gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
 
@@ -40,6 +41,7 @@ class Profile(Observer):
         with naming_failures(f"--run-dir: cannot write {self._file.parent}"):
             self._file.parent.mkdir(parents=True, exist_ok=True)
         self._running: profile | None = None
+        self._mark = record_function("")
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
         if self._running is None and step == self._first - 1:
@@ -48,9 +50,14 @@ class Profile(Observer):
                 activities.append(ProfilerActivity.CUDA)
             self._running = profile(activities=activities)
             self._running.start()
-        elif self._running is not None and step == self._last:
-            self._finish(self._running)
-            self._running = None
+        elif self._running is not None:
+            self._mark.__exit__(None, None, None)
+            if step == self._last:
+                self._finish(self._running)
+                self._running = None
+        if self._running is not None:
+            self._mark = record_function(f"{_STEP} {step + 1}")
+            self._mark.__enter__()
 
     def _finish(self, running: profile) -> None:
         if self._device.type == "cuda":
@@ -98,13 +105,13 @@ def summarize(recorded: profile) -> Summary:
     times = [time for event in events for time in (event.time_range.start, event.time_range.end)]
     own = "self_device_time_total" if kernels else "self_cpu_time_total"
     operators = [(str(event.key), float(getattr(event, own)) / 1e6) for event in recorded.key_averages()]
-    ranges = {range_name("input"), range_name("communication")}
+    ranges = (range_name("input"), range_name("communication"), f"{_STEP} ")
     return Summary(
         total=(max(times) - min(times)) / 1e6,
         input_wait=_seconds([event for event in on_host if event.name == range_name("input")]),
         hidden=max(0.0, _seconds(communication) - exposed),
         exposed=max(0.0, exposed),
-        top=sorted((each for each in operators if each[0] not in ranges), key=lambda each: -each[1])[:_TOP],
+        top=sorted((each for each in operators if not each[0].startswith(ranges)), key=lambda each: -each[1])[:_TOP],
     )
 
 

@@ -32,9 +32,10 @@ def test_the_chosen_ranks_write_a_trace_of_the_chosen_steps(ranks: str, written:
         named = [event["name"] for event in trace if event.get("ph") == "X"]
         assert named.count("Optimizer.step#Adam.step") == 3
         assert named.count("wait for input") == 3
+        assert [name for name in named if name.startswith("step ")] == ["step 3", "step 4", "step 5"]
         assert named.count("aten::addmm") >= 3 * 2
         summary = (tmp_path / "profile" / f"rank-{rank}.txt").read_text()
-        assert summary.startswith("profile of 3 steps: ")
+        assert summary.startswith("profile of 3 steps: ") and " step 3" not in summary
         exposed = re.search(r"communication not hidden behind computing: ([\d.]+) ms a step", summary)
         # This strategy computes nothing while it communicates.
         assert exposed is not None and float(exposed[1]) > 0

@@ -132,4 +132,10 @@ def test_values_that_a_program_recorded_have_curves_and_a_run_without_accuracy_h
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     code, said, _ = _said(capsys, tmp_path, "--log", "--out", tmp_path / "out")
     assert code == 0, said
-    assert {file.stem for file in (tmp_path / "out").glob("*.png")} == {"loss", "lr", "my-loss", "bleu"}
+    pictures = {file.stem: file.read_bytes() for file in (tmp_path / "out").glob("*.png")}
+    assert pictures.keys() == {"loss", "lr", "my-loss", "bleu"}
+    for steps_of_a_mean, changed in ((1, set()), (2, {"loss", "my-loss"})):
+        _said(capsys, tmp_path, "--log", "--smooth", str(steps_of_a_mean), "--out", tmp_path / "out")
+        assert {
+            name for name in pictures if (tmp_path / "out" / f"{name}.png").read_bytes() != pictures[name]
+        } == changed
