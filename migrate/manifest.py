@@ -94,7 +94,7 @@ def _say_nodes(draft: Draft, job: Node, owners: list[Node], pods: list[tuple[Nod
     total = sum(times[at] * (1 if size is None else size) for at, (_, size) in enumerate(pods))
     given = [owner.text("spec", part, "numNodes") for owner in owners for part in ("mlPolicy", "trainer")]
     counts = [text for text in given if text][-1:]
-    where = f"{job.file} line {job.place.line}".lstrip()
+    where = _lines_of(job.get("spec", "parallelism") or job)
     if number(least) and number(most):
         draft.say("nodes", {"min": int(least), "max": int(most)}, where)
     elif job.says(r"\b(?:replicas|parallelism|numNodes): *[\"']?[^\s\d\"']"):
