@@ -175,4 +175,4 @@ def refuse_impossible_export(path: str) -> None:
     folder = Path(path).absolute().parent
     # In this order: is_dir raises an error if the path to the folder cannot be read.
     if not os.access(folder, os.W_OK | os.X_OK) or not folder.is_dir():
-        raise UserError(f"--export: cannot write {path}: {folder} is not a writable folder")
+        raise UserError(f"--export: cannot write {path}: {folder} does not exist or is not a writable folder")
