@@ -36,7 +36,6 @@ class Row:
     where: one machine, two nodes (each runs the rendered script), or ranks: two nodes without torchrun.
     outside: what the test does when it is asked: with nodes and cables, or a command in the job's folder.
     nine: the job has run for 9 steps before.  before, mend: commands in its folder before the two starts.
-    fails: what the product does wrong, where a row shows that.
     """
 
     ends: Literal["goes on", "restarts", "resumes", "refused"]
@@ -52,7 +51,6 @@ class Row:
     mend: str = "true"
     train: dict[str, Any] = field(default_factory=dict)
     quick: bool = False
-    fails: str = ""
 
 
 ROWS = TypeAdapter(dict[str, Row]).validate_python(yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()))

@@ -52,8 +52,6 @@ def _marks(row: Row) -> Iterator[pytest.MarkDecorator]:
     if row.outside == "clock":
         absent = not Path(AN_HOUR_AHEAD["LD_PRELOAD"]).exists()
         yield pytest.mark.skipif(absent, reason="no libfaketime (Debian package libfaketime)")
-    if row.fails:
-        yield pytest.mark.xfail(strict=True, reason=row.fails)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[*_marks(row)]) for name, row in ROWS.items()])

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from train.datasets import sha256_of
 from train.errors import UserError
 
 _DOWNLOAD_TIMEOUT_S = 30.0
@@ -41,6 +42,9 @@ class TensorSamples:
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         return self.images, self.labels
+
+    def sha256(self) -> str:
+        return sha256_of(self.images, self.labels)
 
 
 def load_split(dataset: str, data_root: Path, split: str, mean: float, std: float) -> TensorSamples:

@@ -17,7 +17,7 @@ from train.checkpoints.folder import checkpoint_path
 from train.checkpoints.same_run import refuse_other_run
 from train.collectives import missing_ranks
 from train.collectives.agreement import StopAgreement, Stopped, mistakes_shared_by_all_ranks, while_others_wait
-from train.collectives.broadcast import broadcast_from_rank_0
+from train.collectives.broadcast import broadcast_from_rank_0, thing_of_rank_0
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
 from train.errors import SharedError, UserError
@@ -66,6 +66,7 @@ class Course:
     steps_done: of the run, over all its starts.  recorded_step: the one of the last epoch's record.
     engine: makes the steps.  files: what the run holds open, and the folders that it owns on rank 0.
     least: samples that a micro-batch needs.
+    hash_of_data: returns the SHA-256 of the training data, which checkpoints keep; None in one's own loop.
     """
 
     def __init__(
@@ -96,6 +97,8 @@ class Course:
         self._saving: saving.Saving | None = None
         self.steps_done = self.recorded_step = 0
         self.least = 1
+        self.hash_of_data: Callable[[], str] | None = None
+        self._data_sha256: str | None = None
         self.sampler: ShardSampler | None = None
         self._position: dict[str, int] | None = None  # of the loaded checkpoint, until there is a sampler
         self._things: dict[str, Any] = {}
@@ -153,6 +156,10 @@ class Course:
         self.observers = [*observers, *self.observers]
         state = saving.load_on_all_ranks(world, content if is_rank_0 else None)
         del content  # the memory
+        data = self.hash_of_data
+        if data is not None and not config.evaluate_only and (self._saving.saves or state is not None):
+            known = while_others_wait(world, lambda: data() if is_rank_0 else None)
+            self._data_sha256 = thing_of_rank_0(known)
         if state is None:
             return
         with mistakes_shared_by_all_ranks(world):
@@ -270,6 +277,7 @@ class Course:
             "scaler": self.engine.scaler.state_dict(),
             **({"micro_batches": self.engine.micro_batches} if self.config.on_oom == "halve" else {}),
             **({"computes_on": self.engine.computes_on()} if isinstance(self.engine, ExactStep) else {}),
+            **({"data_sha256": self._data_sha256} if self._data_sha256 else {}),
             "sampler": self.sampler.state_dict(),
             "step": self.steps_done,
             "evaluated_step": self.recorded_step,
@@ -306,6 +314,13 @@ class Course:
         if isinstance(self.engine, ExactStep):
             for difference in self.engine.go_on_from(state["computes_on"]):
                 self.report("other_bits", difference)
+        if self._data_sha256 and state.get("data_sha256", self._data_sha256) != self._data_sha256:
+            text = (
+                f"the training data ({self.config.dataset} in {self.config.data_root}) have changed since the "
+                f"checkpoint of step {self.steps_done}: the run goes on with the new data. If that is a mistake, stop "
+                "it, put the old data back and resume from that checkpoint"
+            )
+            self.report("other_data", text)
         self.recorded_step, self.saving.saved_step = state["evaluated_step"], self.steps_done
         self._means = Means(**state["epoch_means"])
         self.best = state["best"] and Best(**state["best"])

@@ -33,6 +33,7 @@ from train.world import placement
 
 # Names in a checkpoint that are the run's own.
 _OWN_KEYS = {"scaler", "micro_batches", "sampler", "step", "evaluated_step", "epoch_means", "best", "config", "shards"}
+_OWN_KEYS |= {"computes_on", "data_sha256"}
 
 
 class Session(Course):

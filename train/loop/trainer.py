@@ -64,6 +64,7 @@ class Trainer:
         things = {"model": self.model, "optimizer": self.optimizer, "ema": self.ema}
         if config.evaluate_only and not config.spreads_model:  # whose weights and optimizer are read together
             del things["optimizer"]
+        self.run.hash_of_data = self.samples.sha256
         self.run.restore(**{name: thing for name, thing in things.items() if thing is not None})
         self.train_batches()  # reports the start
 

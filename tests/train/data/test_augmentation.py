@@ -49,6 +49,9 @@ class _Noise:
         images, labels = zip(*(self[index] for index in range(_SAMPLES)), strict=True)
         return torch.stack(images), torch.tensor(labels)
 
+    def sha256(self) -> str:
+        return ""
+
 
 class _Noted:
     """A trainer's batches; epoch, index and hash of each image are appended to a file before it is trained on."""
