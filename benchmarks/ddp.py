@@ -24,12 +24,11 @@ import argparse
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.measure import RESULTS, in_turns, machine, median_ratio, quartiles, ratios, write_result
+from benchmarks.measure import in_turns, machine, make_parser, median_ratio, quartiles, ratios, write_result
 from benchmarks.ranks import HERE, run_ranks
 from benchmarks.steps import WARM_UP_STEPS, losses_in_double, peak_memory_mib, time_variants
 from benchmarks.variants import NATIVE, PLAIN
@@ -53,17 +52,15 @@ _TIMEOUT_S = 900.0
 
 def main(argv: list[str] | None = None) -> int:
     """Measure and write results/ddp_PROCESSES.json (or ddp_cuda.json); return 1 if the losses do not agree."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp", description=__doc__.splitlines()[0])
+    parser = make_parser("ddp", __doc__, 9, "turns that each variant takes")
     parser.add_argument("--processes", type=int, default=2, help="ranks on this machine (CUDA: always one)")
     parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all", help="what is trained")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device of the training")
-    parser.add_argument("--rounds", type=int, default=9, help="turns that each variant takes")
     parser.add_argument("--steps", type=int, help="counted steps per turn; default: set by the workload")
     parser.add_argument("--memory-rounds", type=int, default=3, help="how often each variant's peak memory is measured")
     parser.add_argument(
         "--no-plain", action="store_true", help="leave out the slow hook_per_parameter and average_after_backward"
     )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for ddp_PROCESSES.json")
     options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device=cuda: torch sees no CUDA device here")

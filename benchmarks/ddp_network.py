@@ -14,13 +14,11 @@ so their losses are reported, not compared.  The overlap is the share of communi
 comes from torch.profiler: the share of all-reduce time that lies before the end of backward's last operator.
 """
 
-import argparse
 import statistics
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import RESULTS, machine, median_ratio, quartiles, ratios, write_result
+from benchmarks.measure import machine, make_parser, median_ratio, quartiles, ratios, write_result
 from benchmarks.network import missing_for_nodes, start_nodes
 from benchmarks.ranks import run_ranks
 from benchmarks.steps import time_variants
@@ -43,44 +41,23 @@ _TIMEOUT_S = 800.0
 
 def main(argv: list[str] | None = None) -> int:
     """Measure and write results/ddp_network_RATE.json; return 1 if the losses of the fp32 variants do not agree."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp_network", description=__doc__.splitlines()[0])
+    parser = make_parser("ddp_network", __doc__, 5, "turns that each variant takes")
     parser.add_argument("--mbit-per-s", type=int, nargs="+", default=[1000, 200], help="rates of the link")
     parser.add_argument("--workload", choices=list(WORKLOADS), default="resnet18", help="what is trained")
-    parser.add_argument("--rounds", type=int, default=5, help="turns that each variant takes")
     parser.add_argument("--steps", type=int, default=2, help="counted steps per turn")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for ddp_network_RATE.json")
     options = parser.parse_args(argv)
     if missing := missing_for_nodes():
         parser.error(missing)
 
     agree = True
+    shared = {"workload": options.workload, "rounds": options.rounds, "steps": options.steps}
+    settings = shared | {"batch_size_per_rank": WORKLOADS[options.workload].batch_size, "ranks": RANKS, "threads": 1}
+    settings |= {"powersgd_rank": POWERSGD_RANK, "powersgd_full_steps": POWERSGD_FULL_STEPS}
     for rate in options.mbit_per_s:
+        task = shared | {"variants": VARIANTS, "mbit_per_s": rate, "profiled_steps": PROFILED_STEPS}
         with start_nodes(RANKS) as nodes:
-            outcome = run_ranks(
-                time_variants,
-                nodes,
-                _TIMEOUT_S,
-                workload=options.workload,
-                variants=VARIANTS,
-                rounds=options.rounds,
-                steps=options.steps,
-                mbit_per_s=rate,
-                profiled_steps=PROFILED_STEPS,
-            )[0]
-        result = compare(outcome) | {
-            "settings": {
-                "workload": options.workload,
-                "batch_size_per_rank": WORKLOADS[options.workload].batch_size,
-                "mbit_per_s": rate,
-                "ranks": RANKS,
-                "threads": 1,
-                "powersgd_rank": POWERSGD_RANK,
-                "powersgd_full_steps": POWERSGD_FULL_STEPS,
-                "rounds": options.rounds,
-                "steps": options.steps,
-            },
-            "machine": machine(),
-        }
+            outcome = run_ranks(time_variants, nodes, _TIMEOUT_S, **task)[0]
+        result = compare(outcome) | {"settings": settings | {"mbit_per_s": rate}, "machine": machine()}
         write_result(options.results, f"ddp_network_{rate}", result)
         agree &= result["losses_agree"]
         print(f"{rate} Mbit/s\n{in_words(result)}", flush=True)

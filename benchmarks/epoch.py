@@ -38,7 +38,7 @@ from typing import Any
 
 import torchvision.datasets
 
-from benchmarks.measure import RESULTS, in_turns, machine, median_ratio, ratios, write_result
+from benchmarks.measure import in_turns, machine, make_parser, median_ratio, ratios, write_result
 from train.config import to_argv
 
 PROCESSES = 2
@@ -83,17 +83,15 @@ class Run:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure and write results/epoch_WORKLOAD.json; return 1 if the losses of a workload do not agree."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.epoch", description=__doc__.splitlines()[0])
+    parser = make_parser("epoch", __doc__, 3, "epochs that each variant trains, each from new weights")
     parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all", help="what is trained")
     parser.add_argument("--data-root", default="data", help="folder of the datasets, downloaded if absent")
-    parser.add_argument("--rounds", type=int, default=3, help="epochs that each variant trains, each from new weights")
     parser.add_argument("--max-steps", type=int, help="end each epoch after so many steps, for a quick look")
     parser.add_argument("--dropout", type=float, help="dropout rate of all variants; default: the model's own")
     parser.add_argument(
         "--sync-batchnorm", action=argparse.BooleanOptionalAction, default=True, help="measure ours_sync_batchnorm, too"
     )
     parser.add_argument("--tolerance", type=float, default=0.03, help="relative difference that losses may have")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for epoch_WORKLOAD.json")
     options = parser.parse_args(argv)
 
     agree = True

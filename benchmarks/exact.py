@@ -7,7 +7,6 @@ the docs; they take turns, and a round's time is the median of its steps but the
 process with one large model: how far its peak is above what it has before the first step, in sizes of all gradients.
 """
 
-import argparse
 import json
 import os
 import resource
@@ -24,7 +23,7 @@ import torch
 from torch import nn, optim
 from torch.utils.data import TensorDataset
 
-from benchmarks.measure import RESULTS, in_turns, machine, median_ratio, ratios, write_result
+from benchmarks.measure import in_turns, machine, make_parser, median_ratio, ratios, write_result
 from train import Run
 from train.datasets import tokens
 
@@ -42,11 +41,9 @@ SLICES = (1, 2, 4, 8)
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.exact", description=__doc__.splitlines()[0])
+    parser = make_parser("exact", __doc__, 3, "runs of each variant")
     parser.add_argument("--workload", choices=WORKLOADS, action="append", help="model_samples of a slice; default: all")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each variant")
     parser.add_argument("--max-steps", type=int, help="end each run after so many steps, for a quick look")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for exact.json")
     options = parser.parse_args(argv)
 
     seconds = {}

@@ -13,7 +13,6 @@ the files is timed, but drawing the order of the epoch is.  All variants live in
 Their outputs are compared first: for the same indices, ours and torchvision must give the same images and labels.
 """
 
-import argparse
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
-from benchmarks.measure import RESULTS, in_turns, machine, median_ratio, ratios, write_result
+from benchmarks.measure import in_turns, machine, make_parser, median_ratio, ratios, write_result
 from train.data.batches import Batches
 from train.data.sampler import ShardSampler
 from train.datasets import Samples
@@ -40,10 +39,8 @@ _NUM_COMPARED = 1000
 
 def main(argv: list[str] | None = None) -> int:
     """Compare, measure and write results/input.json; return 1 if the variants do not give the same values."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.input", description=__doc__.splitlines()[0])
+    parser = make_parser("input", __doc__, 5, "epochs that each variant reads")
     parser.add_argument("--data-root", default="data", help="folder of MNIST/raw, which is downloaded if absent")
-    parser.add_argument("--rounds", type=int, default=5, help="epochs that each variant reads")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for input.json")
     options = parser.parse_args(argv)
 
     # torchrun gives each of several processes one thread, too.

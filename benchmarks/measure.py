@@ -4,11 +4,11 @@ Times on one machine say little about another, and two runs on a busy machine li
 variants of a comparison take turns, each round gives one ratio, and the median of the ratios is the result.
 """
 
+import argparse
 import json
 import math
 import os
 import platform
-import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 RESULTS = Path(__file__).parent / "results"
+LINE_WIDTH = 600  # of the files there; nobody reads the rounds
 
 T = TypeVar("T")
 
@@ -79,15 +80,18 @@ def write_result(folder: Path, name: str, result: Mapping[str, Any]) -> None:
     NaN and infinity become words, because JSON cannot hold them.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_rounded(result), indent=1, allow_nan=False)
-    # A list or mapping of plain values is one line.
-    text = re.sub(
-        r"([\[{])\n\s*([^][{}]*?)\n\s*([]}])", lambda found: found[1] + re.sub(r"\n\s*", " ", found[2]) + found[3], text
-    )
     # At once: a process that is killed before leaves the old file.
     partial = folder / f"{name}.json.partial"
-    partial.write_text(f"{text}\n")
+    partial.write_text(f"{_text(_rounded(result))}\n")
     partial.replace(folder / f"{name}.json")
+
+
+def make_parser(name: str, doc: str, rounds: int, a_round_is: str) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark, with the flags that all have."""
+    made = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=doc.splitlines()[0])
+    made.add_argument("--rounds", type=int, default=rounds, help=a_round_is)
+    made.add_argument("--results", type=Path, default=RESULTS, help=f"folder for {name}*.json")
+    return made
 
 
 def _version(package: str) -> str | None:
@@ -96,6 +100,17 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _text(value: Any, depth: int = 0) -> str:
+    """Return JSON in which a line holds as much as fits, and all plain values of a list or mapping."""
+    line = json.dumps(value, allow_nan=False)
+    parts = list(value.values()) if isinstance(value, dict) else value
+    if len(line) <= LINE_WIDTH or not any(isinstance(part, dict | list) for part in parts):
+        return line
+    names = [f"{json.dumps(name)}: " for name in value] if isinstance(value, dict) else [""] * len(parts)
+    lines = [f"{' ' * (depth + 1)}{name}{_text(part, depth + 1)}" for name, part in zip(names, parts, strict=True)]
+    return "\n".join([line[0], ",\n".join(lines), f"{' ' * depth}{line[-1]}"])
 
 
 def _rounded(value: Any) -> Any:

@@ -13,7 +13,6 @@ The first run installs each peer from PyPI into a separate environment.  With --
 installed peer instead.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import RESULTS, in_turns, machine, median_ratio, ratios, write_result
+from benchmarks.measure import in_turns, machine, make_parser, median_ratio, ratios, write_result
 
 ROOT = Path(__file__).parent.parent
 # nemo_run 0.11.1 imports something that leptonai 0.47 no longer has.
@@ -40,11 +39,9 @@ TARGET_RATIO = 0.6
 
 def main(argv: list[str] | None = None) -> int:
     """Measure and write results/render.json; return 1 if an artifact grows with the number of nodes."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.render", description=__doc__.splitlines()[0])
+    parser = make_parser("render", __doc__, 10, "how often each command is started")
     parser.add_argument("--torchx", type=Path, help="path of torchx; default: installed from PyPI")
     parser.add_argument("--nemo-run", type=Path, help="path of a Python with nemo_run; default: installed from PyPI")
-    parser.add_argument("--rounds", type=int, default=10, help="how often each command is started")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for render.json")
     options = parser.parse_args(argv)
     torchx = options.torchx or installed("torchx") / "torchx"
     nemo_run = options.nemo_run or installed("nemo_run") / "python"

@@ -6,8 +6,7 @@ Sources: PyTorch's tutorial "Writing Distributed Applications" (all_reduce and d
 PyTorch's MNIST example (transforms, loop).
 
 It shares with our code what is not compared: the flags, the model and its initial weights, the format of its record.
-The clock runs as for our `train_seconds`: from before the first batch to the last step.  The start of the DataLoader's
-workers is included, because in this style they are restarted in each epoch.
+Its clock runs as for our `train_seconds`; see benchmarks/epoch.py.
 """
 
 import time
