@@ -1,13 +1,14 @@
 """Run a function on several processes of one thread each that are connected as the ranks of one job: `run_ranks`.
 
 The processes meet through a file, so they may sit in different network namespaces.  They end when the process that
-started them ends, even if it is killed.
+started them ends, even if it is killed.  `run_as_torchrun` leaves it to the function to connect them.
 """
 
 import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
+from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,45 @@ def run_ranks(
                 process.kill()
                 process.wait()
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(len(nodes))]
+
+
+def run_as_torchrun(
+    processes: int, preload: Sequence[str], function: Callable[..., None], *arguments: Any, may_fail: bool = False
+) -> None:
+    """Run `function(*arguments)` in processes with torchrun's variables; when one fails, SIGTERM ends the others.
+
+    preload: modules that are imported once for all calls.
+    Raises RuntimeError if one fails that must not.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    context = get_context("forkserver")
+    context.set_forkserver_preload([*preload])
+    places = [(rank, processes, port, function, arguments) for rank in range(processes)]
+    ranks = [context.Process(target=_rank_of_torchrun, args=place) for place in places]
+    for rank in ranks:
+        rank.start()
+    while running := [rank for rank in ranks if rank.exitcode is None]:
+        for rank in running if any(rank.exitcode for rank in ranks) else ():
+            rank.terminate()
+        connection.wait([rank.sentinel for rank in running])
+    if not may_fail and any(codes := [rank.exitcode for rank in ranks]):
+        raise RuntimeError(f"{processes} processes ended with the exit codes {codes}")
+
+
+def _rank_of_torchrun(rank: int, processes: int, port: int, function: Callable[..., None], arguments: Any) -> None:
+    import torch
+
+    counts = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    variables = {**counts, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "benchmark"}
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    torch.set_num_threads(1)
+    try:
+        function(*arguments)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # multiprocessing would leave out what the function has put there
+        os._exit(1)
+    os._exit(0)
 
 
 def python_path(root: Path = ROOT) -> str:

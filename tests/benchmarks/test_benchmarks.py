@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.own_loop import NEEDS
 from benchmarks.ranks import python_path
 from tests.idx import write_split
 from train.datasets.synthetic import load
@@ -75,3 +76,19 @@ def test_exact_benchmark_finds_the_memory_that_the_docs_state(tmp_path: Path) ->
     assert result["ratio"]["mlp_32"] > 0
     peaks = result["gradients_in_memory_by_slices_of_a_process"]
     assert [peaks[name] for name in ("1", "2", "4", "8")] == pytest.approx([2, 3, 4, 5], rel=0.05)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("loop", ["ddp", "accelerate", "fabric"])
+def test_own_loop_benchmark_counts_samples_and_times_steps(loop: str, tmp_path: Path) -> None:
+    module = NEEDS[loop]
+    pytest.importorskip(module, reason=f"{module} is no dependency of the project: pip install {module}")
+    run_benchmark("own_loop", f"--peers={loop}", "--kills=1", f"--results={tmp_path}")
+    run_benchmark("own_loop", f"--peers={loop}", "--rounds=1", f"--results={tmp_path}")
+
+    counted = read_result(tmp_path, "own_loop_kills")
+    assert counted["lines_of_code"]["ours"] < counted["lines_of_code"][loop]
+    assert [counts[:2] for case in counted["ours"].values() for counts in case] == [[0, 0]] * 3
+    repeated, skipped, done_again = counted[loop]["no kill"][0]
+    assert (repeated > 0, skipped, done_again) == (True, 0, 0)  # padding
+    assert set(read_result(tmp_path, "own_loop")["ratio"]) == {f"mlp / {loop}", f"mnist_cnn / {loop}"}
