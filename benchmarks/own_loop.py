@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     texts = {loop: Path(__file__).with_name("peers").joinpath(f"loop_{loop}.py").read_text() for loop in loops}
     result["lines_of_code"] = {loop: sum(map(bool, text.splitlines()[1:])) for loop, text in texts.items()}
     write_result(options.results, result["benchmark"], result | {"machine": machine()})
-    print(json.dumps(result, indent=1))
+    print((options.results / f"{result['benchmark']}.json").read_text())
 
 
 def times(loops: list[str], rounds: int) -> dict[str, Any]:
