@@ -99,7 +99,7 @@ def run_as_torchrun(
     context = get_context("forkserver")
     context.set_forkserver_preload([*preload])
     places = [(rank, processes, port, function, arguments) for rank in range(processes)]
-    ranks = [context.Process(target=_rank_of_torchrun, args=place) for place in places]
+    ranks = [context.Process(target=_rank_of_torchrun, args=place, daemon=True) for place in places]
     for rank in ranks:
         rank.start()
     while running := [rank for rank in ranks if rank.exitcode is None]:
@@ -116,6 +116,7 @@ def _rank_of_torchrun(rank: int, processes: int, port: int, function: Callable[.
     counts = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     variables = {**counts, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "benchmark"}
     os.environ.update({name: str(value) for name, value in variables.items()})
+    end_with_parent()
     torch.set_num_threads(1)
     try:
         function(*arguments)
