@@ -51,9 +51,13 @@ class SubtreeSums:
     def __init__(self) -> None:
         self.nodes: list[tuple[int, int, Tensor]] = []
 
+    def has_sibling(self, level: int, number: int) -> bool:
+        """Return True if the subtree is the right half of a larger one whose left half is the last node."""
+        return number % 2 == 1 and bool(self.nodes) and self.nodes[-1][:2] == (level, number - 1)
+
     def add(self, level: int, number: int, vector: Tensor) -> None:
         """Add the next subtree to the right, and those together that are now whole, in the memory of the left one."""
-        while number % 2 and self.nodes and self.nodes[-1][:2] == (level, number - 1):
+        while self.has_sibling(level, number):
             vector = self.nodes.pop()[2].add_(vector)
             level, number = level + 1, number // 2
         self.nodes.append((level, number, vector))
@@ -68,13 +72,10 @@ class SubtreeSums:
 
 @cache
 def subtrees(numbers: range) -> tuple[list[tuple[int, int]], int]:
-    """Return the (level, number) of the subtrees that SubtreeSums makes of these slices; and how many it has at most.
-
-    Those at most include the next slice, before it is added.
-    """
+    """Return the (level, number) of the subtrees that are left of these slices, and the vectors that TreeSum needs."""
     sums, most = SubtreeSums(), 0
     for number in numbers:
-        most = max(most, len(sums.nodes) + 1)
+        most = max(most, len(sums.nodes) + (not sums.has_sibling(0, number)))
         sums.add(0, number, torch.empty(0))
     return [(level, number) for level, number, _ in sums.nodes], most
 
@@ -91,8 +92,11 @@ class TreeSum:
         self._size, self._like, self._group, self._shared = size, like, group, shared
         self._rows: list[Tensor] = []
 
-    def begin(self, slices: Sequence[range]) -> None:
-        """Start a sum of slices with these numbers, one range for each rank of the group.  A collective."""
+    def begin(self, slices: Sequence[range]) -> Tensor:
+        """Start a sum of slices with these numbers, one range for each rank of the group.  A collective.
+
+        Returns the memory in which the total will be.
+        """
         self._slices, self._sums = slices, SubtreeSums()
         padded = -(-self._size // len(slices)) * len(slices)
         while len(self._rows) < max(subtrees(numbers)[1] for numbers in slices):
@@ -100,22 +104,24 @@ class TreeSum:
                 self._rows.append(self._like.new_zeros(padded))
             else:
                 self._rows.append(self._shared.allocate(padded, self._like.dtype))
+        return self._rows[0]
 
     def renew(self) -> None:
         """Leave the memory of the last total to somebody else."""
         first = self._rows[0]
         self._rows[0] = torch.zeros_like(first) if self._shared is None else self._shared.renew(first)
 
-    def vector(self) -> Tensor:
-        """Return the memory for the next slice's vector."""
-        return self._row()[: self._size]
-
-    def add(self, number: int) -> None:
-        """Add the vector of a slice of this rank; in the order of the numbers."""
-        self._sums.add(0, number, self._row())
-
-    def _row(self) -> Tensor:
-        return self._rows[len(self._sums.nodes)]
+    def add(self, number: int, parts: Sequence[Tensor]) -> None:
+        """Add the vector of a slice of this rank, the parts one after the other; in the order of the numbers."""
+        parts = [part.reshape(-1).to(self._like.dtype) for part in parts]
+        if self._sums.has_sibling(0, number):  # which takes it in without a vector of its own
+            row = self._sums.nodes.pop()[2]
+            torch._foreach_add_(row[: self._size].split([part.numel() for part in parts]), parts)
+            self._sums.add(1, number // 2, row)
+        else:
+            row = self._rows[len(self._sums.nodes)]
+            torch.cat(parts, out=row[: self._size])
+            self._sums.add(0, number, row)
 
     def total(self) -> Tensor:
         """Return the sum over all slices, the same bits on any number of ranks.  A collective."""

@@ -64,8 +64,7 @@ class ExactStep(Step):
         self._at, self._nth = at, self._nth + 1 if at == self._at else 0
         numbers, sizes = of_ranks[position.rank], self._sizes(position)
         sums, parts = self._sum(params, buffers), list[StepResult]()
-        sums.begin(of_ranks)
-        holders = num_holders(sums.vector(), [])
+        holders = num_holders(sums.begin(of_ranks), [])
         if holders != self._holders.setdefault(sums, holders):  # somebody has kept a gradient
             sums.renew()
         # A rank without slices calls the function, too, to know what it returns.
@@ -78,8 +77,7 @@ class ExactStep(Step):
                 raise UserError("a forward replaces a buffer, and logical_world needs it changed in place: use copy_()")
             if number >= 0:
                 self.scaler.scale(loss).backward()
-                pack(sums.vector(), params, buffers, before)
-                sums.add(number)
+                sums.add(number, parts_of_sum(params, buffers, before))
             for param in params:
                 param.grad = None
         unpack(sums.total(), params, buffers, before, num_slices=of_ranks[-1].stop)
@@ -118,14 +116,14 @@ def wide(params: Sequence[Tensor]) -> torch.dtype:
 
 
 @torch.no_grad()
-def pack(vector: Tensor, params: Sequence[nn.Parameter], buffers: Sequence[Tensor], before: Sequence[Tensor]) -> None:
-    """Write gradients, what the buffers have changed by, and 1 for each parameter with a gradient, into the vector."""
+def parts_of_sum(params: Sequence[nn.Parameter], buffers: Sequence[Tensor], before: Sequence[Tensor]) -> list[Tensor]:
+    """Return gradients, what the buffers have changed by, and 1 for each parameter with a gradient."""
     if any(param.is_complex() for param in params):
         raise UserError("logical_world adds real numbers only, and the model has complex parameters")
     grads = [torch.zeros_like(param) if param.grad is None else param.grad.to_dense() for param in params]
     used = torch.tensor([float(param.grad is not None) for param in params], device=params[0].device)
     changes = [torch.where(now == old, 0, now - old) for now, old in zip(buffers, before, strict=True)]
-    torch.cat([tensor.reshape(-1).to(vector.dtype) for tensor in (*grads, *changes, used)], out=vector)
+    return [*grads, *changes, used]
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ from train.cpu.shared_memory import SharedMemory
 from train.data.shard import share
 from train.datasets import tokens
 from train.errors import UserError
-from train.loop.exact_step import pack, unpack
+from train.loop.exact_step import parts_of_sum, unpack
 from train.run import Run
 from train.world.environment import World
 
@@ -222,8 +222,7 @@ def _sums(world: World, shared: bool) -> list[torch.Tensor]:
             for _ in range(2):  # with the same memory
                 sums.begin(slices)
                 for number in slices[world.rank]:
-                    sums.vector().copy_(vectors[number])
-                    sums.add(number)
+                    sums.add(number, vectors[number].split(2))
                 found.append(sums.total().clone())
     return found
 
@@ -253,7 +252,6 @@ def test_buffer_that_no_slice_changes_stays_as_it_is() -> None:
     before, sums = [buffer.clone()], TreeSum(5, torch.empty(0), None, None)
     sums.begin([range(3)])
     for number in range(3):
-        pack(sums.vector(), [param], [buffer], before)
-        sums.add(number)
+        sums.add(number, parts_of_sum([param], [buffer], before))
     unpack(sums.total(), [param], [buffer], before, num_slices=3)
     assert torch.equal(buffer, before[0]) and param.grad is None
