@@ -128,7 +128,11 @@ class Course:
         """Tell the other ranks why this one ends, and save what can be saved."""
         missing_ranks.report_failure(error)
         if self._saving is not None and not isinstance(error, WorthlessWeights) and not self.engine.is_updating:
-            self.saving.save_after_failure(self.steps_done, self.state_dict, self.device, error)
+            self.saving.save_after_failure(self.steps_done, self._state_of_last_step, self.device, error)
+
+    def _state_of_last_step(self) -> dict[str, Any]:
+        self.engine.undo()
+        return self.state_dict()
 
     def _open(self) -> None:
         config, world, is_rank_0 = self.config, self.world, self.rank == 0
@@ -178,7 +182,7 @@ class Course:
         samples, own = len(sampler.stretch()), sum(map(len, sampler.shares()))
         self.steps_done += 1
         sampler.advance()
-        self.engine.is_updating = False
+        self.engine.is_updating = self.engine.is_in_batch = False
         for kind, text in step.incidents:
             self.report(kind, text)
         if step.result is not None:

@@ -23,7 +23,7 @@ from train.data.batches import pieces
 from train.ddp.gradient_hooks import num_holders
 from train.errors import UserError
 from train.loop.numerics import seed
-from train.loop.step import Step, StepResult, Work
+from train.loop.step import BufferCopies, Step, StepResult, Work
 from train.strategies import Context, Wrapped, replicated
 from train.world.environment import World
 from train.world.placement import processor, refuse_unlike
@@ -43,7 +43,7 @@ class ExactStep(Step):
         reason = "their bits may differ. Choose nodes of one kind, or leave out --logical-world"
         refuse_unlike(", ".join(self.computes_on().values()), context.group, reason)
         self.ranks_averaged = 1  # gradients are sums
-        self._may_undo = True  # the buffers, before each slice
+        self._may_undo = True  # what a failed step has done to the buffers
         self._at, self._nth = (0, 0), 0  # the position of the last step, and how many steps it had before
         group = context.group or dist.group.WORLD
         self._shared = SharedMemory.of_one_host(group) if group and self.device.type == "cpu" else None
@@ -60,6 +60,7 @@ class ExactStep(Step):
         params = [param for wrapped in models for param in wrapped.module.parameters() if param.requires_grad]
         buffers = self._all_buffers()
         before, of_ranks = [each.clone() for each in buffers], position.slices_of_ranks()
+        found = BufferCopies([wrapped.module for wrapped in self.models])  # the loop may have changed them
         at = position.epoch, position.step
         self._at, self._nth = at, self._nth + 1 if at == self._at else 0
         numbers, sizes = of_ranks[position.rank], self._sizes(position)
@@ -69,7 +70,7 @@ class ExactStep(Step):
             sums.renew()
         # A rank without slices calls the function, too, to know what it returns.
         for number, piece, size in zip(numbers or [-1], pieces(work.batch, sizes or [0]), sizes or [0], strict=True):
-            self._buffers.restore()
+            found.restore()
             seed(self.device, self.config.seed, *at, number, self._nth)
             loss, part = self._loss(work, copied(piece), size)
             parts.append(part)

@@ -93,6 +93,7 @@ class Step:
         self.micro_batches = config.accumulate
         # While this is true, the weights are in a state neither before nor after a step.  The session resets it.
         self.is_updating = False
+        self.is_in_batch = False  # since begin_batch(), until the session counts the step
         self._skipped_in_a_row, self._is_fresh = 0, False
         self._may_undo = config.on_nonfinite != "stop_late" or config.on_oom == "halve"
         self._trained: dict[tuple[int, int], _Trained] = {}
@@ -113,7 +114,12 @@ class Step:
         """Remember what a skipped step must not change."""
         if self._may_undo and self.models:
             self._buffers.keep()
-        self._is_fresh = True
+        self._is_fresh = self.is_in_batch = True
+
+    def undo(self) -> None:
+        """Give the buffers back what they held before a batch whose step has not come as far as the optimizer."""
+        if self._may_undo and self.models and self.is_in_batch:
+            self._buffers.restore()
 
     def run(self, work: Work) -> StepResult:
         """Train one step on this rank's share of the global batch.

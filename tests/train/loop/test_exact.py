@@ -141,6 +141,35 @@ def test_two_steps_a_batch_with_buffers_frozen_and_unused_parts_have_the_same_bi
     assert len({end(folder) for folder in tmp_path.iterdir()}) == 1
 
 
+def _sets_a_buffer_and_fails_in_the_second_step(folder: Path, logical_world: int | None) -> tuple[list[int], int]:
+    run = Run(logical_world=logical_world, sync_batchnorm=False, checkpoint_dir=str(folder))
+    model = run.wrap(_Counting())
+    optimizer = torch.optim.SGD((param for param in model.parameters() if param.requires_grad), lr=0.1)
+    run.restore(model=model, optimizer=optimizer)
+    (seen,), found = [buffer for name, buffer in model.named_buffers() if name.endswith("seen")], list[int]()
+
+    def outputs(batch: list[torch.Tensor]) -> torch.Tensor:
+        result: torch.Tensor = model(batch[0])
+        assert not run.steps_done, "fails"
+        return result
+
+    with pytest.raises(AssertionError, match="fails") as failure:
+        for _ in run.epochs(1):
+            for batch in run.batches(TensorDataset(torch.randn(40, 3)), batch_size=20):
+                seen.fill_(100 * (run.steps_done + 1))
+                run.step(outputs, batch, optimizer)
+                found.append(int(seen))
+    run.failed(failure.value)
+    return found, int(torch.load(folder / "step-00000001" / "state.pt", weights_only=True)["model"]["seen"])
+
+
+@pytest.mark.parametrize(("logical_world", "seen"), [(4, 105), (None, 120)])
+def test_buffer_that_the_loop_sets_counts_and_a_failed_step_leaves_none_of_it_in_the_checkpoint(
+    logical_world: int | None, seen: int, tmp_path: Path
+) -> None:
+    assert launched(1, _sets_a_buffer_and_fails_in_the_second_step, tmp_path, logical_world) == [([seen], seen)]
+
+
 class _Keeping(torch.optim.SGD):
     kept: ClassVar[list[tuple[torch.Tensor | None, torch.Tensor]]] = []
 
