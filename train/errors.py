@@ -38,7 +38,7 @@ def naming_failures(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{what}: {error.strerror}") from None
+        raise UserError(f"{what}: {error.strerror or error}") from None  # NumPy's have a text of their own
 
 
 def refuse_without(package: str, option: str, extra: str) -> None:

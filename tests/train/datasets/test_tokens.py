@@ -1,6 +1,7 @@
 """The token file: rows and their targets, what is read of it, and what is said if it is missing or damaged."""
 
 import json
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,19 @@ def test_a_leading_tilde_is_the_home_folder_of_a_known_user(
     (tmp_path / "text").write_bytes(bytes(200))
     assert tokens.main([f"--data-root={folder}", "--context=9", "text"]) == 0
     assert (tmp_path / written / "tokens" / "train.npy").is_file()
+
+
+def test_a_file_that_cannot_be_written_whole_is_named_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_bytes(bytes(50_000))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))  # as on a full disk
+    try:
+        assert tokens.main([f"--data-root={tmp_path}", str(tmp_path / "text")]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "tokens: 45000 requested and" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32])
