@@ -15,6 +15,7 @@ from lint.words import Text
 _FOR_SHELLS = re.compile(r"\$(?:\w+|[{(][^})]*[})]?)|`[^`]*`?|^~\w*(?=/)")
 _PORTS = ("MASTER_PORT", "PORT", "RDZV_PORT", "PET_MASTER_PORT")
 _RANDOM = re.compile(r"\$?RANDOM\s*(?:%\s*(\d+)\s*)?\+\s*(\d+)|(\d+)\s*\+\s*\$?RANDOM\s*(?:%\s*(\d+))?")
+_MODULO = re.compile(r"%\s*(\d+)[\s)]*\+\s*(\d+)|(\d+)\s*\+[\s(]*[^\s%()+*/-]+\s*%\s*(\d+)")
 _OF_A_TASK = re.compile(r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID))\}?$")
 _RANKS = {"RANK", "NODE_RANK", "LOCAL_RANK", "PET_NODE_RANK", "MACHINE_RANK", "GROUP_RANK"}
 _TASK_NAMES = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
@@ -59,10 +60,10 @@ def sbatch_refuses_it(script: Script) -> Iterator[Fault]:
 
 def port_cannot_be(script: Script) -> Iterator[Fault]:
     for text, value in _ports(script):
-        random = _RANDOM.search(value)
+        varies = _RANDOM.search(value) or _MODULO.search(value)
         most = number(value) or 0
-        if random:
-            most = int(random[2] or random[3]) + int(random[1] or random[4] or 32767)
+        if varies:
+            most = int(varies[2] or varies[3]) + int(varies[1] or varies[4] or 32768) - 1
         if most > 65535:
             yield Fault(text, f"a port can be {most}, but ports end at 65535")
 

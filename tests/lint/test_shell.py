@@ -109,3 +109,16 @@ def test_gpus_are_idle_only_if_nothing_else_runs(tmp_path: Path) -> None:
     one = "export CUDA_VISIBLE_DEVICES=0\naccelerate launch --num_processes 1 a.py\n"
     assert rules(tmp_path, f"#!/bin/bash\n#SBATCH --gpus=2\nnvidia-smi dmon &\n{one}") == ["gpus-stay-idle"]
     assert rules(tmp_path, f"#!/bin/bash\n#SBATCH --gpus=2\npython serve.py &\n{one}") == []
+
+
+@pytest.mark.parametrize(
+    ("port", "found"),
+    [
+        ("60000 + SLURM_JOB_ID % 10000", ["port-cannot-be"]),
+        ("(10#${SLURM_JOB_ID} % 10000) + 60000", ["port-cannot-be"]),
+        ("55536 + SLURM_JOB_ID % 10000", []),  # at most 65535
+        ("RANDOM % 10000 + 55536", []),
+    ],
+)
+def test_port_from_a_remainder_is_refused_if_it_can_be_too_large(tmp_path: Path, port: str, found: list[str]) -> None:
+    assert rules(tmp_path, f"#!/bin/bash\nexport MASTER_PORT=$(({port}))\npython train.py\n") == found
