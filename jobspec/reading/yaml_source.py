@@ -77,13 +77,16 @@ def read(file: str) -> str:
     Raises SpecError if it is not UTF-8 text or larger than MAX_BYTES, OSError if it cannot be read.
     """
     name = name_of(file)
-    if file == "-":
-        if sys.stdin is None:  # closed by the caller
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF), name)
-        data = sys.stdin.buffer.read(MAX_BYTES + 1)
-    else:
-        with pathlib.Path(file).open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+    try:
+        if file == "-":
+            if sys.stdin is None:  # closed by the caller
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with pathlib.Path(file).open("rb") as stream:
+                data = stream.read(MAX_BYTES + 1)
+    except OSError as error:  # that of a read names no file
+        raise OSError(error.errno, error.strerror, name) from None
     if len(data) > MAX_BYTES:
         raise SpecError([Problem(_start(name), f"larger than {MAX_BYTES >> 20} MiB, too large for a job spec")])
     try:

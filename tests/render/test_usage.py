@@ -48,6 +48,7 @@ def test_schema_is_json() -> None:
         (["torchrun", "jobs.yaml"], "jobs.yaml: No such file or directory\n  hint: did you mean job.yaml?\n"),
         (["torchrun", "zzz.yaml"], "zzz.yaml: No such file or directory\n  hint: files in .: job.yaml\n"),
         (["torchrun", "."], ".: Is a directory\n  hint: name a file in it\n"),
+        (["torchrun", "/proc/self/mem"], "/proc/self/mem: Input/output error\n"),  # opens, and cannot be read
         (
             ["torchrun", "job.yaml", "-o", "none/job.sh"],
             "none/job.sh: No such file or directory\n  hint: there is no folder none\n",
