@@ -61,7 +61,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecords]:
 def _read(folder: Path, name: str, problems: list[str]) -> RunRecords:
     file, run = folder / "metrics.jsonl", RunRecords(name)
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         problems.append(f"cannot read {file}: {error.strerror}. Give the folder that was the --run-dir of a run")
         return run
@@ -69,9 +69,9 @@ def _read(folder: Path, name: str, problems: list[str]) -> RunRecords:
     for line in lines:
         try:
             record = json.loads(line)
-        except ValueError:
-            continue  # the last line of a run that was killed while it wrote
-        event = record.get("event")
+            event = record.get("event")
+        except (ValueError, AttributeError):
+            continue  # the last line of a run that was killed while it wrote, or another program's file
         if event == "start":
             run.starts.append(record)
             run.end = None

@@ -115,7 +115,7 @@ def test_run_that_had_ended_before_it_was_resumed_is_named_as_such(
 
 def test_folders_without_a_run_are_all_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / "metrics.jsonl").write_text('{"event": "start"}\n')
+    (tmp_path / "begun" / "metrics.jsonl").write_bytes(b'{"event": "start"}\n[1]\n\xff\n')  # and what is no record
     code, lines, errors = _said(capsys, tmp_path / "absent", tmp_path / "begun", "--out", tmp_path / "out")
     assert (code, lines) == (1, [])
     assert re.search(r"cannot read .*absent/metrics.jsonl: No such file.* --run-dir of a run\n", errors)
