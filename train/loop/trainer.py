@@ -177,3 +177,5 @@ def refuse_impossible_export(path: str) -> None:
     # In this order: is_dir raises an error if the path to the folder cannot be read.
     if not os.access(folder, os.W_OK | os.X_OK) or not folder.is_dir():
         raise UserError(f"--export: cannot write {path}: {folder} does not exist or is not a writable folder")
+    if Path(path).is_dir():
+        raise UserError(f"--export: cannot write {path}: it is a folder; name a file in it")

@@ -44,6 +44,8 @@ _TOO_LONG = "folder/" * 1000 + "weights"  # as a folder that this user may not r
 def test_export_that_cannot_be_written_is_refused_before_the_training() -> None:
     with pytest.raises(UserError, match=r"^--export: cannot write folder/.* does not exist or is not"):
         refuse_impossible_export(_TOO_LONG)
+    with pytest.raises(UserError, match=r"^--export: cannot write /: it is a folder; name a file"):
+        refuse_impossible_export("/")
 
 
 def _refused_at_the_end(world: World) -> str:
