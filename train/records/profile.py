@@ -38,7 +38,8 @@ class Profile(Observer):
         first, _, last = steps.partition(":")
         self._first, self._last, self._rank, self._device = int(first), int(last), rank, device
         self._file = Path(run_dir) / "profile" / f"rank-{rank}.pt.trace.json"
-        with naming_failures(f"--run-dir: cannot write {self._file.parent}"):
+        self._failure = f"--run-dir: cannot write {self._file.parent}"
+        with naming_failures(self._failure):
             self._file.parent.mkdir(parents=True, exist_ok=True)
         self._running: profile | None = None
         self._mark = record_function("")
@@ -65,7 +66,8 @@ class Profile(Observer):
         running.stop()
         running.export_chrome_trace(str(self._file))
         text = in_words(summarize(running), self._last - self._first + 1)
-        self._file.with_name(f"rank-{self._rank}.txt").write_text(text + "\n")
+        with naming_failures(self._failure):
+            self._file.with_name(f"rank-{self._rank}.txt").write_text(text + "\n")
         if self._rank == 0:
             say(f"{text}\ntrace for chrome://tracing and ui.perfetto.dev: {self._file}")
 

@@ -42,6 +42,12 @@ def test_the_chosen_ranks_write_a_trace_of_the_chosen_steps(ranks: str, written:
         assert "communication hidden behind computing: 0.00 ms" in summary
 
 
+def test_a_summary_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "profile" / "rank-0.txt").mkdir(parents=True)  # as on a full disk
+    with pytest.raises(RuntimeError, match=r"UserError: --run-dir: cannot write .*profile: Is a directory"):
+        train_on_ranks(1, *_FLAGS, "--profile=2:2", f"--run-dir={tmp_path}", "--max-steps=3")
+
+
 def test_the_summary_has_milliseconds_a_step_and_shares() -> None:
     summary = Summary(total=0.4, input_wait=0.02, hidden=0.1, exposed=0.04, top=[("aten::mm", 0.2)])
     assert in_words(summary, num_steps=4).splitlines() == [
