@@ -7,7 +7,6 @@ recognised.  A file with neither such a header nor such a name is hand-written a
 
 import re
 import shlex
-from collections.abc import Iterator
 from itertools import islice, takewhile
 from pathlib import Path
 
@@ -29,14 +28,8 @@ def check(root: Path = ROOT, write: bool = False) -> str:
 
     With `write`, such files are overwritten, and the report holds only what cannot be rendered.
     """
-    return "".join(_check(file, root, write) for file in _examples(root))
-
-
-def _examples(root: Path) -> Iterator[Path]:
-    for folder in FOLDERS:
-        for file in sorted((root / folder).rglob("*")):
-            if file.is_file() and (_target_in_name(file) or _header(file)):
-                yield file
+    files = (file for folder in FOLDERS for file in sorted((root / folder).rglob("*")) if file.is_file())
+    return "".join(_check(file, root, write) for file in files if _target_in_name(file) or _header(file))
 
 
 def _check(file: Path, root: Path, write: bool) -> str:
@@ -46,7 +39,10 @@ def _check(file: Path, root: Path, write: bool) -> str:
         return f"{name}: the line `# Rendered by …` is missing at the top: render the file again\n"
     try:
         target, specs, overrides, sweep_index = _parse(command)
-        new = render(target, [_found(root, spec) for spec in specs], overrides, sweep_index=sweep_index)
+        # A header has only the names of the spec files.
+        paths = [[root / folder / spec for folder in SPECS] for spec in specs]
+        files = [str(next((path for path in places if path.exists()), places[0])) for places in paths]
+        new = render(target, files, overrides, sweep_index=sweep_index)
     except (ValueError, SpecError, OSError) as error:
         return f"{name}: cannot be rendered by `render.py {printable(command)}`\n{error}\n"
     old = file.read_bytes()
@@ -85,9 +81,3 @@ def _parse(command: str) -> tuple[str, list[str], list[str], int | None]:
     if not ours or any("/" in spec or spec == "-" for spec in specs):
         raise ValueError("render.py never writes this command into a header: render the file again")
     return target, specs, options[1::2], sweep_index
-
-
-def _found(root: Path, spec: str) -> str:
-    """Return the path of a spec file; a header has only its name."""
-    paths = [root / folder / spec for folder in SPECS]
-    return str(next((path for path in paths if path.exists()), paths[0]))

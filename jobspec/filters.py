@@ -120,7 +120,9 @@ def merged(pod: str, patch: Mapping[str, Any], container: str) -> str:
 def _yaml_lines(value: Any, indent: str) -> Iterator[str]:
     pairs = value.items() if isinstance(value, Mapping) else ((None, element) for element in value)
     for key, below in pairs:
-        head = f"{indent}-" if key is None else f"{indent}{_key(key)}:"
+        # As people write a key; as JSON where a reader of YAML 1.1 reads it as something else, such as `no`.
+        plain = key and key.isidentifier() and load_yaml(key) == key and key not in ("y", "n", "Y", "N")
+        head = f"{indent}-" if key is None else f"{indent}{key if plain else yaml(key)}:"
         if not isinstance(below, Mapping | list) or not below:
             yield f"{head} {yaml(below)}"
         elif key is None:
@@ -130,11 +132,6 @@ def _yaml_lines(value: Any, indent: str) -> Iterator[str]:
         else:
             yield head
             yield from _yaml_lines(below, f"{indent}  ")
-
-
-def _key(key: str) -> str:
-    """Write a key as people do, or as JSON where a reader of YAML 1.1 reads it as something else, such as `no`."""
-    return key if key.isidentifier() and load_yaml(key) == key and key not in ("y", "n", "Y", "N") else yaml(key)
 
 
 def kubelet(value: str) -> str:

@@ -163,12 +163,15 @@ def make_plan(job: Job, rendezvous_timeout_s: int = RENDEZVOUS_TIMEOUT_S) -> Pla
     """
     # By the port that follows from its name, a job very likely keeps apart from others.
     number = int.from_bytes(hashlib.sha256(job.name.encode()).digest()[:8], "big")
+    program: Sequence[str] = job.command or ()
+    if job.train is not None:
+        program = ("-m", "train", *to_argv({"device": job.device, **job.train.model_dump(exclude_unset=True)}))
     return Plan(
         job=job,
         backend=job.rendezvous.backend or ("c10d" if job.nodes.elastic else "static"),
         port=PORTS[number % len(PORTS)] if job.rendezvous.port == "auto" else job.rendezvous.port,
         rendezvous_timeout_s=job.rendezvous.timeout or rendezvous_timeout_s,
-        program=_program(job),
+        program=tuple(program),
         env=dict(sorted({**_defaults(job), **job.env}.items())),
     )
 
@@ -185,14 +188,6 @@ def as_array(plans: Sequence[Plan]) -> Plan:
         for plan in plans
     )
     return replace(plans[0], program=tuple(words), env=env, points=points)
-
-
-def _program(job: Job) -> tuple[str, ...]:
-    if job.train is None:
-        assert job.command is not None  # rules.one_program checks it
-        return tuple(job.command)
-    settings = {"device": job.device, **job.train.model_dump(exclude_unset=True)}
-    return ("-m", "train", *to_argv(settings))
 
 
 def _defaults(job: Job) -> dict[str, str]:

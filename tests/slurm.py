@@ -16,12 +16,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from jobspec.artifact import render
+from jobspec.spec.slurm import Slurm
 
 # A job without a command, and one of two nodes; tests add keys.
 BASE = "name: job\nprocs_per_node: 2\ndevice: cpu\n"
 TWO_NODES = BASE + "nodes: 2\ncommand: [mine.py]\n"
+RUNTIMES = get_args(Slurm.model_fields["runtime"].annotation)
 
 _TIMEOUT_S = 500.0  # of a whole job; the tests have their own, which is shorter as a rule
 

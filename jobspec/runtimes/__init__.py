@@ -1,4 +1,4 @@
-"""Runtimes, which run the image on a Slurm node: one file each, with the value of `slurm.runtime` as its name.
+"""Runtimes, which run the image on a Slurm node: one file for each value of `slurm.runtime` but `none`.
 
 A task of Slurm is a shell that sets the variables of its process and then runs the runtime's command.  The program and
 its variables reach the container as text in the variable JOB_PROGRAM, which the runtime passes on.
@@ -6,7 +6,7 @@ its variables reach the container as text in the variable JOB_PROGRAM, which the
 
 import importlib
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import cast
 
 from jobspec.filters import sh
@@ -79,14 +79,8 @@ class Runtime:
         return f"{self.mount[1]}{mount.path}{self.mount[2] if mount.read_only else ''}"
 
 
-def names() -> list[str]:
-    """List all runtimes, sorted."""
-    return sorted(file.stem for file in Path(__file__).parent.glob("*.py") if not file.stem.startswith("_"))
-
-
 def load(name: str) -> Runtime:
-    """Return the runtime of a name from `names()`."""
-    return cast(Runtime, importlib.import_module(f"{__name__}.{name}").RUNTIME)
+    return Runtime() if name == "none" else cast(Runtime, importlib.import_module(f"{__name__}.{name}").RUNTIME)
 
 
 def tasks_per_node(job: Job) -> int:
@@ -105,16 +99,14 @@ def problems(job: Job) -> Iterable[Finding]:
     elif problem := load(runtime).image_problem(job.image):
         yield Finding(("image",), f'slurm.runtime {runtime} cannot run image "{job.image}": {problem}')
     for number, mount in enumerate(job.mounts):
-        if mount.empty and load(runtime).run is None and any(_inside(mount, other) for other in job.mounts):
+        others = [other.path for other in job.mounts if other is not mount]
+        inside = any(PurePosixPath(mount.path).is_relative_to(path) for path in others)
+        if mount.empty and load(runtime).run is None and inside:
             message = f"mounts[{number}].path is inside another mount, where {runtime} cannot mount scratch"
             yield Finding(("mounts", number, "path"), message, "choose a path outside the other mounts")
         elif mount.source is None and mount.volume is not None and not mount.empty:
             message = f"mounts[{number}].{mount.volume}: Slurm has no volumes; its nodes have folders"
             yield Finding(("mounts", number, mount.volume), message, "write source: PATH, a folder that every node has")
-
-
-def _inside(mount: Mount, other: Mount) -> bool:
-    return other is not mount and PurePosixPath(mount.path).is_relative_to(other.path)
 
 
 def in_shell(passed: Sequence[str]) -> str:

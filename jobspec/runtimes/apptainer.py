@@ -16,7 +16,9 @@ class Apptainer(Runtime):
     mount = ("--bind=", ":", ":ro")
 
     def words(self, plan: Plan) -> list[str]:
-        return [*self.mount_flags(plan.job), _image(plan.job.image or "")]
+        image = plan.job.image or ""
+        named = is_file(image) or "://" in image or image.endswith(".sif")
+        return [*self.mount_flags(plan.job), image if named else f"docker://{image}"]
 
     def before(self, plan: Plan, passed: Sequence[str]) -> list[str]:
         # If the image sets a variable too, the image's value wins unless the variable has this prefix.
@@ -27,7 +29,3 @@ class Apptainer(Runtime):
 
 
 RUNTIME = Apptainer()
-
-
-def _image(image: str) -> str:
-    return image if is_file(image) or "://" in image or image.endswith(".sif") else f"docker://{image}"

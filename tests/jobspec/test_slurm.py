@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jobspec import runtimes, targets
+from jobspec import targets
 from jobspec.artifact import load
-from tests.slurm import BASE, NVIDIA_SMI, TWO_NODES, Cluster, directives, rendered, run
+from tests.slurm import BASE, NVIDIA_SMI, RUNTIMES, TWO_NODES, Cluster, directives, rendered, run
 
 IMAGE = "image: registry.example/team/train:1.0\n"
 
@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 SECRET = "s3cret $HOME $(echo ran) `echo ran`"
 
 
-@pytest.mark.parametrize("runtime", runtimes.names())
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(
     ("nodes", "launcher"),
     [("1", "torchrun"), ("2", "torchrun"), ("{min: 1, max: 2}", "torchrun"), ("1", "srun"), ("2", "srun")],
@@ -117,7 +117,7 @@ def test_variables_of_the_processes_do_not_reach_the_commands_of_slurm(cluster: 
     assert not [line for line in seen_by_srun if line.startswith("LD_PRELOAD=")]
 
 
-@pytest.mark.parametrize("runtime", runtimes.names())
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_the_runtimes_own_variables_are_set_before_the_container_starts(cluster: Cluster, runtime: str) -> None:
     cluster.nodes = ("n1",)
     own = {"MELLANOX_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "a 'b", "ENROOT_MOUNT_HOME": "y"}

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from jobspec import runtimes
 from jobspec.artifact import render
 from jobspec.problems import SpecError
 from jobspec.slurm import rules
 from tests.e2e.slurm.input_variables import SRUN
-from tests.slurm import BASE, TWO_NODES, Cluster, directives, rendered, run
+from tests.slurm import BASE, RUNTIMES, TWO_NODES, Cluster, directives, rendered, run
 
 
 @pytest.fixture
@@ -143,7 +142,7 @@ def test_a_secret_is_no_variable_of_the_script(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     scripts = []
     for runtime, launcher, size in itertools.product(
-        runtimes.names(), ("torchrun", "srun"), ("nodes: 2", "nodes: {min: 1, max: 2}")
+        RUNTIMES, ("torchrun", "srun"), ("nodes: 2", "nodes: {min: 1, max: 2}")
     ):
         if launcher == "srun" and "min" in size:
             continue

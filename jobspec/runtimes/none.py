@@ -1,5 +1,0 @@
-"""No container: the processes run in the environment of the shell that called sbatch."""
-
-from jobspec.runtimes import Runtime
-
-RUNTIME = Runtime()
