@@ -34,14 +34,13 @@ class Variable:
 
 def common_variables(plan: Plan) -> list[Variable]:
     """List the plan's variables and secrets, which are the same for every process."""
-    env: list[Variable] = [
-        Variable(name, value, "spec" if name in plan.job.env else "script") for name, value in plan.env.items()
-    ]
+    set_by: dict[str, SetBy] = dict.fromkeys(plan.job.env, "spec")
+    env = [Variable(name, value, set_by.get(name, "script")) for name, value in plan.env.items()]
     return [*env, *(Variable(name, "<secret>", "person") for name in plan.job.secrets)]
 
 
 def torchrun_variables(
-    plan: Plan, rank: Rank, *, master_addr: str, master_port: str, run_id: str, max_restarts: int | None = None
+    plan: Plan, rank: Rank, master_addr: str, master_port: str, run_id: str, max_restarts: int | None = None
 ) -> list[Variable]:
     """List what torchrun sets for one worker after a rendezvous that ended with these values.
 
@@ -68,20 +67,14 @@ def torchrun_variables(
 
 
 def variables_of_meeting(
-    plan: Plan,
-    rank: Rank,
-    node_0: str,
-    port: str,
-    run_id: str,
-    *,
-    node_of_rank_0: str = NODE_OF_RANK_0,
-    max_restarts: int | None = None,
+    plan: Plan, rank: Rank, node_0: str, port: str, run_id: str, max_restarts: int | None = None
 ) -> list[Variable]:
-    """List what torchrun sets for one worker when the nodes have met at `port` of `node_0`, or one node is alone."""
+    """List what torchrun sets for one worker when the nodes have met at `port` of `node_0`, or one node is alone.
+
+    Where names are known, `node_0` is the node with rank 0.
+    """
     if plan.job.nodes.max == 1:
         node_0, port, run_id = "127.0.0.1", FREE_PORT, RANDOM_ID
     elif plan.backend == "c10d":  # renumbers the nodes by name, in text order
-        node_0, port = node_of_rank_0, FREE_PORT
-    return torchrun_variables(
-        plan, rank, master_addr=node_0, master_port=port, run_id=run_id, max_restarts=max_restarts
-    )
+        node_0, port = NODE_OF_RANK_0 if node_0 == NODE_0 else node_0, FREE_PORT
+    return torchrun_variables(plan, rank, node_0, port, run_id, max_restarts)

@@ -14,12 +14,6 @@ def pod_variables(plan: Plan) -> list[Variable]:
     return [*(Variable(name, value, "script") for name, value in ours.items()), *common_variables(plan)]
 
 
-def indexed_variables(plan: Plan, rank: Rank) -> list[Variable]:
-    """List what the Job controller adds to each container of an Indexed Job, unless the spec sets it."""
-    name = "JOB_COMPLETION_INDEX"
-    return [] if name in plan.env else [Variable(name, str(rank.node), "scheduler")]
-
-
 def node_variables(plan: Plan, rank: Rank, master_addr: str, master_port: int, set_by: SetBy) -> list[Variable]:
     """List torchrun's variables that differ between nodes and jobs; the script's node numbers are the scheduler's."""
     return [
@@ -32,15 +26,21 @@ def node_variables(plan: Plan, rank: Rank, master_addr: str, master_port: int, s
 
 def worker_variables(plan: Plan, rank: Rank, master_addr: str) -> list[Variable]:
     """List what torchrun sets for a process after a static rendezvous; pods are restarted, not their processes."""
-    port, run_id = str(plan.port), plan.job.name
-    return torchrun_variables(plan, rank, master_addr=master_addr, master_port=port, run_id=run_id, max_restarts=0)
+    return torchrun_variables(plan, rank, master_addr, str(plan.port), plan.job.name, max_restarts=0)
 
 
-def indexed_environment(plan: Plan, rank: Rank, master_addr: str) -> list[Variable]:
-    """List every variable of a process in a pod that the Job controller numbers."""
-    ours = node_variables(plan, rank, master_addr, plan.port, set_by="script")
-    theirs = indexed_variables(plan, rank)
-    return [*pod_variables(plan), *ours, *theirs, *worker_variables(plan, rank, master_addr)]
+def indexed_environment(plan: Plan, rank: Rank, master_addr: str, operators_port: int = 0) -> list[Variable]:
+    """List every variable of a process in a pod that the Job controller numbers.
+
+    operators_port: the port that an operator gives torchrun; 0 if the script sets torchrun's variables.
+    """
+    numbers = node_variables(plan, rank, master_addr, plan.port, set_by="script")
+    if operators_port:
+        per_node = Variable("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator")
+        numbers = [per_node, *node_variables(plan, rank, master_addr, operators_port, set_by="operator")]
+    if "JOB_COMPLETION_INDEX" not in plan.env:  # the Job controller leaves the spec's
+        numbers.append(Variable("JOB_COMPLETION_INDEX", str(rank.node), "scheduler"))
+    return [*pod_variables(plan), *numbers, *worker_variables(plan, rank, master_addr)]
 
 
 def indexed_values(plan: Plan, master_addr: str, subdomain: str | None = None) -> dict[str, Any]:

@@ -36,10 +36,14 @@ _STOP_GRACE = 40
 
 
 def template_values(plan: Plan) -> dict[str, Any]:
-    job = plan.job
+    job, node_0 = plan.job, node_name(plan, 0)
+    at_node_0 = [f"--rdzv-endpoint={node_0}:{plan.port}"]
+    if plan.backend == "static":
+        at_node_0 = [f"--master-addr={node_0}", f"--master-port={plan.port}"]
+    flags = [*torchrun.job_flags(plan, _torchrun_restarts(plan)), *(at_node_0 if job.nodes.max > 1 else [])]
     return {
         "entrypoint": [*_wait(plan), *before([*plan.guard, "torchrun"], job.setup)],
-        "words": [*_flags(plan), *plan.torchrun_program],
+        "words": [*flags, *plan.torchrun_program],
         "environment": {variable.name: variable.value for variable in _own_variables(plan)} | dict(plan.env),
         "nodes": [_node(plan, node) for node in range(job.nodes.max)],
         "shm": container_shm(job),
@@ -62,9 +66,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
         order.sort(key=lambda number: node_name(plan, number))
     ours = [Variable(name, value, "script") for name, value in _node_environment(plan, order[rank.node]).items()]
     first, restarts = node_name(plan, order[0]), _torchrun_restarts(plan)
-    port, run_id = str(plan.port), plan.job.name
-    by_torchrun = variables_of_meeting(plan, rank, first, port, run_id, node_of_rank_0=first, max_restarts=restarts)
-    return [*common, *ours, *by_torchrun]
+    return [*common, *ours, *variables_of_meeting(plan, rank, first, str(plan.port), plan.job.name, restarts)]
 
 
 def node_name(plan: Plan, node: int) -> str:
@@ -124,15 +126,6 @@ def _wait(plan: Plan) -> list[str]:
     there = 'i=0; while [ "$i" -lt {} ] && command -v getent >/dev/null && ! getent hosts "$0" >/dev/null'
     text = there.format(plan.rendezvous_timeout_s) + '; do sleep 1; i=$((i + 1)); done; exec "$@"'
     return ["sh", "-c", text, node_name(plan, 0)] if plan.job.nodes.max > 1 else []
-
-
-def _flags(plan: Plan) -> list[str]:
-    flags = torchrun.job_flags(plan, _torchrun_restarts(plan))
-    if plan.job.nodes.max == 1:
-        return flags
-    if plan.backend == "static":
-        return [*flags, f"--master-addr={node_name(plan, 0)}", f"--master-port={plan.port}"]
-    return [*flags, f"--rdzv-endpoint={node_name(plan, 0)}:{plan.port}"]
 
 
 def _torchrun_restarts(plan: Plan) -> int:

@@ -40,12 +40,7 @@ def _workers_only(job: Job) -> bool:
     return job.nodes.elastic or job.rendezvous.backend == "c10d"
 
 
-def _longest_suffix(job: Job) -> str:
-    workers = job.nodes.max if _workers_only(job) else job.nodes.max - 1
-    return f"-worker-{max(0, workers - 1)}"
-
-
-name_fits = leaves_room("a pod", _longest_suffix)
+name_fits = leaves_room("a pod", lambda job: f"-worker-{max(0, job.nodes.max - (1 if _workers_only(job) else 2))}")
 
 
 @Rule
@@ -97,8 +92,17 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
         Variable(_UNBUFFERED, "1", "operator"),
         Variable("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator"),
     ]
+    nodes, worker_0 = plan.job.nodes, f"{plan.job.name}-worker-0"
     if plan.backend == "c10d":
-        return [*common, *_c10d_variables(plan, rank)]
+        return [
+            *common,
+            Variable("PET_REPLICA_INDEX", "<number of the pod>", "operator"),
+            Variable("PET_LOCAL_ADDR", THIS_NODE, "scheduler"),
+            Variable("PET_RDZV_ENDPOINT", f"{worker_0}:{plan.port}", "operator"),
+            Variable("PET_RDZV_BACKEND", "c10d", "operator"),
+            Variable("PET_NNODES", f"{nodes.min}:{nodes.max}", "operator"),
+            *torchrun_variables(plan, rank, NODE_OF_RANK_0, FREE_PORT, plan.job.name),
+        ]
     master = _master(plan)
     theirs = [
         Variable("MASTER_ADDR", master, "operator"),
@@ -119,18 +123,6 @@ def node_name(plan: Plan, node: int) -> str | None:
 
 def _master(plan: Plan) -> str:
     return f"{plan.job.name}-master-0"
-
-
-def _c10d_variables(plan: Plan, rank: Rank) -> list[Variable]:
-    nodes = plan.job.nodes
-    return [
-        Variable("PET_REPLICA_INDEX", "<number of the pod>", "operator"),
-        Variable("PET_LOCAL_ADDR", THIS_NODE, "scheduler"),
-        Variable("PET_RDZV_ENDPOINT", f"{plan.job.name}-worker-0:{plan.port}", "operator"),
-        Variable("PET_RDZV_BACKEND", "c10d", "operator"),
-        Variable("PET_NNODES", f"{nodes.min}:{nodes.max}", "operator"),
-        *torchrun_variables(plan, rank, master_addr=NODE_OF_RANK_0, master_port=FREE_PORT, run_id=plan.job.name),
-    ]
 
 
 def _notes(job: Job) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from jobspec.environment import Variable
 from jobspec.kubernetes import pod, rules
-from jobspec.kubernetes.environment import indexed_variables, node_variables, pod_variables, worker_variables
+from jobspec.kubernetes.environment import indexed_environment
 from jobspec.plan import Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
@@ -84,11 +84,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
 
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
-    master = node_name(plan, 0)
-    theirs = node_variables(plan, rank, master, _OPERATORS_PORT, set_by="operator")
-    per_node = Variable("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator")
-    theirs = [per_node, *theirs, *indexed_variables(plan, rank)]
-    return [*pod_variables(plan), *theirs, *worker_variables(plan, rank, master)]
+    return indexed_environment(plan, rank, node_name(plan, 0), _OPERATORS_PORT)
 
 
 def node_name(plan: Plan, node: int) -> str:
