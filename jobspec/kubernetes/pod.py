@@ -83,6 +83,9 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
     ]
     wanted = job.kubernetes.topology.model_dump(exclude_none=True) if job.kubernetes.topology else {}
     topology = {f"kueue.x-k8s.io/podset-{kind}-topology": label for kind, label in wanted.items()}
+    gpus = {job.kubernetes.gpu_resource: job.gpus} if job.gpus and job.kubernetes.gpu_claim is None else {}
+    rdma = {job.kubernetes.rdma_resource: 1} if job.resources.rdma and job.kubernetes.rdma_resource else {}
+    devices = {**gpus, **rdma, **job.resources.devices}
     if patch and workdir is not None:  # a TrainJob has no key for it
         setup = [f"cd {shlex.quote(workdir)}", *setup]
     return {
@@ -108,7 +111,7 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
         "grace_s": grace_s(job),
         "user": run_as_user(job),
         "requests": _requests(job),
-        "limits": {**_requests(job), **_devices(job)},
+        "limits": {**_requests(job), **{name: str(amount) for name, amount in devices.items()}},
         "scratch": {number: quantity(mount.scratch) for number, mount in enumerate(job.mounts) if mount.scratch},
         "node_selector": {**job.kubernetes.gpu_types.get(job.gpu or "", {}), **job.kubernetes.node_selector},
         "pod_patch": job.kubernetes.pod,
@@ -156,10 +159,11 @@ def beyond_baseline(job: Job) -> list[str]:
 
 
 def _notes(job: Job) -> Iterator[str]:
+    containers = job.kubernetes.pod.get("containers", [])
     if job.kubernetes.pod:
         standard = f"the Pod Security Standard {job.kubernetes.security}"
         yield f"kubernetes.pod is merged into the pods, and the result is not checked against {standard}."
-    if beside := [one["name"] for one in job.kubernetes.pod.get("containers", []) if one["name"] != pod_patch.NODE]:
+    if beside := [one["name"] for one in containers if one["name"] != pod_patch.NODE]:
         yield f"The job ends only when its other containers have ended, too: {', '.join(beside)}.  One that serves the"
         yield "others belongs under initContainers, with restartPolicy: Always."
     if job.kubernetes.queue is not None and (job.kubernetes.tolerations or "tolerations" in job.kubernetes.pod):
@@ -171,7 +175,7 @@ def _notes(job: Job) -> Iterator[str]:
     for secret in sorted({holder_of(job, name) for name in job.secrets}):
         keys = [name.key for name in job.secrets if holder_of(job, name) == secret]
         yield f'Needed beforehand: Secret "{secret}" with the keys {", ".join(dict.fromkeys(keys))}.'
-    patches = [one for one in job.kubernetes.pod.get("containers", []) if one["name"] == pod_patch.NODE]
+    patches = [one for one in containers if one["name"] == pod_patch.NODE]
     requested = {"cpu": job.resources.cpus, "memory": job.resources.memory}
     requested |= {key: 1 for one in patches for key in one.get("resources", {}).get("requests", {})}
     absent = [f"resources.{key}" for key in ("cpus", "memory") if requested[key.removesuffix("s")] is None]
@@ -193,9 +197,3 @@ def _requests(job: Job) -> dict[str, str]:
     memory = None if job.resources.memory is None else quantity(job.resources.memory)
     amounts = {"cpu": job.resources.cpus, "memory": memory, DISK: job.resources.devices.get(DISK)}
     return {name: str(amount) for name, amount in amounts.items() if amount is not None}
-
-
-def _devices(job: Job) -> dict[str, str]:
-    gpus = {job.kubernetes.gpu_resource: job.gpus} if job.gpus and job.kubernetes.gpu_claim is None else {}
-    rdma = {job.kubernetes.rdma_resource: 1} if job.resources.rdma and job.kubernetes.rdma_resource else {}
-    return {name: str(amount) for name, amount in {**gpus, **rdma, **job.resources.devices}.items()}

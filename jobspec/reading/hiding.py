@@ -34,7 +34,9 @@ def line_of(place: Place) -> Line:
 def lines_with_secrets(values: Mapping[str, Any], *places: Mapping[Path, Place]) -> frozenset[Line]:
     """Return the lines that may show a secret's value: in `secrets` with more than names, or in `env`."""
     wrong = {section for section in _SECTIONS if not _only_names(values.get(section))}
-    names = _names(values.get("secrets"))
+    written = values.get("secrets")  # may have mistakes
+    listed = [one if isinstance(one, Mapping) else [one] for one in (written if isinstance(written, list) else [])]
+    names = {str(name) for one in listed for name in one}
     return frozenset(
         line_of(place)
         for found in places
@@ -60,9 +62,3 @@ def _is_name(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(parts, Mapping) for parts in value.values())
     return isinstance(value, str) and re.fullmatch(ENV_NAME, value) is not None
-
-
-def _names(value: Any) -> set[str]:
-    """Return the names of secrets in a list that may have mistakes."""
-    elements = value if isinstance(value, list) else []
-    return {str(name) for element in elements for name in (element if isinstance(element, Mapping) else [element])}

@@ -35,22 +35,15 @@ Image = Annotated[
 _PATH = rf'/[^{_BREAKS}:,"\\$]*'
 
 
-def _read_path(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    if re.fullmatch(_PATH, value):
-        return value
+def _path_hint(value: str) -> str:
     if value.startswith("~"):
-        raise ValueError("write the full path: ~ is not expanded")
-    if "$" in value:
-        raise ValueError("write the full path: $ is not expanded, so that the result depends on the spec alone")
-    raise ValueError
+        return "write the full path: ~ is not expanded"
+    alone = "so that the result depends on the spec alone"
+    return f"write the full path: $ is not expanded, {alone}" if "$" in value else ""
 
 
-_PATH_SCHEMA = {"type": "string", "pattern": f"^(?:{_PATH})$"}
-FolderPath = Annotated[
-    str, Value('an absolute path without ":", ",", "$", quotes or backslashes', _read_path, _PATH_SCHEMA)
-]
+_FOLDER = 'an absolute path without ":", ",", "$", quotes or backslashes'
+FolderPath = Annotated[str, matching(_PATH, _FOLDER, _path_hint)]
 _BELOW = r"(?!/)(?!(?:.*/)?\.\.(?:/|$))"
 _SUB_PATH = 'a relative path without "..", ":", ",", "$", quotes and backslashes'
 SubPath = Annotated[str, matching(rf'{_BELOW}[^{_BREAKS}:,"\\$]+', _SUB_PATH)]

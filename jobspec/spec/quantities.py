@@ -8,16 +8,12 @@ from jobspec.spec.value import Value
 _LARGEST = 1 << 50  # bytes, 1024 TiB: anything larger is a typo
 
 
-def _size_hint(value: Any) -> str:
-    plain = re.fullmatch("[1-9][0-9]{0,8}", str(value))
-    units = [unit for unit, most in (("MiB", 1 << 30), ("GiB", 1 << 20)) if plain and int(plain[0]) <= most]
-    return f"add a unit: {' or '.join(f'{value}{unit}' for unit in units)}" if units else ""
-
-
 def _read_size(value: Any) -> int:
     found = re.fullmatch(r"\s*([1-9][0-9]{0,8})\s*([MGT])i?B?\s*", str(value), re.IGNORECASE)
     if not found:
-        raise ValueError(_size_hint(value))
+        plain = re.fullmatch("[1-9][0-9]{0,8}", str(value))
+        units = [unit for unit, most in (("MiB", 1 << 30), ("GiB", 1 << 20)) if plain and int(plain[0]) <= most]
+        raise ValueError(f"add a unit: {' or '.join(f'{value}{unit}' for unit in units)}" if units else "")
     unit = found[2].upper()
     size = int(found[1]) << {"M": 20, "G": 30, "T": 40}[unit]
     if size > _LARGEST:

@@ -43,7 +43,7 @@ class Value:
         return {**self.schema, **said}  # the message is what editors show
 
 
-def matching(pattern: str, expected: str) -> Value:
+def matching(pattern: str, expected: str, hint: Callable[[str], str] | None = None) -> Value:
     """Make a type for text that matches a regular expression as a whole; JSON Schema must know the dialect too."""
 
     def read(value: Any) -> str:
@@ -52,7 +52,8 @@ def matching(pattern: str, expected: str) -> Value:
         if not re.fullmatch(pattern, value):
             # Upper case and underscores are the usual mistake in DNS labels.
             guess = value.lower().replace("_", "-")
-            raise ValueError(f'did you mean "{guess}"?' if re.fullmatch(pattern, guess) else "")
+            meant = f'did you mean "{guess}"?' if re.fullmatch(pattern, guess) else ""
+            raise ValueError(hint(value) if hint else meant)
         return value
 
     return Value(expected, read, {"type": "string", "pattern": f"^(?:{pattern})$"})
