@@ -10,6 +10,8 @@ from jobspec.problems import Path
 from jobspec.reading.yaml_source import Source
 from jobspec.spec.job import Job
 
+_NOWHERE = object()
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -27,26 +29,18 @@ def origins_of(source: Source, job: Job) -> Iterator[Origin]:
 
 
 def _below(path: Path, written: Any, read: Any, source: Source) -> Iterator[Origin]:
-    """Yield the values inside a value that was written; `read` is what it became in the job."""
-    if isinstance(written, dict) and (written or isinstance(read, BaseModel)):
-        fields = type(read).model_fields if isinstance(read, BaseModel) else {}
-        for key in [*fields, *(key for key in written if key not in fields)]:
-            if key in written:
-                yield from _below((*path, key), written[key], getattr(read, key, None), source)
-            else:
-                yield from _default((*path, key), getattr(read, key))
+    """Yield the values inside a value as it was written, or `_NOWHERE`; `read` is what it became in the job."""
+    fields = type(read).model_fields if isinstance(read, BaseModel) else {}
+    keys = written if isinstance(written, dict) else {}
+    if keys or (fields and (written is _NOWHERE or isinstance(written, dict))):
+        for key in [*fields, *(key for key in keys if key not in fields)]:
+            yield from _below((*path, key), keys.get(key, _NOWHERE), getattr(read, key, None), source)
     elif isinstance(written, list) and written:
         for number, element in enumerate(written):
             became = read[number] if isinstance(read, list) else None
             yield from _below((*path, number), element, became, source)
+    elif written is _NOWHERE:
+        yield Origin(".".join(map(str, path)), read, "default")
     else:
         place = source.items.get(path) or source.keys[path]  # --set may give a key without a value
         yield Origin(".".join(map(str, path)), written, "--set" if place.option else f"{place.name}:{place.line}")
-
-
-def _default(path: Path, value: Any) -> Iterator[Origin]:
-    if isinstance(value, BaseModel):
-        for key in type(value).model_fields:
-            yield from _default((*path, key), getattr(value, key))
-    else:
-        yield Origin(".".join(map(str, path)), value, "default")
