@@ -75,8 +75,7 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
         patch: True for only what a TrainJob may change in the pods of a runtime of the cluster.
     """
     job = plan.job
-    setup = job.setup
-    workdir = files.workdir(job)
+    setup, workdir, user = job.setup, files.workdir(job), job.kubernetes.run_as_user
     travelling = [
         {"key": file_key(number, name), "path": files.target(job, name), "text": File(name).read_bytes().decode()}
         for number, name in enumerate(files.listed(job))
@@ -109,7 +108,8 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
         "restart_policy": None,  # None where an operator sets it
         "deadline_s": None,  # seconds after which the kubelet ends the pod
         "grace_s": grace_s(job),
-        "user": run_as_user(job),
+        # None leaves the user to the image, which `restricted` does not allow.
+        "user": _NOT_ROOT if user is None and job.kubernetes.security == "restricted" else user,
         "requests": _requests(job),
         "limits": {**_requests(job), **{name: str(amount) for name, amount in devices.items()}},
         "scratch": {number: quantity(mount.scratch) for number, mount in enumerate(job.mounts) if mount.scratch},
@@ -139,13 +139,6 @@ def grace_s(job: Job) -> int:
 def holder_of(job: Job, name: SecretName) -> str:
     """Return the name of the Secret that holds the value of one of the job's secrets."""
     return name.secret or job.kubernetes.secret or job.name
-
-
-def run_as_user(job: Job) -> int | None:
-    """Return the user number of the processes; None, which `restricted` does not allow, leaves it to the image."""
-    if job.kubernetes.run_as_user is None and job.kubernetes.security == "restricted":
-        return _NOT_ROOT
-    return job.kubernetes.run_as_user
 
 
 def beyond_baseline(job: Job) -> list[str]:

@@ -11,15 +11,10 @@ from jobspec.spec.value import Value
 
 
 class SecretName(str):
-    """The name of a variable whose value stays out of the spec; a Kubernetes cluster may hold it elsewhere.
+    """The name of a variable whose value stays out of the spec; a Kubernetes cluster may hold it elsewhere."""
 
-    Attributes:
-        secret: the Secret that holds the value; None for the job's own.
-        key: its key there; the variable's name unless the spec says otherwise.
-    """
-
-    secret: str | None
-    key: str
+    secret: str | None  # the Secret that holds the value; None for the job's own
+    key: str  # its key there; the variable's name unless the spec says otherwise
 
     def __new__(cls, name: str, secret: str | None = None, key: str | None = None) -> SecretName:
         made = super().__new__(cls, name)

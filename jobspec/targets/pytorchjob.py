@@ -92,18 +92,18 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
         Variable(_UNBUFFERED, "1", "operator"),
         Variable("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator"),
     ]
-    nodes, worker_0 = plan.job.nodes, f"{plan.job.name}-worker-0"
+    nodes = plan.job.nodes
     if plan.backend == "c10d":
         return [
             *common,
             Variable("PET_REPLICA_INDEX", "<number of the pod>", "operator"),
             Variable("PET_LOCAL_ADDR", THIS_NODE, "scheduler"),
-            Variable("PET_RDZV_ENDPOINT", f"{worker_0}:{plan.port}", "operator"),
+            Variable("PET_RDZV_ENDPOINT", f"{plan.job.name}-worker-0:{plan.port}", "operator"),
             Variable("PET_RDZV_BACKEND", "c10d", "operator"),
             Variable("PET_NNODES", f"{nodes.min}:{nodes.max}", "operator"),
             *torchrun_variables(plan, rank, NODE_OF_RANK_0, FREE_PORT, plan.job.name),
         ]
-    master = _master(plan)
+    master = f"{plan.job.name}-master-0"
     theirs = [
         Variable("MASTER_ADDR", master, "operator"),
         Variable("MASTER_PORT", str(plan.port), "operator"),
@@ -118,11 +118,7 @@ def node_name(plan: Plan, node: int) -> str | None:
     """Return the name of the pod and its Service; None under c10d, which numbers pods by addresses not known yet."""
     if plan.backend == "c10d":
         return None
-    return _master(plan) if node == 0 else f"{plan.job.name}-worker-{node - 1}"
-
-
-def _master(plan: Plan) -> str:
-    return f"{plan.job.name}-master-0"
+    return f"{plan.job.name}-master-0" if node == 0 else f"{plan.job.name}-worker-{node - 1}"
 
 
 def _notes(job: Job) -> Iterator[str]:

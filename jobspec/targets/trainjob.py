@@ -40,17 +40,14 @@ _RUNTIMES = keys("max_restarts no_restart_on preemption") | keys(
 )
 
 
-@Rule
-def image_is_given_or_the_runtimes(job: Job) -> Iterator[Finding]:
-    if job.kubernetes.runtime is None:
-        yield from rules.image_is_given.check(job)
+def _without_runtime(rule: Rule) -> Rule:
+    return Rule(lambda job: rule.check(job) if job.kubernetes.runtime is None else ())
 
 
-@Rule
-def preemption_needs_restarts_or_a_runtime(job: Job) -> Iterator[Finding]:
-    if job.kubernetes.runtime is None:
-        rule = rules.preemption_needs_restarts("the peers of a preempted pod may fail before the pod ends")
-        yield from rule.check(job)
+image_is_given = _without_runtime(rules.image_is_given)
+preemption_needs_restarts = _without_runtime(
+    rules.preemption_needs_restarts("the peers of a preempted pod may fail before the pod ends")
+)
 
 
 @Rule
