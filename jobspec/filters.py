@@ -24,12 +24,10 @@ _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 def render_template(name: str, values: Mapping[str, Any]) -> str:
-    """Return the text of templates/<name> with these values."""
     return _environment().get_template(name).render(values)
 
 
 def sh(value: str | int) -> str:
-    """Quote one word of a shell command."""
     return shlex.quote(str(value))
 
 

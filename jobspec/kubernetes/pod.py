@@ -137,7 +137,6 @@ def grace_s(job: Job) -> int:
 
 
 def holder_of(job: Job, name: SecretName) -> str:
-    """Return the name of the Secret that holds the value of one of the job's secrets."""
     return name.secret or job.kubernetes.secret or job.name
 
 

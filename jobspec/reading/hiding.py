@@ -16,7 +16,6 @@ _ASSIGNED = re.compile(rf"({ENV_NAME})=(?=[^=])")  # `==` at an end is a value i
 
 
 def is_secret(path: Sequence[str | int]) -> bool:
-    """Return True for a path in the section of secrets."""
     return bool(path) and path[0] in _SECTIONS
 
 

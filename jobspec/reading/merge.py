@@ -6,6 +6,7 @@ result: then the files are in the wrong order.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from jobspec.problems import Path, Place, Problem, SpecError
@@ -36,7 +37,6 @@ def read_all(files: Sequence[str], notes: list[str] | None = None) -> Source:
 
 
 def _several_jobs(sources: Sequence[Source]) -> Iterator[str]:
-    """Say if the files give different names, as the files jobs/*.yaml do."""
     named = [source for source in sources if source.values.get("name") is not None]
     if len({shown(source.values["name"]) for source in named}) > 1:
         places = [(source.values["name"], source.items["name",]) for source in named]
@@ -52,24 +52,20 @@ def merge(sources: Sequence[Source]) -> Source:
     first, *others = sources
     if not others and not any(_appends(path[-1]) for path in first.keys):
         return first
-    merged = _Merged(first.items[()])
+    merged = _Merged({}, {}, {(): first.items[()]})
     for source in sources:
         merged.add(source, source.values, merged.values, ())
     if merged.problems:
         raise SpecError(merged.problems)
-    return Source(merged.values, merged.keys, merged.items, merged.removed)
+    return merged
 
 
-class _Merged:
+@dataclass(frozen=True)
+class _Merged(Source):
     """The values and places of the sources so far, and what is wrong with them."""
 
-    def __init__(self, start: Place) -> None:
-        self.values: dict[str, Any] = {}
-        self.keys: dict[Path, Place] = {}
-        self.items: dict[Path, Place] = {(): start}
-        self.removed: dict[Path, Place] = {}
-        self.appended: dict[Path, Place] = {}
-        self.problems: list[Problem] = []
+    appended: dict[Path, Place] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
 
     def add(self, source: Source, new: dict[str, Any], there: dict[str, Any], at: Path) -> None:
         """Merge the mapping `new` of the source into `there`; both are at the same path."""

@@ -30,7 +30,6 @@ class _Variable(Variable):
 
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
-    """List every variable of the process at `rank`, in the order in which they are set."""
     job = plan.job
     start: list[Variable] = list(_variables(plan, rank))
     # docker and podman renumber the GPUs that they are given, and set no variable.

@@ -15,7 +15,6 @@ def starts_python(word: str) -> bool:
 
 
 def is_for_a_shell(word: str) -> bool:
-    """Return True if a word is a shell or a shell script."""
     return re.fullmatch(rf"{_SHELLS}|.*\.(?:ba)?sh", _base(word)) is not None
 
 

@@ -28,7 +28,6 @@ def workdir(job: Job) -> str | None:
 
 
 def target(job: Job, file: str) -> str:
-    """Return the path of a file in a container."""
     return f"{(job.workdir or WORKDIR).rstrip('/')}/{file}"
 
 

@@ -10,5 +10,4 @@ _SECRET = re.compile(
 
 
 def names_secret(name: str) -> bool:
-    """Return True if the name of a variable or option looks like a secret's."""
     return _SECRET.fullmatch(name.lstrip("-").replace("-", "_").upper()) is not None

@@ -56,7 +56,6 @@ class Target(Protocol):
 
 
 def names() -> list[str]:
-    """List all targets, sorted."""
     return sorted(file.stem for file in Path(__file__).parent.glob("*.py") if file.stem != "__init__")
 
 
@@ -85,7 +84,6 @@ def template(name: str) -> str:
 
 
 def artifact(name: str) -> str:
-    """Return the word for a target's artifact."""
     if name == "compose":
         return "compose file"
     return "script" if ".sh." in template(name) else "manifest"

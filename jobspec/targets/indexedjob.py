@@ -34,5 +34,4 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
 
 
 def node_name(plan: Plan, node: int) -> str:
-    """Return the pod's name in DNS, within the namespace."""
     return f"{plan.job.name}-{node}.{plan.job.name}"
