@@ -57,9 +57,6 @@ def standard_is_kept(job: Job) -> Iterator[Finding]:
         yield Finding(("kubernetes", "run_as_user"), message, hint)
 
 
-patch_keeps_the_plumbing = pod_patch.patch_keeps_the_plumbing
-
-
 @Rule
 def pods_get_their_gpus(job: Job) -> Iterator[Finding]:
     if job.gpu is not None and job.gpu not in job.kubernetes.gpu_types:
@@ -206,9 +203,6 @@ def processes_end_before_the_pod(job: Job) -> Iterator[Finding]:
         yield Finding(("env", SHUTDOWN_TIMEOUT), message, "leave it out; preemption.grace decides its value")
 
 
-files_are_here = files.files_are_here
-
-
 @Rule
 def files_fit_a_config_map(job: Job) -> Iterator[Finding]:
     names = files.listed(job)
@@ -220,7 +214,7 @@ def files_fit_a_config_map(job: Job) -> Iterator[Finding]:
         yield Finding(("files",), message, "put them in the image or on a claim", on_key=True)
 
 
-POD = tuple(rules_in(sys.modules[__name__]))
+POD = (*rules_in(sys.modules[__name__]), files.files_are_here, pod_patch.patch_keeps_the_plumbing)
 
 
 def fixed_size(reason: str) -> Rule:

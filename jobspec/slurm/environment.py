@@ -46,7 +46,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
 
 def exports(plan: Plan, when: When) -> list[str]:
     """Return bash that sets the variables of the job or of a task; of the spec it holds only numbers."""
-    chosen = [variable for variable in _of_any_rank(plan) if variable.when == when]
+    chosen = [variable for variable in _variables(plan) if variable.when == when]
     return [f"export {variable.name}" + (f"={variable.shell}" if variable.shell else "") for variable in chosen]
 
 
@@ -55,21 +55,18 @@ def of_the_program(plan: Plan) -> dict[str, str]:
 
     srun and the container runtime may see only the variables of `for_runtime`, and not PATH or LD_LIBRARY_PATH.
     """
-    return {variable.name: variable.shell for variable in _of_any_rank(plan) if variable.when == "program"}
+    return {variable.name: variable.shell for variable in _variables(plan) if variable.when == "program"}
 
 
 def passed(plan: Plan) -> list[str]:
     """List variables of a task's shell that the processes must see, even if a container has its own variables."""
-    names = [variable.name for variable in _of_any_rank(plan) if variable.when != "program"]
+    names = [variable.name for variable in _variables(plan) if variable.when != "program"]
     return list(dict.fromkeys([*names, "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", *for_runtime(plan)]))
 
 
-def _of_any_rank(plan: Plan) -> Iterator[_Variable]:
-    return _variables(plan, next(plan.ranks()))
-
-
-def _variables(plan: Plan, rank: Rank) -> Iterator[_Variable]:
-    """Yield everything that is set before torchrun starts, or without it the program."""
+def _variables(plan: Plan, of: Rank | None = None) -> Iterator[_Variable]:
+    """Yield everything that is set before torchrun starts, or without it the program; of rank 0 unless given."""
+    rank = of or next(plan.ranks())
     yield from _given(plan, rank)
     yield from _in_the_program(plan)
     several, srun = plan.job.nodes.max > 1, plan.job.slurm.launcher == "srun"

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Sequence
+from posixpath import basename
 
 _PYTHON = r"python[0-9.]*"
 _LAUNCHERS = "torchrun|accelerate|deepspeed|mpirun|mpiexec|srun|uv|poetry|pixi|conda|pdm"
@@ -11,11 +12,11 @@ _SHELLS = "(?:ba|da|z|k)?sh"
 
 def starts_python(word: str) -> bool:
     """Return True if a word is Python or a launcher for it, in any folder."""
-    return re.fullmatch(f"{_PYTHON}|{_LAUNCHERS}", _base(word)) is not None
+    return re.fullmatch(f"{_PYTHON}|{_LAUNCHERS}", basename(word)) is not None
 
 
 def is_for_a_shell(word: str) -> bool:
-    return re.fullmatch(rf"{_SHELLS}|.*\.(?:ba)?sh", _base(word)) is not None
+    return re.fullmatch(rf"{_SHELLS}|.*\.(?:ba)?sh", basename(word)) is not None
 
 
 def from_script(words: Sequence[str]) -> list[str]:
@@ -25,7 +26,7 @@ def from_script(words: Sequence[str]) -> list[str]:
     for at, word in enumerate(words[1:], 1):
         if word == "-m" and words[at + 1 : at + 2] in (["torch.distributed.run"], ["torch.distributed.launch"]):
             continue  # torchrun by its longer name
-        plain = at == 1 and not word.startswith("-") and re.fullmatch(_PYTHON, _base(words[0]))
+        plain = at == 1 and not word.startswith("-") and re.fullmatch(_PYTHON, basename(words[0]))
         if plain or word == "-m" or word.endswith(".py"):
             return list(words[at:])
     return list(words)
@@ -40,7 +41,3 @@ def as_line(word: str) -> list[str]:
     if len(words) > 1 and (starts_python(words[0]) or is_for_a_shell(words[0]) or words[0].endswith(".py")):
         return words
     return []
-
-
-def _base(word: str) -> str:
-    return word.rpartition("/")[2]
