@@ -29,20 +29,16 @@ FREE = frozenset(_FREE_NAMES.split())
 _DECIDED = {
     "activeDeadlineSeconds": "time_limit",
     "hostNetwork": "kubernetes.host_network",
-    "hostname": "name",
+    **dict.fromkeys(["hostname", "setHostnameAsFQDN", "subdomain"], "name"),
     "nodeName": "kubernetes.node_selector",
     "priorityClassName": "kubernetes.priority_class",
     "restartPolicy": "max_restarts",
     "schedulerName": "kubernetes.scheduler",
-    "serviceAccount": "kubernetes.service_account",
-    "serviceAccountName": "kubernetes.service_account",
-    "setHostnameAsFQDN": "name",
-    "subdomain": "name",
+    **dict.fromkeys(["serviceAccount", "serviceAccountName"], "kubernetes.service_account"),
     "terminationGracePeriodSeconds": "preemption.grace",
 }
 _DECIDED_IN_NODE = {
-    "args": "command or train",
-    "command": "command or train",
+    **dict.fromkeys(["args", "command"], "command or train"),
     "image": "image",
     "imagePullPolicy": "kubernetes.image_pull_policy",
     "ports": "rendezvous.port",

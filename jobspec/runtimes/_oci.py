@@ -11,17 +11,14 @@ def let_in(names: Sequence[str]) -> str:
     return f'for name in JOB_PROGRAM {in_shell(names)}; do\n    set -- "$@" "--env=$name"\n  done'
 
 
-def gpus() -> list[str]:
-    """Return bash that puts the UUIDs of the task's GPUs into $gpus, separated by commas or line breaks.
-
-    Slurm counts from 0 among the GPUs that the task may use or among all GPUs of the node, depending on
-    ConstrainDevices in cgroup.conf.  nvidia-smi counts in the same way, but docker and CDI do not: they are outside
-    the job.  UUIDs mean the same everywhere.  Slurm already gives MIG slices by UUID.
-    """
-    return [
-        "gpus=${CUDA_VISIBLE_DEVICES:?is not set: Slurm gave this task no GPU}",
-        '[[ $gpus == *-* ]] || gpus=$(nvidia-smi --id="$gpus" --query-gpu=uuid --format=csv,noheader)',
-    ]
+# Bash that puts the UUIDs of the task's GPUs into $gpus, separated by commas or line breaks.  Slurm counts from 0 among
+# the GPUs that the task may use or among all GPUs of the node, depending on ConstrainDevices in cgroup.conf.
+# nvidia-smi counts in the same way, but docker and CDI do not: they are outside the job.  UUIDs mean the same
+# everywhere.  Slurm already gives MIG slices by UUID.
+GPUS = [
+    "gpus=${CUDA_VISIBLE_DEVICES:?is not set: Slurm gave this task no GPU}",
+    '[[ $gpus == *-* ]] || gpus=$(nvidia-smi --id="$gpus" --query-gpu=uuid --format=csv,noheader)',
+]
 
 
 class Oci(Runtime):

@@ -40,7 +40,7 @@ class Docker(_oci.Oci):
             *self.mount_empty(plan.job),
         ]
         if plan.job.device == "cuda":
-            lines += [*_oci.gpus(), 'set -- "$@" --gpus="\\"device=${gpus//[[:space:]]/,}\\""']
+            lines += [*_oci.GPUS, 'set -- "$@" --gpus="\\"device=${gpus//[[:space:]]/,}\\""']
         return lines
 
 

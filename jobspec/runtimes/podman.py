@@ -42,7 +42,7 @@ class Podman(_oci.Oci):
             *self.mount_empty(plan.job),
         ]
         if plan.job.device == "cuda":
-            lines += [*_oci.gpus(), 'for gpu in ${gpus//,/ }; do set -- "$@" "--device=nvidia.com/gpu=$gpu"; done']
+            lines += [*_oci.GPUS, 'for gpu in ${gpus//,/ }; do set -- "$@" "--device=nvidia.com/gpu=$gpu"; done']
         return lines
 
 

@@ -34,11 +34,8 @@ class Rule:
 
 def rules_in(module: object) -> list[Rule]:
     """List every rule at the top level of a module, alone or in a tuple, in the order of the module."""
-    found: list[Rule] = []
-    for value in vars(module).values():
-        several = value if isinstance(value, tuple) else (value,)
-        found += [one for one in several if isinstance(one, Rule)]
-    return found
+    values = (value if isinstance(value, tuple) else (value,) for value in vars(module).values())
+    return [one for several in values for one in several if isinstance(one, Rule)]
 
 
 def missing_image(runner: str, path: Path = _IMAGE) -> Finding:

@@ -13,15 +13,13 @@ USES = (
     | keys("backend port timeout", "rendezvous")
 )
 NOT_USED = {
-    "gpu": "the machine's GPUs are used",
-    "gpus_per_node": "the machine's GPUs are used",
+    **dict.fromkeys(["gpu", "gpus_per_node"], "the machine's GPUs are used"),
     "image": "this script runs in the shell's own environment, not in a container",
     "mounts": "the processes see the paths of the machine",
     "files": "the processes see the folder in which the script is started",
     "resources.memory": "nothing limits the processes",
     "resources.shm": "/dev/shm is the machine's own",
-    "resources.rdma": "the machine's devices are used",
-    "resources.devices": "the machine's devices are used",
+    **dict.fromkeys(["resources.rdma", "resources.devices"], "the machine's devices are used"),
     "time_limit": "torchrun has no time limit",
     "slurm.array": "this is one job, not several",
     "preemption": "no scheduler preempts the job",
