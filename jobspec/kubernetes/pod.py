@@ -84,6 +84,10 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
     topology = {f"kueue.x-k8s.io/podset-{kind}-topology": label for kind, label in wanted.items()}
     gpus = {job.kubernetes.gpu_resource: job.gpus} if job.gpus and job.kubernetes.gpu_claim is None else {}
     rdma = {job.kubernetes.rdma_resource: 1} if job.resources.rdma and job.kubernetes.rdma_resource else {}
+    # Both requests and limits: pods of the class Guaranteed are the last to be evicted.
+    memory = None if job.resources.memory is None else quantity(job.resources.memory)
+    amounts = {"cpu": job.resources.cpus, "memory": memory, DISK: job.resources.devices.get(DISK)}
+    requests = {name: str(amount) for name, amount in amounts.items() if amount is not None}
     devices = {**gpus, **rdma, **job.resources.devices}
     if patch and workdir is not None:  # a TrainJob has no key for it
         setup = [f"cd {shlex.quote(workdir)}", *setup]
@@ -110,8 +114,8 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
         "grace_s": grace_s(job),
         # None leaves the user to the image, which `restricted` does not allow.
         "user": _NOT_ROOT if user is None and job.kubernetes.security == "restricted" else user,
-        "requests": _requests(job),
-        "limits": {**_requests(job), **{name: str(amount) for name, amount in devices.items()}},
+        "requests": requests,
+        "limits": {**requests, **{name: str(amount) for name, amount in devices.items()}},
         "scratch": {number: quantity(mount.scratch) for number, mount in enumerate(job.mounts) if mount.scratch},
         "node_selector": {**job.kubernetes.gpu_types.get(job.gpu or "", {}), **job.kubernetes.node_selector},
         "pod_patch": job.kubernetes.pod,
@@ -182,10 +186,3 @@ def _notes(job: Job) -> Iterator[str]:
             yield f"Needed beforehand: {kind} {', '.join(names)}{'' if key == 'claim' else ', mounted as files'}."
     if any(mount.claim and not mount.read_only for mount in job.mounts) and job.nodes.max > 1:
         yield "Several nodes mount a claim and may write to it: its access mode must be ReadWriteMany."
-
-
-def _requests(job: Job) -> dict[str, str]:
-    """Return amounts that are both requests and limits: pods of the class Guaranteed are the last to be evicted."""
-    memory = None if job.resources.memory is None else quantity(job.resources.memory)
-    amounts = {"cpu": job.resources.cpus, "memory": memory, DISK: job.resources.devices.get(DISK)}
-    return {name: str(amount) for name, amount in amounts.items() if amount is not None}
