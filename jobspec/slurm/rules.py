@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
-from jobspec import runtimes
 from jobspec.filters import sh
 from jobspec.problems import Finding
 from jobspec.runtimes import tasks_per_node
@@ -21,9 +20,6 @@ VARIABLES_OF_SCRIPT = {
     *("JOB_PROGRAM", "address", "asked", "before", "disk", "failed", "free", "gpu", "gpus"),
     *("job", "log", "name", "record", "restart", "scratch", "shm", "state", "status", "step", "wait_s"),
 }
-
-
-runtime_can_run_the_image = Rule(runtimes.problems)
 
 
 @Rule

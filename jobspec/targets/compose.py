@@ -75,6 +75,7 @@ def node_name(plan: Plan, node: int) -> str:
 
 
 files_are_here = files.files_are_here
+empty_mounts = Rule(empty_mounts_have_no_folders)
 name_fits = leaves_room("a host", lambda job: f"-{job.nodes.max - 1}")
 
 
@@ -85,9 +86,6 @@ def there_is_an_image(job: Job) -> Iterator[Finding]:
     elif job.image.startswith(("/", ".")) or "://" in job.image:
         message = f'compose cannot run image "{job.image}": write REGISTRY/NAME:TAG, not a file or a URL'
         yield Finding(("image",), message)
-
-
-empty_mounts = Rule(empty_mounts_have_no_folders)
 
 
 @Rule

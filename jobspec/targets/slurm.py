@@ -9,7 +9,7 @@ from jobspec.slurm import notes, option_rules, options, rules, task
 from jobspec.slurm.environment import REMARKS, environment, exports, of_the_program, passed
 from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
-from jobspec.spec.rules import rules_in
+from jobspec.spec.rules import Rule, rules_in
 
 __all__ = ["NOT_USED", "REMARKS", "RULES", "SWEEPS", "USES", "environment", "template_values"]
 
@@ -24,7 +24,7 @@ USES = (
 )
 NOT_USED = {"resources.devices": "only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}"}
 SWEEPS = "array"
-RULES = (*rules_in(rules), *rules_in(option_rules))
+RULES = (*rules_in(rules), *rules_in(option_rules), Rule(runtimes.problems))
 
 
 def hides_the_node(job: Job) -> bool:
