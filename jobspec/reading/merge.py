@@ -57,7 +57,7 @@ def merge(sources: Sequence[Source]) -> Source:
         merged.add(source, source.values, merged.values, ())
     if merged.problems:
         raise SpecError(merged.problems)
-    return merged
+    return Source(merged.values, merged.keys, merged.items, merged.removed)  # equal to a source that was read
 
 
 @dataclass(frozen=True)
