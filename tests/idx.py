@@ -26,5 +26,5 @@ def write_small_mnist(data_root: Path, num_train: int, num_validation: int) -> N
     """The first synthetic samples under the names of MNIST's files."""
     for split, prefix, length in (("train", "train", num_train), ("validation", "t10k", num_validation)):
         samples = datasets.load("synthetic", "", "train" if split == "train" else "validation", seed=0)
-        images, labels = zip(*(samples[index] for index in range(length)), strict=True)
+        images, labels = zip(*(samples[index % len(samples)] for index in range(length)), strict=True)
         write_split(data_root / "MNIST" / "raw", torch.cat(images), torch.tensor(labels, dtype=torch.uint8), prefix)

@@ -44,9 +44,9 @@ def naming_missing_ranks(
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and "/gloo/" not in str(error):
+        if not isinstance(error, MissingRanks | dist.DistError) and "/gloo/" not in str(error):
             raise
-        lines = [f"{what} failed: {reason(error)}", *reports(position, group)]
+        lines = [f"{what} failed: {reason(error)}", *reports(error, position, group)]
         raise UserError("\n".join(lines)) from error
 
 
@@ -55,11 +55,14 @@ def reason(error: RuntimeError) -> str:
     return re.sub(r"^\[\S+:\d+\] ", "", first_line(error)).partition(" This is typically caused")[0]
 
 
-def reports(position: str, group: dist.ProcessGroup | None = None) -> list[str]:
+def reports(error: RuntimeError, position: str, group: dist.ProcessGroup | None = None) -> list[str]:
     """Return a line or two: which ranks gave up elsewhere than at `position`, and which have not reported.
 
     The ranks that gave up exchange their positions through the store.  Before a failure this costs nothing.
+    If the error names the missing ranks, the lines have the reasons that these have left.
     """
+    if isinstance(error, MissingRanks):
+        return failures(group)
     gathered = _Reports(position, group)
     # In a thread, because a store that hangs ignores its timeouts.
     thread = threading.Thread(target=gathered.collect, daemon=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from train.collectives.missing_ranks import MissingRanks, failures, reason, reports
+from train.collectives.missing_ranks import reason, reports
 from train.ddp.gradient_hooks import is_compiled_backward
 from train.errors import SharedError, UserError
 
@@ -92,7 +92,7 @@ def naming_the_bucket(names: Sequence[str], position: str, group: dist.ProcessGr
     except RuntimeError as error:
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
         which = f"the gradients of {', '.join(names[:_NAMES_SHOWN])}{more} ({position})"
-        known = failures(group) if isinstance(error, MissingRanks) else reports(position, group)
+        known = reports(error, position, group)
         raise UserError("\n".join([f"{which} were not averaged: {reason(error)}", *known])) from error
 
 
