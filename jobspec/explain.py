@@ -15,6 +15,7 @@ from jobspec.problems import Problem, SpecError, option_place, printable
 from jobspec.reading.origin import Origin, origins_of
 from jobspec.reading.yaml_source import Source
 from jobspec.slurm.task import train_timeout
+from jobspec.spec.job import Job
 from jobspec.targets import Target, artifact
 
 _HEADS = {"rank": "RANK", "node": "NODE_RANK", "local_rank": "LOCAL_RANK"}
@@ -47,6 +48,7 @@ class Explanation:
 
     `node_names` are in the order of node numbers, and empty if they are not known before the job runs.
     `remarks` are notes on variables, by name.  `origins` is None unless it was requested.
+    `inside` is what the processes see in place of their node's files, in words, by kind; empty without a container.
     """
 
     plan: Plan
@@ -54,6 +56,7 @@ class Explanation:
     node_names: list[str]
     processes: list[Process]
     remarks: Mapping[str, str]
+    inside: dict[str, str]
     origins: list[Origin] | None = None
 
 
@@ -78,7 +81,9 @@ def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None =
             variables = [_named(variable, known) for variable in variables]
         processes.append(Process(rank, node, variables))
     origins = None if source is None else list(origins_of(source, plan.job))
-    return Explanation(plan, target.__name__.rpartition(".")[2], names, processes, target.REMARKS, origins)
+    return Explanation(
+        plan, target.__name__.rpartition(".")[2], names, processes, target.REMARKS, _inside(plan.job, target), origins
+    )
 
 
 def as_json(explanation: Explanation) -> str:
@@ -99,6 +104,7 @@ def as_json(explanation: Explanation) -> str:
         "node_names": explanation.node_names,
         "c10d_order": sorted(explanation.node_names),
         "rendezvous_timeout_s": plan.rendezvous_timeout_s,
+        "inside": explanation.inside,
         "environment": [_content(one) for one in explanation.processes[0].variables if one.name in alike],
     }
     if explanation.origins is not None:
@@ -192,6 +198,7 @@ def _summary(explanation: Explanation) -> Iterator[str]:
     if plan.points and explanation.origins:
         tasks = f"An array of {len(plan.points)} tasks, one for each combination of sweep"
         yield f"{tasks}; the keys below have the values of the first task."
+    yield from (f"{kind}: {words}" for kind, words in explanation.inside.items())
     if nodes.elastic:
         yield f"Shown for {nodes.max} nodes; ranks and world size change whenever a node comes or goes."
 
@@ -247,6 +254,20 @@ def _shown(value: str) -> str:
     """Return a value on one line, in quotes if it is empty, unprintable, or begins or ends with a space."""
     plain = value.isprintable() and value == value.strip() and value
     return value if plain else printable(json.dumps(value, ensure_ascii=False))
+
+
+def _inside(job: Job, target: Target) -> dict[str, str]:
+    name = target.__name__.rpartition(".")[2]
+    if "image" not in target.USES or job.image is None or (name == "slurm" and job.slurm.runtime == "none"):
+        return {}
+    mounts = list[str]()
+    for mount in job.mounts:
+        # Where a spec gives both, Kubernetes mounts the volume, the others the folder.
+        volume = mount.volume and f"{mount.volume.replace('_', ' ')} {getattr(mount, mount.volume)}"
+        first, second = (mount.folder, volume) if name in _NEXT else (volume, mount.folder)
+        mounts.append(f"{mount.path} from {first or second}{' (read only)' * mount.read_only}")
+    found = {"image": job.image, "working folder": job.workdir, "mounts": ", ".join(mounts)}
+    return {kind: printable(words) for kind, words in found.items() if words}
 
 
 def _order(explanation: Explanation) -> Iterator[str]:
