@@ -72,9 +72,7 @@ class SharedMemory:
             give_back_freed_memory()
         mapped = _map_for_all(num_bytes, self.group)
         if mapped is None:
-            raise UserError(
-                f"not every rank could share {num_bytes / 2**20:.1f} MiB for a gradient bucket: free some memory"
-            )
+            raise UserError(f"not every rank could share {num_bytes / 2**20:.1f} MiB for gradients: free some memory")
         of_ranks = [memory.view(dtype) for memory in mapped[0]]
         flat = of_ranks[self.rank]
         self._sums.setdefault(dtype, torch.empty(_BLOCK_BYTES // dtype.itemsize, dtype=dtype))

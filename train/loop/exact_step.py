@@ -58,7 +58,10 @@ class ExactStep(Step):
             raise UserError("run.step(…, split=False) has no slices, so it cannot be used with logical_world")
         position, models = work.position, self._trained_by(work.optimizer)[1]
         params = [param for wrapped in models for param in wrapped.module.parameters() if param.requires_grad]
-        buffers = self._all_buffers()
+        if not params:
+            raise UserError("run.step(): all parameters of the optimizer are frozen, so there is nothing to train")
+        own_buffers = self._all_buffers()
+        buffers = [torch.view_as_real(each) if each.is_complex() else each for each in own_buffers]
         before, of_ranks = [each.clone() for each in buffers], position.slices_of_ranks()
         found = BufferCopies([wrapped.module for wrapped in self.models])  # the loop may have changed them
         at = position.epoch, position.step
@@ -74,7 +77,7 @@ class ExactStep(Step):
             seed(self.device, self.config.seed, *at, number, self._nth)
             loss, part = self._loss(work, copied(piece), size)
             parts.append(part)
-            if any(now is not old for now, old in zip(self._all_buffers(), buffers, strict=True)):
+            if any(now is not old for now, old in zip(self._all_buffers(), own_buffers, strict=True)):
                 raise UserError("a forward replaces a buffer, and logical_world needs it changed in place: use copy_()")
             if number >= 0:
                 self.scaler.scale(loss).backward()

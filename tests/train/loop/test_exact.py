@@ -106,9 +106,11 @@ class _Counting(nn.Module):
         self.unused = nn.Linear(2, 2)
         self.layers[0].bias.requires_grad_(False)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("turned", torch.zeros(2, dtype=torch.complex64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.get_buffer("seen").add_(len(x) * self.training)
+        self.get_buffer("turned").add_(torch.complex(x[0, 0], x[-1, -1]) * self.training)
         return self.layers(x)[:, 0]  # type: ignore[no-any-return]
 
 
@@ -131,7 +133,7 @@ def _two_steps_a_batch(folder: Path) -> None:
                 run.step(outputs, batch, optimizer)
         run.record(**run.evaluate(lambda b: {"val_loss": model(b[0])}, data, batch_size=20))
     assert len({*draws}) == len(draws)
-    assert model.get_buffer("seen") > 0
+    assert model.get_buffer("seen") > 0 and model.get_buffer("turned").imag.all()
     with pytest.raises(UserError, match=r"run\.apply"):
         run.apply(optimizer)
 
@@ -169,6 +171,21 @@ def test_buffer_that_the_loop_sets_counts_and_a_failed_step_leaves_none_of_it_in
     logical_world: int | None, seen: int, tmp_path: Path
 ) -> None:
     assert launched(1, _sets_a_buffer_and_fails_in_the_second_step, tmp_path, logical_world) == [([seen], seen)]
+
+
+def _frozen(folder: Path) -> None:
+    run = Run(logical_world=4)
+    model = run.wrap(nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.requires_grad_(False)
+    for _ in run.epochs(1):
+        for batch in run.batches(TensorDataset(torch.randn(20, 3)), batch_size=20):
+            run.step(lambda part: model(part[0]).square().mean(), batch, optimizer)
+
+
+def test_a_step_that_trains_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="all parameters of the optimizer are frozen"):
+        launched(1, _frozen, tmp_path)
 
 
 class _Keeping(torch.optim.SGD):
