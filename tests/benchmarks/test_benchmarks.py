@@ -75,7 +75,7 @@ def test_exact_benchmark_finds_the_memory_that_the_docs_state(tmp_path: Path) ->
     result = read_result(tmp_path, "exact")
     assert result["ratio"]["mlp_32"] > 0
     peaks = result["gradients_in_memory_by_slices_of_a_process"]
-    assert [peaks[name] for name in ("1", "2", "4", "8")] == pytest.approx([2, 3, 4, 5], rel=0.05)
+    assert [peaks[name] for name in ("1", "2", "4", "8")] == pytest.approx([2, 2, 3, 4], rel=0.05)
 
 
 @pytest.mark.timeout(300)
