@@ -124,12 +124,17 @@ def _history(row: Row, run: Path, undisturbed: str, began: float) -> tuple[float
     starts = records(run, "start")
     restarts = [start["world"]["attempt"] for start in starts].count(1)
     assert restarts == (row.ends == "restarts") or row.ends == "resumes"
-    kept, lost = list[int](), 0
+    kept, lost, meanwhile = list[int](), 0, 0
     for record in records(run, "step"):
-        lost += sum(step >= record["step"] for step in kept)
+        again = [step for step in kept if step >= record["step"]]
+        lost += len(again)
+        if row.fault is not None and (row.fault.what, row.fault.place) == ("SIGKILL", "save"):
+            # Trained while the save was written that the kill cut short; the next save would have waited for it.
+            meanwhile += sum(step > row.fault.step for step in again)
         kept = [*(step for step in kept if step < record["step"]), record["step"]]
     # A rank that is killed may take the loss of its last step with it, though not the step.
-    assert kept[0] == 1 and STEPS - 1 <= len(kept) <= kept[-1] == STEPS and lost <= row.lost
+    assert kept[0] == 1 and STEPS - 1 <= len(kept) <= kept[-1] == STEPS
+    assert lost - meanwhile <= row.lost and meanwhile <= 4
     assert records(run, "epoch")[-1]["samples_read"] == BATCH * STEPS
     assert records(run, "end")[-1]["weights_sha256"] == undisturbed
     later = max(began, starts[-1]["time"])

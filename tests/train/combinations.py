@@ -40,8 +40,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "combinations.md"
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 ACCUMULATE = (1, 4)
 STEPS = 30
-# Of the losses: types of few digits round differently.
-_TOLERANCE = {"fp32": 1e-4, "bf16": 0.05, "fp16": 0.05}
+# Of the losses: types of few digits round differently; at a higher rate than this one's the training amplifies it.
+_TOLERANCE = {"fp32": 1e-4, "bf16": 0.03, "fp16": 0.03}
 _ONE_PROCESS = ("single", "data_parallel")
 
 
@@ -121,7 +121,7 @@ def _train(world: World, cell: Cell, model_name: str, folder: str) -> list[float
     run_dir = Path(tempfile.mkdtemp()) if world.rank == 0 else Path("unused")
     torch._dynamo.reset()  # it compiles one function for a few models only
     counters.clear()
-    model = [f"--model={model_name}", "--dataset=mnist", f"--data-root={folder}", "--batch-size=64", "--lr=0.05"]
+    model = [f"--model={model_name}", "--dataset=mnist", f"--data-root={folder}", "--batch-size=64", "--lr=0.035"]
     length = ["--epochs=9", f"--max-steps={STEPS}", f"--run-dir={run_dir}", "--device=cpu"]
     try:
         config: TrainConfig = from_argv([*model, *length, *cell.flags()])
