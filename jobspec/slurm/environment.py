@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 from jobspec import torchrun
@@ -140,8 +139,9 @@ def _port(plan: Plan) -> tuple[str, str]:
     return str(port), str(port)
 
 
-def _of_job(name: str, shell: str | int, words: str | int, when: When = "job") -> _Variable:
-    return _Variable(name, str(words), "script", str(shell), when)
+def _of_job(name: str, shell: str, words: str | int) -> _Variable:
+    return _Variable(name, str(words), "script", shell, "job")
 
 
-_of_task = partial(_of_job, when="task")
+def _of_task(name: str, shell: str | int, words: str | int) -> _Variable:
+    return _Variable(name, str(words), "script", str(shell), "task")

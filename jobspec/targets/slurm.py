@@ -43,12 +43,9 @@ def template_values(plan: Plan) -> dict[str, Any]:
     # Each task starts its own container.
     tasks = runtimes.tasks_per_node(job) if runtime.run else 0
     scratch = tasks * sum(mount.scratch or 0 for mount in job.mounts if mount.empty)
-    of_job = options.ntasks, options.survives_lost_nodes, options.task_ends_others, options.failure_policy
-    of_plan = options.directives, task.for_runtime, task.program, task.swept_env, task.swept_words
     return {
-        **{function.__name__: function(job) for function in (*of_job, runtimes.tasks_per_node)},
-        **{function.__name__: function(plan) for function in of_plan},
         "notes": [*notes.notes(job), *plan.notes],
+        "directives": options.directives(plan),
         "own_log": own_log,
         "log_has_progress": own_log and job.train is not None,  # lines of python -m train in that log
         "has_rendezvous": job.nodes.max > 1 or job.slurm.launcher == "srun",
@@ -58,12 +55,21 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "how_to_get_it": "activate the environment that has it before sbatch" if in_shell else "install it on the node",
         "shm_mib": (job.resources.shm or 0) >> 20,
         "scratch_mib": -(-scratch >> 20),
+        "for_runtime": task.for_runtime(plan),
         "env": of_the_program(plan),
         "launcher": [*plan.guard, *task.launcher(plan)],
+        "program": task.program(plan),
+        "swept_env": task.swept_env(plan),
+        "swept_words": task.swept_words(plan),
         "start_container": runtime.run,
         "stop_containers": runtime.stop,
         "container_words": runtime.words(plan),
         "task_lines": [*exports(plan, "task"), *runtime.before(plan, names)],
+        "tasks_per_node": runtimes.tasks_per_node(job),
+        "ntasks": options.ntasks(job),
+        "survives_lost_nodes": options.survives_lost_nodes(job),
+        "task_ends_others": options.task_ends_others(job),
+        "failure_policy": options.failure_policy(job),
         "srun_flags": [*options.srun_flags(plan), *runtime.srun_flags(plan, names)],
         # After torchrun has killed its processes itself, and before Slurm ends the job.
         "kill_after_s": max(1, job.preemption.grace * 7 // 8, job.preemption.grace - 15) if job.preemption else 0,
