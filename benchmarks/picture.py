@@ -55,8 +55,9 @@ def _draw_ratio(panel: Any, result: Mapping[str, Any]) -> None:
         elif bound is not None:
             panel.axhline(bound, color="firebrick", linestyle="--", label=f"{key} {bound:g}")
     panel.set_ylabel(result["unit"])
-    panel.tick_params(axis="x", labelrotation=15)
-    panel.legend()
+    panel.tick_params(axis="x", labelrotation=30)
+    if any(key.startswith("ratio_at_") for key in result):
+        panel.legend()
 
 
 if __name__ == "__main__":

@@ -147,7 +147,6 @@ def compare(times: dict[str, list[float]]) -> dict[str, Any]:
         "ratio_of_nodes": {
             target: median_ratio(times[f"ours_{target}_{many}"], times[f"ours_{target}_{few}"]) for target in TARGETS
         },
-        "seconds": times,
     }
 
 

@@ -158,7 +158,7 @@ def test_signal_to_only_the_processes_of_a_command_requeues_if_slurm_preempts(
 @pytest.mark.parametrize(
     ("running", "more"),
     [(0, ""), (1, ""), (0, "slurm: {options: {output: mine.log}}\n")],
-    ids=["this start", "a later start", "without a log of its own"],
+    ids=["this start", "a later start", "log named by the user"],
 )
 def test_processes_that_saved_by_themselves_requeue_their_own_start_and_no_later_one(
     own_cluster: Cluster, running: int, more: str

@@ -41,3 +41,14 @@ def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
             f"the checkpoint belongs to another run: {', '.join(changed)}. "
             "Give the old settings, or another --checkpoint-dir for a new run"
         )
+
+
+def other_data(saved: str | None, now: str | None, config: TrainConfig, step: int) -> str | None:
+    """Return a sentence if the SHA-256 of the training data has changed; None if it is not known."""
+    if saved is None or now is None or saved == now:
+        return None
+    return (
+        f"the training data ({config.dataset} in {config.data_root}) have changed since the checkpoint of step {step}: "
+        "the run continues with the new data. If that is a mistake, stop it, put the old data back and resume from "
+        "that checkpoint"
+    )

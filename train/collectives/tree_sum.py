@@ -114,7 +114,7 @@ class TreeSum:
     def add(self, number: int, parts: Sequence[Tensor]) -> None:
         """Add the vector of a slice of this rank, the parts one after the other; in the order of the numbers."""
         parts = [part.reshape(-1).to(self._like.dtype) for part in parts]
-        if self._sums.has_sibling(0, number):  # which takes it in without a vector of its own
+        if self._sums.has_sibling(0, number):  # so it needs no further row
             row = self._sums.nodes.pop()[2]
             torch._foreach_add_(row[: self._size].split([part.numel() for part in parts]), parts)
             self._sums.add(1, number // 2, row)

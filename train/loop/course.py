@@ -14,7 +14,7 @@ from torch import Tensor, optim
 
 from train import strategies
 from train.checkpoints.folder import checkpoint_path
-from train.checkpoints.same_run import refuse_other_run
+from train.checkpoints.same_run import other_data, refuse_other_run
 from train.collectives import missing_ranks
 from train.collectives.agreement import StopAgreement, Stopped, mistakes_shared_by_all_ranks, while_others_wait
 from train.collectives.broadcast import broadcast_from_rank_0, thing_of_rank_0
@@ -318,12 +318,7 @@ class Course:
         if isinstance(self.engine, ExactStep):
             for difference in self.engine.go_on_from(state["computes_on"]):
                 self.report("other_bits", difference)
-        if self._data_sha256 and state.get("data_sha256", self._data_sha256) != self._data_sha256:
-            text = (
-                f"the training data ({self.config.dataset} in {self.config.data_root}) have changed since the "
-                f"checkpoint of step {self.steps_done}: the run goes on with the new data. If that is a mistake, stop "
-                "it, put the old data back and resume from that checkpoint"
-            )
+        if text := other_data(state.get("data_sha256"), self._data_sha256, self.config, self.steps_done):
             self.report("other_data", text)
         self.recorded_step, self.saving.saved_step = state["evaluated_step"], self.steps_done
         self._means = Means(**state["epoch_means"])

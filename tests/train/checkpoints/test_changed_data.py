@@ -70,7 +70,7 @@ def test_a_resumed_run_says_once_that_its_data_have_changed(
     for steps in (3, 4):
         train_on_ranks(world_size, *_flags(tmp_path, dataset, steps, *more))
     [said] = _changes_said(tmp_path)
-    assert f"({dataset} in {tmp_path}) have changed since the checkpoint of step 2: the run goes on" in said
+    assert f"({dataset} in {tmp_path}) have changed since the checkpoint of step 2: the run continues" in said
 
 
 def test_nothing_is_said_of_a_checkpoint_that_does_not_know_its_data(tmp_path: Path) -> None:
