@@ -130,3 +130,23 @@ def test_a_rank_that_misses_the_buffers_of_a_forward_is_named() -> None:
 def test_a_later_failure_says_nothing_of_an_earlier_one_after_which_the_ranks_went_on() -> None:
     assert apart()[0][1].startswith("the gradients of bias, weight (backward 2, bucket 1) were not averaged: ")
     assert apart()[0][1].splitlines()[1:] == ["no report within 2 s from rank 1 (ended or still waiting): see its log"]
+
+
+def _ended(world: World, reason: str | None) -> str:
+    if world.rank == 1 and reason is not None:
+        missing_ranks.report_failure(UserError(reason))
+    dist.barrier()
+    if world.rank != 0:
+        return ""
+    assert dist.group.WORLD is not None
+    with pytest.raises(UserError) as refusal, missing_ranks.naming_missing_ranks():
+        raise missing_ranks.MissingRanks(dist.group.WORLD, [1], "ended")
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(("reason", "lines"), [(None, []), ("no memory", ["rank 1 failed: no memory"])])
+def test_rank_that_shared_memory_misses_is_named_with_its_reason_and_no_other_is(
+    reason: str | None, lines: list[str]
+) -> None:
+    head = "a message between the processes failed: rank 1 ended"
+    assert run_ranks(3, _ended, reason)[0].splitlines() == [head, *lines]
