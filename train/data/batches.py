@@ -1,23 +1,17 @@
-"""Batches on this rank's device: samples stay integers until they are cast and normalised, a whole batch at a time.
+"""Batches on this rank's device: samples stay integers until they are cast and normalised, a whole batch at a time."""
 
-Random numbers for samples that vary are a function of (seed, epoch, index) alone.  So they depend neither on the number
-of ranks and workers nor on an interruption.
-"""
-
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from train.data.reading import Augmented, Stream
 from train.data.sampler import ShardSampler
-from train.data.shard import seed_of
 from train.data.workers import init_worker, worker_context
 from train.errors import UserError
 from train.world.cgroup import host_memory_bytes
@@ -33,7 +27,7 @@ class Batches:
     int64 (n, T), and their targets, int64 (n, T).
 
     Args:
-        samples: what to read: any map-style dataset.
+        samples: what to read: any map-style dataset, or a stream.
         steps: for each step the indices of its samples; n may differ between steps.  A step without indices gives
             sample 0 twice, because a rank without samples needs inputs, too; the caller must not count them.
             For samples that vary, a ShardSampler: its seed and epoch decide how each is augmented.  Samples vary unless
@@ -73,7 +67,8 @@ class Batches:
         ):
             self._raw_batches: Iterable[Any] = _InMemory(samples, steps, device)
         else:
-            source: Any = Augmented(samples, getattr(steps, "seed", 0), varies)
+            read = Stream if isinstance(samples, IterableDataset) else Augmented
+            source: Any = read(samples, getattr(steps, "seed", 0), varies)
             keys: Any = Keys(steps)
             self._raw_batches = DataLoader(
                 source,
@@ -163,33 +158,6 @@ class Keys:
         for indices in self.steps:
             epoch = self.steps.epoch if isinstance(self.steps, ShardSampler) else 0
             yield [(epoch, index) for index in indices or [0, 0]]
-
-
-@dataclass(frozen=True)
-class Augmented:
-    """Reads samples; if they vary, with torch's, NumPy's and Python's generators seeded for each, then restored."""
-
-    samples: Any
-    seed: int
-    varies: bool = True
-
-    def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
-        if not self.varies:
-            return [self.samples[index] for _, index in keys]
-        of_python, of_numpy, found = random.getstate(), np.random.get_state(), []
-        with torch.random.fork_rng(devices=[]):
-            for epoch, index in keys:
-                seed = seed_of(self.seed, epoch, index)
-                torch.default_generator.manual_seed(seed)
-                random.seed(seed)
-                np.random.seed(seed)
-                found.append(self.samples[index])
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-        return found
-
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        return self.__getitems__([key])[0]
 
 
 def on_device(batch: Any, device: torch.device) -> Any:

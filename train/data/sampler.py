@@ -45,6 +45,7 @@ class ShardSampler(Sampler[list[int]]):
         micro_batches: into how many parts a step is cut, before each part is shared among the ranks.
         least: samples that a part needs; a short step is cut into fewer parts.
         whole: give each part to one rank, a contiguous range of parts each, rather than a share of it to every rank.
+        in_order: read the samples 0, 1, 2 … rather than in an order that the seed decides.
 
     >>> sampler = ShardSampler(num_samples=5, batch_size=4, rank=1, world_size=2, seed=0)
     >>> [len(indices) for indices in sampler]  # of batches of 4 and 1
@@ -61,6 +62,7 @@ class ShardSampler(Sampler[list[int]]):
         micro_batches: int = 1,
         least: int = 1,
         whole: bool = False,
+        in_order: bool = False,
     ) -> None:
         if not 0 <= rank < world_size or batch_size < 1 or num_samples < 0:
             raise UserError(
@@ -70,6 +72,7 @@ class ShardSampler(Sampler[list[int]]):
         self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
         self.rank, self.world_size = rank, world_size
         self.micro_batches, self.least, self.whole = micro_batches, least, whole
+        self.in_order = in_order
         self.epoch, self.step = 1, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -105,7 +108,7 @@ class ShardSampler(Sampler[list[int]]):
         return [share(range(len(self.parts(step))), rank, self.world_size) for rank in range(self.world_size)]
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = epoch_order(self.num_samples, self.seed, self.epoch)
+        order = range(self.num_samples) if self.in_order else epoch_order(self.num_samples, self.seed, self.epoch)
         for step in range(self.step, num_steps(self.num_samples, self.batch_size)):
             yield [order[position] for part in self.shares(step) for position in part]
 
@@ -113,7 +116,8 @@ class ShardSampler(Sampler[list[int]]):
         """Return the position, and the settings with which it was counted; the world size is not one of them."""
         counted_with = {"seed": self.seed, "num_samples": self.num_samples, "batch_size": self.batch_size}
         slices = {"slices": self.micro_batches} if self.whole else {}
-        return {"epoch": self.epoch, "step": self.step, **counted_with, **slices}
+        order = {"in_order": True} if self.in_order else {}
+        return {"epoch": self.epoch, "step": self.step, **counted_with, **slices, **order}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue at a saved position, on any world size.
@@ -122,9 +126,9 @@ class ShardSampler(Sampler[list[int]]):
         position would then not be the unread ones.
         """
         now = self.state_dict()
-        changed = [key for key in now if key not in ("epoch", "step") and state.get(key) != now[key]]
+        changed = [key for key in {**now, **state} if key not in ("epoch", "step") and state.get(key) != now.get(key)]
         if changed:
-            was_now = ", ".join(f"{key} was {state.get(key)} and is {now[key]}" for key in changed)
+            was_now = ", ".join(f"{key} was {state.get(key)} and is {now.get(key)}" for key in changed)
             raise UserError(
                 f"the checkpoint cannot be continued: {was_now}, so samples would be read twice or never; "
                 "give the old values, or another checkpoint_dir for a new run"

@@ -20,6 +20,7 @@ from train.collectives.broadcast import gather
 from train.collectives.sync_batchnorm import SyncBatchNorm, has_batchnorm
 from train.collectives.waiting import waiting_for_each
 from train.data.batches import Batches
+from train.data.reading import refuse_unreadable
 from train.data.sampler import ShardSampler, evaluation_parts
 from train.data.shard import share
 from train.errors import SharedError, UserError
@@ -135,7 +136,8 @@ class Session(Course):
         asked for it.  A batch that is left by `break` is not counted.
 
         Args:
-            dataset: any map-style dataset.  What it draws at random depends on seed, epoch and index alone.
+            dataset: any map-style dataset.  What it draws at random depends on seed, epoch and index alone.  Or an
+                IterableDataset with len(): all ranks read all of it, in its own order, and keep their samples.
             batch_size: samples of one step over all ranks together.
             micro_batches: into how many parts run.step() cuts a batch, to save memory.
             collate: makes a batch of a list of samples: tensors with one row a sample, in dicts, lists or tuples.
@@ -246,6 +248,7 @@ class Session(Course):
         """
         key = (id(dataset), batch_size, collate, workers)
         if key not in self._evaluated:  # workers and samples in memory stay
+            refuse_unreadable(dataset, workers, self.config.seed, self.world)
             rank, ranks = self.config.reader(self.rank, self.world_size)
             steps, sizes = evaluation_parts(len(dataset), batch_size, rank, ranks, self.config.logical_world or ranks)
             self._evaluated[key] = self._loaded(dataset, steps, collate, workers), sizes
@@ -288,18 +291,15 @@ class Session(Course):
         self.report("already_ended", text)
 
     def _make_batches(self, dataset: Any, batch_size: int, micro_batches: int, *how: Any) -> None:
-        if isinstance(dataset, IterableDataset):
-            raise SharedError(
-                "run.batches() needs a dataset with len() and an item for each index, and this is an IterableDataset, "
-                "of which no rank knows what the others have read: give a map-style dataset"
-            )
+        refuse_unreadable(dataset, how[1], self.config.seed, self.world)
         if self._saving is None:
             self._open()
         config = self.config.model_copy(update={"batch_size": batch_size, "accumulate": micro_batches})
         placement.refuse_impossible(config, self.world, self.device)
         reader = config.reader(self.rank, self.world_size)
         parts, whole = micro_batches * (config.logical_world or 1), bool(config.logical_world)
-        sampler = ShardSampler(len(dataset), batch_size, *reader, config.seed, parts, self.least, whole)
+        in_order = isinstance(dataset, IterableDataset)
+        sampler = ShardSampler(len(dataset), batch_size, *reader, config.seed, parts, self.least, whole, in_order)
         if self.sampler is not None:
             if (self.sampler.num_samples, self.sampler.batch_size) != (len(dataset), batch_size):
                 raise UserError(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.ranks import make_trainer, run_ranks
 from train import datasets
-from train.data.batches import Augmented
+from train.data.reading import Augmented
 from train.datasets import Samples
 from train.loop.trainer import Trainer
 from train.world.environment import World

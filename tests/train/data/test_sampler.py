@@ -194,6 +194,17 @@ def test_a_position_counted_with_another_value_is_refused_and_named(key: str, wa
     assert all(word not in str(refusal.value) for word in {"seed", "num_samples", "batch_size"} - {key})
 
 
+def test_a_stream_is_read_in_its_order_and_not_continued_in_another() -> None:
+    sampler = ShardSampler(100, 10, 0, 1, seed=2, in_order=True)
+    assert next(iter(sampler)) == [*range(10)]
+    for other, state in (
+        (sampler, ShardSampler(100, 10, 0, 1, seed=2)),
+        (ShardSampler(100, 10, 0, 1, seed=2), sampler),
+    ):
+        with pytest.raises(UserError, match="in_order was"):
+            other.load_state_dict(state.state_dict())
+
+
 def test_every_changed_value_is_named_at_once() -> None:
     state = ShardSampler(100, 10, 0, 1, seed=1).state_dict()
     with pytest.raises(UserError, match=r"seed was 1 and is 2.*num_samples was 100.*batch_size was 10 and is 30"):

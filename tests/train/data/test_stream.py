@@ -1,0 +1,105 @@
+"""A stream in one's own loop: the samples and their random draws are those of one process, on any number of them."""
+
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset
+
+from tests.ranks import launched
+from train import Run, UserError
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class _Noisy(IterableDataset[Tensor]):
+    """Eleven samples, in another order in each epoch, with noise drawn while they are read."""
+
+    epoch: int
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 11
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for number in range(11):
+            yield torch.full((3,), float(3 * number % 11 + self.epoch)) + torch.randn(3)
+
+
+class _Shared(_Noisy):
+    """Gives each rank samples of its own, as for loops that do not share them out."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        return (sample for number, sample in enumerate(super().__iter__()) if number % world_size == rank)
+
+
+class _Short(_Noisy):
+    def __iter__(self) -> Iterator[Tensor]:
+        return islice(super().__iter__(), 7)
+
+
+class _Endless(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        while True:
+            yield torch.ones(3)
+
+
+def _trained(folder: Path | None, workers: int = 0, max_steps: int | None = None) -> list[float]:
+    """Train two epochs of 4, 4 and 3 samples; return the weights, and the means of an evaluation after each epoch."""
+    saved = {"checkpoint_dir": folder, "resume": "auto"} if folder else {}
+    run, stream, validation = Run(seed=3, max_steps=max_steps, **saved), _Noisy(), _Noisy()
+    model = run.wrap(nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    run.restore(model=model, optimizer=optimizer)
+    means: list[float] = []
+    for _ in run.epochs(2):
+        for batch in run.batches(stream, 4, workers=workers):
+            run.step(lambda samples: model(samples).square().mean(), batch, optimizer)
+        means += run.evaluate(lambda samples: {"loss": model(samples).square().mean()}, validation, 4).values()
+    return [x for param in model.parameters() for x in param.flatten().tolist()] + means
+
+
+def test_a_stream_trains_the_same_on_any_number_of_processes() -> None:
+    alone = launched(1, _trained, None)[0]
+    for world_size, workers in ((1, 1), (2, 0), (3, 0)):
+        for found in launched(world_size, _trained, None, workers):
+            assert found == pytest.approx(alone, rel=1e-5)
+
+
+def test_a_stream_is_continued_at_the_sample_on_another_number_of_processes(tmp_path: Path) -> None:
+    for world_size, max_steps in ((2, 2), (1, 5), (3, 6)):
+        found = launched(world_size, _trained, tmp_path, 0, max_steps)[0]
+    assert found[:4] == pytest.approx(launched(1, _trained, None)[0][:4], rel=1e-5)
+
+
+def _refused(kind: type[IterableDataset[Tensor]], workers: int) -> str:
+    run = Run(seed=3)
+    model = run.wrap(nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with pytest.raises(UserError) as refusal:
+        for _ in run.epochs(1):
+            for batch in run.batches(kind(), 4, workers=workers):
+                run.step(lambda samples: model(samples).square().mean(), batch, optimizer)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "says"),
+    [
+        (_Endless, 0, "a _Endless has no len(), which says how many samples an epoch has: give it a __len__()"),
+        (_Noisy, 2, "each worker would read the whole stream: give workers=1"),
+        (_Shared, 0, "rank 1: the stream has another len() or first sample than on rank 0"),
+        (_Short, 0, "the stream ended after 7 of the 11 samples that its len() promises"),
+    ],
+)
+def test_a_stream_that_cannot_be_shared_exactly_is_refused(
+    kind: type[IterableDataset[Tensor]], workers: int, says: str
+) -> None:
+    assert any(says in said for said in launched(2, _refused, kind, workers))

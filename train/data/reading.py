@@ -1,0 +1,107 @@
+"""Reads samples by (epoch, index).  What they draw at random depends on the seed and these two alone.
+
+So it depends neither on the number of ranks and workers nor on an interruption.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import IterableDataset
+
+from train.collectives.agreement import mistakes_shared_by_all_ranks
+from train.collectives.broadcast import thing_of_rank_0
+from train.data.shard import seed_of
+from train.errors import SharedError, UserError
+from train.world.environment import World
+
+
+@dataclass
+class Augmented:
+    """Reads samples; if they vary, with torch's, NumPy's and Python's generators seeded for each, then restored."""
+
+    samples: Any
+    seed: int
+    varies: bool = True
+
+    def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
+        if not self.varies:
+            return [self.read(*key) for key in keys]
+        of_python, of_numpy = random.getstate(), np.random.get_state()
+        with torch.random.fork_rng(devices=[]):
+            found = [self.read(*key) for key in keys]
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        return found
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        return self.__getitems__([key])[0]
+
+    def read(self, epoch: int, index: int) -> Any:
+        self.draw_for(epoch, index)
+        return self.samples[index]
+
+    def draw_for(self, epoch: int, index: int) -> None:
+        if self.varies:
+            seed = seed_of(self.seed, epoch, index)
+            torch.default_generator.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)
+
+
+@dataclass
+class Stream(Augmented):
+    """Reads samples that come one after the other, so an index is that of the sample in the stream.
+
+    Each rank, and each new start, reads all that comes before the samples it keeps.
+    If the stream has set_epoch(), as those of Hugging Face, that is called before each epoch.
+    """
+
+    _epoch: int = -1
+    _next: int = 0
+    _last: Any = None
+    _left: Iterator[Any] = field(default_factory=lambda: iter(()))
+
+    def read(self, epoch: int, index: int) -> Any:
+        if epoch != self._epoch or index < self._next - 1:
+            if hasattr(self.samples, "set_epoch"):
+                self.samples.set_epoch(epoch)
+            self._epoch, self._next, self._left = epoch, 0, iter(self.samples)
+        while self._next <= index:
+            self.draw_for(epoch, self._next)
+            try:
+                self._last = next(self._left)
+            except StopIteration:
+                raise UserError(
+                    f"the stream ended after {self._next} of the {len(self.samples)} samples that its len() promises"
+                ) from None
+            self._next += 1
+        return self._last
+
+
+def refuse_unreadable(dataset: Any, workers: int, seed: int, world: World) -> None:
+    """Raise SharedError for a dataset without len(), and for a stream that is not the same on all ranks."""
+    if not hasattr(dataset, "__len__"):
+        raise SharedError(
+            f"a {type(dataset).__name__} has no len(), which says how many samples an epoch has: give it a __len__()"
+        )
+    num_samples = len(dataset)
+    if not isinstance(dataset, IterableDataset):
+        return
+    if workers > 1:
+        raise SharedError("each worker would read the whole stream: give workers=1")
+    leaves = tree_leaves(Stream(dataset, seed)[1, 0])
+    numbers = [leaf.tolist() for leaf in leaves if isinstance(leaf, Tensor | np.ndarray)]
+    own = repr((num_samples, numbers, [leaf for leaf in leaves if isinstance(leaf, str | float | int)]))
+    of_rank_0 = thing_of_rank_0(own)
+    with mistakes_shared_by_all_ranks(world):
+        if own != of_rank_0:
+            raise UserError(
+                "the stream has another len() or first sample than on rank 0: each rank reads the whole stream and "
+                "keeps its samples, so the stream itself must leave none to other ranks"
+            )
