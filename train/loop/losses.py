@@ -19,6 +19,7 @@ from train.collectives.broadcast import broadcast_from_rank_0
 from train.data.batches import pieces
 from train.data.shard import share
 from train.errors import SharedError
+from train.loop.halving_step import is_out_of_memory
 from train.loop.step import StepResult
 from train.records.observer import StepRecord
 from train.strategies import Context, autocast
@@ -157,7 +158,6 @@ def evaluate(
     modules: Sequence[nn.Module],
     context: Context,
     stop_agreement: StopAgreement,
-    num_pieces: int = 1,
 ) -> dict[str, float]:
     """Return means over the dataset by name, the same on every rank.  A collective.
 
@@ -168,7 +168,7 @@ def evaluate(
             batches.  Of a part of 0 samples the function is called, too, because some models send messages in their
             forward.
         modules: are in evaluation mode meanwhile.
-        num_pieces: into how many each part is cut, because it would not fit in memory.
+    With --on-oom=halve a batch that does not fit in memory is cut in two, again and again, and so are those after it.
     Raises Stopped if a signal asks for it.
     """
     training = [part for module in modules for part in module.modules() if part.training]
@@ -178,18 +178,28 @@ def evaluate(
         broadcast_from_rank_0([buffer for module in modules for buffer in module.buffers()], context.group)
     sums = defaultdict[str, list[tuple[Any, Any]]](list)
     stop_agreement.begin()
+    num_pieces = 1
     for batch, nums in batches:
-        sizes = [len(share(range(num), piece, num_pieces)) for num in nums for piece in range(num_pieces)]
-        for piece, size in zip(pieces(batch, sizes), sizes, strict=True):
-            with autocast(context.config.precision, context.device):
-                values = function(piece)
+        while True:
+            sizes = [len(share(range(num), piece, num_pieces)) for num in nums for piece in range(num_pieces)]
+            try:
+                with autocast(context.config.precision, context.device):
+                    found = [(function(piece), size) for piece, size in zip(pieces(batch, sizes), sizes, strict=True)]
+                break
+            except Exception as error:
+                if context.config.on_oom != "halve" or num_pieces >= max(nums) or not is_out_of_memory(error):
+                    raise
+            num_pieces *= 2
+            if context.device.type == "cuda":
+                torch.cuda.empty_cache()
+        for values, size in found:
             for name, value in (values or {}).items():
                 sums[name].append(_sum_and_weight(value, size))
         if stop_agreement.reached():
             raise Stopped
     for part in training:
         part.training = True
-    mine = {name: [*zip(*map(_numbers, zip(*found, strict=True)), strict=True)] for name, found in sums.items()}
+    mine = {name: [*zip(*map(_numbers, zip(*pairs, strict=True)), strict=True)] for name, pairs in sums.items()}
     of_ranks: list[dict[str, list[tuple[float, float]]]] = [{}] * dist.get_world_size()
     dist.all_gather_object(of_ranks, mine)
     means = {}

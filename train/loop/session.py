@@ -252,12 +252,10 @@ class Session(Course):
             rank, ranks = self.config.reader(self.rank, self.world_size)
             steps, sizes = evaluation_parts(len(dataset), batch_size, rank, ranks, self.config.logical_world or ranks)
             self._evaluated[key] = self._loaded(dataset, steps, collate, workers), sizes
-        # Where memory ran out, whole batches may not fit here either.
-        num_pieces = max(1, self.engine.micro_batches // self.config.accumulate)
         modules = [wrapped.module for wrapped in self.engine.models]
         batches = zip(*self._evaluated[key], strict=True)
         try:
-            return evaluate(function, batches, modules, self.context, self._stop_agreement, num_pieces)
+            return evaluate(function, batches, modules, self.context, self._stop_agreement)
         except Stopped:
             self._save_and_stop()
 

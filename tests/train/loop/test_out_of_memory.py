@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from tests.cli import records
-from tests.ranks import make_trainer, run_ranks, train_on_ranks
+from tests.ranks import launched, make_trainer, run_ranks, train_on_ranks
+from train import Run
 from train.loop.halving_step import is_out_of_memory
 from train.world.environment import World
 
@@ -64,6 +67,25 @@ def test_the_micro_batch_is_halved_and_the_losses_stay(
     assert incidents[0]["step"] == 1
     assert f"into {counts[0]} micro-batches" in incidents[-1]["text"]
     assert _losses(tmp_path / "little") == pytest.approx(_losses(tmp_path / "plenty"), rel=1e-5)
+
+
+def _evaluated(room_mib: int, on_oom: str) -> float | str:
+    run = Run(seed=1, on_oom=on_oom)
+    model = run.wrap(nn.Conv2d(1, 64, 3))
+    images = TensorDataset(torch.randn(1000, 1, 28, 28))
+    _leave(room_mib, run.device)
+    try:
+        return run.evaluate(lambda batch: {"loss": model(batch[0]).mean(dim=(1, 2, 3))}, images, 1000)["loss"]
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_a_batch_of_an_evaluation_that_does_not_fit_is_cut_only_if_that_is_asked_for() -> None:
+    [[plenty], [cut], [refused]] = [
+        launched(1, _evaluated, *how) for how in ((4000, "stop"), (120, "halve"), (120, "stop"))
+    ]
+    assert cut == pytest.approx(plenty, rel=1e-5)
+    assert "memory" in str(refused)
 
 
 @pytest.mark.parametrize(
