@@ -29,7 +29,7 @@ def _draw(root: Path, *names: str) -> None:
 def _flags(root: Path, dataset: str, steps: int, *more: str) -> list[str]:
     model = {"tokens": "gpt", "image_folder": "mlp"}[dataset]
     kept = [f"--run-dir={root / 'run'}", f"--checkpoint-dir={root / 'checkpoints'}", "--resume=auto"]
-    run = [f"--dataset={dataset}", f"--data-root={root}", f"--model={model}", "--batch-size=2", "--device=cpu"]
+    run = [f"--dataset={dataset}", f"--data-root={root}", f"--model={model}", "--batch-size=2", "--workers=0"]
     return [*run, *kept, f"--max-steps={steps}", "--epochs=9", *more]
 
 
