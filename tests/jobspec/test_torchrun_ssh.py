@@ -1,6 +1,9 @@
 """The torchrun script that starts itself on all nodes: as an ordinary user, over real sshds, on machines of its own."""
 
 import os
+import pty
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
 
@@ -111,6 +114,31 @@ def test_nohup_keeps_the_job_when_the_terminal_is_closed(new_nodes: Callable[[st
     assert not (nodes.folder / "saved-0").exists()
     job.signal("TERM")
     assert job.ended()[0] == 143
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+def test_tmux_keeps_the_job_of_a_detached_session_and_ends_that_of_a_killed_one(
+    new_nodes: Callable[[str], Nodes],
+) -> None:
+    nodes = new_nodes(SAVING)
+    nodes.write(MINE)
+
+    def at_desk(*words: str) -> list[str]:
+        return nodes.lab.command(["tmux", "-S", str(nodes.folder / "socket"), *words], nodes.folder, TERM="xterm")
+
+    ours, theirs = pty.openpty()
+    person = subprocess.Popen(
+        at_desk("new-session", "bash", "job.sh", *NAMES), stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    nodes.wait_for("running-0", "running-1")
+    subprocess.run(at_desk("detach-client"), check=True)
+    assert person.wait(timeout=10) == 0
+    time.sleep(3)  # in which it would end
+    assert not (nodes.folder / "saved-0").exists()
+    subprocess.run(at_desk("kill-session"), check=True)
+    nodes.wait_for("saved-0", "saved-1")
+    for end in (ours, theirs):
+        os.close(end)
 
 
 # 9 of 15 such runs ended with 138, before.
