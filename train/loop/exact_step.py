@@ -43,7 +43,6 @@ class ExactStep(Step):
         reason = "their bits may differ. Choose nodes of one kind, or leave out --logical-world"
         refuse_unlike(", ".join(self.computes_on().values()), context.group, reason)
         self.ranks_averaged = 1  # gradients are sums
-        self._may_undo = True  # what a failed step has done to the buffers
         self._at, self._nth = (0, 0), 0  # the position of the last step, and how many steps it had before
         group = context.group or dist.group.WORLD
         self._shared = SharedMemory.of_one_host(group) if group and self.device.type == "cpu" else None

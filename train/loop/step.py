@@ -95,7 +95,6 @@ class Step:
         self.is_updating = False
         self.is_in_batch = False  # since begin_batch(), until the session counts the step
         self._skipped_in_a_row, self._is_fresh = 0, False
-        self._may_undo = config.on_nonfinite != "stop_late" or config.on_oom == "halve"
         self._trained: dict[tuple[int, int], _Trained] = {}
         self._runs_on_empty_batches = False
 
@@ -111,14 +110,14 @@ class Step:
         return next((each for each in self.models if model is each.call or model is each.module), None)
 
     def begin_batch(self) -> None:
-        """Remember what a skipped step must not change."""
-        if self._may_undo and self.models:
+        """Remember what a skipped or failed step must not change."""
+        if self.models:
             self._buffers.keep()
         self._is_fresh = self.is_in_batch = True
 
     def undo(self) -> None:
         """Give the buffers back what they held before a batch whose step has not come as far as the optimizer."""
-        if self._may_undo and self.models and self.is_in_batch:
+        if self.models and self.is_in_batch:
             self._buffers.restore()
 
     def run(self, work: Work) -> StepResult:
