@@ -266,7 +266,7 @@ def _misused(what: str, folder: Path) -> str:
         ("no mean", "returned a tensor of shape (4, 2) for 4 samples: return the mean"),
         ("uncut", "a batch of 4 samples holds a tensor of shape (9, 9), which cannot be cut"),
         ("restore", "checkpoint_dir is given, but run.restore() has not said"),
-        ("other data", "run.batches() got 3 samples in batches of 4, and before 11 in batches of 4"),
+        ("other data", "run.batches(): num_samples was 11 and is 3, but a run counts the steps of one training set"),
     ],
 )
 def test_misuse_is_refused_in_words(what: str, says: str, tmp_path: Path) -> None:

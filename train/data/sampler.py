@@ -125,12 +125,15 @@ class ShardSampler(Sampler[list[int]]):
         Raises UserError if seed, batch size or dataset size were different when it was saved: the samples after the
         position would then not be the unread ones.
         """
-        now = self.state_dict()
-        changed = [key for key in {**now, **state} if key not in ("epoch", "step") and state.get(key) != now.get(key)]
-        if changed:
-            was_now = ", ".join(f"{key} was {state.get(key)} and is {now.get(key)}" for key in changed)
+        if changed := self.changed_since(state):
             raise UserError(
-                f"the checkpoint cannot be continued: {was_now}, so samples would be read twice or never; "
+                f"the checkpoint cannot be continued: {changed}, so samples would be read twice or never; "
                 "give the old values, or another checkpoint_dir for a new run"
             )
         self.epoch, self.step = state["epoch"], state["step"]
+
+    def changed_since(self, state: dict[str, int]) -> str:
+        """Return which settings were others when a position was saved; an empty text if none were."""
+        now, position = self.state_dict(), ("epoch", "step")
+        changed = [key for key in {**now, **state} if key not in position and state.get(key) != now.get(key)]
+        return ", ".join(f"{key} was {state.get(key)} and is {now.get(key)}" for key in changed)

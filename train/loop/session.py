@@ -299,11 +299,10 @@ class Session(Course):
         in_order = isinstance(dataset, IterableDataset)
         sampler = ShardSampler(len(dataset), batch_size, *reader, config.seed, parts, self.least, whole, in_order)
         if self.sampler is not None:
-            if (self.sampler.num_samples, self.sampler.batch_size) != (len(dataset), batch_size):
+            if changed := sampler.changed_since(self.sampler.state_dict()):
                 raise UserError(
-                    f"run.batches() got {len(dataset)} samples in batches of {batch_size}, and before "
-                    f"{self.sampler.num_samples} in batches of {self.sampler.batch_size}: a run counts the steps of "
-                    "one training set. Join several into one dataset; run.evaluate() reads others"
+                    f"run.batches(): {changed}, but a run counts the steps of one training set. Join several into one "
+                    "dataset; run.evaluate() reads others"
                 )
             sampler.load_state_dict(self.sampler.state_dict())
         if self._position is not None:
