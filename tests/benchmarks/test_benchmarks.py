@@ -75,8 +75,8 @@ def test_exact_benchmark_finds_the_memory_that_the_docs_state(tmp_path: Path) ->
     result = read_result(tmp_path, "exact")
     assert result["ratio"]["mlp_32"] > 0
     peaks = result["gradients_in_memory_by_slices_of_a_process"]
-    # A copy more or less is 1; the allocator and a first use of a library take about a tenth.
-    assert [peaks[name] for name in ("1", "2", "4", "8")] == pytest.approx([2, 2, 3, 4], abs=0.25)
+    # The fast mode holds gradients once; what it takes besides, such as memory of libraries, both modes take.
+    assert [peaks[name] - peaks["fast"] for name in ("1", "2", "4", "8")] == pytest.approx([1, 1, 2, 3], rel=0.05)
 
 
 @pytest.mark.timeout(300)
