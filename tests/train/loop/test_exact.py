@@ -32,7 +32,7 @@ from train.loop.exact_step import parts_of_sum, unpack
 from train.run import Run
 from train.world.environment import World
 
-_IMAGES = "--dataset=mnist --batch-size=50 --epochs=1 --lr=0.05 --no-sync-batchnorm --logical-world=4"
+_IMAGES = "--dataset=mnist --batch-size=50 --epochs=3 --lr=0.05 --no-sync-batchnorm --logical-world=4"
 # 203 samples: the last batch has 3, for four slices, or one where BatchNorm needs two in each.
 CASES = {
     "mlp with AdamW in bf16": f"{_IMAGES} --model=mlp --optimizer=adamw --precision=bf16 --ema=0.9",
