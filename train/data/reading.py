@@ -56,7 +56,7 @@ class Augmented:
 
 @dataclass
 class Stream(Augmented):
-    """Reads samples that come one after the other, so an index is that of the sample in the stream.
+    """Reads samples that come one after the other; the index of a sample counts those before it.
 
     Each rank, and each new start, reads all that comes before the samples it keeps.
     If the stream has set_epoch(), as those of Hugging Face, that is called before each epoch.
@@ -95,6 +95,8 @@ def refuse_unreadable(dataset: Any, workers: int, seed: int, world: World) -> No
         return
     if workers > 1:
         raise SharedError("each worker would read the whole stream: give workers=1")
+    if world.world_size == 1:
+        return
     leaves = tree_leaves(Stream(dataset, seed)[1, 0])
     numbers = [leaf.tolist() for leaf in leaves if isinstance(leaf, Tensor | np.ndarray)]
     own = repr((num_samples, numbers, [leaf for leaf in leaves if isinstance(leaf, str | float | int)]))

@@ -180,18 +180,8 @@ def evaluate(
     stop_agreement.begin()
     num_pieces = 1
     for batch, nums in batches:
-        while True:
-            sizes = [len(share(range(num), piece, num_pieces)) for num in nums for piece in range(num_pieces)]
-            try:
-                with autocast(context.config.precision, context.device):
-                    found = [(function(piece), size) for piece, size in zip(pieces(batch, sizes), sizes, strict=True)]
-                break
-            except Exception as error:
-                if context.config.on_oom != "halve" or num_pieces >= max(nums) or not is_out_of_memory(error):
-                    raise
+        while (found := _values(function, batch, nums, num_pieces, context)) is None:
             num_pieces *= 2
-            if context.device.type == "cuda":
-                torch.cuda.empty_cache()
         for values, size in found:
             for name, value in (values or {}).items():
                 sums[name].append(_sum_and_weight(value, size))
@@ -208,6 +198,22 @@ def evaluate(
         total, weight = (math.fsum(numbers) for numbers in zip(*pairs, strict=True))
         means[name] = total / weight if weight else math.nan
     return means
+
+
+def _values(
+    function: Callable[[Any], Any], batch: Any, nums: list[int], num_pieces: int, context: Context
+) -> list[tuple[Any, int]] | None:
+    """Return the function's values for each piece of the batch, and its samples; None to try it with more pieces."""
+    sizes = [len(share(range(num), piece, num_pieces)) for num in nums for piece in range(num_pieces)]
+    try:
+        with autocast(context.config.precision, context.device):
+            return [(function(piece), size) for piece, size in zip(pieces(batch, sizes), sizes, strict=True)]
+    except Exception as error:
+        if context.config.on_oom != "halve" or num_pieces >= max(nums) or not is_out_of_memory(error):
+            raise
+    if context.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return None
 
 
 def _numbers(values: Sequence[Any]) -> list[float]:

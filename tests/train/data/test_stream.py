@@ -1,4 +1,4 @@
-"""A stream in one's own loop: the samples and their random draws are those of one process, on any number of them."""
+"""A stream in one's own loop: any number of processes trains on the same samples, with the same random draws."""
 
 import os
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class _Noisy(IterableDataset[Tensor]):
 
 
 class _Shared(_Noisy):
-    """Gives each rank samples of its own, as for loops that do not share them out."""
+    """Gives each rank other samples, as DistributedDataParallel needs it."""
 
     def __iter__(self) -> Iterator[Tensor]:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
