@@ -10,9 +10,10 @@ import os
 import sys
 from contextlib import suppress
 
+from train.check_exact import check_exact
 from train.config import TrainConfig
 from train.errors import report
-from train.flags import from_argv, split_procs
+from train.flags import from_argv, split_launch
 from train.world.attempt import Attempt
 from train.world.environment import World
 from train.world.local import refuse_second_launcher, train_on_this_machine
@@ -28,13 +29,13 @@ def main(argv: list[str] | None = None) -> int:
     # torchrun ends the other processes as soon as one has failed: let each find and report its own mistake first.
     stop.listen()
     try:
-        procs, argv = split_procs(sys.argv[1:] if argv is None else argv)
+        procs, checks_exact, argv = split_launch(sys.argv[1:] if argv is None else argv)
         config = from_argv(argv)
         world = World.detect(os.environ)
         stop.let_through()  # until the processes have met there is nothing to save and nobody to agree with
         if procs is not None:
-            refuse_second_launcher(world)
-            return train_on_this_machine(procs, argv)
+            refuse_second_launcher(world, "--check-exact" if checks_exact else "--procs")
+            return check_exact(config, argv, procs) if checks_exact else train_on_this_machine(procs, argv)
         if world.launcher in ("torchrun", "procs"):
             stop_with_parent()
         return 0 if run(config, world, stop) else EXIT_STOPPED

@@ -256,6 +256,11 @@ class TrainConfig(BaseModel):
 
     run_dir: str | None = Field(None, min_length=1, description="folder for metrics.jsonl and other records")
     log_every: int = Field(50, gt=0, description="steps between two writes of metrics and progress")
+    log_slices: bool = Field(
+        False,
+        description="with logical_world: write what each slice computed into run_dir, so that train.report --diff "
+        "names the first slice and tensor in which two runs differ; slow",
+    )
     tensorboard: bool = Field(False, description="write TensorBoard's files into run_dir/tensorboard")
     profile: Annotated[str, AfterValidator(_steps_in_order)] | None = Field(
         None,

@@ -11,6 +11,8 @@ _NEEDS: list[tuple[str, Callable[[Any], bool], str, str]] = [
     ("checkpoint_every", bool, "checkpoint_dir", "say where checkpoints are"),
     ("tensorboard", bool, "run_dir", "say where its files belong"),
     ("profile", bool, "run_dir", "say where its files belong"),
+    ("log_slices", bool, "run_dir", "say where its files belong"),
+    ("log_slices", bool, "logical_world", "only then has a step slices"),
 ]
 # Keys that have an effect with one value of another key only.
 _ONLY = {

@@ -45,17 +45,21 @@ def checked(given: dict[str, Any], where: Mapping[str, str], problems: list[str]
     return config
 
 
-def split_procs(argv: list[str]) -> tuple[int | None, list[str]]:
-    """Return the N of `--procs N`, if given, and the other words.  Raises UserError if N is not a number above 0."""
+def split_launch(argv: list[str]) -> tuple[int | None, bool, list[str]]:
+    """Return the N of `--procs N`, if given, whether --check-exact is there (for which N is 2), and the other words.
+
+    Raises UserError if N is not a number above 0.
+    """
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--procs")
+    parser.add_argument("--check-exact", action="store_true")
     parsed, others = parser.parse_known_args(argv)
     if parsed.procs is None:
-        return None, others
+        return 2 if parsed.check_exact else None, parsed.check_exact, others
     # Python refuses to read integers of thousands of digits.
     if not re.fullmatch("0*[1-9][0-9]{,8}", parsed.procs):
         raise UserError(f'--procs: "{parsed.procs}" is not accepted; it must be a whole number above 0')
-    return int(parsed.procs), others
+    return int(parsed.procs), parsed.check_exact, others
 
 
 def _listed(problems: list[str], about: str) -> str:
@@ -109,7 +113,7 @@ def _sentence(problem: ErrorDetails, where: Mapping[str, str]) -> str:
 
 
 # Flags that are no settings of a run.
-_NOT_SETTINGS = ("--config", "--procs", "--help")
+_NOT_SETTINGS = ("--config", "--procs", "--check-exact", "--help")
 # Flags without a value → how to turn the same setting on and off.
 _SWITCHES = {
     name: (flag(key), flag(f"no_{key}"))
@@ -136,7 +140,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m train",
-        usage="python -m train [--procs N] [--config FILE.yaml] [--SETTING VALUE]...",
+        usage="python -m train [--procs N] [--check-exact] [--config FILE.yaml] [--SETTING VALUE]...",
         description="Train a model on one or many processes.",
         allow_abbrev=False,
     )
@@ -145,6 +149,12 @@ def _parser() -> argparse.ArgumentParser:
         "--procs",
         metavar="N",
         help="start N processes on this machine, as `torchrun --standalone --nproc-per-node N` does",
+    )
+    parser.add_argument(
+        "--check-exact",
+        action="store_true",
+        default=None,
+        help="with --logical-world: train five steps on 1 and on 2 processes (or N), and compare their bits",
     )
     group: argparse._ArgumentGroup | None = None
     for key, field in TrainConfig.model_fields.items():

@@ -86,6 +86,7 @@ def configs(draw: st.DrawFn) -> TrainConfig:
     drawn |= {"profile": draw(st.sampled_from([None, "2:5"])), "profile_ranks": draw(st.sampled_from(["0", "all"]))}
     if drawn["run_dir"] is None:
         drawn |= {"profile": None, "tensorboard": False}
+    drawn["log_slices"] &= drawn["run_dir"] is not None and drawn["logical_world"] is not None
     drawn |= {
         key: TrainConfig.model_fields[key].default for key, (other, only) in _ONLY.items() if drawn[other] != only
     }

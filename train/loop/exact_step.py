@@ -24,6 +24,8 @@ from train.ddp.gradient_hooks import num_holders
 from train.errors import UserError
 from train.loop.numerics import seed
 from train.loop.step import BufferCopies, Step, StepResult, Work
+from train.records.metrics import weights_sha256
+from train.records.slices import log_slice
 from train.strategies import Context, Wrapped, replicated
 from train.world.environment import World
 from train.world.placement import processor, refuse_unlike
@@ -80,6 +82,10 @@ class ExactStep(Step):
                 raise UserError("a forward replaces a buffer, and logical_world needs it changed in place: use copy_()")
             if number >= 0:
                 self.scaler.scale(loss).backward()
+                if self.config.log_slices:
+                    assert self.config.run_dir is not None
+                    place, loss_sum = (*at, self._nth, number), float(part.loss_sum)
+                    log_slice(self.config.run_dir, self.world.rank, place, loss_sum, hashes_of_gradients(models))
                 sums.add(number, parts_of_sum(params, buffers, before))
             for param in params:
                 param.grad = None
@@ -112,6 +118,16 @@ class ExactStep(Step):
 def copied(piece: Any) -> Any:
     """Return a slice in memory of its own: kernels may compute differently where a tensor begins elsewhere."""
     return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, piece)
+
+
+def hashes_of_gradients(models: Sequence[Wrapped]) -> dict[str, str]:
+    named = {
+        f"{name} of model {index}" if len(models) > 1 else name: param.grad
+        for index, wrapped in enumerate(models)
+        for name, param in wrapped.module.named_parameters()
+        if param.grad is not None
+    }
+    return {name: weights_sha256({name: gradient.to_dense()}) for name, gradient in named.items()}
 
 
 def wide(params: Sequence[Tensor]) -> torch.dtype:

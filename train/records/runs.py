@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from train.errors import UserError
+from train.records.slices import first_difference
 
 Record = dict[str, Any]
 
 # Settings that change where records go and how often, not what is computed.
 _WITHOUT_EFFECT = {"run_dir", "checkpoint_dir", "checkpoint_every", "keep_checkpoints", "resume", "log_every", "config"}
-_WITHOUT_EFFECT |= {"tensorboard", "profile", "profile_ranks"}
+_WITHOUT_EFFECT |= {"tensorboard", "profile", "profile_ranks", "log_slices"}
 # Rounding changes a loss by less than the first limit; its consequences, by less than the second.
 _APART = (1e-4, 0.01)
 
@@ -25,6 +26,7 @@ class RunRecords:
     """
 
     name: str
+    folder: Path
     starts: list[Record] = field(default_factory=list)
     steps: dict[int, Record] = field(default_factory=dict)
     epochs: dict[int, Record] = field(default_factory=dict)
@@ -59,7 +61,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecords]:
 
 
 def _read(folder: Path, name: str, problems: list[str]) -> RunRecords:
-    file, run = folder / "metrics.jsonl", RunRecords(name)
+    file, run = folder / "metrics.jsonl", RunRecords(name, folder)
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
@@ -92,7 +94,9 @@ def difference(first: RunRecords, second: RunRecords) -> str:
     """Return what differs between two runs, one sentence per line."""
     differing = [f"{key}: {one} and {two}" for key, (one, two) in differing_settings(first, second).items()]
     settings = differing or ["settings, versions and number of processes are the same"]
-    return "\n".join([f"{first.name} and {second.name}:", *settings, *_losses(first, second), *_ends(first, second)])
+    slices = first_difference(first.folder, second.folder)
+    lines = [*settings, *_losses(first, second), *([slices] if slices else []), *_ends(first, second)]
+    return "\n".join([f"{first.name} and {second.name}:", *lines])
 
 
 def differing_settings(first: RunRecords, second: RunRecords) -> dict[str, tuple[Any, Any]]:

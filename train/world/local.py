@@ -62,12 +62,12 @@ def train_on_this_machine(procs: int, argv: list[str]) -> int:
         return code if code > 0 else 128 - code
 
 
-def refuse_second_launcher(world: World) -> None:
+def refuse_second_launcher(world: World, option: str) -> None:
     """Raise UserError if this process is a rank already: each rank would start more ranks."""
     if world.launcher != "none":
         raise UserError(
-            f"--procs starts the processes itself, but {world.launcher} has started this one as rank {world.rank} of "
-            f"{world.world_size}: leave out --procs"
+            f"{option} starts the processes itself, but {world.launcher} has started this one as rank {world.rank} of "
+            f"{world.world_size}: leave out {option}"
         )
 
 

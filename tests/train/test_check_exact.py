@@ -1,0 +1,63 @@
+"""`python -m train --check-exact` says whether the bits are the same, and where they first differ."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli import ROOT, environment, train
+
+_FLAGS = ("--check-exact", "--model=mlp", "--dataset=synthetic", "--logical-world=4", "--batch-size=32")
+# What a fault of a model or a machine may do: rank 1 computes in another way.
+_OTHER_ON_RANK_1 = """
+import os, torch
+linear = torch.nn.Linear.forward
+def other(self, x):
+    out = linear(self, x)
+    {change}
+    return out
+if os.environ.get("RANK") == "1":
+    torch.nn.Linear.forward = other
+"""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("out = out * 1.001", r"step 1 of epoch 1, slice 2: its loss is [\d.]+ and [\d.]+"),
+        (
+            "out.requires_grad and out.register_hook(lambda grad: grad * 1.001)",
+            r"step 1 of epoch 1, slice 2: the gradients of [\w.]+bias and [35] more",
+        ),
+    ],
+    ids=["forward", "backward"],
+)
+def test_first_slice_and_tensor_that_differ_are_named(change: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_OTHER_ON_RANK_1.format(change=change))
+    path = f"{tmp_path}:{environment()['PYTHONPATH']}"
+    words = [sys.executable, "-m", "train", *_FLAGS]
+    ended = subprocess.run(
+        words, env=environment(PYTHONPATH=path), cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert re.search(f"^slices first differ at {said}$", ended.stdout, re.M), ended.stdout
+    assert "the bits are not the same" in ended.stdout
+
+
+def test_three_processes_have_the_bits_of_one() -> None:
+    ended = train(1, *_FLAGS, "--procs=3")
+    assert ended.returncode == 0, ended.stderr
+    assert "all 20 slices have the same losses and gradients" in ended.stdout
+    assert ended.stdout.endswith("the bits are the same\n")
+
+
+@pytest.mark.parametrize("flags", ["--logical-world=4 --checkpoint-dir=never", "--batch-size=8"])
+def test_what_cannot_be_compared_is_refused_before_anything_runs(flags: str) -> None:
+    ended = train(1, "--check-exact", *flags.split())
+    assert ended.returncode == 1
+    assert "--check-exact compares two new runs" in ended.stderr
+    assert ended.stdout == ""
