@@ -3,11 +3,12 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 
@@ -76,6 +77,27 @@ def test_killed_at_random_the_job_restarts_once_and_ends_with_undisturbed_bits(
         (tmp_path / str(number)).mkdir()
         job = Job(tmp_path / str(number), data, fault)
         _check(str(fault), Row("restarts", fault, ("local_rank: TO",)), job, undisturbed)
+
+
+def test_killed_at_any_moment_and_started_on_any_number_of_processes_it_ends_with_undisturbed_bits(
+    data: Path, tmp_path: Path, undisturbed: str
+) -> None:
+    """RANDOM_KILLS=50 makes 50 of them; it prints how many fell into a save."""
+    chance, kills, in_saves, wanted = Random(31), 0, 0, int(os.environ.get("RANDOM_KILLS", "2"))
+    while kills < wanted:
+        (tmp_path / str(kills)).mkdir()
+        job = Job(tmp_path / str(kills), data)
+        while not list((job.folder / "run").glob("*.jsonl")) or not records(job.folder / "run", "end"):
+            (process,) = job.start(chance.randint(1, 4), checkpoint_every=1)
+            job.wait_for_a_step(150)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(chance.uniform(0, 0.5) if kills < wanted else 150)
+            kills += process.poll() is None
+            job.clear_away()
+            assert process.wait(150) in (0, -signal.SIGKILL), job.said
+            in_saves += any((job.folder / "checkpoints").glob(".unfinished-*"))
+        assert records(job.folder / "run", "end")[-1]["weights_sha256"] == undisturbed
+    print(f"{kills} kills, {in_saves} of them in a save")
 
 
 def _check(name: str, row: Row, job: Job, undisturbed: str) -> None:

@@ -105,6 +105,13 @@ class Job:
         with self._more:
             assert self._more.wait_for(lambda: re.search(pattern, self.said), limit_s), self.said
 
+    def wait_for_a_step(self, limit_s: float) -> None:
+        """Return when the start that has just begun has trained a step, or nothing was left to train."""
+        with self._more:
+            before = len(self.lines)
+            new = re.compile("  step |done after")
+            assert self._more.wait_for(lambda: any(new.search(s) for _, s in self.lines[before:]), limit_s), self.said
+
     @property
     def said(self) -> str:
         return "".join(line for _, line in self.lines)
