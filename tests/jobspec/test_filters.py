@@ -104,10 +104,13 @@ def test_comment_replaces_only_what_would_end_the_line() -> None:
 
 def test_template_is_filled_from_its_folder() -> None:
     values = {"command": "render.py\nx", "versions": "1.30", "required_operator": "", "notes": ["a"], "files": []}
-    first, second, third, fourth = filters.render_template("_header.yaml.j2", values).splitlines()
-    assert first == "# Rendered by `render.py?x`; edit the spec, not this file."
-    assert (second, fourth) == ("# For Kubernetes 1.30.", "# a")
-    assert third.startswith("# Submit it by `kubectl apply --server-side -f FILE`")
+    lines = filters.render_template("_header.yaml.j2", values | {"job": {"name": "n"}}).splitlines()
+    assert lines[:2] == ["# Rendered by `render.py?x`; edit the spec, not this file.", "# For Kubernetes 1.30."]
+    assert lines[2].startswith("# Submit it by `kubectl apply --server-side -f FILE`")
+    assert lines[3:] == [
+        "# Watch it: kubectl logs -f -l app.kubernetes.io/instance=n.  End it: kubectl delete -f FILE.",
+        "# a",
+    ]
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.integers() | st.booleans() | st.none())
