@@ -148,29 +148,37 @@ def test_own_script_over_gloo_works_where_own_names_are_loopback(new_nodes: Call
         assert f"sshn{rank // 2}: rank {rank}: rank False\n" in out
 
 
-# Meets the other ranks until one is lost; ends well once it is alone.
+# Meets the other ranks until one is lost; ends well once that one is back.
 MEETS = """
-import os, pathlib, torch, torch.distributed as dist
+import os, pathlib, time, torch, torch.distributed as dist
+lost = os.path.exists("running-0-of-1")
 dist.init_process_group("gloo")
+if lost and dist.get_world_size() == 2:
+    print("both again", flush=True)
+    os._exit(0)
 pathlib.Path(f"running-{os.environ['RANK']}-of-{dist.get_world_size()}").write_text("")
 while dist.get_world_size() > 1:
     dist.all_reduce(torch.ones(1))
-print("alone", flush=True)
+time.sleep(300)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_elastic_job_trains_on_after_a_node_was_lost(new_nodes: Callable[[str], Nodes]) -> None:
+def test_elastic_job_trains_on_after_a_node_was_lost_and_takes_it_back(new_nodes: Callable[[str], Nodes]) -> None:
     nodes = new_nodes("")
     nodes.write_program("mine.py", MEETS)
     spec = MINE.replace("nodes: 2", "nodes: {min: 1, max: 2}").replace("procs_per_node: 2", "procs_per_node: 1")
     job = nodes.start(spec, *NAMES)
     nodes.wait_for("running-0-of-2", "running-1-of-2", timeout_s=200)
     nodes.lab.machines["sshn1"].run("pkill", "-KILL", "-u", "ada")
+    nodes.wait_for("running-0-of-1", timeout_s=200)
+    again = ["bash", str(nodes.folder / "job.sh")]
+    environ = {"NODE_RANK": "1", "MASTER_ADDR": "sshn0"}
+    back = subprocess.Popen(nodes.lab.command(again, nodes.folder, "sshn1", **environ))
     status, out = job.ended(200)
-    assert status == 0, out
-    assert "sshn0: rank 0: alone\n" in out and "; the other nodes go on\n" in out
+    assert (status, back.wait(60)) == (0, 0), out
+    assert "sshn0: rank 0: both again\n" in out and "; the other nodes go on\n" in out
 
 
 REAL = f'#!/bin/sh\nexec {Path(sys.executable).parent}/torchrun "$@"\n'
