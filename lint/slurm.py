@@ -22,7 +22,6 @@ _TASK_NAMES = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _LITERAL = re.compile(r"\\\$\{?(?:SLURM_\w+|MASTER_\w+)\}?")
 _REGISTRY = re.compile(r"(?:docker://)?([\w-]+(?:\.[\w-]+)+(?::\d+)?)/([^#]*)$")
 _ARRAY = re.compile(r"(?<!\S)(?:--nodelist[= ]|-w ?)(\"\$\{\w+\[@\](?!:\d+:1\})[^\"]*\")")
-_EXPECTS_ALL = re.compile(r"lightning|--devices\b|LOCAL_RANK=\\?\"?\\?\$\{?SLURM_LOCALID")
 # Programs of steps that end at once, and options of steps that share their nodes with others.
 _BRIEF = {"hostname", "nvidia-smi", "echo", "mkdir", "cp", "rm", ""}
 _OWN_SHARE = {"overlap", "exact", "exclusive", "nodelist", "exclude", "mem", "gres", "relative"}
@@ -221,15 +220,6 @@ def idle(processes: int, gpus: int, where: str) -> str:
     """Say what is wrong with these numbers."""
     numbers = f"{processes} process{'es' * (processes > 1)} for the {gpus} GPU{'s' * (gpus > 1)} of a {where}"
     return f"{numbers}: {'the last ones find no device' if processes > gpus else 'some stay idle'}"
-
-
-def task_sees_one_gpu(script: Script) -> Iterator[Fault]:
-    for launch, step in _steps(trained(script)) if _EXPECTS_ALL.search(script.text) else ():
-        asked = request(script, step)
-        bound = any(asked.get(name) not in (None, "none") for name in ("gpus-per-task", "gpu-bind"))
-        sharing = "allow-task-sharing" in (asked.get("gres-flags") or "")
-        if bound and launch.kind == "python" and (asked.tasks_per_node or 1) > 1 and not sharing:
-            yield Fault(step.text, "each task sees only its own GPU, as cuda:0: cuda:LOCAL_RANK is an invalid device")
 
 
 def srun_goes_on_without_a_node(script: Script) -> Iterator[Fault]:
