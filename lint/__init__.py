@@ -120,10 +120,8 @@ def _without_ignored(text: str, file: str, found: Iterable[Finding], script: Scr
         begin = match.start() - place.column + 1
         if script and script.comments.isdisjoint(range(begin, match.start() + 1)):
             continue
-        first = place.line
-        for command in script.commands if script else ():
-            if locate(command.end, 1).line == place.line:
-                first = min(first, locate(command.start, 1).line)
+        here = [each for each in (script.commands if script else ()) if locate(each.end, 1).line == place.line]
+        first = min([place.line, *(locate(each.start, 1).line for each in here)])
         while first > 1 and lines[first - 2].endswith("\\"):
             first -= 1
         is_alone = not text[begin : match.start()].strip()

@@ -51,8 +51,8 @@ def _result(each: Finding) -> dict[str, object]:
 def listed(rules: Sequence[Entry]) -> str:
     """Return every rule on a line: severity, name and the first sentence of why."""
     width = max(len(each.name) for each in rules)
-    firsts = [(each, each.explanation.partition(". ")[0].rstrip(".")) for each in rules]
-    return "".join(f"{each.severity:7}  {each.name:{width}}  {first}\n" for each, first in firsts)
+    rows = [f"{each.severity:7}  {each.name:{width}}  {each.explanation.partition('. ')[0]}" for each in rules]
+    return "".join(row.rstrip(".") + "\n" for row in rows)
 
 
 def explained(each: Entry) -> str:

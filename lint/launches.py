@@ -6,8 +6,9 @@ A launch is found through variables (`srun $ARGS $CMD`), through `bash -c '…'`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from jobspec.spec.sbatch_options import OPTIONS, WITH_VALUE
 from lint.sbatch import LONG, Option, Request, read_options
@@ -16,11 +17,16 @@ from lint.words import NOTHING, Source, Text
 
 _SHELL = re.compile(r"(?:ba|da|k|z)?sh$")
 _PYTHON = re.compile(r"python[0-9.]*$")
-_AGENTS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
-_LAUNCHERS = ("accelerate", "deepspeed", "composer")
+# On words that end with \0 each.
+_LAUNCHER = re.compile(
+    r"(torchrun|deepspeed|composer)\0|(accelerate)\0launch\0"
+    r"|python[0-9.]*\0(?:(?!-m\0)[^\0]*\0){0,3}-m\0(?:torchrun|torch\.distributed\.(?:run|launch))\0"
+)
 _NAMES_OF_CONTAINERS = "apptainer singularity docker podman shifter conda uv poetry pixi numactl micromamba"
 CONTAINERS = frozenset(_NAMES_OF_CONTAINERS.split())  # and managers of environments
-_STARTS = re.compile(rf"(?:torchrun|{'|'.join(_LAUNCHERS)}|srun|mpirun|mpiexec|ssh|python[0-9.]*|(?:ba|da|k|z)?sh)$")
+_STARTS = re.compile(
+    r"(?:torchrun|accelerate|deepspeed|composer|srun|mpirun|mpiexec|ssh|python[0-9.]*|(?:ba|da|k|z)?sh)$"
+)
 _IN_FRONT = ("exec", "env", "nohup", "time", "timeout", "command", "stdbuf", "nice", "!")
 _OF_THOSE = re.compile(r"-.*|[A-Za-z_]\w*=.*|\d[\d.]*[smhd]?|[A-Z]+")  # their options, variables, times and signals
 # The value of any other option is the next word, or follows `=`.
@@ -53,6 +59,7 @@ class Launch:
     step: the srun in front of it.  program: what the launcher, srun or Python starts.
     """
 
+    script: Script
     kind: str
     text: Text
     words: Sequence[Text]
@@ -76,16 +83,38 @@ class Launch:
         """True for a program that may train: a launcher, or Python with a script or module."""
         return self.is_agent or self.kind in ("deepspeed", "python")
 
+    @property
+    def asked(self) -> Request:
+        """What its step asks for, or the job."""
+        step = self.step.options.items() if self.step else ()
+        return Request({name: option.value for name, option in step}, self.script.asked)
 
-def request(script: Script, step: Launch | None = None) -> Request:
-    """Return what the job asks for, or one step of it."""
-    return Request(script.asked, {name: option.value for name, option in step.options.items()} if step else {})
+    @property
+    def nodes(self) -> int | None:
+        """How many nodes run it: those of its step, or of the job; None if the script does not say."""
+        return 1 if self.step and self.asked.count("ntasks") == 1 else self.asked.nodes
 
+    @property
+    def is_on_several(self) -> bool:
+        """True if srun starts it on more than one node, or Kubernetes in several pods, for certain."""
+        step, several = self.step, (self.nodes or 1) > 1
+        known = self.script.in_container if step is None else not step.open and "nodelist" not in step.options
+        return several and known
 
-def nodes_of(script: Script, launch: Launch) -> int | None:
-    """Return how many nodes run a launch: those of its step, or of the job; None if the script does not say."""
-    asked = request(script, launch.step)
-    return 1 if launch.step and asked.count("ntasks") == 1 else asked.nodes
+    @property
+    def uses_c10d(self) -> bool:
+        """True if c10d numbers the nodes: node ranks then count for nothing."""
+        by_default = "rdzv-endpoint" in self.options and self.kind == "torchrun"
+        return self.value("rdzv-backend") == "c10d" or by_default
+
+    def read(self, words: Sequence[Text], flags: Container[str], short: Mapping[str, str]) -> Sequence[Text]:
+        """Take the options in front of some words, by torchrun's names; return the words from the program on."""
+        self.words = words
+        found, rest, self.open = read_options(words, flags, short)
+        same = {} if self.kind in ("srun", "torchrun") else _SAME
+        self.options = {same.get(name, name): option for name, option in found.items()}
+        self.program = rest[0] if rest else NOTHING
+        return rest
 
 
 def launches(script: Script) -> list[Launch]:
@@ -121,56 +150,37 @@ def launches_of(
     if at == len(words):
         return
     rest, name = words[at + 1 :], words[at].value.rpartition("/")[2]
-    launch = Launch(name, words[at], rest, command, step, inner)
+    launch = Launch(script, name, words[at], rest, command, step, inner)
+    launcher = _LAUNCHER.match("".join(f"{each}\0" for each in [name, *(word.value for word in rest[:5])]))
+    after = pairwise(rest if _SHELL.match(name) else ())
+    text = next((text for word, text in after if re.fullmatch(r"-[a-z]*c", word.value)), None)
     if name in ("srun", "yhrun"):
         launch.kind = "srun"
-        launch.options, rest, launch.open = read_options(rest, _SRUN_FLAGS, LONG)
-        launch.program = rest[0] if rest else NOTHING
+        program = launch.read(rest, _SRUN_FLAGS, LONG)
         yield launch
-        yield from launches_of(script, rest, command, launch, inner)
-    elif _SHELL.match(name) and (text := _after(rest, r"-[a-z]*c")) is not None:
-        inside = list(commands(Source(rest[text])))
+        yield from launches_of(script, program, command, launch, inner)
+    elif text:
+        inside = list(commands(Source(text)))
         script.inside_texts.extend(inside)
         for each in inside:
             yield from _of_command(script, each, step, True)
-    elif name in CONTAINERS and (program := _program_in(rest)) is not None:
-        yield from launches_of(script, rest[program:], command, step, inner)
-    elif name == "torchrun" or (_PYTHON.match(name) and _agent_module(rest)):
-        yield _launcher(launch, "torchrun", rest if name == "torchrun" else rest[_agent_module(rest) :])
-    elif name in _LAUNCHERS:
-        if name != "accelerate" or [word.value for word in rest[:1]] == ["launch"]:
-            yield _launcher(launch, name, rest[1:] if name == "accelerate" else rest)
+    elif name in CONTAINERS and (program := _program_in(rest)):
+        yield from launches_of(script, program, command, step, inner)
+    elif launcher:
+        launch.kind = launcher[1] or launcher[2] or "torchrun"
+        launch.read(rest[launcher[0].count("\0") - 1 :], _LAUNCHER_FLAGS, {})
+        yield launch
     elif _PYTHON.match(name):
         launch.program = next((word for word in rest if not word.value.startswith("-")), NOTHING)
         runs = launch.program.value and not {"-c", "-V", "--version"} & {word.value for word in rest[:2]}
         launch.kind = "python" if runs else "python -c"
         yield launch
-    else:
+    elif name != "accelerate":  # such as `accelerate config`
         yield launch
 
 
-def _launcher(launch: Launch, kind: str, words: Sequence[Text]) -> Launch:
-    """Add what a launcher's words say, by torchrun's names."""
-    launch.kind, launch.words = kind, words
-    found, rest, launch.open = read_options(words, _LAUNCHER_FLAGS)
-    launch.options = {_SAME.get(name, name) if kind != "torchrun" else name: option for name, option in found.items()}
-    launch.program = rest[0] if rest else NOTHING
-    return launch
-
-
-def _after(words: Sequence[Text], option: str) -> int | None:
-    """Return where the word after an option stands."""
-    return next((at + 1 for at, word in enumerate(words[:-1]) if re.fullmatch(option, word.value)), None)
-
-
-def _program_in(words: Sequence[Text]) -> int | None:
-    """Return where the program begins that a container or an environment manager starts, if it is one that we know."""
+def _program_in(words: Sequence[Text]) -> Sequence[Text]:
+    """Return the words from the program on that a container or an environment manager starts, if we know it."""
     names = [word.value.rpartition("/")[2] for word in words]
     runs = {"exec", "run"} & set(names[:3]) or any(_PYTHON.match(name) or _SHELL.match(name) for name in names[:1])
-    return next((at for at, name in enumerate(names) if _STARTS.match(name)), None) if runs else None
-
-
-def _agent_module(words: Sequence[Text]) -> int:
-    """Return where the words after `-m torch.distributed.run` begin; 0 if it is another module."""
-    at = _after(words[:5], "-m")
-    return at + 1 if at is not None and words[at].value in _AGENTS else 0
+    return next((words[at:] for at, name in enumerate(names) if _STARTS.match(name)), ()) if runs else ()

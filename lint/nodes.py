@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from lint.launches import CONTAINERS, Launch, everything, launches, nodes_of, request, trained
+from lint.launches import CONTAINERS, Launch, everything, launches, trained
 from lint.rules import Fault
 from lint.sbatch import number
 from lint.shell import Script
@@ -21,35 +21,21 @@ _LOOKS = frozenset(_NAMES_OF_LOOKS.split())
 _SETS_UP = re.compile(r"activate|conda|mamba|env|module|profile|rc$|venv|setup|start-")  # in what source or eval reads
 _TRAINS = re.compile(r"(?:^|[/_.-])(?:train|pretrain|finetune|main|ddp|worker)[\w.-]*(?:\.py)?$")
 _LOOPBACK = re.compile(r"localhost|127(?:\.\d+){3}|\[?::1\]?")
+_MEETS, _TOLD = ("rdzv-endpoint", "master-addr", "rdzv-conf"), {"PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"}
 _HERE_BY_DEFAULT = re.compile(r"\$\{\w+:?[-=](?:localhost|127\.0\.0\.1)")
 _HETEROGENEOUS = re.compile(r"^#SBATCH[ \t]+(?:het|pack)job", re.M)
 
 
-def asks_for_several(script: Script, launch: Launch) -> bool:
+def _asks_for_several(launch: Launch) -> bool:
     """Return True if a launcher is told of more than one node for certain."""
-    nnodes = script.shown(launch.value("nnodes"))
+    nnodes = launch.script.shown(launch.value("nnodes"))
     all_nodes = re.match(r"\$\{?(?:SLURM_NNODES|SLURM_JOB_NUM_NODES)\b", nnodes)
-    return (number(nnodes.partition(":")[0]) or 0) > 1 or bool(all_nodes and (nodes_of(script, launch) or 1) > 1)
-
-
-def uses_c10d(launch: Launch) -> bool:
-    """Return True if c10d numbers the nodes: node ranks then count for nothing."""
-    return launch.value("rdzv-backend") == "c10d" or ("rdzv-endpoint" in launch.options and launch.kind == "torchrun")
-
-
-def on_several_nodes(script: Script, launch: Launch) -> bool:
-    """Return True if srun starts a launch on more than one node, or Kubernetes in several pods, for certain."""
-    step, several = launch.step, (nodes_of(script, launch) or 1) > 1
-    return several and (script.in_container if step is None else not step.open and "nodelist" not in step.options)
-
-
-def _known(script: Script, *names: str) -> bool:
-    return any(name in script.assigned or name in script.environment for name in names)
+    return (number(nnodes.partition(":")[0]) or 0) > 1 or bool(all_nodes and (launch.nodes or 1) > 1)
 
 
 def nothing_starts_the_other_nodes(script: Script) -> Iterator[Fault]:
     """Report only what is certain: no program of the script may reach another node."""
-    count = request(script).nodes or 1
+    count = script.asked.nodes or 1
     if count < 2 or not script.is_batch or _HETEROGENEOUS.search(script.text):
         return
     functions = {command.function for command in script.commands}
@@ -79,20 +65,19 @@ def _is_whole(script: Script, launch: Launch) -> bool:
     if launch.kind == "python":
         return bool(_TRAINS.search(launch.program.value))
     ranks = rank or ({"multi-gpu", "use-fsdp"} & given and not {"config-file", "use-deepspeed"} & given)
-    if launch.kind == "accelerate" and not (ranks and launch.value("nnodes")):
-        return False  # it may reach the others itself
-    several = not launch.value("nnodes") or asks_for_several(script, launch)
-    return several and rank in ("", "0", "SLURM_NODEID", "SLURM_PROCID")
+    told, several = launch.value("nnodes"), not launch.value("nnodes") or _asks_for_several(launch)
+    reaches_others = launch.kind == "accelerate" and not (ranks and told)
+    return several and not reaches_others and rank in ("", "0", "SLURM_NODEID", "SLURM_PROCID")
 
 
 def each_node_trains_alone(script: Script) -> Iterator[Fault]:
     for launch in trained(script):
-        if launch.open or not on_several_nodes(script, launch):
+        if launch.open or not launch.is_on_several:
             continue
-        count, place, given = nodes_of(script, launch), launch.text, launch.options.keys()
+        count, place, given = launch.nodes, launch.text, launch.options.keys()
         if launch.kind == "torchrun" and "standalone" in given and launch.step:
             yield Fault(place, f"--standalone makes each of the {count} nodes a job of its own")
-        elif launch.kind == "torchrun" and not given & {"nnodes", "standalone"} and not _known(script, "PET_NNODES"):
+        elif launch.kind == "torchrun" and not given & {"nnodes", "standalone"} and "PET_NNODES" not in script.known:
             yield Fault(place, f"without --nnodes, torchrun makes each of the {count} {script.unit}s a job of its own")
         elif launch.kind == "deepspeed" and launch.step and "no-ssh" not in given:
             reason = f"srun starts deepspeed on each of the {count} nodes, and each takes itself for the whole job"
@@ -102,16 +87,15 @@ def each_node_trains_alone(script: Script) -> Iterator[Fault]:
 def nodes_never_meet(script: Script) -> Iterator[Fault]:
     if script.unit == "service":
         return  # services of compose may share a network
-    told, lonely = [each for each in trained(script) if asks_for_several(script, each)], list[Text]()
+    told, lonely = [each for each in trained(script) if _asks_for_several(each)], list[Text]()
     for launch in told:
-        given = sorted({"rdzv-endpoint", "master-addr", "rdzv-conf"} & launch.options.keys())
-        lonely += [launch.options[name].text for name in given if _LOOPBACK.match(launch.value(name))]
-        sure = launch.kind == "torchrun" and not given and not launch.open and "standalone" not in launch.options
-        if sure and not _known(script, "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"):
+        lonely += [launch.options[name].text for name in _MEETS if _LOOPBACK.match(launch.value(name))]
+        given = launch.options.keys() & {*_MEETS, "standalone"} or script.known & _TOLD
+        if launch.kind == "torchrun" and not given and not launch.open:
             default = "localhost:29400" if launch.value("rdzv-backend") == "c10d" else "127.0.0.1:29500"
             yield Fault(launch.text, f"no address is given where the nodes meet: each looks at {default}, its own")
     words = script.assigned.get("MASTER_ADDR", [])
-    if told or any(on_several_nodes(script, each) for each in trained(script)):
+    if told or any(each.is_on_several for each in trained(script)):
         lonely += [word.text for word in words if len(words) == 1 and _LOOPBACK.fullmatch(word.value)]
     for text in lonely:
         yield Fault(text, "this address is another machine on each node: they never meet")
@@ -120,35 +104,35 @@ def nodes_never_meet(script: Script) -> Iterator[Fault]:
 def node_rank_cannot_be(script: Script) -> Iterator[Fault]:
     for launch in trained(script):
         rank, count = number(launch.value("node-rank")), number(launch.value("nnodes"))
-        if rank is None or uses_c10d(launch):
+        if rank is None or launch.uses_c10d:
             continue
         text = launch.options["node-rank"].text
         if count is not None and rank >= count:
             yield Fault(text, f"node rank {rank} of {count} nodes: ranks go from 0 to {count - 1}")
-        elif on_several_nodes(script, launch):
-            yield Fault(text, f"each of the {nodes_of(script, launch)} {script.unit}s gets node rank {rank}")
+        elif launch.is_on_several:
+            yield Fault(text, f"each of the {launch.nodes} {script.unit}s gets node rank {rank}")
 
 
 def node_rank_is_ignored(script: Script) -> Iterator[Fault]:
     for launch in trained(script):
         given = [name for name in ("node-rank", "master-addr") if name in launch.options]
         c10d = launch.kind == "torchrun" and launch.value("rdzv-backend") == "c10d"
-        for name in given[:1] if c10d and asks_for_several(script, launch) else ():
+        for name in given[:1] if c10d and _asks_for_several(launch) else ():
             text = launch.options[name].text
             yield Fault(text, f"c10d ignores --{name}: it numbers the nodes in alphabetical order of their names")
 
 
 def nnodes_are_not_the_nodes(script: Script) -> Iterator[Fault]:
     for launch in trained(script):
-        told, count = number(launch.value("nnodes")), nodes_of(script, launch)
-        if told and count and told != count and on_several_nodes(script, launch) and (told > count or not launch.inner):
+        told, count = number(launch.value("nnodes")), launch.nodes
+        if told and count and told != count and launch.is_on_several and (told > count or not launch.inner):
             text = launch.options["nnodes"].text
             yield Fault(text, f"the launcher is told of {told} nodes, but {count} {script.unit}s start it")
 
 
 def address_is_not_certain(script: Script) -> Iterator[Fault]:
     lost = "if the name is not found, each node trains alone, without an error"
-    for command in everything(script) if request(script).nodes != 1 else ():
+    for command in everything(script) if script.asked.nodes != 1 else ():
         asks_host = any(word.value.rpartition("/")[2] == "hostname" for word in command.words)
         falls_back = command.after == "||" and command.name in ("echo", "printf")
         for word in command.words:

@@ -4,6 +4,7 @@ Source: `_opt_batch_script` in Slurm's src/sbatch/opt.c, and the manuals of sbat
 """
 
 import re
+from collections import ChainMap
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -74,12 +75,12 @@ def directives(text: str, locate: Callable[[int, int], Place], comments: Contain
 
 
 def read_options(
-    words: Sequence[Text], flags: Container[str], short: Mapping[str, str] | None = None
+    words: Sequence[Text], flags: Container[str], short: Mapping[str, str]
 ) -> tuple[dict[str, Option], Sequence[Text], bool]:
     """Read the options in front of a program: by long name, with dashes.
 
     Return them, the words from the program on, and True if a variable may hold more options.
-    flags: those without a value, or with one only behind `=`.  short: the long names of one-letter options.
+    flags: those without a value, or with one only behind `=`.  short: the long names of one-letter options, if any.
     """
     found, unknown, at = dict[str, Option](), False, 0
     while at < len(words) and (is_unknown(words[at].value) or words[at].value.startswith("-")):
@@ -112,28 +113,22 @@ def number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
-class Request:
+class Request(ChainMap[str, str]):
     """What a job, or a step of it, asks for: options by long name, those of the step first.  None: not said."""
 
-    def __init__(self, job: Mapping[str, str], step: Mapping[str, str] | None = None) -> None:
-        self.job, self.step = job, step or {}
-
-    def get(self, name: str) -> str | None:
-        return self.step.get(name, self.job.get(name))
-
     def count(self, name: str) -> int | None:
-        return number(self.get(name) or "")
+        return number(self.get(name, ""))
 
     @property
     def nodes(self) -> int | None:
         """The least number of nodes."""
-        return number((self.get("nodes") or "").partition("-")[0]) or None
+        return number(self.get("nodes", "").partition("-")[0]) or None
 
     @property
     def tasks_per_node(self) -> int | None:
         """How many tasks srun starts on each node; --ntasks wins, and --ntasks-per-node is then the most."""
         nodes, most = self.nodes or 1, self.count("ntasks-per-node")
-        if most and "ntasks-per-node" in self.step and "ntasks" not in self.step:
+        if most and "ntasks-per-node" in self.maps[0] and "ntasks" not in self.maps[0]:
             return most
         if (tasks := self.get("ntasks")) is not None:
             total = number(tasks)
@@ -143,12 +138,12 @@ class Request:
     @property
     def gpus_per_node(self) -> int | None:
         """How many GPUs each node gives to the job or step."""
-        gres = [each for each in (self.get("gres") or "").split(",") if each.startswith("gpu:")]
+        gres = [each for each in self.get("gres", "").split(",") if each.startswith("gpu:")]
         per_node = self.get("gpus-per-node") or "".join(gres[:1])
         if per_node:
             return number(per_node.rpartition(":")[2])
         for name, times, over in (("gpus-per-task", self.tasks_per_node, 1), ("gpus", 1, self.nodes or 1)):
-            count = number((self.get(name) or "").rpartition(":")[2])
+            count = number(self.get(name, "").rpartition(":")[2])
             if count:
                 return count * (times or 1) // over if count % over == 0 else None
         return None

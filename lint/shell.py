@@ -16,7 +16,7 @@ from functools import cached_property
 from tree_sitter import Node
 
 from jobspec.problems import Place
-from lint.sbatch import Directive, directives
+from lint.sbatch import Directive, Request, directives
 from lint.words import LookUp, Source, Text, Word, below, fields, joined, pieces
 
 _UNKNOWN = 0xF0000  # the first private character
@@ -75,7 +75,7 @@ class Script:
     inside_texts: list[Command] = field(default_factory=list)
     directives: list[Directive] = field(default_factory=list)
     comments: set[int] = field(default_factory=set)  # where each begins
-    asked: dict[str, str] = field(default_factory=dict)
+    asked: Request = field(default_factory=Request)
     unit: str = "node"
     shell: str = ""
     versions: Versions = Versions()
@@ -90,7 +90,7 @@ class Script:
         script.commands = list(commands(source))
         script.comments = {place for node in below(source.root, "comment") for place in source.of(node).at[:1]}
         script.directives = list(directives(text, locate, script.comments))
-        script.asked = {found.name: found.value for found in script.directives if not found.ignored}
+        script.asked = Request({found.name: found.value for found in script.directives if not found.ignored})
         return script
 
     @property
@@ -116,6 +116,11 @@ class Script:
                 if len(node.children) > 3 and node.children[2].type in (":=", "="):
                     found.setdefault(word.source.of(node.children[1]).value, []).append(Word(word.source, node))
         return found
+
+    @cached_property
+    def known(self) -> set[str]:
+        """The variables that the script, or what is around it, sets."""
+        return {*self.assigned, *self.environment}
 
     @cached_property
     def exported(self) -> set[str]:

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from jobspec.spec.sbatch_options import OPTIONS, meant
-from lint.launches import Launch, everything, launches, nodes_of, request, trained
-from lint.nodes import on_several_nodes, uses_c10d
+from lint.launches import Launch, everything, launches, trained
 from lint.rules import Fault
 from lint.sbatch import number
 from lint.shell import Script
@@ -68,7 +67,7 @@ def port_cannot_be(script: Script) -> Iterator[Fault]:
 
 
 def port_may_be_taken(script: Script) -> Iterator[Fault]:
-    asked, told = request(script), set[int]()
+    asked, told = script.asked, set[int]()
     whole = "exclusive" in script.asked or asked.get("mem") == "0" or (asked.gpus_per_node or 4) >= 4
     for text, value in _ports(script) if script.is_batch and not whole else ():
         port = number(value)
@@ -109,7 +108,7 @@ def steps_wait_for_each_other(script: Script) -> Iterator[Fault]:
     for first, second in pairwise(steps):
         between = [each.name for each in script.commands if first.command.start < each.start < second.command.start]
         waits = first.command.background and not second.command.background and "wait" not in between
-        whole = {first.value("nodes"), second.value("nodes")} <= {"", str(request(script).nodes)}
+        whole = {first.value("nodes"), second.value("nodes")} <= {"", str(script.asked.nodes)}
         shares = _OWN_SHARE & {*first.options, *second.options} or first.open or second.open
         if waits and whole and not shares:
             reason = "this step waits until the one before it has ended: each takes the CPUs and GPUs of its nodes"
@@ -134,8 +133,8 @@ def srun_reads_it_otherwise(script: Script) -> Iterator[Fault]:
 def expanded_by_the_batch_shell(script: Script) -> Iterator[Fault]:
     texts, reads_ranks = list[Text](), False
     for launch in (each for each in launches(script) if script.is_batch and each.step):
-        if (nodes_of(script, launch) or 1) * (request(script, launch.step).tasks_per_node or 1) > 1:
-            ignored = launch.options.get("node-rank") if uses_c10d(launch) else None
+        if (launch.nodes or 1) * (launch.asked.tasks_per_node or 1) > 1:
+            ignored = launch.options.get("node-rank") if launch.uses_c10d else None
             texts += [word for word in launch.words if not ignored or word != ignored.text]
             reads_ranks = reads_ranks or launch.kind not in ("torchrun", "accelerate")
     for word in (word for command in script.commands if not command.function for word in command.words):
@@ -180,7 +179,7 @@ def _steps(found: Iterable[Launch]) -> list[tuple[Launch, Launch]]:
 
 def tasks_start_all_processes_each(script: Script) -> Iterator[Fault]:
     for launch, step in _steps(trained(script)):
-        tasks, processes = request(script, step).tasks_per_node or 1, launch.value("nproc-per-node")
+        tasks, processes = launch.asked.tasks_per_node or 1, launch.value("nproc-per-node")
         if launch.is_agent and tasks > 1 and not step.open | launch.open and processes != "1":
             processes = script.shown(processes) or "all its"
             yield Fault(launch.text, f"{tasks} tasks of a node start {processes} processes each")
@@ -189,7 +188,7 @@ def tasks_start_all_processes_each(script: Script) -> Iterator[Fault]:
 def gpus_stay_idle(script: Script) -> Iterator[Fault]:
     shared = any(launch.command.background and launch.kind not in _BRIEF for launch in launches(script))
     for launch in trained(script):
-        asked = request(script, launch.step)
+        asked = launch.asked
         gpus, tasks = asked.gpus_per_node, asked.tasks_per_node
         if not gpus or not tasks:
             continue
@@ -209,7 +208,7 @@ def _told_of_processes(script: Script, launch: Launch, gpus: int) -> Iterator[Fa
     name, flag, nodes = "nproc-per-node", "--nproc-per-node", 1
     if launch.kind == "accelerate":
         name, flag = "total", "--num_processes"
-        nodes = nodes_of(script, launch) or number(launch.value("nnodes") or "1") or 0
+        nodes = launch.nodes or number(launch.value("nnodes") or "1") or 0
     told = number(launch.value(name)) if launch.kind in ("torchrun", "accelerate") else None
     processes = told // nodes if told and nodes and "cpu" not in launch.options else gpus
     if processes and processes != gpus:
@@ -225,9 +224,9 @@ def idle(processes: int, gpus: int, where: str) -> str:
 def srun_goes_on_without_a_node(script: Script) -> Iterator[Fault]:
     wait = "for ten minutes or more" if script.versions.torch >= (2, 2) else "until the time limit"
     for launch, step in _steps(trained(script)):
-        count = nodes_of(script, launch) or 1
+        count = launch.nodes or 1
         stops = "kill-on-bad-exit" in step.options or "SLURM_KILL_BAD_EXIT" in script.assigned
-        if count >= 8 and on_several_nodes(script, launch) and not stops:
+        if count >= 8 and launch.is_on_several and not stops:
             yield Fault(step.text, f"when one task fails, the others of the {count} nodes wait for it {wait}")
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from lint.launches import Launch, request
+from lint.launches import Launch
 from lint.sbatch import number
 from lint.shell import Script, locator
 from lint.words import Text
@@ -75,7 +75,7 @@ def _say_option(draft: Draft, section: str, name: str, value: str, where: str) -
 
 
 def _say_sizes(draft: Draft, script: Script, launch: Launch | None) -> None:
-    step, job = launch.step if launch else None, request(script)
+    step, job = launch.step if launch else None, script.asked
     lines = dict[str, str]()
     for each in (each for each in script.directives if each.name in _SIZES and not each.ignored):
         lines[each.name] = ", ".join(filter(None, [lines.get(each.name), f"line {each.place.line}"]))
@@ -91,7 +91,7 @@ def _say_sizes(draft: Draft, script: Script, launch: Launch | None) -> None:
         draft.say("nodes", {"min": int(least), "max": int(most)}, at("nodes"))
     elif job.nodes or job.get("nodes") is None:
         draft.say("nodes", job.nodes or 1, at("nodes"), "" if job.nodes else "sbatch decides it, if not said")
-    asked, where = request(script, step), at(*_OF_GPUS)
+    asked, where = launch.asked if launch else job, at(*_OF_GPUS)
     kinds = [each.removeprefix("gpu:") for name in _OF_GPUS for each in (job.get(name) or "").split(",")]
     for gres in re.findall(r"(?:^|,)(?!gpu)([^,]+)", job.get("gres") or ""):
         draft.lose(f"--gres={gres}", where, "not a GPU")
@@ -117,7 +117,7 @@ def _say_step(draft: Draft, script: Script, step: Launch | None) -> None:
         value, where = script.shown(option.value), place(script, option.text)
         if name in _SIZES or name in KEYS or "$" in value:
             is_size = name in (*_SIZES, *_RENDERED) and re.search(r"\$\{?SLURM|^\d", value)
-            of_job = is_size or request(script).get(name) == value
+            of_job = is_size or script.asked.get(name) == value
             draft.lose(f"srun --{name}={value}", where, "" if of_job else "of the step alone, or not a number")
         else:
             _say_option(draft, "slurm.srun_options", name, value, where)
