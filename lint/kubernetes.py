@@ -1,28 +1,22 @@
 """Rules for manifests (Pod, Job, JobSet, PyTorchJob, TrainJob and its runtimes, Service) and compose files."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 
-from jobspec.problems import masked
 from lint.manifest import Node
-from lint.pods import Manifest, templates, variables
+from lint.nodes import MEETS
+from lint.pods import Container, Manifest, templates, variables
 from lint.rules import Fault
 from lint.sbatch import number
-from lint.secrets import is_secret
 from lint.slurm import idle
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_PLACEHOLDER = re.compile(r"[^a-z]*|.*[^\w.-].*", re.A | re.S)  # YOUR_NAME, $NAME
 _HOST = re.compile(r"([\w-]+)\.?([\w-]*)[\w.-]*")
 _ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR")
-_MEETS = ("master-addr", "rdzv-endpoint")
-
-
-_NAMES_OF_VERSIONS = """
-    Job=batch/v1 Pod=v1 Service=v1 PyTorchJob=kubeflow.org/v1 TrainJob=trainer.kubeflow.org/v1alpha1
-    JobSet=jobset.x-k8s.io/v1alpha2
-"""
-_VERSIONS = dict(pair.split("=") for pair in _NAMES_OF_VERSIONS.split())
+_VERSIONS = {"Job": "batch/v1", "Pod": "v1", "Service": "v1", "PyTorchJob": "kubeflow.org/v1"}
+_VERSIONS |= {"JobSet": "jobset.x-k8s.io/v1alpha2", "TrainJob": "trainer.kubeflow.org/v1alpha1"}
 
 
 def _is_job(document: Node) -> bool:
@@ -36,6 +30,10 @@ def api_refuses_it(manifest: Manifest) -> Iterator[Fault]:
         known = _VERSIONS.get(kind, "")
         if known and version and version.text() != known and "volcano" not in version.text():
             yield Fault(version.place, f"{kind} is not in {version.text()}", f"apiVersion: {known}")
+        name = document.get("metadata", "name") if known else None
+        if name and not _NAME.fullmatch(name.text()) and not _PLACEHOLDER.fullmatch(name.text()):
+            reason = f"a name is lower-case letters, digits and -, which {name.text()} is not"
+            yield Fault(name.place, reason, re.sub("[^a-z0-9.]+", "-", name.text().lower()).strip("-."))
         for template, _ in templates(document):
             label, policy = template.get("spec", "subdomain"), template.get("spec", "restartPolicy")
             named, place = policy.text() if policy else "", policy or template.get("spec")
@@ -77,9 +75,9 @@ def _of_schema(document: Node) -> Iterator[Fault]:
 
 
 def gpus_stay_idle(manifest: Manifest) -> Iterator[Fault]:
-    """Of the processes of an object; what a launcher is told is compared in tasks.py."""
+    """Of the processes of an object; what a launcher is told is compared in slurm.py."""
     for container in manifest.containers:
-        node, gpus = container.node, container.gpus
+        node, gpus = container.node, container.script.asked.gpus_per_node
         told = container.document.get("spec", "nprocPerNode") or node.get("numProcPerNode")
         first = next((launch for launch in container.launches if launch.trains), None)
         kind = first.kind if first and "nproc-per-node" not in first.options else ""
@@ -101,23 +99,29 @@ def nnodes_are_not_the_nodes(manifest: Manifest) -> Iterator[Fault]:
 
 
 def name_does_not_resolve(manifest: Manifest) -> Iterator[Fault]:
-    metadata = [each.get("metadata") for each in manifest.documents if each.text("kind") == "Service"]
-    services = {(each.text("name"), each.text("namespace")) for each in metadata if each}
+    found = [each for each in manifest.documents if each.text("kind") == "Service"]
+    services = {(each.text("metadata", "name"), each.text("metadata", "namespace")): each for each in found}
     for container in (each for each in manifest.containers if _is_job(each.document)):
-        job, subdomain = container.document.get("metadata"), container.template.text("spec", "subdomain")
-        given = [(value or "", node.place) for name, value, node in variables(container.node) if name in _ADDRESSES]
-        options = [each.options[name] for each in container.launches for name in _MEETS if name in each.options]
-        given += [(option.value, container.script.place(option.text)) for option in options]
+        given = [(value, place) for name, value, _, place in container.script.settings if name in _ADDRESSES]
+        options = [each.options[name] for each in container.launches for name in MEETS if name in each.options]
+        given += [(option.value, option.text) for option in options]
         for value, place in given:
-            meant = _HOST.fullmatch(value.partition(":")[0])
-            if not job or not meant or meant[1] != f"{job.text('name')}-0":
-                continue
-            if not subdomain or meant[2] != subdomain:
-                why = f"the pods' subdomain is {subdomain}" if subdomain else "the pods have no subdomain"
-                yield Fault(place, f"{value} does not resolve: {why}")
-            elif services and (subdomain, job.text("namespace")) not in services:
-                why = f"no Service {subdomain} is here in the namespace of the pods"
-                yield Fault(place, f"{value} does not resolve: {why}")
+            if why := _why_not_resolved(container, value.partition(":")[0], services):
+                yield Fault(container.script.place(place), f"{value} does not resolve: {why}")
+
+
+def _why_not_resolved(container: Container, host: str, services: Mapping[tuple[str, str], Node]) -> str:
+    """Return why the name of a Job's first pod does not resolve; empty for any other name."""
+    job, namespace = (container.document.text("metadata", key) for key in ("name", "namespace"))
+    subdomain, meant = container.template.text("spec", "subdomain"), _HOST.fullmatch(host)
+    if not meant or meant[1] != f"{job}-0":
+        return ""
+    if not subdomain or meant[2] != subdomain:
+        return f"the pods' subdomain is {subdomain}" if subdomain else "the pods have no subdomain"
+    if services and (subdomain, namespace) not in services:
+        return f"no Service {subdomain} is here in the namespace of the pods"
+    is_headless = not services or services[subdomain, namespace].text("spec", "clusterIP") == "None"
+    return "" if is_headless else f"the Service {subdomain} has a clusterIP, so it gives no names to pods"
 
 
 def failure_is_not_handled(manifest: Manifest) -> Iterator[Fault]:
@@ -128,13 +132,3 @@ def failure_is_not_handled(manifest: Manifest) -> Iterator[Fault]:
         restarts = roles and (not policies or {"OnFailure", "Always"} & policies)
         if place and restarts and not place.get("backoffLimit"):
             yield Fault(place.key_place, "a failing job is restarted forever")
-
-
-def secret_in_file(manifest: Manifest) -> Iterator[Fault]:
-    for container in manifest.containers:
-        for name, value, node in variables(container.node):
-            if is_secret(name, value or ""):
-                fix = f"{name}: ${{{name}:?}} takes the value from the shell that runs docker compose"
-                place = replace(node.key_place, length=min(len(name), node.key_place.length))
-                reason = f"the value of {name} is in the file, and so in each copy of it"
-                yield Fault(masked(place), reason, fix if container.script.unit == "service" else "")

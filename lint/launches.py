@@ -15,7 +15,7 @@ from lint.sbatch import LONG, Option, Request, read_options
 from lint.shell import Command, Script, commands
 from lint.words import NOTHING, Source, Text
 
-_SHELL = re.compile(r"(?:ba|da|k|z)?sh$")
+SHELL = re.compile(r"(?:a|ba|da|k|z)?sh$")
 _PYTHON = re.compile(r"python[0-9.]*$")
 # On words that end with \0 each.
 _LAUNCHER = re.compile(
@@ -25,7 +25,7 @@ _LAUNCHER = re.compile(
 _NAMES_OF_CONTAINERS = "apptainer singularity docker podman shifter conda uv poetry pixi numactl micromamba"
 CONTAINERS = frozenset(_NAMES_OF_CONTAINERS.split())  # and managers of environments
 _STARTS = re.compile(
-    r"(?:torchrun|accelerate|deepspeed|composer|srun|mpirun|mpiexec|ssh|python[0-9.]*|(?:ba|da|k|z)?sh)$"
+    r"(?:torchrun|accelerate|deepspeed|composer|srun|mpirun|mpiexec|ssh|python[0-9.]*|(?:a|ba|da|k|z)?sh)$"
 )
 _IN_FRONT = ("exec", "env", "nohup", "time", "timeout", "command", "stdbuf", "nice", "!")
 _OF_THOSE = re.compile(r"-.*|[A-Za-z_]\w*=.*|\d[\d.]*[smhd]?|[A-Z]+")  # their options, variables, times and signals
@@ -102,6 +102,11 @@ class Launch:
         return several and known
 
     @property
+    def is_alone(self) -> bool:
+        """True if a launcher is told of one node."""
+        return "standalone" in self.options or self.value("nnodes").partition(":")[0] == "1"
+
+    @property
     def uses_c10d(self) -> bool:
         """True if c10d numbers the nodes: node ranks then count for nothing."""
         by_default = "rdzv-endpoint" in self.options and self.kind == "torchrun"
@@ -152,7 +157,7 @@ def launches_of(
     rest, name = words[at + 1 :], words[at].value.rpartition("/")[2]
     launch = Launch(script, name, words[at], rest, command, step, inner)
     launcher = _LAUNCHER.match("".join(f"{each}\0" for each in [name, *(word.value for word in rest[:5])]))
-    after = pairwise(rest if _SHELL.match(name) else ())
+    after = pairwise(rest if SHELL.match(name) else ())
     text = next((text for word, text in after if re.fullmatch(r"-[a-z]*c", word.value)), None)
     if name in ("srun", "yhrun"):
         launch.kind = "srun"
@@ -182,5 +187,5 @@ def launches_of(
 def _program_in(words: Sequence[Text]) -> Sequence[Text]:
     """Return the words from the program on that a container or an environment manager starts, if we know it."""
     names = [word.value.rpartition("/")[2] for word in words]
-    runs = {"exec", "run"} & set(names[:3]) or any(_PYTHON.match(name) or _SHELL.match(name) for name in names[:1])
+    runs = {"exec", "run"} & set(names[:3]) or any(_PYTHON.match(name) or SHELL.match(name) for name in names[:1])
     return next((words[at:] for at, name in enumerate(names) if _STARTS.match(name)), ()) if runs else ()

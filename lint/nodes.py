@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from jobspec.problems import Place
 from lint.launches import CONTAINERS, Launch, everything, launches, trained
 from lint.rules import Fault
 from lint.sbatch import number
@@ -21,7 +22,7 @@ _LOOKS = frozenset(_NAMES_OF_LOOKS.split())
 _SETS_UP = re.compile(r"activate|conda|mamba|env|module|profile|rc$|venv|setup|start-")  # in what source or eval reads
 _TRAINS = re.compile(r"(?:^|[/_.-])(?:train|pretrain|finetune|main|ddp|worker)[\w.-]*(?:\.py)?$")
 _LOOPBACK = re.compile(r"localhost|127(?:\.\d+){3}|\[?::1\]?")
-_MEETS, _TOLD = ("rdzv-endpoint", "master-addr", "rdzv-conf"), {"PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"}
+MEETS, _TOLD = ("rdzv-endpoint", "master-addr", "rdzv-conf"), {"PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"}
 _HERE_BY_DEFAULT = re.compile(r"\$\{\w+:?[-=](?:localhost|127\.0\.0\.1)")
 _HETEROGENEOUS = re.compile(r"^#SBATCH[ \t]+(?:het|pack)job", re.M)
 
@@ -36,7 +37,7 @@ def _asks_for_several(launch: Launch) -> bool:
 def nothing_starts_the_other_nodes(script: Script) -> Iterator[Fault]:
     """Report only what is certain: no program of the script may reach another node."""
     count = script.asked.nodes or 1
-    if count < 2 or not script.is_batch or _HETEROGENEOUS.search(script.text):
+    if count < 2 or not script.directives or _HETEROGENEOUS.search(script.text):
         return
     functions = {command.function for command in script.commands}
     started = [each for each in launches(script) if each.kind not in functions and not _needs_one(script, each)]
@@ -48,12 +49,12 @@ def nothing_starts_the_other_nodes(script: Script) -> Iterator[Fault]:
 
 def _needs_one(script: Script, launch: Launch) -> bool:
     """Return True for a program that only looks at the node or prepares it, or that is told of one node."""
-    values, nnodes = [script.shown(word.value) for word in launch.words], launch.value("nnodes")
+    values = [script.shown(word.value) for word in launch.words]
     if launch.kind in ("source", ".", "eval", "sh", "bash"):
         return not values or bool(_SETS_UP.search(" ".join(values[:2])))
     looks = {launch.kind, (launch.step or launch).program.value} & {*_LOOKS, "python -c"}  # srun hostname
     prepares = not values if launch.kind == "xargs" else launch.kind in CONTAINERS and not {"run", "exec"} & {*values}
-    alone = launch.trains and (nnodes == "1" or "standalone" in launch.options or nnodes.startswith("1:"))
+    alone = launch.trains and launch.is_alone
     return bool(looks or prepares or alone or {"--help", "-h", "--version"} & set(values))
 
 
@@ -71,13 +72,14 @@ def _is_whole(script: Script, launch: Launch) -> bool:
 
 
 def each_node_trains_alone(script: Script) -> Iterator[Fault]:
+    known = {*script.assigned, *script.environment}
     for launch in trained(script):
         if launch.open or not launch.is_on_several:
             continue
         count, place, given = launch.nodes, launch.text, launch.options.keys()
         if launch.kind == "torchrun" and "standalone" in given and launch.step:
             yield Fault(place, f"--standalone makes each of the {count} nodes a job of its own")
-        elif launch.kind == "torchrun" and not given & {"nnodes", "standalone"} and "PET_NNODES" not in script.known:
+        elif launch.kind == "torchrun" and not given & {"nnodes", "standalone"} and "PET_NNODES" not in known:
             yield Fault(place, f"without --nnodes, torchrun makes each of the {count} {script.unit}s a job of its own")
         elif launch.kind == "deepspeed" and launch.step and "no-ssh" not in given:
             reason = f"srun starts deepspeed on each of the {count} nodes, and each takes itself for the whole job"
@@ -87,18 +89,19 @@ def each_node_trains_alone(script: Script) -> Iterator[Fault]:
 def nodes_never_meet(script: Script) -> Iterator[Fault]:
     if script.unit == "service":
         return  # services of compose may share a network
-    told, lonely = [each for each in trained(script) if _asks_for_several(each)], list[Text]()
-    for launch in told:
-        lonely += [launch.options[name].text for name in _MEETS if _LOOPBACK.match(launch.value(name))]
-        given = launch.options.keys() & {*_MEETS, "standalone"} or script.known & _TOLD
+    lonely, known = list[Place | Text](), {*script.assigned, *script.environment}
+    for launch in filter(_asks_for_several, trained(script)):
+        lonely += [launch.options[name].text for name in MEETS if _LOOPBACK.match(launch.value(name))]
+        given = launch.options.keys() & {*MEETS, "standalone"} or known & _TOLD
         if launch.kind == "torchrun" and not given and not launch.open:
             default = "localhost:29400" if launch.value("rdzv-backend") == "c10d" else "127.0.0.1:29500"
             yield Fault(launch.text, f"no address is given where the nodes meet: each looks at {default}, its own")
-    words = script.assigned.get("MASTER_ADDR", [])
-    if told or any(each.is_on_several for each in trained(script)):
-        lonely += [word.text for word in words if len(words) == 1 and _LOOPBACK.fullmatch(word.value)]
-    for text in lonely:
-        yield Fault(text, "this address is another machine on each node: they never meet")
+    here = [(value, place) for name, value, _, place in script.settings if name == "MASTER_ADDR"]
+    several = [each for each in trained(script) if _asks_for_several(each) or each.is_on_several]
+    if any(not each.is_alone and each.options.keys().isdisjoint(MEETS) for each in several):
+        lonely += [place for value, place in here if len(here) == 1 and _LOOPBACK.fullmatch(value)]
+    for place in lonely:
+        yield Fault(place, "this address is another machine on each node: they never meet")
 
 
 def node_rank_cannot_be(script: Script) -> Iterator[Fault]:

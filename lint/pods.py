@@ -3,17 +3,16 @@
 import shlex
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from lint.launches import Launch, launches
+from lint.launches import SHELL, Launch, launches
 from lint.manifest import Node
 from lint.sbatch import number
 from lint.shell import Script
 from lint.words import Text
 
-_SHELLS = ("sh", "bash", "ash", "dash", "zsh")
 # What operators set in each pod.
 _BY_OPERATOR = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_RDZV_ENDPOINT")
 
@@ -35,11 +34,6 @@ class Container:
     @property
     def launches(self) -> list[Launch]:
         return launches(self.script)
-
-    @property
-    def gpus(self) -> int | None:
-        """The number of GPUs that it requests; None if it requests none."""
-        return number(self.script.asked.get("gpus-per-node", ""))
 
 
 @dataclass
@@ -82,25 +76,26 @@ def templates(document: Node) -> list[tuple[Node, int | None]]:
 
 def _script(document: Node, node: Node) -> Script:
     """Return what a container starts: the script of `sh -c`, else its words as one command."""
-    is_service = document.get("services") is not None
     given = [each for key in ("entrypoint", "command", "args") if (each := node.get(key))]
     words = [word for each in given for word in each.elements() or [each]]
     values = [word.text() for word in words]
     at = next((at for at, value in enumerate(values) if at and not value.startswith("-")), len(values))
     shell = values[0].rpartition("/")[2] if any(value.endswith("c") for value in values[1:at]) else ""
-    if shell in _SHELLS and at < len(values):
+    if SHELL.match(shell) and at < len(values):
         script = Script.parse(values[at], words[at].place_inside)
         script.shell = shell
     else:  # compose splits a text as a shell does
         written = [word.text() if word in given else shlex.quote(word.text()) for word in words]
         ends = list(accumulate(len(each) + 1 for each in written))
         script = Script.parse(" ".join(written), lambda start, _: words[bisect_right(ends, start)].place)
-    script.unit = "service" if is_service else "pod"
+    script.unit = "service" if document.get("services") else "pod"
     limits = [*node.items("resources", "limits"), *node.items("resourcesPerNode", "limits")]
     script.asked["gpus-per-node"] = next((value.text() for name, value in limits if name.endswith("/gpu")), "")
-    for name, value, _ in variables(node):
+    for name, value, place in variables(node):
         text = script.unknown("valueFrom") if value is None else value
         script.environment[name] = Text(text, [0] * len(text))
+        key = replace(place.key_place, length=min(len(name), place.key_place.length))
+        script.settings.append((name, value or "", key, place.place))
     operated = document.text("kind") in ("PyTorchJob", "TrainJob") or document.get("spec", "plugins", "pytorch")
     if operated or node.get("envFrom"):
         script.environment |= {name: Text(script.unknown(name), [0]) for name in _BY_OPERATOR}

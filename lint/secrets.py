@@ -16,6 +16,12 @@ _PLACEHOLDER = re.compile(
     r"(?is)[<\[{(].*|.*(?:your|change|replace|insert|example|secret|token|password|dummy|here|todo).*|x+|\*+|\.+"
     r"|none|null|true|false|0|[/~].*"
 )
+# What to write in a script, in a compose file, and in a manifest, for which rules.md says it.
+_INSTEAD = {
+    "node": 'export NAME before you start the script; in the script, only check it: `: "${NAME:?}"`',
+    "service": "NAME: ${NAME:?} takes the value from the shell that runs docker compose",
+    "pod": "",
+}
 _LOGIN = re.compile(r"wandb login (?:--host[= ]\S+ |-\S+ )*([^-\s]\S*)$")
 
 
@@ -32,12 +38,11 @@ def hide_secrets(found: Sequence[Finding]) -> list[Finding]:
 
 
 def secret_in_file(script: Script) -> Iterator[Fault]:
-    for name, words in script.assigned.items():
-        for word in (word for word in words if is_secret(name, word.value)):
-            reason = f"the value of {name} is in the file and in its copies"
-            reason += "" if script.in_container else "; `scontrol write batch_script` shows it"
-            fix = f'export {name} before you start the script; in the script, only check it: `: "${{{name}:?}}"`'
-            yield Fault(masked(script.locate(word.text.at[0], len(name))), reason, fix)
+    for name, _, key, _ in (each for each in script.settings if is_secret(*each[:2])):
+        reason = f"the value of {name} is in the file and in its copies"
+        reason += "" if script.in_container else "; `scontrol write batch_script` shows it"
+        fix = _INSTEAD[script.unit if name in script.environment else "node"].replace("NAME", name)
+        yield Fault(masked(script.place(key)), reason, fix)
 
 
 def secret_is_shown(script: Script) -> Iterator[Fault]:

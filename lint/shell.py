@@ -25,6 +25,7 @@ _LONGEST = 10_000
 _OPERATORS = ("|", "|&", "||", "&&", "&", ";")
 _COMMANDS = ("command", "declaration_command", "unset_command", "test_command", "variable_assignment")
 _SUBSTITUTIONS = ("command_substitution", "process_substitution")
+Setting = tuple[str, str, Place | Text, Place | Text]  # a variable's name and value; where name or key, and all, stand
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,13 @@ class Command:
 
 @dataclass
 class Script:
-    """The commands of a script, in the order in which they begin, and its `#SBATCH` options.
+    """The commands of a script, in the order in which they begin, and its `#SBATCH` options; without these, no sbatch.
 
     locate: returns the place of a piece of the text, from its start and length.  asked: what the job asks for, by
     sbatch's long option names.  inside_texts: commands in texts that other shells run, once launches are known.
     unit: what runs it: a node, a pod or a service of compose.  shell: the one that reads it in a container.
-    environment: variables from around it.  names: what was written to its private character, and back.
+    environment: variables from around it.  settings: every value that a variable gets, there and in the script.
+    names: what was written to its private character, and back.
     """
 
     text: str
@@ -80,6 +82,7 @@ class Script:
     shell: str = ""
     versions: Versions = Versions()
     environment: dict[str, Text] = field(default_factory=dict)
+    settings: list[Setting] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
     held: dict[str, list[Text] | None] = field(default_factory=dict)
 
@@ -89,21 +92,23 @@ class Script:
         source = Source(Text(text, range(len(text))))
         script.commands = list(commands(source))
         script.comments = {place for node in below(source.root, "comment") for place in source.of(node).at[:1]}
+        script.settings = [
+            (name, word.value, word.text.cut(0, len(name)), word.text)
+            for name, words in script.assigned.items()
+            for word in words
+        ]
         script.directives = list(directives(text, locate, script.comments))
         script.asked = Request({found.name: found.value for found in script.directives if not found.ignored})
         return script
 
     @property
-    def is_batch(self) -> bool:
-        """True if sbatch reads it: it then runs once, on the first node of the allocation."""
-        return bool(self.directives)
-
-    @property
     def in_container(self) -> bool:
         return self.unit != "node"
 
-    def place(self, text: Text) -> Place:
-        return self.locate(text.at[0] if len(text.at) else 0, max(1, len(text.at)))
+    def place(self, piece: Place | Text) -> Place:
+        if isinstance(piece, Place):
+            return piece
+        return self.locate(piece.at[0] if len(piece.at) else 0, max(1, len(piece.at)))
 
     @cached_property
     def assigned(self) -> dict[str, list[Word]]:
@@ -116,11 +121,6 @@ class Script:
                 if len(node.children) > 3 and node.children[2].type in (":=", "="):
                     found.setdefault(word.source.of(node.children[1]).value, []).append(Word(word.source, node))
         return found
-
-    @cached_property
-    def known(self) -> set[str]:
-        """The variables that the script, or what is around it, sets."""
-        return {*self.assigned, *self.environment}
 
     @cached_property
     def exported(self) -> set[str]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
+from jobspec.problems import Place
 from jobspec.spec.sbatch_options import OPTIONS, meant
 from lint.launches import Launch, everything, launches, trained
 from lint.rules import Fault
@@ -47,7 +48,7 @@ def option_means_nothing(script: Script) -> Iterator[Fault]:
 
 
 def sbatch_refuses_it(script: Script) -> Iterator[Fault]:
-    if script.is_batch and not script.text.startswith("#!"):
+    if script.directives and not script.text.startswith("#!"):
         place = script.locate(0, len(script.text.split("\n", 1)[0]))
         yield Fault(place, "sbatch refuses a script whose first line does not begin with #!", "#!/bin/bash as line 1")
     for found in script.directives:
@@ -69,17 +70,16 @@ def port_cannot_be(script: Script) -> Iterator[Fault]:
 def port_may_be_taken(script: Script) -> Iterator[Fault]:
     asked, told = script.asked, set[int]()
     whole = "exclusive" in script.asked or asked.get("mem") == "0" or (asked.gpus_per_node or 4) >= 4
-    for text, value in _ports(script) if script.is_batch and not whole else ():
+    for text, value in _ports(script) if script.directives and not whole else ():
         port = number(value)
         if port and port <= 65535 and port not in told:
             told.add(port)
             yield Fault(text, f"every job takes port {value}: two jobs on one node cannot both run")
 
 
-def _ports(script: Script) -> Iterator[tuple[Text, str]]:
+def _ports(script: Script) -> Iterator[tuple[Place | Text, str]]:
     """Yield every rendezvous port that a script sets, with its place."""
-    for name, words in script.assigned.items():
-        yield from ((word.text, word.value) for word in words if name.upper() in _PORTS)
+    yield from ((place, value) for name, value, _, place in script.settings if name.upper() in _PORTS)
     for options in (launch.options for launch in launches(script)):
         for value, text in (options[name] for name in ("master-port", "rdzv-endpoint") if name in options):
             port = value.rpartition(":")[2]
@@ -99,7 +99,7 @@ def slurm_variable_is_unset(script: Script) -> Iterator[Fault]:
 
 def steps_wait_for_each_other(script: Script) -> Iterator[Fault]:
     steps = [each for each in launches(script) if each.kind == "srun" and each.program.value not in _BRIEF]
-    if not script.is_batch or len({step.command.function for step in steps}) > 1:
+    if not script.directives or len({step.command.function for step in steps}) > 1:
         return
     for last in steps[-1:]:
         later = [each for each in script.commands if each.start > last.command.start and each.name not in ("", "echo")]
@@ -132,7 +132,7 @@ def srun_reads_it_otherwise(script: Script) -> Iterator[Fault]:
 
 def expanded_by_the_batch_shell(script: Script) -> Iterator[Fault]:
     texts, reads_ranks = list[Text](), False
-    for launch in (each for each in launches(script) if script.is_batch and each.step):
+    for launch in (each for each in launches(script) if script.directives and each.step):
         if (launch.nodes or 1) * (launch.asked.tasks_per_node or 1) > 1:
             ignored = launch.options.get("node-rank") if launch.uses_c10d else None
             texts += [word for word in launch.words if not ignored or word != ignored.text]
