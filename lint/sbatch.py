@@ -26,6 +26,7 @@ _OTHER_NAMES = {"tasks-per-node": "ntasks-per-node"}
 _FLAGS = OPTIONS - WITH_VALUE
 _LINE = re.compile(r"#SBATCH(?=[ \t])|(#[ \t]+SBATCH|#(?i:sbatch))(?=[ \t]+-)")  # group 1: misspelt
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"[^"]*"|'[^']*')+""")
+_REPLACED = re.compile("[\U000f0000-\U0010ffff]|" r"\$(?:\{[^}]*\}|\w+|@)")  # as a whole, by a variable or command
 _QUOTES = re.compile(r"""["'\\]""")
 
 
@@ -83,9 +84,9 @@ def read_options(
     flags: those without a value, or with one only behind `=`.  short: the long names of one-letter options, if any.
     """
     found, unknown, at = dict[str, Option](), False, 0
-    while at < len(words) and (is_unknown(words[at].value) or words[at].value.startswith("-")):
+    while at < len(words) and (_REPLACED.fullmatch(words[at].value) or words[at].value.startswith("-")):
         option, at = words[at], at + 1
-        if is_unknown(option.value):
+        if _REPLACED.fullmatch(option.value):
             unknown = True
             continue
         name, given, value = option.value.lstrip("-").partition("=")
@@ -101,11 +102,6 @@ def read_options(
             value = option.value
         found[name] = Option(value, option)
     return found, words[at:], unknown
-
-
-def is_unknown(value: str) -> bool:
-    """Return True for a word that a variable or a command replaces as a whole."""
-    return (len(value) == 1 and value >= "\U000f0000") or re.fullmatch(r"\$(?:\{[^}]*\}|\w+|@)", value) is not None
 
 
 def number(text: str) -> int | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import NamedTuple
 
 from tree_sitter import Language, Node, Parser
 from tree_sitter_bash import language
 
+_PARSER = Parser(Language(language()))
 _MOST_UNREADABLE = 6
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _ESCAPED = {"word": re.compile(r"\\(.)", re.S), "string_content": re.compile(r'\\([$`"\\\n])')}
@@ -37,11 +38,6 @@ def joined(parts: Sequence[Text]) -> Text:
     return Text("".join(part.value for part in parts), [place for part in parts for place in part.at])
 
 
-@cache
-def _parser() -> Parser:
-    return Parser(Language(language()))
-
-
 class Source:
     """A parsed text.  A line that the parser cannot read, as it does not know all of bash, is passed over."""
 
@@ -50,7 +46,7 @@ class Source:
         # One byte each: then places are characters, and tree-sitter-bash 0.25 reads past a table at others (issue 337).
         lines = _NOT_ASCII.sub("x", text.value).encode().split(b"\n")
         for _ in range(_MOST_UNREADABLE):
-            self.root = _parser().parse(b"\n".join(lines)).root_node
+            self.root = _PARSER.parse(b"\n".join(lines)).root_node
             nodes = below(self.root) if self.root.has_error else ()
             bad = [each for each in nodes if (each.type == "ERROR" and each.id != self.root.id) or each.is_missing]
             if not bad:
