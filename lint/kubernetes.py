@@ -30,18 +30,18 @@ def api_refuses_it(manifest: Manifest) -> Iterator[Fault]:
         known = _VERSIONS.get(kind, "")
         if known and version and version.text() != known and "volcano" not in version.text():
             yield Fault(version.place, f"{kind} is not in {version.text()}", f"apiVersion: {known}")
-        name = document.get("metadata", "name") if known else None
-        if name and not _NAME.fullmatch(name.text()) and not _PLACEHOLDER.fullmatch(name.text()):
-            reason = f"a name is lower-case letters, digits and -, which {name.text()} is not"
-            yield Fault(name.place, reason, re.sub("[^a-z0-9.]+", "-", name.text().lower()).strip("-."))
+        named = document.get("metadata", "name") if known else None
+        if named and not _NAME.fullmatch(named.text()) and not _PLACEHOLDER.fullmatch(named.text()):
+            reason = f"a name is lower-case letters, digits and -, which {named.text()} is not"
+            yield Fault(named.place, reason, re.sub("[^a-z0-9.]+", "-", named.text().lower()).strip("-."))
         for template, _ in templates(document):
             label, policy = template.get("spec", "subdomain"), template.get("spec", "restartPolicy")
-            named, place = policy.text() if policy else "", policy or template.get("spec")
+            said, place = policy.text() if policy else "", policy or template.get("spec")
             if label and not _LABEL.fullmatch(label.text()):
                 reason = f"a subdomain is a DNS label, which {label.text()} is not"
                 yield Fault(label.place, reason, "the Service's name")
-            if place and _is_job(document) and named not in ("Never", "OnFailure"):
-                reason = f"a Job has the restart policies Never and OnFailure, not {named or 'Always, the default'}"
+            if place and _is_job(document) and said not in ("Never", "OnFailure"):
+                reason = f"a Job has the restart policies Never and OnFailure, not {said or 'Always, the default'}"
                 yield Fault(place.key_place, reason, "restartPolicy: Never")
         for _, role in document.items("spec", "pytorchReplicaSpecs"):
             count = role.get("replicas")
