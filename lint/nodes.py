@@ -97,10 +97,8 @@ def nodes_never_meet(script: Script) -> Iterator[Fault]:
             default = "localhost:29400" if launch.value("rdzv-backend") == "c10d" else "127.0.0.1:29500"
             yield Fault(launch.text, f"no address is given where the nodes meet: each looks at {default}, its own")
     here = [(value, place) for name, value, _, place in script.settings if name == "MASTER_ADDR"]
-    several = [
-        each for each in trained(script) if not each.is_alone and (_asks_for_several(each) or each.is_on_several)
-    ]
-    told = [[script.shown(each.value(name)) for name in MEETS if name in each.options] for each in several]
+    found = [each for each in trained(script) if not each.is_alone and (_asks_for_several(each) or each.is_on_several)]
+    told = [[script.shown(each.value(name)) for name in MEETS if name in each.options] for each in found]
     if any(not values or "MASTER_ADDR" in " ".join(values) for values in told):
         lonely += [place for value, place in here if len(here) == 1 and _LOOPBACK.fullmatch(value)]
     for place in lonely:
