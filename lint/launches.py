@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 from jobspec.spec.sbatch_options import OPTIONS, WITH_VALUE
@@ -83,11 +84,11 @@ class Launch:
         """True for a program that may train: a launcher, or Python with a script or module."""
         return self.is_agent or self.kind in ("deepspeed", "python")
 
-    @property
+    @cached_property
     def asked(self) -> Request:
         """What its step asks for, or the job."""
         step = self.step.options.items() if self.step else ()
-        return Request({name: option.value for name, option in step}, self.script.asked)
+        return Request({name: option.value for name, option in step}, *self.script.asked.maps)
 
     @property
     def nodes(self) -> int | None:

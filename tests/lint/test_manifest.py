@@ -64,7 +64,10 @@ spec:
         - {name: b, command: [sh, -c, "cd x; exec python b.py"]}
 """
     found = containers(documents(text, "a.yaml")[0])
-    assert [(each.node.text("name"), each.pods, each.script.asked.gpus_per_node) for each in found] == [("a", 2, 8), ("b", 2, None)]
+    assert [(each.node.text("name"), each.pods, each.script.asked.gpus_per_node) for each in found] == [
+        ("a", 2, 8),
+        ("b", 2, None),
+    ]
     assert [[launch.kind for launch in each.launches] for each in found] == [["torchrun"], ["cd", "python"]]
     assert found[0].launches[0].value("nnodes") == "2"
     assert [(name, value) for name, value, _ in variables(found[0].node)] == [("A", "b c")]
