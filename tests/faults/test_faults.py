@@ -19,7 +19,8 @@ from tests.faults.rows import ROWS, Fault, Row
 from tests.faults.workload import AN_HOUR_AHEAD, BATCH, STEPS, Job
 from tests.idx import write_small_mnist
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+KILLS = int(os.environ.get("RANDOM_KILLS", "2"))
+pytestmark = [pytest.mark.timeout(600 + 30 * KILLS), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def test_killed_at_random_the_job_restarts_once_and_ends_with_undisturbed_bits(
 ) -> None:
     """RANDOM_KILLS=100 makes 100 of them."""
     chance = Random(30)
-    for number in range(int(os.environ.get("RANDOM_KILLS", "2"))):
+    for number in range(KILLS):
         rank, place = chance.randrange(2), chance.choice(["step", "forward", "bucket"])
         fault = Fault("SIGKILL", str(rank), rank, chance.randint(1, STEPS), place)
         (tmp_path / str(number)).mkdir()
@@ -83,15 +84,15 @@ def test_killed_at_any_moment_and_started_on_any_number_of_processes_it_ends_wit
     data: Path, tmp_path: Path, undisturbed: str
 ) -> None:
     """RANDOM_KILLS=50 makes 50 of them; it prints how many fell into a save."""
-    chance, kills, in_saves, wanted = Random(31), 0, 0, int(os.environ.get("RANDOM_KILLS", "2"))
-    while kills < wanted:
+    chance, kills, in_saves = Random(31), 0, 0
+    while kills < KILLS:
         (tmp_path / str(kills)).mkdir()
         job = Job(tmp_path / str(kills), data)
         while not list((job.folder / "run").glob("*.jsonl")) or not records(job.folder / "run", "end"):
             (process,) = job.start(chance.randint(1, 4), checkpoint_every=1)
             job.wait_for_a_step(150)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(chance.uniform(0, 0.5) if kills < wanted else 150)
+                process.wait(chance.uniform(0, 0.5) if kills < KILLS else 150)
             kills += process.poll() is None
             job.clear_away()
             assert process.wait(150) in (0, -signal.SIGKILL), job.said
