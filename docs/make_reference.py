@@ -19,8 +19,7 @@ from jobspec.artifact import load
 from jobspec.environment import SetBy
 from jobspec.problems import SpecError
 from jobspec.spec.job import Job
-from jobspec.spec.section import Section
-from jobspec.spec.value import Value
+from jobspec.spec.value import Section, Value
 from lint import entries
 from train.config import TrainConfig, choices, flag
 

@@ -15,10 +15,9 @@ from jobspec import kubernetes
 from jobspec.kubernetes import pod_patch
 from jobspec.plan import PROCESSES, Plan, container_shm
 from jobspec.spec import files
+from jobspec.spec.fields import SecretName, quantity
 from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
-from jobspec.spec.quantities import quantity
-from jobspec.spec.secret_ref import SecretName
 from jobspec.spec.shell import before
 from jobspec.torchrun import SHUTDOWN_TIMEOUT, shutdown_timeout_s
 

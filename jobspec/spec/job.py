@@ -15,11 +15,10 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError, core_schema
 
 from jobspec.spec import fields
+from jobspec.spec.fields import Amount, Duration, SecretRef, Size
 from jobspec.spec.kubernetes import Kubernetes
-from jobspec.spec.quantities import Amount, Duration, Size
-from jobspec.spec.secret_ref import SecretRef
-from jobspec.spec.section import Section
 from jobspec.spec.slurm import Slurm
+from jobspec.spec.value import Section
 from train.config import TrainConfig
 
 # Far above any machine, but a typo does not become a million lines of commands.

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
 from jobspec.spec.rules import Rule
-from jobspec.spec.section import Section
+from jobspec.spec.value import Section
 
 SECTIONS_OF_TARGETS = ("slurm", "kubernetes", "compose")
 """Sections whose keys other targets ignore."""

@@ -4,9 +4,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from jobspec.spec.fields import DnsLabel, DnsName, GpuType, LabelKey, LabelValue, Lines
-from jobspec.spec.quantities import Duration
-from jobspec.spec.section import Section
+from jobspec.spec.fields import DnsLabel, DnsName, Duration, GpuType, LabelKey, LabelValue, Lines
+from jobspec.spec.value import Section
 
 
 class Toleration(Section):

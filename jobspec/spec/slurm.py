@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from jobspec.spec.fields import OptionValue, ShellLine, SlurmArray, SlurmConstraint, SlurmOption, SlurmWord
-from jobspec.spec.section import Section
+from jobspec.spec.value import Section
 
 
 class Slurm(Section):

@@ -1,12 +1,19 @@
-"""Type of a job spec's values: how a value is read, and what is expected, in words."""
+"""Base class of a job spec's mappings, and the type of its values: how one is read, and what is expected, in words."""
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, PydanticKnownError, core_schema
+
+
+class Section(BaseModel):
+    """A mapping of the spec: exactly the keys below, each of exactly its type."""
+
+    # The validator is built at the first use: once for the whole job, not again for each section.
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
 
 
 @dataclass(frozen=True)

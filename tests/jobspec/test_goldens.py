@@ -16,7 +16,7 @@ from jobspec import targets
 from jobspec.artifact import render
 from jobspec.problems import SpecError, report
 from jobspec.spec.job import Job
-from jobspec.spec.section import Section
+from jobspec.spec.value import Section
 from lint import lint
 from tests.clusters import KINDS
 from tests.shell import passes_bash_and_shellcheck

@@ -15,7 +15,7 @@ from jobspec.artifact import plan_of, read, render
 from jobspec.problems import SpecError
 from jobspec.spec.job import Job
 from jobspec.spec.keys import SECTIONS_OF_TARGETS, given
-from jobspec.spec.section import Section
+from jobspec.spec.value import Section
 
 _BASE = {"name": "job", "nodes": 2, "procs_per_node": 2, "image": "train:1", "command": ["mine.py"]}
 _RDMA = {"resources.rdma": True, "kubernetes.security": "privileged"}
