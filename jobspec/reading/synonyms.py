@@ -5,7 +5,7 @@ from typing import Any
 
 from jobspec.kubernetes.pod_patch import FREE as KEYS_OF_A_POD
 from jobspec.problems import Path
-from jobspec.slurm.option_rules import instead
+from jobspec.slurm.rules import instead
 from jobspec.spec.kubernetes import Kubernetes
 from jobspec.spec.sbatch_options import OPTIONS
 

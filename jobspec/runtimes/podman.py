@@ -7,7 +7,7 @@ Source: docs.podman.io/en/latest/markdown/podman-run.1.html.
 from collections.abc import Sequence
 
 from jobspec.plan import Plan
-from jobspec.runtimes import _oci
+from jobspec.runtimes.docker import GPUS, Oci, let_in
 
 # Slurm's signal would reach podman itself, too: rootless podman then ends at once, with 0 (seen with 4.3), while its
 # container still saves.
@@ -21,7 +21,7 @@ _STOP = r"""
       done"""
 
 
-class Podman(_oci.Oci):
+class Podman(Oci):
     program = "podman"
     run = "podman run"
     stop = _STOP
@@ -38,11 +38,11 @@ class Podman(_oci.Oci):
             'set -- --name="slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID" --replace',
             'set -- "$@" --label="node=$SLURMD_NODENAME" --label="shell=${asked+$$}"',
             'if [ "$(id -u)" != 0 ]; then set -- "$@" --userns=keep-id; fi',
-            _oci.let_in(passed),
+            let_in(passed),
             *self.mount_empty(plan.job),
         ]
         if plan.job.device == "cuda":
-            lines += [*_oci.GPUS, 'for gpu in ${gpus//,/ }; do set -- "$@" "--device=nvidia.com/gpu=$gpu"; done']
+            lines += [*GPUS, 'for gpu in ${gpus//,/ }; do set -- "$@" "--device=nvidia.com/gpu=$gpu"; done']
         return lines
 
 

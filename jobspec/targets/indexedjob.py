@@ -9,7 +9,6 @@ from typing import Any
 
 from jobspec.environment import Variable
 from jobspec.kubernetes import pod, rules
-from jobspec.kubernetes.environment import indexed_environment, indexed_values
 from jobspec.plan import Plan, Rank
 from jobspec.spec.rules import leaves_room
 
@@ -25,12 +24,12 @@ preemption_needs_restarts = rules.preemption_needs_restarts("when a pod is preem
 
 
 def template_values(plan: Plan) -> dict[str, Any]:
-    values = indexed_values(plan, node_name(plan, 0), subdomain=plan.job.name)
+    values = pod.indexed_values(plan, node_name(plan, 0), subdomain=plan.job.name)
     return {**values, "backoff_limit": plan.job.max_restarts * plan.job.nodes.max}
 
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
-    return indexed_environment(plan, rank, node_name(plan, 0))
+    return pod.indexed_environment(plan, rank, node_name(plan, 0))
 
 
 def node_name(plan: Plan, node: int) -> str:

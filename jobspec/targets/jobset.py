@@ -8,7 +8,6 @@ from typing import Any
 
 from jobspec.environment import Variable
 from jobspec.kubernetes import pod, rules
-from jobspec.kubernetes.environment import indexed_environment, indexed_values
 from jobspec.plan import Plan, Rank
 from jobspec.spec.rules import leaves_room
 
@@ -24,11 +23,11 @@ preemption_needs_restarts = rules.preemption_needs_restarts("the peers of a pree
 
 
 def template_values(plan: Plan) -> dict[str, Any]:
-    return indexed_values(plan, node_name(plan, 0))
+    return pod.indexed_values(plan, node_name(plan, 0))
 
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
-    return indexed_environment(plan, rank, node_name(plan, 0))
+    return pod.indexed_environment(plan, rank, node_name(plan, 0))
 
 
 def node_name(plan: Plan, node: int) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 from jobspec.environment import FREE_PORT, NODE_OF_RANK_0, THIS_NODE, Variable, torchrun_variables
 from jobspec.kubernetes import pod, rules
-from jobspec.kubernetes.environment import node_variables, pod_variables, worker_variables
 from jobspec.plan import Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
@@ -88,7 +87,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
     common = [
-        *(variable for variable in pod_variables(plan) if variable.name != _UNBUFFERED),
+        *(variable for variable in pod.pod_variables(plan) if variable.name != _UNBUFFERED),
         Variable(_UNBUFFERED, "1", "operator"),
         Variable("PET_NPROC_PER_NODE", str(plan.job.procs_per_node), "operator"),
     ]
@@ -109,9 +108,9 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
         Variable("MASTER_PORT", str(plan.port), "operator"),
         Variable("WORLD_SIZE", str(plan.world_size), "operator"),
         Variable("RANK", str(rank.node), "operator"),
-        *node_variables(plan, rank, master, plan.port, set_by="operator"),
+        *pod.node_variables(plan, rank, master, plan.port, set_by="operator"),
     ]
-    return [*common, *theirs, *worker_variables(plan, rank, master)]
+    return [*common, *theirs, *pod.worker_variables(plan, rank, master)]
 
 
 def node_name(plan: Plan, node: int) -> str | None:

@@ -1,11 +1,12 @@
 """A batch script for Slurm: one task per node with torchrun as the agent, or one task per process without it."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from jobspec import runtimes
 from jobspec.filters import sh
 from jobspec.plan import PROCESSES, Plan
-from jobspec.slurm import notes, option_rules, options, rules, task
+from jobspec.slurm import options, rules, task
 from jobspec.slurm.environment import REMARKS, environment, exports, of_the_program, passed
 from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
@@ -24,7 +25,7 @@ USES = (
 )
 NOT_USED = {"resources.devices": "only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}"}
 SWEEPS = "array"
-RULES = (*rules_in(rules), *rules_in(option_rules), Rule(runtimes.problems))
+RULES = (*rules_in(rules), Rule(runtimes.problems))
 
 
 def hides_the_node(job: Job) -> bool:
@@ -44,7 +45,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
     tasks = runtimes.tasks_per_node(job) if runtime.run else 0
     scratch = tasks * sum(mount.scratch or 0 for mount in job.mounts if mount.empty)
     return {
-        "notes": [*notes.notes(job), *plan.notes],
+        "notes": [*_notes(job), *plan.notes],
         "directives": options.directives(plan),
         "own_log": own_log,
         "log_has_progress": own_log and job.train is not None,  # lines of python -m train in that log
@@ -74,3 +75,29 @@ def template_values(plan: Plan) -> dict[str, Any]:
         # After torchrun has killed its processes itself, and before Slurm ends the job.
         "kill_after_s": max(1, job.preemption.grace * 7 // 8, job.preemption.grace - 15) if job.preemption else 0,
     }
+
+
+def _notes(job: Job) -> Iterator[str]:
+    slurm = job.slurm
+    if slurm.runtime == "none" and job.image:
+        of_shell = "the processes run in the environment of the shell that calls sbatch"
+        yield f"Not used here: image; slurm.runtime is none, so {of_shell}."
+    if slurm.runtime == "none" and job.mounts:
+        yield "Not used here: mounts; slurm.runtime is none, so the processes see the paths of the nodes."
+    if job.files:
+        inside = "the mounts of the container" if slurm.runtime != "none" else "the folder in which you submit"
+        yield f"Not used here: files; the processes see {inside}."
+    if job.resources.shm and not slurm.preflight:
+        off = "slurm.preflight, which checks its size, is off"
+        yield f"Not used here: resources.shm; /dev/shm is the node's, and {off}."
+    if slurm.launcher == "srun" and job.rendezvous.timeout and job.train is None:
+        decides = "the command itself decides how long it waits for the other nodes"
+        yield f"Not used here: rendezvous.timeout; slurm.launcher is srun, so {decides}."
+    output = str(slurm.options.get("output", ""))
+    if "/" in output:
+        yield f"Create the folder of {output} first: without it Slurm ends the job and reports no error."
+    if slurm.launcher == "torchrun":
+        processes = f"{job.procs_per_node} process{'es' * (job.procs_per_node > 1)}"
+        yield f"One task per node: torchrun, which starts the {processes} of its node."
+    else:
+        yield f"One task per process, {job.procs_per_node} on each node; Slurm starts them all."

@@ -13,7 +13,6 @@ from typing import Any
 
 from jobspec.environment import Variable
 from jobspec.kubernetes import pod, rules
-from jobspec.kubernetes.environment import indexed_environment
 from jobspec.plan import Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
@@ -81,7 +80,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
 
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
-    return indexed_environment(plan, rank, node_name(plan, 0), _OPERATORS_PORT)
+    return pod.indexed_environment(plan, rank, node_name(plan, 0), _OPERATORS_PORT)
 
 
 def node_name(plan: Plan, node: int) -> str:
