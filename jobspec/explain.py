@@ -5,18 +5,20 @@ between < and >.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
+
+from pydantic import BaseModel
 
 from jobspec.environment import NODE_0, NODE_OF_RANK_0, THIS_NODE, Variable
 from jobspec.plan import Plan, Rank
-from jobspec.problems import Problem, SpecError, option_place, printable
-from jobspec.reading.origin import Origin, origins_of
+from jobspec.problems import Path, Problem, SpecError, option_place, printable
 from jobspec.reading.yaml_source import Source
 from jobspec.slurm.task import train_timeout
-from jobspec.spec.job import Job
-from jobspec.targets import Target, artifact
+from jobspec.targets import Target, artifact, name_of
 
 _HEADS = {"rank": "RANK", "node": "NODE_RANK", "local_rank": "LOCAL_RANK"}
 _MANY = 32  # processes; above, the table has one row a node
@@ -28,6 +30,7 @@ _NEXT = {
     "torchrun": ("-o {0}.sh; bash {0}.sh {1}", "its output", "Ctrl-C"),
     "compose": ("-o {0}.yaml; docker compose -f {0}.yaml up", "its output", "Ctrl-C"),
 }
+_NOWHERE = object()  # in place of a value that the spec does not have
 
 
 @dataclass(frozen=True)
@@ -47,17 +50,14 @@ class Explanation:
     """A plan on one target.
 
     `node_names` are in the order of node numbers, and empty if they are not known before the job runs.
-    `remarks` are notes on variables, by name.  `origins` is None unless it was requested.
-    `inside` is what the processes see in place of their node's files, in words, by kind; empty without a container.
+    `source` is what the plan was read from, and None unless the origin of each value was requested.
     """
 
     plan: Plan
-    target: str
+    target: Target
     node_names: list[str]
     processes: list[Process]
-    remarks: Mapping[str, str]
-    inside: dict[str, str]
-    origins: list[Origin] | None = None
+    source: Source | None
 
 
 def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None = None) -> Explanation:
@@ -80,10 +80,7 @@ def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None =
             known = {NODE_0: names[0], NODE_OF_RANK_0: numbered[0], THIS_NODE: node}
             variables = [_named(variable, known) for variable in variables]
         processes.append(Process(rank, node, variables))
-    origins = None if source is None else list(origins_of(source, plan.job))
-    return Explanation(
-        plan, target.__name__.rpartition(".")[2], names, processes, target.REMARKS, _inside(plan.job, target), origins
-    )
+    return Explanation(plan, target, names, processes, source)
 
 
 def as_json(explanation: Explanation) -> str:
@@ -94,9 +91,14 @@ def as_json(explanation: Explanation) -> str:
     """
     plan = explanation.plan
     alike = _alike(explanation.processes)
+
+    def listed(process: Process, are_alike: bool) -> list[dict[str, str]]:
+        chosen = [one for one in process.variables if (one.name in alike) == are_alike]
+        return [{"name": one.name, "value": one.value, "set_by": one.set_by} for one in chosen]
+
     head = {
         "job": plan.job.name,
-        "target": explanation.target,
+        "target": name_of(explanation.target),
         "backend": plan.backend,
         "nodes": plan.job.nodes.max,
         "procs_per_node": plan.job.procs_per_node,
@@ -104,11 +106,11 @@ def as_json(explanation: Explanation) -> str:
         "node_names": explanation.node_names,
         "c10d_order": sorted(explanation.node_names),
         "rendezvous_timeout_s": plan.rendezvous_timeout_s,
-        "inside": explanation.inside,
-        "environment": [_content(one) for one in explanation.processes[0].variables if one.name in alike],
+        "inside": _inside(explanation),
+        "environment": listed(explanation.processes[0], True),
     }
-    if explanation.origins is not None:
-        head["spec"] = [asdict(origin) for origin in explanation.origins]
+    if explanation.source is not None:
+        head["spec"] = [dict(zip(("key", "value", "origin"), row, strict=True)) for row in _origins(explanation)]
     ranks = (
         {
             "rank": process.rank.rank,
@@ -116,7 +118,7 @@ def as_json(explanation: Explanation) -> str:
             "node_rank": process.rank.node,
             "local_rank": process.rank.local_rank,
             "device": process.rank.device,
-            "environment": [_content(one) for one in process.variables if one.name not in alike],
+            "environment": listed(process, False),
         }
         for process in explanation.processes
     )
@@ -133,7 +135,7 @@ def as_table(explanation: Explanation) -> str:
         _columns(["variable", "set by", "value"], _variable_rows(explanation)),
         _order(explanation),
         _next(explanation),
-        _columns(["key", "from", "value"], _origin_rows(explanation)) if explanation.origins else iter(()),
+        _columns(["key", "from", "value"], _origin_rows(explanation)) if explanation.source else iter(()),
     ]
     texts = ["".join(f"{line}\n" for line in lines) for lines in sections]
     return "\n".join(text for text in texts if text)
@@ -141,37 +143,28 @@ def as_table(explanation: Explanation) -> str:
 
 def _alike(processes: Sequence[Process]) -> set[str]:
     """Return the names of the variables that are the same in all processes."""
-    by_name = [_by_name(process) for process in processes]
-    first = by_name[0]
-    return {name for name, variables in first.items() if all(one.get(name) == variables for one in by_name)}
-
-
-def _by_name(process: Process) -> dict[str, list[Variable]]:
-    found: dict[str, list[Variable]] = {}
-    for variable in process.variables:
-        found.setdefault(variable.name, []).append(variable)
-    return found
-
-
-def _content(variable: Variable) -> dict[str, str]:
-    return {"name": variable.name, "value": variable.value, "set_by": variable.set_by}
+    counts: Counter[tuple[str, tuple[Variable, ...]]] = Counter()
+    for process in processes:
+        by_name = groupby(sorted(process.variables, key=lambda one: one.name), lambda one: one.name)
+        counts.update((name, tuple(variables)) for name, variables in by_name)
+    return {name for (name, _), count in counts.items() if count == len(processes)}
 
 
 def _hosts(plan: Plan, hosts: str, given: list[str]) -> list[str]:
-    names = hosts.split(",")
-    nodes = plan.job.nodes.max
-    place = option_place("--hosts", hosts)
+    names, nodes, hint = hosts.split(","), plan.job.nodes.max, ""
     if given:
         message = f"the target names the nodes itself: {', '.join(given[:3])}{', …' * (nodes > 3)}"
-        raise SpecError([Problem(place, message, "leave --hosts out")])
-    if "[" in hosts:
+        hint = "leave --hosts out"
+    elif "[" in hosts:
+        message = "a range is not the name of a node"
         hint = f"give the names that this command prints: scontrol show hostnames '{hosts}' | paste -sd,"
-        raise SpecError([Problem(place, "a range is not the name of a node", hint)])
-    if len(names) != nodes:
-        raise SpecError([Problem(place, f"give {nodes} names, one for each node, not {len(names)}")])
-    if len(set(names)) != len(names) or not all(names):
-        raise SpecError([Problem(place, "each node needs its own name")])
-    return names
+    elif len(names) != nodes:
+        message = f"give {nodes} names, one for each node, not {len(names)}"
+    elif len(set(names)) != len(names) or not all(names):
+        message = "each node needs its own name"
+    else:
+        return names
+    raise SpecError([Problem(option_place("--hosts", hosts), message, hint)])
 
 
 def _named(variable: Variable, known: Mapping[str, str]) -> Variable:
@@ -185,20 +178,19 @@ def _named(variable: Variable, known: Mapping[str, str]) -> Variable:
 
 
 def _summary(explanation: Explanation) -> Iterator[str]:
-    plan = explanation.plan
-    nodes = plan.job.nodes
+    plan, nodes, target = explanation.plan, explanation.plan.job.nodes, name_of(explanation.target)
     count = f"{nodes.min} to {nodes.max} nodes" if nodes.elastic else f"{nodes.max} node{'s' * (nodes.max > 1)}"
-    without_agent = explanation.target == "slurm" and plan.job.slurm.launcher == "srun"
+    without_agent = target == "slurm" and plan.job.slurm.launcher == "srun"
     waits = nodes.max > 1 and (not without_agent or train_timeout(plan))
     meet = f" within {plan.rendezvous_timeout_s} s" if waits else ""
     processes = f"{count} x {plan.job.procs_per_node} processes"
-    yield f"{plan.job.name} on {explanation.target}: {processes}, {plan.backend} rendezvous{meet}"
+    yield f"{plan.job.name} on {target}: {processes}, {plan.backend} rendezvous{meet}"
     if plan.job.setup:
         yield "The lines of setup run first; they may change any variable below."
-    if plan.points and explanation.origins:
+    if plan.points and explanation.source:
         tasks = f"An array of {len(plan.points)} tasks, one for each combination of sweep"
         yield f"{tasks}; the keys below have the values of the first task."
-    yield from (f"{kind}: {words}" for kind, words in explanation.inside.items())
+    yield from (f"{kind}: {words}" for kind, words in _inside(explanation).items())
     if nodes.elastic:
         yield f"Shown for {nodes.max} nodes; ranks and world size change whenever a node comes or goes."
 
@@ -219,16 +211,17 @@ def _rank_rows(explanation: Explanation) -> Iterator[list[str]]:
 def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
     """Yield one row for each variable, in the order in which they are first set, with the value that counts."""
     values: dict[str, dict[str, dict[int, str]]] = {}
+    remarks, script = explanation.target.REMARKS, artifact(name_of(explanation.target))
     for process in explanation.processes:
         for variable in process.variables:
-            setter = artifact(explanation.target) if variable.set_by == "script" else variable.set_by
+            setter = script if variable.set_by == "script" else variable.set_by
             values.setdefault(variable.name, {}).setdefault(setter, {})[process.rank.rank] = variable.value
     for name in sorted(values, key=lambda name: (*_MATTER_MOST, name).index(name)):
         by_setter = values[name]
         texts = {setter: _by_rank(name, by_rank, explanation) for setter, by_rank in by_setter.items()}
         *_, last = texts
         words = [f"from {setter}: {text}" for setter, text in texts.items() if text != texts[last]]
-        words += [explanation.remarks[name]] if name in explanation.remarks else []
+        words += [remarks[name]] if name in remarks else []
         yield [name, ", then ".join(texts), texts[last] + (f"  ({'; '.join(words)})" if words else "")]
 
 
@@ -256,9 +249,10 @@ def _shown(value: str) -> str:
     return value if plain else printable(json.dumps(value, ensure_ascii=False))
 
 
-def _inside(job: Job, target: Target) -> dict[str, str]:
-    name = target.__name__.rpartition(".")[2]
-    if "image" not in target.USES or job.image is None or (name == "slurm" and job.slurm.runtime == "none"):
+def _inside(explanation: Explanation) -> dict[str, str]:
+    """Return what the processes see in place of their node's files, in words, by kind; empty without a container."""
+    job, name = explanation.plan.job, name_of(explanation.target)
+    if "image" not in explanation.target.USES or job.image is None or (name == "slurm" and job.slurm.runtime == "none"):
         return {}
     mounts = list[str]()
     for mount in job.mounts:
@@ -289,16 +283,42 @@ def _next(explanation: Explanation) -> Iterator[str]:
     """Say what to type now; the node's names stand in for those of the torchrun script."""
     name, nodes = explanation.plan.job.name, explanation.plan.job.nodes.max
     hosts = " ".join(f"node{number}" for number in range(min(nodes, 2))) + " …" * (nodes > 2) if nodes > 1 else ""
-    words = _NEXT.get(explanation.target, (*_OF_KUBECTL, "| kubectl delete -f -"))
-    rendered = f"render.py {explanation.target} FILE… "
+    target = name_of(explanation.target)
+    words = _NEXT.get(target, (*_OF_KUBECTL, "| kubectl delete -f -"))
+    rendered = f"render.py {target} FILE… "
     for verb, text in zip(("submit", "watch", "end"), words, strict=True):
         yield f"{verb}: {rendered * text.startswith(('|', '-o'))}{text.format(name, hosts)}".rstrip()
 
 
 def _origin_rows(explanation: Explanation) -> Iterator[list[str]]:
-    for origin in explanation.origins or []:
-        value = origin.value if isinstance(origin.value, str) else json.dumps(origin.value, ensure_ascii=False)
-        yield [origin.key, printable(origin.origin), _shown(value)]
+    for key, value, origin in _origins(explanation):
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        yield [key, printable(origin), _shown(text)]
+
+
+def _origins(explanation: Explanation) -> Iterator[tuple[str, Any, str]]:
+    """Yield each key of the spec as in `--set`, its value, and where that comes from, in the order of the models."""
+    source, job = explanation.source, explanation.plan.job
+    if source is not None:
+        yield from _origins_below((), {**source.values, "name": job.name}, job, source)  # a sweep numbers the names
+
+
+def _origins_below(path: Path, written: Any, read: Any, source: Source) -> Iterator[tuple[str, Any, str]]:
+    """Yield the values inside a value as it was written, or `_NOWHERE`; `read` is what it became in the job."""
+    fields = type(read).model_fields if isinstance(read, BaseModel) else {}
+    keys = written if isinstance(written, dict) else {}
+    if keys or (fields and (written is _NOWHERE or isinstance(written, dict))):
+        for key in dict.fromkeys([*fields, *keys]):
+            yield from _origins_below((*path, key), keys.get(key, _NOWHERE), getattr(read, key, None), source)
+    elif isinstance(written, list) and written:
+        for number, element in enumerate(written):
+            became = read[number] if isinstance(read, list) else None
+            yield from _origins_below((*path, number), element, became, source)
+    elif written is _NOWHERE:
+        yield ".".join(map(str, path)), read, "default"
+    else:
+        place = source.items.get(path) or source.keys[path]  # --set may give a key without a value
+        yield ".".join(map(str, path)), written, "--set" if place.option else f"{place.name}:{place.line}"
 
 
 def _columns(head: Sequence[str], rows: Iterable[list[str]]) -> Iterator[str]:

@@ -59,6 +59,10 @@ def names() -> list[str]:
     return sorted(file.stem for file in Path(__file__).parent.glob("*.py") if file.stem != "__init__")
 
 
+def name_of(target: Target) -> str:
+    return target.__name__.rpartition(".")[2]
+
+
 def load(name: str) -> Target:
     """Return the target of a name from `names()`; the other targets are not imported."""
     from jobspec.plan import RENDEZVOUS_TIMEOUT_S
