@@ -19,7 +19,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -41,32 +40,21 @@ _USUAL = """\
 {prog} from SCRIPT-OR-MANIFEST                      a first spec from it"""
 
 
-@dataclass
-class Result:
-    """Result of a command: what it prints, its exit code, and notes for stderr."""
-
-    text: str
-    code: int = 0
-    notes: list[str] = field(default_factory=list)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the result is the exit code."""
     # pydantic would look for plugins in everything that is installed, and show them the spec.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     args = _arguments(argv)
     try:
-        result: Result = args.run(args)
-        problem = must_not_replace(
-            args.output, [*getattr(args, "files", []), getattr(args, "artifact", "-")], args.force
-        )
-        if problem:
+        text, code = args.run(args)
+        read = [*getattr(args, "files", []), getattr(args, "artifact", "-")]
+        if problem := must_not_replace(args.output, read, args.force):
             print(problem, file=sys.stderr)
             return 1
-        write(result.text, args.output)
-        for note in result.notes:
+        write(text, args.output)
+        for note in args.notes:
             print(f"note: {printable(note)}", file=sys.stderr)
-        return result.code
+        return int(code)
     except SpecError as error:
         print(as_json(error.problems) if args.format == "json" else f"{error}\n", file=sys.stderr, end="")
         return 4 if args.run is _from else 1
@@ -89,7 +77,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     words = sys.argv[1:] if argv is None else argv
     _answer_first_word(words[0] if words else "")
     args, unknown = _parser().parse_known_args(argv)
-    args.output = None if args.output == "-" else args.output
+    args.output, args.notes = None if args.output == "-" else args.output, []
     # argparse takes the files before an option, and calls the files after it unknown.
     if any(word.startswith("-") and word != "-" for word in unknown) or (unknown and "files" not in args):
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -126,13 +114,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in targets.names():
-        command = _command(commands, name, f"the rendered job for {name}", _render)
-        _takes_spec(command)
-        command.set_defaults(target=name)
+        _takes_spec(_command(commands, name, f"the rendered job for {name}", _render), name)
 
     command = _command(commands, "explain", "where each process runs, its variables, and who sets them", _explain)
     _takes_spec(command)
-    _takes_target(command)
     command.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     command.add_argument("--origin", action="store_true", help="also print where each value of the spec comes from")
     command.add_argument(
@@ -147,7 +132,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     _takes_spec(command)
     command.add_argument("artifact", metavar="ARTIFACT", help="the file rendered earlier")
-    _takes_target(command)
 
     text = "which examples in slurm/, k8s/ and docker/ differ from a new rendering; exit code 1 if any do"
     command = _command(commands, "check", text, _check)
@@ -186,7 +170,7 @@ def _command(
     commands: argparse._SubParsersAction[argparse.ArgumentParser],
     name: str,
     text: str,
-    run: Callable[[argparse.Namespace], Result],
+    run: Callable[[argparse.Namespace], tuple[str, int]],
     formats: tuple[str, ...] = ("text", "json"),
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=f"Print {text}.", allow_abbrev=False)
@@ -197,7 +181,7 @@ def _command(
     return command
 
 
-def _takes_spec(command: argparse.ArgumentParser) -> None:
+def _takes_spec(command: argparse.ArgumentParser, target: str = "") -> None:
     command.add_argument(
         "files",
         metavar="FILE",
@@ -218,6 +202,10 @@ def _takes_spec(command: argparse.ArgumentParser) -> None:
         type=_combination,
         help="take only combination N of the spec's sweep; the first is 0",
     )
+    if target:
+        command.set_defaults(target=target)
+    else:
+        command.add_argument("--target", required=True, choices=targets.names(), help="the target to render for")
 
 
 def _combination(text: str) -> int:
@@ -233,55 +221,49 @@ def _version(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _takes_target(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--target", required=True, choices=targets.names(), help="the target to render for")
+# A command returns what it prints and its exit code, and adds to `args.notes` what stderr gets.
+# Each imports what it needs itself: a render starts fast only if it loads nothing for other commands.
 
 
-# Each command imports what it needs itself: a render starts fast only if it loads nothing for other commands.
-
-
-def _render(args: argparse.Namespace) -> Result:
+def _render(args: argparse.Namespace) -> tuple[str, int]:
     from jobspec.artifact import render
 
-    notes: list[str] = []
-    text = render(args.target, args.files, args.overrides, notes, args.sweep_index)
+    text = render(args.target, args.files, args.overrides, args.notes, args.sweep_index)
     head = takewhile(lambda line: line.startswith("#"), text.splitlines())
-    notes += [line.removeprefix("# ") for line in head if line.startswith("# Not used here: ")]
-    return Result(text, notes=notes)
+    args.notes += [line.removeprefix("# ") for line in head if line.startswith("# Not used here: ")]
+    return text, 0
 
 
-def _explain(args: argparse.Namespace) -> Result:
+def _explain(args: argparse.Namespace) -> tuple[str, int]:
     from jobspec.artifact import plans_of, read, specs_of
     from jobspec.explain import as_json, as_table, explain
 
     target = targets.load(args.target)
-    notes: list[str] = []
-    source = read(args.files, args.overrides, notes)
+    source = read(args.files, args.overrides, args.notes)
     plan = plans_of(source, target, args.sweep_index)[0]
     first = specs_of(source, target, args.sweep_index)[0] if args.origin else None
     explanation = explain(plan, target, args.hosts, first)
-    return Result(as_json(explanation) if args.json else as_table(explanation), notes=notes)
+    return as_json(explanation) if args.json else as_table(explanation), 0
 
 
-def _diff(args: argparse.Namespace) -> Result:
+def _diff(args: argparse.Namespace) -> tuple[str, int]:
     from jobspec.artifact import render
     from jobspec.difference import difference
 
-    notes: list[str] = []
-    new = render(args.target, args.files, args.overrides, notes, args.sweep_index)
+    new = render(args.target, args.files, args.overrides, args.notes, args.sweep_index)
     name = f"render.py {args.target} {printable(' '.join(args.files))}"
     text = difference(Path(args.artifact).read_bytes(), new, printable(args.artifact), name)
-    return Result(text, 1 if text else 0, notes)
+    return text, 1 if text else 0
 
 
-def _check(args: argparse.Namespace) -> Result:
+def _check(args: argparse.Namespace) -> tuple[str, int]:
     from jobspec.examples import check
 
     text = check(write=args.write)
-    return Result(text, 1 if text else 0)
+    return text, 1 if text else 0
 
 
-def _lint(args: argparse.Namespace) -> Result:
+def _lint(args: argparse.Namespace) -> tuple[str, int]:
     from lint import Versions, entries, exit_code, lint
     from lint.formats import explained, listed, shown
 
@@ -289,40 +271,41 @@ def _lint(args: argparse.Namespace) -> Result:
     if (args.list or args.explain) and (args.files or args.format != "text"):
         args.parser.error("--list and --explain take neither a PATH nor --format")
     if args.list:
-        return Result(listed(list(rules.values())))
+        return listed(list(rules.values())), 0
     if args.explain:
         if args.explain not in rules:
             shellcheck = f": ShellCheck's is at https://www.shellcheck.net/wiki/{args.explain}"
             here = shellcheck if re.fullmatch(r"SC\d+", args.explain) else "; --list names all"
             args.parser.error(f"there is no rule {args.explain} of lint{here}")
-        return Result(explained(rules[args.explain]))
+        return explained(rules[args.explain]), 0
     if not args.files:
         args.parser.error("give at least one PATH; - is stdin")
     skipped: list[str] = []
     versions = Versions(args.slurm or Versions.slurm, args.torch or Versions.torch)
     found = lint(args.files, skipped, versions)
-    notes = [f"skipped a file of a kind that lint does not know: {printable(file)}" for file in skipped]
-    return Result(shown(found, args.format, list(rules.values())), exit_code(found, args.strict), notes)
+    args.notes += [f"skipped a file of a kind that lint does not know: {printable(file)}" for file in skipped]
+    return shown(found, args.format, list(rules.values())), exit_code(found, args.strict)
 
 
-def _from(args: argparse.Namespace) -> Result:
+def _from(args: argparse.Namespace) -> tuple[str, int]:
     from migrate import starter
 
     job, site, notes = starter(args.files, args.site is not None)
+    if problem := must_not_replace(args.site, args.files, args.force, "--site"):
+        args.notes.append(problem)
+        return "", 1
     if args.site is not None:
-        problem = must_not_replace(args.site, args.files, args.force, "--site")
-        if problem:
-            return Result("", 1, [problem])
         write(site, args.site)
-    return Result(job, notes=notes)
+    args.notes += notes
+    return job, 0
 
 
-def _schema(args: argparse.Namespace) -> Result:
+def _schema(args: argparse.Namespace) -> tuple[str, int]:
     import json
 
     from jobspec.spec.schema import json_schema
 
-    return Result(json.dumps(json_schema(part=args.part), indent=2) + "\n")
+    return json.dumps(json_schema(part=args.part), indent=2) + "\n", 0
 
 
 def _report_bug() -> None:
