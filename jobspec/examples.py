@@ -28,8 +28,10 @@ def check(root: Path = ROOT, write: bool = False) -> str:
 
     With `write`, such files are overwritten, and the report holds only what cannot be rendered.
     """
+    endings = tuple(f".{targets.template(name).removesuffix('.j2')}" for name in targets.names())  # such as .slurm.sh
     files = (file for folder in FOLDERS for file in sorted((root / folder).rglob("*")) if file.is_file())
-    return "".join(_check(file, root, write) for file in files if _target_in_name(file) or _header(file))
+    rendered = (file for file in files if f".{file.name}".endswith(endings) or _header(file))
+    return "".join(_check(file, root, write) for file in rendered)
 
 
 def _check(file: Path, root: Path, write: bool) -> str:
@@ -56,13 +58,6 @@ def _header(file: Path) -> str | None:
     with file.open(encoding="utf-8", errors="replace") as stream:
         found = (_HEADER.fullmatch(line.rstrip("\n")) for line in islice(stream, _HEADER_LINES))
         return next((match[1] for match in found if match), None)
-
-
-def _target_in_name(file: Path) -> str | None:
-    """Return the target in a file name: slurm in fashion-mnist.slurm.sh."""
-    *_, target, suffix = ["", "", *file.name.split(".")]
-    known = target in targets.names() and targets.template(target) == f"{target}.{suffix}.j2"
-    return target if known else None
 
 
 def _parse(command: str) -> tuple[str, list[str], list[str], int | None]:

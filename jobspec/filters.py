@@ -2,7 +2,8 @@
 
 A template inserts every value of a spec through one of these filters: `sh`, `argv`, `by_flag` and `assignments` in
 shell text, `run_lines` where the value is shell text itself, `directive` in an #SBATCH line, `yaml`, `lines` and
-`block` in YAML, `kubelet` and `compose` in YAML whose reader expands variables, `comment` in a comment line.
+`block` in YAML, `kubelet` and `compose` in YAML whose reader expands variables, `comment` and `comments` in
+comment lines.
 """
 
 import json
@@ -152,6 +153,11 @@ def comment(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
+def comments(texts: Sequence[str]) -> str:
+    """Write each text as a comment line, after a line break.  A template says `{{- texts | comments }}`."""
+    return "".join(f"\n# {comment(text)}" for text in texts)
+
+
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -162,7 +168,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # the artifacts are not HTML; the filters below quote
     )
-    for_shells = sh, argv, by_flag, assignments, directive, run_lines, comment
+    for_shells = sh, argv, by_flag, assignments, directive, run_lines, comment, comments
     for_yaml = yaml, lines, optional, block, merged, kubelet, compose
     environment.filters.update({function.__name__: function for function in (*for_shells, *for_yaml)})
     return environment

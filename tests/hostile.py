@@ -11,7 +11,7 @@ from jobspec import filters
 from jobspec.problems import Path as KeyPath
 from jobspec.problems import Problem, SpecError
 from jobspec.reading import yaml_source
-from jobspec.reading.hiding import hidden, is_secret
+from jobspec.reading.notation import hidden, is_secret
 from tests import workers
 
 Spec = dict[str, Any]

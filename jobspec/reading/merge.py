@@ -11,8 +11,7 @@ from typing import Any
 
 from jobspec.problems import Path, Place, Problem, SpecError
 from jobspec.reading import yaml_source
-from jobspec.reading.hiding import hidden, is_secret
-from jobspec.reading.notation import dotted, shown
+from jobspec.reading.notation import dotted, hidden, is_secret, shown
 from jobspec.reading.yaml_source import Source
 
 

@@ -1,10 +1,67 @@
-"""Keys and values of a spec as messages write them."""
+"""Keys and values of a spec as messages write them, without the value of a secret, wherever people put it."""
 
 import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from jobspec.problems import Path
-from jobspec.reading.hiding import is_secret, visible_name
+from jobspec.problems import Path, Place, Problem, masked
+from jobspec.spec.fields import ENV_NAME
+
+Line = tuple[str, int, int]
+"""The name of a file or option, the number of the option, and the number of the line."""
+
+_SECTIONS = ("secrets", "+secrets", "secret")
+_ASSIGNED = re.compile(rf"({ENV_NAME})=(?=[^=])")  # `==` at an end is a value in base64
+
+
+def is_secret(path: Sequence[str | int]) -> bool:
+    return bool(path) and path[0] in _SECTIONS
+
+
+def visible_name(text: str) -> str:
+    """Return what a message may show of a text in the place of a secret's name: a name, alone or before `=`."""
+    plain = text.strip("\"'")
+    found = _ASSIGNED.match(plain)
+    return found[1] if found else plain if re.fullmatch(rf"\+?{ENV_NAME}", plain) else ""
+
+
+def line_of(place: Place) -> Line:
+    return place.name, place.option, place.line
+
+
+def lines_with_secrets(values: Mapping[str, Any], *places: Mapping[Path, Place]) -> frozenset[Line]:
+    """Return the lines that may show a secret's value: in `secrets` with more than names, or in `env`."""
+    wrong = {section for section in _SECTIONS if not _only_names(values.get(section))}
+    written = values.get("secrets")  # may have mistakes
+    listed = [one if isinstance(one, Mapping) else [one] for one in (written if isinstance(written, list) else [])]
+    names = {str(name) for one in listed for name in one}
+    return frozenset(
+        line_of(place)
+        for found in places
+        for path, place in found.items()
+        if path and (path[0] in wrong or (path[0] == "env" and len(path) > 1 and path[1] in names))
+    )
+
+
+def hidden(problem: Problem) -> Problem:
+    """Return the problem without its source line, of which only the name of a variable or key stays."""
+    place = problem.place
+    name = place.written if place.option and place.column == 1 else visible_name(place.written)
+    return replace(problem, place=masked(place, name if place.length > 1 else ""))
+
+
+def _only_names(value: Any) -> bool:
+    if isinstance(value, str):  # a list that was meant
+        return all(re.fullmatch(ENV_NAME, part) for part in re.split(r"[\s,]+", value.strip()))
+    return value is None or (isinstance(value, list) and all(map(_is_name, value)))
+
+
+def _is_name(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(parts, Mapping) for parts in value.values())
+    return isinstance(value, str) and re.fullmatch(ENV_NAME, value) is not None
 
 
 def dotted(path: Path) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from jobspec.problems import Path, Place, Problem, SpecError, option_place
-from jobspec.reading.hiding import hidden, is_secret
+from jobspec.reading.notation import hidden, is_secret
 from jobspec.reading.yaml_source import MAX_DEPTH, Reader, Source
 
 _KEY = re.compile(r"[.=\[]")  # what follows the first part of a key

@@ -18,7 +18,7 @@ import yaml
 from yaml.reader import Reader as YamlReader
 
 from jobspec.problems import Finding, Path, Place, Problem, SpecError
-from jobspec.reading.hiding import Line, hidden, is_secret, line_of, lines_with_secrets
+from jobspec.reading.notation import Line, hidden, is_secret, line_of, lines_with_secrets
 
 MAX_BYTES = 1 << 20  # a job spec is a page; this stops /dev/zero and a data set given by mistake
 MAX_DEPTH = 20  # the deepest key of the spec is at 5; much deeper nesting would exhaust Python's stack

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from jobspec import targets
 from jobspec.problems import Problem, SpecError
-from jobspec.reading.hiding import hidden
+from jobspec.reading.notation import hidden
 from jobspec.reading.override import override
 from jobspec.reading.validate import validate
 from jobspec.reading.yaml_source import Source, parse
