@@ -5,7 +5,6 @@ Sources: pkg/apis/core/validation/validation.go of Kubernetes; the validating we
 Security Standards.
 """
 
-import posixpath
 import sys
 from collections.abc import Iterator
 from pathlib import Path as File
@@ -15,12 +14,13 @@ from jobspec.kubernetes.pod import DISK, HOME, INSTANCE_LABEL, grace_s
 from jobspec.problems import Finding, Path
 from jobspec.spec import files
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule, missing_image, mount_over_shm, rules_in
+from jobspec.spec.rules import Rule, missing_image, mounts_over_shm, normal, rules_in
 from jobspec.torchrun import SHUTDOWN_TIMEOUT
 
 _MOST_ANNOTATIONS = 256 << 10  # bytes of all keys and values together
 _LARGEST_CONFIG_MAP = 1 << 20  # bytes; core/validation MaxSecretSize
 _MOST_SECONDS = 2**31 - 1  # the most that a field of 32 bits holds
+_AS_SHOWN = "write the name that `kubectl describe node` shows, such as"
 
 # Labels that the operators, Kueue and this program set; with another value, they would not find the pod.
 _RESERVED_LABELS = (
@@ -40,21 +40,19 @@ def standard_is_kept(job: Job) -> Iterator[Finding]:
     standard = job.kubernetes.security
     if standard == "privileged":
         return
+    forbidden = f"which kubernetes.security {standard} forbids"
     hint = "kubernetes: {security: privileged}, where the namespace allows it"
     for number, mount in enumerate(job.mounts):
         if mount.volume is None and mount.source is not None:
-            message = f"mounts[{number}].source is a folder of the node, which kubernetes.security {standard} forbids"
+            message = f"mounts[{number}].source is a folder of the node, {forbidden}"
             yield Finding(("mounts", number, "source"), message, f"add claim: NAME to this mount, or set {hint}")
     if job.kubernetes.host_network:
-        message = f"kubernetes.host_network is true, which kubernetes.security {standard} forbids"
-        yield Finding(("kubernetes", "host_network"), message, hint)
+        yield Finding(("kubernetes", "host_network"), f"kubernetes.host_network is true, {forbidden}", hint)
     if job.resources.rdma:
-        message = f"resources.rdma is true: it needs IPC_LOCK, which kubernetes.security {standard} forbids"
-        yield Finding(("resources", "rdma"), message, hint)
+        yield Finding(("resources", "rdma"), f"resources.rdma is true: it needs IPC_LOCK, {forbidden}", hint)
     if job.kubernetes.run_as_user == 0 and standard == "restricted":
-        message = "kubernetes.run_as_user is 0 (root), which kubernetes.security restricted forbids"
         hint = "set another user ID; or kubernetes: {security: baseline}, where the namespace allows it"
-        yield Finding(("kubernetes", "run_as_user"), message, hint)
+        yield Finding(("kubernetes", "run_as_user"), f"kubernetes.run_as_user is 0 (root), {forbidden}", hint)
 
 
 @Rule
@@ -75,16 +73,14 @@ def devices_have_full_names(job: Job) -> Iterator[Finding]:
     keys = ["gpu_resource"] if job.device == "cuda" else []
     if job.resources.rdma and job.kubernetes.rdma_resource is None:
         message = "resources.rdma is true, but kubernetes.rdma_resource does not name the device"
-        hint = "write the name that `kubectl describe node` shows, such as rdma/hca_shared_devices_a"
-        yield Finding(("resources", "rdma"), message, hint)
+        yield Finding(("resources", "rdma"), message, f"{_AS_SHOWN} rdma/hca_shared_devices_a")
     elif job.resources.rdma:
         keys.append("rdma_resource")
     for key in keys:
         name = getattr(job.kubernetes, key)
         if not _is_device(name):
-            message = f"kubernetes.{key}: {name} is not the full name of a device"
-            hint = "write the name that `kubectl describe node` shows, such as nvidia.com/gpu"
-            yield Finding(("kubernetes", key), message, hint)
+            hint = f"{_AS_SHOWN} nvidia.com/gpu"
+            yield Finding(("kubernetes", key), f"kubernetes.{key}: {name} is not the full name of a device", hint)
 
 
 @Rule
@@ -101,8 +97,7 @@ def further_resources_are_known_to_a_cluster(job: Job) -> Iterator[Finding]:
             yield Finding(path, f"resources.devices: {own[name]} already asks for {name}", "leave it out", on_key=True)
         elif not pages and name != DISK and not _is_device(name):
             message = f"resources.devices: {name} is not the full name of a device"
-            hint = "write the name that `kubectl describe node` shows, such as vpc.amazonaws.com/efa"
-            yield Finding(path, message, hint, on_key=True)
+            yield Finding(path, message, f"{_AS_SHOWN} vpc.amazonaws.com/efa", on_key=True)
         elif (pages or name == DISK) and isinstance(amount, int):
             yield Finding(path, f"resources.devices.{name} must be a size", f"{name}: 20GiB")
         elif not (pages or name == DISK) and isinstance(amount, str):
@@ -153,11 +148,9 @@ def amounts_fit_their_fields(job: Job) -> Iterator[Finding]:
 
 @Rule
 def mounts_are_possible(job: Job) -> Iterator[Finding]:
+    yield from mounts_over_shm(job)
     for number, mount in enumerate(job.mounts):
-        place = posixpath.normpath("/" + mount.path.lstrip("/"))  # normpath keeps two slashes at the start
-        if place == "/dev/shm":
-            yield mount_over_shm(number)
-        if place == HOME:
+        if normal(mount.path) == HOME:
             message = f"mounts[{number}].path is {HOME}, where the pod already has the HOME of its processes"
             hint = "choose another path, such as /data; to make it the HOME, also set env: {HOME: /data}"
             yield Finding(("mounts", number, "path"), message, hint)

@@ -18,7 +18,7 @@ from jobspec.spec import fields
 from jobspec.spec.fields import Amount, Duration, SecretRef, Size
 from jobspec.spec.kubernetes import Kubernetes
 from jobspec.spec.slurm import Slurm
-from jobspec.spec.value import Section
+from jobspec.spec.value import Section, optional
 from train.config import TrainConfig
 
 # Far above any machine, but a typo does not become a million lines of commands.
@@ -76,20 +76,18 @@ class Mount(Section):
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [_given(key) for key in ("source", *VOLUMES)]})
 
-    source: fields.FolderPath | None = Field(
-        None, description="folder on every node; Kubernetes ignores it if claim, scratch, config_map or secret is given"
+    source: fields.FolderPath | None = optional(
+        "folder on every node; Kubernetes ignores it if claim, scratch, config_map or secret is given"
     )
-    claim: fields.DnsName | None = Field(None, description="PersistentVolumeClaim (Kubernetes) or volume (compose)")
-    scratch: Size | None = Field(
-        None, description="empty space on the node's own disk; its content is lost when the pod or container ends"
+    claim: fields.DnsName | None = optional("PersistentVolumeClaim (Kubernetes) or volume (compose)")
+    scratch: Size | None = optional(
+        "empty space on the node's own disk; its content is lost when the pod or container ends"
     )
-    config_map: fields.DnsName | None = Field(None, description="ConfigMap whose keys become files (Kubernetes)")
-    secret: fields.DnsName | None = Field(None, description="Secret whose keys become files (Kubernetes)")
-    sub_path: fields.SubPath | None = Field(
-        None, description="only this folder or file of the source or volume, such as team/data"
-    )
+    config_map: fields.DnsName | None = optional("ConfigMap whose keys become files (Kubernetes)")
+    secret: fields.DnsName | None = optional("Secret whose keys become files (Kubernetes)")
+    sub_path: fields.SubPath | None = optional("only this folder or file of the source or volume, such as team/data")
     path: fields.FolderPath = Field(description="where the processes see the mount")
-    read_only: bool = Field(False, description="no process can write to it")
+    read_only: bool = optional("no process can write to it", False)
 
     @property
     def volume(self) -> str | None:
@@ -112,62 +110,53 @@ class Mount(Section):
 class Resources(Section):
     """What each node gives to the job; with device cuda, its GPUs are added."""
 
-    cpus: int | None = Field(
-        None, ge=1, le=65536, description="CPU cores of a node; each process gets its share as OMP_NUM_THREADS"
+    cpus: int | None = optional("CPU cores of a node; each process gets its share as OMP_NUM_THREADS", ge=1, le=65536)
+    memory: Size | None = optional("memory of a node, such as 200GiB")
+    shm: Size | None = optional(
+        "size of /dev/shm, for DataLoader workers and NCCL; without it some containers have only 64 MiB"
     )
-    memory: Size | None = Field(None, description="memory of a node, such as 200GiB")
-    shm: Size | None = Field(
-        None,
-        description="size of /dev/shm, for DataLoader workers and NCCL; without it some containers have only 64 MiB",
-    )
-    rdma: bool = Field(False, description="RDMA devices, and the right to lock memory for them")
-    devices: dict[fields.LabelKey, Amount] = Field(
-        {}, description="further resources of a node by their name in Kubernetes, such as {vpc.amazonaws.com/efa: 32}"
+    rdma: bool = optional("RDMA devices, and the right to lock memory for them", False)
+    devices: dict[fields.LabelKey, Amount] = optional(
+        "further resources of a node by their name in Kubernetes, such as {vpc.amazonaws.com/efa: 32}", {}
     )
 
 
 class Rendezvous(Section):
     """How the nodes find each other."""
 
-    backend: Literal["static", "c10d"] | None = Field(
-        None,
-        description="static: ranks follow node numbers; c10d: nodes may come and go; default: static, or c10d if nodes "
-        "is a range",
+    backend: Literal["static", "c10d"] | None = optional(
+        "static: ranks follow node numbers; c10d: nodes may come and go; default: static, or c10d if nodes is a range"
     )
-    port: fields.Port = Field(
-        "auto",
-        description="port of the rendezvous on node 0; auto derives a port below the ephemeral range from the job's "
+    port: fields.Port = optional(
+        "port of the rendezvous on node 0; auto derives a port below the ephemeral range from the job's "
         "name, or on Slurm from the job's ID",
+        "auto",
     )
-    timeout: Duration | None = Field(
-        None,
-        description="how long the nodes wait for the last node; default: 15m, or 1h on Kubernetes, where images are "
-        "pulled and nodes added",
+    timeout: Duration | None = optional(
+        "how long the nodes wait for the last node; default: 15m, or 1h on Kubernetes, where images are "
+        "pulled and nodes added"
     )
 
 
 class Preemption(Section):
     """The scheduler may take the nodes back: signal, checkpoint, requeue, resume."""
 
-    grace: Duration = Field(120, description="time from the signal to the kill; must suffice to save a checkpoint")
-    max_requeues: int = Field(20, ge=0, le=10000, description="maximum number of requeues after signals (Slurm)")
-    progress: fields.FolderPath | None = Field(
-        None,
-        description="files that command writes as it progresses, by their path on the nodes, such as "
-        "/shared/checkpoints/*.pt; Slurm does not requeue a restart that changed none of them",
+    grace: Duration = optional("time from the signal to the kill; must suffice to save a checkpoint", 120)
+    max_requeues: int = optional("maximum number of requeues after signals (Slurm)", 20, ge=0, le=10000)
+    progress: fields.FolderPath | None = optional(
+        "files that command writes as it progresses, by their path on the nodes, such as "
+        "/shared/checkpoints/*.pt; Slurm does not requeue a restart that changed none of them"
     )
 
 
 class Compose(Section):
     """Keys that only compose has."""
 
-    project: fields.DnsLabel | None = Field(None, description="name of the project; default: the job's name")
-    gpus: list[Annotated[int, Field(ge=0)]] = Field(
-        [], description="numbers of the GPUs, those of node 0 first, such as [2, 3]; default: from 0"
+    project: fields.DnsLabel | None = optional("name of the project; default: the job's name")
+    gpus: list[Annotated[int, Field(ge=0)]] = optional(
+        "numbers of the GPUs, those of node 0 first, such as [2, 3]; default: from 0", []
     )
-    run_as_user: int | None = Field(
-        None, ge=0, lt=2**31, description="user and group ID of the processes; default: the image's user"
-    )
+    run_as_user: int | None = optional("user and group ID of the processes; default: the image's user", ge=0, lt=2**31)
 
 
 class Job(Section):
@@ -182,76 +171,69 @@ class Job(Section):
         le=MAX_PROCS_PER_NODE,
         description="processes on each node: one per GPU, or any number that shares the CPUs",
     )
-    device: Literal["cuda", "cpu"] = Field("cuda", description="what the processes compute on")
-    gpus_per_node: int | None = Field(
-        None,
+    device: Literal["cuda", "cpu"] = optional("what the processes compute on", "cuda")
+    gpus_per_node: int | None = optional(
+        "GPUs of each node, if a process starts further processes for them; default: procs_per_node",
         ge=1,
         le=MAX_PROCS_PER_NODE,
-        description="GPUs of each node, if a process starts further processes for them; default: procs_per_node",
     )
-    gpu: fields.GpuType | None = Field(
-        None,
-        description="type of GPU, such as h100; passed to Slurm as it is; on Kubernetes a key of kubernetes.gpu_types",
+    gpu: fields.GpuType | None = optional(
+        "type of GPU, such as h100; passed to Slurm as it is; on Kubernetes a key of kubernetes.gpu_types"
     )
-    image: fields.Image | None = Field(None, description="container image; not needed by targets that run no container")
-    setup: list[fields.ShellLine] = Field(
-        [],
-        description="lines of bash that run before the processes, such as module load, source or export; "
+    image: fields.Image | None = optional("container image; not needed by targets that run no container")
+    setup: list[fields.ShellLine] = optional(
+        "lines of bash that run before the processes, such as module load, source or export; "
         "in a container, the container's bash runs them",
-    )
-    workdir: fields.FolderPath | None = Field(
-        None,
-        description="folder in which setup and the processes start; default: the image's working folder, or without "
-        "a container the folder in which you submit",
-    )
-    train: TrainConfig | None = Field(
-        None, description="settings of python -m train; a spec has either train or command"
-    )
-    command: list[fields.Lines] | None = Field(
-        None,
-        min_length=1,
-        description="your own script and its arguments, as you write them after torchrun; either this or train",
-    )
-    no_python: bool = Field(
-        False, description="torchrun starts command itself, without Python: for a shell script or another program"
-    )
-    files: list[fields.FilePattern] = Field(
         [],
-        description="your files, such as [train.py, lib/*.py]; Kubernetes gets them in the manifest (1 MiB at most), "
+    )
+    workdir: fields.FolderPath | None = optional(
+        "folder in which setup and the processes start; default: the image's working folder, or without "
+        "a container the folder in which you submit"
+    )
+    train: TrainConfig | None = optional("settings of python -m train; a spec has either train or command")
+    command: list[fields.Lines] | None = optional(
+        "your own script and its arguments, as you write them after torchrun; either this or train", min_length=1
+    )
+    no_python: bool = optional(
+        "torchrun starts command itself, without Python: for a shell script or another program", False
+    )
+    files: list[fields.FilePattern] = optional(
+        "your files, such as [train.py, lib/*.py]; Kubernetes gets them in the manifest (1 MiB at most), "
         "compose mounts them; elsewhere the processes see the folder in which you submit",
-    )
-    env: dict[fields.EnvName, fields.Lines] = Field({}, description="environment of the processes; values are text")
-    secrets: list[SecretRef] = Field(
         [],
-        description="names of environment variables whose values stay out of the spec; "
-        "{HF_TOKEN: {secret: hf, key: token}} if a Secret of Kubernetes has the value under another name",
     )
-    mounts: list[Mount] = Field([], description="folders and claims inside the container")
-    resources: Resources = Field(Resources(), description="what each node gives to the job")
-    time_limit: Duration | None = Field(None, description="the job is ended after this time, such as 2h")
-    rendezvous: Rendezvous = Field(Rendezvous(), description="how the nodes find each other")
-    max_restarts: int = Field(
+    env: dict[fields.EnvName, fields.Lines] = optional("environment of the processes; values are text", {})
+    secrets: list[SecretRef] = optional(
+        "names of environment variables whose values stay out of the spec; "
+        "{HF_TOKEN: {secret: hf, key: token}} if a Secret of Kubernetes has the value under another name",
+        [],
+    )
+    mounts: list[Mount] = optional("folders and claims inside the container", [])
+    resources: Resources = optional("what each node gives to the job", Resources())
+    time_limit: Duration | None = optional("the job is ended after this time, such as 2h")
+    rendezvous: Rendezvous = optional("how the nodes find each other", Rendezvous())
+    max_restarts: int = optional(
+        "maximum number of restarts of the processes after failures; default: 0, or 3 if nodes is a range, "
+        "where the torchrun of each node counts its own",
         0,
         ge=0,
         le=10000,
-        description="maximum number of restarts of the processes after failures; default: 0, or 3 if nodes is a range, "
-        "where the torchrun of each node counts its own",
     )
-    no_restart_on: list[Annotated[int, Field(ge=2, le=127)]] = Field(
-        [],
-        description="exit codes of a process that no restart can mend, such as [2]: the job ends at once; not 1, with "
+    no_restart_on: list[Annotated[int, Field(ge=2, le=127)]] = optional(
+        "exit codes of a process that no restart can mend, such as [2]: the job ends at once; not 1, with "
         "which Python and torchrun end after any failure, nor those of signals, from 128 on",
+        [],
     )
-    preemption: Preemption | None = Field(None, description="the scheduler may preempt the job")
-    sweep: dict[fields.SweepKey, Annotated[list[fields.SweptValue], Field(min_length=1)]] = Field(
-        {},
-        description="lists of values, such as {train.lr: [0.1, 0.01], train.seed: [0, 1]}; each combination is one "
+    preemption: Preemption | None = optional("the scheduler may preempt the job")
+    sweep: dict[fields.SweepKey, Annotated[list[fields.SweptValue], Field(min_length=1)]] = optional(
+        "lists of values, such as {train.lr: [0.1, 0.01], train.seed: [0, 1]}; each combination is one "
         "run. args.lr adds --lr=VALUE to command, env.LR sets a variable. "
         "Slurm gets one array, Kubernetes one object per run; other targets take the run that --sweep-index names",
+        {},
     )
-    slurm: Slurm = Field(Slurm(), description="keys that only Slurm has")
-    kubernetes: Kubernetes = Field(Kubernetes(), description="keys that only the Kubernetes targets have")
-    compose: Compose = Field(Compose(), description="keys that only compose has")
+    slurm: Slurm = optional("keys that only Slurm has", Slurm())
+    kubernetes: Kubernetes = optional("keys that only the Kubernetes targets have", Kubernetes())
+    compose: Compose = optional("keys that only compose has", Compose())
 
     @property
     def gpus(self) -> int:

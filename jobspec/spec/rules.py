@@ -5,6 +5,7 @@ The rules of a target are in its own file.
 
 import json
 import math
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -51,10 +52,16 @@ def empty_mounts_have_no_folders(job: Job) -> Iterator[Finding]:
             yield Finding(("mounts", number, "sub_path"), message)
 
 
-def mount_over_shm(number: int) -> Finding:
-    """Return the finding that a mount is over shared memory, which pods and services have there."""
-    message = f"mounts[{number}].path: /dev/shm is shared memory, not a place for mounts"
-    return Finding(("mounts", number, "path"), message, "resources.shm sets its size")
+def mounts_over_shm(job: Job) -> Iterator[Finding]:
+    """Yield each mount over shared memory, which pods and services have there."""
+    for number, mount in enumerate(job.mounts):
+        if normal(mount.path) == "/dev/shm":
+            message = f"mounts[{number}].path: /dev/shm is shared memory, not a place for mounts"
+            yield Finding(("mounts", number, "path"), message, "resources.shm sets its size")
+
+
+def normal(path: str) -> str:
+    return posixpath.normpath("/" + path.lstrip("/"))  # normpath keeps two slashes at the start
 
 
 def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:

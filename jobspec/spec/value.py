@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, PydanticKnownError, core_schema
 
 
@@ -14,6 +14,11 @@ class Section(BaseModel):
 
     # The validator is built at the first use: once for the whole job, not again for each section.
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
+
+
+def optional(description: str, default: Any = None, **limits: Any) -> Any:
+    """Make a key that may be left out: what it does, in words, and the value that it then has."""
+    return Field(default, description=description, **limits)
 
 
 @dataclass(frozen=True)

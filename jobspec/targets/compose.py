@@ -1,6 +1,5 @@
 """A compose file: each node is a service, all on one machine, in their own network."""
 
-import posixpath
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from jobspec.problems import Finding
 from jobspec.spec import files
 from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
-from jobspec.spec.rules import Rule, empty_mounts_have_no_folders, leaves_room, missing_image, mount_over_shm
+from jobspec.spec.rules import Rule, empty_mounts_have_no_folders, leaves_room, missing_image, mounts_over_shm, normal
 from jobspec.spec.shell import before
 
 USES = (
@@ -100,6 +99,7 @@ def each_node_has_its_gpus(job: Job) -> Iterator[Finding]:
 
 @Rule
 def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
+    yield from mounts_over_shm(job)
     for number, mount in enumerate(job.mounts):
         if mount.source is None and mount.claim is not None and mount.sub_path is not None:
             message = f"mounts[{number}].sub_path: before Docker 26 the engine ignores it and mounts the whole volume"
@@ -107,10 +107,8 @@ def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
         if mount.source is None and mount.volume in ("config_map", "secret"):
             message = f"mounts[{number}].{mount.volume} exists only on Kubernetes; compose mounts folders and volumes"
             yield Finding(("mounts", number, mount.volume), message, "write source: PATH, a folder of this machine")
-        path = posixpath.normpath("/" + mount.path.lstrip("/"))
-        if path == "/dev/shm":
-            yield mount_over_shm(number)
-        elif path in ("/", "/dev", "/proc", "/sys") or path.startswith(("/proc/", "/sys/")):
+        path = normal(mount.path)
+        if path in ("/", "/dev", "/proc", "/sys") or path.startswith(("/proc/", "/sys/")):
             message = f"mounts[{number}].path is {mount.path}, which belongs to the container itself"
             yield Finding(("mounts", number, "path"), message, "choose another path, such as /data")
 
