@@ -7,7 +7,7 @@ from pathlib import Path
 from jobspec import targets
 from jobspec.filters import render_template
 from jobspec.plan import Plan, as_array, make_plan
-from jobspec.problems import Finding, SpecError
+from jobspec.problems import Finding, Problem, SpecError, option_place
 from jobspec.reading import sweep
 from jobspec.reading.merge import read_all
 from jobspec.reading.override import override
@@ -70,7 +70,11 @@ def plans_of(spec: Source, target: targets.Target, index: int | None = None) -> 
 def specs_of(spec: Source, target: targets.Target, index: int | None = None) -> list[Source]:
     """Return the spec of each combination of a sweep, or only of number `index`; without a sweep, the spec itself."""
     number = sweep.size(spec)
-    sweep.refuse_index(index, number)
+    if index is not None and index >= number:
+        message, hint = f"the sweep has {number} combinations, numbered 0 to {number - 1}", ""
+        if number == 0:
+            message, hint = "the spec has no sweep", "leave --sweep-index out"
+        raise SpecError([Problem(option_place("--sweep-index", str(index)), message, hint)])
     if number == 0:
         return [spec]
     specs = list(sweep.combinations(spec, named=target.SWEEPS != "array" or index is not None))

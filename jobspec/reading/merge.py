@@ -30,17 +30,12 @@ def read_all(files: Sequence[str], notes: list[str] | None = None) -> Source:
             problems += error.problems
     if problems:
         raise SpecError(problems)
-    if notes is not None:
-        notes += _several_jobs(sources)
-    return merge(sources)
-
-
-def _several_jobs(sources: Sequence[Source]) -> Iterator[str]:
     named = [source for source in sources if source.values.get("name") is not None]
-    if len({shown(source.values["name"]) for source in named}) > 1:
+    if notes is not None and len({shown(source.values["name"]) for source in named}) > 1:
         places = [(source.values["name"], source.items["name",]) for source in named]
         listed = ", ".join(f"{shown(name)} in {place.name}:{place.line}" for name, place in places)
-        yield f"these files become one job, but give different names; the last name counts: {listed}"
+        notes.append(f"these files become one job, but give different names; the last name counts: {listed}")
+    return merge(sources)
 
 
 def merge(sources: Sequence[Source]) -> Source:

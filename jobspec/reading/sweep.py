@@ -11,13 +11,11 @@ import posixpath
 from collections.abc import Iterator
 from typing import Any
 
-from jobspec.problems import Finding, Path, Problem, SpecError, option_place
+from jobspec.problems import Finding, Path, SpecError
 from jobspec.reading.yaml_source import Source
 
 MOST = 1000
 """The most combinations; Slurm's MaxArraySize allows numbers up to 1000 unless a site changes it."""
-
-_FOLDERS = ("run_dir", "checkpoint_dir")
 
 
 def size(source: Source) -> int:
@@ -51,24 +49,13 @@ def combinations(source: Source, *, named: bool) -> Iterator[Source]:
         for key, position in zip(sweep, positions, strict=True):
             _put(one, _path(key), sweep[key][position], ("sweep", key, position))
         train: Any = values.get("train")
-        for folder in _FOLDERS if isinstance(train, dict) else ():
-            if isinstance(train.get(folder), str):
-                train[folder] = f"{train[folder].rstrip('/')}/{number}"
-        if isinstance(train, dict) and isinstance(train.get("export"), str):
-            # The number is in the name, because `python -m train` makes no folder for this file.
-            stem, ending = posixpath.splitext(train["export"])
-            train["export"] = f"{stem}-{number}{ending}"
+        for key in ("run_dir", "checkpoint_dir", "export"):
+            if isinstance(train, dict) and isinstance(train.get(key), str):
+                # Of a file the number is in the name, because `python -m train` makes no folder for it.
+                stem, ending = posixpath.splitext(train[key])
+                folder = f"{train[key].rstrip('/')}/{number}"
+                train[key] = f"{stem}-{number}{ending}" if key == "export" else folder
         yield one
-
-
-def refuse_index(index: int | None, number: int) -> None:
-    """Raise SpecError if the option --sweep-index names no combination of the sweep."""
-    if index is None or index < number:
-        return
-    place = option_place("--sweep-index", str(index))
-    if number == 0:
-        raise SpecError([Problem(place, "the spec has no sweep", "leave --sweep-index out")])
-    raise SpecError([Problem(place, f"the sweep has {number} combinations, numbered 0 to {number - 1}")])
 
 
 def _path(key: Any) -> Path:

@@ -146,7 +146,12 @@ class Reader:
     def document(self) -> Any:
         """Return the one document of the text; None after a mistake that stops the parser."""
         try:
-            self._refuse_control_characters()
+            if found := YamlReader.NON_PRINTABLE.search(self._text):
+                lines = _LINE_BREAK.split(self._text[: found.start()])
+                message = f"character U+{ord(found.group()):04X} is not allowed in YAML"
+                hint = "no text file contains it; did you mean another file?"
+                self.add(self._at(len(lines) - 1, len(lines[-1]), 1), message, hint)
+                return None
             self._loader = yaml.SafeLoader(self._text)
             self._event()  # start of the stream
             event = self._event()
@@ -160,15 +165,6 @@ class Reader:
             return root
         except _Stop:
             return None
-
-    def _refuse_control_characters(self) -> None:
-        found = YamlReader.NON_PRINTABLE.search(self._text)
-        if found:
-            lines = _LINE_BREAK.split(self._text[: found.start()])
-            place = self._at(len(lines) - 1, len(lines[-1]), 1)
-            message = f"character U+{ord(found.group()):04X} is not allowed in YAML"
-            self.add(place, message, "no text file contains it; did you mean another file?")
-            raise _Stop
 
     def _event(self, take: bool = True) -> Any:
         """Return the next parser event; `take=False` only looks at it."""
@@ -204,7 +200,11 @@ class Reader:
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(path)
         if isinstance(event, yaml.SequenceStartEvent):
-            return self._sequence(path)
+            values: list[Any] = []
+            while not isinstance(self._event(take=False), yaml.SequenceEndEvent):
+                values.append(self._node((*path, len(values))))
+            self._event()
+            return values
         text = self._text_of(event, place)
         return text if event.style else typed(text)
 
@@ -227,13 +227,6 @@ class Reader:
             else:
                 self.keys[below] = place
                 values[key] = self._node(below)
-        self._event()
-        return values
-
-    def _sequence(self, path: Path) -> list[Any]:
-        values: list[Any] = []
-        while not isinstance(self._event(take=False), yaml.SequenceEndEvent):
-            values.append(self._node((*path, len(values))))
         self._event()
         return values
 
