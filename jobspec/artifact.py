@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobspec import targets
-from jobspec.filters import render_template
+from jobspec.filters import environment
 from jobspec.plan import Plan, as_array, make_plan
 from jobspec.problems import Finding, Problem, SpecError, option_place
 from jobspec.reading import sweep
@@ -117,6 +117,5 @@ def text_of(plan: Plan, name: str, command: str) -> str:
     values = target.template_values(plan)
     notes = [f"Not used here: {key}; {target.NOT_USED[key]}." for key in given(plan.job) if key in target.NOT_USED]
     notes += values.get("notes", plan.notes)
-    return render_template(
-        targets.template(name), {**values, "plan": plan, "job": plan.job, "command": command, "notes": notes}
-    )
+    values |= {"plan": plan, "job": plan.job, "command": command, "notes": notes}
+    return environment().get_template(targets.template(name)).render(values)

@@ -24,10 +24,6 @@ _WIDTH = 104  # columns of a command before it continues on the next line; what 
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
-def render_template(name: str, values: Mapping[str, Any]) -> str:
-    return _environment().get_template(name).render(values)
-
-
 def sh(value: str | int) -> str:
     return shlex.quote(str(value))
 
@@ -159,8 +155,8 @@ def comments(texts: Sequence[str]) -> str:
 
 
 @cache
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
+def environment() -> jinja2.Environment:
+    made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,  # a misspelt variable is an error, not empty text
         trim_blocks=True,
@@ -170,5 +166,5 @@ def _environment() -> jinja2.Environment:
     )
     for_shells = sh, argv, by_flag, assignments, directive, run_lines, comment, comments
     for_yaml = yaml, lines, optional, block, merged, kubelet, compose
-    environment.filters.update({function.__name__: function for function in (*for_shells, *for_yaml)})
-    return environment
+    made.filters.update({function.__name__: function for function in (*for_shells, *for_yaml)})
+    return made

@@ -204,11 +204,6 @@ def node_variables(plan: Plan, rank: Rank, master_addr: str, master_port: int, s
     ]
 
 
-def worker_variables(plan: Plan, rank: Rank, master_addr: str) -> list[Variable]:
-    """List what torchrun sets for a process after a static rendezvous; pods are restarted, not their processes."""
-    return torchrun_variables(plan, rank, master_addr, str(plan.port), plan.job.name, max_restarts=0)
-
-
 def indexed_environment(plan: Plan, rank: Rank, master_addr: str, operators_port: int = 0) -> list[Variable]:
     """List every variable of a process in a pod that the Job controller numbers.
 
@@ -220,7 +215,9 @@ def indexed_environment(plan: Plan, rank: Rank, master_addr: str, operators_port
         numbers = [per_node, *node_variables(plan, rank, master_addr, operators_port, set_by="operator")]
     if "JOB_COMPLETION_INDEX" not in plan.env:  # the Job controller leaves the spec's
         numbers.append(Variable("JOB_COMPLETION_INDEX", str(rank.node), "scheduler"))
-    return [*pod_variables(plan), *numbers, *worker_variables(plan, rank, master_addr)]
+    # Pods are restarted, not their processes.
+    theirs = torchrun_variables(plan, rank, master_addr, str(plan.port), plan.job.name, max_restarts=0)
+    return [*pod_variables(plan), *numbers, *theirs]
 
 
 def indexed_values(plan: Plan, master_addr: str, subdomain: str | None = None) -> dict[str, Any]:

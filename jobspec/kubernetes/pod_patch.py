@@ -106,8 +106,7 @@ def patch_keeps_the_plumbing(job: Job) -> Iterator[Finding]:
     decided = _DECIDED | ({"nodeSelector": "kubernetes.node_selector"} if job.kubernetes.queue else {})
     for key in patch:
         if key in decided:
-            message = f"kubernetes.pod: {key} is set from {decided[key]}"
-            yield Finding((*at, key), message, "leave it out", on_key=True)
+            yield Finding((*at, key), f"kubernetes.pod: {key} is set from {decided[key]}", "leave it out", on_key=True)
         elif key not in FREE:
             guess = nearest(key, FREE)
             hint = f'did you mean "{guess}"?' if guess else "give a key of a pod's spec, such as affinity"

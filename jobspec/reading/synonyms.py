@@ -36,13 +36,6 @@ _EVERYWHERE = _homes(
         "restarts retries backoff_limit": "max_restarts",
     }
 )
-_AT_TOP = _homes(
-    {
-        "conda conda_env venv virtualenv": "setup",
-        "output log log_file stdout": "slurm.options.output",
-        "error stderr": "slurm.options.error",
-    }
-)
 _IN_MOUNT = _homes(
     {
         "pvc claim_name persistent_volume_claim": "claim",
@@ -50,8 +43,11 @@ _IN_MOUNT = _homes(
         "host_path": "source",
     }
 )
-_IN_SECTION = _homes(
+_IN_ITS_PLACE = _homes(
     {
+        "conda conda_env venv virtualenv": "setup",
+        "output log log_file stdout": "slurm.options.output",
+        "error stderr": "slurm.options.error",
         "slurm.gres": "slurm.options.gres",
         "slurm.container slurm.container_runtime": "slurm.runtime",
         "slurm.pre slurm.before": "slurm.prologue",
@@ -76,12 +72,10 @@ def snake_case(key: str) -> str:
 def own_key_of(path: Path) -> Path | None:
     """Return the path of the spec's own key, if the last part of `path` is another tool's name for it."""
     key, section = snake_case(str(path[-1])), str(path[0])
-    if len(path) > 1 and (home := _IN_SECTION.get(f"{section}.{key}")):
+    if home := _IN_ITS_PLACE.get(f"{section}.{key}" if len(path) > 1 else key):
         return home
     if section == "mounts" and len(path) == 3 and key in _IN_MOUNT:
         return (*path[:-1], *_IN_MOUNT[key])
-    if len(path) == 1 and key in _AT_TOP:
-        return _AT_TOP[key]
     home = _EVERYWHERE.get(key) if len(path) <= 2 and section != "train" else None
     return None if home == path[:-1] else home
 

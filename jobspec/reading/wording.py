@@ -12,10 +12,10 @@ from jobspec.reading import synonyms
 from jobspec.reading.notation import dotted, shown
 from jobspec.reading.yaml_source import Source, typed
 from jobspec.spec import rules
-from jobspec.spec.command import from_script, is_for_a_shell
 from jobspec.spec.doubts import doubts
 from jobspec.spec.fields import list_of_names
 from jobspec.spec.job import Job
+from jobspec.spec.shell import from_script, is_for_a_shell
 from train.config import expected, nearest
 
 _UNKNOWN = "extra_forbidden"

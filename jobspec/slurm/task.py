@@ -1,8 +1,105 @@
-"""Shell of each task: what it sets, and the command that it starts."""
+"""What sbatch and srun are asked for: nodes, tasks, limits; what each task starts; and what happens when one fails."""
+
+import time
 
 from jobspec import torchrun
 from jobspec.filters import argv, assignments
 from jobspec.plan import Plan, for_torchrun
+from jobspec.runtimes import tasks_per_node
+from jobspec.spec.job import Job
+
+
+def directives(plan: Plan) -> list[tuple[str, str]]:
+    """Return the options of sbatch with their values, "" for a flag."""
+    job, slurm, limit = plan.job, plan.job.slurm, plan.job.time_limit
+    array = f"0-{len(plan.points) - 1}" if plan.points else slurm.array
+    if array and slurm.array_limit:
+        array = f"{array}%{slurm.array_limit}"
+    log = f"{job.name}-%A_%a.log" if array else f"{job.name}-%j.log"
+    given = {
+        "job-name": job.name,
+        "nodes": f"{job.nodes.min}-{job.nodes.max}" if job.nodes.elastic else job.nodes.max,
+        # Of a range, Slurm would give no more nodes than there are tasks on the fewest.
+        "ntasks-per-node": None if job.nodes.elastic else tasks_per_node(job),
+        "cpus-per-task": _cpus_per_task(job),
+        "gpus-per-node": f"{job.gpu}:{job.gpus}" if job.gpu else job.gpus or None,
+        "mem": f"{job.resources.memory >> 20}M" if job.resources.memory else None,
+        "time": f"{limit // 86400}-{time.strftime('%H:%M:%S', time.gmtime(limit))}" if limit else None,
+        **{key: getattr(slurm, key) for key in ("partition", "account", "qos", "constraint", "reservation")},
+        "array": array,
+        "no-kill": "" if survives_lost_nodes(job) else None,
+        "signal": f"B:USR1@{job.preemption.grace}" if job.preemption else None,
+        "requeue" if job.preemption else "no-requeue": "",
+        "output": None if "output" in slurm.options else log,
+        "open-mode": "append",
+        **{name: "" if value is True else value for name, value in slurm.options.items()},
+    }
+    return [(name, str(value)) for name, value in given.items() if value is not None]
+
+
+def srun_flags(plan: Plan) -> list[str]:
+    """Return flags of the srun that starts the tasks, except for their number.
+
+    srun does not inherit the CPUs of a task from sbatch.  After `sbatch --export=NONE`, it does not inherit the
+    environment of the script either.
+    """
+    job = plan.job
+    flags = ["--export=ALL"]
+    if cpus := _cpus_per_task(job):
+        flags.append(f"--cpus-per-task={cpus}")
+    if job.slurm.launcher == "srun":
+        # Ranks fill one node after the other.  Without --gpu-bind each process sees all the job's GPUs on its node, and
+        # NCCL connects them directly.  --gpu-bind=none would leave CUDA_VISIBLE_DEVICES unset and also show the GPUs of
+        # other jobs.
+        flags.append("--distribution=block")
+    if job.nodes.elastic:
+        flags += [*(["--no-kill"] if survives_lost_nodes(job) else []), "--kill-on-bad-exit=0", "--wait=0"]
+    elif job.preemption:
+        flags += ["--kill-on-bad-exit=0", f"--wait={job.preemption.grace}"]
+    else:
+        flags += ["--kill-on-bad-exit=1", "--wait=60"]
+    for name, value in job.slurm.srun_options.items():
+        if name != "label" or job.slurm.launcher == "srun":  # torchrun marks the lines of its ranks itself
+            flags.append(f"--{name}" if value is True else f"--{name}={value}")
+    return flags
+
+
+def ntasks(job: Job) -> str:
+    """Return the number of tasks as a word of bash, computed from the number of nodes that Slurm gave."""
+    per_node = tasks_per_node(job)
+    return '"$SLURM_JOB_NUM_NODES"' if per_node == 1 else f"$(( SLURM_JOB_NUM_NODES * {per_node} ))"
+
+
+def survives_lost_nodes(job: Job) -> bool:
+    """Return True if the job keeps its other nodes when one is lost, and False if it ends or is requeued."""
+    return job.nodes.elastic and job.preemption is None
+
+
+def task_ends_others(job: Job) -> bool:
+    """Return True if a task must end the others itself, because srun waits for those that save after a signal."""
+    return job.preemption is not None and not job.nodes.elastic and job.nodes.max * tasks_per_node(job) > 1
+
+
+def failure_policy(job: Job) -> str:
+    """Say in words what srun_flags do about a task that ends or fails."""
+    if survives_lost_nodes(job):
+        return "The other nodes continue when one is lost."
+    if job.nodes.elastic:
+        return "When a node is lost, the others continue until Slurm requeues the job."
+    if job.preemption:
+        return "A node that has saved and ended must not end the nodes that still save."
+    return "If a node fails, srun ends the others: they would only wait for it."
+
+
+def _cpus_per_task(job: Job) -> int | None:
+    """Return the CPUs of a task; None leaves the number to Slurm.
+
+    Sites have defaults such as DefCpuPerGPU.  If a step requests no CPUs, each of its tasks may use all CPUs that the
+    job got on its node.
+    """
+    if job.resources.cpus is None:
+        return None
+    return max(1, job.resources.cpus // tasks_per_node(job))
 
 
 def for_runtime(plan: Plan) -> dict[str, str]:

@@ -49,9 +49,8 @@ def files_are_here(job: Job) -> Iterator[Finding]:
     for number, pattern in enumerate(job.files):
         files = _matching(pattern)
         if not files:
-            message = f'files[{number}]: no file here is called "{pattern}"'
             hint = "paths are relative to the folder in which render.py is called"
-            yield Finding(("files", number), message, hint)
+            yield Finding(("files", number), f'files[{number}]: no file here is called "{pattern}"', hint)
         for file in files:
             if why := problem(file):
                 yield Finding(("files", number), f"files[{number}]: {file} is unusable: {why}", "put it in the image")

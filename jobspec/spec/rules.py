@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from jobspec.problems import Finding, Path
 from jobspec.spec import shell
-from jobspec.spec.command import as_line, from_script, is_for_a_shell, starts_python
 from jobspec.spec.fields import LINES, LINES_EXPECTED
 from jobspec.spec.job import VOLUMES, Job, world_size
+from jobspec.spec.shell import as_line, from_script, is_for_a_shell, starts_python
 from jobspec.spec.variables import SET_BY_US, is_bash_variable, is_set_by_launcher
 from train.config import to_argv
 
@@ -73,9 +73,8 @@ def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:
         suffix = (f"-{runs - 1}" if job.sweep else "") + longest_suffix(job)
         room = _LONGEST_NAME - len(suffix)
         if len(job.name) > room:
-            message = f"name has {len(job.name)} characters, but may have at most {room}"
             hint = f'the name of {what}, "<name>{suffix}", may have {_LONGEST_NAME}'
-            yield Finding(("name",), message, hint)
+            yield Finding(("name",), f"name has {len(job.name)} characters, but may have at most {room}", hint)
 
     return check
 
@@ -123,9 +122,8 @@ def command_begins_with_what_runs(job: Job) -> Iterator[Finding]:
         message = f"command must begin with the script, not with {first}"
         yield Finding(path, message, "write the script first, such as mine.py; torchrun starts Python")
     elif is_for_a_shell(first) and not job.no_python:
-        message = f"command begins with {first}, which Python cannot run"
         hint = "begin with a Python script, or add no_python: true for a shell or any other program"
-        yield Finding(path, message, hint)
+        yield Finding(path, f"command begins with {first}, which Python cannot run", hint)
     elif first.startswith("-") or not first:
         module = "" if job.no_python else " or with -m and a module"
         hint = "put the program first, before its options"
@@ -139,9 +137,8 @@ def shell_lines_are_whole_commands(job: Job) -> Iterator[Finding]:
     for key, lines in sections.items():
         for number, line in enumerate(lines):
             if error := shell.syntax_error(line):
-                message = f"{key}[{number}]: bash cannot read this line: {error}"
                 hint = "each line must be a complete command; put longer text into a file, and write: source FILE"
-                yield Finding((*key.split("."), number), message, hint)
+                yield Finding((*key.split("."), number), f"{key}[{number}]: bash cannot read this line: {error}", hint)
 
 
 @Rule
@@ -246,9 +243,8 @@ def names_in_env(job: Job) -> Iterator[tuple[Path, str]]:
 def variables_may_be_set(job: Job) -> Iterator[Finding]:
     for path, name in names_in_env(job):
         if is_set_by_launcher(name):
-            message = f"{path[0]}: {name} is set by the launcher for each process"
             hint = "leave it out; nodes, procs_per_node and rendezvous decide its value"
-            yield Finding(path, message, hint, on_key=True)
+            yield Finding(path, f"{path[0]}: {name} is set by the launcher for each process", hint, on_key=True)
         elif is_bash_variable(name):
             message = f"{path[0]}: {name} must not be set, because bash itself uses this variable"
             yield Finding(path, message, "choose another name", on_key=True)

@@ -109,8 +109,9 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
         Variable("WORLD_SIZE", str(plan.world_size), "operator"),
         Variable("RANK", str(rank.node), "operator"),
         *pod.node_variables(plan, rank, master, plan.port, set_by="operator"),
+        *torchrun_variables(plan, rank, master, str(plan.port), plan.job.name, max_restarts=0),
     ]
-    return [*common, *theirs, *pod.worker_variables(plan, rank, master)]
+    return [*common, *theirs]
 
 
 def node_name(plan: Plan, node: int) -> str | None:

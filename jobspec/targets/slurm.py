@@ -6,7 +6,7 @@ from typing import Any
 from jobspec import runtimes
 from jobspec.filters import sh
 from jobspec.plan import PROCESSES, Plan
-from jobspec.slurm import options, rules, task
+from jobspec.slurm import rules, task
 from jobspec.slurm.environment import REMARKS, environment, exports, of_the_program, passed
 from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
@@ -46,7 +46,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
     scratch = tasks * sum(mount.scratch or 0 for mount in job.mounts if mount.empty)
     return {
         "notes": [*_notes(job), *plan.notes],
-        "directives": options.directives(plan),
+        "directives": task.directives(plan),
         "own_log": own_log,
         "log_has_progress": own_log and job.train is not None,  # lines of python -m train in that log
         "has_rendezvous": job.nodes.max > 1 or job.slurm.launcher == "srun",
@@ -67,11 +67,11 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "container_words": runtime.words(plan),
         "task_lines": [*exports(plan, "task"), *runtime.before(plan, names)],
         "tasks_per_node": runtimes.tasks_per_node(job),
-        "ntasks": options.ntasks(job),
-        "survives_lost_nodes": options.survives_lost_nodes(job),
-        "task_ends_others": options.task_ends_others(job),
-        "failure_policy": options.failure_policy(job),
-        "srun_flags": [*options.srun_flags(plan), *runtime.srun_flags(plan, names)],
+        "ntasks": task.ntasks(job),
+        "survives_lost_nodes": task.survives_lost_nodes(job),
+        "task_ends_others": task.task_ends_others(job),
+        "failure_policy": task.failure_policy(job),
+        "srun_flags": [*task.srun_flags(plan), *runtime.srun_flags(plan, names)],
         # After torchrun has killed its processes itself, and before Slurm ends the job.
         "kill_after_s": max(1, job.preemption.grace * 7 // 8, job.preemption.grace - 15) if job.preemption else 0,
     }

@@ -104,7 +104,8 @@ def test_comment_replaces_only_what_would_end_the_line() -> None:
 
 def test_template_is_filled_from_its_folder() -> None:
     values = {"command": "render.py\nx", "versions": "1.30", "required_operator": "", "notes": ["a"], "files": []}
-    lines = filters.render_template("_header.yaml.j2", values | {"job": {"name": "n"}}).splitlines()
+    template = filters.environment().get_template("_header.yaml.j2")
+    lines = template.render(values | {"job": {"name": "n"}}).splitlines()
     assert lines[:2] == ["# Rendered by `render.py?x`; edit the spec, not this file.", "# For Kubernetes 1.30."]
     assert lines[2].startswith("# Submit it by `kubectl apply --server-side -f FILE`")
     assert lines[3:] == [
@@ -125,7 +126,7 @@ def test_comment_stays_on_its_line(value: str) -> None:
 
 def test_misspelt_variable_in_a_template_is_an_error() -> None:
     with pytest.raises(jinja2.UndefinedError):
-        filters._environment().from_string("{{ job.nodse }}").render(job={"nodes": 2})
+        filters.environment().from_string("{{ job.nodse }}").render(job={"nodes": 2})
 
 
 def test_a_patched_pod_is_written_as_people_write_yaml() -> None:
