@@ -178,12 +178,10 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
             message = f"slurm.options: --{name} is set from {_OPTIONS_OF_KEYS[name]}"
             yield Finding(path, message, "leave it out", on_key=True)
         if name in _NO_JOB:
-            message = f"slurm.options: with --{name}, sbatch does not run this script"
-            yield Finding(path, message, _BY_HAND, on_key=True)
+            yield Finding(path, f"slurm.options: with --{name}, sbatch does not run this script", _BY_HAND, on_key=True)
         if name == "mem" and job.resources.memory is None and str(value) != "0":
-            message = "slurm.options: mem is set from resources.memory"
             hint = "set resources.memory instead; only mem: 0, for all memory of a node, can stand here"
-            yield Finding(path, message, hint, on_key=True)
+            yield Finding(path, "slurm.options: mem is set from resources.memory", hint, on_key=True)
         if name == "export" and str(value).upper() in ("NONE", "NIL") and job.secrets:
             message = f"slurm.options: export is {value}, so the job would not get its secrets"
             yield Finding(path, message, "leave it out; secrets are passed on by name", on_key=True)
@@ -212,8 +210,7 @@ def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
     for name, value in job.slurm.srun_options.items():
         path = ("slurm", "srun_options", name)
         if name in decided:
-            message = f"slurm.srun_options: {name} is set from {decided[name]}"
-            yield Finding(path, message, "leave it out", on_key=True)
+            yield Finding(path, f"slurm.srun_options: {name} is set from {decided[name]}", "leave it out", on_key=True)
         elif name == "label" and value is not True:
             hint = "write true, or leave it out"
             yield Finding(path, f"slurm.srun_options: label is a flag, so its value must be true, not {value}", hint)
