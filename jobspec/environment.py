@@ -46,7 +46,7 @@ def torchrun_variables(
 
     max_restarts: torchrun's limit; by default the job's.  It differs where something else restarts the job.
     """
-    per_node, world = plan.job.procs_per_node, plan.world_size
+    per_node, world = plan.job.procs_per_node, plan.job.world_size
     values = {
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": master_port,

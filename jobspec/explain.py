@@ -102,7 +102,7 @@ def as_json(explanation: Explanation) -> str:
         "backend": plan.backend,
         "nodes": plan.job.nodes.max,
         "procs_per_node": plan.job.procs_per_node,
-        "world_size": plan.world_size,
+        "world_size": plan.job.world_size,
         "node_names": explanation.node_names,
         "c10d_order": sorted(explanation.node_names),
         "rendezvous_timeout_s": plan.rendezvous_timeout_s,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from jobspec.spec.job import Job, world_size
+from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
 from train.config import to_argv
 
@@ -14,6 +14,14 @@ PORTS = range(20000, 30000)
 
 PROCESSES = keys("name nodes.min nodes.max procs_per_node device train command no_python sweep")
 """Keys that say which processes there are; every target starts them."""
+
+IN_CONTAINERS = (
+    PROCESSES
+    | keys("gpus_per_node image setup workdir files env secrets mounts max_restarts preemption preemption.grace")
+    | keys("cpus memory shm rdma", "resources")
+    | keys("backend port timeout", "rendezvous")
+)
+"""What every target with containers does with its processes."""
 
 # How long nodes wait for the last one, unless the spec or the target says otherwise; torchrun's default for static.
 RENDEZVOUS_TIMEOUT_S = 900
@@ -90,7 +98,7 @@ class Plan:
     `env` holds the variables of all processes by name.  Secrets are not in it: their values come from elsewhere.
     Nodes wait `rendezvous_timeout_s` seconds for the last one.
     `points` are the combinations of a sweep that is one job array; `program` and `env` then hold what they share.
-    An elastic job is planned at its largest: `world_size` and `ranks()` count `nodes.max` nodes.
+    An elastic job is planned at its largest: `ranks()` counts `nodes.max` nodes.
     """
 
     job: Job
@@ -100,10 +108,6 @@ class Plan:
     program: tuple[str, ...]
     env: Mapping[str, str]
     points: tuple[Point, ...] = ()
-
-    @property
-    def world_size(self) -> int:
-        return world_size(self.job)
 
     @property
     def notes(self) -> list[str]:
@@ -145,7 +149,7 @@ class Plan:
 
     def ranks(self) -> Iterator[Rank]:
         """Yield every process in the order of ranks: node 0 has the first procs_per_node."""
-        for rank in range(self.world_size):
+        for rank in range(self.job.world_size):
             node, local_rank = divmod(rank, self.job.procs_per_node)
             device = "cpu" if self.job.device == "cpu" else f"cuda:{local_rank}"
             yield Rank(rank, node, local_rank, device)

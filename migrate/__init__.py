@@ -23,7 +23,10 @@ def starter(files: Sequence[str], with_site: bool = False) -> tuple[str, str, li
     "-" is stdin.  Raises SpecError if a file is neither, OSError if one cannot be read.
     """
     problem, texts = "", {file: read(file).replace("\r\n", "\n") for file in files}
-    is_yaml = any(_is_yaml(file, text) for file, text in texts.items())
+    is_yaml = any(  # a script, which begins with #!, may write a manifest
+        Path(file).suffix in (".yaml", ".yml", ".json") or (not text.startswith("#!") and _YAML.search(text))
+        for file, text in texts.items()
+    )
     if not is_yaml and len(files) > 1:
         problem = "only one script makes one job: name the one that sbatch gets"
     if any("\0" in text or not text.strip() for text in texts.values()):
@@ -37,8 +40,3 @@ def starter(files: Sequence[str], with_site: bool = False) -> tuple[str, str, li
     if problem:
         raise SpecError([Problem(Place(files[-1], 1, 1, 1, ""), problem)])
     return *draft.texts(with_site), draft.notes()
-
-
-def _is_yaml(file: str, text: str) -> bool:
-    is_script = text.startswith("#!")  # which may write a manifest
-    return Path(file).suffix in (".yaml", ".yml", ".json") or (not is_script and _YAML.search(text) is not None)

@@ -14,7 +14,7 @@ from typing import Any
 from jobspec import kubernetes
 from jobspec.environment import SetBy, Variable, common_variables, torchrun_variables
 from jobspec.kubernetes import pod_patch
-from jobspec.plan import PROCESSES, Plan, Rank, container_shm
+from jobspec.plan import IN_CONTAINERS, Plan, Rank, container_shm
 from jobspec.spec import files
 from jobspec.spec.fields import SecretName, quantity
 from jobspec.spec.job import Job
@@ -35,11 +35,8 @@ HOME = files.WORKDIR
 """A folder of the pod that any user can write to; the folders of an image mostly belong to root."""
 
 USES = (
-    PROCESSES
-    | keys("gpu gpus_per_node image setup workdir files env secrets mounts time_limit max_restarts no_restart_on")
-    | keys("preemption preemption.grace")
-    | keys("cpus memory shm rdma devices", "resources")
-    | keys("backend port timeout", "rendezvous")
+    IN_CONTAINERS
+    | keys("gpu time_limit no_restart_on resources.devices")
     | keys("namespace queue workload_priority_class priority_class volcano_queue scheduler labels", "kubernetes")
     | keys("annotations service_account image_pull_secrets image_pull_policy secret security", "kubernetes")
     | keys("run_as_user fs_group gpu_types gpu_resource gpu_claim rdma_resource host_network pod", "kubernetes")

@@ -110,7 +110,7 @@ def _numbers(plan: Plan, rank: Rank) -> Iterator[_Variable]:
     yield _of_task("RANK", "$SLURM_PROCID", rank.rank)
     yield _of_task("LOCAL_RANK", "$SLURM_LOCALID", rank.local_rank)
     yield _of_task("NODE_RANK", "$SLURM_NODEID", rank.node)
-    yield _of_task("WORLD_SIZE", "$SLURM_NTASKS", plan.world_size)
+    yield _of_task("WORLD_SIZE", "$SLURM_NTASKS", plan.job.world_size)
     yield _of_task("LOCAL_WORLD_SIZE", per_node, per_node)
 
 

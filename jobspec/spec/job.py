@@ -240,14 +240,14 @@ class Job(Section):
         """GPUs of each node."""
         return 0 if self.device == "cpu" else self.gpus_per_node or self.procs_per_node
 
+    @property
+    def world_size(self) -> int:
+        """The number of processes; for an elastic job, the largest number."""
+        return self.nodes.max * self.procs_per_node
+
     @model_validator(mode="after")
     def _survive_a_lost_node(self) -> Job:
         """Set the default of `max_restarts` for a range of nodes: with 0, the first lost node would end the job."""
         if self.nodes.elastic and "max_restarts" not in self.model_fields_set:
             self.__dict__["max_restarts"] = 3
         return self
-
-
-def world_size(job: Job) -> int:
-    """Return the number of processes of a job; for an elastic job, the largest number."""
-    return job.nodes.max * job.procs_per_node

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from jobspec.problems import Finding, Path
 from jobspec.spec import shell
 from jobspec.spec.fields import LINES, LINES_EXPECTED
-from jobspec.spec.job import VOLUMES, Job, world_size
+from jobspec.spec.job import VOLUMES, Job
 from jobspec.spec.shell import as_line, from_script, is_for_a_shell, starts_python
 from jobspec.spec.variables import SET_BY_US, is_bash_variable, is_set_by_launcher
 from train.config import to_argv
@@ -163,7 +163,7 @@ def no_restart_on_prevents_restarts(job: Job) -> Iterator[Finding]:
 
 @Rule
 def train_fits_the_job(job: Job) -> Iterator[Finding]:
-    train, world = job.train, world_size(job)
+    train, world = job.train, job.world_size
     if train is None:
         return
     if train.batch_size < world:  # an uneven batch is fine, because train weighs uneven shares exactly

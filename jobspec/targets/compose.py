@@ -6,7 +6,7 @@ from typing import Any
 
 from jobspec import torchrun
 from jobspec.environment import Variable, common_variables, variables_of_meeting
-from jobspec.plan import PROCESSES, Plan, Rank, container_shm
+from jobspec.plan import IN_CONTAINERS, Plan, Rank, container_shm
 from jobspec.problems import Finding
 from jobspec.spec import files
 from jobspec.spec.job import Job
@@ -14,14 +14,7 @@ from jobspec.spec.keys import keys
 from jobspec.spec.rules import Rule, empty_mounts_have_no_folders, leaves_room, missing_image, mounts_over_shm, normal
 from jobspec.spec.shell import before
 
-USES = (
-    PROCESSES
-    | keys("gpus_per_node image setup workdir files env secrets mounts max_restarts")
-    | keys("project gpus run_as_user", "compose")
-    | keys("preemption preemption.grace")
-    | keys("cpus memory shm rdma", "resources")
-    | keys("backend port timeout", "rendezvous")
-)
+USES = IN_CONTAINERS | keys("project gpus run_as_user", "compose")
 NOT_USED = {
     "gpu": "the machine's GPUs are used",
     "time_limit": "compose has no time limit",

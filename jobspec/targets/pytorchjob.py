@@ -106,7 +106,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
     theirs = [
         Variable("MASTER_ADDR", master, "operator"),
         Variable("MASTER_PORT", str(plan.port), "operator"),
-        Variable("WORLD_SIZE", str(plan.world_size), "operator"),
+        Variable("WORLD_SIZE", str(plan.job.world_size), "operator"),
         Variable("RANK", str(rank.node), "operator"),
         *pod.node_variables(plan, rank, master, plan.port, set_by="operator"),
         *torchrun_variables(plan, rank, master, str(plan.port), plan.job.name, max_restarts=0),

@@ -5,7 +5,7 @@ from typing import Any
 
 from jobspec import runtimes
 from jobspec.filters import sh
-from jobspec.plan import PROCESSES, Plan
+from jobspec.plan import IN_CONTAINERS, Plan
 from jobspec.slurm import rules, task
 from jobspec.slurm.environment import REMARKS, environment, exports, of_the_program, passed
 from jobspec.spec.job import Job
@@ -15,11 +15,8 @@ from jobspec.spec.rules import Rule, rules_in
 __all__ = ["NOT_USED", "REMARKS", "RULES", "SWEEPS", "USES", "environment", "template_values"]
 
 USES = (
-    PROCESSES
-    | keys("gpu gpus_per_node image setup workdir files env secrets mounts time_limit max_restarts no_restart_on")
-    | keys("preemption preemption.grace preemption.max_requeues preemption.progress")
-    | keys("cpus memory shm rdma", "resources")
-    | keys("backend port timeout", "rendezvous")
+    IN_CONTAINERS
+    | keys("gpu time_limit no_restart_on preemption.max_requeues preemption.progress")
     | keys("partition account qos constraint reservation runtime launcher array array_limit", "slurm")
     | keys("preflight prologue epilogue options srun_options", "slurm")
 )

@@ -32,7 +32,7 @@ def test_ranks_fill_one_node_after_the_other() -> None:
 
 def test_elastic_job_is_planned_at_its_largest_and_meets_by_c10d() -> None:
     plan = plan_of(nodes={"min": 1, "max": 4})
-    assert (plan.world_size, plan.backend) == (8, "c10d")
+    assert (plan.job.world_size, plan.backend) == (8, "c10d")
     assert plan_of(nodes=4).backend == "static"
 
 

@@ -67,7 +67,7 @@ def test_every_process_sees_what_settings_say_and_reaches_the_others(
     assert sorted(found) == [rank.rank for rank in plan.ranks()]
     for rank in plan.ranks():
         seen = found[rank.rank]
-        assert (seen.world_size, seen.total) == (plan.world_size, 2**plan.world_size - 1)
+        assert (seen.world_size, seen.total) == (plan.job.world_size, 2**plan.job.world_size - 1)
         assert seen.arguments == ARGUMENTS
         assert (seen.env["NOTE"], seen.env["TOKEN"]) == ("$(OUT) $HOME $$ $é", "s3cret $(NOTE)")
         # A later setting of a name replaces an earlier one.
