@@ -73,10 +73,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Parse the command line.  A mistake in it ends the program with the usage of the command that was meant."""
-    words = sys.argv[1:] if argv is None else argv
-    _answer_first_word(words[0] if words else "")
-    args, unknown = _parser().parse_known_args(argv)
+    """Parse the command line.  A mistake ends the program with the usage of the command, or with what was meant."""
+    words, parser = sys.argv[1:] if argv is None else argv, _parser()
+    word = words[0] if words else ""
+    if word == "help":
+        parser.parse_args(["--help"])
+    if not word:
+        print(_USUAL.format(prog=parser.prog), file=sys.stderr)
+        raise SystemExit(2)
+    if word.endswith((".yaml", ".yml")):
+        parser.error(f"name a target before {word}, such as: {parser.prog} slurm {word}")
+    if word in _MEANT:
+        parser.error(f"there is no target {word}; choose {_MEANT[word]}")
+    args, unknown = parser.parse_known_args(argv)
     args.output, args.notes = None if args.output == "-" else args.output, []
     # argparse takes the files before an option, and calls the files after it unknown.
     if any(word.startswith("-") and word != "-" for word in unknown) or (unknown and "files" not in args):
@@ -88,20 +97,6 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     if "overrides" in args and args.files.count("-") > 1:
         args.parser.error("stdin (-) can be given only once")
     return args
-
-
-def _answer_first_word(word: str) -> None:
-    """End the program if the first word is no command, but it is known what was meant."""
-    parser = _parser()
-    if word == "help":
-        parser.parse_args(["--help"])
-    if not word:
-        print(_USUAL.format(prog=parser.prog), file=sys.stderr)
-        raise SystemExit(2)
-    if word.endswith((".yaml", ".yml")):
-        parser.error(f"name a target before {word}, such as: {parser.prog} slurm {word}")
-    if word in _MEANT:
-        parser.error(f"there is no target {word}; choose {_MEANT[word]}")
 
 
 @cache

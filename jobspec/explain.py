@@ -90,7 +90,11 @@ def as_json(explanation: Explanation) -> str:
     in the same one of these places, in the order in which they are set.
     """
     plan = explanation.plan
-    alike = _alike(explanation.processes)
+    counts: Counter[tuple[str, tuple[Variable, ...]]] = Counter()
+    for process in explanation.processes:
+        by_name = groupby(sorted(process.variables, key=lambda one: one.name), lambda one: one.name)
+        counts.update((name, tuple(variables)) for name, variables in by_name)
+    alike = {name for (name, _), count in counts.items() if count == len(explanation.processes)}
 
     def listed(process: Process, are_alike: bool) -> list[dict[str, str]]:
         chosen = [one for one in process.variables if (one.name in alike) == are_alike]
@@ -139,15 +143,6 @@ def as_table(explanation: Explanation) -> str:
     ]
     texts = ["".join(f"{line}\n" for line in lines) for lines in sections]
     return "\n".join(text for text in texts if text)
-
-
-def _alike(processes: Sequence[Process]) -> set[str]:
-    """Return the names of the variables that are the same in all processes."""
-    counts: Counter[tuple[str, tuple[Variable, ...]]] = Counter()
-    for process in processes:
-        by_name = groupby(sorted(process.variables, key=lambda one: one.name), lambda one: one.name)
-        counts.update((name, tuple(variables)) for name, variables in by_name)
-    return {name for (name, _), count in counts.items() if count == len(processes)}
 
 
 def _hosts(plan: Plan, hosts: str, given: list[str]) -> list[str]:

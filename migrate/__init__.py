@@ -1,7 +1,7 @@
 """Write a starter job spec from an sbatch script or a manifest that exists.
 
 Reading order: draft.py (what was read, and the YAML made of it), bash.py (a script's statements and its program),
-program.py (both as keys), script.py (sbatch), pod.py and manifest.py (Kubernetes).  Nothing in a source is dropped
+program.py (both as keys), script.py (sbatch), manifest.py (Kubernetes).  Nothing in a source is dropped
 without a comment that names it.
 """
 

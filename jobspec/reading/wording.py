@@ -45,7 +45,13 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
     if path and path[-1] == KEY:
         return Finding(path[:-1], f"{dotted(path[:-2])}: a key must be {context['expected']}", on_key=True)
     if kind == "missing":
-        return _missing(path, path in source.removed)
+        *_, key = path
+        model = model_at(path[:-1])
+        hint = f"{key}: {model.model_fields[str(key)].description if model else ''}"
+        where = f" in {dotted(path[:-1])}" if path[:-1] else ""
+        if path in source.removed:
+            return Finding(path, f'"{key}" is removed here, but is required{where}', hint, on_key=True)
+        return Finding(path[:-1], f'"{key}" is missing{where}', hint, on_key=True)
     if kind == _UNKNOWN:
         return _unknown_key(path)
     if kind == "too_short":
@@ -132,15 +138,6 @@ def _command_hint(value: str, source: Source) -> str:
         return ""
     plain = [word if _PLAIN.fullmatch(word) and typed(word) == word else shown(word) for word in words]
     return f"write command: [{', '.join(plain)}]{' and no_python: true' if no_python and not given else ''}"
-
-
-def _missing(path: Path, removed: bool) -> Finding:
-    *_, key = path
-    model = model_at(path[:-1])
-    where = f" in {dotted(path[:-1])}" if path[:-1] else ""
-    hint = f"{key}: {model.model_fields[str(key)].description if model else ''}"
-    message = f'"{key}" is removed here, but is required{where}' if removed else f'"{key}" is missing{where}'
-    return Finding(path if removed else path[:-1], message, hint, on_key=True)
 
 
 def _unknown_key(path: Path) -> Finding:

@@ -5,6 +5,7 @@ its variables reach the container as text in the variable JOB_PROGRAM, which the
 """
 
 import importlib
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import cast
@@ -32,6 +33,8 @@ class Runtime:
     """The command that starts a container; None if the task's shell already is where the processes run."""
     mount = ("", ":", ":ro")
     """What stands in the flag of a mount before its source, before its path, and at the end if it is read-only."""
+    wrong_image = ("", "")
+    """Pattern of images that this runtime cannot run, and what to write instead."""
 
     def srun_flags(self, plan: Plan, passed: Sequence[str]) -> list[str]:
         """Return flags of the srun that starts the tasks."""
@@ -44,10 +47,6 @@ class Runtime:
     def words(self, plan: Plan) -> list[str]:
         """Return the words between `run` with "$@" and the command in the container."""
         return []
-
-    def image_problem(self, image: str) -> str | None:
-        """Return why this runtime cannot run an image of this name, or None."""
-        return None
 
     def mount_flags(self, job: Job) -> list[str]:
         """Return flags for all mounts; none if one is empty, because `mount_empty` then adds all of them."""
@@ -96,8 +95,8 @@ def problems(job: Job) -> Iterable[Finding]:
     yield from empty_mounts_have_no_folders(job)
     if job.image is None:
         yield missing_image(f"slurm.runtime {runtime}", ("slurm", "runtime"))
-    elif problem := load(runtime).image_problem(job.image):
-        yield Finding(("image",), f'slurm.runtime {runtime} cannot run image "{job.image}": {problem}')
+    else:
+        yield from image_runs(f"slurm.runtime {runtime}", job.image, *load(runtime).wrong_image)
     for number, mount in enumerate(job.mounts):
         others = [other.path for other in job.mounts if other is not mount]
         inside = any(PurePosixPath(mount.path).is_relative_to(path) for path in others)
@@ -107,6 +106,12 @@ def problems(job: Job) -> Iterable[Finding]:
         elif mount.source is None and mount.volume is not None and not mount.empty:
             message = f"mounts[{number}].{mount.volume}: Slurm has no volumes; its nodes have folders"
             yield Finding(("mounts", number, mount.volume), message, "write source: PATH, a folder that every node has")
+
+
+def image_runs(runner: str, image: str, wrong: str, instead: str) -> Iterable[Finding]:
+    """Yield that `runner` cannot run an image whose name matches the pattern `wrong`."""
+    if re.fullmatch(wrong, image):
+        yield Finding(("image",), f'{runner} cannot run image "{image}": {instead}')
 
 
 def in_shell(passed: Sequence[str]) -> str:

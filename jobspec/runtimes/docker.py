@@ -7,7 +7,7 @@ Source: docs.docker.com/reference/cli/docker/container/run.
 from collections.abc import Sequence
 
 from jobspec.plan import Plan
-from jobspec.runtimes import Runtime, in_shell, is_file, tasks_per_node
+from jobspec.runtimes import Runtime, in_shell, tasks_per_node
 
 
 def let_in(names: Sequence[str]) -> str:
@@ -27,6 +27,7 @@ GPUS = [
 
 class Oci(Runtime):
     mount = ("--mount=type=bind,source=", ",target=", ",readonly")
+    wrong_image = (r"[/.].*|.*://.*", "write REGISTRY/NAME:TAG, not a file or a URL")
 
     def flags(self, plan: Plan, *own: str) -> list[str]:
         """Return the flags of `run` that are the same on every node, `own` ones too, and the image."""
@@ -37,11 +38,6 @@ class Oci(Runtime):
             result += ["--device=/dev/infiniband", "--cap-add=IPC_LOCK", "--ulimit=memlock=-1:-1"]
         # No entrypoint: the words after the image are the whole command.
         return [*result, *self.mount_flags(plan.job), *own, "--entrypoint=", plan.job.image or ""]
-
-    def image_problem(self, image: str) -> str | None:
-        if is_file(image) or "://" in image:
-            return "write REGISTRY/NAME:TAG, not a file or a URL"
-        return None
 
 
 class Docker(Oci):

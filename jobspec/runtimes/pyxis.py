@@ -11,6 +11,8 @@ from jobspec.runtimes import Runtime, is_file
 
 
 class Pyxis(Runtime):  # a plugin of srun, so it has no program
+    wrong_image = (r".*://.*", "write REGISTRY/NAME:TAG, without docker:// before it")
+
     def srun_flags(self, plan: Plan, passed: Sequence[str]) -> list[str]:
         flags = [f"--container-image={_image(plan.job.image or '')}"]
         if mounts := [f"{mount.folder}{self.target(mount)}" for mount in plan.job.mounts if not mount.empty]:
@@ -25,11 +27,6 @@ class Pyxis(Runtime):  # a plugin of srun, so it has no program
         # tasks of a node share them, as they share the container.
         paths = _empty(plan)
         return [f"mkdir -p {' '.join(map(sh, paths))}"] if paths else []
-
-    def image_problem(self, image: str) -> str | None:
-        if "://" in image:
-            return "write REGISTRY/NAME:TAG, without docker:// before it"
-        return None
 
 
 RUNTIME = Pyxis()

@@ -8,6 +8,8 @@ from jobspec import torchrun
 from jobspec.environment import Variable, common_variables, variables_of_meeting
 from jobspec.plan import IN_CONTAINERS, Plan, Rank, container_shm
 from jobspec.problems import Finding
+from jobspec.runtimes import image_runs
+from jobspec.runtimes.docker import Oci
 from jobspec.spec import files
 from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
@@ -75,9 +77,8 @@ name_fits = leaves_room("a host", lambda job: f"-{job.nodes.max - 1}")
 def there_is_an_image(job: Job) -> Iterator[Finding]:
     if job.image is None:
         yield missing_image("a service")
-    elif job.image.startswith(("/", ".")) or "://" in job.image:
-        message = f'compose cannot run image "{job.image}": write REGISTRY/NAME:TAG, not a file or a URL'
-        yield Finding(("image",), message)
+    else:
+        yield from image_runs("compose", job.image, *Oci.wrong_image)
 
 
 @Rule
