@@ -18,7 +18,7 @@ from jobspec.plan import Plan, Rank
 from jobspec.problems import Path, Problem, SpecError, option_place, printable
 from jobspec.reading.yaml_source import Source
 from jobspec.slurm.task import train_timeout
-from jobspec.targets import Target, artifact, name_of
+from jobspec.targets import Target, name_of, template
 
 _HEADS = {"rank": "RANK", "node": "NODE_RANK", "local_rank": "LOCAL_RANK"}
 _MANY = 32  # processes; above, the table has one row a node
@@ -206,7 +206,8 @@ def _rank_rows(explanation: Explanation) -> Iterator[list[str]]:
 def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
     """Yield one row for each variable, in the order in which they are first set, with the value that counts."""
     values: dict[str, dict[str, dict[int, str]]] = {}
-    remarks, script = explanation.target.REMARKS, artifact(name_of(explanation.target))
+    target, remarks = name_of(explanation.target), explanation.target.REMARKS
+    script = "compose file" if target == "compose" else "script" if ".sh." in template(target) else "manifest"
     for process in explanation.processes:
         for variable in process.variables:
             setter = script if variable.set_by == "script" else variable.set_by

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Set
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -80,14 +79,7 @@ def load(name: str) -> Target:
     return cast(Target, module)
 
 
-@cache  # `explain` asks for each variable of each rank
 def template(name: str) -> str:
     """Return the file name of a target's template, such as torchrun.sh.j2: target, the artifact's own suffix, j2."""
     (file,) = TEMPLATES.glob(f"{name}.*.j2")
     return file.name
-
-
-def artifact(name: str) -> str:
-    if name == "compose":
-        return "compose file"
-    return "script" if ".sh." in template(name) else "manifest"
