@@ -13,13 +13,12 @@ from jobspec.problems import printable
 def write(text: str, output: str | None) -> None:
     """Write to stdout or a file, in UTF-8 whatever the locale.  A file has either the old content or all of the new."""
     data = text.encode(errors="surrogateescape")  # a diff may hold bytes of a file that are not UTF-8
-    if output is None and sys.stdout is None:  # closed by the caller
-        if data:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        return
     if output is None:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        if sys.stdout is not None:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+        elif data:  # closed by the caller
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return
     path = Path(os.path.realpath(output))  # a link stays
     beside = path.with_name(f".{os.getpid()}.tmp")
