@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from jobspec.spec.value import Value, matching
+from jobspec.spec.value import Value, fitting, matching
 
 # A line break in a directive line (#SBATCH, a comment, a path) starts a new line, which some program obeys.
 # Quoting does not help, so such a value may hold neither a line break nor any other control character.
@@ -59,57 +59,26 @@ SlurmConstraint = Annotated[str, matching(r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:&|*()\[
 _RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?::[1-9][0-9]{0,6})?)?"
 _ARRAY = rf"{_RANGE}(?:,{_RANGE})*(?:%[1-9][0-9]{{0,6}})?"
 SlurmArray = Annotated[str, matching(_ARRAY, "a Slurm array such as 0-3, 0-15:4, 1,3,5 or 0-99%8")]
-
-
-def _read_shell_line(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    if not re.fullmatch(_LINE, value):
-        raise ValueError("write each line as a separate element" if "\n" in value else "")
-    return value
-
-
 _LINE_SCHEMA = {"type": "string", "pattern": f"^{_LINE}$"}
-ShellLine = Annotated[str, Value("one line of bash", _read_shell_line, _LINE_SCHEMA)]
+_LINES_APART = "write each line as a separate element"
+ShellLine = Annotated[
+    str, fitting(_LINE_SCHEMA, "one line of bash", lambda value: _LINES_APART if "\n" in value else "")
+]
 _SWEEP_KEY = rf"(?:train|env)\.{ENV_NAME}|args\.[A-Za-z_][A-Za-z0-9_-]*"
 SweepKey = Annotated[str, matching(_SWEEP_KEY, "train.KEY, args.NAME or env.NAME, such as train.lr")]
-
-
-def _read_swept(value: Any) -> bool | int | float | str:
-    if isinstance(value, bool | int | float | str):
-        return value
-    raise ValueError
-
-
 _SWEPT_SCHEMA = {"type": ["boolean", "number", "string"]}
-SweptValue = Annotated[bool | int | float | str, Value("text, a number, true or false", _read_swept, _SWEPT_SCHEMA)]
+SweptValue = Annotated[bool | int | float | str, fitting(_SWEPT_SCHEMA, "text, a number, true or false")]
 # A number of one or two digits is taken for a count of GPUs; 4090 is a type.
 _GPU = r"(?![0-9]{1,2}$)[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
 GpuType = Annotated[str, matching(_GPU, "a type of GPU such as h100 or a100-80gb (procs_per_node says how many)")]
 SlurmOption = Annotated[str, matching(r"[a-z][a-z0-9-]+", "the long name of an sbatch option, without --")]
-
-
-def _read_port(value: Any) -> int | str:
-    if value == "auto" or (type(value) is int and 1024 <= value <= 65535):
-        return value  # type: ignore[no-any-return]
-    raise ValueError
-
-
 _PORT_SCHEMA = {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1024, "maximum": 65535}]}
-Port = Annotated[int | Literal["auto"], Value("auto or a port from 1024 to 65535", _read_port, _PORT_SCHEMA)]
-
-
-def _read_option(value: Any) -> bool | int | str:
-    if value is False:
-        raise ValueError("leave out an option that you do not want")
-    if isinstance(value, int) or (isinstance(value, str) and re.fullmatch(_LINE, value)):
-        return value
-    raise ValueError
-
-
+Port = Annotated[int | Literal["auto"], fitting(_PORT_SCHEMA, "auto or a port from 1024 to 65535")]
 _OPTION_SCHEMA = {"anyOf": [{"const": True}, {"type": "integer"}, _LINE_SCHEMA]}
+_OPTION = "true (a flag), a whole number or one line of text"
+_NO_FLAG = "leave out an option that you do not want"
 OptionValue = Annotated[
-    bool | int | str, Value("true (a flag), a whole number or one line of text", _read_option, _OPTION_SCHEMA)
+    bool | int | str, fitting(_OPTION_SCHEMA, _OPTION, lambda value: _NO_FLAG if value is False else "")
 ]
 
 _LARGEST = 1 << 50  # bytes, 1024 TiB: anything larger is a typo

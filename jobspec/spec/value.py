@@ -55,17 +55,37 @@ class Value:
         return {**self.schema, **said}  # the message is what editors show
 
 
+def fitting(schema: Mapping[str, Any], expected: str, hint: Callable[[Any], str] = lambda value: "") -> Value:
+    """Make a type for values that fit a JSON Schema with the words below."""
+
+    def read(value: Any) -> Any:
+        if schema.get("type") == "string" and not isinstance(value, str):
+            raise TypeError
+        if not _fits(value, schema):
+            raise ValueError(hint(value))
+        return value
+
+    return Value(expected, read, schema)
+
+
 def matching(pattern: str, expected: str, hint: Callable[[str], str] | None = None) -> Value:
     """Make a type for text that matches a regular expression as a whole; JSON Schema must know the dialect too."""
 
-    def read(value: Any) -> str:
-        if not isinstance(value, str):
-            raise TypeError
-        if not re.fullmatch(pattern, value):
-            # Upper case and underscores are the usual mistake in DNS labels.
-            guess = value.lower().replace("_", "-")
-            meant = f'did you mean "{guess}"?' if re.fullmatch(pattern, guess) else ""
-            raise ValueError(hint(value) if hint else meant)
-        return value
+    def meant(value: str) -> str:  # upper case and underscores are the usual mistake in DNS labels
+        guess = value.lower().replace("_", "-")
+        return f'did you mean "{guess}"?' if re.fullmatch(pattern, guess) else ""
 
-    return Value(expected, read, {"type": "string", "pattern": f"^(?:{pattern})$"})
+    return fitting({"type": "string", "pattern": f"^(?:{pattern})$"}, expected, hint or meant)
+
+
+def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
+    if "anyOf" in schema:
+        return any(_fits(value, one) for one in schema["anyOf"])
+    if "const" in schema:
+        return type(value) is type(schema["const"]) and value == schema["const"]
+    kinds = {str: ("string",), bool: ("boolean",), int: ("integer", "number"), float: ("number",)}.get(type(value), ())
+    if not any(kind in schema["type"] for kind in kinds):  # a word or a list of words
+        return False
+    if "pattern" in schema:
+        return re.fullmatch(schema["pattern"], value) is not None
+    return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
