@@ -213,8 +213,7 @@ def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
             setter = script if variable.set_by == "script" else variable.set_by
             values.setdefault(variable.name, {}).setdefault(setter, {})[process.rank.rank] = variable.value
     for name in sorted(values, key=lambda name: (*_MATTER_MOST, name).index(name)):
-        by_setter = values[name]
-        texts = {setter: _by_rank(name, by_rank, explanation) for setter, by_rank in by_setter.items()}
+        texts = {setter: _by_rank(name, by_rank, explanation) for setter, by_rank in values[name].items()}
         *_, last = texts
         words = [f"from {setter}: {text}" for setter, text in texts.items() if text != texts[last]]
         words += [remarks[name]] if name in remarks else []

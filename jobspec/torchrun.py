@@ -20,8 +20,7 @@ def flags(plan: Plan, max_restarts: int | None = None) -> list[str]:
     if job.nodes.max == 1:
         # Without an address torchrun publishes the host's full name, which a laptop often cannot resolve.
         return ["--standalone", "--local-addr=127.0.0.1", *processes]
-    backend = f"--rdzv-backend={plan.backend}"
-    return [*processes, backend, *([_static_conf(plan)] if plan.backend == "static" else [])]
+    return [*processes, f"--rdzv-backend={plan.backend}", *([_static_conf(plan)] if plan.backend == "static" else [])]
 
 
 def job_flags(plan: Plan, max_restarts: int | None = None) -> list[str]:

@@ -53,8 +53,7 @@ def combinations(source: Source, *, named: bool) -> Iterator[Source]:
             if isinstance(train, dict) and isinstance(train.get(key), str):
                 # Of a file the number is in the name, because `python -m train` makes no folder for it.
                 stem, ending = posixpath.splitext(train[key])
-                folder = f"{train[key].rstrip('/')}/{number}"
-                train[key] = f"{stem}-{number}{ending}" if key == "export" else folder
+                train[key] = f"{stem}-{number}{ending}" if key == "export" else f"{train[key].rstrip('/')}/{number}"
         yield one
 
 

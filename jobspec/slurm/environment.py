@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jobspec import torchrun
-from jobspec.environment import NODE_0, THIS_NODE, SetBy, Variable, variables_of_meeting
+from jobspec.environment import NODE_0, THIS_NODE, Variable, variables_of_meeting
 from jobspec.plan import PORTS, Plan, Rank
 from jobspec.slurm.task import for_runtime, labels
 
@@ -101,8 +101,7 @@ def _in_the_program(plan: Plan) -> Iterator[_Variable]:
     if labels(plan):
         agent["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "${rank}: "
     for name, value in {**agent, **plan.env}.items():
-        set_by: SetBy = "spec" if name in plan.job.env else "script"
-        yield _Variable(name, value, set_by, value, "program")
+        yield _Variable(name, value, "spec" if name in plan.job.env else "script", value, "program")
 
 
 def _numbers(plan: Plan, rank: Rank) -> Iterator[_Variable]:
