@@ -3,9 +3,10 @@
 import tempfile
 from pathlib import Path
 
-from train.config import TrainConfig
+from train.config import TrainConfig, flag
 from train.errors import UserError
 from train.records.runs import difference, read_runs
+from train.records.slices import first_difference
 from train.world.local import train_on_this_machine
 
 _STEPS = 5
@@ -14,27 +15,32 @@ _STEPS = 5
 def check_exact(config: TrainConfig, argv: list[str], procs: int) -> int:
     """Train on one process and on `procs`, and print where they differ; return 0 if weights and losses are equal.
 
-    argv: the flags of `config`; unless they have --max-steps, five steps are trained.
+    argv: the flags of `config`; five steps are trained, unless it has max_steps.
     Raises UserError for settings with which two runs would not be compared.
     """
-    if config.logical_world is None or procs < 2 or config.checkpoint_dir is not None:
+    folders_given = [flag(key) for key in ("checkpoint_dir", "run_dir", "export") if getattr(config, key) is not None]
+    if folders_given:
+        raise UserError(f"--check-exact compares two new runs, in folders of its own: leave out {folders_given[0]}")
+    if not 2 <= procs <= (config.logical_world or 0):
         raise UserError(
-            "--check-exact compares two new runs, on 1 and on 2 processes (or on --procs N): it needs --logical-world "
-            "and no --checkpoint-dir"
+            f"--check-exact compares a run on 1 process with one on {procs}: it needs --procs of at least 2, and a "
+            "--logical-world of at least as many"
         )
     with tempfile.TemporaryDirectory(prefix="check-exact-") as folder:
+        limit = [f"--max-steps={_STEPS}"] if config.max_steps is None else []
         folders = [Path(folder, "one process"), Path(folder, f"{procs} processes")]
         for number, run_dir in zip((1, procs), folders, strict=True):
             records = [f"--run-dir={run_dir}", "--log-slices", "--log-every=1"]
-            code = train_on_this_machine(number, [f"--max-steps={_STEPS}", *argv, *records])
+            code = train_on_this_machine(number, [*argv, *limit, *records])
             if code != 0:
                 return code
         one, several = read_runs(folders)
         print(difference(one, several))
+        number, apart = first_difference(*folders)
     ends = [
         [run.end and run.end["weights_sha256"], *(epoch["val_loss"] for epoch in run.epochs.values())]
         for run in (one, several)
     ]
-    same = ends[0] == ends[1]
+    same = bool(number) and apart is None and ends[0] == ends[1] and one.end is not None
     print("the bits are the same" if same else "the bits are not the same: docs/exactness.md says what can change them")
     return 0 if same else 1

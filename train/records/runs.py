@@ -94,8 +94,9 @@ def difference(first: RunRecords, second: RunRecords) -> str:
     """Return what differs between two runs, one sentence per line."""
     differing = [f"{key}: {one} and {two}" for key, (one, two) in differing_settings(first, second).items()]
     settings = differing or ["settings, versions and number of processes are the same"]
-    slices = first_difference(first.folder, second.folder)
-    lines = [*settings, *_losses(first, second), *([slices] if slices else []), *_ends(first, second)]
+    number, apart = first_difference(first.folder, second.folder)
+    slices = [apart or f"all {number} slices have the same losses and gradients"] if number else []
+    lines = [*settings, *_losses(first, second), *slices, *_ends(first, second)]
     return "\n".join([f"{first.name} and {second.name}:", *lines])
 
 

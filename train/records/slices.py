@@ -20,21 +20,23 @@ def log_slice(run_dir: str, rank: int, at: tuple[int, ...], loss: float, hashes:
             file.write(json.dumps([at, repr(loss), hashes]) + "\n")
 
 
-def first_difference(one: Path, two: Path) -> str | None:
-    """Return in a sentence where the slices of two runs first differ; None unless both folders hold slices."""
+def first_difference(one: Path, two: Path) -> tuple[int, str | None]:
+    """Return how many slices two runs have logged, and where they first differ in a sentence; None if nowhere."""
     first, second = _read(one), _read(two)
-    both = sorted(first.keys() & second.keys())
-    for at in both:
+    everywhere = sorted(first.keys() | second.keys())
+    for at in everywhere:
         epoch, step, nth, number = at
         place = f"step {step + 1} of epoch {epoch}{f', update {nth + 1} of the batch' if nth else ''}, slice {number}"
+        if at not in first or at not in second:
+            return len(everywhere), f"slices first differ at {place}: only one of the runs has logged it"
         (loss, gradients), (other, others) = first[at], second[at]
         if loss != other:
-            return f"slices first differ at {place}: its loss is {loss} and {other}"
-        if apart := [name for name in gradients if gradients[name] != others.get(name)]:
+            return len(everywhere), f"slices first differ at {place}: the sum of its losses is {loss} and {other}"
+        if apart := [name for name in {**gradients, **others} if gradients.get(name) != others.get(name)]:
             # The backward comes to the last layers first.
             more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
-            return f"slices first differ at {place}: the gradients of {apart[-1]}{more}"
-    return f"all {len(both)} slices have the same losses and gradients" if both else None
+            return len(everywhere), f"slices first differ at {place}: the gradients of {apart[-1]}{more}"
+    return len(everywhere), None
 
 
 def _read(folder: Path) -> Slices:
