@@ -1,6 +1,7 @@
 """One's own loop: the losses of a plain loop on any number of processes, after kills and signals, too."""
 
 import doctest
+import functools
 import os
 import random
 import runpy
@@ -187,13 +188,17 @@ def _variant(what: str) -> list[float]:
     return [x for param in model.parameters() for x in param.flatten().tolist()]
 
 
+@functools.cache
+def _alone(what: str) -> list[float]:
+    return launched(1, _variant, what)[0]
+
+
 @pytest.mark.parametrize("what", ["mean", "each", "weights", "micro-batches", "by hand", "contrastive"])
 def test_a_loss_written_in_any_way_trains_the_same_on_any_number_of_processes(what: str) -> None:
-    alone = launched(1, _variant, what)[0]
     for weights in launched(3, _variant, what):  # of four samples the ranks have 2, 1 and 1
-        assert weights == pytest.approx(alone, rel=1e-5, abs=1e-6)
+        assert weights == pytest.approx(_alone(what), rel=1e-5, abs=1e-6)
     if what in ("each", "micro-batches", "by hand"):
-        assert alone == pytest.approx(launched(1, _variant, "mean")[0], rel=1e-5, abs=1e-6)
+        assert _alone(what) == pytest.approx(_alone("mean"), rel=1e-5, abs=1e-6)
 
 
 def _projected() -> list[float]:

@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 
 from tests.cli import ROOT, records, start_ranks
 from tests.idx import write_small_mnist
-from tests.ranks import launched, run_ranks, train_on_ranks
+from tests.ranks import launched, make_trainer, run_ranks, train_on_ranks
 from train import datasets
 from train.collectives import tree_sum
 from train.collectives.tree_sum import SubtreeSums, TreeSum, subtrees
@@ -68,23 +68,24 @@ def end(run_dir: Path) -> tuple[str, float]:
     return records(run_dir, "end")[-1]["weights_sha256"], records(run_dir, "epoch")[-1]["val_loss"]
 
 
-@pytest.mark.parametrize("case", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_CASES)])
-def test_weights_and_validation_loss_are_the_same_bits_on_one_to_four_processes(
-    case: str, data: Path, tmp_path: Path
+def _train_each(world: World, cases: dict[str, str], data: Path, folder: Path) -> None:
+    for name, flags in cases.items():
+        trainer = make_trainer(world, *flags.split(), f"--data-root={data}", f"--run-dir={folder / name}")
+        with trainer.run.files:
+            trainer.fit()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("cases", [CASES, pytest.param(SLOW_CASES, marks=pytest.mark.slow)], ids=["quick", "slow"])
+def test_weights_and_validation_loss_are_the_same_bits_on_one_to_four_processes_and_differ_without_slices(
+    cases: dict[str, str], data: Path, tmp_path: Path
 ) -> None:
-    ends = set()
+    without = {"without slices": CASES["dropout and clipping"].replace("--logical-world=4", "")}
     for world_size in (1, 2, 3, 4):
-        folder = tmp_path / str(world_size)
-        train_on_ranks(world_size, *(CASES | SLOW_CASES)[case].split(), f"--data-root={data}", f"--run-dir={folder}")
-        ends.add(end(folder))
-    assert len(ends) == 1
-
-
-def test_without_slices_the_bits_differ(data: Path, tmp_path: Path) -> None:
-    flags = [flag for flag in CASES["dropout and clipping"].split() if "logical" not in flag]
-    for world_size in (1, 2):
-        train_on_ranks(world_size, *flags, f"--data-root={data}", f"--run-dir={tmp_path / str(world_size)}")
-    assert end(tmp_path / "1") != end(tmp_path / "2")
+        run_ranks(world_size, _train_each, cases | without, data, tmp_path / str(world_size), timeout_s=200)
+    for name in cases | without:
+        ends = {end(tmp_path / str(world_size) / name) for world_size in (1, 2, 3, 4)}
+        assert (len(ends) == 1) == (name in cases), name
 
 
 def _regression(folder: Path) -> None:

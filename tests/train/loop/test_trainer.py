@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import shlex
 import signal
 import time
 from collections import Counter
@@ -263,10 +262,10 @@ def test_the_best_epoch_is_that_of_all_starts_of_a_run() -> None:
     assert run_ranks(1, _best_after_a_resume) == [Best(epoch=1, accuracy=0.99)]
 
 
-def test_records_hold_world_arithmetic_steps_epochs_and_hash(tmp_path: Path) -> None:
+def test_records_hold_world_arithmetic_steps_epochs_and_hash(python: str, tmp_path: Path) -> None:
     flags = ["--model=mlp", "--lr=0.1", "--batch-size=300", "--epochs=2", f"--run-dir={tmp_path}"]
     began = time.time()
-    outcome = train(2, *flags)
+    outcome = train(2, *flags, python=python)
     assert outcome.returncode == 0, outcome.stderr
     assert "rank 1: node 0" in outcome.stdout
     assert "global batch 300 = 2 processes x 150 samples" in outcome.stdout
@@ -276,7 +275,6 @@ def test_records_hold_world_arithmetic_steps_epochs_and_hash(tmp_path: Path) -> 
     assert start["arithmetic"]["steps_per_epoch"] == 34
     assert start["versions"]["torch"] == torch.__version__
     assert len(bytes.fromhex(start["run_id"])) == 16
-    assert shlex.split(start["command_line"])[-7:-1] == ["-m", "train", *flags[:-1]]
     assert [record["step"] for record in records(tmp_path, "step")] == [*range(1, 69)]
     epochs = records(tmp_path, "epoch")
     assert [record["epoch"] for record in epochs] == [1, 2]
