@@ -5,13 +5,6 @@ from pathlib import Path
 from tests.render.command import QUICKSTART, command_line
 
 
-def test_artifact_goes_to_stdout_and_only_notes_to_stderr() -> None:
-    done = command_line("torchrun", QUICKSTART)
-    assert done.returncode == 0
-    assert all(line.startswith(b"note: ") for line in done.stderr.splitlines())
-    assert done.stdout.startswith(b"#!/usr/bin/env bash\n")
-
-
 def test_same_bytes_from_any_folder_and_in_any_encoding(tmp_path: Path) -> None:
     spec = tmp_path / "job.yaml"
     spec.write_text('name: job\nnodes: 2\nprocs_per_node: 2\ncommand: [mine.py, "größe 図"]\n', encoding="utf-8")

@@ -104,20 +104,6 @@ def test_the_loss_of_each_step_equals_one_process(losses: Any, name: str, world_
     assert losses(name, world_size, f"--strategy={strategy}") == pytest.approx(expected, rel=CASES[name].tolerance)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [("--accumulate=3",), ("--input=loader", "--workers=1")], ids=" ".join)
-def test_micro_batches_and_the_loader_do_not_change_the_losses(losses: Any, flags: tuple[str, ...]) -> None:
-    assert losses("mlp", 2, *flags) == pytest.approx(losses("mlp", 1), rel=1e-4)
-
-
-@pytest.mark.slow
-def test_clipping_and_bf16_run_on_several_processes(losses: Any) -> None:
-    clipped = losses("mlp", 2, "--clip-norm=0.1")
-    assert clipped == pytest.approx(losses("mlp", 1, "--clip-norm=0.1"), rel=1e-4)
-    assert clipped != pytest.approx(losses("mlp", 1), rel=1e-2)
-    assert losses("mlp", 2, "--precision=bf16") == pytest.approx(losses("mlp", 1), rel=0.1)
-
-
 def _random_samples(length: int) -> TensorSamples:
     generator = torch.Generator().manual_seed(length)
     images = torch.randint(0, 256, (length, 1, 28, 28), generator=generator, dtype=torch.uint8)

@@ -101,16 +101,12 @@ def trained(world_size: int, device: str) -> list[dict[str, tuple[float, list[Te
 @pytest.mark.parametrize("world_size", [2, 3], ids=lambda n: f"world={n}")
 @pytest.mark.parametrize("way", WAYS)
 @devices
-def test_training_converges_like_native_ddp(device: str, way: str, world_size: int) -> None:
+def test_training_converges_like_native_ddp_and_ranks_hold_identical_bits(
+    device: str, way: str, world_size: int
+) -> None:
     loss, native = trained(world_size, device)[0][way][0], trained(world_size, device)[0]["native"][0]
     assert native < 0.5, "chance is 2.3"
     assert loss < WORSE_THAN_NATIVE.get(way, 1.02) * native
-
-
-@pytest.mark.parametrize("world_size", [2, 3], ids=lambda n: f"world={n}")
-@pytest.mark.parametrize("way", WAYS)
-@devices
-def test_ranks_hold_identical_bits_after_training(device: str, way: str, world_size: int) -> None:
     first, *others = [of_rank[way][1] for of_rank in trained(world_size, device)]
     for other in others:
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
