@@ -6,7 +6,7 @@ import pytest
 
 from jobspec import targets
 from jobspec.artifact import load, render
-from tests.clusters import KINDS, documents, pod_templates, processes
+from tests.clusters import KINDS, documents, expand, pod_templates, processes
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,22 @@ def test_settings_name_every_variable_of_every_pod(target: str, nodes: str, tmp_
         seen = pods[rank.node].env
         assert set(told) == set(seen)
         assert {name: value for name, value in seen.items() if told[name] != value and told[name][0] != "<"} == {}
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("$(A) $(B)", "1 $(B)"),
+        ("$$(A)", "$(A)"),
+        ("$", "$"),
+        ("$(A", "$(A"),
+        ("$$$$", "$$"),
+        ("$x", "$x"),
+        ("$é", "$Ã"),
+    ],
+)
+def test_kubelet_of_these_tests_expands_as_the_real_one(written: str, read: str) -> None:
+    assert expand(written, {"A": "1"}).encode(errors="replace").decode().startswith(read)
 
 
 @pytest.mark.parametrize(("settings", "common"), [([], "job"), (["kubernetes.secret=ours"], "ours")])
