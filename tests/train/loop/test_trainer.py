@@ -104,6 +104,14 @@ def test_the_loss_of_each_step_equals_one_process(losses: Any, name: str, world_
     assert losses(name, world_size, f"--strategy={strategy}") == pytest.approx(expected, rel=CASES[name].tolerance)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["custom_ddp", "ddp"])
+def test_clipping_is_by_the_norm_of_the_mean_over_all_processes(losses: Any, strategy: str) -> None:
+    clipped = losses("mlp", 2, "--clip-norm=0.1", f"--strategy={strategy}")
+    assert clipped == pytest.approx(losses("mlp", 1, "--clip-norm=0.1"), rel=1e-4)
+    assert clipped != pytest.approx(losses("mlp", 1), rel=1e-2)
+
+
 def _random_samples(length: int) -> TensorSamples:
     generator = torch.Generator().manual_seed(length)
     images = torch.randint(0, 256, (length, 1, 28, 28), generator=generator, dtype=torch.uint8)
