@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from jobspec import filters
@@ -15,9 +14,6 @@ from jobspec.reading.notation import hidden, is_secret
 from tests import workers
 
 Spec = dict[str, Any]
-
-JOBS = max(300, settings().max_examples)
-"""How many are tried: more with --hypothesis-profile=fuzz."""
 
 CANARY = "pwned"
 """A file of this name is there as soon as anything in a spec has been executed."""

@@ -15,6 +15,7 @@ import yaml
 from docs.overview import draw
 from jobspec import targets
 from jobspec.spec.schema import json_schema
+from tests.render.command import command_line
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -97,9 +98,7 @@ def test_sigterm_to_one_rank_stops_both_in_the_same_call_of_the_class_shown(tmp_
 def test_the_lines_shown_of_an_artifact_are_rendered_from_the_spec_shown(tmp_path: Path) -> None:
     spec, excerpt = (re.findall(rf"^```{name}\n(.*?)^```", README, re.M | re.S)[0] for name in ("yaml", "bash"))
     (tmp_path / "hello.yaml").write_text(spec)
-    command = [sys.executable, "render.py", "slurm", str(tmp_path / "hello.yaml")]
-    rendered = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    remaining = iter(rendered)
+    remaining = iter(command_line("slurm", str(tmp_path / "hello.yaml")).stdout.decode().splitlines())
     # `in` takes lines from the iterator, so this also checks their order.
     assert [line for line in excerpt.splitlines() if line not in remaining] == []
 
@@ -142,8 +141,6 @@ def test_make_help_says_in_a_line_what_each_target_does() -> None:
 
 
 def test_the_readme_shows_every_command_of_render_py() -> None:
-    command = [sys.executable, "render.py", "--help"]
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    commands = re.findall(r"^    ([a-z]+)\b", shown.stdout, re.MULTILINE)
+    commands = re.findall(r"^    ([a-z]+)\b", command_line("--help").stdout.decode(), re.MULTILINE)
     assert {"slurm", "explain", "lint"} < set(commands)
     assert [name for name in commands if not re.search(rf"\b{name}\b", README)] == []

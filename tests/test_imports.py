@@ -129,15 +129,14 @@ def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
         visit(name, ()) if name not in ("train", "jobspec") else below.setdefault(name, set())
 
 
-@pytest.mark.parametrize("arguments", [["torchrun", "jobs/quickstart.yaml"], ["schema"]])
-def test_render_imports_no_torch(arguments: list[str]) -> None:
+def test_render_imports_no_torch() -> None:
     code = (
         "import sys, render\n"
-        "assert render.main(sys.argv[1:]) == 0\n"
+        "assert render.main(['torchrun', 'jobs/quickstart.yaml']) == render.main(['schema']) == 0\n"
         "heavy = {'torch', 'torchvision', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def test_public_names_of_train_are_loaded_on_first_use() -> None:

@@ -8,10 +8,7 @@ import torch
 
 from benchmarks import ddp, ddp_network
 from benchmarks.network import missing_for_nodes
-from benchmarks.steps import Training
 from benchmarks.variants import NATIVE, PLAIN
-from tests.ranks import run_ranks
-from train.world.environment import World
 
 needs_nodes = pytest.mark.skipif(missing_for_nodes() is not None, reason=str(missing_for_nodes()))
 
@@ -62,23 +59,6 @@ def test_benchmark_on_nodes_says_what_it_needs(
         ddp_network.main([])
     assert end.value.code == 2
     assert "network namespaces need root" in capsys.readouterr().err
-
-
-def losses_of(world: World, variant: str, steps: int) -> list[float]:
-    training = Training("gpt", variant)
-    for _ in range(steps):
-        training.step()
-    return training.mean_losses()
-
-
-@pytest.mark.timeout(120)
-def test_small_gpt_has_about_ten_million_parameters_and_learns() -> None:
-    from benchmarks.workloads import WORKLOADS
-
-    assert 9e6 < sum(param.numel() for param in WORKLOADS["gpt"].model().parameters()) < 11.5e6
-    # The four batches come round again at the fifth step.
-    [losses, _] = run_ranks(2, losses_of, "ours", 6)
-    assert losses[4] < losses[0] and losses[5] < losses[1]
 
 
 def test_ratio_is_that_to_the_fastest_native_variant() -> None:

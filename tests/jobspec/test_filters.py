@@ -23,11 +23,6 @@ def test_argv_survives_the_shell(words: list[str]) -> None:
     assert out.split(b"\0")[:-1] == [word.encode() for word in words]
 
 
-def test_argv_goes_on_in_further_lines_when_it_gets_long() -> None:
-    lines = filters.argv(["x" * 60] * 3, indent=4).split(" \\\n")
-    assert lines == ["x" * 60, "    " + "x" * 60, "    " + "x" * 60]
-
-
 def test_a_line_of_a_command_holds_104_columns_with_its_indent() -> None:
     assert filters.argv(["x" * 48, "y" * 53]) == "x" * 48 + " " + "y" * 53
     assert filters.argv(["x" * 48, "y" * 54]) == "x" * 48 + " \\\n  " + "y" * 54
@@ -72,10 +67,6 @@ def test_kubelet_and_compose_read_back_the_same_word(value: str) -> None:
         assert read.replace("$$", "$") == value
 
 
-def test_compose_keeps_the_type_of_a_value() -> None:
-    assert filters.compose({"cpus": 2, "on": True, "name": "$a"}) == '{"cpus": 2, "on": true, "name": "$$a"}'
-
-
 @given(any_text | st.text(" \t\n#:-|>'\"a…é\x85\u2028\ufeff\r{}&*!%@`"))
 def test_block_is_read_back_as_the_same_text(value: str) -> None:
     text = "outer:\n  key: " + filters.block(value, 4) + "\n  next: 1\n"
@@ -100,18 +91,6 @@ def test_block_is_for_people_where_nothing_changes_it(text: str, written: str) -
 
 def test_comment_replaces_only_what_would_end_the_line() -> None:
     assert filters.comment("größe 図\nb\rc") == "größe 図?b?c"
-
-
-def test_template_is_filled_from_its_folder() -> None:
-    values = {"command": "render.py\nx", "versions": "1.30", "required_operator": "", "notes": ["a"], "files": []}
-    template = filters.environment().get_template("_header.yaml.j2")
-    lines = template.render(values | {"job": {"name": "n"}}).splitlines()
-    assert lines[:2] == ["# Rendered by `render.py?x`; edit the spec, not this file.", "# For Kubernetes 1.30."]
-    assert lines[2].startswith("# Submit it by `kubectl apply --server-side -f FILE`")
-    assert lines[3:] == [
-        "# Watch it: kubectl logs -f -l app.kubernetes.io/instance=n.  End it: kubectl delete -f FILE.",
-        "# a",
-    ]
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.integers() | st.booleans() | st.none())

@@ -1,7 +1,7 @@
 """Hostile text in every field: it arrives byte for byte or is refused at its place, and nothing of it is run.
 
 On every target, as its platform reads the artifact: scripts are run by bash, manifests and compose files are read as
-the kubelet and compose do.  `make test` tries 300 jobs, --hypothesis-profile=fuzz 10,000.
+the kubelet and compose do.  `make test` tries 60 jobs, `make test-all` 300, --hypothesis-profile=fuzz 10,000.
 """
 
 import os
@@ -19,7 +19,7 @@ from jobspec.artifact import plan_of, text_of
 from jobspec.problems import SpecError
 from tests.clusters import KINDS, Manifest, documents, pod_templates, processes
 from tests.compose import read
-from tests.hostile import CANARY, JOBS, Hostile, Spec, jobs, some_lines
+from tests.hostile import CANARY, Hostile, Spec, jobs, some_lines
 from tests.slurm import NVIDIA_SMI, RECORDER, Call, Cluster, directives
 
 # Whether what the spec says has arrived: by artifact, job, and the value of its secrets.
@@ -50,11 +50,17 @@ def checks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
 
 
 @pytest.mark.timeout(7200)  # 10,000 of them
-@settings(max_examples=JOBS, suppress_health_check=[HealthCheck.too_slow])
-@given(job=jobs(), secret=some_lines)
-def test_text_arrives_byte_for_byte_or_is_refused_where_it_stands(
-    checks: Mapping[str, Check], job: Hostile, secret: str
-) -> None:
+@pytest.mark.parametrize("number", [60, pytest.param(max(300, settings().max_examples), marks=pytest.mark.slow)])
+def test_text_arrives_byte_for_byte_or_is_refused_where_it_stands(checks: Mapping[str, Check], number: int) -> None:
+    @settings(max_examples=number, suppress_health_check=[HealthCheck.too_slow])
+    @given(job=jobs(), secret=some_lines)
+    def check(job: Hostile, secret: str) -> None:
+        arrives_or_is_refused(checks, job, secret)
+
+    check()
+
+
+def arrives_or_is_refused(checks: Mapping[str, Check], job: Hostile, secret: str) -> None:
     spec = job.parsed()
     for target in targets.names():
         try:

@@ -25,7 +25,9 @@ sys.exit(int(sys.argv[1]) if os.environ["RANK"] == "1" else 0)
 """
 
 
-@pytest.mark.parametrize(("code", "starts", "status"), [(42, 1, 42), (2, 2, 1), (0, 1, 0)])
+@pytest.mark.parametrize(
+    ("code", "starts", "status"), [(42, 1, 42), (2, 2, 1), pytest.param(0, 1, 0, marks=pytest.mark.slow)]
+)
 def test_exit_code_decides_whether_torchrun_starts_the_processes_again(
     code: int, starts: int, status: int, tmp_path: Path
 ) -> None:

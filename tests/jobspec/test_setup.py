@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ import pytest
 from jobspec import targets
 from jobspec.artifact import render
 from jobspec.spec.shell import syntax_error
-from tests import clusters, compose, platforms
-from tests.cli import free_port
+from tests import clusters, compose
 from tests.slurm import RECORDER, TWO_NODES, Call, Cluster, rendered, run
 
 # A path, a value with what YAML, the kubelet, compose and shells read, one that needs an earlier line, and a comment.
@@ -122,20 +120,6 @@ def test_workdir_is_the_containers_where_there_is_one(folder: Path) -> None:
     text = render("trainjob", str(folder / "job.yaml"), ["kubernetes.runtime=torch-distributed"])
     (trainjob,) = clusters.documents(text)
     assert "cd /app" in trainjob["spec"]["trainer"]["command"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", targets.names())
-def test_two_nodes_of_real_processes_see_what_setup_exports(target: str, tmp_path: Path) -> None:
-    programs = Path(sys.executable).parent
-    (tmp_path / "job.yaml").write_text(
-        "name: job\nnodes: 2\nprocs_per_node: 1\ndevice: cuda\nimage: a/b:1\ncommand: [mine.py]\n"
-        f"rendezvous: {{port: {free_port()}}}\nsetup: ['export SEEN=$((6 * 7))']\n"
-        "slurm: {preflight: false}\n"
-    )
-    found = platforms.run(target, tmp_path / "job.yaml", tmp_path, programs)
-    assert {rank: seen.env["SEEN"] for rank, seen in found.items()} == {0: "42", 1: "42"}
-    assert {seen.total for seen in found.values()} == {3}
 
 
 LINES = (

@@ -28,10 +28,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 SECRET = "s3cret $HOME $(echo ran) `echo ran`"
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+_SHAPES = [("1", "torchrun"), ("2", "torchrun"), ("{min: 1, max: 2}", "torchrun"), ("1", "srun"), ("2", "srun")]
+
+
 @pytest.mark.parametrize(
-    ("nodes", "launcher"),
-    [("1", "torchrun"), ("2", "torchrun"), ("{min: 1, max: 2}", "torchrun"), ("1", "srun"), ("2", "srun")],
+    ("runtime", "nodes", "launcher"),
+    [
+        # In a container one node and a range of nodes are left to the slow run.
+        pytest.param(runtime, *shape, marks=[pytest.mark.slow] if runtime != "none" and shape[0] != "2" else [])
+        for runtime in RUNTIMES
+        for shape in _SHAPES
+    ],
 )
 def test_every_program_sees_what_settings_say(cluster: Cluster, runtime: str, launcher: str, nodes: str) -> None:
     spec = (

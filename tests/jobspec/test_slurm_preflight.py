@@ -81,12 +81,6 @@ def test_preflight_refuses_rdma_without_the_right_to_lock_memory(own_cluster: Cl
     assert "RDMA needs unlimited locked memory, not 64 KiB" in limited.stderr.decode()
 
 
-def test_preflight_can_be_switched_off(own_cluster: Cluster) -> None:
-    own_cluster.install("getent", "raise SystemExit(2)")
-    run(own_cluster, TWO_NODES + "slurm: {preflight: false}\n")
-    assert len(own_cluster.sruns()) == 1
-
-
 def test_preflight_trusts_no_variable_of_the_shell_that_called_sbatch(own_cluster: Cluster) -> None:
     run(own_cluster, TWO_NODES, failed="1")
     assert len(own_cluster.calls()) == 2

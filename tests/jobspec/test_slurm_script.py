@@ -49,12 +49,6 @@ def test_srun_sees_nothing_that_torchrun_sets_for_the_rank_that_submits(cluster:
     assert "OMP_NUM_THREADS=9" in (cluster.folder / "environment-of-srun").read_text().splitlines()
 
 
-def test_the_preflight_overlaps_the_step_that_follows(cluster: Cluster) -> None:
-    run(cluster, TWO_NODES)
-    assert "--overlap" in cluster.sruns()[0]
-    assert "--overlap" not in cluster.sruns()[1]
-
-
 def test_the_number_of_nodes_is_what_slurm_gave(cluster: Cluster) -> None:
     cluster.nodes = ("n1", "n2", "n3", "n4")
     run(cluster, TWO_NODES)
@@ -69,13 +63,6 @@ def test_a_script_for_one_node_refuses_two(cluster: Cluster) -> None:
     status, out = cluster.run(rendered(cluster, BASE + "nodes: 1\ncommand: [mine.py]\n"))
     assert status == 1
     assert "rendered for one node, not 2" in out
-
-
-def test_without_cpus_slurm_decides(cluster: Cluster) -> None:
-    script = rendered(cluster, TWO_NODES)
-    assert "cpus-per-task" not in directives(script)
-    assert cluster.run(script)[0] == 0
-    assert not [word for word in cluster.sruns()[1] if word.startswith("--cpus-per-task")]
 
 
 def test_outside_slurm_the_script_says_so(tmp_path: Path, cluster: Cluster) -> None:

@@ -5,21 +5,14 @@ from pathlib import Path
 from tests.render.command import QUICKSTART, command_line
 
 
-def test_artifact_goes_to_stdout_and_only_notes_to_stderr() -> None:
-    done = command_line("torchrun", QUICKSTART)
-    assert done.returncode == 0
-    assert all(line.startswith(b"note: ") for line in done.stderr.splitlines())
-    assert done.stdout.startswith(b"#!/usr/bin/env bash\n")
-
-
-def test_same_bytes_from_any_folder_locale_time_zone_and_environment(tmp_path: Path) -> None:
+def test_same_bytes_from_any_folder_and_in_any_encoding(tmp_path: Path) -> None:
     spec = tmp_path / "job.yaml"
     spec.write_text('name: job\nnodes: 2\nprocs_per_node: 2\ncommand: [mine.py, "größe 図"]\n', encoding="utf-8")
     made = {
         command_line("torchrun", str(spec)).stdout,
         command_line("torchrun", "job.yaml", cwd=tmp_path).stdout,
-        command_line("torchrun", f"../{tmp_path.name}/job.yaml", cwd=tmp_path, LC_ALL="C", TZ="Asia/Tokyo").stdout,
-        command_line("torchrun", str(spec), PYTHONIOENCODING="latin-1", PYTHONHASHSEED="7", MASTER_ADDR="x").stdout,
+        command_line("torchrun", f"../{tmp_path.name}/job.yaml", cwd=tmp_path, LC_ALL="C").stdout,
+        command_line("torchrun", str(spec), PYTHONIOENCODING="latin-1").stdout,
     }
     assert len(made) == 1
     assert "größe 図".encode() in made.pop()

@@ -8,13 +8,6 @@ import pytest
 from tests.render.command import QUICKSTART, command_line
 
 
-def test_explain_prints_a_table_or_json() -> None:
-    table = command_line("explain", QUICKSTART, "--target", "torchrun")
-    assert (table.returncode, table.stderr) == (0, b"")
-    assert table.stdout.startswith(b"quickstart on torchrun: 1 node x 2 processes")
-    assert json.loads(command_line("explain", QUICKSTART, "--target", "torchrun", "--json").stdout)["world_size"] == 2
-
-
 def test_explain_says_where_each_value_comes_from(site: Path) -> None:
     words = ["explain", QUICKSTART, str(site), "--target", "slurm", "--origin", "--set", "train.lr=1"]
     told = json.loads(command_line(*words, "--json").stdout)["spec"]

@@ -37,10 +37,6 @@ def test_version_is_that_of_the_package() -> None:
     assert (done.returncode, done.stdout.decode()) == (0, f"render.py {train.__version__}\n")
 
 
-def test_schema_is_json() -> None:
-    assert json.loads(command_line("schema").stdout)["title"] == "job spec"
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

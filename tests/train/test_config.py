@@ -96,26 +96,14 @@ def configs(draw: st.DrawFn) -> TrainConfig:
 
 
 @given(config=configs())
-def test_flags_of_a_config_give_the_same_config(config: TrainConfig) -> None:
-    assert from_argv(to_argv(config.model_dump())) == config
-
-
-@given(config=configs())
-def test_yaml_file_of_a_config_gives_the_same_config(
+def test_flags_a_yaml_file_and_a_json_copy_of_a_config_give_the_same_config(
     tmp_path_factory: pytest.TempPathFactory, config: TrainConfig
 ) -> None:
+    assert from_argv(to_argv(config.model_dump())) == config
     file = tmp_path_factory.getbasetemp() / "config.yaml"
     file.write_text(yaml.safe_dump(config.model_dump()), encoding="utf-8")
     assert from_argv([f"--config={file}"]) == config
-
-
-@given(config=configs())
-def test_flags_of_a_json_copy_give_the_same_config(config: TrainConfig) -> None:
     assert TrainConfig.model_validate_json(config.model_dump_json()) == config
-
-
-def test_no_flags_give_the_defaults() -> None:
-    assert from_argv([]) == TrainConfig()
 
 
 @pytest.mark.parametrize(
@@ -143,23 +131,20 @@ def test_a_run_resumed_with_another_value_is_refused_and_the_setting_named(flags
         refuse_other_run(TrainConfig().model_dump(), from_argv([free]))
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_every_key_has_a_description_and_a_flag_in_the_help(key: str, capsys: pytest.CaptureFixture[str]) -> None:
-    description = TrainConfig.model_fields[key].description
-    assert description
+def test_every_key_has_a_description_and_a_flag_in_the_help_whose_groups_are_in_order(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit) as end:
         from_argv(["--help"])
     assert end.value.code == 0
     shown = capsys.readouterr().out
-    assert f"{flag(key)} " in shown or f"{flag(key)}," in shown
-    assert "".join(description.split()) in "".join(shown.split())
-    assert ", ".join(choices(key)) in " ".join(shown.split())
-
-
-def test_help_has_its_groups_in_order(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        from_argv(["--help"])
-    titles = [line for line in capsys.readouterr().out.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    for key in KEYS:
+        description = TrainConfig.model_fields[key].description
+        assert description, key
+        assert f"{flag(key)} " in shown or f"{flag(key)}," in shown
+        assert "".join(description.split()) in "".join(shown.split())
+        assert ", ".join(choices(key)) in " ".join(shown.split())
+    titles = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
     groups = ["model and data", "training", "processes and devices", "records and checkpoints", "timeouts"]
     assert titles == ["options:", *(f"{group}:" for group in groups)]
 
@@ -171,17 +156,10 @@ def test_help_lists_the_values_of_a_setting_that_has_few() -> None:
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if kinds(key) != (str,)])
-def test_every_typed_key_refuses_another_type_and_names_its_flag(key: str) -> None:
-    if kinds(key) == (bool,):
-        with pytest.raises(UserError, match=f"argument .*{flag(key)}"):
-            from_argv([f"{flag(key)}=maybe"])
-    else:
-        with pytest.raises(UserError, match=f'{flag(key)}: "maybe" is not accepted; '):
-            from_argv([f"{flag(key)}=maybe"])
-
-
-@pytest.mark.parametrize("key", [key for key in KEYS if kinds(key) == (float,)])
-def test_every_number_refuses_nan(key: str) -> None:
+def test_every_typed_key_refuses_another_type_and_nan_and_names_its_flag(key: str) -> None:
+    said = f"argument .*{flag(key)}" if kinds(key) == (bool,) else f'{flag(key)}: "maybe" is not accepted; '
+    with pytest.raises(UserError, match=said):
+        from_argv([f"{flag(key)}=maybe"])
     with pytest.raises(UserError, match=flag(key)):
         from_argv([f"{flag(key)}=nan"])
 
@@ -243,12 +221,6 @@ def test_what_a_value_must_be_is_said_in_plain_words(argument: str, said: str) -
     with pytest.raises(UserError) as refusal:
         from_argv([argument])
     assert str(refusal.value).splitlines()[1] == f'  {name}: "{value}" is not accepted; {said}'
-
-
-@pytest.mark.parametrize("key", FOLDERS)
-def test_name_that_is_no_text_is_refused(key: str) -> None:
-    with pytest.raises(UserError, match=rf'--{key}: "\\udcff" is not one of '):
-        from_argv([f"--{key}=\udcff"])
 
 
 @pytest.mark.parametrize(
@@ -319,10 +291,11 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
     assert "did you mean" not in str(refusal.value)
 
 
-def test_names_that_lead_out_of_the_folder_are_refused() -> None:
-    for name in ("../config", "__init__", "mlp.py", ""):
-        with pytest.raises(UserError, match="--model: "):
+def test_names_that_lead_out_of_the_folder_or_are_no_text_are_refused() -> None:
+    for name in ("../config", "__init__", "mlp.py", "", "\udcff"):  # the last is no text
+        with pytest.raises(UserError, match="--model: ") as refusal:
             from_argv([f"--model={name}"])
+    assert '"\\udcff" is not one of ' in str(refusal.value)
 
 
 @pytest.mark.parametrize("arguments", [["--resume=auto"], ["--checkpoint-every=5"]])
@@ -342,9 +315,7 @@ def test_every_file_in_a_folder_is_a_name_that_is_accepted() -> None:
             assert getattr(from_argv([f"--{kind}={name}", *goes_with.get(name, [])]), kind) == name
 
 
-@pytest.mark.parametrize(
-    "module", ["train", "train.config", "train.world.environment", "train.data.shard", "train.ddp.packing"]
-)
-def test_module_is_imported_without_torch(module: str) -> None:
-    code = f"import sys, {module}; assert not {{'torch', 'torchvision', 'numpy'}} & set(sys.modules)"
+def test_what_runs_before_torch_is_loaded_is_imported_without_it() -> None:
+    modules = "train, train.config, train.world.environment, train.data.shard, train.ddp.packing"
+    code = f"import sys, {modules}; assert not {{'torch', 'torchvision', 'numpy'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

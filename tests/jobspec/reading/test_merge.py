@@ -154,15 +154,6 @@ def test_site_before_job_is_refused_where_the_job_would_drop_what_the_site_adds(
     assert problem.hint == f"name job.yaml before site.yaml; or write +{key} here, too"
 
 
-def test_a_list_replaces_a_list_and_its_places() -> None:
-    merged = merge([parse("mounts: [a, b, c]", "job.yaml"), parse("mounts: [d]", "site.yaml")])
-    assert merged.values == {"mounts": ["d"]}
-    assert {path: place.name for path, place in merged.items.items() if path} == {
-        ("mounts",): "site.yaml",
-        ("mounts", 0): "site.yaml",
-    }
-
-
 def test_list_to_append_is_the_list_itself_in_one_file_too() -> None:
     assert merge([parse("slurm: {+list: [a]}", "job.yaml")]).values == {"slurm": {"list": ["a"]}}
 

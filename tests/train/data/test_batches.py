@@ -1,11 +1,7 @@
 """The fast input path gives what torchvision's transforms give, in memory and through a DataLoader."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -20,47 +16,19 @@ from train import datasets
 from train.data.batches import Batches
 from train.data.sampler import ShardSampler
 from train.datasets import Samples
+from train.datasets._torchvision import TensorSamples
 
 CPU = torch.device("cpu")
-PATHS = [("memory", 0), ("loader", 0), ("loader", 2), ("auto", 0)]
+PATHS = [("loader", 0), ("loader", 2), ("auto", 0)]  # besides memory
 
 
-@dataclass(frozen=True)
-class Generated:
-    """Images of any number of channels, and the numbers that they are normalised with."""
-
-    images: Tensor
-    labels: Tensor
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    num_classes: int = 10
-    varies: ClassVar[bool] = False
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        _, channels, height, width = self.images.shape
-        return channels, height, width
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.images[index], int(self.labels[index])
-
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        return self.images, self.labels
-
-    def sha256(self) -> str:
-        return ""
-
-
-def generated(count: int, channels: int) -> Generated:
+def generated(count: int, channels: int) -> TensorSamples:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (count, channels, 6, 5), generator=generator, dtype=torch.uint8)
     # Every byte there is, so that each is seen cast.
     images.view(-1)[:256] = torch.arange(256)
     labels = torch.randint(0, 10, (count,), generator=generator)
-    return Generated(images, labels, (0.1307, 0.5, 0.9)[:channels], (0.3081, 0.2, 0.01)[:channels])
+    return TensorSamples(images, labels, (0.1307, 0.5, 0.9)[:channels], (0.3081, 0.2, 0.01)[:channels])
 
 
 def with_torchvision(samples: Samples, indices: list[int]) -> Tensor:
@@ -70,13 +38,12 @@ def with_torchvision(samples: Samples, indices: list[int]) -> Tensor:
     return torch.stack([transform(picture) for picture in pictures])
 
 
-@pytest.mark.parametrize(("path", "workers"), PATHS)
 @pytest.mark.parametrize("channels", [1, 3])
 @devices
-def test_batches_equal_torchvisions_totensor_and_normalize(device: str, channels: int, path: str, workers: int) -> None:
+def test_batches_equal_torchvisions_totensor_and_normalize(device: str, channels: int) -> None:
     samples = generated(40, channels)
     steps = [[3, 1, 39], [0, 2, 4, 5], [7]]
-    batches = list(Batches(samples, steps, device_of(device), path, workers))
+    batches = list(Batches(samples, steps, device_of(device), "memory"))
     assert len(batches) == len(steps)
     for (images, labels), indices in zip(batches, steps, strict=True):
         assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
@@ -85,63 +52,42 @@ def test_batches_equal_torchvisions_totensor_and_normalize(device: str, channels
         assert labels.tolist() == [samples[index][1] for index in indices]
 
 
-@pytest.mark.parametrize(("path", "workers"), PATHS[1:])
-@devices
-def test_every_path_gives_the_same_bits(device: str, path: str, workers: int) -> None:
-    samples = generated(101, 3)
-    sampler = ShardSampler(len(samples), 16, rank=1, world_size=3, seed=5)
-    for epoch in (1, 2):
-        sampler.set_epoch(epoch)
-        fast = list(Batches(samples, sampler, device_of(device), "memory"))
-        other = list(Batches(samples, sampler, device_of(device), path, workers))
-        for (images, labels), (same_images, same_labels) in zip(fast, other, strict=True):
-            assert torch.equal(images, same_images)
-            assert torch.equal(labels, same_labels)
-
-
 @pytest.mark.parametrize(("path", "workers"), PATHS)
 @devices
-def test_a_step_without_indices_is_sample_0_twice(device: str, path: str, workers: int) -> None:
+def test_every_path_gives_the_same_bits_from_epoch_to_epoch_and_after_a_resume(
+    device: str, path: str, workers: int
+) -> None:
+    samples = generated(101, 3)
+    sampler = ShardSampler(len(samples), 16, rank=1, world_size=3, seed=5)
+    fast = Batches(samples, sampler, device_of(device), "memory")
+    other = Batches(samples, sampler, device_of(device), path, workers)
+    orders = []
+    for position in ({"epoch": 1}, {"epoch": 2}, {"epoch": 1, "step": 3}):
+        sampler.load_state_dict(sampler.state_dict() | {"step": 0} | position)
+        read = list(zip(fast, other, strict=True))
+        for (images, labels), (same_images, same_labels) in read:
+            assert (same_images.dtype, same_images.device.type) == (torch.float32, device)
+            assert torch.equal(images, same_images) and torch.equal(labels, same_labels)
+        orders.append([labels.tolist() for (_, labels), _ in read])
+        assert orders[-1] == [[samples[index][1] for index in step] for step in sampler]
+    assert orders[0] != orders[1] and orders[2] == orders[0][3:]
+
+
+@pytest.mark.parametrize("path", ["memory", "loader"])
+@devices
+def test_a_step_without_indices_is_sample_0_twice_and_reading_leaves_the_samples_as_they_are(
+    device: str, path: str
+) -> None:
     samples = generated(40, 3)
-    first, empty, last = Batches(samples, [[0], [], [2, 3]], device_of(device), path, workers)
+    before = samples.images.clone()
+    first, empty, last = Batches(samples, [[0], [], [2, 3]], device_of(device), path)
     for without, of_sample_0 in zip(empty, first, strict=True):
         assert torch.equal(without, torch.cat([of_sample_0, of_sample_0]))
     assert (len(first[1]), len(last[1])) == (1, 2)
-
-
-@pytest.mark.parametrize(("path", "workers"), PATHS)
-def test_a_rank_without_any_step_gets_no_batch(path: str, workers: int) -> None:
-    assert list(Batches(generated(10, 1), [], CPU, path, workers)) == []
-
-
-@pytest.mark.parametrize(("path", "workers"), PATHS)
-def test_batches_follow_the_sampler_from_epoch_to_epoch_and_after_a_resume(path: str, workers: int) -> None:
-    count = 60
-    # The image of sample i shows i, so that a batch says which samples it holds.
-    images = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1)
-    samples = Generated(images, torch.arange(count), (0.0,), (1 / 255,))
-    sampler = ShardSampler(count, 8, rank=0, world_size=2, seed=1)
-    batches = Batches(samples, sampler, CPU, path, workers)
-    orders = []
-    for epoch in (1, 2):
-        sampler.set_epoch(epoch)
-        orders.append(list(sampler))
-        read = [(images.flatten().tolist(), labels.tolist()) for images, labels in batches]
-        assert [labels for _, labels in read] == orders[-1]
-        assert all(pixels == pytest.approx(labels, abs=1e-4) for pixels, labels in read)
-    assert orders[0] != orders[1]
-    sampler.load_state_dict(sampler.state_dict() | {"epoch": 1, "step": 3})
-    assert [labels.tolist() for _, labels in batches] == orders[0][3:]
-
-
-@pytest.mark.parametrize(("path", "workers"), PATHS)
-@devices
-def test_reading_a_batch_leaves_the_samples_as_they_are(device: str, path: str, workers: int) -> None:
-    samples = generated(40, 1)
-    before = samples.images.clone()
-    for images, _ in Batches(samples, [[0, 1], [1, 2]], device_of(device), path, workers):
+    for images, _ in (first, empty, last):
         images.zero_()
     assert torch.equal(samples.images, before)
+    assert list(Batches(samples, [], CPU, path)) == [], "a rank without any step gets no batch"
 
 
 def test_auto_takes_the_loader_when_the_samples_do_not_fit() -> None:
@@ -172,7 +118,7 @@ class _Stream(torch.Stream):
 
     made = 0
 
-    def __new__(cls, *_: object) -> _Stream:
+    def __new__(cls, *_: object) -> "_Stream":
         cls.made += 1
         return super().__new__(cls, device="cpu")
 

@@ -1,25 +1,18 @@
 """Sampling over ranks and steps: each sample once an epoch, and a resumed run reads exactly what is left."""
 
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from train.data.sampler import ShardSampler, evaluation_steps
+from train.data.shard import epoch_order
 from train.errors import UserError
-
-ROOT = Path(__file__).parents[3]
-SIZES = [1, 7, 9_999, 10_001]
-WORLD_SIZES = [1, 2, 3, 4, 5]
-BATCH_SIZES = [1, 5, 64, 1_000, 20_000]
 
 positions = st.fixed_dictionaries(
     {"size": st.integers(1, 200), "batch_size": st.integers(1, 250), "seed": st.integers(0, 2**32 - 1)}
@@ -39,22 +32,18 @@ def steps_of_all_ranks(ranks: Iterable[ShardSampler]) -> list[list[int]]:
     return [[sample for mine in step for sample in mine] for step in zip(*ranks, strict=True)]
 
 
-@pytest.mark.parametrize("batch_size", BATCH_SIZES)
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("size", SIZES)
-def test_evaluation_reads_each_sample_exactly_once(size: int, world_size: int, batch_size: int) -> None:
+@given(
+    size=st.integers(0, 300) | st.sampled_from([9_999, 10_001]),
+    batch_size=st.integers(1, 400) | st.just(20_000),
+    world_size=st.integers(1, 12),
+)
+def test_evaluation_reads_each_sample_exactly_once(size: int, batch_size: int, world_size: int) -> None:
     of_ranks = [evaluation_steps(size, batch_size, rank, world_size) for rank in range(world_size)]
     assert [sample for steps in of_ranks for batch in steps for sample in batch] == list(range(size))
     assert len({len(steps) for steps in of_ranks}) == 1, "all ranks meet after each batch"
     assert all(batch for steps in of_ranks for batch in steps[:-1]), "only the last batch of a rank may be empty"
     assert all(of_ranks[0]), "no batch is empty on all ranks"
-    assert max(len(batch) for steps in of_ranks for batch in steps) <= max(1, batch_size // world_size)
-
-
-@given(size=st.integers(0, 300), batch_size=st.integers(1, 400), world_size=st.integers(1, 12))
-def test_any_evaluation_reads_each_sample_exactly_once(size: int, batch_size: int, world_size: int) -> None:
-    batches = [batch for rank in range(world_size) for batch in evaluation_steps(size, batch_size, rank, world_size)]
-    assert [sample for batch in batches for sample in batch] == list(range(size))
+    assert max((len(batch) for steps in of_ranks for batch in steps), default=0) <= max(1, batch_size // world_size)
 
 
 @given(position=positions, world_size=st.integers(1, 12), epoch=st.integers(1, 50))
@@ -64,7 +53,7 @@ def test_samples_of_a_step_do_not_depend_on_the_world_size(
     alone = steps_of_all_ranks(samplers(**position, world_size=1, epoch=epoch))
     together = steps_of_all_ranks(samplers(**position, world_size=world_size, epoch=epoch))
     assert together == alone
-    assert sorted(sample for step in alone for sample in step) == list(range(position["size"]))
+    assert [sample for step in alone for sample in step] == epoch_order(position["size"], position["seed"], epoch)
     assert {len(step) for step in alone[:-1]} <= {position["batch_size"]}
 
 
@@ -85,39 +74,9 @@ def test_micro_batches_hold_the_same_samples_on_any_number_of_ranks(
         assert together == indices and not any([*mine] for mine in read)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_order_differs_between_epochs(world_size: int) -> None:
-    orders = [steps_of_all_ranks(samplers(9_999, 64, world_size, epoch=epoch)) for epoch in (1, 2, 3)]
-    assert orders[0] != orders[1] != orders[2] != orders[0]
-
-
-def test_order_differs_between_seeds() -> None:
-    assert list(ShardSampler(100, 10, 0, 1, seed=0)) != list(ShardSampler(100, 10, 0, 1, seed=1))
-
-
-def test_iterating_twice_gives_the_same_steps() -> None:
-    sampler = ShardSampler(9_999, 64, 1, 3, seed=5)
-    assert list(sampler) == list(sampler)
-
-
-def test_order_is_the_same_in_a_fresh_interpreter() -> None:
-    code = (
-        "from train.data.sampler import ShardSampler\n"
-        "sampler = ShardSampler(100, 8, 1, 3, seed=7)\n"
-        "sampler.set_epoch(4)\n"
-        "print(list(sampler))\n"
-    )
-    fresh = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    sampler = ShardSampler(100, 8, 1, 3, seed=7)
-    sampler.set_epoch(4)
-    assert fresh.strip() == str(list(sampler))
-
-
-@pytest.mark.parametrize("before", range(1, 9))
-@settings(max_examples=12)
-@given(position=positions, share=st.floats(0, 1))
+@given(position=positions, share=st.floats(0, 1), before=st.integers(1, 8), after=st.integers(1, 8))
 def test_resume_reads_exactly_the_rest_also_on_another_world_size(
-    before: int, position: dict[str, int], share: float
+    position: dict[str, int], share: float, before: int, after: int
 ) -> None:
     whole = [sample for step in steps_of_all_ranks(samplers(**position, world_size=1, epoch=3)) for sample in step]
     assert Counter(whole) == Counter(range(position["size"]))
@@ -129,12 +88,11 @@ def test_resume_reads_exactly_the_rest_also_on_another_world_size(
             sampler.advance()
     saved = interrupted[0].state_dict()
     assert all(sampler.state_dict() == saved for sampler in interrupted), "rank 0's position is everyone's"
-    for after in range(1, 9):
-        resumed = samplers(**position, world_size=after)
-        for sampler in resumed:
-            sampler.load_state_dict(saved)
-        rest = [sample for step in steps_of_all_ranks(resumed) for sample in step]
-        assert read + rest == whole, "in the order of an uninterrupted epoch"
+    resumed = samplers(**position, world_size=after)
+    for sampler in resumed:
+        sampler.load_state_dict(saved)
+    rest = [sample for step in steps_of_all_ranks(resumed) for sample in step]
+    assert read + rest == whole, "in the order of an uninterrupted epoch"
 
 
 @given(position=positions, world_size=st.integers(1, 8), data=st.data())
@@ -146,17 +104,6 @@ def test_length_is_the_number_of_steps_left_on_every_rank(
         for _ in range(data.draw(st.integers(0, len(sampler)))):
             sampler.advance()
         assert len(sampler) == len(list(sampler))
-
-
-def test_a_rank_without_samples_still_gets_a_step() -> None:
-    assert [list(sampler) for sampler in samplers(size=2, batch_size=4, world_size=3, seed=0)][2] == [[]]
-
-
-def test_the_next_epoch_starts_at_its_first_step() -> None:
-    sampler = ShardSampler(100, 10, 0, 1, seed=0)
-    sampler.advance()
-    sampler.set_epoch(2)
-    assert (sampler.epoch, sampler.step, len(sampler)) == (2, 0, 10)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -180,7 +127,7 @@ def test_a_dataloader_reads_the_same_steps_also_after_a_resume(workers: int) -> 
     assert [batch.tolist() for batch in loader] == first[5:]
     resumed.set_epoch(2)
     second = [batch.tolist() for batch in loader]
-    assert second == list(resumed) != first
+    assert second == list(resumed) != first and len(second) == 13, "it starts at its first step"
 
 
 @pytest.mark.parametrize(("key", "was", "now"), [("seed", 1, 2), ("num_samples", 100, 101), ("batch_size", 10, 20)])
@@ -209,13 +156,6 @@ def test_every_changed_value_is_named_at_once() -> None:
     state = ShardSampler(100, 10, 0, 1, seed=1).state_dict()
     with pytest.raises(UserError, match=r"seed was 1 and is 2.*num_samples was 100.*batch_size was 10 and is 30"):
         ShardSampler(200, 30, 0, 1, seed=2).load_state_dict(state)
-
-
-def test_a_position_is_plain_numbers() -> None:
-    state = ShardSampler(100, 10, 3, 4, seed=1).state_dict()
-    assert {key: type(value) for key, value in state.items()} == dict.fromkeys(state, int)
-    assert "rank" not in state
-    assert "world_size" not in state
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def _trained(folder: Path | None, workers: int = 0, max_steps: int | None = None
 
 def test_a_stream_trains_the_same_on_any_number_of_processes() -> None:
     alone = launched(1, _trained, None)[0]
-    for world_size, workers in ((1, 1), (2, 0), (3, 0)):
+    for world_size, workers in ((1, 1), (3, 0)):
         for found in launched(world_size, _trained, None, workers):
             assert found == pytest.approx(alone, rel=1e-5)
 

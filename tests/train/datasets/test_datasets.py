@@ -75,20 +75,6 @@ def test_mean_and_std_are_those_of_the_training_images(name: str, load: Load) ->
     assert samples.std == pytest.approx(pixels.std(dim=1).tolist(), abs=0.03)
 
 
-@pytest.mark.parametrize("name", DATASETS)
-def test_splits_share_no_image(name: str, load: Load) -> None:
-    train, validation = (
-        {bytes(image.numpy().tobytes()) for image in load(name, split).tensors()[0]} for split in SPLITS
-    )
-    # Real data repeat a handful of images themselves.
-    assert len(train & validation) <= len(validation) // 1000
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_real_sizes_are_the_published_ones(name: str, data_root: Path) -> None:
-    assert [len(datasets.load(name, str(data_root), split, 0)) for split in SPLITS] == [60_000, 10_000]
-
-
 def test_synthetic_sample_is_a_function_of_seed_split_and_index() -> None:
     def sample(seed: int, split: Split, index: int) -> bytes:
         image, label = datasets.load("synthetic", "", split, seed)[index]

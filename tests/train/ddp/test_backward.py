@@ -40,26 +40,6 @@ def test_a_parameter_used_on_one_rank_gets_the_mean_and_one_used_on_none_gets_no
         torch.testing.assert_close(grads, expected)
 
 
-def _two_backwards(world: World) -> list[Tensor]:
-    model = nn.Linear(2, 1, bias=False)
-    nn.init.ones_(model.weight)
-    wrapped = CustomDDP(model)
-    results = []
-    for _ in range(2):
-        for _ in range(2):
-            wrapped(torch.full((1, 2), 1.0 + world.rank)).sum().backward()
-        assert model.weight.grad is not None
-        results.append(model.weight.grad.clone())
-        model.zero_grad()
-    return results
-
-
-def test_a_second_backward_adds_its_mean_to_that_of_the_first() -> None:
-    for results in run_ranks(2, _two_backwards):
-        for result in results:
-            assert torch.equal(result, torch.full((1, 2), 3.0))
-
-
 def _batchnorm_twice(called: nn.Module, rank: int) -> Tensor:
     real, fake = (torch.randn(4, 8, generator=torch.Generator().manual_seed(2 * rank + n)) for n in range(2))
     return cast(Tensor, called(real).square().mean() - called(fake).mean())

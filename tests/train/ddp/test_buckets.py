@@ -31,18 +31,20 @@ def test_gradients_are_views_of_one_bucket_and_zero_grad_keeps_them(sync: str) -
     assert run_ranks(2, _place_of_grads, sync) == [[True, True]] * 2
 
 
-def _odd_sizes(world: World, sync: str, dtype: torch.dtype) -> list[bool]:
-    model = nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 5), nn.Linear(5, 7), nn.Linear(7, 1)).to(dtype)
-    wrapped = CustomDDP(model, sync=SYNCS[sync])
-    for _ in range(2):
-        wrapped(torch.full((2, 8), 1.0, dtype=dtype)).sum().backward()
-    return [param.grad is not None and param.grad.data_ptr() % 16 == 0 for param in model.parameters()]
+def _odd_sizes(world: World, sync: str) -> list[bool]:
+    aligned = []
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        model = nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 5), nn.Linear(5, 7), nn.Linear(7, 1)).to(dtype)
+        wrapped = CustomDDP(model, sync=SYNCS[sync])
+        for _ in range(2):
+            wrapped(torch.full((2, 8), 1.0, dtype=dtype)).sum().backward()
+        aligned += [param.grad is not None and param.grad.data_ptr() % 16 == 0 for param in model.parameters()]
+    return aligned
 
 
 @syncs
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_gradients_of_odd_sizes_are_aligned_to_16_bytes(sync: str, dtype: torch.dtype) -> None:
-    assert run_ranks(2, _odd_sizes, sync, dtype) == [[True] * 8] * 2
+def test_gradients_of_odd_sizes_are_aligned_to_16_bytes(sync: str) -> None:
+    assert run_ranks(2, _odd_sizes, sync) == [[True] * 24] * 2
 
 
 class _TwoOrders(nn.Module):
@@ -90,7 +92,14 @@ _KEEP: dict[str, Callable[[Tensor], Callable[[], Tensor]]] = {
 }
 
 
-def _keep_on_rank_0(world: World, sync: str, how: str) -> tuple[list[float], list[list[float]], int]:
+Kept = tuple[list[float], list[list[float]], int]
+
+
+def _keep_in_each_way(world: World, sync: str) -> list[Kept]:
+    return [_keep_on_rank_0(world, sync, how) for how in _KEEP]
+
+
+def _keep_on_rank_0(world: World, sync: str, how: str) -> Kept:
     """The gradient's numbers after each backward; those that rank 0 has kept of two; how many places they had."""
     model = nn.Linear(8, 1)
     wrapped = CustomDDP(model, sync=SYNCS[sync])
@@ -109,12 +118,11 @@ def _keep_on_rank_0(world: World, sync: str, how: str) -> tuple[list[float], lis
 
 
 @syncs
-@pytest.mark.parametrize("how", _KEEP)
-def test_a_gradient_that_one_rank_keeps_stays_as_it_was_and_costs_one_new_place(sync: str, how: str) -> None:
-    first, second = run_ranks(2, _keep_on_rank_0, sync, how)
+def test_a_gradient_that_one_rank_keeps_stays_as_it_was_and_costs_one_new_place(sync: str) -> None:
     means = [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]
-    assert first == (means, [[2.5], [3.5]], 1 if how == "not at all" else 3)
-    assert second == (means, [], 1)
+    for how, first, second in zip(_KEEP, *run_ranks(2, _keep_in_each_way, sync), strict=True):
+        assert first == (means, [[2.5], [3.5]], 1 if how == "not at all" else 3), how
+        assert second == (means, [], 1)
 
 
 def test_buckets_are_built_once_in_the_order_in_which_gradients_arrived_on_rank_0() -> None:

@@ -101,25 +101,6 @@ def test_a_module_can_be_wrapped_again_after_its_wrapper_is_gone() -> None:
     assert run_ranks(2, _wrapped_again) == [[True, True]] * 2
 
 
-def _states(world: World) -> list[bool]:
-    torch.manual_seed(world.rank)
-    bare, other = plain(), plain()
-    wrapped = CustomDDP(plain())
-    names_agree = list(wrapped.state_dict()) == list(bare.state_dict())
-    bare.load_state_dict(wrapped.state_dict())
-    wrapped.load_state_dict(other.state_dict())
-    loaded = all(torch.equal(a, b) for a, b in zip(wrapped.parameters(), other.parameters(), strict=True))
-    try:
-        wrapped.load_state_dict(bare.state_dict(), assign=True)
-    except Exception as error:
-        return [names_agree, loaded, "before CustomDDP is made" in str(error)]
-    return [names_agree, loaded, False]
-
-
-def test_state_dicts_are_those_of_the_bare_module() -> None:
-    assert run_ranks(2, _states) == [[True, True, True]] * 2
-
-
 def _states_of_native_ddp(world: World) -> list[bool]:
     torch.manual_seed(world.rank)
     loaded = []

@@ -19,33 +19,19 @@ capacities = st.floats(0.5, 300) | st.just(float("inf"))
 
 
 @given(params=parameters(), first=capacities, others=capacities)
-def test_each_parameter_is_in_exactly_one_bucket(
+def test_each_parameter_is_in_one_bucket_of_its_kind_in_order_and_the_bucket_that_fills_first_comes_first(
     params: tuple[list[int], list[str], list[int]], first: float, others: float
 ) -> None:
+    sizes, kinds, order = params
     buckets = assign_buckets(*params, first, others)
-    assert sorted(index for bucket in buckets for index in bucket) == list(range(len(params[0])))
+    assert sorted(index for bucket in buckets for index in bucket) == list(range(len(sizes)))
     assert all(buckets), "no bucket is empty"
-
-
-@given(params=parameters(), first=capacities, others=capacities)
-def test_each_kind_keeps_its_order_and_never_shares_a_bucket(
-    params: tuple[list[int], list[str], list[int]], first: float, others: float
-) -> None:
-    _, kinds, order = params
-    buckets = assign_buckets(*params, first, others)
     assert all(len({kinds[index] for index in bucket}) == 1 for bucket in buckets)
     for kind in set(kinds):
         in_buckets = [index for bucket in buckets for index in bucket if kinds[index] == kind]
         assert in_buckets == [index for index in order if kinds[index] == kind]
 
-
-@given(params=parameters(), first=capacities, others=capacities)
-def test_only_its_last_parameter_fills_a_bucket(
-    params: tuple[list[int], list[str], list[int]], first: float, others: float
-) -> None:
-    sizes, kinds, _ = params
     seen: set[str] = set()
-    buckets = assign_buckets(*params, first, others)
     last_of_kind = {kinds[bucket[0]]: number for number, bucket in enumerate(buckets)}
     for number, bucket in enumerate(buckets):
         kind = kinds[bucket[0]]
@@ -54,15 +40,6 @@ def test_only_its_last_parameter_fills_a_bucket(
         assert sum(sizes[index] for index in bucket[:-1]) < capacity
         if number != last_of_kind[kind]:
             assert sum(sizes[index] for index in bucket) >= capacity, "only the last of a kind may stay open"
-
-
-@given(params=parameters(), first=capacities, others=capacities)
-def test_the_bucket_that_fills_first_comes_first(
-    params: tuple[list[int], list[str], list[int]], first: float, others: float
-) -> None:
-    _, kinds, order = params
-    buckets = assign_buckets(*params, first, others)
-    last_of_kind = {kinds[bucket[0]]: number for number, bucket in enumerate(buckets)}
     full = [bucket for number, bucket in enumerate(buckets) if number != last_of_kind[kinds[bucket[0]]]]
     filled_at = [order.index(bucket[-1]) for bucket in full]
     assert filled_at == sorted(filled_at)

@@ -79,22 +79,6 @@ def test_models_that_differ_are_refused_on_all_ranks_naming_what_differs() -> No
             assert messages[what].startswith("UserError: " if what == "frozen ones" else "SharedError: ")
 
 
-def _options(world: World) -> str:
-    # So that the functions of the ranks have different addresses.
-    before = [lambda: None for _ in range(1000 * world.rank)]
-
-    def make(group: dist.ProcessGroup, numbers: object) -> AllReduce:
-        return AllReduce(group)
-
-    message = _message(lambda: CustomDDP(plain(), sync=partial(make, numbers=object())))
-    del before
-    return message
-
-
-def test_a_function_with_options_can_make_the_sync() -> None:
-    assert run_ranks(2, _options) == ["accepted"] * 2
-
-
 def _missing_rank(world: World, sync: str) -> str:
     model = plain()
     group = dist.new_group(timeout=timedelta(seconds=3))
@@ -143,37 +127,6 @@ def test_a_rank_that_died_is_named_long_before_the_timeout(tmp_path: Path) -> No
     assert told.startswith("UserError: the gradients of ") and told.endswith("rank 1 ended")
 
 
-def _frozen_then_not(world: World) -> str:
-    model = plain()
-    next(model.parameters()).requires_grad_(False)
-    wrapped = CustomDDP(model)
-    next(model.parameters()).requires_grad_(True)
-    return _message(lambda: wrapped(torch.ones(2, 8)))
-
-
-def test_a_parameter_that_was_frozen_and_is_not_any_more_is_refused() -> None:
-    for message in run_ranks(2, _frozen_then_not):
-        assert (
-            message
-            == "UserError: 0.weight was frozen when CustomDDP was made, but is now trained: wrap the module again"
-        )
-
-
-def _converted_later(world: World) -> list[str]:
-    wrapped = CustomDDP(plain())
-    wrapped.double()
-    with torch.no_grad():
-        wrapped(torch.ones(2, 8, dtype=torch.float64))
-    return [_message(lambda: wrapped(torch.ones(2, 8, dtype=torch.float64)))]
-
-
-def test_a_module_that_is_converted_after_it_was_wrapped_is_refused_before_it_trains_alone() -> None:
-    for [message] in run_ranks(2, _converted_later):
-        assert message.startswith(
-            "UserError: 0.weight was torch.float32 on cpu when CustomDDP was made and is torch.flo"
-        )
-
-
 def test_without_a_process_group_the_remedy_is_named() -> None:
     message = _message(lambda: CustomDDP(plain()))
     assert message.startswith("UserError: CustomDDP needs a process group") and "init_process_group()" in message
@@ -188,31 +141,63 @@ class _SparseByFunction(nn.Module):
         return F.embedding(x, self.table, sparse=True)
 
 
-def _optimizer_in_backward(world: World) -> str:
+def _frozen_then_not() -> None:
+    model = plain()
+    next(model.parameters()).requires_grad_(False)
+    wrapped = CustomDDP(model)
+    next(model.parameters()).requires_grad_(True)
+    wrapped(torch.ones(2, 8))
+
+
+def _converted_later() -> None:
+    wrapped = CustomDDP(plain()).double()
+    with torch.no_grad():
+        wrapped(torch.ones(2, 8, dtype=torch.float64))
+    wrapped(torch.ones(2, 8, dtype=torch.float64))
+
+
+def _optimizer_in_backward() -> None:
     model = nn.Linear(4, 4)
     _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
-    return _message(lambda: CustomDDP(model))
+    CustomDDP(model)
 
 
-def test_an_optimizer_that_steps_before_gradients_are_averaged_is_refused() -> None:
-    for message in run_ranks(2, _optimizer_in_backward):
-        assert message.startswith("UserError: weight has an optimizer that steps inside backward")
+def _made_by_a_function_with_options() -> None:
+    # So that the functions of the ranks have different addresses.
+    before = [lambda: None for _ in range(1000 * dist.get_rank())]
+
+    def make(group: dist.ProcessGroup, numbers: object) -> AllReduce:
+        return AllReduce(group)
+
+    CustomDDP(plain(), sync=partial(make, numbers=object()))
+    del before
 
 
-def _sparse(world: World) -> list[str]:
-    function = CustomDDP(_SparseByFunction())
-    return [
-        _message(lambda: CustomDDP(nn.Sequential(nn.Embedding(4, 4, sparse=True)))),
-        _message(lambda: CustomDDP(nn.EmbeddingBag(4, 4, sparse=True))),
-        _message(lambda: function(torch.tensor([1])).sum().backward()),
-    ]
+# What a person does, and what every rank is told: its beginning and its end.
+USES: list[tuple[Callable[[], object], str, str]] = [
+    (_made_by_a_function_with_options, "accepted", ""),
+    (_frozen_then_not, "0.weight was frozen when CustomDDP was made, but is now trained", ": wrap the module again"),
+    (_converted_later, "0.weight was torch.float32 on cpu when CustomDDP was made and is torch.flo", ""),
+    (_optimizer_in_backward, "weight has an optimizer that steps inside backward", ""),
+    (lambda: CustomDDP(nn.Sequential(nn.Embedding(4, 4, sparse=True))), "0 has sparse gradients", "use sparse=False"),
+    (lambda: CustomDDP(nn.EmbeddingBag(4, 4, sparse=True)), "the module has sparse gradients", "use sparse=False"),
+    (
+        lambda: CustomDDP(_SparseByFunction())(torch.tensor([1])).sum().backward(),
+        "table has sparse gradients",
+        "use sparse=False",
+    ),
+]
 
 
-def test_sparse_gradients_are_refused_with_the_remedy() -> None:
-    for messages in run_ranks(2, _sparse):
-        assert messages[0].startswith("UserError: 0 has sparse gradients")
-        assert messages[2].startswith("UserError: table has sparse gradients")
-        assert all("use sparse=False" in message for message in messages)
+def _use(world: World) -> list[str]:
+    return [_message(use) for use, _, _ in USES]
+
+
+def test_what_cannot_be_averaged_is_refused_with_the_remedy_on_all_ranks() -> None:
+    for messages in run_ranks(2, _use):
+        for message, (_, start, end) in zip(messages, USES, strict=True):
+            assert message.removeprefix("UserError: ").startswith(start)
+            assert end in message
 
 
 def _compiled_backward(world: World) -> str:

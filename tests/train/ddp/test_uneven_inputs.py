@@ -50,6 +50,10 @@ def _train(world: World, wrapper: str, counts: tuple[int, ...], by_all: bool, ac
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
+def _train_both(world: World, counts: tuple[int, ...], by_all: bool) -> list[dict[str, Tensor]]:
+    return [_train(world, wrapper, counts, by_all, False) for wrapper in ("native", "custom")]
+
+
 @pytest.mark.parametrize("by_all", [True, False], ids=["mean over all ranks", "mean over those with inputs"])
 @pytest.mark.parametrize(
     "counts",
@@ -57,8 +61,7 @@ def _train(world: World, wrapper: str, counts: tuple[int, ...], by_all: bool, ac
     ids=str,
 )
 def test_weights_equal_those_of_native_ddp(counts: tuple[int, ...], by_all: bool) -> None:
-    native = run_ranks(len(counts), _train, "native", counts, by_all, False)
-    ours = run_ranks(len(counts), _train, "custom", counts, by_all, False)
+    native, ours = zip(*run_ranks(len(counts), _train_both, counts, by_all), strict=True)
     for weights in ours:
         for name, value in weights.items():
             assert torch.equal(value, ours[0][name]) or "running" in name or "num_batches" in name

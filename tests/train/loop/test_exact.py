@@ -5,6 +5,7 @@ import math
 import re
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 from unittest import mock
@@ -20,7 +21,7 @@ from torch.utils.data import TensorDataset
 
 from tests.cli import ROOT, records, start_ranks
 from tests.idx import write_small_mnist
-from tests.ranks import launched, run_ranks, train_on_ranks
+from tests.ranks import launched, make_trainer, run_ranks, train_on_ranks
 from train import datasets
 from train.collectives import tree_sum
 from train.collectives.tree_sum import SubtreeSums, TreeSum, subtrees
@@ -67,34 +68,29 @@ def end(run_dir: Path) -> tuple[str, float]:
     return records(run_dir, "end")[-1]["weights_sha256"], records(run_dir, "epoch")[-1]["val_loss"]
 
 
-@pytest.mark.parametrize("case", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_CASES)])
-def test_weights_and_validation_loss_are_the_same_bits_on_one_to_four_processes(
-    case: str, data: Path, tmp_path: Path
+def _train_each(world: World, cases: dict[str, str], data: Path, folder: Path) -> None:
+    for name, flags in cases.items():
+        trainer = make_trainer(world, *flags.split(), f"--data-root={data}", f"--run-dir={folder / name}")
+        with trainer.run.files:
+            trainer.fit()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("cases", [CASES, pytest.param(SLOW_CASES, marks=pytest.mark.slow)], ids=["quick", "slow"])
+def test_weights_and_validation_loss_are_the_same_bits_on_one_to_four_processes_and_differ_without_slices(
+    cases: dict[str, str], data: Path, tmp_path: Path
 ) -> None:
-    ends = set()
+    without = {"without slices": CASES["dropout and clipping"].replace("--logical-world=4", "")}
     for world_size in (1, 2, 3, 4):
-        folder = tmp_path / str(world_size)
-        train_on_ranks(world_size, *(CASES | SLOW_CASES)[case].split(), f"--data-root={data}", f"--run-dir={folder}")
-        ends.add(end(folder))
-    assert len(ends) == 1
-
-
-def test_without_slices_the_bits_differ(data: Path, tmp_path: Path) -> None:
-    flags = [flag for flag in CASES["dropout and clipping"].split() if "logical" not in flag]
-    for world_size in (1, 2):
-        train_on_ranks(world_size, *flags, f"--data-root={data}", f"--run-dir={tmp_path / str(world_size)}")
-    assert end(tmp_path / "1") != end(tmp_path / "2")
+        run_ranks(world_size, _train_each, cases | without, data, tmp_path / str(world_size), timeout_s=200)
+    for name in cases | without:
+        ends = {end(tmp_path / str(world_size) / name) for world_size in (1, 2, 3, 4)}
+        assert (len(ends) == 1) == (name in cases), name
 
 
 def _regression(folder: Path) -> None:
     sys.argv = ["regression", f"--folder={folder}", "--logical-world=4", "--epochs=1"]
     runpy.run_path(str(ROOT / "jobs" / "scripts" / "regression.py"), run_name="__main__")
-
-
-def test_a_loop_of_ones_own_has_the_same_bits_on_any_number_of_processes(tmp_path: Path) -> None:
-    for world_size in (1, 2, 3):
-        launched(world_size, _regression, tmp_path / str(world_size))
-    assert len({end(folder) for folder in tmp_path.iterdir()}) == 1
 
 
 class _Counting(nn.Module):
@@ -138,9 +134,14 @@ def _two_steps_a_batch(folder: Path) -> None:
         run.apply(optimizer)
 
 
-def test_two_steps_a_batch_with_buffers_frozen_and_unused_parts_have_the_same_bits(tmp_path: Path) -> None:
-    for world_size in (1, 2, 3):
-        launched(world_size, _two_steps_a_batch, tmp_path / str(world_size))
+@pytest.mark.parametrize(
+    "loop", [_regression, _two_steps_a_batch], ids=["a script", "two steps a batch, buffers, frozen and unused parts"]
+)
+def test_a_loop_of_ones_own_has_the_same_bits_on_any_number_of_processes(
+    loop: Callable[[Path], None], tmp_path: Path
+) -> None:
+    for world_size in (1, 3):
+        launched(world_size, loop, tmp_path / str(world_size))
     assert len({end(folder) for folder in tmp_path.iterdir()}) == 1
 
 
@@ -258,12 +259,14 @@ def test_any_cut_of_the_slices_gives_the_same_subtrees_and_sum(num_slices: int, 
 _SUMS = [*itertools.product((1, 2, 5, 8), (1, 3, 1000))]
 
 
-def _sums(world: World, shared: bool) -> list[torch.Tensor]:
+def _sums(world: World) -> list[torch.Tensor]:
+    """The sums through shared memory, if there are other ranks, and then those by messages."""
     found, group = [], dist.group.WORLD
     assert group is not None
-    memory = SharedMemory.of_one_host(group) if shared else None
+    ways = [SharedMemory.of_one_host(group), None]
+    assert (ways[0] is None) == (world.world_size == 1)
     with mock.patch.object(tree_sum, "_CHUNK_BYTES", 400):
-        for num_slices, size in _SUMS:
+        for memory, (num_slices, size) in itertools.product(ways, _SUMS):
             vectors = torch.randn(num_slices, size, generator=torch.Generator().manual_seed(size))
             slices = [share(range(num_slices), rank, world.world_size) for rank in range(world.world_size)]
             sums = TreeSum(size, vectors.new_empty(0), group, memory)
@@ -275,11 +278,10 @@ def _sums(world: World, shared: bool) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "messages"])
-def test_sum_over_ranks_is_that_of_one_rank_on_all_ranks(shared: bool) -> None:
-    (alone,) = run_ranks(1, _sums, False)
+def test_sum_over_ranks_through_shared_memory_and_by_messages_is_that_of_one_rank_on_all_ranks() -> None:
+    (alone,) = run_ranks(1, _sums)
     for world_size in (2, 3):
-        for found in run_ranks(world_size, _sums, shared):
+        for found in run_ranks(world_size, _sums):
             assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, alone, strict=True))
 
 

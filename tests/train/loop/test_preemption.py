@@ -229,12 +229,6 @@ def test_a_save_may_take_longer_than_a_collective_may(data_root: Path, tmp_path:
     assert stop["saved"] and (tmp_path / "checkpoints" / f"step-{stop['step']:08d}" / "manifest.json").is_file()
 
 
-def test_without_a_folder_for_checkpoints_it_says_that_nothing_is_saved(data_root: Path) -> None:
-    said = _stopped(start_ranks(2, *_SETTINGS, f"--data-root={data_root}"), 1)
-    assert "; nothing is saved without --checkpoint-dir" in said
-    assert "Traceback" not in said
-
-
 def test_a_save_that_fails_is_told_and_ends_all_ranks(data_root: Path, tmp_path: Path) -> None:
     ranks = start_ranks(2, *_flags(data_root, tmp_path))
     _wait_until_it_trains(ranks[0])

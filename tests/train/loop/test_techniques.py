@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.utils import counters
 
 from tests.cli import records
 from tests.ranks import make_trainer, run_ranks, train_on_ranks
@@ -90,17 +89,6 @@ def test_fp16_halves_a_scale_that_overflows_on_all_ranks_records_it_and_then_tra
     assert steps[0]["lr"] == pytest.approx(0.05 * (1 + math.cos(math.pi * skipped / 20)))
 
 
-def test_fp16_gives_the_losses_of_fp32(tmp_path: Path) -> None:
-    losses = []
-    for precision in ("fp32", "fp16"):
-        folder = tmp_path / precision
-        flags = [*_MLP, "--max-steps=10", f"--precision={precision}", f"--run-dir={folder}"]
-        train_on_ranks(1, *flags, timeout_s=_TIMEOUT_S)
-        losses.append([record["loss"] for record in records(folder, "step")])
-    assert losses[0] != losses[1]
-    assert losses[1] == pytest.approx(losses[0], rel=2e-2)
-
-
 def test_the_average_is_what_is_evaluated_and_the_weights_stay() -> None:
     (results,) = run_ranks(1, _averaged, timeout_s=_TIMEOUT_S)
     before, inside, after = results
@@ -123,22 +111,3 @@ def _averaged(world: World) -> tuple[str, str, str]:
         for average, param in zip(expected, trainer.module.parameters(), strict=True):
             torch.testing.assert_close(param.detach(), average)
     return before, inside, weights_sha256(trainer.module.state_dict())
-
-
-def _graphs(world: World, *flags: str) -> int:
-    """Train, and return how many graphs were compiled in this process."""
-    make_trainer(world, *flags).fit()
-    graphs: int = counters["stats"]["unique_graphs"]
-    return graphs
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_compiled_model_gives_the_same_losses(world_size: int, tmp_path: Path) -> None:
-    losses = []
-    for more in ([], ["--compile"]):
-        folder = tmp_path / f"run{len(more)}"
-        flags = ["--model=mlp", "--device=cpu", "--batch-size=3000", "--accumulate=2", f"--run-dir={folder}", *more]
-        graphs = run_ranks(world_size, _graphs, *flags, timeout_s=_TIMEOUT_S)
-        assert all(map(bool, graphs)) if more else not any(graphs)
-        losses.append([record["loss"] for record in records(folder, "step")])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import shlex
 import signal
 import time
 from collections import Counter
@@ -106,17 +105,11 @@ def test_the_loss_of_each_step_equals_one_process(losses: Any, name: str, world_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [("--accumulate=3",), ("--input=loader", "--workers=1")], ids=" ".join)
-def test_micro_batches_and_the_loader_do_not_change_the_losses(losses: Any, flags: tuple[str, ...]) -> None:
-    assert losses("mlp", 2, *flags) == pytest.approx(losses("mlp", 1), rel=1e-4)
-
-
-@pytest.mark.slow
-def test_clipping_and_bf16_run_on_several_processes(losses: Any) -> None:
-    clipped = losses("mlp", 2, "--clip-norm=0.1")
+@pytest.mark.parametrize("strategy", ["custom_ddp", "ddp"])
+def test_clipping_is_by_the_norm_of_the_mean_over_all_processes(losses: Any, strategy: str) -> None:
+    clipped = losses("mlp", 2, "--clip-norm=0.1", f"--strategy={strategy}")
     assert clipped == pytest.approx(losses("mlp", 1, "--clip-norm=0.1"), rel=1e-4)
     assert clipped != pytest.approx(losses("mlp", 1), rel=1e-2)
-    assert losses("mlp", 2, "--precision=bf16") == pytest.approx(losses("mlp", 1), rel=0.1)
 
 
 def _random_samples(length: int) -> TensorSamples:
@@ -173,7 +166,7 @@ def _evaluate_plainly() -> list[dict[str, float]]:
     return results
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5], ids=lambda n: f"world={n}")
+@pytest.mark.parametrize("world_size", [1, 2, 5], ids=lambda n: f"world={n}")
 def test_evaluation_equals_one_process_on_the_whole_set(world_size: int) -> None:
     expected = _evaluate_plainly()
     for of_rank in run_ranks(world_size, _evaluate):
@@ -200,14 +193,17 @@ class _Never(StopAgreement):
         return False
 
 
-def _calls_of_an_evaluation(world: World, num_batches: int) -> Counter[str]:
+def _calls_of_two_evaluations(world: World) -> list[Counter[str]]:
+    """What an evaluation of one batch calls, and one of five."""
     context = Context(TrainConfig(), _CPU, None, world.world_size)
     model = models.build("mlp", (1, 28, 28), 10, None)
-    batches = [((torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64)), [2])] * num_batches
-    calls = _Calls()
-    with calls:
-        evaluate(_measuring(model), batches, [model], context, _Never(StopSignal()))
-    return calls.names
+    batch = ((torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64)), [2])
+    found = []
+    for num_batches in (1, 5):
+        with _Calls() as calls:
+            evaluate(_measuring(model), [batch] * num_batches, [model], context, _Never(StopSignal()))
+        found.append(calls.names)
+    return found
 
 
 # What makes a host wait until a GPU has computed all that it was given: to read from it, or to send it a number.
@@ -216,7 +212,7 @@ _WAITS |= {"__bool__", "__int__", "__float__", "__index__"}
 
 
 def test_no_batch_of_an_evaluation_makes_the_host_wait() -> None:
-    (few,), (many,) = (run_ranks(1, _calls_of_an_evaluation, number) for number in (1, 5))
+    [(few, many)] = run_ranks(1, _calls_of_two_evaluations)
     assert many["argmax"] == 5 * few["argmax"] > 0
     assert {name: many[name] for name in _WAITS} == {name: few[name] for name in _WAITS}
 
@@ -260,10 +256,10 @@ def test_the_best_epoch_is_that_of_all_starts_of_a_run() -> None:
     assert run_ranks(1, _best_after_a_resume) == [Best(epoch=1, accuracy=0.99)]
 
 
-def test_records_hold_world_arithmetic_steps_epochs_and_hash(tmp_path: Path) -> None:
+def test_records_hold_world_arithmetic_steps_epochs_and_hash(python: str, tmp_path: Path) -> None:
     flags = ["--model=mlp", "--lr=0.1", "--batch-size=300", "--epochs=2", f"--run-dir={tmp_path}"]
     began = time.time()
-    outcome = train(2, *flags)
+    outcome = train(2, *flags, python=python)
     assert outcome.returncode == 0, outcome.stderr
     assert "rank 1: node 0" in outcome.stdout
     assert "global batch 300 = 2 processes x 150 samples" in outcome.stdout
@@ -273,7 +269,6 @@ def test_records_hold_world_arithmetic_steps_epochs_and_hash(tmp_path: Path) -> 
     assert start["arithmetic"]["steps_per_epoch"] == 34
     assert start["versions"]["torch"] == torch.__version__
     assert len(bytes.fromhex(start["run_id"])) == 16
-    assert shlex.split(start["command_line"])[-7:-1] == ["-m", "train", *flags[:-1]]
     assert [record["step"] for record in records(tmp_path, "step")] == [*range(1, 69)]
     epochs = records(tmp_path, "epoch")
     assert [record["epoch"] for record in epochs] == [1, 2]

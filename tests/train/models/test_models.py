@@ -30,7 +30,7 @@ def inputs(count: int, shape: tuple[int, ...], classes: int = 10) -> torch.Tenso
     return torch.randn(count, *shape, generator=generator)
 
 
-@pytest.mark.parametrize("classes", [2, 10, 100])
+@pytest.mark.parametrize("classes", [2, 100])
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_model_gives_one_number_a_class_for_each_image_or_token(
     name: str, shape: tuple[int, ...], classes: int

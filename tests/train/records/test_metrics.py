@@ -30,19 +30,18 @@ def test_weights_sha256_is_the_digest_computed_by_hand() -> None:
         "a.count": torch.tensor(7),
         "empty": torch.empty(0, 3, dtype=torch.float64),
         "mask": torch.tensor([True, False]),
+        "narrow": torch.tensor([1.0], dtype=torch.bfloat16),
+        "sign": torch.tensor([-0.0]),
     }
     content = (
         b"a.count\0int64\0\0" + struct.pack("<q", 7)
         + b"b.weight\0float32\0" + b"3,2\0" + struct.pack("<6f", 1.0, -2.5, 0.0, 3e-8, 5.0, 6.0)
         + b"empty\0float64\0" + b"0,3\0"
         + b"mask\0bool\0" + b"2\0" + b"\1\0"
+        + b"narrow\0bfloat16\0" + b"1\0" + b"\x80\x3f"
+        + b"sign\0float32\0" + b"1\0" + struct.pack("<f", -0.0)
     )  # fmt: skip
     assert weights_sha256(state) == hashlib.sha256(content).hexdigest()
-
-
-def test_weights_sha256_reads_bfloat16_bytes_as_they_are() -> None:
-    tensor = torch.tensor([1.0], dtype=torch.bfloat16)
-    assert weights_sha256({"w": tensor}) == hashlib.sha256(b"w\0bfloat16\0" + b"1\0" + b"\x80\x3f").hexdigest()
 
 
 def test_weights_sha256_is_independent_of_insertion_order_and_memory_layout() -> None:
@@ -51,22 +50,6 @@ def test_weights_sha256_is_independent_of_insertion_order_and_memory_layout() ->
     assert not transposed.is_contiguous()
     assert weights_sha256({"x": first, "y": second}) == weights_sha256({"y": second, "x": transposed})
     assert weights_sha256({"x": first.requires_grad_()}) == weights_sha256({"x": first.detach().clone()})
-
-
-def test_weights_sha256_differs_when_anything_differs() -> None:
-    zero, minus_zero = torch.tensor([0.0]), torch.tensor([-0.0])
-    states = [
-        {"x": zero},
-        {"x": minus_zero},
-        {"y": zero},
-        {"x": zero.double()},
-        {"x": zero.view(1, 1)},
-        {"x": zero.view(torch.int32)},
-        {"x": torch.zeros(2)},
-        {"x": zero, "y": zero},
-        {},
-    ]
-    assert len({weights_sha256(state) for state in states}) == len(states)
 
 
 def test_each_record_is_one_line_that_is_there_at_once(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from tests.cli import start_ranks
 from tests.ranks import make_trainer, run_ranks
@@ -36,44 +35,6 @@ def _model() -> nn.Module:
 
 def _world_size(name: str) -> int:
     return 1 if name in ("single", "data_parallel") else 2
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
-
-
-def _one_step(world: World, name: str) -> tuple[list[str], float, list[Tensor]]:
-    """The names of the state, the norm before clipping, and the clipped gradients of a step of two micro-batches."""
-    model = _model()
-    context = strategies.Context(TrainConfig(), _CPU, None, world.world_size)
-    wrapped = strategies.wrap(name, model, context)
-    with wrapped.no_sync():
-        wrapped.call(_micro_batch(world.rank, 0)).square().sum().backward()
-    wrapped.call(_micro_batch(world.rank, 1)).square().sum().backward()
-    wrapped.after_backward()
-    norm = float(wrapped.norm())
-    nn.utils.clip_grads_with_norm_(model.parameters(), 0.5, wrapped.norm())
-    gradients = [_whole(param.grad) for param in model.parameters() if param.grad is not None]
-    return list(wrapped.state_dict()), norm, gradients
-
-
-# A pipeline has no forward of its own: its schedule runs forward and backward.
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in _NAMES if name != "pipeline"])
-def test_a_step_clips_the_mean_gradient_of_all_ranks(name: str) -> None:
-    world_size = _world_size(name)
-    model = _model()
-    for rank in range(world_size):
-        for part in range(2):
-            (model(_micro_batch(rank, part)).square().sum() / world_size).backward()
-    expected_norm = float(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
-    assert expected_norm > 0.5, "or nothing is clipped"
-    of_ranks = run_ranks(world_size, _one_step, name)
-    assert of_ranks[0][0] == list(model.state_dict())
-    for _, norm, gradients in of_ranks:
-        assert norm == pytest.approx(expected_norm, rel=1e-5)
-        for gradient, param in zip(gradients, model.parameters(), strict=True):
-            torch.testing.assert_close(gradient, param.grad)
 
 
 def _messages(world: World, name: str) -> list[set[str]]:

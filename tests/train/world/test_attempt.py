@@ -30,12 +30,6 @@ def world(rank: int, port: int) -> World:
     return replace(alone, rank=rank, world_size=2, master_addr=_HOST, master_port=port, store_is_served=True)
 
 
-def test_each_rank_joins_an_attempt_once() -> None:
-    server = serve()
-    for rank in range(2):
-        Attempt(world(rank, server.port)).join(connect(server.port), _TIMEOUT)
-
-
 def test_rank_that_comes_back_waits_for_the_end_of_the_attempt_and_ends_with_it() -> None:
     server = serve()
     port, client = server.port, connect(server.port)

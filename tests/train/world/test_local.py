@@ -1,5 +1,6 @@
 """`--procs N` trains as torchrun does, and the first failure ends all ranks with its reason."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -29,8 +30,9 @@ def test_the_weights_are_those_of_torchrun(tmp_path: Path) -> None:
     ended = _procs("2", *_FLAGS, f"--run-dir={tmp_path / 'procs'}")
     assert ended.returncode == 0, ended.stderr
     assert train_with_torchrun(2, *_FLAGS, f"--run-dir={tmp_path / 'torchrun'}", timeout_s=_TIMEOUT_S).returncode == 0
-    (start,) = records(tmp_path / "procs", "start")
+    (start,), (by_torchrun,) = (records(tmp_path / name, "start") for name in ("procs", "torchrun"))
     assert (start["world"]["world_size"], start["world"]["launcher"]) == (2, "procs")
+    assert shlex.split(by_torchrun["command_line"])[-7:-1] == ["-m", "train", *_FLAGS]
     ends = [records(tmp_path / name, "end")[0]["weights_sha256"] for name in ("procs", "torchrun")]
     assert ends[0] == ends[1]
 
