@@ -24,9 +24,9 @@ _HEADS = {"rank": "RANK", "node": "NODE_RANK", "local_rank": "LOCAL_RANK"}
 _MANY = 32  # processes; above, the table has one row a node
 _MATTER_MOST = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES")
 # What one types for the artifact: to submit it, to watch the job, to end it.  The same artifact again resumes the job.
-_OF_KUBECTL = ("| kubectl apply --server-side -f -", "kubectl logs -f -l app.kubernetes.io/instance={0}")
+_OF_KUBECTL = ("| kubectl apply --server-side -f -", "kubectl logs -f{2} -l app.kubernetes.io/instance={0}")
 _NEXT = {
-    "slurm": ("| sbatch", "squeue --me; tail -F {0}-*-r*.log", "scancel JOB"),
+    "slurm": ("| sbatch", "squeue --me; once it runs, tail -F {0}-JOB-r*.log", "scancel JOB"),
     "torchrun": ("-o {0}.sh; bash {0}.sh {1}", "its output", "Ctrl-C"),
     "compose": ("-o {0}.yaml; docker compose -f {0}.yaml up", "its output", "Ctrl-C"),
 }
@@ -278,11 +278,12 @@ def _next(explanation: Explanation) -> Iterator[str]:
     """Say what to type now; the node's names stand in for those of the torchrun script."""
     name, nodes = explanation.plan.job.name, explanation.plan.job.nodes.max
     hosts = " ".join(f"node{number}" for number in range(min(nodes, 2))) + " …" * (nodes > 2) if nodes > 1 else ""
+    logs = f" --max-log-requests={nodes}" if nodes > 5 else ""  # kubectl follows five
     target = name_of(explanation.target)
     words = _NEXT.get(target, (*_OF_KUBECTL, "| kubectl delete -f -"))
     rendered = f"render.py {target} FILE… "
     for verb, text in zip(("submit", "watch", "end"), words, strict=True):
-        yield f"{verb}: {rendered * text.startswith(('|', '-o'))}{text.format(name, hosts)}".rstrip()
+        yield f"{verb}: {rendered * text.startswith(('|', '-o'))}{text.format(name, hosts, logs)}".rstrip()
 
 
 def _origin_rows(explanation: Explanation) -> Iterator[list[str]]:

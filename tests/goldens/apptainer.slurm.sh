@@ -1,7 +1,7 @@
 #!/bin/bash
 # Rendered by `render.py slurm apptainer.yaml --set slurm.preflight=false --set preemption=`; edit the spec, not this file.
 # Submit it with sbatch from the folder that is to hold the logs.
-# Watch it: tail -F apptainer-*-r*.log.  End it: scancel JOB.
+# Once it runs, watch it: tail -F apptainer-JOB-r*.log.  End it: scancel JOB.
 # One task per node: torchrun, which starts the 4 processes of its node.
 #SBATCH --job-name=apptainer
 #SBATCH --nodes=2

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Rendered by `render.py slurm every-key.yaml`; edit the spec, not this file.
 # Submit it with sbatch from the folder that is to hold the logs.
-# Watch it: tail -F every-key-*-r*.log.  End it: scancel JOB.
+# Once it runs, watch it: tail -F every-key-JOB-r*.log.  End it: scancel JOB.
 # Not used here: resources.devices; only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}.
 # Not used here: resources.shm; /dev/shm is the node's, and slurm.preflight, which checks its size, is off.
 # One task per node: torchrun, which starts the 4 processes of its node.

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Rendered by `render.py slurm least.yaml`; edit the spec, not this file.
 # Submit it with sbatch from the folder that is to hold the logs.
-# Watch it: tail -F job-*-r*.log.  End it: scancel JOB.
+# Once it runs, watch it: tail -F job-JOB-r*.log.  End it: scancel JOB.
 # One task per node: torchrun, which starts the 1 process of its node.
 #SBATCH --job-name=job
 #SBATCH --nodes=1

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Rendered by `render.py slurm podman.yaml --set slurm.preflight=false`; edit the spec, not this file.
 # Submit it with sbatch from the folder that is to hold the logs.
-# Watch it: tail -F podman-*-r*.log.  End it: scancel JOB.
+# Once it runs, watch it: tail -F podman-JOB-r*.log.  End it: scancel JOB.
 # One task per process, 4 on each node; Slurm starts them all.
 #SBATCH --job-name=podman
 #SBATCH --nodes=2

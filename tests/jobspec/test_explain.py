@@ -149,7 +149,7 @@ def test_table_of_a_large_job_has_a_row_a_node_and_what_to_type_next(spec: Path)
         "0-1      0          0-1         cpu     <node 0>",
         "2-3      1          0-1         cpu     <node 1>",
     ]
-    assert table.endswith("\nwatch: squeue --me; tail -F job-*-r*.log\nend: scancel JOB\n")
+    assert table.endswith("\nwatch: squeue --me; once it runs, tail -F job-JOB-r*.log\nend: scancel JOB\n")
 
 
 @pytest.mark.parametrize(
