@@ -5,8 +5,7 @@ from pathlib import Path
 
 from train.config import TrainConfig, flag
 from train.errors import UserError
-from train.records.runs import difference, read_runs
-from train.records.slices import first_difference
+from train.records.runs import RunRecords, difference, read_runs
 from train.world.local import train_on_this_machine
 
 _STEPS = 5
@@ -20,7 +19,7 @@ def check_exact(config: TrainConfig, argv: list[str], procs: int) -> int:
     """
     folders_given = [flag(key) for key in ("checkpoint_dir", "run_dir", "export") if getattr(config, key) is not None]
     if folders_given:
-        raise UserError(f"--check-exact compares two new runs, in folders of its own: leave out {folders_given[0]}")
+        raise UserError(f"--check-exact compares two new runs, in new folders: leave out {folders_given[0]}")
     if not 2 <= procs <= (config.logical_world or 0):
         raise UserError(
             f"--check-exact compares a run on 1 process with one on {procs}: it needs --procs of at least 2, and a "
@@ -35,12 +34,13 @@ def check_exact(config: TrainConfig, argv: list[str], procs: int) -> int:
             if code != 0:
                 return code
         one, several = read_runs(folders)
-        print(difference(one, several))
-        number, apart = first_difference(*folders)
-    ends = [
-        [run.end and run.end["weights_sha256"], *(epoch["val_loss"] for epoch in run.epochs.values())]
-        for run in (one, several)
-    ]
-    same = bool(number) and apart is None and ends[0] == ends[1] and one.end is not None
+    print(difference(one, several))
+    same = bool(one.slices) and one.slices == several.slices and _results(one) == _results(several) != []
     print("the bits are the same" if same else "the bits are not the same: docs/exactness.md says what can change them")
     return 0 if same else 1
+
+
+def _results(run: RunRecords) -> list[str | float]:
+    """Return the hash of the last weights and the validation losses; empty if the run has not reached its end."""
+    losses = [epoch["val_loss"] for epoch in run.epochs.values()]
+    return [] if run.end is None else [run.end["weights_sha256"], *losses]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli import ROOT, environment, train
+from train.records.slices import first_difference, log_slice, read_slices
 
 _FLAGS = ("--check-exact", "--model=mlp", "--dataset=synthetic", "--logical-world=4", "--batch-size=32")
 # What a fault of a model or a machine may do: rank 1 computes in another way.
@@ -22,9 +23,29 @@ if os.environ.get("RANK") == "1":
     torch.nn.Linear.forward = other
 """
 
-pytestmark = pytest.mark.slow
+
+def test_first_difference_of_two_logs_is_named_and_the_newest_line_counts(tmp_path: Path) -> None:
+    def log(name: str, rank: int, number: int, loss: float, **hashes: str) -> None:
+        log_slice(str(tmp_path / name), rank, (1, 0, 0, number), loss, hashes)
+
+    def said() -> str:
+        return first_difference(read_slices(tmp_path / "a"), read_slices(tmp_path / "b"))
+
+    log("a", 0, 0, 1.5, w="x")
+    log("b", 1, 0, 9.0, w="z")
+    log("b", 0, 0, 1.5, w="x")
+    assert said() == "all 1 slices have the same losses and gradients"
+    log("b", 1, 1, 2.5, w="y")
+    assert said().endswith("step 1 of epoch 1, slice 1: only one of the runs has logged it")
+    log("a", 0, 1, 2.5, w="y")
+    log("b", 0, 0, 1.5, w="x", v="x")
+    assert said().endswith("step 1 of epoch 1, slice 0: the gradients of v")
+    with (tmp_path / "a" / "slices-0.jsonl").open("a") as cut_off:
+        cut_off.write("[1.0, [1, 0,")
+    assert said().endswith("slice 0: the gradients of v")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -49,6 +70,7 @@ def test_first_slice_and_tensor_that_differ_are_named(change: str, said: str, tm
     assert "the bits are not the same" in ended.stdout
 
 
+@pytest.mark.slow
 def test_three_processes_have_the_bits_of_one() -> None:
     ended = train(1, *_FLAGS, "--procs=3")
     assert ended.returncode == 0, ended.stderr
@@ -56,6 +78,7 @@ def test_three_processes_have_the_bits_of_one() -> None:
     assert ended.stdout.endswith("the bits are the same\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -72,7 +72,7 @@ def _difference(first: RunRecords, second: RunRecords) -> RunRecords:
     common = first.steps & second.steps.keys()
     apart = {step: relative(first.steps[step]["loss"], second.steps[step]["loss"]) for step in common}
     steps = {step: {"step": step, "loss": share} for step, share in apart.items() if share}
-    return RunRecords(f"{first.name} and {second.name} apart", first.folder, steps=steps)
+    return RunRecords(f"{first.name} and {second.name} apart", steps=steps)
 
 
 def draw(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from train.errors import UserError
-from train.records.slices import first_difference
+from train.records.slices import Slices, first_difference, read_slices
 
 Record = dict[str, Any]
 
@@ -26,10 +26,10 @@ class RunRecords:
     """
 
     name: str
-    folder: Path
     starts: list[Record] = field(default_factory=list)
     steps: dict[int, Record] = field(default_factory=dict)
     epochs: dict[int, Record] = field(default_factory=dict)
+    slices: Slices = field(default_factory=dict)
     end: Record | None = None
 
     @property
@@ -61,7 +61,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecords]:
 
 
 def _read(folder: Path, name: str, problems: list[str]) -> RunRecords:
-    file, run = folder / "metrics.jsonl", RunRecords(name, folder)
+    file, run = folder / "metrics.jsonl", RunRecords(name, slices=read_slices(folder))
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
@@ -94,8 +94,7 @@ def difference(first: RunRecords, second: RunRecords) -> str:
     """Return what differs between two runs, one sentence per line."""
     differing = [f"{key}: {one} and {two}" for key, (one, two) in differing_settings(first, second).items()]
     settings = differing or ["settings, versions and number of processes are the same"]
-    number, apart = first_difference(first.folder, second.folder)
-    slices = [apart or f"all {number} slices have the same losses and gradients"] if number else []
+    slices = [first_difference(first.slices, second.slices)] if first.slices or second.slices else []
     lines = [*settings, *_losses(first, second), *slices, *_ends(first, second)]
     return "\n".join([f"{first.name} and {second.name}:", *lines])
 

@@ -1,9 +1,11 @@
 """What each slice of exact mode computed (--log-slices), and the first slice in which two runs differ."""
 
 import json
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from train.errors import naming_failures
 
@@ -17,33 +19,32 @@ def log_slice(run_dir: str, rank: int, at: tuple[int, ...], loss: float, hashes:
     with naming_failures(f"--log-slices: cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps([at, repr(loss), hashes]) + "\n")
+            file.write(json.dumps([time.time(), at, repr(loss), hashes]) + "\n")
 
 
-def first_difference(one: Path, two: Path) -> tuple[int, str | None]:
-    """Return how many slices two runs have logged, and where they first differ in a sentence; None if nowhere."""
-    first, second = _read(one), _read(two)
-    everywhere = sorted(first.keys() | second.keys())
-    for at in everywhere:
-        epoch, step, nth, number = at
-        place = f"step {step + 1} of epoch {epoch}{f', update {nth + 1} of the batch' if nth else ''}, slice {number}"
-        if at not in first or at not in second:
-            return len(everywhere), f"slices first differ at {place}: only one of the runs has logged it"
-        (loss, gradients), (other, others) = first[at], second[at]
-        if loss != other:
-            return len(everywhere), f"slices first differ at {place}: the sum of its losses is {loss} and {other}"
-        if apart := [name for name in {**gradients, **others} if gradients.get(name) != others.get(name)]:
-            # The backward comes to the last layers first.
-            more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
-            return len(everywhere), f"slices first differ at {place}: the gradients of {apart[-1]}{more}"
-    return len(everywhere), None
-
-
-def _read(folder: Path) -> Slices:
-    slices: Slices = {}
-    for file in folder.glob("slices-*.jsonl"):
+def read_slices(run_dir: Path) -> Slices:
+    """Return what the ranks have logged; of a slice that was computed again, the last time counts."""
+    rows: list[Any] = []
+    for file in run_dir.glob("slices-*.jsonl"):
         for line in file.read_text(encoding="utf-8").splitlines():
             with suppress(ValueError):  # a run that was killed may have cut a line off
-                at, loss, gradients = json.loads(line)
-                slices[tuple(at)] = loss, gradients
-    return slices
+                rows.append(json.loads(line))
+    return {tuple(at): (loss, hashes) for _, at, loss, hashes in sorted(rows, key=lambda row: row[0])}
+
+
+def first_difference(first: Slices, second: Slices) -> str:
+    """Return in a sentence where two runs first differ, or that they do not."""
+    apart = [at for at in sorted({**first, **second}) if first.get(at) != second.get(at)]
+    if not apart:
+        return f"all {len(first)} slices have the same losses and gradients"
+    epoch, step, nth, number = at = apart[0]
+    update = f", update {nth + 1} of the batch" if nth else ""
+    place = f"slices first differ at step {step + 1} of epoch {epoch}{update}, slice {number}"
+    if at not in first or at not in second:
+        return f"{place}: only one of the runs has logged it"
+    (loss, hashes), (other, others) = first[at], second[at]
+    if loss != other:
+        return f"{place}: the sum of its losses is {loss} and {other}"
+    # The backward comes to the last layers first.
+    *more, name = [name for name in {**hashes, **others} if hashes.get(name) != others.get(name)]
+    return f"{place}: the gradients of {name}" + f" and {len(more)} more" * bool(more)
