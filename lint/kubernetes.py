@@ -75,7 +75,7 @@ def _of_schema(document: Node) -> Iterator[Fault]:
 
 
 def gpus_stay_idle(manifest: Manifest) -> Iterator[Fault]:
-    """Of the processes of an object; what a launcher is told is compared in slurm.py."""
+    """Of the processes of an object; the options of a launcher are compared in slurm.py."""
     for container in manifest.containers:
         node, gpus = container.node, container.script.asked.gpus_per_node
         told = container.document.get("spec", "nprocPerNode") or node.get("numProcPerNode")

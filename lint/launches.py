@@ -104,7 +104,7 @@ class Launch:
 
     @property
     def is_alone(self) -> bool:
-        """True if a launcher is told of one node."""
+        """True if the options of a launcher name one node."""
         return "standalone" in self.options or self.value("nnodes").partition(":")[0] == "1"
 
     @property

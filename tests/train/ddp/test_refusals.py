@@ -33,7 +33,7 @@ def _linears(*sizes: int, **options: object) -> nn.Module:
     return nn.Sequential(*(nn.Linear(8, size, **options) for size in sizes))  # type: ignore[arg-type]
 
 
-# What rank 1 builds in place of three layers of 8×8, and what every rank is told.
+# What rank 1 builds in place of three layers of 8×8, and the message of every rank.
 DIFFERENT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "shapes": (lambda: _linears(8, 8, 9), "rank 0 has 2.weight (8, 8) torch.float32, rank 1 has 2.weight (9, 8)"),
     "types": (lambda: _linears(8, 8, 8).bfloat16(), "rank 1 has 0.weight (8, 8) torch.bfloat16"),
@@ -173,7 +173,7 @@ def _made_by_a_function_with_options() -> None:
     del before
 
 
-# What a person does, and what every rank is told: its beginning and its end.
+# What a person does, and the message of every rank: its beginning and its end.
 USES: list[tuple[Callable[[], object], str, str]] = [
     (_made_by_a_function_with_options, "accepted", ""),
     (_frozen_then_not, "0.weight was frozen when CustomDDP was made, but is now trained", ": wrap the module again"),
