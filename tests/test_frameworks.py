@@ -1,5 +1,6 @@
 """Frameworks of docs/frameworks.md, in two processes: stopped by SIGTERM to torchrun, and started again."""
 
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,9 @@ import pytest
 
 from tests.cli import ROOT
 
+# What a job on Slurm also sees, whose task is torchrun.
+_SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "job", "SLURM_NNODES": "1", "SLURM_NTASKS": "1"}
+_SLURM |= {f"SLURM_{name}": "0" for name in ("PROCID", "LOCALID", "NODEID")}
 # Three epochs of 160 samples, in batches of 4; the model writes down the samples that it trains on.
 _COMMON = """
 import os, sys, time
@@ -39,7 +43,7 @@ class Ours(lightning.LightningModule):
         super().__init__()
         self.net = Net()
     def on_train_start(self):
-        print("from", self.global_step, flush=True)
+        os.write(1, b"from %d\\n" % self.global_step)
     def training_step(self, batch, _):
         return self.net(**batch)
     def configure_optimizers(self):
@@ -53,7 +57,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 class Stops(TrainerCallback):
     def on_train_begin(self, args, state, control, **_):
-        print("from", state.global_step, flush=True)
+        os.write(1, b"from %d\\n" % state.global_step)
         self.stop = Stop()
     def on_step_end(self, args, state, control, **_):
         if self.stop():
@@ -69,7 +73,7 @@ accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(us
 net, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(DATA, 4, shuffle=True))
 stop, step = Stop(), int(max(os.listdir("kept"), default=0))
 step and accelerator.load_state(f"kept/{step}")
-print("from", step, flush=True)
+os.write(1, b"from %d\\n" % step)
 for epoch in range(step // len(loader), 3):
     loader.set_epoch(epoch)
     for batch in skip_first_batches(loader, step % len(loader)):
@@ -92,14 +96,15 @@ def test_all_ranks_save_the_same_step_at_sigterm_and_the_next_start_resumes_ther
     (tmp_path / "mine.py").write_text(_COMMON % stop + _PROGRAMS[name])
     files = [tmp_path / f"seen-{rank}" for rank in range(2)]
     command = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 mine.py >>said 2>&1"
-    torchrun = subprocess.Popen(["sh", "-c", f"exec {command}"], cwd=tmp_path)
+    environ = os.environ | _SLURM
+    torchrun = subprocess.Popen(["sh", "-c", f"exec {command}"], cwd=tmp_path, env=environ)
     while not files[0].exists() or len(files[0].read_text().split()) < 104:  # in the second epoch
         assert torchrun.poll() is None, (tmp_path / "said").read_text()
         time.sleep(0.05)
     torchrun.terminate()
     torchrun.wait()
     steps, others = (len(file.read_text().split()) // 4 for file in files)
-    done = subprocess.run(["sh", "-c", command], cwd=tmp_path)
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environ)
     said = (tmp_path / "said").read_text()
     starts = said.count("from 0\n"), said.count(f"from {steps}\n")
     assert (torchrun.returncode, done.returncode, others, *starts) == (1, 0, steps, 2, 2), said

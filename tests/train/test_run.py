@@ -134,12 +134,17 @@ def test_ten_kills_at_random_moments_and_other_world_sizes_repeat_and_skip_no_sa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", _PLAIN)
-def test_sigterm_to_one_rank_saves_and_ends_all_with_the_code_that_requeues(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("regression", signal.SIGTERM), ("gan", signal.SIGUSR1), ("regression", signal.SIGINT)],
+)
+def test_a_signal_to_one_rank_saves_and_ends_all_with_the_same_code(
+    name: str, number: signal.Signals, tmp_path: Path
+) -> None:
     ranks = start_ranks(2, f"--folder={tmp_path}", "--epochs=1000", program=(str(_SCRIPTS / f"{name}.py"),))
     assert ranks[0].stdout is not None
     assert any("epoch 2/" in line for line in ranks[0].stdout)
-    ranks[1].send_signal(signal.SIGTERM)
+    ranks[1].send_signal(number)
     said = [rank.communicate(timeout=100) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [143, 143], said
     [stop] = records(tmp_path, "stop")

@@ -99,6 +99,7 @@ class Compose:
 
     def __exit__(self, *error: object) -> None:
         self.run("down", "--volumes", "--timeout=0")
+        assert not self.docker("volume", "ls", "--quiet", f"--filter=label=com.docker.compose.project={self.project}")
 
     def words(self, *words: str) -> list[str]:
         return [*self.command, "--file", str(self.file), *words]

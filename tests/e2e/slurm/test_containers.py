@@ -187,6 +187,32 @@ def test_a_training_in_containers_saves_at_each_signal_and_resumes_at_the_same_s
         assert Path(saved_step(1)).is_dir()
 
 
+_DEAF = """
+import os, pathlib, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(__file__).with_name("here-" + os.environ["RANK"]).touch()
+while True:
+    signal.pause()
+"""
+
+
+def test_a_container_that_docker_leaves_behind_is_found_by_the_number_of_the_job(
+    cluster: Cluster, runtime: str, image: Image, tmp_path: Path
+) -> None:
+    if runtime != "docker":
+        pytest.skip(f"{runtime} has no daemon")
+    (tmp_path / "deaf.py").write_text(_DEAF)
+    keys = {"command": [str(tmp_path / "deaf.py")], "nodes": 1}
+    job = _submit(cluster, runtime, image, tmp_path, keys, "srun")
+    cluster.wait_for("two processes", lambda: len([*tmp_path.glob("here-*")]) == 2)
+    cluster.command("scancel", job)
+    assert cluster.wait_for_end(job).state == "CANCELLED", cluster.logs()
+    docker = f"docker --host={image.environ['DOCKER_HOST']}"
+    remove = f"{docker} ps --quiet --filter name=slurm-{job}. | xargs --no-run-if-empty {docker} rm --force"  # docs
+    left = [machine.run("sh", "-c", remove) for machine in cluster.machines.values()]
+    assert len("".join(left).split()) == 2, cluster.logs()  # one a process
+
+
 def _submit(cluster: Cluster, runtime: str, image: Image, folder: Path, keys: dict[str, Any], launcher: str) -> str:
     """The number of a job of two nodes in containers, with this Python and with `folder` as mounts."""
     sources = [*_python_and_its_packages(), folder]

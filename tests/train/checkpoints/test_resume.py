@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import ROOT, command, environment, records, train
+from tests.cli import ROOT, command, environment, records, start_ranks, train
 from tests.idx import write_small_mnist
 from tests.ranks import train_on_ranks
 from tests.train.devices import needs_fsdp_on_cpus
@@ -115,13 +115,37 @@ def test_stopped_within_an_epoch_the_run_continues_at_the_next_step_bit_for_bit(
     assert steps == [*range(1, 16)], "each step is trained once"
 
 
-def test_a_run_resumes_on_another_number_of_processes_with_the_same_samples(data_root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("processes", "other"),
+    [
+        pytest.param(1, [], id="processes"),
+        pytest.param(1, ["--strategy=single"], id="strategy", marks=pytest.mark.slow),
+        pytest.param(2, ["--accumulate=5"], id="accumulation", marks=pytest.mark.slow),
+        pytest.param(2, ["--sync=bf16"], id="sync", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_resumes_with_other_settings_in_another_folder_with_the_same_samples(
+    processes: int, other: list[str], data_root: Path, tmp_path: Path
+) -> None:
     no_dropout = ["--dropout=0", "--checkpoint-every=1"]
     train_on_ranks(2, *_flags(data_root, tmp_path / "whole", *no_dropout))
-    train_on_ranks(2, *_flags(data_root, tmp_path / "moved", *no_dropout, "--max-steps=7"))
-    train_on_ranks(1, *_flags(data_root, tmp_path / "moved", *no_dropout))
+    train_on_ranks(2, *_flags(data_root, tmp_path / "begun", *no_dropout, "--max-steps=7"))
+    (tmp_path / "begun").rename(tmp_path / "moved")
+    train_on_ranks(processes, *_flags(data_root, tmp_path / "moved", *no_dropout, *other))
+    steps = [record["step"] for record in records(tmp_path / "moved", "step")]
+    assert steps == [*range(1, 16)], "each step is trained once"
     for moved, whole in zip(_outcome(tmp_path / "moved")[0], _outcome(tmp_path / "whole")[0], strict=True):
-        assert moved == pytest.approx(whole, rel=1e-4)
+        assert moved == pytest.approx(whole, rel=1e-2 if other == ["--sync=bf16"] else 1e-4)
+
+
+@pytest.mark.slow
+def test_only_rank_0_reads_and_writes_checkpoints(data_root: Path, tmp_path: Path) -> None:
+    (tmp_path / "1").touch()  # no folder for rank 1
+    for steps in (4, 9):
+        flags = [*_flags(data_root, tmp_path), f"--checkpoint-dir={tmp_path}/{{rank}}", f"--max-steps={steps}"]
+        said = [rank.communicate(timeout=100) for rank in start_ranks(2, *flags)]
+        assert (tmp_path / "0" / f"step-{steps:08d}").is_dir(), said
+    assert f"resume: {tmp_path}/0/step-00000004" in said[0][0]
 
 
 def test_a_damaged_checkpoint_is_skipped_said_and_set_aside(data_root: Path, tmp_path: Path) -> None:
