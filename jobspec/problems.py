@@ -50,6 +50,7 @@ class Problem:
     message: str
     hint: str = ""
     link: str = ""
+    severity: str = "error"
 
 
 class SpecError(Exception):
@@ -77,7 +78,7 @@ def as_json(problems: Sequence[Problem]) -> str:
     found = [
         {"file": problem.place.name}
         | {name: getattr(problem.place, name) for name in ("line", "column", "length")}
-        | {name: getattr(problem, name) for name in ("message", "hint", "link")}
+        | {name: value for name, value in vars(problem).items() if name != "place"}
         for problem in problems
     ]
     return json.dumps(found, indent=2, ensure_ascii=False) + "\n"

@@ -129,7 +129,7 @@ def _without_ignored(text: str, file: str, found: Iterable[Finding], script: Scr
         kept = [each for each in kept if each.rule not in names or each.place.line not in off]
         for name in (each for each in names if each not in entries() and not re.fullmatch(r"SC\d+", each)):
             rule, reason = entries()["ignores-no-rule"], f"there is no rule {name} [ignores-no-rule]"
-            kept.append(Finding(place, reason, rule.fix, rule.link, rule.name, rule.severity))
+            kept.append(Finding(place, reason, rule.fix, rule.link, rule.severity, rule.name))
     return sorted(set(kept), key=lambda each: (each.place.line, each.place.column, each.message))
 
 

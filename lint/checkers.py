@@ -30,7 +30,7 @@ def shellcheck(script: Script) -> Iterator[Finding]:
         place = _place(script, each["line"], each["column"], each["endColumn"] - each["column"])
         name = f"SC{each['code']}"
         severity, link = ERROR if name.startswith("SC1") else WARNING, f"https://www.shellcheck.net/wiki/{name}"
-        yield Finding(place, f"{each['message']} [{name}]", "", link, name, severity)
+        yield Finding(place, f"{each['message']} [{name}]", "", link, severity, name)
 
 
 def _place(script: Script, line: int, column: int, length: int) -> Place:

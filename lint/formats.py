@@ -18,9 +18,7 @@ def shown(found: Sequence[Finding], format: str, rules: Sequence[Entry]) -> str:
         return f"{report(told, '', most=None)}\n" if found else ""
     if format == "github":
         return "".join(map(_annotation, found))
-    rated = [{"rule": each.rule, "severity": each.severity} for each in found]
-    records = [record | more for record, more in zip(json.loads(as_json(found)), rated, strict=True)]
-    return json.dumps(_sarif(found, rules) if format == "sarif" else records, indent=2, ensure_ascii=False) + "\n"
+    return as_json(found) if format == "json" else json.dumps(_sarif(found, rules), indent=2, ensure_ascii=False) + "\n"
 
 
 def _told(each: Finding) -> str:

@@ -31,7 +31,6 @@ class Finding(Problem):
     """A problem that a rule found; without a rule, a file that could not be read.  severity: as docs/lint.md says."""
 
     rule: str = ""
-    severity: str = ERROR
 
 
 class Entry(NamedTuple):
@@ -60,4 +59,4 @@ def findings(subject: Any, *modules: object) -> Iterator[Finding]:
             check = getattr(module, name.replace("-", "_"), None)
             for place, reason, fix in check(subject) if check else ():
                 where = subject.place(place) if isinstance(place, Text) else place
-                yield Finding(where, f"{reason} [{name}]", fix or mend, link, name, grade)
+                yield Finding(where, f"{reason} [{name}]", fix or mend, link, grade, name)

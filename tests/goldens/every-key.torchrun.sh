@@ -16,6 +16,7 @@
 # Or run it once on each node; node0 stands for the name or address of node 0, as the other nodes reach it:
 #   NODE_RANK=0 MASTER_ADDR=node0 bash every-key.sh
 #   NODE_RANK=1 MASTER_ADDR=node0 bash every-key.sh
+# Its output comes to this terminal.  End it: Ctrl-C.
 set -euo pipefail
 
 # Secrets come from the environment of this shell; here are only their names.

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Rendered by `render.py torchrun least.yaml`; edit the spec, not this file.
+# Its output comes to this terminal.  End it: Ctrl-C.
 set -euo pipefail
 
 # torchrun reads a flag from each PET_ variable; one that was left over in this shell would change the job.

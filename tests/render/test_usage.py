@@ -108,7 +108,7 @@ def test_problems_are_json_for_programs(tmp_path: Path) -> None:
     (problem,) = json.loads(done.stderr)
     assert (problem["file"], problem["hint"]) == ("--set command[0]=x.py", "--set command.0=…")
     (problem,) = json.loads(command_line("slurm", "job.yaml", "--format=json", cwd=tmp_path).stderr)
-    place = {"file": "job.yaml", "line": 5, "column": 1, "length": 4}
+    place = {"file": "job.yaml", "line": 5, "column": 1, "length": 4, "severity": "error"}
     assert problem == {**place, "message": 'unknown key "node"', "hint": 'did you mean "nodes"?', "link": ""}
     (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodess=2\n")
     done = command_line("lint", "job.sh", "--format=json", cwd=tmp_path)
