@@ -8,12 +8,13 @@ The ranks stay what they are also then, unless such an option leaves no job to r
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.e2e.slurm import observer
 from tests.e2e.slurm.cluster import Cluster
-from tests.e2e.slurm.input_variables import OUTER_JOB, SBATCH, SRUN
 
 pytestmark = pytest.mark.timeout(2400)
+_VARIABLES: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_name("input_variables.yaml").read_text())
 
 _NODES = "--nodelist=n2,n10"
 # Of sbatch's own options those with which this job cannot run.
@@ -41,7 +42,7 @@ def test_all_variables_of_srun_and_of_an_outer_job_at_once_change_nothing(
 ) -> None:
     text = observer.rendered(cluster, tmp_path, device=device)
     reference = observer.outcome(cluster, tmp_path, cluster.submit(text, _NODES))
-    number = cluster.submit(text, _NODES, environ=SRUN | OUTER_JOB)
+    number = cluster.submit(text, _NODES, environ=_VARIABLES["srun"] | _VARIABLES["outer_job"])
     assert reference["job: JobState"] == "COMPLETED" and reference["rank 3: WORLD_SIZE"] == "4", cluster.logs()
     assert observer.differences(reference, observer.outcome(cluster, tmp_path, number)) == []
 
@@ -55,7 +56,7 @@ def test_no_variable_of_srun_or_of_an_outer_job_changes_anything(device: str, cl
     about = ("CPU", "GPU", "GRES", "TRES", "MEM", "TASK", "NODE", "BIND", "EXACT", "EXCLUSIVE", "OVER", "CWD")
     variables = {
         name: value
-        for name, value in (SRUN | OUTER_JOB).items()
+        for name, value in (_VARIABLES["srun"] | _VARIABLES["outer_job"]).items()
         if device == "cpu" or any(part in name for part in about)
     }
     numbers = {name: cluster.submit(text, _NODES, environ={name: value}) for name, value in variables.items()}
@@ -70,7 +71,7 @@ def test_options_of_sbatch_are_the_users_and_leave_the_ranks_as_they_are(cluster
     reference = _ranks(observer.outcome(cluster, tmp_path, cluster.submit(text, _NODES)))
     assert len(reference) == 4 * 6
     refused, numbers = {}, {}
-    for name, value in SBATCH.items():
+    for name, value in _VARIABLES["sbatch"].items():
         try:
             # With SBATCH_WAIT sbatch stays until the job has ended.
             numbers[name] = cluster.submit(text, _NODES, environ={name: value})
