@@ -113,7 +113,9 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
         return _command_hint(value, source) if path == ("command",) else f"write {path[-1]}: […]"
     if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str) and written[:1] in ('"', "'"):
         plain = typed(value)
-        return "leave the quotes out" if plain is not None and not _refusal(path, plain) else ""
+        by_yaml = f"; yaml.safe_load makes text of {value}, not of {value.replace('e', '.0e')}"
+        hint = "leave the quotes out" + by_yaml * bool(re.fullmatch("[0-9]+e-[0-9]+", value))
+        return hint if plain is not None and not _refusal(path, plain) else ""
     if kind == "literal_error" and isinstance(value, str):
         allowed = wanted.split('"')[1::2]
         known = _OTHER_NAMES.get(value.lower())

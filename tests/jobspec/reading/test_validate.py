@@ -144,6 +144,7 @@ def test_hint_for_a_text_of_an_option_survives_the_shell(setting: str, hint: str
         ('max_restarts: "true"', ""),
         ('max_restarts: "99999"', ""),
         ('train: {lr: "0.5"}', "leave the quotes out"),
+        ('train: {lr: "1e-3"}', "leave the quotes out; yaml.safe_load makes text of 1e-3, not of 1.0e-3"),
         ("time_limit: 0", ""),
         ("time_limit: 100000", "add a unit: 100000s or 100000m"),
         ("time_limit: -5", ""),
