@@ -20,6 +20,7 @@ LAUNCHER_FLAGS = frozenset(_NAMES_OF_FLAGS.split())
 _NAMES_THAT_PREPARE = "module ml conda source . cd mamba micromamba spack ulimit umask export unset shopt activate"
 _PREPARE = frozenset(_NAMES_THAT_PREPARE.split())
 _VARIABLE = re.compile(r"\$\{?(\w+)")
+_STRICT = re.compile(r"^\s*set\s+-(?:\w*e|o\s+errexit)|^#!.*\s-\w*e", re.M)  # a failing line ends the script
 _ARGUMENT = re.compile(r"\$(?:[1-9@*#]|\{[0-9@*#]+[^}]*\})")
 _IN_SHELL = re.compile("([\U000f0000-\U000fffff]|" r"\$\{[^}]*\}|\$\w+|\$\([^)]*\)|`[^`]*`|\$[@*#?!])")
 _VARIES = re.compile("[\U000f0000-\U000fffff~$]")
@@ -149,7 +150,11 @@ def _say_around(draft: Draft, script: Script, launch: Launch, used: set[str]) ->
     for one, where in lines:
         line = one.one_line()
         if line and not _ARGUMENT.search(line):
-            draft.add(where, line, one.where)
+            hides_failure = not one.assigned and not in_pod and not _STRICT.search(script.text) and "||" not in line
+            if hides_failure and "/dev/null" in line:
+                draft.add(where, f"{line} || true", one.where, "may fail, as in the script")
+            else:
+                draft.add(where, line, one.where, "ends the job if it fails" if hides_failure else "")
         else:
             draft.lose(one.text, one.where, "not one line of bash, or it needs an argument of the script")
             unknown |= one.assigned

@@ -3,7 +3,7 @@
 import posixpath
 import re
 from collections.abc import Container, Iterator, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from jobspec.spec import files
 from jobspec.spec.job import Job
@@ -40,10 +40,12 @@ def doubts(job: Job, node_is_hidden: bool = False, not_used: Container[str] = ()
     first = job.command[0] if job.command else "x.py"
     if first != "-m" and not first.endswith(".py") and not job.no_python:
         yield f'command begins with "{first}", not a .py file; torchrun starts it with Python unless no_python is true'
-    travels = job.files and job.command and job.workdir is None and not job.setup
-    elsewhere = first == "-m" or posixpath.isabs(first)
-    if travels and not elsewhere and posixpath.normpath(first) not in files.listed(job):
-        yield f"files does not list {first}, the script in command; Kubernetes and compose would not find it"
+    is_here = first != "-m" and not posixpath.isabs(first) and job.workdir is None and not job.setup
+    if job.command and is_here and posixpath.normpath(first) not in files.listed(job):
+        if job.files:
+            yield f"files does not list {first}, the script in command; Kubernetes and compose would not find it"
+        elif node_is_hidden and Path(first).is_file():
+            yield f"{first} does not travel with the job; write files: [{first}], unless the image has it"
     if job.max_restarts and job.train and job.train.checkpoint_dir is not None and job.train.resume == "never":
         yield "train.resume is never, so a restart finds checkpoints and refuses to run; write resume: auto"
     if job.preemption and job.command and not job.preemption.progress:
@@ -61,6 +63,17 @@ def doubts(job: Job, node_is_hidden: bool = False, not_used: Container[str] = ()
         if option not in OPTIONS and not option.startswith(PYXIS):
             hint = f"; did you mean {instead}?" if (instead := meant(option)) else ""
             yield f"slurm.options: sbatch has no option {option}, unless a plugin adds it{hint}"
+
+
+def without_mounts(job: Job) -> Iterator[str]:
+    """Yield the mounts that values of the spec name, for a target without containers."""
+    words = [(f"train.{key}", getattr(job.train, key, None) or "") for key in PATHS]
+    words += [(f"command[{number}]", word) for number, word in enumerate(job.command or ())]
+    words += [(f"env.{name}", value) for name, value in job.env.items()]
+    for path in [mount.path.rstrip("/") for mount in job.mounts if mount.folder != mount.path]:
+        below = re.compile(rf"(?:^|[=:,]){re.escape(path)}(?:$|[/:,])")
+        if found := [key for key, text in words if below.search(text)]:
+            yield f"Not used here: the mount at {path}; every node must have this folder, for {', '.join(found)}."
 
 
 def _in_setup(lines: Sequence[str]) -> Iterator[str]:

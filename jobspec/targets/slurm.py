@@ -8,6 +8,7 @@ from jobspec.filters import sh
 from jobspec.plan import IN_CONTAINERS, Plan
 from jobspec.slurm import rules, task
 from jobspec.slurm.environment import REMARKS, environment, exports, of_the_program, passed
+from jobspec.spec.doubts import without_mounts
 from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
 from jobspec.spec.rules import Rule, rules_in
@@ -81,6 +82,7 @@ def _notes(job: Job) -> Iterator[str]:
         yield f"Not used here: image; slurm.runtime is none, so {of_shell}."
     if slurm.runtime == "none" and job.mounts:
         yield "Not used here: mounts; slurm.runtime is none, so the processes see the paths of the nodes."
+        yield from without_mounts(job)
     if job.files:
         inside = "the mounts of the container" if slurm.runtime != "none" else "the folder in which you submit"
         yield f"Not used here: files; the processes see {inside}."

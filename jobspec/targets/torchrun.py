@@ -5,6 +5,7 @@ from typing import Any
 from jobspec import torchrun
 from jobspec.environment import NODE_0, Variable, common_variables, variables_of_meeting
 from jobspec.plan import PROCESSES, Plan, Rank
+from jobspec.spec.doubts import without_mounts
 from jobspec.spec.keys import keys
 
 USES = (
@@ -27,7 +28,12 @@ NOT_USED = {
 
 
 def template_values(plan: Plan) -> dict[str, Any]:
-    return {"flags": torchrun.job_flags(plan), "c10d_conf": torchrun.c10d_conf(plan, "$(( NODE_RANK == 0 ))")}
+    notes = [*without_mounts(plan.job), *plan.notes]
+    return {
+        "notes": notes,
+        "flags": torchrun.job_flags(plan),
+        "c10d_conf": torchrun.c10d_conf(plan, "$(( NODE_RANK == 0 ))"),
+    }
 
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:

@@ -73,6 +73,17 @@ def test_doubt_is_said_once_and_without_a_secret(
     assert "hf_abc" not in note
 
 
+def test_a_script_that_lies_here_and_does_not_travel_to_the_pods_is_named(
+    notes_of: NotesOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert notes_of("jobset", "image=a/b:1") == []
+    (tmp_path / "mine.py").touch()
+    (note,) = notes_of("jobset", "image=a/b:1")
+    assert note == "mine.py does not travel with the job; write files: [mine.py], unless the image has it"
+    assert notes_of("slurm") == []
+
+
 @pytest.mark.parametrize(
     "start", ["bash, -lc", "sh, -c", "/bin/dash, -c", "zsh, -ic", "ksh, -e, -c", "env, bash, -xec"]
 )
