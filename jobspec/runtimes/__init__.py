@@ -97,7 +97,12 @@ def problems(job: Job) -> Iterable[Finding]:
         yield missing_image(f"slurm.runtime {runtime}", ("slurm", "runtime"))
     else:
         yield from image_runs(f"slurm.runtime {runtime}", job.image, *load(runtime).wrong_image)
+    progress = job.preemption.progress if job.preemption else None
     for number, mount in enumerate(job.mounts):
+        if progress and mount.folder != mount.path and PurePosixPath(progress).is_relative_to(mount.path):
+            on_node = f"{mount.folder or 'PATH'}{progress.removeprefix(mount.path.rstrip('/'))}"
+            message = f"preemption.progress is looked up on the nodes, and {mount.path} is in the containers only"
+            yield Finding(("preemption", "progress"), message, f"write {on_node}")
         others = [other.path for other in job.mounts if other is not mount]
         inside = any(PurePosixPath(mount.path).is_relative_to(path) for path in others)
         if mount.empty and load(runtime).run is None and inside:

@@ -67,7 +67,11 @@ def doubts(job: Job, node_is_hidden: bool = False, not_used: Container[str] = ()
 
 def without_mounts(job: Job) -> Iterator[str]:
     """Yield the mounts that values of the spec name, for a target without containers."""
-    words = [(f"train.{key}", getattr(job.train, key, None) or "") for key in PATHS]
+    words = [
+        ("workdir", job.workdir or ""),
+        ("preemption.progress", (job.preemption and job.preemption.progress) or ""),
+    ]
+    words += [(f"train.{key}", getattr(job.train, key, None) or "") for key in PATHS]
     words += [(f"command[{number}]", word) for number, word in enumerate(job.command or ())]
     words += [(f"env.{name}", value) for name, value in job.env.items()]
     for path in [mount.path.rstrip("/") for mount in job.mounts if mount.folder != mount.path]:
