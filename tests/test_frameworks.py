@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ _SLURM |= {f"SLURM_{name}": "0" for name in ("PROCID", "LOCALID", "NODEID")}
 _COMMON = """
 import os, sys, time
 import torch.distributed.nn
+open("pid-" + os.environ["RANK"], "w").write(str(os.getpid()))
 from torch.utils.data import DataLoader
 %s
 class Net(torch.nn.Module):
@@ -37,6 +39,7 @@ optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 _PROGRAMS = {
     "lightning": """
 import lightning
+%s
 from lightning.pytorch.callbacks import ModelCheckpoint
 class Ours(lightning.LightningModule):
     def __init__(self):
@@ -48,8 +51,8 @@ class Ours(lightning.LightningModule):
         return self.net(**batch)
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
-saving = ModelCheckpoint("kept", save_last=True, save_on_exception=True)
-trainer = lightning.Trainer(num_nodes=1, devices=2, accelerator="cpu", max_epochs=3, logger=False, callbacks=[saving])
+callbacks = [ModelCheckpoint("checkpoints", save_last=True), Save()]
+trainer = lightning.Trainer(num_nodes=1, devices=2, accelerator="cpu", max_epochs=3, logger=False, callbacks=callbacks)
 trainer.fit(Ours(), DataLoader(DATA, 4, shuffle=True), ckpt_path="last")
 """,
     "transformers": """
@@ -91,9 +94,9 @@ for epoch in range(step // len(loader), 3):
 @pytest.mark.parametrize("name", _PROGRAMS)
 def test_all_ranks_save_the_same_step_at_sigterm_and_the_next_start_resumes_there(name: str, tmp_path: Path) -> None:
     pytest.importorskip(name, reason=f"{name} is no dependency of the project: pip install {name}")
-    (stop,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "frameworks.md").read_text(), re.M | re.S)
+    stop, save = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "frameworks.md").read_text(), re.M | re.S)
     (tmp_path / "kept").mkdir()
-    (tmp_path / "mine.py").write_text(_COMMON % stop + _PROGRAMS[name])
+    (tmp_path / "mine.py").write_text(_COMMON % stop + _PROGRAMS[name].replace("%s", save))
     files = [tmp_path / f"seen-{rank}" for rank in range(2)]
     command = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 mine.py >>said 2>&1"
     environ = os.environ | _SLURM
@@ -101,6 +104,8 @@ def test_all_ranks_save_the_same_step_at_sigterm_and_the_next_start_resumes_ther
     while not files[0].exists() or len(files[0].read_text().split()) < 104:  # in the second epoch
         assert torchrun.poll() is None, (tmp_path / "said").read_text()
         time.sleep(0.05)
+    # As a script for Slurm does it: a process gets the signal from Slurm, and again from torchrun.
+    os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGTERM)
     torchrun.terminate()
     torchrun.wait()
     steps, others = (len(file.read_text().split()) // 4 for file in files)
