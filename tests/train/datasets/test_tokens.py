@@ -119,7 +119,7 @@ def test_auto_counts_bytes_of_rows_and_targets_and_not_tokens(
 ) -> None:
     write(tmp_path, np.zeros(6401, dtype=dtype), 100, 64)
     samples = datasets.load("tokens", str(tmp_path), "train", 0)
-    monkeypatch.setattr("train.data.batches.host_memory_bytes", lambda: 4 * 4 * 6400)  # a quarter of it may be used
+    monkeypatch.setattr("train.data.batches.host_memory_bytes", lambda: 4 * 2 * 6400)  # a quarter of it may be used
     assert isinstance(Batches(samples, [[0]], CPU)._raw_batches, DataLoader) is not fits
 
 
