@@ -2,6 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
+import torch
+
+from train.diagnosis import speed
 from train.diagnosis.card import Card
 from train.diagnosis.meeting import mistakes
 from train.diagnosis.report import Report, lines, problems
@@ -33,6 +37,13 @@ def test_a_healthy_job_has_no_problems_and_its_measurements_are_told_with_units(
         "clocks: rank 1 differs most from rank 0, by -2.5 ms (± 0.1 ms)",
         "computing: the same matrix product takes 1.00 ms to 1.10 ms; slowest is rank 2",
     ]
+
+
+def test_the_tensors_of_a_timed_all_reduce_have_the_size_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "gathered", lambda seconds: [seconds])
+    monkeypatch.setattr(speed, "_timed_all_reduce", lambda ranks, values: values.nbytes / 1e9)
+    told = speed.measure_all_reduce(speed.Ranks(0, 2, torch.device("cpu"), None, torch.distributed.HashStore()))
+    assert {one.size: one.bytes_per_second for one in told} == dict.fromkeys(speed.SIZES, pytest.approx(1e9))
 
 
 def test_one_process_alone_is_told_that_no_connection_was_checked() -> None:
