@@ -105,3 +105,11 @@ def test_a_rank_that_cannot_write_where_the_others_do_ends_all(
 ) -> None:
     with pytest.raises(RuntimeError, match=f"{SharedError.__name__}.*{says}"):
         run_ranks(2, _save, str(tmp_path), own_folders, fails)
+
+
+@pytest.mark.slow
+def test_rank_0_removes_what_an_interrupted_save_left(tmp_path: Path) -> None:
+    leftover = tmp_path / ".unfinished-step-00000007"
+    leftover.mkdir()
+    run_ranks(1, _save, str(tmp_path), False, False)
+    assert not leftover.exists()
