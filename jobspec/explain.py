@@ -24,12 +24,14 @@ _HEADS = {"rank": "RANK", "node": "NODE_RANK", "local_rank": "LOCAL_RANK"}
 _MANY = 32  # processes; above, the table has one row a node
 _MATTER_MOST = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES")
 # What one types for the artifact: to submit it, to watch the job, to end it.  The same artifact again resumes the job.
-_OF_KUBECTL = ("| kubectl apply --server-side -f -", "kubectl logs -f{2} -l app.kubernetes.io/instance={0}")
 _NEXT = {
     "slurm": ("| sbatch", "squeue --me; once it runs, tail -F {0}-JOB-r*.log", "scancel JOB"),
     "torchrun": ("-o {0}.sh; bash {0}.sh {1}", "its output", "Ctrl-C"),
     "compose": ("-o {0}.yaml; docker compose -f {0}.yaml up", "its output", "Ctrl-C"),
 }
+_WATCH = "kubectl logs -f{2} -l app.kubernetes.io/instance={0}"
+_BY_KUBECTL = ("| kubectl apply --server-side -f -", _WATCH, "| kubectl delete -f -")
+_NEXT |= dict.fromkeys(("indexedjob", "jobset", "pytorchjob", "trainjob"), _BY_KUBECTL)
 _NOWHERE = object()  # in place of a value that the spec does not have
 
 
@@ -253,7 +255,7 @@ def _inside(explanation: Explanation) -> dict[str, str]:
     for mount in job.mounts:
         # Where a spec gives both, Kubernetes mounts the volume, the others the folder.
         volume = mount.volume and f"{mount.volume.replace('_', ' ')} {getattr(mount, mount.volume)}"
-        first, second = (mount.folder, volume) if name in _NEXT else (volume, mount.folder)
+        first, second = (volume, mount.folder) if _NEXT[name] is _BY_KUBECTL else (mount.folder, volume)
         mounts.append(f"{mount.path} from {first or second}{' (read only)' * mount.read_only}")
     found = {"image": job.image, "working folder": job.workdir, "mounts": ", ".join(mounts)}
     return {kind: printable(words) for kind, words in found.items() if words}
@@ -278,9 +280,10 @@ def _next(explanation: Explanation) -> Iterator[str]:
     """Say what to type now; the node's names stand in for those of the torchrun script."""
     name, nodes = explanation.plan.job.name, explanation.plan.job.nodes.max
     hosts = " ".join(f"node{number}" for number in range(min(nodes, 2))) + " …" * (nodes > 2) if nodes > 1 else ""
-    logs = f" --max-log-requests={nodes}" if nodes > 5 else ""  # kubectl follows five
+    namespace = explanation.plan.job.kubernetes.namespace
+    logs = f" --max-log-requests={nodes}" * (nodes > 5) + f" -n {namespace}" * bool(namespace)  # kubectl follows five
     target = name_of(explanation.target)
-    words = _NEXT.get(target, (*_OF_KUBECTL, "| kubectl delete -f -"))
+    words = _NEXT[target]
     rendered = f"render.py {target} FILE… "
     for verb, text in zip(("submit", "watch", "end"), words, strict=True):
         yield f"{verb}: {rendered * text.startswith(('|', '-o'))}{text.format(name, hosts, logs)}".rstrip()
