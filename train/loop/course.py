@@ -128,7 +128,11 @@ class Course:
         """Tell the other ranks why this one ends, and save what can be saved."""
         missing_ranks.report_failure(error)
         if self._saving is not None and not isinstance(error, WorthlessWeights) and not self.engine.is_updating:
-            self.saving.save_after_failure(self.steps_done, self._state_of_last_step, self.device, error)
+            saved = self.saving.save_after_failure(self.steps_done, self._state_of_last_step, self.device, error)
+            if saved and len(self._pending):
+                first = self.steps_done - len(self._pending) + 1
+                why = "not yet summed over the ranks"
+                progress.say(f"the losses of steps {first} to {self.steps_done} were {why}, and are not recorded")
 
     def _state_of_last_step(self) -> dict[str, Any]:
         self.engine.undo()

@@ -106,8 +106,10 @@ class Saving:
 
     def save_after_failure(
         self, step: int, state_dict: Callable[[], dict[str, Any]], device: torch.device, failure: Exception
-    ) -> None:
-        """Save the state after the last whole step, unless it is saved already; an error of the save is only printed.
+    ) -> bool:
+        """Save the state after the last whole step, unless it is saved already; return True if this has saved it.
+
+        An error of the save is only printed.
 
         On a GPU the failure is printed first, and nothing is saved if the GPU still works: a message of NCCL to a rank
         that is gone never ends, and a copy of the weights would wait for it.
@@ -116,7 +118,7 @@ class Saving:
         the epoch's record says of how many samples it is.
         """
         if self.checkpoints is None or self.saved_step == step:
-            return
+            return False
         why_not = "other ranks hold parts of the model" if self.config.spreads_model else None
         if why_not is None and device.type == "cuda":
             say(f"rank 0 failed: {first_line(failure)}")
@@ -124,14 +126,15 @@ class Saving:
         if why_not is not None:
             if self.world.rank == 0:
                 say(f"nothing is saved now, because {why_not}; --resume=auto continues from the last checkpoint")
-            return
+            return False
         try:
             self.checkpoints.save(step, state_dict())
             self.checkpoints.wait()
         except Exception as error:
             say(f"step {step} could not be saved: {error}")
-        else:
-            self.say_saved(step)
+            return False
+        self.say_saved(step)
+        return True
 
     def say_saved(self, step: int) -> None:
         if self.checkpoints is not None and self.world.rank == 0:
