@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from jobspec.spec import files
 from jobspec.spec.job import Job
+from jobspec.spec.rules import normal
 from jobspec.spec.sbatch_options import OPTIONS, PYXIS, meant
 from jobspec.spec.secret_names import names_secret
 from train.config import PATHS
@@ -74,9 +75,9 @@ def without_mounts(job: Job) -> Iterator[str]:
     words += [(f"train.{key}", getattr(job.train, key, None) or "") for key in PATHS]
     words += [(f"command[{number}]", word) for number, word in enumerate(job.command or ())]
     words += [(f"env.{name}", value) for name, value in job.env.items()]
-    for path in [mount.path.rstrip("/") for mount in job.mounts if mount.folder != mount.path]:
+    for path in [mount.path.rstrip("/") for mount in job.mounts if normal(mount.folder or "") != normal(mount.path)]:
         below = re.compile(rf"(?:^|[=:,]){re.escape(path)}(?:$|[/:,])")
-        if found := [key for key, text in words if below.search(text)]:
+        if path and (found := [key for key, text in words if below.search(text)]):
             yield f"Not used here: the mount at {path}; every node must have this folder, for {', '.join(found)}."
 
 
