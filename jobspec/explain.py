@@ -29,8 +29,11 @@ _NEXT = {
     "torchrun": ("-o {0}.sh; bash {0}.sh {1}", "its output", "Ctrl-C"),
     "compose": ("-o {0}.yaml; docker compose -f {0}.yaml up", "its output", "Ctrl-C"),
 }
-_WATCH = "kubectl logs -f{2} -l app.kubernetes.io/instance={0}"
-_BY_KUBECTL = ("| kubectl apply --server-side -f -", _WATCH, "| kubectl delete -f -")
+_BY_KUBECTL = (
+    "| kubectl apply --server-side -f -",
+    "kubectl logs -f{2} -l app.kubernetes.io/instance={0}",
+    "| kubectl delete -f -",
+)
 _NEXT |= dict.fromkeys(("indexedjob", "jobset", "pytorchjob", "trainjob"), _BY_KUBECTL)
 _NOWHERE = object()  # in place of a value that the spec does not have
 

@@ -20,7 +20,8 @@ LAUNCHER_FLAGS = frozenset(_NAMES_OF_FLAGS.split())
 _NAMES_THAT_PREPARE = "module ml conda source . cd mamba micromamba spack ulimit umask export unset shopt activate"
 _PREPARE = frozenset(_NAMES_THAT_PREPARE.split())
 _VARIABLE = re.compile(r"\$\{?(\w+)")
-_STRICT = re.compile(r"^\s*set\s+-(?:\w*e|o\s+errexit)|^#!.*\s-\w*e", re.M)  # a failing line ends the script
+_STRICT = re.compile(r"(?:^|[;&])\s*set\s(?:[^;&\n]*\s)?-\w*(?:e\b|e\w*\s|o\s+errexit)|^#!.*\s-\w*e", re.M)
+_MODULES_IF_ANY = re.compile(r"(?:module|ml)\s[^&|;]*(?:2>|&>)\s*/dev/null")
 _ARGUMENT = re.compile(r"\$(?:[1-9@*#]|\{[0-9@*#]+[^}]*\})")
 _IN_SHELL = re.compile("([\U000f0000-\U000fffff]|" r"\$\{[^}]*\}|\$\w+|\$\([^)]*\)|`[^`]*`|\$[@*#?!])")
 _VARIES = re.compile("[\U000f0000-\U000fffff~$]")
@@ -149,12 +150,15 @@ def _say_around(draft: Draft, script: Script, launch: Launch, used: set[str]) ->
     unknown = set[str]()
     for one, where in lines:
         line = one.one_line()
-        if line and not _ARGUMENT.search(line):
-            hides_failure = not one.assigned and not in_pod and not _STRICT.search(script.text) and "||" not in line
-            if hides_failure and "/dev/null" in line:
+        if re.match(r"\s*&(?!&)", script.text[one.ends[1] + 1 :]):
+            draft.lose(one.text, one.where, "runs in the background")
+            unknown |= one.assigned
+        elif line and not _ARGUMENT.search(line):
+            may_fail = not one.assigned and not in_pod and not _STRICT.search(script.text) and "||" not in line
+            if may_fail and _MODULES_IF_ANY.fullmatch(line) and "&&" not in script.text:
                 draft.add(where, f"{line} || true", one.where, "may fail, as in the script")
             else:
-                draft.add(where, line, one.where, "ends the job if it fails" if hides_failure else "")
+                draft.add(where, line, one.where, "ends the job if it fails" if may_fail else "")
         else:
             draft.lose(one.text, one.where, "not one line of bash, or it needs an argument of the script")
             unknown |= one.assigned

@@ -14,7 +14,7 @@ from jobspec.filters import sh
 from jobspec.plan import Plan
 from jobspec.problems import Finding
 from jobspec.spec.job import Job, Mount
-from jobspec.spec.rules import empty_mounts_have_no_folders, missing_image
+from jobspec.spec.rules import empty_mounts_have_no_folders, missing_image, normal
 
 _PREFIXES = ("MASTER_", "PET_", "SLURM_")
 
@@ -97,12 +97,8 @@ def problems(job: Job) -> Iterable[Finding]:
         yield missing_image(f"slurm.runtime {runtime}", ("slurm", "runtime"))
     else:
         yield from image_runs(f"slurm.runtime {runtime}", job.image, *load(runtime).wrong_image)
-    progress = job.preemption.progress if job.preemption else None
+    yield from _progress_in_containers(job)
     for number, mount in enumerate(job.mounts):
-        if progress and mount.folder != mount.path and PurePosixPath(progress).is_relative_to(mount.path):
-            on_node = f"{mount.folder or 'PATH'}{progress.removeprefix(mount.path.rstrip('/'))}"
-            message = f"preemption.progress is looked up on the nodes, and {mount.path} is in the containers only"
-            yield Finding(("preemption", "progress"), message, f"write {on_node}")
         others = [other.path for other in job.mounts if other is not mount]
         inside = any(PurePosixPath(mount.path).is_relative_to(path) for path in others)
         if mount.empty and load(runtime).run is None and inside:
@@ -111,6 +107,16 @@ def problems(job: Job) -> Iterable[Finding]:
         elif mount.source is None and mount.volume is not None and not mount.empty:
             message = f"mounts[{number}].{mount.volume}: Slurm has no volumes; its nodes have folders"
             yield Finding(("mounts", number, mount.volume), message, "write source: PATH, a folder that every node has")
+
+
+def _progress_in_containers(job: Job) -> Iterable[Finding]:
+    progress = PurePosixPath((job.preemption and job.preemption.progress) or "/")
+    around = [mount for mount in job.mounts if progress.is_relative_to(mount.path)]
+    for mount in sorted(around, key=lambda mount: len(mount.path))[-1:]:
+        if normal(mount.folder or "") != normal(mount.path):
+            message = f"preemption.progress is looked up on the nodes, and {mount.path} is in the containers only"
+            on_node = PurePosixPath(mount.folder or "/PATH", progress.relative_to(mount.path))
+            yield Finding(("preemption", "progress"), message, f"write {on_node}")
 
 
 def image_runs(runner: str, image: str, wrong: str, instead: str) -> Iterable[Finding]:

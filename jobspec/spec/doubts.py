@@ -46,7 +46,7 @@ def doubts(job: Job, node_is_hidden: bool = False, not_used: Container[str] = ()
         if job.files:
             yield f"files does not list {first}, the script in command; Kubernetes and compose would not find it"
         elif node_is_hidden and Path(first).is_file():
-            yield f"{first} does not travel with the job; write files: [{first}], unless the image has it"
+            yield f"{first} does not travel with the job: the image or a mount has it, or pods need files: [{first}]"
     if job.max_restarts and job.train and job.train.checkpoint_dir is not None and job.train.resume == "never":
         yield "train.resume is never, so a restart finds checkpoints and refuses to run; write resume: auto"
     if job.preemption and job.command and not job.preemption.progress:
@@ -66,19 +66,22 @@ def doubts(job: Job, node_is_hidden: bool = False, not_used: Container[str] = ()
             yield f"slurm.options: sbatch has no option {option}, unless a plugin adds it{hint}"
 
 
-def without_mounts(job: Job) -> Iterator[str]:
-    """Yield the mounts that values of the spec name, for a target without containers."""
-    words = [
-        ("workdir", job.workdir or ""),
-        ("preemption.progress", (job.preemption and job.preemption.progress) or ""),
-    ]
+def without_mounts(job: Job, **more: str) -> Iterator[str]:
+    """Yield the mounts that values of the spec name, for a target without containers; `more` are further values."""
+    words = [("workdir", job.workdir or ""), *more.items()]
     words += [(f"train.{key}", getattr(job.train, key, None) or "") for key in PATHS]
     words += [(f"command[{number}]", word) for number, word in enumerate(job.command or ())]
+    words += [(f"setup[{number}]", line) for number, line in enumerate(job.setup)]
     words += [(f"env.{name}", value) for name, value in job.env.items()]
-    for path in [mount.path.rstrip("/") for mount in job.mounts if normal(mount.folder or "") != normal(mount.path)]:
-        below = re.compile(rf"(?:^|[=:,]){re.escape(path)}(?:$|[/:,])")
-        if path and (found := [key for key, text in words if below.search(text)]):
-            yield f"Not used here: the mount at {path}; every node must have this folder, for {', '.join(found)}."
+    keys: dict[str, list[str]] = {normal(mount.path): [] for mount in job.mounts}
+    for key, text in words:
+        below = (path for path in keys if re.search(rf"(?:^|[=:,\s\"';(]){re.escape(path)}(?:$|[/:,\s\"';)])", text))
+        if path := max(below, key=len, default=""):
+            keys[path].append(key)
+    for mount in job.mounts:
+        path = normal(mount.path)
+        if keys[path] and normal(mount.folder or "") != path:
+            yield f"Not used here: the mount at {path}; every node must have this folder, for {', '.join(keys[path])}."
 
 
 def _in_setup(lines: Sequence[str]) -> Iterator[str]:

@@ -82,7 +82,7 @@ def _notes(job: Job) -> Iterator[str]:
         yield f"Not used here: image; slurm.runtime is none, so {of_shell}."
     if slurm.runtime == "none" and job.mounts:
         yield "Not used here: mounts; slurm.runtime is none, so the processes see the paths of the nodes."
-        yield from without_mounts(job)
+        yield from without_mounts(job, **{"preemption.progress": (job.preemption and job.preemption.progress) or ""})
     if job.files:
         inside = "the mounts of the container" if slurm.runtime != "none" else "the folder in which you submit"
         yield f"Not used here: files; the processes see {inside}."

@@ -129,10 +129,8 @@ class Course:
         missing_ranks.report_failure(error)
         if self._saving is not None and not isinstance(error, WorthlessWeights) and not self.engine.is_updating:
             saved = self.saving.save_after_failure(self.steps_done, self._state_of_last_step, self.device, error)
-            if saved and len(self._pending):
-                first = self.steps_done - len(self._pending) + 1
-                why = "not yet summed over the ranks"
-                progress.say(f"the losses of steps {first} to {self.steps_done} were {why}, and are not recorded")
+            if saved and (steps := self._pending.steps()):
+                progress.say(f"the losses of steps {steps[0]} to {steps[-1]} were not yet recorded, and are lost")
 
     def _state_of_last_step(self) -> dict[str, Any]:
         self.engine.undo()

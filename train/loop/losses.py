@@ -67,6 +67,9 @@ class PendingLosses:
     def __len__(self) -> int:
         return len(self._steps)
 
+    def steps(self) -> list[int]:
+        return [known["step"] for *_, known in self._steps]
+
     def begin(self) -> None:
         """Start the clock of the next steps here, after an evaluation or a save."""
         self._since = time.monotonic()

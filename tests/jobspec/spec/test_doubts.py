@@ -80,7 +80,7 @@ def test_a_script_that_lies_here_and_does_not_travel_to_the_pods_is_named(
     assert notes_of("jobset", "image=a/b:1") == []
     (tmp_path / "mine.py").touch()
     (note,) = notes_of("jobset", "image=a/b:1")
-    assert note == "mine.py does not travel with the job; write files: [mine.py], unless the image has it"
+    assert note == "mine.py does not travel with the job: the image or a mount has it, or pods need files: [mine.py]"
     assert notes_of("slurm") == []
 
 

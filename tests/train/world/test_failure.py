@@ -93,7 +93,7 @@ def test_the_other_ranks_say_why_one_failed_and_rank_0_saves_the_last_whole_step
     assert reason in said[0], said
     assert "rank 0 failed" not in said[0]
     assert "saved the last complete step, 2; --resume=auto continues there" in said[0]
-    assert "the losses of steps 1 to 2 were not yet summed over the ranks, and are not recorded" in said[0]
+    assert "the losses of steps 1 to 2 were not yet recorded, and are lost" in said[0]
     train_on_ranks(2, *flags, "--resume=auto")
     assert [record["step"] for record in records(tmp_path, "step")] == [*range(3, 21)]
     # The losses of the first two steps went with rank 1, and the record says of how many samples its mean is.
