@@ -70,11 +70,8 @@ def without_mounts(job: Job, **more: str) -> Iterator[str]:
     """Yield the mounts that values of the spec name, for a target without containers; `more` are further values."""
     words = [("workdir", job.workdir or ""), *more.items()]
     words += [(f"train.{key}", getattr(job.train, key, None) or "") for key in PATHS]
-    words += [(f"command[{number}]", word) for number, word in enumerate(job.command or ())]
-    words += [(f"setup[{number}]", line) for number, line in enumerate(job.setup)]
-    words += [(f"env.{name}", value) for name, value in job.env.items()]
     keys: dict[str, list[str]] = {normal(mount.path): [] for mount in job.mounts}
-    for key, text in words:
+    for key, text in [*words, *_texts(job)]:
         below = (path for path in keys if re.search(rf"(?:^|[=:,\s\"';(]){re.escape(path)}(?:$|[/:,\s\"';)])", text))
         if path := max(below, key=len, default=""):
             keys[path].append(key)
@@ -106,11 +103,14 @@ def _lost_with_the_container(job: Job) -> Iterator[str]:
             yield f"train.{key} is {path}, which is lost with the container: mount a source or claim there"
 
 
+def _texts(job: Job) -> Iterator[tuple[str, str]]:
+    yield from ((f"command[{number}]", word) for number, word in enumerate(job.command or ()))
+    yield from ((f"setup[{number}]", line) for number, line in enumerate(job.setup))
+    yield from ((f"env.{name}", value) for name, value in job.env.items())
+
+
 def _typed_in_a_word_processor(job: Job) -> Iterator[str]:
-    words = [(f"command[{number}]", word) for number, word in enumerate(job.command or ())]
-    words += [(f"setup[{number}]", line) for number, line in enumerate(job.setup)]
-    words += [(f"env.{name}", value) for name, value in job.env.items()]
-    for key, text in words:
+    for key, text in _texts(job):
         if found := _CURLY.search(text) or _DASH.search(text):
             char = "U+00A0, a no-break space" if found[0] == "\u00a0" else found[0]
             yield f"{key} contains {char}, which is typographic; write a plain \" or ' or - or space instead"
