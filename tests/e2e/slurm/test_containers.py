@@ -196,11 +196,10 @@ while True:
 """
 
 
+@pytest.mark.parametrize("runtime", ["docker"], indirect=True)
 def test_a_container_that_docker_leaves_behind_is_found_by_the_number_of_the_job(
     cluster: Cluster, runtime: str, image: Image, tmp_path: Path
 ) -> None:
-    if runtime != "docker":
-        pytest.skip(f"{runtime} has no daemon")
     (tmp_path / "deaf.py").write_text(_DEAF)
     keys = {"command": [str(tmp_path / "deaf.py")], "nodes": 1}
     job = _submit(cluster, runtime, image, tmp_path, keys, "srun")
