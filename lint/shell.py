@@ -91,7 +91,10 @@ class Script:
         script = cls(text, locate)
         source = Source(Text(text, range(len(text))))
         script.commands = list(commands(source))
-        script.comments = {place for node in below(source.root, "comment") for place in source.of(node).at[:1]}
+        for at in (match.start() for match in re.finditer("#", text)):
+            node = source.root.descendant_for_byte_range(at, at + 1)
+            if node and node.type == "comment" and node.start_byte == at:
+                script.comments.add(at)
         script.settings = [
             (name, word.value, word.text.cut(0, len(name)), word.text)
             for name, words in script.assigned.items()
@@ -117,7 +120,7 @@ class Script:
         for word in (word for command in self.commands for word in command.words):
             if word.assigned:
                 found.setdefault(word.assigned, []).append(word)
-            for node in below(word.node, "expansion") if "=" in word.text.value else ():
+            for node in below(word.node, "expansion") if "${" in word.text.value else ():
                 if len(node.children) > 3 and node.children[2].type in (":=", "="):
                     found.setdefault(word.source.of(node.children[1]).value, []).append(Word(word.source, node))
         return found
@@ -197,8 +200,10 @@ def commands(source: Source) -> Iterator[Command]:
             kept = [child for child in children if not child.type.endswith("_redirect")]
             own = [node] if node.type == "variable_assignment" else kept
             words = [Word(source, each.children[0] if each.type == "command_name" else each) for each in own]
-            yield Command(words, next(iter(source.of(node).at), 0), after, background, function)
-            children = [each for child in children for each in below(child, *_SUBSTITUTIONS)]
+            written = source.of(node)
+            yield Command(words, next(iter(written.at), 0), after, background, function)
+            may_hold = any(char in written.value for char in "(`")  # most hold none, and a walk takes time
+            children = [each for child in children for each in below(child, *_SUBSTITUTIONS)] if may_hold else []
         kinds = ["", *(child.type for child in children), ""]
         for at in reversed(range(len(children))):
             own_after = kinds[at] if kinds[at] in _OPERATORS else "" if at else after
