@@ -1,10 +1,12 @@
 """Rules for manifests (Pod, Job, JobSet, PyTorchJob, TrainJob and its runtimes, Service) and compose files."""
 
 import re
+from collections.abc import Container as Names
 from collections.abc import Iterator, Mapping
 
+from lint.launches import trained
 from lint.manifest import Node
-from lint.nodes import MEETS
+from lint.nodes import ANOTHER_MACHINE, LOOPBACK, MEETS
 from lint.pods import Container, Manifest, templates, variables
 from lint.rules import Fault
 from lint.sbatch import number
@@ -13,10 +15,12 @@ from lint.slurm import idle
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _PLACEHOLDER = re.compile(r"[^a-z]*|.*[^\w.-].*", re.A | re.S)  # YOUR_NAME, $NAME
-_HOST = re.compile(r"([\w-]+)\.?([\w-]*)[\w.-]*")
+_HOST = re.compile(r"(?:([\w-]+)-0(?:\.|$))?([\w-]*)([\w.-]*)")  # an object's first pod, a Service, and the rest
+_OF_CLUSTER = re.compile(r"(?!localhost)[a-z][-a-z0-9]*(?:\.[-a-z0-9]+\.svc(?:\.cluster\.local)?)?")
 _ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR")
 _VERSIONS = {"Job": "batch/v1", "Pod": "v1", "Service": "v1", "PyTorchJob": "kubeflow.org/v1"}
 _VERSIONS |= {"JobSet": "jobset.x-k8s.io/v1alpha2", "TrainJob": "trainer.kubeflow.org/v1alpha1"}
+_GROUPS = {version.partition("/")[0] for version in _VERSIONS.values()}
 
 
 def _is_job(document: Node) -> bool:
@@ -26,20 +30,17 @@ def _is_job(document: Node) -> bool:
 
 def api_refuses_it(manifest: Manifest) -> Iterator[Fault]:
     for document in manifest.documents:
-        kind, version = document.text("kind"), document.get("apiVersion")
-        known = _VERSIONS.get(kind, "")
-        if known and version and version.text() != known and "volcano" not in version.text():
+        kind, version, named = document.text("kind"), document.get("apiVersion"), document.get("metadata", "name")
+        known, group = _VERSIONS.get(kind, ""), document.text("apiVersion").partition("/")[0]
+        is_read = group in _GROUPS or "." not in group  # another API may have a kind of this name, and other names
+        if known and version and version.text() != known and is_read:
             yield Fault(version.place, f"{kind} is not in {version.text()}", f"apiVersion: {known}")
-        named = document.get("metadata", "name") if known else None
-        if named and not _NAME.fullmatch(named.text()) and not _PLACEHOLDER.fullmatch(named.text()):
-            reason = f"a name is lower-case letters, digits and -, which {named.text()} is not"
-            yield Fault(named.place, reason, re.sub("[^a-z0-9.]+", "-", named.text().lower()).strip("-."))
+        if known or (group and is_read):
+            yield from _misnamed(named, _LABEL if kind == "Service" else _NAME)
         for template, _ in templates(document):
-            label, policy = template.get("spec", "subdomain"), template.get("spec", "restartPolicy")
+            yield from _misnamed(template.get("spec", "subdomain"), _LABEL)
+            policy = template.get("spec", "restartPolicy")
             said, place = policy.text() if policy else "", policy or template.get("spec")
-            if label and not _LABEL.fullmatch(label.text()):
-                reason = f"a subdomain is a DNS label, which {label.text()} is not"
-                yield Fault(label.place, reason, "the Service's name")
             if place and _is_job(document) and said not in ("Never", "OnFailure"):
                 reason = f"a Job has the restart policies Never and OnFailure, not {said or 'Always, the default'}"
                 yield Fault(place.key_place, reason, "restartPolicy: Never")
@@ -58,6 +59,12 @@ def api_refuses_it(manifest: Manifest) -> Iterator[Fault]:
             if node.is_number_or_switch:
                 reason = f"the value of {name} is a number or boolean in YAML, but must be text"
                 yield Fault(node.place, reason, f'value: "{node.text()}"')
+
+
+def _misnamed(name: Node | None, allowed: re.Pattern[str]) -> Iterator[Fault]:
+    if name and not allowed.fullmatch(name.text()) and not _PLACEHOLDER.fullmatch(name.text()):
+        reason = f"a name is lower-case letters, digits and -, which {name.text()} is not"
+        yield Fault(name.place, reason, re.sub("[^a-z0-9]+", "-", name.text().lower()).strip("-"))
 
 
 def _of_schema(document: Node) -> Iterator[Fault]:
@@ -98,30 +105,56 @@ def nnodes_are_not_the_nodes(manifest: Manifest) -> Iterator[Fault]:
             yield Fault(container.script.place(launch.options["nnodes"].text), reason, "leave --nnodes out")
 
 
+def nodes_never_meet(manifest: Manifest) -> Iterator[Fault]:
+    """Compare bare Pods, each with a rank of its own; the pods of one object are compared in nodes.py."""
+    found = []
+    for container in (each for each in manifest.containers if each.document.text("kind") == "Pod"):
+        told = {name: node for name, _, node in variables(container.node) if name not in container.script.assigned}
+        rank, size, address = map(told.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
+        if not (rank and size and address) or container.template.get("spec", "hostNetwork"):
+            continue
+        reads_them = {launch.kind for launch in trained(container.script)} == {"python"}
+        if reads_them and (number(size.text()) or 1) > 1 and LOOPBACK.fullmatch(address.text()):
+            found.append((id(container.document), rank.text(), address.place))
+    pods, ranks = {pod for pod, _, _ in found}, {rank for _, rank, _ in found}
+    for _, _, place in found if len(found) == len(pods) == len(ranks) > 1 else ():
+        yield Fault(place, ANOTHER_MACHINE)
+
+
 def name_does_not_resolve(manifest: Manifest) -> Iterator[Fault]:
     found = [each for each in manifest.documents if each.text("kind") == "Service"]
     services = {(each.text("metadata", "name"), each.text("metadata", "namespace")): each for each in found}
+    names = {each.text("metadata", "name") for each in manifest.documents}
     for container in (each for each in manifest.containers if _is_job(each.document)):
         given = [(value, place) for name, value, _, place in container.script.settings if name in _ADDRESSES]
-        options = [each.options[name] for each in container.launches for name in MEETS if name in each.options]
+        static = [each for each in container.launches if not each.value("rdzv-backend").startswith("etcd")]
+        options = [each.options[name] for each in static for name in MEETS if name in each.options]
         given += [(option.value, option.text) for option in options]
         for value, place in given:
-            if why := _why_not_resolved(container, value.partition(":")[0], services):
+            if why := _why_not_resolved(container, value.partition(":")[0], services, names):
                 yield Fault(container.script.place(place), f"{value} does not resolve: {why}")
 
 
-def _why_not_resolved(container: Container, host: str, services: Mapping[tuple[str, str], Node]) -> str:
-    """Return why the name of a Job's first pod does not resolve; empty for any other name."""
+def _why_not_resolved(
+    container: Container, host: str, services: Mapping[tuple[str, str], Node], names: Names[str]
+) -> str:
+    """Return why the name of an object's first pod or of a Service does not resolve; empty for any other name."""
     job, namespace = (container.document.text("metadata", key) for key in ("name", "namespace"))
     subdomain, meant = container.template.text("spec", "subdomain"), _HOST.fullmatch(host)
-    if not meant or meant[1] != f"{job}-0":
+    owner, service, domain = meant.groups() if meant else (None, "", "")
+    if owner == job:
+        if not subdomain or service != subdomain:
+            return f"the pods' subdomain is {subdomain}" if subdomain else "the pods have no subdomain"
+    elif not services or (container.pods or 1) < 2 or container.template.get("spec", "hostNetwork"):
+        return ""  # a Service may be elsewhere, and a node may have this name
+    elif not _OF_CLUSTER.fullmatch(f"{service}{domain}"):
         return ""
-    if not subdomain or meant[2] != subdomain:
-        return f"the pods' subdomain is {subdomain}" if subdomain else "the pods have no subdomain"
-    if services and (subdomain, namespace) not in services:
-        return f"no Service {subdomain} is here in the namespace of the pods"
-    is_headless = not services or services[subdomain, namespace].text("spec", "clusterIP") == "None"
-    return "" if is_headless else f"the Service {subdomain} has a clusterIP, so it gives no names to pods"
+    if services and (service, namespace) not in services:
+        return f"no Service {service} is here in the namespace of the pods"
+    if owner and owner not in names:
+        return f"no {owner} is here, whose pod it would be"
+    is_headless = not owner or not services or services[service, namespace].text("spec", "clusterIP") == "None"
+    return "" if is_headless else f"the Service {service} has a clusterIP, so it gives no names to pods"
 
 
 def failure_is_not_handled(manifest: Manifest) -> Iterator[Fault]:

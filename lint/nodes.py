@@ -21,8 +21,9 @@ _NAMES_OF_LOOKS = """
 _LOOKS = frozenset(_NAMES_OF_LOOKS.split())
 _SETS_UP = re.compile(r"activate|conda|mamba|env|module|profile|rc$|venv|setup|start-")  # in what source or eval reads
 _TRAINS = re.compile(r"(?:^|[/_.-])(?:train|pretrain|finetune|main|ddp|worker)[\w.-]*(?:\.py)?$")
-_LOOPBACK = re.compile(r"localhost|127(?:\.\d+){3}|\[?::1\]?")
+LOOPBACK = re.compile(r"localhost|127(?:\.\d+){3}|\[?::1\]?")
 MEETS, _TOLD = ("rdzv-endpoint", "master-addr", "rdzv-conf"), {"PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"}
+ANOTHER_MACHINE = "this address is another machine on each node: they never meet"
 _HERE_BY_DEFAULT = re.compile(r"\$\{\w+:?[-=](?:localhost|127\.0\.0\.1)")
 _HETEROGENEOUS = re.compile(r"^#SBATCH[ \t]+(?:het|pack)job", re.M)
 
@@ -91,7 +92,7 @@ def nodes_never_meet(script: Script) -> Iterator[Fault]:
         return  # services of compose may share a network
     lonely, known = list[Place | Text](), {*script.assigned, *script.environment}
     for launch in filter(_asks_for_several, trained(script)):
-        lonely += [launch.options[name].text for name in MEETS if _LOOPBACK.match(launch.value(name))]
+        lonely += [launch.options[name].text for name in MEETS if LOOPBACK.match(launch.value(name))]
         given = launch.options.keys() & {*MEETS, "standalone"} or known & _TOLD
         if launch.kind == "torchrun" and not given and not launch.open:
             default = "localhost:29400" if launch.value("rdzv-backend") == "c10d" else "127.0.0.1:29500"
@@ -100,9 +101,9 @@ def nodes_never_meet(script: Script) -> Iterator[Fault]:
     found = [each for each in trained(script) if not each.is_alone and (_asks_for_several(each) or each.is_on_several)]
     told = [[script.shown(each.value(name)) for name in MEETS if name in each.options] for each in found]
     if any(not values or "MASTER_ADDR" in " ".join(values) for values in told):
-        lonely += [place for value, place in here if len(here) == 1 and _LOOPBACK.fullmatch(value)]
+        lonely += [place for value, place in here if len(here) == 1 and LOOPBACK.fullmatch(value)]
     for place in lonely:
-        yield Fault(place, "this address is another machine on each node: they never meet")
+        yield Fault(place, ANOTHER_MACHINE)
 
 
 def node_rank_cannot_be(script: Script) -> Iterator[Fault]:
@@ -142,7 +143,7 @@ def address_is_not_certain(script: Script) -> Iterator[Fault]:
         for word in command.words:
             if asks_host and word.value in ("-i", "-I", "--ip-address", "--all-ip-addresses"):
                 yield Fault(word.text, "this prints 127.0.0.1 on some nodes and several addresses on others")
-            if falls_back and _LOOPBACK.fullmatch(word.value):
+            if falls_back and LOOPBACK.fullmatch(word.value):
                 yield Fault(word.text, lost)
             for name, text in word.expansions:
                 if name == "SLURM_LAUNCH_NODE_IPADDR":
