@@ -118,7 +118,7 @@ def _without_ignored(text: str, file: str, found: Iterable[Finding], script: Scr
     for match in _IGNORE.finditer(text):
         place, names = locate(match.start(), len(match[0])), re.findall(r"[\w-]+", match[1])
         begin = match.start() - place.column + 1
-        if script and script.comments.isdisjoint(range(begin, match.start() + 1)):
+        if script and not script.is_comment(match.start()):
             continue
         here = [each for each in (script.commands if script else ()) if locate(each.end, 1).line == place.line]
         first = min([place.line, *(locate(each.start, 1).line for each in here)])

@@ -159,9 +159,7 @@ def _why_not_resolved(
 
 def failure_is_not_handled(manifest: Manifest) -> Iterator[Fault]:
     for document in (each for each in manifest.documents if each.text("kind") == "PyTorchJob"):
-        roles = [role for _, role in document.items("spec", "pytorchReplicaSpecs")]
-        policies = {policy for role in roles if (policy := role.text("restartPolicy"))}
+        policies = {role.text("restartPolicy") for _, role in document.items("spec", "pytorchReplicaSpecs")}
         place = document.get("spec", "runPolicy") or document.get("spec")
-        restarts = roles and (not policies or {"OnFailure", "Always"} & policies)
-        if place and restarts and not place.get("backoffLimit"):
+        if place and {"", "OnFailure", "Always"} & policies and not place.get("backoffLimit"):  # "" is OnFailure
             yield Fault(place.key_place, "a failing job is restarted forever")

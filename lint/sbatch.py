@@ -52,15 +52,17 @@ class Directive:
     ignored: str
 
 
-def directives(text: str, locate: Callable[[int, int], Place], comments: Container[int]) -> Iterator[Directive]:
+def directives(
+    text: str, locate: Callable[[int, int], Place], is_comment: Callable[[int], bool]
+) -> Iterator[Directive]:
     """Yield the options of all `#SBATCH` lines, in order, and those of misspelt ones above the first command.
 
-    comments: where comments begin; below the first command, a line in a text of the script is none.
+    is_comment: says whether a place is in a comment; below the first command, a line in a text of the script is none.
     """
     ignored, begin = "", 0
     for line in text.split("\n"):
         found = _LINE.match(line)
-        if found and (not ignored or (begin in comments and not found[1])):
+        if found and (not ignored or (is_comment(begin) and not found[1])):
             written = _WORD.finditer(text, begin + found.end(), begin + len(line))
             words = [Text(_QUOTES.sub("", each[0]), range(*each.span())) for each in written]
             why = "misspelt" if found[1] else ignored

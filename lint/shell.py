@@ -73,10 +73,10 @@ class Script:
 
     text: str
     locate: Callable[[int, int], Place]
+    is_comment: Callable[[int], bool]
     commands: list[Command] = field(default_factory=list)
     inside_texts: list[Command] = field(default_factory=list)
     directives: list[Directive] = field(default_factory=list)
-    comments: set[int] = field(default_factory=set)  # where each begins
     asked: Request = field(default_factory=Request)
     unit: str = "node"
     shell: str = ""
@@ -88,19 +88,15 @@ class Script:
 
     @classmethod
     def parse(cls, text: str, locate: Callable[[int, int], Place]) -> Script:
-        script = cls(text, locate)
         source = Source(Text(text, range(len(text))))
+        script = cls(text, locate, source.is_comment)
         script.commands = list(commands(source))
-        for at in (match.start() for match in re.finditer("#", text)):
-            node = source.root.descendant_for_byte_range(at, at + 1)
-            if node and node.type == "comment" and node.start_byte == at:
-                script.comments.add(at)
         script.settings = [
             (name, word.value, word.text.cut(0, len(name)), word.text)
             for name, words in script.assigned.items()
             for word in words
         ]
-        script.directives = list(directives(text, locate, script.comments))
+        script.directives = list(directives(text, locate, source.is_comment))
         script.asked = Request({found.name: found.value for found in script.directives if not found.ignored})
         return script
 

@@ -54,6 +54,11 @@ class Source:
             row = min(((each.is_missing and each.parent) or each).start_point.row for each in bad)
             lines[row] = b" " * len(lines[row])
 
+    def is_comment(self, place: int) -> bool:
+        """Return True if a character stands in a comment."""
+        node = self.root.descendant_for_byte_range(place, place + 1)
+        return node is not None and node.type == "comment"
+
     def of(self, node: Node) -> Text:
         return self.text.cut(node.start_byte, node.end_byte)
 
