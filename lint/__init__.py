@@ -13,7 +13,7 @@ from pathlib import Path
 from jobspec.problems import Place, SpecError
 from lint import checkers, kubernetes, nodes, secrets, slurm
 from lint.manifest import documents
-from lint.pods import Manifest
+from lint.pods import Manifest, containers
 from lint.rules import ERROR, Finding, entries, findings
 from lint.secrets import hide_secrets
 from lint.shell import Script, Versions, locator
@@ -147,14 +147,13 @@ def _unreadable(file: str, text: str, message: str, hint: str = "") -> Finding:
 def _lint_yaml(text: str, file: str) -> Iterator[Finding]:
     objects = documents(text, file)
     known = [each for each in objects if each.get("kind") or each.get("services")]
-    manifest = Manifest(known)
-    yield from findings(manifest, kubernetes)
-    for container in manifest.containers:
-        yield from findings(container.script, *OF_SCRIPTS)
-    read = {id(container.document) for container in manifest.containers}
-    for document in known:
+    inside = [containers(document) for document in known]
+    yield from findings(Manifest(known, [each for found in inside for each in found]), kubernetes)
+    for document, found in zip(known, inside, strict=True):
+        for container in found:
+            yield from findings(container.script, *OF_SCRIPTS)
         kind = document.get("kind")
-        if kind and document.says(r"\bcontainers\b") and id(document) not in read and kind.text() != "TrainJob":
+        if kind and document.says(r"\bcontainers\b") and not found and kind.text() != "TrainJob":
             message = f"lint does not know where the pods of a {kind.text()} are, so they were not checked"
             yield Finding(kind.place, message, "give lint the pod template as a Pod, and the pod's script as a file")
     if not known:

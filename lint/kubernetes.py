@@ -4,7 +4,7 @@ import re
 from collections.abc import Container as Names
 from collections.abc import Iterator, Mapping
 
-from lint.launches import trained
+from lint.launches import launches, trained
 from lint.manifest import Node
 from lint.nodes import ANOTHER_MACHINE, LOOPBACK, MEETS
 from lint.pods import Container, Manifest, templates, variables
@@ -74,11 +74,10 @@ def _of_schema(document: Node) -> Iterator[Fault]:
 
         kubernetes_validate.validate(document.plain(), kubernetes_validate.latest_version(), strict=True)
     except Exception as error:  # not installed, or a finding, or values that are none of Kubernetes
-        message = getattr(error, "message", "")
-        names = re.findall(r"'(\w+)'", message) if "dditional properties" in message else []
-        key = document.get(*getattr(error, "path", ()), names[0]) if names else None
-        if key:
-            yield Fault(key.key_place, f"Kubernetes knows no key {names[0]} here", "remove it, or see kubectl explain")
+        name = re.search(r"dditional properties.*?'(\w+)'", getattr(error, "message", ""))
+        key = document.get(*getattr(error, "path", ()), name[1]) if name else None
+        if key and name:
+            yield Fault(key.key_place, f"Kubernetes knows no key {name[1]} here", "remove it, or see kubectl explain")
 
 
 def gpus_stay_idle(manifest: Manifest) -> Iterator[Fault]:
@@ -86,7 +85,7 @@ def gpus_stay_idle(manifest: Manifest) -> Iterator[Fault]:
     for container in manifest.containers:
         node, gpus = container.node, container.script.asked.gpus_per_node
         told = container.document.get("spec", "nprocPerNode") or node.get("numProcPerNode")
-        first = next((launch for launch in container.launches if launch.trains), None)
+        first = next(iter(trained(container.script)), None)
         kind = first.kind if first and "nproc-per-node" not in first.options else ""
         processes, place = "", node.place
         if told and (kind == "torchrun" or node.get("numProcPerNode")):
@@ -100,7 +99,7 @@ def gpus_stay_idle(manifest: Manifest) -> Iterator[Fault]:
 
 def nnodes_are_not_the_nodes(manifest: Manifest) -> Iterator[Fault]:
     for container in (each for each in manifest.containers if each.document.get("spec", "elasticPolicy")):
-        for launch in (each for each in container.launches if number(each.value("nnodes"))):
+        for launch in (each for each in launches(container.script) if number(each.value("nnodes"))):
             reason = "--nnodes wins over what the operator says in PET_NNODES: elasticPolicy is ignored"
             yield Fault(container.script.place(launch.options["nnodes"].text), reason, "leave --nnodes out")
 
@@ -127,7 +126,7 @@ def name_does_not_resolve(manifest: Manifest) -> Iterator[Fault]:
     names = {each.text("metadata", "name") for each in manifest.documents}
     for container in (each for each in manifest.containers if _is_job(each.document)):
         given = [(value, place) for name, value, _, place in container.script.settings if name in _ADDRESSES]
-        static = [each for each in container.launches if not each.value("rdzv-backend").startswith("etcd")]
+        static = [each for each in launches(container.script) if not each.value("rdzv-backend").startswith("etcd")]
         options = [each.options[name] for each in static for name in MEETS if name in each.options]
         given += [(option.value, option.text) for option in options]
         for value, place in given:

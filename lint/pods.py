@@ -4,10 +4,10 @@ import shlex
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
-from lint.launches import SHELL, Launch, launches
+from lint.launches import SHELL
 from lint.manifest import Node
 from lint.sbatch import number
 from lint.shell import Script
@@ -31,20 +31,12 @@ class Container:
     pods: int | None
     script: Script
 
-    @property
-    def launches(self) -> list[Launch]:
-        return launches(self.script)
 
-
-@dataclass
-class Manifest:
+class Manifest(NamedTuple):
     """The objects of a file of Kubernetes, or a compose file."""
 
     documents: Sequence[Node]
-
-    @cached_property
-    def containers(self) -> list[Container]:
-        return [container for document in self.documents for container in containers(document)]
+    containers: Sequence[Container]
 
 
 def containers(document: Node) -> list[Container]:

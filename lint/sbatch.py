@@ -22,7 +22,6 @@ _SHORT = """
 """
 LONG = dict(pair.split("=") for pair in _SHORT.split())
 """The long names of one-letter options, of sbatch and of srun."""
-_OTHER_NAMES = {"tasks-per-node": "ntasks-per-node"}
 _FLAGS = OPTIONS - WITH_VALUE
 _LINE = re.compile(r"#SBATCH(?=[ \t])|(#[ \t]+SBATCH|#(?i:sbatch))(?=[ \t]+-)")  # group 1: misspelt
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"[^"]*"|'[^']*')+""")
@@ -70,8 +69,8 @@ def directives(
                 meant = [option for option in OPTIONS if option.startswith(name)]
                 name = meant[0] if len(meant) == 1 else name
                 known = name in OPTIONS or name.startswith(PYXIS)
-                place = locate(at.at[0], len(at.at))
-                yield Directive(_OTHER_NAMES.get(name, name), value, place, known, why)
+                name = "ntasks-per-node" if name == "tasks-per-node" else name
+                yield Directive(name, value, locate(at.at[0], len(at.at)), known, why)
         elif line.strip() and not line.lstrip().startswith("#"):
             ignored = "below"
         begin += len(line) + 1

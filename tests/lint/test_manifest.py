@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lint import lint
+from lint.launches import launches
 from lint.manifest import documents
 from lint.pods import containers, variables
 
@@ -68,8 +69,8 @@ spec:
         ("a", 2, 8),
         ("b", 2, None),
     ]
-    assert [[launch.kind for launch in each.launches] for each in found] == [["torchrun"], ["cd", "python"]]
-    assert found[0].launches[0].value("nnodes") == "2"
+    assert [[launch.kind for launch in launches(each.script)] for each in found] == [["torchrun"], ["cd", "python"]]
+    assert launches(found[0].script)[0].value("nnodes") == "2"
     assert [(name, value) for name, value, _ in variables(found[0].node)] == [("A", "b c")]
 
 
