@@ -136,10 +136,9 @@ def expanded_by_the_batch_shell(script: Script) -> Iterator[Fault]:
         if (launch.nodes or 1) * (launch.asked.tasks_per_node or 1) > 1:
             ignored = launch.options.get("node-rank") if launch.uses_c10d else None
             texts += [word for word in launch.words if not ignored or word != ignored.text]
-            reads = launch.kind not in ("torchrun", "accelerate")
-            reads_ranks = reads_ranks or reads
-            own = launch.command.words if reads and launch.inner else ()  # bash -c "RANK=$SLURM_PROCID python …"
-            texts += [word.text for word in own if word.assigned in _RANKS]
+            if not launch.is_agent:  # it reads what is set for it, as in bash -c "RANK=$SLURM_PROCID python …"
+                reads_ranks = True
+                texts += [word.text for word in launch.command.words if word.assigned in _RANKS]
     for word in (word for command in script.commands if not command.function for word in command.words):
         if reads_ranks and word.assigned in script.exported & _RANKS:
             texts += [Text(script.unknown(text.value), text.at) for _, text in word.expansions]
