@@ -1,6 +1,6 @@
 """Find known faults in scripts, manifests and compose files that others wrote.
 
-Reading order: what rules see (sbatch.py, shell.py, launches.py; manifest.py, pods.py), rules.py (what a rule is), the
+Reading order: what rules see (sbatch.py, shell.py, launches.py; manifest.py), rules.py (what a rule is), the
 rules in nodes.py, slurm.py, secrets.py, kubernetes.py and checkers.py; formats.py shows them.
 """
 
@@ -12,8 +12,7 @@ from pathlib import Path
 
 from jobspec.problems import Place, SpecError
 from lint import checkers, kubernetes, nodes, secrets, slurm
-from lint.manifest import documents
-from lint.pods import Manifest, containers
+from lint.manifest import Manifest, containers, documents
 from lint.rules import ERROR, Finding, entries, findings
 from lint.secrets import hide_secrets
 from lint.shell import Script, Versions, locator

@@ -1,13 +1,11 @@
 """Rules for manifests (Pod, Job, JobSet, PyTorchJob, TrainJob and its runtimes, Service) and compose files."""
 
 import re
-from collections.abc import Container as Names
 from collections.abc import Iterator, Mapping
 
 from lint.launches import launches, trained
-from lint.manifest import Node
+from lint.manifest import Container, Manifest, Node, templates, variables
 from lint.nodes import ANOTHER_MACHINE, LOOPBACK, MEETS
-from lint.pods import Container, Manifest, templates, variables
 from lint.rules import Fault
 from lint.sbatch import number
 from lint.slurm import idle
@@ -135,7 +133,7 @@ def name_does_not_resolve(manifest: Manifest) -> Iterator[Fault]:
 
 
 def _why_not_resolved(
-    container: Container, host: str, services: Mapping[tuple[str, str], Node], names: Names[str]
+    container: Container, host: str, services: Mapping[tuple[str, str], Node], names: set[str]
 ) -> str:
     """Return why the name of an object's first pod or of a Service does not resolve; empty for any other name."""
     job, namespace = (container.document.text("metadata", key) for key in ("name", "namespace"))

@@ -1,4 +1,4 @@
-"""Read YAML that others wrote (Kubernetes manifests, compose files) as nodes with places.
+"""Read manifests and compose files that others wrote: nodes with places, the containers, and what these start.
 
 Unlike a job spec, such a file may have anchors, tags and several documents, and values stay text as written.
 """
@@ -6,18 +6,29 @@ Unlike a job spec, such a file may have anchors, tags and several documents, and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+import shlex
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple
 
 import yaml
 
 from jobspec.problems import Place, Problem, SpecError
+from lint.launches import SHELL
+from lint.sbatch import number
+from lint.shell import Script
+from lint.words import Text
 
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # those of YAML 1.1
 # What Kubernetes takes for a number or a boolean: sigs.k8s.io/yaml reads more of them than YAML 1.1 (1e3, 0o7, y), but
 # no times of day.
 _NUMBER = r"[-+]?(?:0[xX][\da-fA-F]+|0[bB][01]+|0[oO][0-7]+|(?:\d[\d_]*(?:\.[\d_]*)?|\.\d+)(?:[eE][-+]?\d+)?)\Z"
 _SWITCH = r"(?:[yYnN]|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|true|True|TRUE|false|False|FALSE)\Z"
+
+# What operators set in each pod.
+_BY_OPERATOR = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_RDZV_ENDPOINT")
 
 
 class _Loader(yaml.SafeLoader):
@@ -95,10 +106,10 @@ class Node:
         if not isinstance(self.raw, yaml.ScalarNode) or self.raw.style != "|":
             return self.place
         before = self.raw.value[:start].split("\n")
-        number = self.raw.start_mark.line + len(before)
-        line = self.lines[number] if number < len(self.lines) else ""
+        row = self.raw.start_mark.line + len(before)
+        line = self.lines[row] if row < len(self.lines) else ""
         indent = max(0, line.find(self.raw.value.split("\n")[len(before) - 1]))
-        return Place(self.file, number + 1, indent + len(before[-1]) + 1, max(1, length), line)
+        return Place(self.file, row + 1, indent + len(before[-1]) + 1, max(1, length), line)
 
     def _at(self, raw: yaml.Node) -> Place:
         start, end = raw.start_mark, raw.end_mark
@@ -136,3 +147,92 @@ def _pairs(raw: yaml.Node, seen: set[int]) -> dict[str, tuple[yaml.ScalarNode, y
         elif isinstance(key, yaml.ScalarNode):
             own[str(key.value)] = (key, value)
     return merged | own
+
+
+@dataclass
+class Container:
+    """A container of an object's pods, a TrainJob's trainer (its pod is in its runtime), or a service of compose.
+
+    Init containers are among them.  template: its pod's.  pods: how many the object asks for; None if it does not say.
+    script: what it starts; empty if the image decides it.
+    """
+
+    document: Node
+    node: Node
+    template: Node
+    pods: int | None
+    script: Script
+
+
+class Manifest(NamedTuple):
+    """The objects of a file of Kubernetes, or a compose file."""
+
+    documents: Sequence[Node]
+    containers: Sequence[Container]
+
+
+def containers(document: Node) -> list[Container]:
+    """Return the containers of all pods of an object, or the services of a compose file, in order."""
+    pods, trainer = templates(document), document.get("spec", "trainer")
+    found: list[tuple[Node, Node, int | None]] = [(service, service, None) for _, service in document.items("services")]
+    for template, count in pods:
+        both = [*template.elements("spec", "initContainers"), *template.elements("spec", "containers")]
+        found += [(node, template, count) for node in both]
+    found += [(trainer, trainer, None)] if trainer else []
+    made = [Container(document, *each, _script(document, each[0])) for each in found]
+    for container in made if len(pods) == 1 and document.text("kind") in ("Job", "JobSet") else ():
+        container.script.asked["nodes"] = str(container.pods or "")
+    return made
+
+
+def templates(document: Node) -> list[tuple[Node, int | None]]:
+    """Return the pod templates of an object, each with its number of pods; None if the object does not say."""
+    owners = [(role, "replicas") for _, role in document.items("spec", "pytorchReplicaSpecs")]
+    owners += [(task, "replicas") for task in document.elements("spec", "tasks")]  # a Job of Volcano
+    jobs = document.elements("spec", "replicatedJobs") + document.elements("spec", "template", "spec", "replicatedJobs")
+    specs = [document.get("spec"), document.get("spec", "jobTemplate", "spec")]
+    for spec in filter(None, [*specs, *(job.get("template", "spec") for job in jobs)]):
+        owners.append((spec, "parallelism" if spec.get("parallelism") else "completions"))
+    found = [(template, number(owner.text(key))) for owner, key in owners if (template := owner.get("template"))]
+    found += [(document, 1)] if document.text("kind") == "Pod" else []
+    return [pod for pod in found if pod[0].get("spec", "containers")]
+
+
+def _script(document: Node, node: Node) -> Script:
+    """Return what a container starts: the script of `sh -c`, else its words as one command."""
+    given = [each for key in ("entrypoint", "command", "args") if (each := node.get(key))]
+    words = [word for each in given for word in each.elements() or [each]]
+    values = [word.text() for word in words]
+    at = next((at for at, value in enumerate(values) if at and not value.startswith("-")), len(values))
+    shell = values[0].rpartition("/")[2] if any(value.endswith("c") for value in values[1:at]) else ""
+    if SHELL.match(shell) and at < len(values):
+        script = Script.parse(values[at], words[at].place_inside)
+        script.shell = shell
+    else:  # compose splits a text as a shell does
+        written = [word.text() if word in given else shlex.quote(word.text()) for word in words]
+        ends = list(accumulate(len(each) + 1 for each in written))
+        script = Script.parse(" ".join(written), lambda start, _: words[bisect_right(ends, start)].place)
+    script.unit = "service" if document.get("services") else "pod"
+    limits = [*node.items("resources", "limits"), *node.items("resourcesPerNode", "limits")]
+    script.asked["gpus-per-node"] = next((value.text() for name, value in limits if name.endswith("/gpu")), "")
+    for name, value, place in variables(node):
+        text = script.unknown("valueFrom") if value is None else value
+        script.environment[name] = Text(text, [0] * len(text))
+        key = replace(place.key_place, length=min(len(name), place.key_place.length))
+        script.settings.append((name, value or "", key, place.place))
+    operated = document.text("kind") in ("PyTorchJob", "TrainJob") or document.get("spec", "plugins", "pytorch")
+    if operated or node.get("envFrom"):
+        script.environment |= {name: Text(script.unknown(name), [0]) for name in _BY_OPERATOR}
+    return script
+
+
+def variables(node: Node) -> Iterator[tuple[str, str | None, Node]]:
+    """Yield name, value and place of each variable of a container; the value is None if it comes from elsewhere."""
+    for entry in node.elements("env"):
+        value = entry.get("value")
+        yield entry.text("name"), value.text() if value else None, value or entry
+    for name, value in node.items("environment"):
+        yield name, value.text(), value
+    for entry in node.elements("environment"):
+        name, _, text = entry.text().partition("=")
+        yield name, text, entry

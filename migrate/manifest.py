@@ -9,8 +9,7 @@ from typing import Any
 from jobspec.problems import Place, Problem, SpecError
 from jobspec.spec.secret_names import names_secret
 from jobspec.spec.variables import is_set_by_launcher
-from lint.manifest import Node, documents
-from lint.pods import containers, templates
+from lint.manifest import Node, containers, documents, templates
 from lint.sbatch import number
 from migrate.bash import main_launch
 from migrate.draft import NOT_SAID, Draft, duration

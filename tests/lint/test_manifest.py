@@ -9,8 +9,7 @@ import pytest
 
 from lint import lint
 from lint.launches import launches
-from lint.manifest import documents
-from lint.pods import containers, variables
+from lint.manifest import containers, documents, variables
 
 NUMBERS = """
     1e-3 1e3 6e-4 -1e-3 1e+3 1E5 1.e3 .5e3 1_e3 0o7 0O7 -0o7 0x1F 0X1F 0b11 0B11 -0b11 010 08 0777 1_000 1.5_0 .5 5. -.5
