@@ -114,16 +114,17 @@ def _without_ignored(text: str, file: str, found: Iterable[Finding], script: Scr
     In a script, such words are only text where no comment begins, as in a here-document.
     """
     kept, lines, locate = list(found), text.split("\n"), locator(text, file)
+    commands = script.commands if script and _IGNORE.search(text) else ()
+    ends = ((locate(each.end, 1).line, locate(each.start, 1).line) for each in commands)
+    begins = dict(sorted(ends, reverse=True))  # of the first of all commands that end on a line
     for match in _IGNORE.finditer(text):
         place, names = locate(match.start(), len(match[0])), re.findall(r"[\w-]+", match[1])
-        begin = match.start() - place.column + 1
         if script and not script.is_comment(match.start()):
             continue
-        here = [each for each in (script.commands if script else ()) if locate(each.end, 1).line == place.line]
-        first = min([place.line, *(locate(each.start, 1).line for each in here)])
+        first = begins.get(place.line, place.line)
         while first > 1 and lines[first - 2].endswith("\\"):
             first -= 1
-        is_alone = not text[begin : match.start()].strip()
+        is_alone = not place.text[: place.column - 1].strip()
         off = range(len(lines) + 1) if is_alone else range(first, place.line + 1)
         kept = [each for each in kept if each.rule not in names or each.place.line not in off]
         for name in (each for each in names if each not in entries() and not re.fullmatch(r"SC\d+", each)):

@@ -70,11 +70,12 @@ def test_any_change_of_an_example_is_linted_without_a_traceback(
         ("a.sh", "if true; then\n" * 50 + "srun torchrun a.py\n" + "fi\n" * 50),
         ("a.sh", "echo 'step of the job' >> $LOG\n" * 20_000),
         ("a.sh", "true && " * 5000 + "true\n"),
+        ("a.sh", "true # lint: ignore=not-exported\n" * 3000),
         ("a.sh", "a='" + "x" * 1_000_000 + "\n"),
         ("a.sh", "A0=x\n" + "".join(f"A{n + 1}=$A{n}$A{n}\n" for n in range(40)) + "srun torchrun $A40 a.py\n"),
         ("a.yaml", "kind: Pod\nspec:\n  containers:\n" + "    - {name: a, command: [torchrun, a.py]}\n" * 1000),
     ],
-    ids=["nested", "ifs", "long", "list", "unclosed", "doubling variables", "pods"],
+    ids=["nested", "ifs", "long", "list", "ignores", "unclosed", "doubling variables", "pods"],
 )
 def test_nested_and_long_files_take_seconds(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(f"#!/bin/bash\n#SBATCH -N2\n{content}" if name == "a.sh" else content)
