@@ -126,8 +126,7 @@ def name_does_not_resolve(manifest: Manifest) -> Iterator[Fault]:
         given = [(value, place) for name, value, _, place in container.script.settings if name in _ADDRESSES]
         static = [each for each in launches(container.script) if not each.value("rdzv-backend").startswith("etcd")]
         options = [each.options[name] for each in static for name in MEETS if name in each.options]
-        given += [(option.value, option.text) for option in options]
-        for value, place in given:
+        for value, place in [*given, *options]:
             if why := _why_not_resolved(container, value.partition(":")[0], services, names):
                 yield Fault(container.script.place(place), f"{value} does not resolve: {why}")
 

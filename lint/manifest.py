@@ -10,7 +10,7 @@ import shlex
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import NamedTuple
 
 import yaml
@@ -175,9 +175,8 @@ def containers(document: Node) -> list[Container]:
     """Return the containers of all pods of an object, or the services of a compose file, in order."""
     pods, trainer = templates(document), document.get("spec", "trainer")
     found: list[tuple[Node, Node, int | None]] = [(service, service, None) for _, service in document.items("services")]
-    for template, count in pods:
-        both = [*template.elements("spec", "initContainers"), *template.elements("spec", "containers")]
-        found += [(node, template, count) for node in both]
+    for (template, count), key in product(pods, ("initContainers", "containers")):
+        found += [(node, template, count) for node in template.elements("spec", key)]
     found += [(trainer, trainer, None)] if trainer else []
     made = [Container(document, *each, _script(document, each[0])) for each in found]
     for container in made if len(pods) == 1 and document.text("kind") in ("Job", "JobSet") else ():

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from jobspec.problems import Place
 from jobspec.spec.sbatch_options import OPTIONS, PYXIS, WITH_VALUE
-from lint.words import Text
+from lint.words import Source, Text
 
 _SHORT = """
     a=array A=account b=begin B=extra-node-info c=cpus-per-task C=constraint d=dependency D=chdir e=error F=nodefile
@@ -51,17 +51,12 @@ class Directive:
     ignored: str
 
 
-def directives(
-    text: str, locate: Callable[[int, int], Place], is_comment: Callable[[int], bool]
-) -> Iterator[Directive]:
-    """Yield the options of all `#SBATCH` lines, in order, and those of misspelt ones above the first command.
-
-    is_comment: says whether a place is in a comment; below the first command, a line in a text of the script is none.
-    """
-    ignored, begin = "", 0
+def directives(source: Source, locate: Callable[[int, int], Place]) -> Iterator[Directive]:
+    """Yield the options of all `#SBATCH` lines, in order, and those of misspelt ones above the first command."""
+    text, ignored, begin = source.text.value, "", 0
     for line in text.split("\n"):
         found = _LINE.match(line)
-        if found and (not ignored or (is_comment(begin) and not found[1])):
+        if found and (not ignored or (source.is_comment(begin) and not found[1])):  # a here-document is no comment
             written = _WORD.finditer(text, begin + found.end(), begin + len(line))
             words = [Text(_QUOTES.sub("", each[0]), range(*each.span())) for each in written]
             why = "misspelt" if found[1] else ignored

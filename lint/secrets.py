@@ -16,11 +16,10 @@ _PLACEHOLDER = re.compile(
     r"(?is)[<\[{(].*|.*(?:your|change|replace|insert|example|secret|token|password|dummy|here|todo).*|x+|\*+|\.+"
     r"|none|null|true|false|0|[/~].*"
 )
-# What to write in a script, in a compose file, and in a manifest, for which rules.md says it.
+# What to write in a script and in a compose file; for a manifest rules.md says it.
 _INSTEAD = {
     "node": 'export NAME before you start the script; in the script, only check it: `: "${NAME:?}"`',
     "service": "NAME: ${NAME:?} takes the value from the shell that runs docker compose",
-    "pod": "",
 }
 _LOGIN = re.compile(r"wandb login (?:--host[= ]\S+ |-\S+ )*([^-\s]\S*)$")
 
@@ -41,7 +40,7 @@ def secret_in_file(script: Script) -> Iterator[Fault]:
     for name, _, key, _ in (each for each in script.settings if is_secret(*each[:2])):
         reason = f"the value of {name} is in the file and in its copies"
         reason += "" if script.in_container else "; `scontrol write batch_script` shows it"
-        fix = _INSTEAD[script.unit if name in script.environment else "node"].replace("NAME", name)
+        fix = _INSTEAD.get(script.unit if name in script.environment else "node", "").replace("NAME", name)
         yield Fault(masked(script.place(key)), reason, fix)
 
 

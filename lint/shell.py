@@ -96,7 +96,7 @@ class Script:
             for name, words in script.assigned.items()
             for word in words
         ]
-        script.directives = list(directives(text, locate, source.is_comment))
+        script.directives = list(directives(source, locate))
         script.asked = Request({found.name: found.value for found in script.directives if not found.ignored})
         return script
 

@@ -131,9 +131,8 @@ def pieces(source: Source, node: Node, look_up: LookUp, quoted: bool = False) ->
         if blanks:
             yield written.cut(0, blanks), False
             written = written.cut(blanks, len(written.value))
-        name, _, index = "", "", ""
-        if node.type in _EXPANSIONS and (first := next((child for child in node.children if child.is_named), None)):
-            name, _, index = source.of(first).value.partition("[")
+        first = next(iter(node.named_children), None) if node.type in _EXPANSIONS else None
+        name, _, index = source.of(first).value.partition("[") if first else ("", "", "")
         plain = node.type == "simple_expansion" or (len(node.children) == 3 and index[:1] in ("", "@", "*", "0"))
         plain = plain or any(child.type in _DEFAULTS for child in node.children)
         found = look_up(name if plain else "", written)

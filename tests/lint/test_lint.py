@@ -17,7 +17,7 @@ import pytest
 
 from jobspec.problems import report
 from lint import entries, exit_code, lint
-from lint.formats import shown
+from lint.rules import shown
 from tests.tables import Case, cases, in_short
 
 HERE = Path(__file__).parent
