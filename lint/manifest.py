@@ -105,11 +105,11 @@ class Node:
         """Return the place of a piece of a block text (`|`); for any other text the place of the whole."""
         if not isinstance(self.raw, yaml.ScalarNode) or self.raw.style != "|":
             return self.place
-        before = self.raw.value[:start].split("\n")
-        row = self.raw.start_mark.line + len(before)
+        begin = self.raw.value.rfind("\n", 0, start) + 1
+        row = self.raw.start_mark.line + self.raw.value.count("\n", 0, start) + 1
         line = self.lines[row] if row < len(self.lines) else ""
-        indent = max(0, line.find(self.raw.value.split("\n")[len(before) - 1]))
-        return Place(self.file, row + 1, indent + len(before[-1]) + 1, max(1, length), line)
+        indent = max(0, line.find(self.raw.value[begin:].partition("\n")[0]))
+        return Place(self.file, row + 1, indent + start - begin + 1, max(1, length), line)
 
     def _at(self, raw: yaml.Node) -> Place:
         start, end = raw.start_mark, raw.end_mark
