@@ -107,12 +107,11 @@ def nodes_never_meet(manifest: Manifest) -> Iterator[Fault]:
     found = []
     for container in (each for each in manifest.containers if each.document.text("kind") == "Pod"):
         told = {name: node for name, _, node in variables(container.node) if name not in container.script.assigned}
-        rank, size, address = map(told.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
-        if not (rank and size and address) or container.template.get("spec", "hostNetwork"):
-            continue
+        rank, size, address = (told[key].text() if key in told else "" for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
         reads_them = {launch.kind for launch in trained(container.script)} == {"python"}
-        if reads_them and (number(size.text()) or 1) > 1 and LOOPBACK.fullmatch(address.text()):
-            found.append((id(container.document), rank.text(), address.place))
+        is_alone = LOOPBACK.fullmatch(address) and not container.template.get("spec", "hostNetwork")
+        if reads_them and is_alone and rank and (number(size) or 1) > 1:
+            found.append((id(container.document), rank, told["MASTER_ADDR"].place))
     pods, ranks = {pod for pod, _, _ in found}, {rank for _, rank, _ in found}
     for _, _, place in found if len(found) == len(pods) == len(ranks) > 1 else ():
         yield Fault(place, ANOTHER_MACHINE)

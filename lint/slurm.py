@@ -132,7 +132,7 @@ def srun_reads_it_otherwise(script: Script) -> Iterator[Fault]:
 
 def expanded_by_the_batch_shell(script: Script) -> Iterator[Fault]:
     texts, reads_ranks = list[Text](), False
-    for launch in (each for each in launches(script) if script.directives and each.step):
+    for launch, _ in _steps(launches(script)) if script.directives else ():
         if (launch.nodes or 1) * (launch.asked.tasks_per_node or 1) > 1:
             ignored = launch.options.get("node-rank") if launch.uses_c10d else None
             texts += [word for word in launch.words if not ignored or word != ignored.text]
@@ -233,9 +233,8 @@ def srun_goes_on_without_a_node(script: Script) -> Iterator[Fault]:
 
 
 def srun_without_cpus(script: Script) -> Iterator[Fault]:
-    inherits = not (22, 5) <= script.versions.slurm <= (23, 2)
-    known = inherits or "cpus-per-task" not in script.asked or "SRUN_CPUS_PER_TASK" in script.assigned
-    for _, step in _steps(trained(script)) if not known else ():
+    asked = "cpus-per-task" in script.asked and "SRUN_CPUS_PER_TASK" not in script.assigned
+    for _, step in _steps(trained(script)) if asked and (22, 5) <= script.versions.slurm <= (23, 2) else ():
         if not {"cpus-per-task", "overlap"} & step.options.keys() and not step.open:
             reason = "in this version srun does not inherit --cpus-per-task from sbatch: each task gets one core"
             yield Fault(step.text, reason)
