@@ -260,7 +260,7 @@ def _check(args: argparse.Namespace) -> tuple[str, int]:
 
 def _lint(args: argparse.Namespace) -> tuple[str, int]:
     from lint import Versions, entries, exit_code, lint
-    from lint.rules import explained, listed, shown
+    from lint.formats import explained, listed, shown
 
     rules = entries()
     if (args.list or args.explain) and (args.files or args.format != "text"):

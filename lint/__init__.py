@@ -1,7 +1,7 @@
 """Find known faults in scripts, manifests and compose files that others wrote.
 
-Reading order: what rules see (sbatch.py, shell.py, launches.py; manifest.py), rules.py (what a rule is, and how its
-findings are shown), the rules for scripts (nodes.py, slurm.py, secrets.py, checkers.py) and manifests (kubernetes.py).
+Reading order: what rules see (sbatch.py, shell.py, launches.py; manifest.py), rules.py (what a rule is), the rules for
+scripts (nodes.py, slurm.py, secrets.py, checkers.py) and manifests (kubernetes.py); formats.py shows findings.
 """
 
 import os

@@ -1,18 +1,18 @@
-"""Find what breaks a rule, and show it: as text, as JSON, as annotations of GitHub Actions, as SARIF 2.1.0.
+"""Find what breaks a rule.
 
 A rule is a row of rules.md (severity, what happens, the mend, a report) and a function of its name, with underscores,
-that yields each Fault.
+that yields each Fault: in nodes.py, slurm.py, secrets.py or checkers.py for scripts, in kubernetes.py for manifests
+and compose files.
 """
 
-import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jobspec.problems import Place, Problem, as_json, report
+from jobspec.problems import Place, Problem
 from lint.words import Text
 
 ERROR, WARNING = "error", "warning"
@@ -60,49 +60,3 @@ def findings(subject: Any, *modules: object) -> Iterator[Finding]:
             for place, reason, fix in check(subject) if check else ():
                 where = subject.place(place) if isinstance(place, Text) else place
                 yield Finding(where, f"{reason} [{name}]", fix or mend, link, grade, name)
-
-
-def shown(found: Sequence[Finding], format: str, rules: Sequence[Entry]) -> str:
-    """Return findings in a format; as text nothing if there are none."""
-    if format == "text":
-        told = [replace(each, message=f"{each.severity}: {each.message}") for each in found]
-        return f"{report(told, '', most=None)}\n" if found else ""
-    if format == "github":
-        return "".join(map(_annotation, found))
-    return as_json(found) if format == "json" else json.dumps(_sarif(found, rules), indent=2, ensure_ascii=False) + "\n"
-
-
-def _told(each: Finding) -> str:
-    return each.message + (f"\nhint: {each.hint}" if each.hint else "")
-
-
-def _annotation(each: Finding) -> str:
-    place, escaped = each.place, str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
-    name = place.name.translate(escaped).replace(":", "%3A").replace(",", "%2C")
-    where = f"file={name},line={place.line},col={place.column},endColumn={place.column + place.length}"
-    return f"::{each.severity} {where},title={each.rule or 'unreadable'}::{_told(each).translate(escaped)}\n"
-
-
-def _sarif(found: Sequence[Finding], rules: Sequence[Entry]) -> dict[str, object]:
-    described = [{"id": name, "shortDescription": {"text": why}, "helpUri": link} for name, _, why, _, link in rules]
-    driver = {"name": "render.py lint", "rules": described}
-    run = {"tool": {"driver": driver}, "results": [*map(_result, found)], "columnKind": "unicodeCodePoints"}
-    return {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
-
-
-def _result(each: Finding) -> dict[str, object]:
-    place, told = each.place, {"text": _told(each)}
-    region = {"startLine": place.line, "startColumn": place.column, "endColumn": place.column + place.length}
-    where = {"physicalLocation": {"artifactLocation": {"uri": Path(place.name).as_posix()}, "region": region}}
-    return {"ruleId": each.rule or "unreadable", "level": each.severity, "message": told, "locations": [where]}
-
-
-def listed(rules: Sequence[Entry]) -> str:
-    """Return every rule on a line: severity, name and the first sentence of why."""
-    width = max(len(each.name) for each in rules)
-    rows = [f"{each.severity:7}  {each.name:{width}}  {each.explanation.partition('. ')[0]}" for each in rules]
-    return "".join(row.rstrip(".") + "\n" for row in rows)
-
-
-def explained(each: Entry) -> str:
-    return f"{each.name} ({each.severity})\n{each.explanation}\nmend: {each.fix}\nsee: {each.link}\n"
