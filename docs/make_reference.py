@@ -19,6 +19,7 @@ from jobspec.artifact import load
 from jobspec.environment import SetBy
 from jobspec.problems import SpecError
 from jobspec.spec.job import Job
+from jobspec.spec.schema import example
 from jobspec.spec.value import Section, Value
 from lint import entries
 from train.config import TrainConfig, choices, flag
@@ -67,9 +68,8 @@ def _keys(root: Path) -> Iterator[str]:
     for key, field in _fields(Job):
         words, text = _type(field.annotation, field.metadata), field.description or ""
         default = "required" if field.is_required() else _text(field.default, "s" if words.startswith("a time") else "")
-        given = re.search(r"such as (\{.*?\}|\[.*?\]|[^ ;,]+)", text)
-        example = examples.get(key.replace("[]", ""), given[1] if given else "")
-        yield _row(f"`{key}`", words, default, _used_by(key), text, f"`{example}`" if example else "")
+        given = examples.get(key.replace("[]", ""), example(text))
+        yield _row(f"`{key}`", words, default, _used_by(key), text, f"`{given}`" if given else "")
     yield from ["", "The keys of `train` are the [flags of `python -m train`](flags.md), with `_` for `-`."]
 
 

@@ -21,14 +21,18 @@ Lines = Annotated[str, matching(LINES, LINES_EXPECTED)]
 DNS = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 DNS_NAME = rf"(?!.{{254}}){DNS}(?:\.{DNS})*"
 _LABEL = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-_JOB_NAME = 'a DNS label (a lower-case letter, then at most 62 lower-case letters, digits and "-")'
+_JOB_NAME = 'a DNS label such as my-job (a lower-case letter, then at most 62 lower-case letters, digits and "-")'
 JobName = Annotated[str, matching(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?", _JOB_NAME)]
-DnsLabel = Annotated[str, matching(rf"(?!.{{64}}){DNS}", 'a DNS label (at most 63 lower-case letters, digits and "-")')]
-DnsName = Annotated[str, matching(DNS_NAME, 'a DNS name (at most 253 lower-case letters, digits, "-" and ".")')]
+DnsLabel = Annotated[
+    str, matching(rf"(?!.{{64}}){DNS}", 'a DNS label such as team-a (at most 63 lower-case letters, digits and "-")')
+]
+DnsName = Annotated[
+    str, matching(DNS_NAME, 'a DNS name such as team-a (at most 253 lower-case letters, digits, "-" and ".")')
+]
 LabelKey = Annotated[
     str, matching(rf"(?![^/]{{254}})(?:{DNS}(?:\.{DNS})*/)?{_LABEL}", "a Kubernetes label key such as example.com/pool")
 ]
-_LABEL_VALUE = 'a Kubernetes label value (at most 63 letters, digits, "-", "_" and "."; a letter or digit at both ends)'
+_LABEL_VALUE = 'a Kubernetes label value such as a100 (at most 63 letters, digits, "-", "_", "."; at both ends no sign)'
 LabelValue = Annotated[str, matching(f"(?:{_LABEL})?", _LABEL_VALUE)]
 ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 EnvName = Annotated[str, matching(ENV_NAME, 'the name of a variable (letters, digits and "_", no digit first)')]
@@ -45,14 +49,14 @@ def _path_hint(value: str) -> str:
     return f"write the full path: $ is not expanded, {alone}" if "$" in value else ""
 
 
-_FOLDER = 'an absolute path without ":", ",", "$", quotes or backslashes'
+_FOLDER = 'an absolute path such as /data, without ":", ",", "$", quotes or backslashes'
 FolderPath = Annotated[str, matching(_PATH, _FOLDER, _path_hint)]
 _BELOW = r"(?!/)(?!(?:.*/)?\.\.(?:/|$))"
-_SUB_PATH = 'a relative path without "..", ":", ",", "$", quotes and backslashes'
+_SUB_PATH = 'a relative path such as team/data, without "..", ":", ",", "$", quotes and backslashes'
 SubPath = Annotated[str, matching(rf'{_BELOW}[^{_BREAKS}:,"\\$]+', _SUB_PATH)]
 _FILES = 'a path below the current folder without "..", "~" or "$", such as train.py or lib/*.py'
 FilePattern = Annotated[str, matching(rf"{_BELOW}[^{_BREAKS}\\$~]+", _FILES)]
-_WORD = "a word that begins with a letter, a digit or _, and may also contain . , : @ % + -"
+_WORD = "a word such as gpu-long, which begins with a letter, a digit or _ and may also contain . , : @ % + -"
 SlurmWord = Annotated[str, matching(r"[A-Za-z0-9_][A-Za-z0-9_.,:@%+-]*", _WORD)]
 _CONSTRAINT = "a Slurm constraint such as h100, h100|a100 or [rack1|rack2]"
 SlurmConstraint = Annotated[str, matching(r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:&|*()\[\]-]*", _CONSTRAINT)]

@@ -182,7 +182,7 @@ class Job(Section):
     )
     image: fields.Image | None = optional("container image; not needed by targets that run no container")
     setup: list[fields.ShellLine] = optional(
-        "lines of bash that run before the processes, such as module load, source or export; "
+        "lines of bash that run before the processes, such as [module load cuda]; "
         "in a container, the container's bash runs them",
         [],
     )

@@ -39,7 +39,7 @@ class Kubernetes(Section):
         "ClusterTrainingRuntime that the TrainJob uses; left out: the manifest brings its own runtime"
     )
     volcano_queue: DnsName | None = optional("queue of Volcano, with scheduler: volcano")
-    scheduler: DnsName | None = optional("schedulerName of the pods, such as a gang scheduler")
+    scheduler: DnsName | None = optional("schedulerName of the pods: a gang scheduler, such as volcano")
     service_account: DnsName | None = optional("ServiceAccount of the pods")
     image_pull_secrets: list[DnsName] = optional("Secrets with registry passwords", [])
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = optional(

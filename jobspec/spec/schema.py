@@ -1,6 +1,9 @@
 """The JSON Schema of the job spec, for editors and other programs."""
 
+import re
 from typing import Any
+
+import yaml
 
 from jobspec.spec.job import Job
 
@@ -13,7 +16,7 @@ def json_schema(part: bool = False) -> dict[str, Any]:
     """
     dialect, name = "https://json-schema.org/draft/2020-12/schema", "urn:multinode-torch:job-spec"
     schema = {"$schema": dialect, "$id": name + ":part" * part, **Job.model_json_schema()}
-    _close(schema)
+    _complete(schema)
     if part:
         ways = [way for field in schema["properties"].values() for way in (field, *field.get("anyOf", ()))]
         sections = [schema["$defs"][way["$ref"].rpartition("/")[2]] for way in ways if "$ref" in way]
@@ -31,12 +34,20 @@ def _loosen(section: dict[str, Any]) -> None:
     section["properties"] = {key: {"anyOf": [value, {"type": "null"}]} for key, value in keys.items()} | lists
 
 
-def _close(node: Any) -> None:
-    """Refuse keys that match no pattern; pydantic leaves such mappings open."""
+def example(words: str) -> str:
+    """Return the YAML of the value that a sentence names, as in "numbers such as [2, 3]"; empty if it names none."""
+    named = re.search(r"such as (\{.*?\}(?!\})|\[.*?\]|[^ ;)]*[^ ;,)])", words)
+    return named[1] if named else ""
+
+
+def _complete(node: Any) -> None:
+    """Refuse keys that match no pattern, which pydantic does not; add the examples that the words name."""
     if isinstance(node, dict):
         if "patternProperties" in node:
             node["additionalProperties"] = False
+        if named := example(f"{node.get('description')} {node.get('patternErrorMessage')}"):
+            node["examples"] = [yaml.safe_load(named)]
         node = list(node.values())
     if isinstance(node, list):
         for below in node:
-            _close(below)
+            _complete(below)

@@ -51,8 +51,15 @@ class Value:
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        said = {"patternErrorMessage": f"must be {self.expected}"} if "pattern" in self.schema else {}
-        return {**self.schema, **said}  # the message is what editors show
+        return _with_message(self.schema, f"must be {self.expected}")
+
+
+def _with_message(schema: Any, message: str) -> Any:
+    """Add what editors show beside each pattern."""
+    if not isinstance(schema, Mapping):
+        return [_with_message(each, message) for each in schema] if isinstance(schema, list) else schema
+    said = {"patternErrorMessage": message} if isinstance(schema.get("pattern"), str) else {}
+    return {key: _with_message(each, message) for key, each in schema.items()} | said
 
 
 def fitting(schema: Mapping[str, Any], expected: str, hint: Callable[[Any], str] = lambda value: "") -> Value:

@@ -120,7 +120,7 @@ def test_set_replaces_adds_and_reaches_into_lists(source: Source) -> None:
     assert source.values["nodes"] == 2
 
 
-NAME = 'a DNS label (a lower-case letter, then at most 62 lower-case letters, digits and "-")'
+NAME = 'a DNS label such as my-job (a lower-case letter, then at most 62 lower-case letters, digits and "-")'
 
 
 def test_mistakes_of_options_are_reported_as_typed_in_the_order_of_the_options(source: Source) -> None:
