@@ -6,12 +6,7 @@ Read in this order: reading/yaml_source.py, spec/job.py, spec/rules.py, plan.py,
 import json
 from collections.abc import Mapping
 from os import PathLike
-from pathlib import Path
 from typing import Any
-
-_HERE = Path(__file__).parent
-TEMPLATES = next(folder / "templates" for folder in (_HERE.parent, _HERE) if (folder / "templates").is_dir())
-"""Beside jobspec in a checkout, inside jobspec if pip installed it."""
 
 
 def render(target: str, spec: str | PathLike[str] | Mapping[str, Any]) -> str:

@@ -118,4 +118,4 @@ def text_of(plan: Plan, name: str, command: str) -> str:
     notes = [f"Not used here: {key}; {target.NOT_USED[key]}." for key in given(plan.job) if key in target.NOT_USED]
     notes += values.get("notes", plan.notes)
     values |= {"plan": plan, "job": plan.job, "command": command, "notes": notes}
-    return environment().get_template(targets.template(name)).render(values)
+    return environment(targets.TEMPLATES).get_template(targets.template(name)).render(values)

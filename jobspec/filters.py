@@ -11,12 +11,12 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jinja2
 from yaml import safe_load as load_yaml
 
-from jobspec import TEMPLATES
 from jobspec.spec.shell import run_lines
 
 _WIDTH = 104  # columns of a command before it continues on the next line; what stands before it takes up to 16
@@ -155,9 +155,10 @@ def comments(texts: Sequence[str]) -> str:
 
 
 @cache
-def environment() -> jinja2.Environment:
+def environment(templates: Path) -> jinja2.Environment:
+    """Return what renders the templates of a folder."""
     made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FileSystemLoader(templates),
         undefined=jinja2.StrictUndefined,  # a misspelt variable is an error, not empty text
         trim_blocks=True,
         lstrip_blocks=True,

@@ -103,6 +103,8 @@ def test_rooms_import_only_rooms_below_them(package: str, floors: list[set[str]]
         if name == package:
             continue  # the public names of train are loaded on first use
         room = name.split(".")[1]
+        if "jobspec" in imported_names:
+            wrong.append(f"{name} imports jobspec")
         for other in imported_names - {package}:
             below = other.split(".")[1]
             if below != room and floor_of[below] <= floor_of[room]:

@@ -10,13 +10,15 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from jobspec import TEMPLATES
-
 # The command line lists the names before it knows what it will do; nothing heavy is imported for that.
 if TYPE_CHECKING:
     from jobspec.environment import Variable
     from jobspec.plan import Plan, Rank
     from jobspec.spec.job import Job
+
+_PACKAGE = Path(__file__).parents[1]
+TEMPLATES = next(folder / "templates" for folder in (_PACKAGE.parent, _PACKAGE) if (folder / "templates").is_dir())
+"""Beside jobspec in a checkout, inside jobspec if pip installed it."""
 
 
 class Target(Protocol):
