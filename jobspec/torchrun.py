@@ -9,6 +9,15 @@ SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Variable with the seconds between the SIGTERM that torchrun passes on and its SIGKILL."""
 
 
+def notes(plan: Plan) -> list[str]:
+    """Return the plan's notes, and that torchrun chooses the port itself where nobody else comes to it."""
+    alone = plan.job.nodes.max == 1 and plan.job.rendezvous.port != "auto"
+    return [
+        *plan.notes,
+        *(["Not used here: rendezvous.port; on one node torchrun takes a free port."] if alone else []),
+    ]
+
+
 def flags(plan: Plan, max_restarts: int | None = None) -> list[str]:
     """Return the flags before the program, without --nnodes, the address and the number of the node.
 

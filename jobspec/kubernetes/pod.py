@@ -4,6 +4,7 @@ Sources: Kubernetes API reference, Pod v1; Pod Security Standards, profiles base
 """
 
 import hashlib
+import os
 import posixpath
 import re
 import shlex
@@ -99,6 +100,7 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
         "torchrun": before([*plan.guard, *torchrun], setup),
         "workdir": None if patch else workdir,
         "files": travelling,
+        "a_file_runs": any(os.access(name, os.X_OK) for name in files.listed(job)),
         # A pod that starts again mounts what the name holds then; so other files get another name.
         "config_map": f"{job.name}-files-{hashlib.sha256(repr(travelling).encode()).hexdigest()[:8]}",
         "waits": False,  # whether the command waits first in a container that was restarted

@@ -95,7 +95,8 @@ def _merge(old: Any, new: Any, key: str) -> Any:
         if (at := next(same, None)) is None:
             result.append(element)
         else:
-            result[at] = _merge(result[at], element, "")
+            # A variable with a value of its own takes none from elsewhere as well.
+            result[at] = element if key == "env" else _merge(result[at], element, "")
     return result
 
 

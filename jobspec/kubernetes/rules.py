@@ -14,7 +14,7 @@ from jobspec.kubernetes.pod import DISK, HOME, INSTANCE_LABEL, grace_s
 from jobspec.problems import Finding, Path
 from jobspec.spec import files
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule, missing_image, mounts_over_shm, normal, rules_in
+from jobspec.spec.rules import Rule, image_runs, mounts_over_shm, normal, rules_in
 from jobspec.torchrun import SHUTDOWN_TIMEOUT
 
 _MOST_ANNOTATIONS = 256 << 10  # bytes of all keys and values together
@@ -31,8 +31,7 @@ _RESERVED_LABELS = (
 
 @Rule
 def image_is_given(job: Job) -> Iterator[Finding]:
-    if job.image is None:
-        yield missing_image("a pod")
+    yield from image_runs(job, "a pod")
 
 
 @Rule
@@ -61,6 +60,10 @@ def pods_get_their_gpus(job: Job) -> Iterator[Finding]:
         message = f"gpu is {job.gpu}, but kubernetes.gpu_types does not say which nodes have it"
         hint = f"kubernetes: {{gpu_types: {{{job.gpu}: {{nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}}}}}"
         yield Finding(("gpu",), message, f"use your cluster's labels, as in {hint}")
+    for label, value in job.kubernetes.gpu_types.get(job.gpu or "", {}).items():
+        if (other := job.kubernetes.node_selector.get(label, value)) != value:
+            message = f"kubernetes.node_selector: {label} is {other}, but nodes with gpu {job.gpu} have {value}"
+            yield Finding(("kubernetes", "node_selector", label), message, "leave it out", on_key=True)
     named = "gpu_resource" in job.kubernetes.model_fields_set
     if job.kubernetes.gpu_claim is not None and (named or job.device == "cpu"):
         also = "kubernetes.gpu_resource is given, too" if named else "device is cpu"
@@ -207,7 +210,7 @@ def files_fit_a_config_map(job: Job) -> Iterator[Finding]:
         yield Finding(("files",), message, "put them in the image or on a claim", on_key=True)
 
 
-POD = (*rules_in(sys.modules[__name__]), files.files_are_here, pod_patch.patch_keeps_the_plumbing)
+POD = (*rules_in(sys.modules[__name__]), *files.RULES, pod_patch.patch_keeps_the_plumbing)
 
 
 def fixed_size(reason: str) -> Rule:

@@ -69,9 +69,11 @@ def _put(source: Source, path: Path, value: Any, read_at: Path) -> None:
     if section == "args":
         if isinstance(command, list):
             path = ("command", len(command))
+            place = source.items.get(read_at, source.keys["sweep", read_at[1]])
             text = str(value).lower() if isinstance(value, bool) else str(value)
-            source.values["command"] = [*command, f"--{key}={text}"]
-            source.items[path] = source.items.get(read_at, source.keys["sweep", read_at[1]])
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            source.values["command"] = [*command, f"--{key}={place.written if is_number else text}"]  # 001 is not 1
+            source.items[path] = place
         return
     there = source.values.get(str(section))
     if there is None:  # no such key, or a key without a value

@@ -5,7 +5,6 @@ its variables reach the container as text in the variable JOB_PROGRAM, which the
 """
 
 import importlib
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import cast
@@ -14,7 +13,7 @@ from jobspec.filters import sh
 from jobspec.plan import Plan
 from jobspec.problems import Finding
 from jobspec.spec.job import Job, Mount
-from jobspec.spec.rules import empty_mounts_have_no_folders, missing_image, normal
+from jobspec.spec.rules import empty_mounts_have_no_folders, image_runs, normal
 
 _PREFIXES = ("MASTER_", "PET_", "SLURM_")
 
@@ -93,10 +92,7 @@ def problems(job: Job) -> Iterable[Finding]:
     if runtime == "none":
         return
     yield from empty_mounts_have_no_folders(job)
-    if job.image is None:
-        yield missing_image(f"slurm.runtime {runtime}", ("slurm", "runtime"))
-    else:
-        yield from image_runs(f"slurm.runtime {runtime}", job.image, *load(runtime).wrong_image)
+    yield from image_runs(job, f"slurm.runtime {runtime}", load(runtime).wrong_image, ("slurm", "runtime"))
     yield from _progress_in_containers(job)
     for number, mount in enumerate(job.mounts):
         others = [other.path for other in job.mounts if other is not mount]
@@ -117,12 +113,6 @@ def _progress_in_containers(job: Job) -> Iterable[Finding]:
             message = f"preemption.progress is looked up on the nodes, and {mount.path} is in the containers only"
             on_node = PurePosixPath(mount.folder or "/PATH", progress.relative_to(mount.path))
             yield Finding(("preemption", "progress"), message, f"write {on_node}")
-
-
-def image_runs(runner: str, image: str, wrong: str, instead: str) -> Iterable[Finding]:
-    """Yield that `runner` cannot run an image whose name matches the pattern `wrong`."""
-    if re.fullmatch(wrong, image):
-        yield Finding(("image",), f'{runner} cannot run image "{image}": {instead}')
 
 
 def in_shell(passed: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from jobspec.plan import Plan
 from jobspec.runtimes import Runtime, in_shell, tasks_per_node
+from jobspec.spec.rules import FILE_OR_URL
 
 
 def let_in(names: Sequence[str]) -> str:
@@ -27,7 +28,7 @@ GPUS = [
 
 class Oci(Runtime):
     mount = ("--mount=type=bind,source=", ",target=", ",readonly")
-    wrong_image = (r"[/.].*|.*://.*", "write REGISTRY/NAME:TAG, not a file or a URL")
+    wrong_image = FILE_OR_URL
 
     def flags(self, plan: Plan, *own: str) -> list[str]:
         """Return the flags of `run` that are the same on every node, `own` ones too, and the image."""

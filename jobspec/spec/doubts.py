@@ -49,6 +49,8 @@ def doubts(job: Job, node_is_hidden: bool = False, not_used: Container[str] = ()
             yield f"{first} does not travel with the job: the image or a mount has it, or pods need files: [{first}]"
     if job.max_restarts and job.train and job.train.checkpoint_dir is not None and job.train.resume == "never":
         yield "train.resume is never, so a restart finds checkpoints and refuses to run; write resume: auto"
+    if "preemption" in job.model_fields_set and job.preemption is None:
+        yield "preemption is empty, so the job is not requeued; preemption: {} takes the defaults"
     if job.preemption and job.command and not job.preemption.progress:
         yield (
             "preemption is given, so command must save on SIGTERM and resume by itself. In Lightning: "

@@ -22,8 +22,7 @@ from train.config import to_argv
 _LONGEST_ARGUMENT = 128 * 1024 - 1
 
 _LONGEST_NAME = 63  # characters of a label of DNS (RFC 1123)
-_AN_IMAGE = "image: registry.example/team/train:1.0"
-_IMAGE: Path = ("image",)
+FILE_OR_URL = (r"[/.].*|.*://.*", "write REGISTRY/NAME:TAG, not a file or a URL")
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,18 @@ def rules_in(module: object) -> list[Rule]:
     return [one for several in values for one in several if isinstance(one, Rule)]
 
 
-def missing_image(runner: str, path: Path = _IMAGE) -> Finding:
-    """Return the finding that `runner`, which the key at `path` requests, needs an image."""
-    return Finding(path, f"image is missing, but {runner} needs one", _AN_IMAGE, on_key=path == _IMAGE)
+def image_runs(
+    job: Job, runner: str, wrong: tuple[str, str] = FILE_OR_URL, path: Path = ("image",)
+) -> Iterator[Finding]:
+    """Yield that there is no image, or none that `runner`, which the key at `path` requests, can run.
+
+    wrong: a pattern of images that it cannot run, and what to write instead.
+    """
+    if job.image is None:
+        hint = "image: registry.example/team/train:1.0"
+        yield Finding(path, f"image is missing, but {runner} needs one", hint, on_key=path == ("image",))
+    elif re.fullmatch(wrong[0], job.image):
+        yield Finding(("image",), f'{runner} cannot run image "{job.image}": {wrong[1]}')
 
 
 def empty_mounts_have_no_folders(job: Job) -> Iterator[Finding]:
@@ -280,6 +288,6 @@ def mounts_have_one_source_and_one_place(job: Job) -> Iterator[Finding]:
         for key in volumes[1:]:
             message = f"mounts[{number}] has both {volumes[0]} and {key}: only one can be mounted"
             yield Finding(("mounts", number, key), message, "leave one of them out; source can be given with either")
-        if mount.path in [earlier.path for earlier in job.mounts[:number]]:
+        if normal(mount.path) in [normal(earlier.path) for earlier in job.mounts[:number]]:
             message = f"mounts[{number}].path: an earlier mount has the path {mount.path}, too"
             yield Finding(("mounts", number, "path"), message)

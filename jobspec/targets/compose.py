@@ -1,5 +1,6 @@
 """A compose file: each node is a service, all on one machine, in their own network."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,10 @@ from jobspec import torchrun
 from jobspec.environment import Variable, common_variables, variables_of_meeting
 from jobspec.plan import IN_CONTAINERS, Plan, Rank, container_shm
 from jobspec.problems import Finding
-from jobspec.runtimes import image_runs
-from jobspec.runtimes.docker import Oci
 from jobspec.spec import files
 from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
-from jobspec.spec.rules import Rule, empty_mounts_have_no_folders, leaves_room, missing_image, mounts_over_shm, normal
+from jobspec.spec.rules import Rule, empty_mounts_have_no_folders, image_runs, leaves_room, mounts_over_shm, normal
 from jobspec.spec.shell import before
 
 USES = IN_CONTAINERS | keys("project gpus run_as_user", "compose")
@@ -35,7 +34,12 @@ def template_values(plan: Plan) -> dict[str, Any]:
     if plan.backend == "static":
         at_node_0 = [f"--master-addr={node_0}", f"--master-port={plan.port}"]
     flags = [*torchrun.job_flags(plan, _torchrun_restarts(plan)), *(at_node_0 if job.nodes.max > 1 else [])]
+    unlimited = any(mount.empty for mount in job.mounts)
     return {
+        "notes": [
+            *(["Not used here: the size of scratch; nothing limits it."] if unlimited else []),
+            *torchrun.notes(plan),
+        ],
         "entrypoint": [*_wait(plan), *before([*plan.guard, "torchrun"], job.setup)],
         "words": [*flags, *plan.torchrun_program],
         "environment": {variable.name: variable.value for variable in _own_variables(plan)} | dict(plan.env),
@@ -47,7 +51,12 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "project": job.compose.project or job.name,
         # compose leaves empty files out
         "files": [
-            {"path": files.target(job, f), "text": Path(f).read_bytes().decode() or "\n"} for f in files.listed(job)
+            {
+                "path": files.target(job, f),
+                "text": Path(f).read_bytes().decode() or "\n",
+                "runs": os.access(f, os.X_OK),
+            }
+            for f in files.listed(job)
         ],
         "claims": sorted({mount.claim for mount in job.mounts if mount.claim is not None and mount.source is None}),
     }
@@ -68,27 +77,26 @@ def node_name(plan: Plan, node: int) -> str:
     return f"{plan.job.name}-{node}"
 
 
-files_are_here = files.files_are_here
+of_files = files.RULES
 empty_mounts = Rule(empty_mounts_have_no_folders)
 name_fits = leaves_room("a host", lambda job: f"-{job.nodes.max - 1}")
 
 
 @Rule
 def there_is_an_image(job: Job) -> Iterator[Finding]:
-    if job.image is None:
-        yield missing_image("a service")
-    else:
-        yield from image_runs("compose", job.image, *Oci.wrong_image)
+    yield from image_runs(job, "compose")
 
 
 @Rule
 def each_node_has_its_gpus(job: Job) -> Iterator[Finding]:
-    gpus, needed = set(job.compose.gpus), job.nodes.max * job.gpus
+    gpus, needed = job.compose.gpus, job.nodes.max * job.gpus
     if gpus and job.device == "cpu":
         yield Finding(("compose", "gpus"), "compose.gpus is given, but device is cpu", "leave one of them out")
-    elif gpus and len(gpus) < needed:
-        message = f"compose.gpus names {len(gpus)} different GPUs, but the job needs {needed}"
+    elif gpus and len(set(gpus)) < needed:
+        message = f"compose.gpus names {len(set(gpus))} different GPUs, but the job needs {needed}"
         yield Finding(("compose", "gpus"), message, "no two nodes share a GPU")
+    elif len(set(gpus)) < len(gpus):
+        yield Finding(("compose", "gpus"), "compose.gpus names a GPU twice", "no two nodes share a GPU")
 
 
 @Rule

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jobspec import runtimes
+from jobspec import runtimes, torchrun
 from jobspec.filters import sh
 from jobspec.plan import IN_CONTAINERS, Plan
 from jobspec.slurm import rules, task
@@ -43,7 +43,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
     tasks = runtimes.tasks_per_node(job) if runtime.run else 0
     scratch = tasks * sum(mount.scratch or 0 for mount in job.mounts if mount.empty)
     return {
-        "notes": [*_notes(job), *plan.notes],
+        "notes": [*_notes(job), *(torchrun.notes(plan) if job.slurm.launcher == "torchrun" else plan.notes)],
         "directives": task.directives(plan),
         "own_log": own_log,
         "log_has_progress": own_log and job.train is not None,  # lines of python -m train in that log
@@ -84,8 +84,11 @@ def _notes(job: Job) -> Iterator[str]:
         yield "Not used here: mounts; slurm.runtime is none, so the processes see the paths of the nodes."
         yield from without_mounts(job, **{"preemption.progress": (job.preemption and job.preemption.progress) or ""})
     if job.files:
-        inside = "the mounts of the container" if slurm.runtime != "none" else "the folder in which you submit"
+        folder = job.workdir or "the folder in which you submit"
+        inside = "the mounts of the container" if slurm.runtime != "none" else folder
         yield f"Not used here: files; the processes see {inside}."
+    if slurm.prologue and hides_the_node(job):
+        yield "What slurm.prologue exports does not enter the containers; env and setup do."
     if job.resources.shm and not slurm.preflight:
         off = "slurm.preflight, which checks its size, is off"
         yield f"Not used here: resources.shm; /dev/shm is the node's, and {off}."

@@ -1,12 +1,16 @@
 """A bash script that starts torchrun: directly for one node; for several, it is run once on each node."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from jobspec import torchrun
 from jobspec.environment import NODE_0, Variable, common_variables, variables_of_meeting
 from jobspec.plan import PROCESSES, Plan, Rank
+from jobspec.problems import Finding
 from jobspec.spec.doubts import without_mounts
+from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
+from jobspec.spec.rules import Rule, names_in_env
 
 USES = (
     PROCESSES
@@ -17,7 +21,7 @@ NOT_USED = {
     **dict.fromkeys(["gpu", "gpus_per_node"], "the machine's GPUs are used"),
     "image": "this script runs in the shell's own environment, not in a container",
     "mounts": "the processes see the paths of the machine",
-    "files": "the processes see the folder in which the script is started",
+    "files": "the processes see workdir, or the folder in which the script is started",
     "resources.memory": "nothing limits the processes",
     "resources.shm": "/dev/shm is the machine's own",
     **dict.fromkeys(["resources.rdma", "resources.devices"], "the machine's devices are used"),
@@ -26,9 +30,25 @@ NOT_USED = {
     "preemption": "no scheduler preempts the job",
 }
 
+_VARIABLES_OF_SCRIPT = """
+    JOB_LOGS JOB_NODES address agent by code end_of_grace end_of_work ended failed failure file first folder grace host
+    hosts interface last limit line local_addr logs lost met missing news node number own parent port ready reason
+    running script second since started stat status suspect text word work
+"""
+VARIABLES_OF_SCRIPT = frozenset(_VARIABLES_OF_SCRIPT.split())
+"""Variables that the script for several nodes sets."""
+
+
+@Rule
+def variables_are_not_those_of_the_script(job: Job) -> Iterator[Finding]:
+    for path, name in names_in_env(job):
+        if job.nodes.max > 1 and name in VARIABLES_OF_SCRIPT:
+            message = f"{path[0]}: the script has its own variable {name}, which would replace this one"
+            yield Finding(path, message, "choose another name", on_key=True)
+
 
 def template_values(plan: Plan) -> dict[str, Any]:
-    notes = [*without_mounts(plan.job), *plan.notes]
+    notes = [*without_mounts(plan.job), *torchrun.notes(plan)]
     return {
         "notes": notes,
         "flags": torchrun.job_flags(plan),

@@ -1,6 +1,7 @@
 """`files`: the user's own code arrives in the containers where `command` looks for it, byte for byte."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -96,10 +97,22 @@ def test_compose_file_holds_the_files(folder: Path) -> None:
     assert texts == {f"/scratch/{name}": text or "\n" for name, text in FILES.items()}
 
 
+def test_a_program_stays_one(folder: Path) -> None:
+    assert "0555" not in render("jobset", "job.yaml") + render("compose", "job.yaml")
+    (folder / "code" / "train.py").chmod(0o755)
+    for template in pod_templates(documents(render("jobset", "job.yaml"))):
+        assert [one["configMap"]["defaultMode"] for one in template["spec"]["volumes"] if one["name"] == "files"] == [
+            0o555
+        ]
+    (service,) = read(render("compose", "job.yaml"), {})["services"].values()
+    assert {one["target"] for one in service["configs"] if one.get("mode") == 0o555} == {"/scratch/code/train.py"}
+
+
 @pytest.mark.parametrize("target", ["slurm", "torchrun"])
 def test_where_the_folder_itself_is_seen_nothing_travels_and_the_head_says_so(target: str, folder: Path) -> None:
     assert "# Not used here: files; " in render(target, "job.yaml")
     assert "value = 1" not in render(target, "job.yaml")
+    assert re.search("# Not used here: files; .*(workdir|/code)", render(target, "job.yaml", ["workdir=/code"]))
 
 
 @pytest.mark.parametrize("target", ["compose", "jobset"])

@@ -77,6 +77,14 @@ def test_patch_is_in_every_pod_and_the_rest_stays(kind: str, spec: str) -> None:
         assert after == before
 
 
+def test_a_variable_of_the_patch_replaces_ours_as_a_whole(spec: str) -> None:
+    theirs = {"name": "OMP_NUM_THREADS", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}}
+    patch = {"containers": [{"name": "node", "env": [theirs]}]}
+    (template,) = pod_templates(documents(render("jobset", spec, [f"kubernetes.pod={json.dumps(patch)}"])))
+    env = template["spec"]["containers"][0]["env"]
+    assert [one for one in env if one["name"] == "OMP_NUM_THREADS"] == [theirs]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("version", [kubernetes.OLDEST, kubernetes.NEWEST])
 def test_patched_pods_fit_the_schemas(kind: str, version: str, spec: str, schemas: Path) -> None:

@@ -146,15 +146,18 @@ def test_hint_for_an_option_can_be_followed(setting: str, hint: str, tmp_path: P
 OWN = "name: job\nnodes: 2\nprocs_per_node: 1\ndevice: cpu\nimage: a/b:1\nslurm: {preflight: false}\n"
 
 
+RATES = ["0.10", "1e-3"]  # as the spec writes them
+
+
 def test_sweep_of_arguments_needs_no_wrapper(own_cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
-    file.write_text(f"{OWN}command: [mine.py, --lr=1]\nsweep: {{args.lr: [0.1, 1e-3], args.no-decay: [true]}}\n")
+    file.write_text(f"{OWN}command: [mine.py, --lr=1]\nsweep: {{args.lr: [0.10, 1e-3], args.no-decay: [true]}}\n")
     script = render("slurm", str(file), ["slurm.array_limit=1"])
     assert directives(script)["array"] == "0-1%1"
-    for number, rate in enumerate(["0.1", "0.001"]):
+    for number, rate in enumerate(RATES):
         code, out = own_cluster.run(script, SLURM_ARRAY_JOB_ID="9", SLURM_ARRAY_TASK_ID=str(number))
         assert code == 0, out
         call, *_ = own_cluster.calls().values()
         assert call.argv[-4:] == ["mine.py", "--lr=1", "--no-decay=true", f"--lr={rate}"]
     for number, document in enumerate(d for d in documents(render("jobset", str(file))) if d["kind"] == "JobSet"):
-        assert f"--lr={['0.1', '0.001'][number]}" in str(document)
+        assert f"--lr={RATES[number]}" in str(document)

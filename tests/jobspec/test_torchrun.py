@@ -1,6 +1,7 @@
 """The torchrun script, run by bash with a torchrun that only writes down how it was called."""
 
 import os
+import re
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from jobspec.artifact import render
 from jobspec.problems import SpecError
+from jobspec.targets import torchrun
 from tests.slurm import RECORDER, Call
 
 BASE = "name: job\nprocs_per_node: 2\ndevice: cpu\n"
@@ -148,3 +150,22 @@ def test_every_name_of_a_bash_variable_arrives_or_is_refused(folder: Path) -> No
     script = render_text(folder, f"{BASE}nodes: 1\nenv: {accepted}\ncommand: [mine.py]\n")
     assert accepted.items() <= call(folder, script).env.items() and {"PS4", "IFS"} < {*accepted}
     assert not accepted.keys() & {"UID", "RANDOM", "BASHPID"}
+
+
+_ASSIGNED = (
+    r"(?:^|[ ;({']|\\n)([a-z]\w*)\+?=(?!~)|\bfor (?:\(\( )?(\w+) (?:in|=) |\{(\w+)\}[<>]"
+    r"|\bread(?: -\w+(?: \d+)?)+ ([a-z_][\w ]*)"
+)
+
+
+def test_env_and_secrets_are_no_variables_of_the_script(folder: Path) -> None:
+    sizes = ("nodes: 2\n", "nodes: {min: 1, max: 2}\n")
+    scripts = [render_text(folder, f"{BASE}{size}command: [a.py]\n") for size in sizes]
+    code = [line for script in scripts for line in script.splitlines() if not line.lstrip().startswith("#")]
+    found = {name for line in code for names in re.findall(_ASSIGNED, line) for name in " ".join(names).split()} - {"_"}
+    assert found | {"JOB_LOGS", "JOB_NODES"} == torchrun.VARIABLES_OF_SCRIPT
+    given = f"command: [a.py]\nenv: {{{', '.join(f'{name}: x' for name in sorted(found))}}}\nsecrets: [JOB_LOGS]\n"
+    with pytest.raises(SpecError) as error:
+        render_text(folder, f"{BASE}nodes: 2\n{given}")
+    assert len(error.value.problems) == len(found) + 1
+    assert render_text(folder, f"{BASE}nodes: 1\n{given}")

@@ -139,6 +139,26 @@ def test_a_key_changes_the_artifact_or_is_named_in_its_head_or_is_refused(
         assert f"{section if is_refused_whole else key} is given, but target {name} does not use it" in after
 
 
+@pytest.mark.parametrize(
+    ("target", "settings", "said"),
+    [
+        ("torchrun", {"nodes": 1, "rendezvous.port": 2000}, "rendezvous.port; on one node torchrun takes a free port."),
+        ("compose", {"mounts": [{"scratch": "1GiB", "path": "/d"}]}, "the size of scratch; nothing limits it."),
+        (
+            "slurm",
+            {"slurm": {"runtime": "docker", "prologue": ["export A=1"]}},
+            "slurm.prologue exports does not enter",
+        ),
+    ],
+)
+def test_what_part_of_a_key_is_not_used_stands_in_the_head(
+    target: str, settings: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in render(target, written(tmp_path, {"image": "a/b:1", **settings}))
+    assert said not in render(target, written(tmp_path, {"image": "a/b:1"}))
+
+
 def test_a_target_that_uses_nothing_refuses_every_key_but_those_of_other_targets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
