@@ -36,6 +36,7 @@ _OPTIONS_OF_KEYS = {
     "time": "time_limit",
     **dict.fromkeys(["signal", "requeue", "no-requeue", "open-mode"], "preemption"),
     "no-kill": "nodes (if nodes is a range)",
+    "distribution": "slurm.launcher",
     **{key: f"slurm.{key}" for key in ("partition", "account", "qos", "constraint", "reservation", "array")},
 }
 # Options of sbatch that may replace a key of `resources`, and that key; giving both is rejected.
@@ -50,7 +51,7 @@ _SRUN_OPTIONS_OF_SCRIPT = {
     **{key: _OPTIONS_OF_KEYS[key] for key in ("nodes", "no-kill", "ntasks", "ntasks-per-node", "tasks-per-node")},
     **{key: _OPTIONS_OF_KEYS[key] for key in ("gpus", "gpus-per-node", "gpus-per-task", "tres-per-task")},
     **{key: _OPTIONS_OF_KEYS[key] for key in ("cpus-per-task", "open-mode")},
-    "distribution": "slurm.launcher",
+    "distribution": _OPTIONS_OF_KEYS["distribution"],
     "export": "env and secrets",
     "jobid": "the ID of the job",
     "kill-on-bad-exit": "nodes and preemption",
@@ -60,7 +61,9 @@ _SRUN_OPTIONS_OF_SCRIPT = {
 _SRUN_OPTIONS_FOR_PYXIS = {"container-image": "image", "container-mounts": "mounts", "container-env": "env and secrets"}
 
 _BY_HAND = "remove it here, and write it on the command line of sbatch"
-_OF_SRUN = "slurm: {srun_options: {overcommit: true}}"
+# sbatch hands these on to the steps in SLURM_ variables only, which the script unsets.
+_OF_SRUN = {name: f"slurm: {{srun_options: {{{name}: …}}}}" for name in ("gpu-bind", "gpu-freq", "mem-bind")}
+_OF_SRUN["overcommit"] = "slurm: {srun_options: {overcommit: true}}"
 
 
 @Rule
@@ -166,7 +169,7 @@ def instead(name: str) -> str:
     """Return what to do with an option of sbatch that somebody wrote as a key of `slurm`."""
     if name in _OPTIONS_OF_KEYS:
         return f"leave it out: it is set from {_OPTIONS_OF_KEYS[name]}"
-    special = {**dict.fromkeys(_NO_JOB, _BY_HAND), "overcommit": _OF_SRUN}
+    special = {**dict.fromkeys(_NO_JOB, _BY_HAND), **_OF_SRUN}
     return special.get(name, f"slurm: {{options: {{{name}: …}}}}")
 
 
@@ -191,9 +194,10 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
         for rival in rivals:
             message = f"slurm.options: {name} is given, and {rival} too; Slurm takes only one of them"
             yield Finding(path, message, "leave one of them out", on_key=True)
-        if name == "overcommit":
-            message = "slurm.options: overcommit has no effect on the tasks: the script unsets SLURM_OVERCOMMIT"
-            yield Finding(path, message, _OF_SRUN, on_key=True)
+        if name in _OF_SRUN:
+            unset = f"SLURM_{name.replace('-', '_').upper()}"
+            message = f"slurm.options: {name} has no effect on the tasks: the script unsets {unset}"
+            yield Finding(path, message, _OF_SRUN[name], on_key=True)
         if name == "exclusive" and value is not True and value not in _EXCLUSIVE:
             message = f"slurm.options: exclusive is {value}, which sbatch does not know"
             yield Finding(path, message, "write true, user, mcs or topo; leave it out to share nodes")
@@ -222,13 +226,13 @@ def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
 @Rule
 def each_process_sees_its_gpus(job: Job) -> Iterator[Finding]:
     for section, options in (("options", job.slurm.options), ("srun_options", job.slurm.srun_options)):
-        gres, bind = str(options.get("gres", "")), str(options.get("gpu-bind", ""))
-        if re.match(r"(.*,)?(gres:|gres/)?gpu(?=[:=,]|$)", gres):
+        if re.match(r"(.*,)?(gres:|gres/)?gpu(?=[:=,]|$)", str(options.get("gres", ""))):
             message = f"slurm.{section}: the number of GPUs is set from gpus_per_node (or procs_per_node)"
             hint = "to choose the type of GPU, set the key gpu, such as gpu: h100"
             yield Finding(("slurm", section, "gres"), message, hint, on_key=True)
-        several = job.slurm.launcher == "torchrun" and job.procs_per_node > 1
-        if several and re.match(r"(?i)(verbose,)?(single|map_gpu|per_task:1\b)", bind):
-            lost = f"would leave one GPU for the {job.procs_per_node} processes of a task"
-            message = f"slurm.{section}: gpu-bind {bind} {lost}"
-            yield Finding(("slurm", section, "gpu-bind"), message, "leave it out", on_key=True)
+    several = job.slurm.launcher == "torchrun" and job.procs_per_node > 1
+    bind = str(job.slurm.srun_options.get("gpu-bind", ""))
+    if several and re.match(r"(?i)(verbose,)?(single|map_gpu|per_task:1\b)", bind):
+        lost = f"would leave one GPU for the {job.procs_per_node} processes of a task"
+        message = f"slurm.srun_options: gpu-bind {bind} {lost}"
+        yield Finding(("slurm", "srun_options", "gpu-bind"), message, "leave it out", on_key=True)
