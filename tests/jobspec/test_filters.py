@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from pathlib import Path
 
 import jinja2
 import pytest
@@ -105,7 +106,7 @@ def test_comment_stays_on_its_line(value: str) -> None:
 
 def test_misspelt_variable_in_a_template_is_an_error() -> None:
     with pytest.raises(jinja2.UndefinedError):
-        filters.environment().from_string("{{ job.nodse }}").render(job={"nodes": 2})
+        filters.environment(Path()).from_string("{{ job.nodse }}").render(job={"nodes": 2})
 
 
 def test_a_patched_pod_is_written_as_people_write_yaml() -> None:
