@@ -41,7 +41,7 @@ TRAIN = {
 }
 SAVING = {"checkpoint_dir": "/runs", "checkpoint_every": 20, "resume": "auto"}
 RUNS = {"claim": "runs", "path": "/runs"}
-FROM_FILES = """
+FROM_FILES = """#!/usr/bin/env python3
 import lib  # empty
 from pathlib import Path
 Path("/out/text").write_text(Path(__file__).read_text())
@@ -284,17 +284,19 @@ def test_missing_folder_is_refused_and_not_made(project: Project, tmp_path: Path
 def test_files_arrive_as_they_were_rendered_and_the_user_whom_the_spec_names_writes_what_is_his(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The compose file is used from a folder in which a file has the same name."""
+    """The compose file is used from a folder in which a file has the same name; the file is a program."""
     (tmp_path / "here" / "lib").mkdir(parents=True)
     (tmp_path / "there").mkdir()
     (tmp_path / "out").mkdir()
     os.chown(tmp_path / "out", 4242, 4242)
     (tmp_path / "here" / "mine.py").write_text(FROM_FILES)
+    (tmp_path / "here" / "mine.py").chmod(0o755)
     (tmp_path / "here" / "lib" / "__init__.py").write_text("")
     (tmp_path / "there" / "mine.py").write_text("raise SystemExit('another file')\n")
     mounts = [{"source": str(tmp_path / "out"), "path": "/out"}]
     files, user = ["mine.py", "lib/*.py"], {"run_as_user": 4242}
-    project.write(command=["mine.py"], files=files, nodes=1, procs_per_node=1, mounts=mounts, compose=user)
+    keys = {"files": files, "mounts": mounts, "compose": user, "no_python": True}
+    project.write(command=["./mine.py"], nodes=1, procs_per_node=1, **keys)
     with monkeypatch.context() as here:
         here.chdir(tmp_path / "here")
         file = project.compose().file.rename(tmp_path / "there" / "job.yaml")
