@@ -185,7 +185,8 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
         if name == "mem" and job.resources.memory is None and str(value) != "0":
             hint = "set resources.memory instead; only mem: 0, for all memory of a node, can stand here"
             yield Finding(path, "slurm.options: mem is set from resources.memory", hint, on_key=True)
-        if name == "export" and str(value).upper() in ("NONE", "NIL") and job.secrets:
+        exported = {word.partition("=")[0] for word in str(value).split(",")}
+        if name == "export" and "ALL" not in map(str.upper, exported) and not exported.issuperset(job.secrets):
             message = f"slurm.options: export is {value}, so the job would not get its secrets"
             yield Finding(path, message, "leave it out; secrets are passed on by name", on_key=True)
         key = _OPTIONS_INSTEAD_OF_KEYS.get(name)
