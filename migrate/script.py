@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+from jobspec.slurm.rules import OF_SRUN
 from lint.launches import Launch
 from lint.sbatch import number
 from lint.shell import Script, locator
@@ -49,7 +50,8 @@ def read_script(text: str, file: str) -> Draft:
         if each.ignored or not each.known:
             draft.lose(f"--{each.name}={each.value}".rstrip("="), where, "sbatch does not read it: `lint` says why")
         elif each.name not in _SIZES:
-            _say_option(draft, "slurm.options", each.name, each.value, where)
+            section = "slurm.srun_options" if each.name in OF_SRUN else "slurm.options"
+            _say_option(draft, section, each.name, each.value, where)
     launch = main_launch(script)
     _say_sizes(draft, script, launch)
     if launch:

@@ -210,7 +210,7 @@ def files_fit_a_config_map(job: Job) -> Iterator[Finding]:
         yield Finding(("files",), message, "put them in the image or on a claim", on_key=True)
 
 
-POD = (*rules_in(sys.modules[__name__]), *files.RULES, pod_patch.patch_keeps_the_plumbing)
+POD = (*rules_in(sys.modules[__name__]), files.files_are_here, pod_patch.patch_keeps_the_plumbing)
 
 
 def fixed_size(reason: str) -> Rule:

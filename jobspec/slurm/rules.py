@@ -62,8 +62,8 @@ _SRUN_OPTIONS_FOR_PYXIS = {"container-image": "image", "container-mounts": "moun
 
 _BY_HAND = "remove it here, and write it on the command line of sbatch"
 # sbatch hands these on to the steps in SLURM_ variables only, which the script unsets.
-_OF_SRUN = {name: f"slurm: {{srun_options: {{{name}: …}}}}" for name in ("gpu-bind", "gpu-freq", "mem-bind")}
-_OF_SRUN["overcommit"] = "slurm: {srun_options: {overcommit: true}}"
+OF_SRUN = {name: f"slurm: {{srun_options: {{{name}: …}}}}" for name in ("gpu-bind", "gpu-freq", "mem-bind")}
+OF_SRUN["overcommit"] = "slurm: {srun_options: {overcommit: true}}"
 
 
 @Rule
@@ -169,7 +169,7 @@ def instead(name: str) -> str:
     """Return what to do with an option of sbatch that somebody wrote as a key of `slurm`."""
     if name in _OPTIONS_OF_KEYS:
         return f"leave it out: it is set from {_OPTIONS_OF_KEYS[name]}"
-    special = {**dict.fromkeys(_NO_JOB, _BY_HAND), **_OF_SRUN}
+    special = {**dict.fromkeys(_NO_JOB, _BY_HAND), **OF_SRUN}
     return special.get(name, f"slurm: {{options: {{{name}: …}}}}")
 
 
@@ -195,10 +195,10 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
         for rival in rivals:
             message = f"slurm.options: {name} is given, and {rival} too; Slurm takes only one of them"
             yield Finding(path, message, "leave one of them out", on_key=True)
-        if name in _OF_SRUN:
+        if name in OF_SRUN:
             unset = f"SLURM_{name.replace('-', '_').upper()}"
             message = f"slurm.options: {name} has no effect on the tasks: the script unsets {unset}"
-            yield Finding(path, message, _OF_SRUN[name], on_key=True)
+            yield Finding(path, message, OF_SRUN[name], on_key=True)
         if name == "exclusive" and value is not True and value not in _EXCLUSIVE:
             message = f"slurm.options: exclusive is {value}, which sbatch does not know"
             yield Finding(path, message, "write true, user, mcs or topo; leave it out to share nodes")

@@ -5,11 +5,11 @@ Paths are as in `command`: relative to the folder in which render.py is called, 
 
 import re
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule, normal
+from jobspec.spec.rules import Rule
 
 WORKDIR = "/scratch"
 """Where the files are in a container if the spec has no `workdir`."""
@@ -54,22 +54,6 @@ def files_are_here(job: Job) -> Iterator[Finding]:
         for file in files:
             if why := problem(file):
                 yield Finding(("files", number), f"files[{number}]: {file} is unusable: {why}", "put it in the image")
-
-
-@Rule
-def files_are_below_no_read_only_mount(job: Job) -> Iterator[Finding]:
-    for number, pattern in enumerate(job.files):
-        for path in (PurePosixPath(normal(target(job, file))) for file in _matching(pattern)):
-            around = [mount for mount in job.mounts if path.is_relative_to(normal(mount.path))]
-            mount = max(around, key=lambda mount: len(normal(mount.path)), default=None)
-            if mount and (mount.read_only or mount.config_map or mount.secret):
-                message = (
-                    f"files[{number}]: no place can be made for {path}, because the mount {mount.path} is read-only"
-                )
-                yield Finding(("files", number), message, "choose another workdir, or mount the folder to write")
-
-
-RULES = (files_are_here, files_are_below_no_read_only_mount)
 
 
 def _matching(pattern: str) -> list[str]:

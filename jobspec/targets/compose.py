@@ -77,7 +77,7 @@ def node_name(plan: Plan, node: int) -> str:
     return f"{plan.job.name}-{node}"
 
 
-of_files = files.RULES
+files_are_here = files.files_are_here
 empty_mounts = Rule(empty_mounts_have_no_folders)
 name_fits = leaves_room("a host", lambda job: f"-{job.nodes.max - 1}")
 

@@ -95,6 +95,8 @@ def _notes(job: Job) -> Iterator[str]:
     if slurm.launcher == "srun" and job.rendezvous.timeout and job.train is None:
         decides = "the command itself decides how long it waits for the other nodes"
         yield f"Not used here: rendezvous.timeout; slurm.launcher is srun, so {decides}."
+    if "error" in slurm.options and "output" not in slurm.options:
+        yield "slurm.options.error gets what this script says; all that the processes say is in the log below."
     output = str(slurm.options.get("output", ""))
     if "/" in output:
         yield f"Create the folder of {output} first: without it Slurm ends the job and reports no error."

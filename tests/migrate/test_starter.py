@@ -107,6 +107,7 @@ SAID = [
     ("A=1\nsrun bash -c 'export A=2; python a.py'", '"export A=2"  # line 4'),
     ("cp a b", "# not taken, line 3: cp a b: no line of the script starts a program"),
     ("srun -l python a.py", "    label: true  # line 3"),
+    ("#SBATCH --gpu-bind=closest\nsrun python a.py", 'srun_options:\n    gpu-bind: "closest"  # line 3'),
     ("#SBATCH -t 90\npython a.py", 'time_limit: "90m"'),
     ("#SBATCH --signal=B:USR1@90\npython a.py", "# not taken, line 3: slurm.options.signal: B:USR1@90: "),
     ("#SBATCH --gres=gpu:$G\npython a.py", "# not taken, line 3: gpus_per_node: gpu:$G"),
