@@ -51,7 +51,8 @@ class Value:
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return _with_message(self.schema, f"must be {self.expected}")
+        shown: dict[str, Any] = _with_message(self.schema, f"must be {self.expected}")
+        return shown
 
 
 def _with_message(schema: Any, message: str) -> Any:
