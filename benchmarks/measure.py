@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 RESULTS = Path(__file__).parent / "results"
-LINE_WIDTH = 600  # of the files there; nobody reads the rounds
+LINE_WIDTH = 1000  # of the files there; nobody reads the rounds
 
 T = TypeVar("T")
 

@@ -21,45 +21,19 @@ else:
     settings.load_profile("default")  # --hypothesis-profile=fuzz takes the other one
 
 # Files whose tests take longest, mostly because they start many processes: `make test` leaves them out.
-_SLOW = (
-    "benchmarks/test_benchmarks.py",
-    "benchmarks/test_ddp_benchmarks.py",
-    "benchmarks/test_ranks.py",
-    "benchmarks/test_render_benchmark.py",
-    "jobspec/test_rendezvous_timeout.py",
-    "jobspec/test_slurm_preemption.py",
-    "jobspec/test_torchrun_ssh.py",
-    "jobspec/test_torchrun_ssh_faults.py",
-    "train/checkpoints/test_resume.py",
-    "train/checkpoints/test_transfer.py",
-    "train/collectives/test_missing_ranks.py",
-    "train/data/test_workers.py",
-    "train/datasets/test_image_folder.py",
-    "train/ddp/test_torch_tests.py",
-    "train/ddp/test_two_ranks_on_a_gpu.py",
-    "train/ddp/test_wrapper.py",
-    "train/ddp/test_workloads.py",
-    "train/loop/test_interrupt.py",
-    "train/diagnosis/test_doctor.py",
-    "train/loop/test_export.py",
-    "train/loop/test_finished_run.py",
-    "train/loop/test_nonfinite.py",
-    "train/loop/test_numerics.py",
-    "train/loop/test_out_of_memory.py",
-    "train/loop/test_preemption.py",
-    "train/loop/test_runs_on_a_gpu.py",
-    "train/loop/test_techniques.py",
-    "train/loop/test_watchdog.py",
-    "train/records/test_profile.py",
-    "train/records/test_report.py",
-    "train/records/test_tensorboard.py",
-    "train/sync/test_sync.py",
-    "train/test_mistakes.py",
-    "train/world/test_failure.py",
-    "train/world/test_local.py",
-    "train/world/test_owner.py",
-    "test_packaging.py",
-)
+_SLOW_FILES = """
+    benchmarks/test_benchmarks benchmarks/test_ddp_benchmarks benchmarks/test_ranks benchmarks/test_render_benchmark
+    jobspec/test_rendezvous_timeout jobspec/test_slurm_preemption jobspec/test_torchrun_ssh
+    jobspec/test_torchrun_ssh_faults train/checkpoints/test_resume train/checkpoints/test_transfer
+    train/collectives/test_missing_ranks train/data/test_workers train/datasets/test_image_folder
+    train/ddp/test_torch_tests train/ddp/test_two_ranks_on_a_gpu train/ddp/test_wrapper train/ddp/test_workloads
+    train/loop/test_interrupt train/diagnosis/test_doctor train/loop/test_export train/loop/test_finished_run
+    train/loop/test_nonfinite train/loop/test_numerics train/loop/test_out_of_memory train/loop/test_preemption
+    train/loop/test_runs_on_a_gpu train/loop/test_techniques train/loop/test_watchdog train/records/test_profile
+    train/records/test_report train/records/test_tensorboard train/sync/test_sync train/test_mistakes
+    train/world/test_failure train/world/test_local train/world/test_owner test_packaging
+"""
+_SLOW = tuple(f"{name}.py" for name in _SLOW_FILES.split())
 # Single tests that take seconds, where a quicker one proves nearly the same.
 _SLOW_TESTS = (
     "test_a_collective_that_never_completes_names_bucket_parameters_and_missing_rank[network]",
@@ -76,19 +50,12 @@ _SLOW_OVER_NETWORK = ("train/ddp/test_backward.py", "train/ddp/test_buckets.py",
 
 
 # Files whose slow tests train for minutes: `make test-all` runs them last, as `make e2e-train`.
-_LONG = (
-    "benchmarks/test_ddp_benchmarks.py",
-    "train/checkpoints/test_sharded.py",
-    "train/ddp/test_torch_tests.py",
-    "train/diagnosis/test_doctor.py",
-    "train/loop/test_out_of_memory.py",
-    "train/loop/test_preemption.py",
-    "train/loop/test_runs_on_a_gpu.py",
-    "train/loop/test_techniques.py",
-    "train/strategies/test_fsdp.py",
-    "train/strategies/test_pipeline.py",
-    "train/test_combinations.py",
-)
+_LONG_FILES = """
+    benchmarks/test_ddp_benchmarks train/checkpoints/test_sharded train/ddp/test_torch_tests train/diagnosis/test_doctor
+    train/loop/test_out_of_memory train/loop/test_preemption train/loop/test_runs_on_a_gpu train/loop/test_techniques
+    train/strategies/test_fsdp train/strategies/test_pipeline train/test_combinations
+"""
+_LONG = tuple(f"{name}.py" for name in _LONG_FILES.split())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

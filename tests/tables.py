@@ -76,7 +76,8 @@ def update(case: Case, cell: str, text: str) -> None:
 def in_short(problems: Sequence[Problem], text: str) -> str:
     """Return problems of a file that holds `text`, without its lines: `line:first column-last column: message`.
 
-    Links are left out; a line that is shown otherwise than it is in the file, because of a secret, is quoted.
+    Links are left out, and a hint that stands there already; a line that is shown otherwise than it is in the file,
+    because of a secret, is quoted.
     """
     lines = text.splitlines()
     words: list[str] = []
@@ -85,5 +86,9 @@ def in_short(problems: Sequence[Problem], text: str) -> str:
         words.append(f"{place.line}:{place.column}-{place.column + place.length - 1}: {printable(problem.message)}")
         if place.text != (lines[place.line - 1] if place.line <= len(lines) else ""):
             words.append(f"  shown: {place.text.strip()}")
-        words += [f"  hint: {printable(problem.hint)}"] if problem.hint else []
+        hint = f"  hint: {printable(problem.hint)}"
+        if hint in words:
+            words[-1] += " (hint above)"
+        elif problem.hint:
+            words.append(hint)
     return "\n".join(words)

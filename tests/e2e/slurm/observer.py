@@ -34,19 +34,11 @@ time_limit: 20m
 slurm: {{launcher: srun}}
 """
 # Of a job and of its step: what differs between two jobs that are alike.
-_TIMES = {
-    "AccrueTime",
-    "EligibleTime",
-    "EndTime",
-    "PreemptEligibleTime",
-    "PreemptTime",
-    "LastSchedEval",
-    "RunTime",
-    "Sid",
-    "StartTime",
-    "SubmitTime",
-    "Deadline",
-}
+_TIME_NAMES = """
+    AccrueTime EligibleTime EndTime PreemptEligibleTime PreemptTime LastSchedEval RunTime Sid StartTime SubmitTime
+    Deadline
+"""
+_TIMES = set(_TIME_NAMES.split())
 _NAMES = {"JobId", "Priority", "Scheduler", "StdErr", "StdOut", "StepId", "Pid"}
 
 

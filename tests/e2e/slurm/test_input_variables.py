@@ -23,17 +23,11 @@ _NO_RUN = {
     "SLURM_UMASK": "nobody may write to the log",
 }
 # sbatch itself says no to these, in its own words.
-_REFUSED = {
-    "SBATCH_BATCH",
-    "SBATCH_CLUSTERS",
-    "SBATCH_CONSTRAINT",
-    "SBATCH_CPUS_PER_GPU",
-    "SBATCH_GPUS",
-    "SBATCH_GPUS_PER_SOCKET",
-    "SBATCH_NO_KILL",
-    "SBATCH_RESERVATION",
-    "SLURM_CLUSTERS",
-}
+_REFUSED_NAMES = """
+    SBATCH_BATCH SBATCH_CLUSTERS SBATCH_CONSTRAINT SBATCH_CPUS_PER_GPU SBATCH_GPUS SBATCH_GPUS_PER_SOCKET SBATCH_NO_KILL
+    SBATCH_RESERVATION SLURM_CLUSTERS
+"""
+_REFUSED = set(_REFUSED_NAMES.split())
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -83,14 +83,12 @@ def nodes(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_patterns_have_messages_and_examples_fit() -> None:
-    checked = []
+    examples = [(node, example) for node in nodes(SCHEMA) for example in node.get("examples", ())]
     for node in nodes(SCHEMA):
         assert not isinstance(node.get("pattern"), str) or node["patternErrorMessage"].startswith("must be ")
-        for example in node.get("examples", ()):
-            whole = {**node, "$defs": SCHEMA["$defs"]}
-            assert not list(jsonschema.Draft202012Validator(whole).iter_errors(example)), (example, node)
-            checked.append(example)
-    assert {"my-job", "/data", "h100"} < {example for example in checked if isinstance(example, str)}
+    for node, example in examples:
+        assert jsonschema.Draft202012Validator({**node, "$defs": SCHEMA["$defs"]}).is_valid(example), (example, node)
+    assert {"my-job", "/data", "h100"} < {example for _, example in examples if isinstance(example, str)}
 
 
 def test_every_key_has_a_description() -> None:

@@ -14,17 +14,8 @@ from tests.ranks import train_on_ranks
 from tests.train.devices import needs_fsdp_on_cpus
 
 # Dropout and momentum: both would show a random state or an optimizer that was not restored.
-_SETTINGS = [
-    "--model=mnist_cnn",
-    "--dataset=mnist",
-    "--optimizer=sgd",
-    "--momentum=0.9",
-    "--lr=0.01",
-    "--scheduler=step",
-    "--batch-size=50",
-    "--epochs=3",
-    "--log-every=1",
-]
+_SETTINGS = ["--model=mnist_cnn", "--dataset=mnist", "--optimizer=sgd", "--momentum=0.9", "--lr=0.01"]
+_SETTINGS += ["--scheduler=step", "--batch-size=50", "--epochs=3", "--log-every=1"]
 
 
 @pytest.fixture(scope="module")
