@@ -21,8 +21,10 @@ class Toleration(Section):
 class Topology(Section):
     """How near to one another Kueue places the pods of a job: one of the two."""
 
-    required: LabelKey | None = optional("node label: all pods below one value of it")
-    preferred: LabelKey | None = optional("node label: all pods below as few values of it as possible")
+    required: LabelKey | None = optional("node label, such as cloud.example/block: all pods below one value of it")
+    preferred: LabelKey | None = optional(
+        "node label, such as cloud.example/rack: all pods below as few of its values as possible"
+    )
 
 
 class Kubernetes(Section):
@@ -59,11 +61,11 @@ class Kubernetes(Section):
     gpu_types: dict[GpuType, dict[LabelKey, LabelValue]] = optional(
         "labels of the nodes with each type of GPU, such as {h100: {nvidia.com/gpu.product: NVIDIA-H100}}", {}
     )
-    gpu_resource: LabelKey = optional("resource name of GPUs", "nvidia.com/gpu")
+    gpu_resource: LabelKey = optional("resource name of GPUs, such as amd.com/gpu", "nvidia.com/gpu")
     gpu_claim: DnsName | None = optional(
         "ResourceClaimTemplate, such as gpus, that gives each pod its GPUs (DRA), not gpu_resource"
     )
-    rdma_resource: LabelKey | None = optional("resource name of RDMA devices")
+    rdma_resource: LabelKey | None = optional("resource name of RDMA devices, such as rdma/hca_shared_devices_a")
     host_network: bool = optional("pods use the network of their node", False)
     node_selector: dict[LabelKey, LabelValue] = optional("labels that the nodes must have", {})
     tolerations: list[Toleration] = optional("taints that the pods tolerate", [])

@@ -36,18 +36,18 @@ def _loosen(section: dict[str, Any]) -> None:
 
 def example(words: str) -> str:
     """Return the YAML of the value that a sentence names, as in "numbers such as [2, 3]"; empty if it names none."""
-    named = re.search(r"such as (\{.*?\}(?!\})|\[.*?\]|[^ ;)]*[^ ;,)])", words)
+    named = re.search(r"such as (\{.*?\}(?!\})|\[.*?\]|[^ ;)]*[^ ;:,)])", words)
     return named[1] if named else ""
 
 
 def _complete(node: Any) -> None:
     """Refuse keys that match no pattern, which pydantic does not; add the examples that the words name."""
+    for below in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        _complete(below)
     if isinstance(node, dict):
         if "patternProperties" in node:
             node["additionalProperties"] = False
         if named := example(f"{node.get('description')} {node.get('patternErrorMessage')}"):
             node["examples"] = [yaml.safe_load(named)]
-        node = list(node.values())
-    if isinstance(node, list):
-        for below in node:
-            _complete(below)
+            for way in node.get("anyOf", ()):  # what the key says is nearer than what its type says
+                way.pop("examples", None)
