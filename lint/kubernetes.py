@@ -1,7 +1,7 @@
 """Rules for manifests (Pod, Job, JobSet, PyTorchJob, TrainJob and its runtimes, Service) and compose files."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 from lint.launches import launches, trained
 from lint.manifest import Container, Manifest, Node, templates, variables
@@ -10,15 +10,13 @@ from lint.rules import Fault
 from lint.sbatch import number
 from lint.slurm import idle
 
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_NAMES = {63: re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"), 253: re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")}
 _PLACEHOLDER = re.compile(r"[^a-z]*|.*[^\w.-].*", re.A | re.S)  # YOUR_NAME, $NAME
-_HOST = re.compile(r"(?:([\w-]+)-0(?:\.|$))?([\w-]*)([\w.-]*)")  # an object's first pod, a Service, and the rest
-_OF_CLUSTER = re.compile(r"(?!localhost)[a-z][-a-z0-9]*(?:\.[-a-z0-9]+\.svc(?:\.cluster\.local)?)?")
 _ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR")
 _VERSIONS = {"Job": "batch/v1", "Pod": "v1", "Service": "v1", "PyTorchJob": "kubeflow.org/v1"}
 _VERSIONS |= {"JobSet": "jobset.x-k8s.io/v1alpha2", "TrainJob": "trainer.kubeflow.org/v1alpha1"}
 _GROUPS = {version.partition("/")[0] for version in _VERSIONS.values()}
+_NAMED = {*_VERSIONS, "ConfigMap", "Secret", "PersistentVolumeClaim", "Deployment", "StatefulSet"}
 
 
 def _is_job(document: Node) -> bool:
@@ -33,10 +31,10 @@ def api_refuses_it(manifest: Manifest) -> Iterator[Fault]:
         is_read = group in _GROUPS or "." not in group  # another API may have a kind of this name, and other names
         if known and version and version.text() != known and is_read:
             yield Fault(version.place, f"{kind} is not in {version.text()}", f"apiVersion: {known}")
-        if known or (group and is_read):
-            yield from _misnamed(named, _LABEL if kind == "Service" else _NAME)
+        if kind in _NAMED and is_read:
+            yield from _misnamed(named, 63 if kind == "Service" else 253)
         for template, _ in templates(document):
-            yield from _misnamed(template.get("spec", "subdomain"), _LABEL)
+            yield from _misnamed(template.get("spec", "subdomain"), 63)
             policy = template.get("spec", "restartPolicy")
             said, place = policy.text() if policy else "", policy or template.get("spec")
             if place and _is_job(document) and said not in ("Never", "OnFailure"):
@@ -59,10 +57,11 @@ def api_refuses_it(manifest: Manifest) -> Iterator[Fault]:
                 yield Fault(node.place, reason, f'value: "{node.text()}"')
 
 
-def _misnamed(name: Node | None, allowed: re.Pattern[str]) -> Iterator[Fault]:
-    if name and not allowed.fullmatch(name.text()) and not _PLACEHOLDER.fullmatch(name.text()):
-        reason = f"a name is lower-case letters, digits and -, which {name.text()} is not"
-        yield Fault(name.place, reason, re.sub("[^a-z0-9]+", "-", name.text().lower()).strip("-"))
+def _misnamed(name: Node | None, most: int) -> Iterator[Fault]:
+    said = name.text() if name else ""
+    if name and not (_NAMES[most].fullmatch(said) and len(said) <= most) and not _PLACEHOLDER.fullmatch(said):
+        reason = f"a name is at most {most} lower-case letters, digits and -, which {said} is not"
+        yield Fault(name.place, reason, re.sub("[^a-z0-9]+", "-", said.lower())[:most].strip("-"))
 
 
 def _of_schema(document: Node) -> Iterator[Fault]:
@@ -118,38 +117,31 @@ def nodes_never_meet(manifest: Manifest) -> Iterator[Fault]:
 
 
 def name_does_not_resolve(manifest: Manifest) -> Iterator[Fault]:
-    found = [each for each in manifest.documents if each.text("kind") == "Service"]
-    services = {(each.text("metadata", "name"), each.text("metadata", "namespace")): each for each in found}
-    names = {each.text("metadata", "name") for each in manifest.documents}
+    services = [each for each in manifest.documents if each.text("kind") == "Service"]
     for container in (each for each in manifest.containers if _is_job(each.document)):
         given = [(value, place) for name, value, _, place in container.script.settings if name in _ADDRESSES]
-        static = [each for each in launches(container.script) if not each.value("rdzv-backend").startswith("etcd")]
-        options = [each.options[name] for each in static for name in MEETS if name in each.options]
-        for value, place in [*given, *options]:
-            if why := _why_not_resolved(container, value.partition(":")[0], services, names):
+        options = [each.options for each in launches(container.script)]
+        for value, place in [*given, *(each[name] for each in options for name in MEETS if name in each)]:
+            if why := _why_not_resolved(container, value.partition(":")[0], services):
                 yield Fault(container.script.place(place), f"{value} does not resolve: {why}")
 
 
-def _why_not_resolved(
-    container: Container, host: str, services: Mapping[tuple[str, str], Node], names: set[str]
-) -> str:
-    """Return why the name of an object's first pod or of a Service does not resolve; empty for any other name."""
+def _why_not_resolved(container: Container, host: str, services: Sequence[Node]) -> str:
+    """Return why the name of a Job's first pod does not resolve; empty for any other name."""
     job, namespace = (container.document.text("metadata", key) for key in ("name", "namespace"))
-    subdomain, meant = container.template.text("spec", "subdomain"), _HOST.fullmatch(host)
-    owner, service, domain = meant.groups() if meant else (None, "", "")
-    if owner == job:
-        if not subdomain or service != subdomain:
-            return f"the pods' subdomain is {subdomain}" if subdomain else "the pods have no subdomain"
-    elif not services or (container.pods or 1) < 2 or container.template.get("spec", "hostNetwork"):
-        return ""  # a Service may be elsewhere, and a node may have this name
-    elif not _OF_CLUSTER.fullmatch(f"{service}{domain}"):
+    subdomain, (pod, _, domain) = container.template.text("spec", "subdomain"), host.partition(".")
+    names = {each.text("metadata", "name") for each in services}
+    if pod != f"{job}-0" or pod in names or not re.fullmatch(r"[\w.-]+", host):
         return ""
-    if services and (service, namespace) not in services:
-        return f"no Service {service} is here in the namespace of the pods"
-    if owner and owner not in names:
-        return f"no {owner} is here, whose pod it would be"
-    is_headless = not owner or not services or services[service, namespace].text("spec", "clusterIP") == "None"
-    return "" if is_headless else f"the Service {service} has a clusterIP, so it gives no names to pods"
+    if not subdomain or domain.partition(".")[0] != subdomain:
+        return f"the pods' subdomain is {subdomain}" if subdomain else "the pods have no subdomain"
+    found = [each for each in services if each.text("metadata", "name") == subdomain]  # none: in another file
+    theirs = {each.text("metadata", "namespace") for each in found}
+    if found and namespace and not theirs & {namespace, ""}:
+        return f"the Service {subdomain} is in the namespace {min(theirs)}, the pods in {namespace}"
+    if found and all(each.text("spec", "clusterIP") != "None" for each in found):
+        return f"the Service {subdomain} has a clusterIP, so it gives no names to pods"
+    return ""
 
 
 def failure_is_not_handled(manifest: Manifest) -> Iterator[Fault]:
