@@ -13,7 +13,7 @@ from jobspec.runtimes import Runtime, in_shell, is_file
 class Apptainer(Runtime):
     program = "apptainer"
     run = "apptainer exec --no-eval"  # since 1.1; without it, $(id) in an APPTAINERENV_ value would be run
-    wrong_image = (r".*:[^/@]*@.*", "apptainer takes a tag or a digest, not both")  # containers/image#1736
+    wrong_image = (r"(?![/.]).*:[^/@]*@sha.*", "apptainer takes a tag or a digest, not both")  # containers/image#1736
     mount = ("--bind=", ":", ":ro")
 
     def words(self, plan: Plan) -> list[str]:

@@ -189,6 +189,9 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
         if name == "export" and "ALL" not in map(str.upper, exported) and not exported.issuperset(job.secrets):
             message = f"slurm.options: export is {value}, so the job would not get its secrets"
             yield Finding(path, message, "leave it out; secrets are passed on by name", on_key=True)
+        elif name == "export" and (exposed := [one for one in job.secrets if f",{one}=" in f",{value}"]):
+            message = f"slurm.options: export has the value of the secret {exposed[0]}, which would be in the script"
+            yield Finding(path, message, "leave it out; secrets are passed on by name", on_key=True)
         key = _OPTIONS_INSTEAD_OF_KEYS.get(name)
         rivals = [f"resources.{key}"] if key and getattr(job.resources, key) is not None else []
         rivals += [one for one in sorted(_MEMORY & job.slurm.options.keys())[:1] if name in _MEMORY and one != name]
@@ -199,7 +202,7 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
             unset = f"SLURM_{name.replace('-', '_').upper()}"
             message = f"slurm.options: {name} has no effect on the tasks: the script unsets {unset}"
             yield Finding(path, message, OF_SRUN[name], on_key=True)
-        if name == "exclusive" and value is not True and value not in _EXCLUSIVE:
+        elif name == "exclusive" and value is not True and value not in _EXCLUSIVE:
             message = f"slurm.options: exclusive is {value}, which sbatch does not know"
             yield Finding(path, message, "write true, user, mcs or topo; leave it out to share nodes")
         elif name in FLAGS and value is not True:

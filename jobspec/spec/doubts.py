@@ -59,7 +59,6 @@ def doubts(job: Job, node_is_hidden: bool = False, not_used: Container[str] = ()
         )
     if node_is_hidden:
         yield from _lost_with_the_container(job)
-        yield from _below_read_only_mounts(job)
     for name, value in job.env.items():
         if value and names_secret(name):
             yield f"env.{name} looks like a secret, and its value is in the output; secrets: [{name}] keeps it out"
@@ -104,14 +103,6 @@ def _lost_with_the_container(job: Job) -> Iterator[str]:
             path = posixpath.join(job.workdir, path)
         if path is not None and not any(PurePosixPath(path).is_relative_to(folder) for folder in kept):
             yield f"train.{key} is {path}, which is lost with the container: mount a source or claim there"
-
-
-def _below_read_only_mounts(job: Job) -> Iterator[str]:
-    for path in (PurePosixPath(normal(files.target(job, file))) for file in files.listed(job)):
-        around = [mount for mount in job.mounts if path.is_relative_to(normal(mount.path))]
-        mount = max(around, key=lambda mount: len(normal(mount.path)), default=None)
-        if mount and (mount.read_only or mount.config_map or mount.secret):
-            yield f"files: {path} is in the read-only mount {mount.path}, which must already have a file there"
 
 
 def _texts(job: Job) -> Iterator[tuple[str, str]]:

@@ -5,11 +5,11 @@ Paths are as in `command`: relative to the folder in which render.py is called, 
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule
+from jobspec.spec.rules import Rule, normal
 
 WORKDIR = "/scratch"
 """Where the files are in a container if the spec has no `workdir`."""
@@ -29,6 +29,18 @@ def workdir(job: Job) -> str | None:
 
 def target(job: Job, file: str) -> str:
     return f"{(job.workdir or WORKDIR).rstrip('/')}/{file}"
+
+
+def in_read_only_mounts(job: Job) -> Iterator[str]:
+    """Yield what the files and mounts need that lie in a read-only mount, where no place can be made for them."""
+    paths = [normal(path) for path in (*(target(job, file) for file in listed(job)), *(m.path for m in job.mounts))]
+    for path in paths:
+        around = [
+            m for m in job.mounts if PurePosixPath(path).is_relative_to(normal(m.path)) and normal(m.path) != path
+        ]
+        mount = max(around, key=lambda mount: len(normal(mount.path)), default=None)
+        if mount and (mount.read_only or mount.config_map or mount.secret):
+            yield f"Needed beforehand: {path} in what is mounted at {mount.path}, as this mount is read-only."
 
 
 def problem(file: str) -> str | None:

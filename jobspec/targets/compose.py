@@ -34,12 +34,8 @@ def template_values(plan: Plan) -> dict[str, Any]:
     if plan.backend == "static":
         at_node_0 = [f"--master-addr={node_0}", f"--master-port={plan.port}"]
     flags = [*torchrun.job_flags(plan, _torchrun_restarts(plan)), *(at_node_0 if job.nodes.max > 1 else [])]
-    unlimited = any(mount.empty for mount in job.mounts)
     return {
-        "notes": [
-            *(["Not used here: the size of scratch; nothing limits it."] if unlimited else []),
-            *torchrun.notes(plan),
-        ],
+        "notes": [*_notes(job), *torchrun.notes(plan)],
         "entrypoint": [*_wait(plan), *before([*plan.guard, "torchrun"], job.setup)],
         "words": [*flags, *plan.torchrun_program],
         "environment": {variable.name: variable.value for variable in _own_variables(plan)} | dict(plan.env),
@@ -60,6 +56,12 @@ def template_values(plan: Plan) -> dict[str, Any]:
         ],
         "claims": sorted({mount.claim for mount in job.mounts if mount.claim is not None and mount.source is None}),
     }
+
+
+def _notes(job: Job) -> Iterator[str]:
+    if any(mount.empty for mount in job.mounts):
+        yield "Not used here: the size of scratch; nothing limits it."
+    yield from files.in_read_only_mounts(job)
 
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:

@@ -30,19 +30,20 @@ NOT_USED = {
     "preemption": "no scheduler preempts the job",
 }
 
-_VARIABLES_OF_SCRIPT = """
-    JOB_LOGS JOB_NODES address agent by code end_of_grace end_of_work ended failed failure file first folder grace host
-    hosts interface last limit line local_addr logs lost met missing news node number own parent port ready reason
-    running script second since started stat status suspect text word work
+# Variables of the script for several nodes: those that a node sets after `env`, and those of the part before.
+_OF_A_NODE = "JOB_LOGS JOB_NODES address interface local_addr met missing node own parent port second started stat"
+_BEFORE = """
+    agent by code end_of_grace end_of_work ended failed failure file first folder grace host hosts last limit line logs
+    lost news number ready reason running script since status suspect text word work
 """
-VARIABLES_OF_SCRIPT = frozenset(_VARIABLES_OF_SCRIPT.split())
-"""Variables that the script for several nodes sets."""
+OF_A_NODE = frozenset(_OF_A_NODE.split())
+OF_SCRIPT = OF_A_NODE | frozenset(_BEFORE.split())
 
 
 @Rule
 def variables_are_not_those_of_the_script(job: Job) -> Iterator[Finding]:
     for path, name in names_in_env(job):
-        if job.nodes.max > 1 and name in VARIABLES_OF_SCRIPT:
+        if job.nodes.max > 1 and name in (OF_A_NODE if path[0] == "env" else OF_SCRIPT):
             message = f"{path[0]}: the script has its own variable {name}, which would replace this one"
             yield Finding(path, message, "choose another name", on_key=True)
 

@@ -135,9 +135,12 @@ def test_env_and_secrets_are_no_variables_of_the_script(folder: Path) -> None:
     scripts = [render_text(folder, f"{BASE}{size}command: [a.py]\n") for size in sizes]
     code = [line for script in scripts for line in script.splitlines() if not line.lstrip().startswith("#")]
     found = {name for line in code for names in re.findall(_ASSIGNED, line) for name in " ".join(names).split()} - {"_"}
-    assert found | {"JOB_LOGS", "JOB_NODES"} == torchrun.VARIABLES_OF_SCRIPT
-    given = f"command: [a.py]\nenv: {{{', '.join(f'{name}: x' for name in sorted(found))}}}\nsecrets: [JOB_LOGS]\n"
-    with pytest.raises(SpecError) as error:
-        render_text(folder, f"{BASE}nodes: 2\n{given}")
-    assert len(error.value.problems) == len(found) + 1
-    assert render_text(folder, f"{BASE}nodes: 1\n{given}")
+    assert found | {"JOB_LOGS", "JOB_NODES"} == torchrun.OF_SCRIPT
+    for given in (f"env: {dict.fromkeys(torchrun.OF_A_NODE, 'x')}\n", f"secrets: {[*torchrun.OF_SCRIPT]}\n"):
+        with pytest.raises(SpecError) as error:
+            render_text(folder, f"{BASE}nodes: 2\ncommand: [a.py]\n{given}")
+        assert len(error.value.problems) == given.count(",") + 1
+        assert render_text(folder, f"{BASE}nodes: 1\ncommand: [a.py]\n{given}")
+    env = dict.fromkeys(torchrun.OF_SCRIPT - torchrun.OF_A_NODE, "mine")
+    script = render_text(folder, f"{BASE}nodes: 2\ncommand: [a.py]\nenv: {env}\n")
+    assert env.items() <= call(folder, script, NODE_RANK="0", MASTER_ADDR="localhost").env.items()

@@ -84,18 +84,6 @@ def test_a_script_that_lies_here_and_does_not_travel_to_the_pods_is_named(
     assert notes_of("slurm") == []
 
 
-@pytest.mark.parametrize("mount", ["claim: a, path: /code/, read_only: true", "config_map: a, path: /code"])
-def test_a_file_in_a_read_only_mount_is_doubted(
-    mount: str, notes_of: NotesOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").touch()
-    keys = ["image=a/b:1", "workdir=/code", "files=[mine.py]"]
-    (note,) = notes_of("jobset", *keys, f"mounts=[{{{mount}}}, {{claim: b, path: /}}]")
-    assert note.startswith("files: /code/mine.py is in the read-only mount /code")
-    assert notes_of("jobset", *keys, f"mounts=[{{claim: b, path: /code}}, {{{mount.replace('code', 'd')}}}]") == []
-
-
 def test_an_empty_preemption_is_doubted(notes_of: NotesOf, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(f"{TWO_NODES}preemption:\n")
     assert notes_of("slurm") == ["preemption is empty, so the job is not requeued; preemption: {} takes the defaults"]
