@@ -212,7 +212,9 @@ def _say_piece(draft: Draft, key: str, value: Any, where: str) -> None:
 def _say_variable(draft: Draft, entry: Node) -> bool:
     """Say a variable; return False if it takes its value from the pod."""
     name, where = entry.text("name"), _lines_of(entry)
-    if is_set_by_launcher(name):
+    if name == "PET_NPROC_PER_NODE" and number(entry.text("value")):
+        draft.say("procs_per_node", number(entry.text("value")), where)
+    elif is_set_by_launcher(name):
         draft.lose(name, where)
     elif names_secret(name) and entry.text("value"):
         draft.say_secret(name, entry.text("value"), where)

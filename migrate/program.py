@@ -39,7 +39,8 @@ def say_processes(draft: Draft, script: Script, launch: Launch | None, tasks: in
         where = place(script, launch.text)
         given, total = launch.value("nproc-per-node"), number(launch.value("total"))
         count = number(given) or (total // nodes if total and total % nodes == 0 else None)
-        if count is None and not given and launch.kind == "torchrun":
+        by_operator = draft.target in ("pytorchjob", "trainjob")  # which sets PET_NPROC_PER_NODE, by default to auto
+        if count is None and not given and launch.kind == "torchrun" and not by_operator:
             count, remark = 1, "torchrun's default"
         elif count is None:
             count, remark = gpus, f"nproc-per-node is {script.shown(given) or 'not given'}: the GPUs of a node"

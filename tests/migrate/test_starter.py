@@ -171,6 +171,7 @@ FIELDS = [
     ("", "env: [{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: s, key: k}}}]", '{"name": "s", "key": "k"}'),
     ("", f"env: [{{name: HF_TOKEN, value: {SECRET}}}]", '- "HF_TOKEN"  # '),
     ("", "env: [{name: IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]", '"fieldPath": "status.podIP"'),
+    ("", "env: [{name: PET_NPROC_PER_NODE, value: '2'}]", "procs_per_node: 2  # line 14"),
     ("", "", "# not taken, line 15: resources.memory: 700GB"),
     ("", "", '"resources": {"requests": {"memory": "1Gi"}}'),
 ]
@@ -183,6 +184,19 @@ def test_field_of_a_manifest_is_in_the_spec_or_named(piece: str, inside: str, sa
     assert SECRET not in spec
     plan = plan_of(spec, tmp_path, "indexedjob")
     assert (plan.job.nodes.max, plan.job.procs_per_node, plan.job.gpus) == (2, 2, 2)
+
+
+SPEC = "{containers: [{name: a, image: a/b:1, command: [torchrun, a.py], resources: {limits: {nvidia.com/gpu: 8}}}]}"
+OBJECTS = [
+    ("{kind: PyTorchJob, spec: {pytorchReplicaSpecs: {Master: {template: {spec: SPEC}}}}}", "procs_per_node: 8  # "),
+    ("{kind: TrainJob, spec: {trainer: SPEC, runtimeRef: {name: r}}}", "procs_per_node: 8  # "),
+]
+
+
+@pytest.mark.parametrize(("manifest", "said"), OBJECTS)
+def test_field_of_an_object_is_in_the_spec_or_named(manifest: str, said: str) -> None:
+    trainer = SPEC.removeprefix("{containers: [").removesuffix("]}").replace("resources", "resourcesPerNode")
+    assert said in spec_of(manifest.replace("trainer: SPEC", f"trainer: {trainer}").replace("SPEC", SPEC))
 
 
 PLAIN = {"m", "module", "no-python", "standalone", "use-env", "multi-gpu", "same-network", "no-ssh", "force-multi"}
