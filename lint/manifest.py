@@ -39,6 +39,17 @@ _Loader.yaml_implicit_resolvers = {}  # none of YAML 1.1
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_NUMBER), list("-+.0123456789"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(_SWITCH), list("yYnNoOtTfF"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"<<\Z"), ["<"])
+_Loader.add_constructor("tag:yaml.org,2002:float", lambda _, node: _number_of(node.value.replace("_", "")))
+_Loader.add_constructor("tag:yaml.org,2002:bool", lambda _, node: node.value.lower() in ("y", "yes", "on", "true"))
+
+
+def _number_of(text: str) -> float:
+    """Return the number that Kubernetes reads, such as 0400 as the file mode that it is for people."""
+    octal = re.fullmatch(r"([-+]?0)([0-7]+)", text)
+    try:
+        return int(f"{octal[1]}o{octal[2]}" if octal else text, 0)
+    except ValueError:
+        return float(text)
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ class Node:
     def plain(self) -> object:
         """Return the value as Kubernetes reads it; None for one that is no YAML for it."""
         try:
-            return yaml.SafeLoader("").construct_document(self.raw)
+            return _Loader("").construct_document(self.raw)
         except (yaml.YAMLError, ValueError, TypeError, RecursionError):
             return None
 
