@@ -143,6 +143,8 @@ def _say_key(draft: Draft, key: str, node: Node) -> bool:
     value, count = _value_of(node), number(node.text())
     if key in _RENDERED:
         draft.lose(f"{key} {node.text()}", _lines_of(node))
+    elif key == "backoffLimit" and count is not None:
+        _say_limit(draft, count, _lines_of(node))
     elif key in _KEYS:
         if "Seconds" in key:
             value = duration(count) if count else None
@@ -155,6 +157,20 @@ def _say_key(draft: Draft, key: str, node: Node) -> bool:
         else:
             draft.say(_KEYS[key], value, _lines_of(node))
     return key in _RENDERED or key in _KEYS
+
+
+def _say_limit(draft: Draft, count: int, where: str) -> None:
+    """Say the `backoffLimit` of a Job or PyTorchJob, which counts pods; a JobSet counts restarts of all its pods."""
+    nodes, own = draft.get("nodes"), 1 if draft.target == "pytorchjob" else 0  # it fails when it reaches the limit
+    if draft.target in ("indexedjob", "pytorchjob"):
+        nodes = nodes["max"] if isinstance(nodes, dict) else nodes or 1
+        restarts = -(-max(0, count - own) // nodes)
+        remark = f"backoffLimit is {count} pods: all {nodes} fail together" if restarts != count else ""
+        draft.say("max_restarts", restarts, where, remark)
+    elif count and draft.get("max_restarts") is None:
+        draft.say("max_restarts", count, where)
+    else:
+        draft.lose(f"backoffLimit {count}", where, "max_restarts counts restarts of all pods" if count else "")
 
 
 def _say_pod(draft: Draft, pod: Node, main: Node | None, runs: Node | None) -> None:

@@ -47,10 +47,10 @@ def say_processes(draft: Draft, script: Script, launch: Launch | None, tasks: in
         ours, _ = own_words(launch)
         for name, option in launch.options.items():
             value, restarts = script.shown(option.value), number(option.value) if name == "max-restarts" else None
-            if restarts is not None:
+            if restarts or (restarts == 0 and not draft.get("max_restarts")):  # 0 is torchrun's default
                 draft.say("max_restarts", restarts, place(script, option.text))
             elif any(option.text is word for word in ours):
-                why = "" if name in LAUNCHER_FLAGS else "a flag without a key"
+                why = "" if name in LAUNCHER_FLAGS or restarts == 0 else "a flag without a key"
                 draft.lose(f"--{name} {value}", place(script, option.text), why)
         if not launch.step and nodes > 1 and not script.in_container and not draft.is_ours:
             draft.lose(f"srun, which starts {launch.kind} on all {nodes} nodes, not only on the first", where)
