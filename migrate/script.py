@@ -94,7 +94,8 @@ def _say_sizes(draft: Draft, script: Script, launch: Launch | None) -> None:
     elif job.nodes or job.get("nodes") is None:
         draft.say("nodes", job.nodes or 1, at("nodes"), "" if job.nodes else "sbatch decides it, if not said")
     asked, where = launch.asked if launch else job, at(*_OF_GPUS)
-    kinds = [each.removeprefix("gpu:") for name in _OF_GPUS for each in (job.get(name) or "").split(",")]
+    asked_of = [(name, each) for name in _OF_GPUS for each in (job.get(name) or "").split(",")]
+    kinds = [each.removeprefix("gpu:") for name, each in asked_of if name != "gres" or each.startswith("gpu:")]
     for gres in re.findall(r"(?:^|,)(?!gpu)([^,]+)", job.get("gres") or ""):
         draft.lose(f"--gres={gres}", where, "not a GPU")
     if gpus := asked.gpus_per_node or job.gpus_per_node:

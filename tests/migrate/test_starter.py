@@ -102,6 +102,7 @@ def test_site_has_what_is_of_the_cluster_and_both_render_the_same(tmp_path: Path
 SAID = [
     ("LR=${1:-3}\nsrun python train.py --lr $LR", "${LR:?is not known"),
     ("#SBATCH --nodes=1-3\nsrun torchrun --nproc_per_node 2 a.py", 'nodes: {"min": 1, "max": 3}  # line 2, line 3'),
+    ("#SBATCH --gres=gpu:4,tmpdisk:100\nsrun python a.py", "gpus_per_node: 4  # line 3\ncommand"),
     ("#SBATCH --ntasks-per-node=4\nsrun python -u a.py", "procs_per_node: 4  # line 3"),
     ("srun --nodelist=$X python a.py", "# not taken, line 3: srun --nodelist=$X: of the step alone"),
     ("A=1\nsrun bash -c 'export A=2; python a.py'", '"export A=2"  # line 4'),
