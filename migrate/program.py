@@ -123,6 +123,7 @@ def _word(
 def _say_around(draft: Draft, script: Script, launch: Launch, used: set[str]) -> None:
     """Say the statements before and after the program: env, setup, slurm.prologue and slurm.epilogue."""
     before, after, needed, in_pod = list[Statement](), list[Statement](), set(used), script.in_container
+    of_tasks, private = set[int](), set[str]()  # statements of the shell that each task starts; what it does not export
     source = launch.command.words[0].source
     inner = [each for each in script.inside_texts if launch.inner and each.words and each.words[0].source is source]
     for known, start in ((script.commands, (launch.step or launch).command.start), (inner, launch.command.start)):
@@ -131,17 +132,22 @@ def _say_around(draft: Draft, script: Script, launch: Launch, used: set[str]) ->
         for one in found[main : main + 1]:
             if one.kind != "command" or any(each.start == start and each.words[0].assigned for each in one.commands):
                 draft.lose(one.text, one.where, "stands around the program, which alone is taken")
-        for name in set[str]().union(*(one.assigned for one in found if known is inner)):
-            script.exported.add(name)
-            script.assigned.pop(name, None)  # it has another value there
+        for one in found if known is inner else ():
+            of_tasks.add(id(one))
+            private |= one.assigned if one.kind != "declaration_command" else set()
+            script.exported |= one.assigned
+            for name in one.assigned:
+                script.assigned.pop(name, None)  # it has another value there
         before, after = before + found[:main], after + found[main + 1 :]
     kept: list[Statement] = []
     for one in reversed(before):
         if _stays(draft, script, one, needed):
             kept.insert(0, one)
             needed.update(_VARIABLE.findall(one.text))
-    key = "setup" if in_pod or all(one.names and one.names <= _PREPARE for one in kept) else "slurm.prologue"
-    lines = [(one, key) for one in kept]
+    once = [one for one in kept if id(one) not in of_tasks]
+    key = "setup" if in_pod or all(one.names and one.names <= _PREPARE for one in once) else "slurm.prologue"
+    lines = [(one, "setup" if id(one) in of_tasks else key) for one in kept]
+    homes = {name: where for one, where in lines for name in one.assigned}
     for one in after:
         is_call = launch.command.function and one.names == {launch.command.function}
         if is_call or in_pod or launch.inner or (one.names and one.names <= SHOWS):
@@ -164,11 +170,10 @@ def _say_around(draft: Draft, script: Script, launch: Launch, used: set[str]) ->
             draft.lose(one.text, one.where, "not one line of bash, or it needs an argument of the script")
             unknown |= one.assigned
     for name in sorted(used & unknown):
-        draft.add(
-            key, f': "${{{name}:?is not known; export it before you submit}}"', "not taken, see below", "not known"
-        )
-    for name in sorted(used & set().union(*(one.assigned for one in kept)) - script.exported):
-        draft.add(key, f"export {name}", "a word of the command", "the processes read it")
+        line = f': "${{{name}:?is not known; export it before you submit}}"'
+        draft.add(homes.get(name, key), line, "not taken, see below", "not known")
+    for name in sorted(used & homes.keys() - (script.exported - private)):
+        draft.add(homes[name], f"export {name}", "a word of the command", "the processes read it")
 
 
 def _stays(draft: Draft, script: Script, one: Statement, needed: set[str]) -> bool:
