@@ -52,6 +52,9 @@ def read_script(text: str, file: str) -> Draft:
         elif each.name not in _SIZES:
             section = "slurm.srun_options" if each.name in OF_SRUN else "slurm.options"
             _say_option(draft, section, each.name, each.value, where)
+    for found in re.finditer(r"^#SBATCH[ \t]+(?:het|pack)job\b.*", text, re.M):
+        why = "a heterogeneous job cannot be rendered: the keys above mix its parts, and one program is taken"
+        draft.lose(found[0], f"line {script.locate(found.start(), 1).line}", why)
     launch = main_launch(script)
     _say_sizes(draft, script, launch)
     if launch:
@@ -118,7 +121,9 @@ def _say_sizes(draft: Draft, script: Script, launch: Launch | None) -> None:
 def _say_step(draft: Draft, script: Script, step: Launch | None) -> None:
     for name, option in step.options.items() if step else ():
         value, where = script.shown(option.value), place(script, option.text)
-        if name in _SIZES or name in KEYS or "$" in value:
+        if name in ("het-group", "pack-group"):
+            draft.lose(f"srun --{name}={value}", where, "of a heterogeneous job")
+        elif name in _SIZES or name in KEYS or "$" in value:
             is_size = name in (*_SIZES, *_RENDERED) and re.search(r"\$\{?SLURM|^\d", value)
             of_job = is_size or script.asked.get(name) == value
             draft.lose(f"srun --{name}={value}", where, "" if of_job else "of the step alone, or not a number")

@@ -107,6 +107,8 @@ SAID = [
     ("srun --nodelist=$X python a.py", "# not taken, line 3: srun --nodelist=$X: of the step alone"),
     ("A=1\nsrun bash -c 'export A=2; python a.py'", '"export A=2"  # line 4'),
     ("mkdir x\nsrun bash -c 'A=$SLURM_LOCALID; python a.py $A'", 'setup:\n  - "A=$SLURM_LOCALID"  # line 4\n  - "ex'),
+    ("#SBATCH hetjob\n#SBATCH -N 1\nsrun python a.py", "# not taken, line 3: #SBATCH hetjob: a heterogeneous job"),
+    ("srun --het-group=1 python a.py", "# not taken, line 3: srun --het-group=1: of a heterogeneous job"),
     ("cp a b", "# not taken, line 3: cp a b: no line of the script starts a program"),
     ("srun -l python a.py", "    label: true  # line 3"),
     ("#SBATCH --gpu-bind=closest\nsrun python a.py", 'srun_options:\n    gpu-bind: "closest"  # line 3'),
