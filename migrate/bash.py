@@ -118,6 +118,14 @@ def in_front(script: Script, launch: Launch) -> list[str]:
     return [script.shown(word.value) for word in words[:end] if not re.fullmatch(r"(?:ba|da)?sh|-\w*c", word.value)]
 
 
+def before_srun(script: Script, step: Launch) -> list[str]:
+    """Return the words in front of srun that may change what it does, such as timeout."""
+    texts = [text for word in step.command.words if word.assigned is None for text in script.fields(word)]
+    end = next((at for at, text in enumerate(texts) if [*text.at] == [*step.text.at]), 0)
+    words = [script.shown(text.value) for text in texts[:end]]
+    return [word for word in words if word not in ("exec", "time", "command", "!")]
+
+
 def own_words(launch: Launch) -> tuple[Sequence[Text], Sequence[Text]]:
     """Return the words of the launcher or of Python, and those from the program on, its script or module."""
     words, values = launch.words, [option.text for option in launch.options.values()]

@@ -8,7 +8,7 @@ from lint.launches import Launch
 from lint.sbatch import number
 from lint.shell import Script
 from lint.words import Text
-from migrate.bash import AGENTS, SHOWS, UNKNOWN, Statement, in_front, own_words, place, statements
+from migrate.bash import AGENTS, SHOWS, UNKNOWN, Statement, before_srun, in_front, own_words, place, statements
 from migrate.draft import NOT_SAID, Draft
 
 _NAMES_OF_FLAGS = """
@@ -64,6 +64,8 @@ def say_program(draft: Draft, script: Script, launch: Launch, where: str) -> Non
     if front and front[0].rpartition("/")[2] in ("apptainer", "singularity") and len(front) > 2:
         draft.say("image", front.pop().removeprefix("docker://"), where)
         draft.say(kind, "apptainer", where)
+    if launch.step and (first := before_srun(script, launch.step)) and not draft.is_ours:
+        draft.lose(" ".join([*first, "srun"]), where, "stands in front of srun")
     if front and not draft.is_ours:
         draft.lose(" ".join(front), where, f"stands in front of the program; a container is `image` and `{kind}`")
     used = _say_command(draft, script, launch, where)

@@ -109,6 +109,7 @@ SAID = [
     ("mkdir x\nsrun bash -c 'A=$SLURM_LOCALID; python a.py $A'", 'setup:\n  - "A=$SLURM_LOCALID"  # line 4\n  - "ex'),
     ("#SBATCH hetjob\n#SBATCH -N 1\nsrun python a.py", "# not taken, line 3: #SBATCH hetjob: a heterogeneous job"),
     ("srun --het-group=1 python a.py", "# not taken, line 3: srun --het-group=1: of a heterogeneous job"),
+    ("timeout 23h srun python a.py", "# not taken, line 3: timeout 23h srun: stands in front of srun"),
     ("cp a b", "# not taken, line 3: cp a b: no line of the script starts a program"),
     ("srun -l python a.py", "    label: true  # line 3"),
     ("#SBATCH --gpu-bind=closest\nsrun python a.py", 'srun_options:\n    gpu-bind: "closest"  # line 3'),
