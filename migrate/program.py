@@ -51,6 +51,8 @@ def say_processes(draft: Draft, script: Script, launch: Launch | None, tasks: in
                 draft.say("max_restarts", restarts, place(script, option.text))
             elif any(option.text is word for word in ours):
                 why = "" if name in LAUNCHER_FLAGS or restarts == 0 else "a flag without a key"
+                if name == "nnodes" and number(value) not in (None, draft.get("nodes")):
+                    why = "not the number of nodes that the job has"
                 draft.lose(f"--{name} {value}", place(script, option.text), why)
         if not launch.step and nodes > 1 and not script.in_container and not draft.is_ours:
             draft.lose(f"srun, which starts {launch.kind} on all {nodes} nodes, not only on the first", where)

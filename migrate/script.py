@@ -125,7 +125,7 @@ def _say_step(draft: Draft, script: Script, step: Launch | None) -> None:
             draft.lose(f"srun --{name}={value}", where, "of a heterogeneous job")
         elif name in _SIZES or name in KEYS or "$" in value:
             is_size = name in (*_SIZES, *_RENDERED) and re.search(r"\$\{?SLURM|^\d", value)
-            of_job = is_size or script.asked.get(name) == value
+            of_job = script.asked.get(name) == value or (is_size and (name != "nodes" or not number(value)))
             draft.lose(f"srun --{name}={value}", where, "" if of_job else "of the step alone, or not a number")
         else:
             _say_option(draft, "slurm.srun_options", name, value, where)

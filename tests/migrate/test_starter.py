@@ -110,6 +110,8 @@ SAID = [
     ("#SBATCH hetjob\n#SBATCH -N 1\nsrun python a.py", "# not taken, line 3: #SBATCH hetjob: a heterogeneous job"),
     ("srun --het-group=1 python a.py", "# not taken, line 3: srun --het-group=1: of a heterogeneous job"),
     ("timeout 23h srun python a.py", "# not taken, line 3: timeout 23h srun: stands in front of srun"),
+    ("srun -N 1 torchrun --nproc_per_node=2 a.py", "# not taken, line 3: srun --nodes=1: of the step alone"),
+    ("srun torchrun --nnodes=1 --nproc_per_node=2 a.py", "# not taken, line 3: --nnodes 1: not the number of nodes"),
     ("cp a b", "# not taken, line 3: cp a b: no line of the script starts a program"),
     ("srun -l python a.py", "    label: true  # line 3"),
     ("#SBATCH --gpu-bind=closest\nsrun python a.py", 'srun_options:\n    gpu-bind: "closest"  # line 3'),
