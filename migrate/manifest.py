@@ -34,6 +34,8 @@ _NAMES_OF_RENDERED = """
 """
 _RENDERED = frozenset(_NAMES_OF_RENDERED.split())  # every manifest has them, or other code here reads them
 
+_OF_KUBELET = re.compile(r"\$(\$|\([^()]+\))")  # in a value, $$ is $ and $(NAME) another variable
+
 
 def read_manifests(texts: Mapping[str, str]) -> Draft:
     """Return the draft of the first training job in some manifests.  Raises SpecError if there is none."""
@@ -227,16 +229,17 @@ def _say_piece(draft: Draft, key: str, value: Any, where: str) -> None:
 
 def _say_variable(draft: Draft, entry: Node) -> bool:
     """Say a variable; return False if it takes its value from the pod."""
-    name, where = entry.text("name"), _lines_of(entry)
-    if name == "PET_NPROC_PER_NODE" and number(entry.text("value")):
-        draft.say("procs_per_node", number(entry.text("value")), where)
+    name, text, where = entry.text("name"), entry.text("value"), _lines_of(entry)
+    of_pod = entry.get("valueFrom") or any(one[1] != "$" for one in _OF_KUBELET.finditer(text))
+    if name == "PET_NPROC_PER_NODE" and number(text):
+        draft.say("procs_per_node", number(text), where)
     elif is_set_by_launcher(name):
         draft.lose(name, where)
-    elif names_secret(name) and entry.text("value"):
-        draft.say_secret(name, entry.text("value"), where)
-    elif not entry.get("valueFrom"):
-        draft.say(("env", name), entry.text("value"), where)
-    return is_set_by_launcher(name) or not entry.get("valueFrom")
+    elif names_secret(name) and text:
+        draft.say_secret(name, text, where)
+    elif not of_pod:
+        draft.say(("env", name), _OF_KUBELET.sub("$", text), where)
+    return is_set_by_launcher(name) or not of_pod or (names_secret(name) and bool(text))
 
 
 def _say_resources(draft: Draft, node: Node) -> dict[str, Any]:

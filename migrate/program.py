@@ -25,7 +25,8 @@ _MODULES_IF_ANY = re.compile(r"(?:module|ml)\s[^&|;]*(?:2>|&>)\s*/dev/null")
 _ARGUMENT = re.compile(r"\$(?:[1-9@*#]|\{[0-9@*#]+[^}]*\})")
 _IN_SHELL = re.compile("([\U000f0000-\U000fffff]|" r"\$\{[^}]*\}|\$\w+|\$\([^)]*\)|`[^`]*`|\$[@*#?!])")
 _VARIES = re.compile("[\U000f0000-\U000fffff~$]")
-_BY_KUBELET = re.compile("([\U000f0000-\U000fffff]|" r"\$\(\w+\))")
+_BY_KUBELET = re.compile("([\U000f0000-\U000fffff]|" r"\$\$|\$\(\w+\))")
+_BY_BOTH = re.compile("([\U000f0000-\U000fffff]|" r"\$\$(?:\$\$)?|\$\(\w+\))")  # torchrun reads $$ as $, too
 
 
 def say_processes(draft: Draft, script: Script, launch: Launch | None, tasks: int | None, where: str) -> None:
@@ -84,7 +85,7 @@ def _say_command(draft: Draft, script: Script, launch: Launch, where: str) -> se
     for flag in flags if launch.kind == "python" else ():
         draft.lose(f"python {flag}", where, "" if flag in ("-m", "-u") else "a flag of Python")
     asked, used = list[str](), set[str]()
-    both = [_word(draft, script, word, launch.inner, asked, used) for word in words]
+    both = [_word(draft, script, word, launch, asked, used) for word in words]
     plain = module + [raw for raw, _ in both if raw is not None]
     remarks = [f"not known: {', '.join(asked)}"] * bool(asked)
     if any(raw is None for raw, _ in both):
@@ -98,18 +99,21 @@ def _say_command(draft: Draft, script: Script, launch: Launch, where: str) -> se
 
 
 def _word(
-    draft: Draft, script: Script, word: Text, inner: bool, asked: list[str], used: set[str]
+    draft: Draft, script: Script, word: Text, launch: Launch, asked: list[str], used: set[str]
 ) -> tuple[str | None, str]:
     """Return a word as it is, None if a shell must replace something in it, and as that shell must read it."""
     value, text, needs_shell = word.value, "", False
     for secret, variable in draft.secrets.items():
         value = value.replace(secret, script.unknown(f"${{{variable or 1}}}"))
     by_kubelet = script.in_container and not script.shell  # no shell reads a container's words
-    parts = (_BY_KUBELET if by_kubelet else _IN_SHELL if inner else UNKNOWN).split(value)
+    kubelet = _BY_BOTH if launch.kind == "torchrun" else _BY_KUBELET
+    parts = (kubelet if by_kubelet else _IN_SHELL if launch.inner else UNKNOWN).split(value)
     for at, part in enumerate(parts):
         written = script.names.get(part, f"${{{part[2:-1]}}}" if by_kubelet else part)
         name = _VARIABLE.match(written)
-        if at % 2 == 0:
+        if by_kubelet and part.startswith("$$"):
+            parts[at] = part = "$"
+        if at % 2 == 0 or part == "$":
             text += shlex.quote(part) if part else ""
         elif _ARGUMENT.match(written) or (name and re.search(rf"\bfor\s+{name[1]}\s+in\b", script.text)):
             asked.append(written)

@@ -180,6 +180,9 @@ FIELDS = [
     ("", f"env: [{{name: HF_TOKEN, value: {SECRET}}}]", '- "HF_TOKEN"  # '),
     ("", "env: [{name: IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]", '"fieldPath": "status.podIP"'),
     ("", "env: [{name: PET_NPROC_PER_NODE, value: '2'}]", "procs_per_node: 2  # line 14"),
+    ("", "env: [{name: A, value: $$x$y}]", 'A: "$x$y"  # line 14'),
+    ("", "env: [{name: A, value: /d/$(HOSTNAME)}]", 'env: [{"name": "A", "value": "/d/$(HOSTNAME)"}]'),
+    ("", "args: [$$x, $$$$y]", 'command: ["a.py", "$x", "$y"]'),
     ("", "", "# not taken, line 15: resources.memory: 700GB"),
     ("", "", '"resources": {"requests": {"memory": "1Gi"}}'),
 ]
