@@ -144,7 +144,7 @@ def _say_key(draft: Draft, key: str, node: Node) -> bool:
     """Say or name a field that needs no thought; return False for any other."""
     value, count = _value_of(node), number(node.text())
     if key in _RENDERED:
-        draft.lose(f"{key} {node.text()}", _lines_of(node))
+        draft.lose(f"{key} {node.text()}", _lines_of(node), _why_not(draft, key, node))
     elif key == "backoffLimit" and count is not None:
         _say_limit(draft, count, _lines_of(node))
     elif key in _KEYS:
@@ -159,6 +159,15 @@ def _say_key(draft: Draft, key: str, node: Node) -> bool:
         else:
             draft.say(_KEYS[key], value, _lines_of(node))
     return key in _RENDERED or key in _KEYS
+
+
+def _why_not(draft: Draft, key: str, node: Node) -> str:
+    """Return why a field is not taken that every manifest has, but with another value; empty if nothing is lost."""
+    if key == "suspend" and node.text() == "true" and not draft.get("kubernetes.queue"):
+        return "without a queue of Kueue the job starts at once"
+    if key == "completions" and draft.target == "indexedjob" and number(node.text()) != draft.get("nodes"):
+        return "all pods of a job start together: as many as nodes"
+    return ""
 
 
 def _say_limit(draft: Draft, count: int, where: str) -> None:
