@@ -191,7 +191,8 @@ def _notes(job: Job) -> Iterator[str]:
 def pod_variables(plan: Plan) -> list[Variable]:
     """List the variables that are the same in all pods of a job."""
     ours = {name: value for name, value in pod_env(plan).items() if name not in plan.env}
-    return [*(Variable(name, value, "script") for name, value in ours.items()), *common_variables(plan)]
+    listed = [*(Variable(name, value, "script") for name, value in ours.items()), *common_variables(plan)]
+    return [*{one.name: one for one in (*listed, *pod_patch.variables(plan.job.kubernetes.pod))}.values()]
 
 
 def node_variables(plan: Plan, rank: Rank, master_addr: str, master_port: int, set_by: SetBy) -> list[Variable]:

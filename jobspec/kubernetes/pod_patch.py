@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
+from jobspec.environment import Variable
 from jobspec.problems import Finding, Path
 from jobspec.spec.job import Job
 from jobspec.spec.rules import Rule
@@ -64,6 +65,16 @@ def merge(spec: Mapping[str, Any], patch: Mapping[str, Any], container: str) -> 
     default = ours if spec["securityContext"].get("runAsNonRoot") else None  # `restricted` looks at each container
     kinds = {"containers", "initContainers"} & merged.keys()
     return {**merged, **{kind: [_secured(one, default) for one in merged[kind]] for kind in kinds}}
+
+
+def variables(patch: Mapping[str, Any]) -> Iterator[Variable]:
+    """Yield each variable that a patch sets in the container of the processes; in words where a pod gives its value."""
+    for entry in (entry for one in _list(patch, "containers") if one["name"] == NODE for entry in _list(one, "env")):
+        source = entry.get("valueFrom")
+        kind, of = next(iter(source.items())) if isinstance(source, Mapping) and source else ("", {})
+        words = f"<{of.get('fieldPath') or of.get('resource') or kind} of the pod>" if isinstance(of, Mapping) else ""
+        value = "<secret>" if kind == "secretKeyRef" else words if kind else entry.get("value") or ""
+        yield Variable(entry["name"], value, "spec")
 
 
 def _secured(container: Mapping[str, Any], default: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -173,6 +173,13 @@ def test_row_of_a_variable_says_who_sets_it_and_what_else(target: str, start: st
     assert row.split()[1:] == rest.split()
 
 
+def test_variables_of_kubernetes_pod_are_shown(spec: Path) -> None:
+    field = "{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}"
+    env = f"kubernetes.pod={{containers: [{{name: node, env: [{{name: HOME, value: /root}}, {field}]}}]}}"
+    seen = seen_by(explained("jobset", spec, env)[0], 0)
+    assert (seen["HOME"], seen["NODE_NAME"]) == ("/root", "<spec.nodeName of the pod>")
+
+
 def test_the_variables_that_sbatch_nodes_changes_say_so(spec: Path) -> None:
     (three, table), (four, _) = (explained("slurm", spec, f"nodes={nodes}") for nodes in (3, 4))
     changing = {name for name, value in seen_by(three, 0).items() if seen_by(four, 0)[name] != value}
