@@ -18,6 +18,8 @@ from jobspec.plan import Plan, Rank
 from jobspec.problems import Path, Problem, SpecError, option_place, printable
 from jobspec.reading.yaml_source import Source
 from jobspec.slurm.task import train_timeout
+from jobspec.spec.fields import quantity
+from jobspec.spec.files import workdir
 from jobspec.targets import Target, name_of, template
 
 _HEADS = {"rank": "RANK", "node": "NODE_RANK", "local_rank": "LOCAL_RANK"}
@@ -257,10 +259,13 @@ def _inside(explanation: Explanation) -> dict[str, str]:
     mounts = list[str]()
     for mount in job.mounts:
         # Where a spec gives both, Kubernetes mounts the volume, the others the folder.
-        volume = mount.volume and f"{mount.volume.replace('_', ' ')} {getattr(mount, mount.volume)}"
+        held = mount.scratch and quantity(mount.scratch)
+        volume = mount.volume and f"{mount.volume.replace('_', ' ')} {held or getattr(mount, mount.volume)}"
+        volume = volume and f"{mount.sub_path} of {volume}" if mount.sub_path else volume
         first, second = (volume, mount.folder) if _NEXT[name] is _BY_KUBECTL else (mount.folder, volume)
         mounts.append(f"{mount.path} from {first or second}{' (read only)' * mount.read_only}")
-    found = {"image": job.image, "working folder": job.workdir, "mounts": ", ".join(mounts)}
+    folder = job.workdir if name == "slurm" else workdir(job)
+    found = {"image": job.image, "working folder": folder, "mounts": ", ".join(mounts)}
     return {kind: printable(words) for kind, words in found.items() if words}
 
 
@@ -287,6 +292,9 @@ def _next(explanation: Explanation) -> Iterator[str]:
     logs = f" --max-log-requests={nodes}" * (nodes > 5) + f" -n {namespace}" * bool(namespace)  # kubectl follows five
     target = name_of(explanation.target)
     words = _NEXT[target]
+    if target == "slurm" and (log := explanation.plan.job.slurm.options.get("output")):  # then there is no other log
+        watch = f"squeue --me; the log is {printable(str(log))}".replace("{", "{{").replace("}", "}}")
+        words = (words[0], watch, words[2])
     rendered = f"render.py {target} FILE… "
     for verb, text in zip(("submit", "watch", "end"), words, strict=True):
         yield f"{verb}: {rendered * text.startswith(('|', '-o'))}{text.format(name, hosts, logs)}".rstrip()

@@ -150,6 +150,8 @@ def test_table_of_a_large_job_has_a_row_a_node_and_what_to_type_next(spec: Path)
         "2-3      1          0-1         cpu     <node 1>",
     ]
     assert table.endswith("\nwatch: squeue --me; once it runs, tail -F job-JOB-r*.log\nend: scancel JOB\n")
+    _, table = explained("slurm", spec, "slurm.options={output: '{%j}'}")
+    assert "\nwatch: squeue --me; the log is {%j}\n" in table
 
 
 @pytest.mark.parametrize(
@@ -208,7 +210,8 @@ command: [mine.py]
 image: team/train:1.0
 workdir: /app
 mounts:
-- {path: /data, source: /lustre/data, claim: data, read_only: true}
+- {path: /data, source: /lustre/data, claim: data, sub_path: a, read_only: true}
+- {path: /x, scratch: 2GiB}
 """
 
 
@@ -216,8 +219,8 @@ mounts:
     ("target", "mounts"),
     [
         ("slurm", None),
-        ("compose", "/data from /lustre/data (read only)"),
-        ("indexedjob", "/data from claim data (read only)"),
+        ("compose", "/data from /lustre/data/a (read only), /x from scratch 2Gi"),
+        ("indexedjob", "/data from a of claim data (read only), /x from scratch 2Gi"),
     ],
 )
 def test_what_a_container_shows_of_its_node_is_said(target: str, mounts: str | None, tmp_path: Path) -> None:
