@@ -157,7 +157,7 @@ def _say_around(draft: Draft, script: Script, launch: Launch, used: set[str]) ->
     lines = [(one, "setup" if id(one) in of_tasks else key) for one in kept]
     homes = {name: where for one, where in lines for name in one.assigned}
     for one in after:
-        is_call = launch.command.function and one.names == {launch.command.function}
+        is_call = bool(launch.command.function) and launch.command.function in one.names
         if is_call or in_pod or launch.inner or (one.names and one.names <= SHOWS):
             draft.lose(one.text, one.where, "follows the program, or only prints something")
         else:

@@ -71,7 +71,8 @@ def read_script(text: str, file: str) -> Draft:
 def _say_option(draft: Draft, section: str, name: str, value: str, where: str) -> None:
     key, convert = KEYS.get(name, ("", None))
     said = convert(value) if convert else None
-    if name in _RENDERED or (name, value) == ("export", "ALL"):
+    of_sbatch = (section, name) == ("slurm.options", "wait")  # until the job ends; srun's option is another
+    if (name in _RENDERED and not of_sbatch) or (name, value) == ("export", "ALL"):
         draft.lose(f"--{name}={value}".rstrip("="), where)
     elif said:
         draft.say(key, said, where, f"{value} in the script" if name == "job-name" and said != value else "")

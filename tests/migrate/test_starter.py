@@ -112,6 +112,8 @@ SAID = [
     ("timeout 23h srun python a.py", "# not taken, line 3: timeout 23h srun: stands in front of srun"),
     ("srun -N 1 torchrun --nproc_per_node=2 a.py", "# not taken, line 3: srun --nodes=1: of the step alone"),
     ("srun torchrun --nnodes=1 --nproc_per_node=2 a.py", "# not taken, line 3: --nnodes 1: not the number of nodes"),
+    ("#SBATCH --wait\nsrun python a.py", "    wait: true  # line 3"),
+    ("f() { srun python a.py $1; }\nf $(date)", "# not taken, line 4: f $(date): follows the program"),
     ("cp a b", "# not taken, line 3: cp a b: no line of the script starts a program"),
     ("srun -l python a.py", "    label: true  # line 3"),
     ("#SBATCH --gpu-bind=closest\nsrun python a.py", 'srun_options:\n    gpu-bind: "closest"  # line 3'),
