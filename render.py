@@ -279,7 +279,7 @@ def _lint(args: argparse.Namespace) -> tuple[str, int]:
     versions = Versions(args.slurm or Versions.slurm, args.torch or Versions.torch)
     found = lint(args.files, skipped, versions)
     args.notes += [f"skipped a file of a kind that lint does not know: {printable(file)}" for file in skipped]
-    args.notes += [] if found else ["no findings"]
+    args.notes += [] if found else ["no findings" + " in the other files" * bool(skipped)]
     return shown(found, args.format, list(rules.values())), exit_code(found, args.strict)
 
 

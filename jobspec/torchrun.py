@@ -9,13 +9,11 @@ SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Variable with the seconds between the SIGTERM that torchrun passes on and its SIGKILL."""
 
 
-def notes(plan: Plan) -> list[str]:
-    """Return the plan's notes, and that torchrun chooses the port itself where nobody else comes to it."""
-    alone = plan.job.nodes.max == 1 and plan.job.rendezvous.port != "auto"
-    return [
-        *plan.notes,
-        *(["Not used here: rendezvous.port; on one node torchrun takes a free port."] if alone else []),
-    ]
+def notes(plan: Plan, own_port: bool = True) -> list[str]:
+    """Return the plan's notes, and what torchrun does without on the only node; with own_port it chooses the port."""
+    given = plan.job.rendezvous.model_dump(exclude_defaults=True)
+    unused = [f"rendezvous.{key}" for key in given if plan.job.nodes.max == 1 and (own_port or key != "port")]
+    return [*plan.notes, *([f"Not used here: {', '.join(unused)}; one node meets no other."] if unused else [])]
 
 
 def flags(plan: Plan, max_restarts: int | None = None) -> list[str]:

@@ -102,7 +102,7 @@ def nnodes_are_not_the_nodes(manifest: Manifest) -> Iterator[Fault]:
 
 
 def nodes_never_meet(manifest: Manifest) -> Iterator[Fault]:
-    """Compare bare Pods, each with a rank of its own; the pods of one object are compared in nodes.py."""
+    """Compare bare Pods, each with its own rank; the pods of one object are compared in nodes.py."""
     found = []
     for container in (each for each in manifest.containers if each.document.text("kind") == "Pod"):
         told = {name: node for name, _, node in variables(container.node) if name not in container.script.assigned}

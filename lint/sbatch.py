@@ -52,7 +52,7 @@ class Directive:
 
 
 def directives(source: Source, locate: Callable[[int, int], Place]) -> Iterator[Directive]:
-    """Yield the options of all `#SBATCH` lines, in order, and those of misspelt ones above the first command."""
+    """Yield the options of all `#SBATCH` lines, in order, and of misspelt ones above the first command."""
     text, ignored, begin = source.text.value, "", 0
     for line in text.split("\n"):
         found = _LINE.match(line)

@@ -21,7 +21,7 @@ from jobspec.spec.fields import SecretName, quantity
 from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
 from jobspec.spec.shell import before
-from jobspec.torchrun import SHUTDOWN_TIMEOUT, pod_flags, shutdown_timeout_s
+from jobspec.torchrun import SHUTDOWN_TIMEOUT, notes, pod_flags, shutdown_timeout_s
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 """Label on every pod, with the job's name; anti-affinity and people select pods by it."""
@@ -91,7 +91,7 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
         setup = [f"cd {shlex.quote(workdir)}", *setup]
     return {
         "versions": f"{kubernetes.OLDEST} to {kubernetes.NEWEST}",
-        "notes": [*_notes(job), *plan.notes],
+        "notes": [*_notes(job), *notes(plan, own_port=False)],
         "labels": {**OUR_LABELS, INSTANCE_LABEL: job.name, **job.kubernetes.labels},
         "annotations": {**_ANNOTATIONS, **topology, **job.kubernetes.annotations},
         "patch": patch,
@@ -183,7 +183,7 @@ def _notes(job: Job) -> Iterator[str]:
     for kind, key in (("PersistentVolumeClaim", "claim"), ("ConfigMap", "config_map"), ("Secret", "secret")):
         if names := sorted({getattr(mount, key) for mount in job.mounts} - {None}):
             yield f"Needed beforehand: {kind} {', '.join(names)}{'' if key == 'claim' else ', mounted as files'}."
-    yield from files.in_read_only_mounts(job)
+    yield from files.in_read_only_mounts(job, files.listed(job))
     if any(mount.claim and not mount.read_only for mount in job.mounts) and job.nodes.max > 1:
         yield "Several nodes mount a claim and may write to it: its access mode must be ReadWriteMany."
 

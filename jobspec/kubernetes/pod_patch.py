@@ -106,7 +106,7 @@ def _merge(old: Any, new: Any, key: str) -> Any:
         if (at := next(same, None)) is None:
             result.append(element)
         else:
-            # A variable with a value of its own takes none from elsewhere as well.
+            # A variable has a value or takes one from elsewhere, never both.
             result[at] = element if key == "env" else _merge(result[at], element, "")
     return result
 

@@ -95,8 +95,8 @@ def problems(job: Job) -> Iterable[Finding]:
     yield from image_runs(job, f"slurm.runtime {runtime}", load(runtime).wrong_image, ("slurm", "runtime"))
     yield from _progress_in_containers(job)
     for number, mount in enumerate(job.mounts):
-        others = [other.path for other in job.mounts if other is not mount]
-        inside = any(PurePosixPath(mount.path).is_relative_to(path) for path in others)
+        others = [normal(other.path) for other in job.mounts if other is not mount]
+        inside = any(PurePosixPath(normal(mount.path)).is_relative_to(path) for path in others)
         if mount.empty and load(runtime).run is None and inside:
             message = f"mounts[{number}].path is inside another mount, where {runtime} cannot mount scratch"
             yield Finding(("mounts", number, "path"), message, "choose a path outside the other mounts")
@@ -107,11 +107,11 @@ def problems(job: Job) -> Iterable[Finding]:
 
 def _progress_in_containers(job: Job) -> Iterable[Finding]:
     progress = PurePosixPath((job.preemption and job.preemption.progress) or "/")
-    around = [mount for mount in job.mounts if progress.is_relative_to(mount.path)]
+    around = [mount for mount in job.mounts if progress.is_relative_to(normal(mount.path))]
     for mount in sorted(around, key=lambda mount: len(mount.path))[-1:]:
         if normal(mount.folder or "") != normal(mount.path):
             message = f"preemption.progress is looked up on the nodes, and {mount.path} is in the containers only"
-            on_node = PurePosixPath(mount.folder or "/PATH", progress.relative_to(mount.path))
+            on_node = PurePosixPath(mount.folder or "/PATH", progress.relative_to(normal(mount.path)))
             yield Finding(("preemption", "progress"), message, f"write {on_node}")
 
 

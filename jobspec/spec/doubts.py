@@ -49,8 +49,8 @@ def doubts(job: Job, node_is_hidden: bool = False, not_used: Container[str] = ()
             yield f"{first} does not travel with the job: the image or a mount has it, or pods need files: [{first}]"
     if job.max_restarts and job.train and job.train.checkpoint_dir is not None and job.train.resume == "never":
         yield "train.resume is never, so a restart finds checkpoints and refuses to run; write resume: auto"
-    if "preemption" in job.model_fields_set and job.preemption is None:
-        yield "preemption is empty, so the job is not requeued; preemption: {} takes the defaults"
+    if "preemption" in job.model_fields_set and job.preemption is None and "preemption" not in not_used:
+        yield "preemption is empty, as if it were not there; preemption: {} takes the defaults"
     if job.preemption and job.command and not job.preemption.progress:
         yield (
             "preemption is given, so command must save on SIGTERM and resume by itself. In Lightning: "
@@ -96,7 +96,7 @@ def _in_setup(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _lost_with_the_container(job: Job) -> Iterator[str]:
-    kept = [mount.path for mount in job.mounts if mount.source is not None or mount.claim is not None]
+    kept = [normal(mount.path) for mount in job.mounts if mount.source is not None or mount.claim is not None]
     for key in ("checkpoint_dir", "run_dir", "export"):
         path = getattr(job.train, key, None)
         if path is not None and job.workdir and not path.startswith("~"):

@@ -32,7 +32,9 @@ DnsName = Annotated[
 LabelKey = Annotated[
     str, matching(rf"(?![^/]{{254}})(?:{DNS}(?:\.{DNS})*/)?{_LABEL}", "a Kubernetes label key such as example.com/pool")
 ]
-_LABEL_VALUE = 'a Kubernetes label value such as a100 (at most 63 letters, digits, "-", "_", "."; at both ends no sign)'
+_LABEL_VALUE = (
+    'a Kubernetes label value such as a100 (at most 63 letters, digits, "-", "_", "."; a letter or digit at both ends)'
+)
 LabelValue = Annotated[str, matching(f"(?:{_LABEL})?", _LABEL_VALUE)]
 ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 EnvName = Annotated[str, matching(ENV_NAME, 'the name of a variable (letters, digits and "_", no digit first)')]

@@ -4,7 +4,7 @@ Paths are as in `command`: relative to the folder in which render.py is called, 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from jobspec.problems import Finding
@@ -31,10 +31,9 @@ def target(job: Job, file: str) -> str:
     return f"{(job.workdir or WORKDIR).rstrip('/')}/{file}"
 
 
-def in_read_only_mounts(job: Job) -> Iterator[str]:
-    """Yield what the files and mounts need that lie in a read-only mount, where no place can be made for them."""
-    paths = [normal(path) for path in (*(target(job, file) for file in listed(job)), *(m.path for m in job.mounts))]
-    for path in paths:
+def in_read_only_mounts(job: Job, files: Sequence[str]) -> Iterator[str]:
+    """Yield what these files, and mounts, need in a read-only mount, where no place can be made for them."""
+    for path in [normal(path) for path in (*(target(job, file) for file in files), *(m.path for m in job.mounts))]:
         around = [
             m for m in job.mounts if PurePosixPath(path).is_relative_to(normal(m.path)) and normal(m.path) != path
         ]
@@ -66,6 +65,8 @@ def files_are_here(job: Job) -> Iterator[Finding]:
         for file in files:
             if why := problem(file):
                 yield Finding(("files", number), f"files[{number}]: {file} is unusable: {why}", "put it in the image")
+            if (path := normal(target(job, file))) in [normal(mount.path) for mount in job.mounts]:
+                yield Finding(("files", number), f"files[{number}]: a mount is at {path}, too", "leave one of them out")
 
 
 def _matching(pattern: str) -> list[str]:

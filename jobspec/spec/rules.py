@@ -289,5 +289,5 @@ def mounts_have_one_source_and_one_place(job: Job) -> Iterator[Finding]:
             message = f"mounts[{number}] has both {volumes[0]} and {key}: only one can be mounted"
             yield Finding(("mounts", number, key), message, "leave one of them out; source can be given with either")
         if normal(mount.path) in [normal(earlier.path) for earlier in job.mounts[:number]]:
-            message = f"mounts[{number}].path: an earlier mount has the path {mount.path}, too"
+            message = f"mounts[{number}].path: an earlier mount has the path {normal(mount.path)}, too"
             yield Finding(("mounts", number, "path"), message)

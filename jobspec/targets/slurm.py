@@ -8,6 +8,7 @@ from jobspec.filters import sh
 from jobspec.plan import IN_CONTAINERS, Plan
 from jobspec.slurm import rules, task
 from jobspec.slurm.environment import REMARKS, environment, exports, of_the_program, passed
+from jobspec.spec import files
 from jobspec.spec.doubts import without_mounts
 from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
@@ -95,11 +96,15 @@ def _notes(job: Job) -> Iterator[str]:
     if slurm.launcher == "srun" and job.rendezvous.timeout and job.train is None:
         decides = "the command itself decides how long it waits for the other nodes"
         yield f"Not used here: rendezvous.timeout; slurm.launcher is srun, so {decides}."
-    if "error" in slurm.options and "output" not in slurm.options:
+    if slurm.runtime != "none":
+        yield from files.in_read_only_mounts(job, ())
+    if slurm.runtime == "pyxis" and "@" in (job.image or ""):
+        yield "An image with a digest needs enroot 4.0 or newer."
+    if "error" in slurm.options and "output" not in slurm.options and "error" not in slurm.srun_options:
         yield "slurm.options.error gets what this script says; all that the processes say is in the log below."
-    output = str(slurm.options.get("output", ""))
-    if "/" in output:
-        yield f"Create the folder of {output} first: without it Slurm ends the job and reports no error."
+    for log in (str(slurm.options.get(name, "")) for name in ("output", "error")):
+        if "/" in log:
+            yield f"Create the folder of {log} first: without it Slurm ends the job and reports no error."
     if slurm.launcher == "torchrun":
         processes = f"{job.procs_per_node} process{'es' * (job.procs_per_node > 1)}"
         yield f"One task per node: torchrun, which starts the {processes} of its node."

@@ -30,14 +30,14 @@ NOT_USED = {
     "preemption": "no scheduler preempts the job",
 }
 
-# Variables of the script for several nodes: those that a node sets after `env`, and those of the part before.
-_OF_A_NODE = "JOB_LOGS JOB_NODES address interface local_addr met missing node own parent port second started stat"
-_BEFORE = """
+# Variables of the script for several nodes: what a node sets after `env`, and what other shells set.
+_OF_A_NODE = "JOB_LOGS JOB_NODES address interface local_addr node own port started"
+_OF_OTHERS = """
     agent by code end_of_grace end_of_work ended failed failure file first folder grace host hosts last limit line logs
-    lost news number ready reason running script since status suspect text word work
+    lost met missing news number parent ready reason running script second since stat status suspect text word work
 """
 OF_A_NODE = frozenset(_OF_A_NODE.split())
-OF_SCRIPT = OF_A_NODE | frozenset(_BEFORE.split())
+OF_SCRIPT = OF_A_NODE | frozenset(_OF_OTHERS.split())
 
 
 @Rule

@@ -142,7 +142,19 @@ def test_a_key_changes_the_artifact_or_is_named_in_its_head_or_is_refused(
 @pytest.mark.parametrize(
     ("target", "settings", "said"),
     [
-        ("torchrun", {"nodes": 1, "rendezvous.port": 2000}, "rendezvous.port; on one node torchrun takes a free port."),
+        ("torchrun", {"nodes": 1, "rendezvous.port": 2000}, "rendezvous.port; one node meets no other."),
+        ("jobset", {"nodes": 1, "rendezvous": {"port": 2000, "timeout": "5m"}}, "here: rendezvous.timeout; one node"),
+        ("slurm", {"slurm": {"options": {"error": "e/e.log"}}}, "slurm.options.error gets what this script says;"),
+        ("slurm", {"slurm": {"options": {"error": "e/e.log"}}}, "Create the folder of e/e.log first"),
+        ("slurm", {"image": "a@sha256:0", "slurm": {"runtime": "pyxis"}}, "An image with a digest needs enroot 4.0"),
+        (
+            "slurm",
+            {
+                "slurm": {"runtime": "docker"},
+                "mounts": [{"source": "/a", "path": "/a", "read_only": True}, {"source": "/b", "path": "/a/b"}],
+            },
+            "Needed beforehand: /a/b in what is mounted at /a, as this mount is read-only.",
+        ),
         ("compose", {"mounts": [{"scratch": "1GiB", "path": "/d"}]}, "the size of scratch; nothing limits it."),
         (
             "slurm",

@@ -164,31 +164,20 @@ def test_every_typed_key_refuses_another_type_and_nan_and_names_its_flag(key: st
         from_argv([f"{flag(key)}=nan"])
 
 
+_OUT_OF_RANGE = f"""
+    --epochs=0 --batch-size=0 --batch-size=2.5 --accumulate=0 --lr=0 --lr=-1 --momentum=1 --clip-norm=0 --seed=-1
+    --seed={2**32} --lr-gamma=1.1 --keep-checkpoints=0 --checkpoint-every=-1 --rendezvous-timeout-s=inf
+    --rendezvous-timeout-s=1e15 --collective-timeout-s=1e15 --batch-size={10**18} --workers={10**9} --lr=1e39
+    --weight-decay=1e300
+"""
+
+
 @pytest.mark.parametrize(
     "argument",
     [
-        "--epochs=0",
-        "--batch-size=0",
-        "--batch-size=2.5",
-        "--accumulate=0",
-        "--lr=0",
-        "--lr=-1",
-        "--momentum=1",
-        "--clip-norm=0",
-        "--seed=-1",
-        f"--seed={2**32}",
-        "--lr-gamma=1.1",
-        "--keep-checkpoints=0",
-        "--checkpoint-every=-1",
-        "--rendezvous-timeout-s=inf",
-        "--rendezvous-timeout-s=1e15",
-        "--collective-timeout-s=1e15",
+        *_OUT_OF_RANGE.split(),
         pytest.param(f"--epochs={10**400}", id="epochs above every float"),
         pytest.param(f"--warmup-steps={10**400}", id="warmup-steps above every float"),
-        f"--batch-size={10**18}",
-        f"--workers={10**9}",
-        "--lr=1e39",
-        "--weight-decay=1e300",
         pytest.param("--profile=2:" + "9" * 5000, id="profile too long for int"),
         pytest.param("--profile-ranks=" + "9" * 5000, id="profile-ranks too long for int"),
     ],

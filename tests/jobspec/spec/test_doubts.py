@@ -86,7 +86,7 @@ def test_a_script_that_lies_here_and_does_not_travel_to_the_pods_is_named(
 
 def test_an_empty_preemption_is_doubted(notes_of: NotesOf, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(f"{TWO_NODES}preemption:\n")
-    assert notes_of("slurm") == ["preemption is empty, so the job is not requeued; preemption: {} takes the defaults"]
+    assert notes_of("slurm") == ["preemption is empty, as if it were not there; preemption: {} takes the defaults"]
 
 
 @pytest.mark.parametrize(

@@ -19,15 +19,8 @@ pytestmark = pytest.mark.timeout(600)  # up to five starts of two processes, als
 _TIMEOUT_S = 250.0
 
 # Dropout and momentum: both would show a random state or an optimizer that was not restored.
-_SETTINGS = [
-    "--model=mnist_cnn",
-    "--dataset=mnist",
-    "--optimizer=sgd",
-    "--momentum=0.9",
-    "--batch-size=100",
-    "--epochs=2",
-    "--log-every=2",
-]
+_SETTINGS = ["--model=mnist_cnn", "--dataset=mnist", "--optimizer=sgd", "--momentum=0.9"]
+_SETTINGS += ["--batch-size=100", "--epochs=2", "--log-every=2"]
 _STEPS = 60  # an epoch; a second or more, so that it can be stopped in the middle
 _STOPPED = 143
 
