@@ -22,11 +22,11 @@ COMPILERS = re.compile(
 CACHES = (
     "var/lib/apt/lists/",
     "var/cache/apt/",
+    "var/log/apt/",
     "root/.cache/",
     "home/train/.cache/",
     "tmp/",
     "var/tmp/",
-    "var/log/apt/",
 )
 
 

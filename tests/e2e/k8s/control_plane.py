@@ -13,18 +13,11 @@ PORT = 6443
 # The API server's variables in every pod; no proxy stands before it, so it is named by its own address.
 SERVER = {"KUBERNETES_SERVICE_HOST": GATEWAY, "KUBERNETES_SERVICE_PORT": str(PORT)}
 _TOKEN = "administrator"  # reachable from the pods' network only, which ends with this process
-_CONTROLLERS = (
-    "deployment-controller",
-    "endpointslice-controller",
-    "garbage-collector-controller",
-    "job-controller",
-    "namespace-controller",
-    "persistentvolumeclaim-protection-controller",
-    "replicaset-controller",
-    "root-ca-certificate-publisher-controller",
-    "serviceaccount-controller",
-    "ttl-after-finished-controller",
-)
+_CONTROLLERS = """
+    deployment-controller endpointslice-controller garbage-collector-controller job-controller namespace-controller
+    persistentvolumeclaim-protection-controller replicaset-controller root-ca-certificate-publisher-controller
+    serviceaccount-controller ttl-after-finished-controller
+"""
 _WAIT_S = 240.0
 
 
@@ -70,7 +63,7 @@ class ControlPlane:
             self._run(
                 "kube-controller-manager",
                 *(f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", "--secure-port=0"),
-                *(f"--controllers={','.join(_CONTROLLERS)}", "--service-account-private-key-file=accounts.key"),
+                *(f"--controllers={','.join(_CONTROLLERS.split())}", "--service-account-private-key-file=accounts.key"),
                 *("--root-ca-file=certificates/apiserver.crt", "--kube-api-qps=100", "--kube-api-burst=200"),
             )
 
