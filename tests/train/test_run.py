@@ -257,6 +257,9 @@ def _misused(what: str, folder: Path) -> str:
                 if what == "uncut":
                     batch = [*batch, torch.ones(9, 9)]
                 run.step((lambda b: model(b[0])) if what == "no mean" else loss, batch, optimizer)
+            if what == "no values":
+                assert run.evaluate(lambda b: {"two": 2.0, "three": (6.0, 2)}, dataset, 4) == {"two": 2, "three": 3}
+                run.evaluate(lambda b: {"error": model(b[0]) - b[1]}, dataset, 4)
             if what == "other data":
                 for _ in run.batches(TensorDataset(torch.ones(3, 3)), 4):
                     pass
@@ -271,6 +274,7 @@ def _misused(what: str, folder: Path) -> str:
         ("outside", "run.step() belongs into a loop over run.batches()"),
         ("unwrapped", "2 of 2 parameters of the optimizer belong to no model that run.wrap() has returned"),
         ("no mean", "returned a tensor of shape (4, 2) for 4 samples: return the mean"),
+        ("no values", "run.evaluate() returned a tensor of shape (4, 2) for 4 samples: return the mean"),
         ("uncut", "a batch of 4 samples holds a tensor of shape (9, 9), which cannot be cut"),
         ("restore", "checkpoint_dir is given, but run.restore() has not said"),
         ("other data", "run.batches(): num_samples was 11 and is 3, but a run counts the steps of one training set"),

@@ -18,7 +18,7 @@ from train.collectives.agreement import StopAgreement, Stopped
 from train.collectives.broadcast import broadcast_from_rank_0
 from train.data.batches import pieces
 from train.data.shard import share
-from train.errors import SharedError
+from train.errors import SharedError, UserError
 from train.loop.halving_step import is_out_of_memory
 from train.loop.step import StepResult
 from train.records.observer import StepRecord
@@ -231,5 +231,11 @@ def _sum_and_weight(value: Any, size: int) -> tuple[Tensor, int | Tensor]:
     """
     if isinstance(value, tuple):
         total, weight = value
-        return total.double() * bool(size), weight * bool(size)
-    return (value.double()[:size].sum() if value.ndim else value.double() * size), size
+        return torch.as_tensor(total, dtype=torch.float64) * bool(size), weight * bool(size)
+    values = torch.as_tensor(value, dtype=torch.float64)
+    if values.ndim > 1 or (values.ndim and size not in (len(values), 0)):
+        raise UserError(
+            f"the function of run.evaluate() returned a tensor of shape {tuple(values.shape)} for {size} samples: "
+            "return the mean over the samples, or the value of each, or (sum, weight)"
+        )
+    return (values[:size].sum() if values.ndim else values * size), size
