@@ -247,11 +247,13 @@ def test_a_batch_that_is_left_by_break_is_not_counted(tmp_path: Path) -> None:
 def _misused(what: str, folder: Path) -> str:
     run, model, optimizer, dataset = _regression(**({"checkpoint_dir": folder} if what == "restore" else {}))
     loss = lambda b: F.mse_loss(model(b[0]), b[1])  # noqa: E731
+    if what == "cut":
+        loss = lambda b: F.mse_loss(run.gather(model(b[0])), run.gather(b[1]))  # noqa: E731
     try:
         if what == "outside":
             run.step(loss, (torch.ones(1, 3), torch.ones(1, 2)), optimizer)
         for _ in run.epochs(1):
-            for batch in run.batches(dataset, 4, micro_batches=2 if what == "uncut" else 1):
+            for batch in run.batches(dataset, 4, micro_batches=2 if "cut" in what else 1):
                 if what == "unwrapped":
                     optimizer = torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.1)
                 if what == "uncut":
@@ -275,6 +277,7 @@ def _misused(what: str, folder: Path) -> str:
         ("unwrapped", "2 of 2 parameters of the optimizer belong to no model that run.wrap() has returned"),
         ("no mean", "returned a tensor of shape (4, 2) for 4 samples: return the mean"),
         ("no values", "run.evaluate() returned a tensor of shape (4, 2) for 4 samples: return the mean"),
+        ("cut", "run.gather() needs the whole batch, and run.step() cuts it here: give it split=False"),
         ("uncut", "a batch of 4 samples holds a tensor of shape (9, 9), which cannot be cut"),
         ("restore", "checkpoint_dir is given, but run.restore() has not said"),
         ("other data", "run.batches(): num_samples was 11 and is 3, but a run counts the steps of one training set"),

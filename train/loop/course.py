@@ -44,6 +44,7 @@ class StepInLoop:
 
     batch: Any = None
     is_running: bool = False
+    splits: bool = False  # in a step that may cut the batch
     losses: StepResult | None = None
     result: StepResult | None = None
     lr: float = 0.0

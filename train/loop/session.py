@@ -179,8 +179,10 @@ class Session(Course):
         ...     break
         """
         position = self._in_loop("step")
+        self._step.splits = split
         with self._saved_if_not_finite():
             result = self.engine.run(Work(batch, optimizer, position, function, clip_norm, split))
+        self._step.splits = False
         self._step.note(result, optimizer)
         return result
 
@@ -227,6 +229,8 @@ class Session(Course):
         if self.config.logical_world:
             raise UserError("run.gather() cannot be used with logical_world, which computes slice by slice")
         parts = self._in_loop("gather").parts()
+        if self._step.splits and (self.engine.micro_batches > 1 or self.config.on_oom == "halve"):
+            raise UserError("run.gather() needs the whole batch, and run.step() cuts it here: give it split=False")
         sizes = [sum(len(share(part, rank, self.world_size)) for part in parts) for rank in range(self.world_size)]
         return gather(rows[: sizes[self.rank]], sizes, self.context.group)
 
