@@ -46,16 +46,34 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
-        """Replace each BatchNorm, torch.nn.SyncBatchNorm too, by one with the same parameters, buffers and names."""
-        if isinstance(module, _BatchNorm) and not isinstance(module, cls):
-            options = (module.eps, module.momentum, module.affine, module.track_running_stats)
-            twin = cls(module.num_features, *options, device="meta")
-            twin._parameters, twin._buffers = module._parameters, module._buffers
-            twin.training, twin.process_group = module.training, process_group
-            return twin
-        for name, child in module.named_children():
-            module.add_module(name, cls.convert_sync_batchnorm(child, process_group))
-        return module
+        """Replace each BatchNorm, torch.nn.SyncBatchNorm too, by one of the same parameters, buffers, hooks, names.
+
+        Raises UserError for a class derived from BatchNorm that has a forward of its own.
+        """
+        twins: dict[nn.Module | None, nn.Module] = {
+            part: cls._twin(name, part, process_group)
+            for name, part in module.named_modules()
+            if isinstance(part, _BatchNorm) and not isinstance(part, cls)
+        }
+        for parent in [*module.modules()]:
+            for name, child in [*parent._modules.items()]:  # a layer may have several names
+                if child in twins:
+                    parent.add_module(name, twins[child])
+        return twins.get(module, module)
+
+    @classmethod
+    def _twin(cls, name: str, norm: _BatchNorm, process_group: dist.ProcessGroup | None) -> nn.Module:
+        if not isinstance(norm, nn.SyncBatchNorm) and type(norm).forward is not _BatchNorm.forward:
+            raise UserError(
+                f"{name or 'the model'} is a {type(norm).__name__}, whose own forward would be lost in synchronised "
+                "BatchNorm: put what it adds into a module of its own, or give --no-sync-batchnorm"
+            )
+        options = (norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+        twin = cls(norm.num_features, *options, device="meta")
+        twin.__dict__ |= {key: held for key, held in vars(norm).items() if "_hooks" in key}
+        twin._parameters, twin._buffers = norm._parameters, norm._buffers
+        twin.training, twin.process_group = norm.training, process_group
+        return twin
 
     def forward(self, input: Tensor) -> Tensor:
         if input.dim() < 2:

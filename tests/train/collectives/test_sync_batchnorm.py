@@ -265,3 +265,18 @@ def test_conversion_keeps_names_parameters_and_buffers() -> None:
     assert all(after[name] is before[name] for name in before)
     assert has_sync_batchnorm(converted)
     assert sum(isinstance(part, SyncBatchNorm) for part in converted.modules()) == 2
+
+
+class _Activated(nn.BatchNorm1d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).relu()
+
+
+def test_conversion_keeps_hooks_and_second_names_and_refuses_a_forward_that_it_would_lose() -> None:
+    norm = nn.BatchNorm1d(3)
+    norm.register_forward_hook(lambda module, inputs, output: output + 5)
+    first, second = SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(norm, norm)).eval()._modules.values()
+    assert first is second and isinstance(first, SyncBatchNorm)
+    assert first(torch.zeros(2, 3)).mean() == 5
+    with pytest.raises(UserError, match="1 is a _Activated, whose own forward would be lost"):
+        SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(3, 3), _Activated(3)))
