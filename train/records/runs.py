@@ -20,9 +20,9 @@ _APART = (1e-4, 0.01)
 
 @dataclass
 class RunRecords:
-    """The records of one run.  If a resumed run repeated a step, only the step's last record counts.
+    """The records of one run.  Where a start repeats steps, or begins anew, only what it records counts from there on.
 
-    starts: one for each time the run was started.  end: the `end` record, None if the run has not reached its end.
+    starts: those that have recorded a step.  end: the `end` record, None if the run has not reached its end.
     """
 
     name: str
@@ -68,6 +68,7 @@ def _read(folder: Path, name: str, problems: list[str]) -> RunRecords:
         problems.append(f"cannot read {file}: {error.strerror}. Give the folder that was the --run-dir of a run")
         return run
     why_empty = "the run ended before --log-every steps, or has just begun"
+    start: Record | None = None  # until its first step: one that only evaluates changes nothing
     for line in lines:
         try:
             record = json.loads(line)
@@ -75,9 +76,11 @@ def _read(folder: Path, name: str, problems: list[str]) -> RunRecords:
         except (ValueError, AttributeError):
             continue  # the last line of a run that was killed while it wrote, or another program's file
         if event == "start":
-            run.starts.append(record)
-            run.end = None
+            start = record
         elif event == "step":
+            if start is not None:
+                _go_on_from(record["step"], start, run)
+                start = None
             run.steps[record["step"]] = record
         elif event == "epoch":
             run.epochs[record["epoch"]] = record
@@ -88,6 +91,13 @@ def _read(folder: Path, name: str, problems: list[str]) -> RunRecords:
     if not run.steps:
         problems.append(f"{file} holds no step: {why_empty}")
     return run
+
+
+def _go_on_from(step: int, start: Record, run: RunRecords) -> None:
+    run.starts.append(start)
+    run.end = None
+    run.steps = {number: record for number, record in run.steps.items() if number < step}
+    run.epochs = {number: record for number, record in run.epochs.items() if record["step"] < step}
 
 
 def difference(first: RunRecords, second: RunRecords) -> str:

@@ -100,6 +100,19 @@ def test_a_torn_last_line_is_left_out(runs: Path, tmp_path: Path, capsys: pytest
     assert "the final weights are identical" in lines
 
 
+def test_a_new_run_in_an_old_folder_replaces_its_records_and_an_evaluation_does_not(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = [(runs / name / "metrics.jsonl").read_text() for name in ("other", "short")]
+    (tmp_path / "metrics.jsonl").write_text("".join(parts) + '{"event": "start", "config": {"lr": 7}}\n')
+    _, lines, _ = _said(capsys, "--diff", tmp_path, runs / "short", "--out", tmp_path)
+    assert lines[1:3] == [
+        "settings, versions and number of processes are the same",
+        "all 8 losses recorded in both are the same numbers",
+    ]
+    assert lines[-2] == "the final weights are identical"
+
+
 def test_run_that_had_ended_before_it_was_resumed_is_named_as_such(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
