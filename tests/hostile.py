@@ -18,6 +18,8 @@ Spec = dict[str, Any]
 CANARY = "pwned"
 """A file of this name is there as soon as anything in a spec has been executed."""
 
+_DOLLARS = "$A ${A} ${A:?} $(A) $$(A) $$ $$$ $local_rank ${local_rank} $é"
+_MARKS = "%j %% -- --help --export=ALL !! *a << [a]"
 # What shells, YAML, Jinja, sbatch, kubelet, compose and container runtimes each take for something else.
 _INLINE = [
     *"$'\"\\ #%,=:-!|>@~*?;é🎉",
@@ -28,37 +30,20 @@ _INLINE = [
     "&touch pwned&",
     "|touch pwned|",
     "<(touch pwned)",
-    "$A",
-    "${A}",
-    "${A:?}",
-    "$(A)",
-    "$$(A)",
-    "$$",
-    "$$$",
-    "$local_rank",
-    "${local_rank}",
-    "$é",
+    *_DOLLARS.split(),
     "\\'",
     '\\"',
     "\\\\",
     "  ",
     " # ",
-    "%j",
-    "%%",
+    *_MARKS.split(),
     ": ",
-    "--",
-    "--help",
-    "--export=ALL",
-    "!!",
     "!!python/object/apply:os.system [touch pwned]",
     "&a ",
-    "*a",
-    "<<",
     "{{ 7*7 }}",
     "{% raw %}",
     "{# #}",
     "{a: b}",
-    "[a]",
     "- a",
     "? a",
     *["null", "no", "1e3", "012", "0x1F", "12:30:00", "2026-01-01", "[!a]", "~root", "()", "漢字"],

@@ -49,15 +49,10 @@ def test_no_command_prints_the_value_of_a_secret(
 @pytest.mark.parametrize(
     "wrong",
     [
-        f"secrets=[WANDB_API_KEY={VALUE}]",
-        f"secrets=[WANDB_API_KEY={VALUE}",
-        f"secrets.0=WANDB_API_KEY={VALUE}",
-        f"secrets[0]=WANDB_API_KEY={VALUE}",
-        f"secrets.WANDB_API_KEY={VALUE}",
+        *(f"{key}WANDB_API_KEY={VALUE}" for key in ("secrets.0=", "secrets[0]=", "secrets.", "secrets=[")),
+        *(f"{key}=[WANDB_API_KEY={VALUE}]" for key in ("secrets", "secret")),
+        *(f"{key}={VALUE}" for key in ("secrets", "env.HF_TOKEN")),
         f"secrets={{WANDB_API_KEY: {VALUE}}}",
-        f"secrets={VALUE}",
-        f"env.HF_TOKEN={VALUE}",
-        f"secret=[WANDB_API_KEY={VALUE}]",
     ],
 )
 @pytest.mark.parametrize("arguments", [[], ["--format", "json"]])

@@ -12,14 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 # Where an engine keeps things if nobody tells it otherwise.
-_FOLDERS = (
-    "/etc/docker",
-    "/run/containerd",
-    "/run/docker",
-    "/run/docker.sock",
-    "/var/lib/containerd",
-    "/var/lib/docker",
-)
+_CONTAINERD = ("/run/containerd", "/var/lib/containerd")
+_FOLDERS = ("/etc/docker", "/run/docker", "/run/docker.sock", "/var/lib/docker", *_CONTAINERD)
 _NAMESPACES = ("net", "mnt", "pid")
 
 
