@@ -18,7 +18,7 @@ Spec = dict[str, Any]
 CANARY = "pwned"
 """A file of this name is there as soon as anything in a spec has been executed."""
 
-_DOLLARS = "$A ${A} ${A:?} $(A) $$(A) $$ $$$ $local_rank ${local_rank} $é"
+_VARIABLES = "$A ${A} ${A:?} $(A) $$(A) $$ $$$ $local_rank ${local_rank} $é"
 _MARKS = "%j %% -- --help --export=ALL !! *a << [a]"
 # What shells, YAML, Jinja, sbatch, kubelet, compose and container runtimes each take for something else.
 _INLINE = [
@@ -30,7 +30,7 @@ _INLINE = [
     "&touch pwned&",
     "|touch pwned|",
     "<(touch pwned)",
-    *_DOLLARS.split(),
+    *_VARIABLES.split(),
     "\\'",
     '\\"',
     "\\\\",
