@@ -114,9 +114,13 @@ class Run(Session):
         if hasattr(self, "engine"):
             self.failed(error)
         if isinstance(error, UserError):
-            # The names of settings, as they are written here.
-            words = re.sub(r"--(no-)?([a-z][a-z-]+)", lambda flag: flag[2].replace("-", "_"), str(error))
-            error = type(error)(words).with_traceback(error.__traceback__)
+            error = type(error)(in_settings(str(error))).with_traceback(error.__traceback__)
         report(error)
         sys.stdout.flush()
         os._exit(1)
+
+
+def in_settings(text: str) -> str:
+    """Return a text about flags with the settings as they are written in Run(…): sync_batchnorm=False for the flag."""
+    off = {None: "", "no-": "=False"}
+    return re.sub(r"--(no-)?([a-z][a-z-]+)", lambda flag: flag[2].replace("-", "_") + off[flag[1]], text)

@@ -24,7 +24,7 @@ from tests.cli import records, start_ranks
 from tests.ranks import launched
 from train.data.shard import epoch_order
 from train.records import progress
-from train.run import Run
+from train.run import Run, in_settings
 
 pytestmark = pytest.mark.timeout(300)
 _SCRIPTS = Path(__file__).parents[2] / "jobs" / "scripts"
@@ -298,6 +298,12 @@ def test_wrong_settings_are_refused_by_name() -> None:
     unknown, classifier = launched(2, _wrong_setting)
     assert 'precison: unknown key; did you mean "precision"?' in unknown
     assert "lr: only `python -m train` has this setting" in classifier
+
+
+def test_advice_about_flags_is_given_in_settings() -> None:
+    assert (
+        in_settings("add --no-sync-batchnorm, or leave out --on-oom") == "add sync_batchnorm=False, or leave out on_oom"
+    )
 
 
 def _examples() -> list[str]:
