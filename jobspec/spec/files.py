@@ -33,11 +33,10 @@ def target(job: Job, file: str) -> str:
 
 def in_read_only_mounts(job: Job, files: Sequence[str]) -> Iterator[str]:
     """Yield what these files, and mounts, need in a read-only mount, where no place can be made for them."""
-    for path in [normal(path) for path in (*(target(job, file) for file in files), *(m.path for m in job.mounts))]:
-        around = [
-            m for m in job.mounts if PurePosixPath(path).is_relative_to(normal(m.path)) and normal(m.path) != path
-        ]
-        mount = max(around, key=lambda mount: len(normal(mount.path)), default=None)
+    mounts = {normal(mount.path): mount for mount in job.mounts}
+    for path in (*(normal(target(job, file)) for file in files), *mounts):
+        around = [above for above in mounts if above != path and PurePosixPath(path).is_relative_to(above)]
+        mount = mounts.get(max(around, key=len, default=""))
         if mount and (mount.read_only or mount.config_map or mount.secret):
             yield f"Needed beforehand: {path} in what is mounted at {mount.path}, as this mount is read-only."
 

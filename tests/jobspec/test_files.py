@@ -113,6 +113,7 @@ def test_a_program_stays_one(folder: Path) -> None:
         ("{claim: a, path: /a, read_only: true}, {claim: b, path: /a/b/}", ["/a/b"]),
         ("{claim: a, path: /a, read_only: true}, {claim: b, path: /a/b}, {claim: c, path: /a/b/c}", ["/a/b"]),
         ("{claim: a, path: /a, read_only: true}, {claim: b, path: /code}", []),
+        ("{secret: a, source: /a, path: //code}", ["/code/with blank.txt"]),
     ],
 )
 @pytest.mark.parametrize("target", ["jobset", "compose"])

@@ -139,6 +139,9 @@ def test_a_key_changes_the_artifact_or_is_named_in_its_head_or_is_refused(
         assert f"{section if is_refused_whole else key} is given, but target {name} does not use it" in after
 
 
+_NESTED = [{"source": "/a", "path": "/a", "read_only": True}, {"source": "/b", "path": "/a/b"}]
+
+
 @pytest.mark.parametrize(
     ("target", "settings", "said"),
     [
@@ -147,14 +150,7 @@ def test_a_key_changes_the_artifact_or_is_named_in_its_head_or_is_refused(
         ("slurm", {"slurm": {"options": {"error": "e/e.log"}}}, "slurm.options.error gets what this script says;"),
         ("slurm", {"slurm": {"options": {"error": "e/e.log"}}}, "Create the folder of e/e.log first"),
         ("slurm", {"image": "a@sha256:0", "slurm": {"runtime": "pyxis"}}, "An image with a digest needs enroot 4.0"),
-        (
-            "slurm",
-            {
-                "slurm": {"runtime": "docker"},
-                "mounts": [{"source": "/a", "path": "/a", "read_only": True}, {"source": "/b", "path": "/a/b"}],
-            },
-            "Needed beforehand: /a/b in what is mounted at /a, as this mount is read-only.",
-        ),
+        ("slurm", {"slurm": {"runtime": "docker"}, "mounts": _NESTED}, "Needed beforehand: /a/b in what is mounted at"),
         ("compose", {"mounts": [{"scratch": "1GiB", "path": "/d"}]}, "the size of scratch; nothing limits it."),
         (
             "slurm",

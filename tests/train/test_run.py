@@ -277,7 +277,7 @@ def _misused(what: str, folder: Path) -> str:
         ("unwrapped", "2 of 2 parameters of the optimizer belong to no model that run.wrap() has returned"),
         ("no mean", "returned a tensor of shape (4, 2) for 4 samples: return the mean"),
         ("no values", "run.evaluate() returned a tensor of shape (4, 2) for 4 samples: return the mean"),
-        ("cut", "run.gather() needs the whole batch, and run.step() cuts it here: give it split=False"),
+        ("cut", "run.gather() needs the whole batch, and run.step() cuts it: give it split=False"),
         ("uncut", "a batch of 4 samples holds a tensor of shape (9, 9), which cannot be cut"),
         ("restore", "checkpoint_dir is given, but run.restore() has not said"),
         ("other data", "run.batches(): num_samples was 11 and is 3, but a run counts the steps of one training set"),
@@ -301,9 +301,7 @@ def test_wrong_settings_are_refused_by_name() -> None:
 
 
 def test_advice_about_flags_is_given_in_settings() -> None:
-    assert (
-        in_settings("add --no-sync-batchnorm, or leave out --on-oom") == "add sync_batchnorm=False, or leave out on_oom"
-    )
+    assert in_settings("add --no-sync-batchnorm, not --on-oom") == "add sync_batchnorm=False, not on_oom"
 
 
 def _examples() -> list[str]:

@@ -48,7 +48,7 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
         """Replace each BatchNorm, torch.nn.SyncBatchNorm too, by one of the same parameters, buffers, hooks, names.
 
-        Raises UserError for a class derived from BatchNorm that has a forward of its own.
+        Raises UserError for a class derived from BatchNorm with another forward.
         """
         twins: dict[nn.Module | None, nn.Module] = {
             part: cls._twin(name, part, process_group)
@@ -66,7 +66,7 @@ class SyncBatchNorm(_BatchNorm):
         if not isinstance(norm, nn.SyncBatchNorm) and type(norm).forward is not _BatchNorm.forward:
             raise UserError(
                 f"{name or 'the model'} is a {type(norm).__name__}, whose own forward would be lost in synchronised "
-                "BatchNorm: put what it adds into a module of its own, or give --no-sync-batchnorm"
+                "BatchNorm: put what it adds into another module, or give --no-sync-batchnorm"
             )
         options = (norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
         twin = cls(norm.num_features, *options, device="meta")

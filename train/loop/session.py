@@ -230,7 +230,9 @@ class Session(Course):
             raise UserError("run.gather() cannot be used with logical_world, which computes slice by slice")
         parts = self._in_loop("gather").parts()
         if self._step.splits and (self.engine.micro_batches > 1 or self.config.on_oom == "halve"):
-            raise UserError("run.gather() needs the whole batch, and run.step() cuts it here: give it split=False")
+            raise UserError(
+                "run.gather() needs the whole batch, and run.step() cuts it: give it split=False, without on_oom"
+            )
         sizes = [sum(len(share(part, rank, self.world_size)) for part in parts) for rank in range(self.world_size)]
         return gather(rows[: sizes[self.rank]], sizes, self.context.group)
 
