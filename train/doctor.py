@@ -79,7 +79,7 @@ def examine(world: World, options: argparse.Namespace) -> list[str]:
 
     def prefixed(store: dist.Store) -> dist.Store:
         """Return the store with keys that no other program and no earlier attempt has used."""
-        return dist.PrefixStore(f"doctor-{world.attempt}", store)
+        return dist.PrefixStore(f"doctor-{world.store_attempt}", store)
 
     store = prefixed(server)
     own = card.own_card(world, options.device, gloo_address)

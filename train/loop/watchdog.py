@@ -86,7 +86,7 @@ class Watchdog(Observer):
         before, told = dict[int, Any](), False
         with suppress(OSError, RuntimeError):  # the store is gone: the main thread says why
             world = replace(self._world, store_is_served=True)
-            store = dist.PrefixStore(f"alive-{world.attempt}", connect_to_store(world, timedelta(seconds=60)))
+            store = dist.PrefixStore(f"alive-{world.store_attempt}", connect_to_store(world, timedelta(seconds=60)))
             # At once, or others would wait for the key of a rank that stops now.
             store.set(str(world.rank), json.dumps(self._state()))
             while not self._stopped.wait(_BEAT_S):

@@ -25,7 +25,9 @@ class World:
 
     `launcher` says who set the environment: torchrun, procs (`python -m train --procs`), slurm (one task
     per process), pytorchjob (a pod without torchrun), environment (set by hand) or none (one process).
-    `store_is_served` is true if the launcher already listens on master_port; otherwise rank 0 has to.
+    `store_is_served` is true if the launcher already listens on master_port; otherwise rank 0 has to.  A store that is
+    served outlives attempts, whose keys are kept apart by `store_attempt`; it is 0 for a store of one attempt, because
+    torchrun counts an attempt on the nodes only where a process has failed.
     """
 
     rank: int = 0
@@ -38,6 +40,7 @@ class World:
     launcher: str = "none"
     store_is_served: bool = False
     attempt: int = 0
+    store_attempt: int = 0
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> World:
@@ -63,6 +66,8 @@ class World:
         rank, world_size, local_rank, master_port = _numbers(
             environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", also=("MASTER_ADDR",)
         )
+        attempt = _number(environ, "TORCHELASTIC_RESTART_COUNT", 0)
+        store_is_served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return cls(
             rank=rank,
             world_size=world_size,
@@ -72,8 +77,9 @@ class World:
             master_addr=environ["MASTER_ADDR"],
             master_port=master_port,
             launcher="torchrun" if "TORCHELASTIC_RUN_ID" in environ else environ.get("TRAIN_LAUNCHER", "environment"),
-            store_is_served=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+            store_is_served=store_is_served,
+            attempt=attempt,
+            store_attempt=attempt if store_is_served else 0,
         )._checked()
 
     @classmethod

@@ -43,7 +43,7 @@ def open_process_group(world: World, attempt: Attempt, config: TrainConfig) -> I
     else:
         wait_until_resolvable(world.master_addr, config.resolve_timeout_s)
         choose_interfaces(world)
-        store = dist.PrefixStore(f"attempt-{world.attempt}", connect_to_store(world, timeout))
+        store = dist.PrefixStore(f"attempt-{world.store_attempt}", connect_to_store(world, timeout))
         attempt.join(store, timeout)
         _wait_for_all_ranks(world, store, timeout)
         dist.init_process_group(
@@ -142,8 +142,9 @@ def _wait_for_all_ranks(world: World, store: dist.Store, timeout: timedelta) -> 
         store.wait(keys, timeout)
     except RuntimeError:
         missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        others = "; after a restart by torchrun on several nodes, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun"
         raise UserError(
             f"{len(missing)} of {world.world_size} processes did not arrive at {world.master_addr}:"
             f"{world.master_port} within {timeout.total_seconds():g} s: rank {', '.join(map(str, missing))}. "
-            "Look at their logs; --rendezvous-timeout-s sets the limit"
+            f"Look at their logs; --rendezvous-timeout-s sets the limit{others if world.store_attempt else ''}"
         ) from None

@@ -68,7 +68,7 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in names}
 
 
-OF_TORCHRUN = World(5, 8, 1, 4, 1, "head", 29500, "torchrun", store_is_served=True, attempt=2)
+OF_TORCHRUN = World(5, 8, 1, 4, 1, "head", 29500, "torchrun", store_is_served=True, attempt=2, store_attempt=2)
 OF_PYTORCHJOB = World(2, 4, 0, 1, 2, "job-master-0", 23456, "pytorchjob")
 OF_SLURM = World(5, 7, 1, 2, 2, "n1", 29501, "slurm")
 WORLDS = {
@@ -77,7 +77,7 @@ WORLDS = {
     "torchrun inside a PyTorchJob pod": (PYTORCHJOB | TORCHRUN, OF_TORCHRUN),
     "torchrun that serves no store": (
         TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"},
-        replace(OF_TORCHRUN, store_is_served=False),
+        replace(OF_TORCHRUN, store_is_served=False, store_attempt=0),
     ),
     "set by hand": (
         {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
@@ -233,9 +233,20 @@ def test_interface_towards_the_loopback_of_ipv6_is_lo(ipv6: str) -> None:
     assert interface_towards(ipv6) == "lo"
 
 
+def _meet_and_train(**environ: str) -> None:
+    for rank in start_ranks(2, "--model=mlp", "--max-steps=2", "--device=cpu", **environ):
+        stdout, stderr = rank.communicate(timeout=120)
+        assert rank.returncode == 0, stdout + stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ranks_meet_and_train_where_the_master_has_only_an_ipv6_address(ipv6: str) -> None:
-    for rank in start_ranks(2, "--model=mlp", "--max-steps=2", "--device=cpu", MASTER_ADDR=ipv6):
-        stdout, stderr = rank.communicate(timeout=120)
-        assert rank.returncode == 0, stdout + stderr
+    _meet_and_train(MASTER_ADDR=ipv6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ranks_meet_of_which_only_one_has_failed_before() -> None:
+    """torchrun counts a restart for the node of this rank, and none for a node that joins it again."""
+    _meet_and_train(TORCHELASTIC_RESTART_COUNT="{rank}")
