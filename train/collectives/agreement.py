@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from train.collectives.broadcast import of_all_ranks
 from train.errors import SharedError, UserError
 from train.world.environment import World
 from train.world.signals import EXIT_STOPPED, StopSignal
@@ -32,8 +33,7 @@ def mistakes_shared_by_all_ranks(world: World) -> Iterator[None]:
         yield
     except UserError as error:
         mistake = str(error)
-    mistakes: list[str | None] = [None] * world.world_size
-    dist.all_gather_object(mistakes, mistake)
+    mistakes = of_all_ranks(mistake)
     ranks_of: dict[str, list[int]] = {}
     for rank, text in enumerate(mistakes):
         if text is not None:

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from train.collectives.broadcast import of_all_ranks
 from train.collectives.missing_ranks import MissingRanks
 from train.cpu.malloc import give_back_freed_memory
 from train.errors import UserError
@@ -39,8 +40,8 @@ _libc.mremap.restype = ctypes.c_size_t
 _MAY_MOVE, _FIXED, _FAILED = 1, 2, ctypes.c_size_t(-1).value
 _SPINS, _NAP_S, _PEERS_ALIVE_S = 200, 50e-6, 0.5
 # The blocks of all ranks, for each tensor that was handed in together; and what makes one block of them.
-_Block = tuple[list[Tensor], ...]
-_Combine = Callable[[_Block], Tensor]
+Block = tuple[list[Tensor], ...]
+_Combine = Callable[[Block], Tensor]
 
 
 class SharedMemory:
@@ -56,7 +57,7 @@ class SharedMemory:
         self._counters = [(ctypes.c_int64 * 16).from_address(page.data_ptr()) for page in pages]
         self._pieces: dict[int, list[list[Tensor]]] = {}
         self._sums: dict[torch.dtype, Tensor] = {}
-        self._queue: deque[tuple[_Combine, list[_Block]]] = deque()
+        self._queue: deque[tuple[_Combine, list[Block]]] = deque()
 
     @staticmethod
     def of_one_host(group: dist.ProcessGroup) -> SharedMemory | None:
@@ -126,7 +127,7 @@ class SharedMemory:
         self._reduce_what_all_handed_in()
         return PendingTensor(self, mine[_HANDED_IN])
 
-    def _mean(self, blocks: _Block) -> Tensor:
+    def _mean(self, blocks: Block) -> Tensor:
         (parts,) = blocks
         total = self._sums[parts[0].dtype][: parts[0].numel()]
         torch.add(parts[0], parts[1], out=total)
@@ -206,11 +207,9 @@ def _map_for_all(num_bytes: int, group: dist.ProcessGroup) -> tuple[list[Tensor]
             os.pwrite(fd, token, 0)
             # Processes in different network namespaces count as different hosts: benchmarks simulate nodes by them.
             offer = (os.getpid(), fd, token, str(Path("/proc/self/ns/net").readlink()))
-        offers = [offer] * dist.get_world_size(group)
-        dist.all_gather_object(offers, offer, group)
+        offers = of_all_ranks(offer, group)
         mapped = _map_all([other for other in offers if other], num_bytes) if None not in offers else []
-        results = [False] * len(offers)
-        dist.all_gather_object(results, len(mapped) == len(offers), group)
+        results = of_all_ranks(len(mapped) == len(offers), group)
     finally:
         # Mappings stay valid without the open file.
         if fd is not None:

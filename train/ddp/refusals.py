@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
+from train.collectives.broadcast import of_all_ranks
 from train.collectives.missing_ranks import reason, reports
 from train.ddp.gradient_hooks import is_compiled_backward
 from train.errors import SharedError, UserError
@@ -49,9 +50,7 @@ def refuse_different_modules(module: nn.Module, options: Mapping[str, Any], grou
         layout = "" if param.is_contiguous() else f" strides {param.stride()}"
         mine.append(f"{name} {tuple(param.shape)} {param.dtype}{'' if param.requires_grad else ' frozen'}{layout}")
     mine += [f"{name} {tuple(buffer.shape)} {buffer.dtype} buffer" for name, buffer in module.named_buffers()]
-    of_ranks: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(of_ranks, mine, group)
-    differences = []
+    of_ranks, differences = of_all_ranks(mine, group), []
     numbers = dist.get_process_group_ranks(group)
     for rank, theirs in zip(numbers, of_ranks, strict=True):
         for ours, other in zip([*of_ranks[0], "nothing"], [*theirs, "nothing"], strict=False):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from train.collectives.broadcast import of_all_ranks
 from train.diagnosis import speed
 from train.diagnosis.card import Card, in_columns
 from train.diagnosis.meeting import named
@@ -48,7 +49,7 @@ def measured(ranks: Ranks, cards: Sequence[Card], watch: Watch) -> Report:
     for check in speed.CHECKS:
         name = check.__name__.replace("_", "-")
         watch.doing(name)
-        wrong[name] = [rank for rank, right in enumerate(speed.gathered(check(ranks))) if not right]
+        wrong[name] = [rank for rank, right in enumerate(of_all_ranks(check(ranks))) if not right]
     watch.doing("timing the links")
     links = speed.measure_links(ranks)
     watch.doing("timing all-reduce")

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from train.collectives.broadcast import of_all_ranks
 from train.world.cgroup import throttled_seconds
 
 _ELEMENTS = 1000
@@ -120,9 +121,9 @@ def measure_all_reduce(ranks: Ranks) -> list[AllReduce]:
     measured: list[AllReduce] = []
     for size in SIZES:
         values = torch.zeros(size // 4, device=ranks.device)
-        first = max(gathered(_timed_all_reduce(ranks, values)))  # connects, and tells how many repetitions fit
+        first = max(of_all_ranks(_timed_all_reduce(ranks, values)))  # connects, and tells how many repetitions fit
         repeats = max(1, min(_MOST_REPEATS, int(_REPEAT_S / len(SIZES) / first)))
-        seconds = max(gathered(statistics.mean(_timed_all_reduce(ranks, values) for _ in range(repeats))))
+        seconds = max(of_all_ranks(statistics.mean(_timed_all_reduce(ranks, values) for _ in range(repeats))))
         # A ring sends each byte twice, apart from the part that a rank keeps.
         sent = size * 2 * (ranks.world_size - 1) / ranks.world_size
         measured.append(AllReduce(size, seconds, sent / seconds))
@@ -143,7 +144,7 @@ def measure_links(ranks: Ranks) -> list[Link]:
         if turn == _turn(source, ranks.world_size):
             _receive(ranks, source)
         dist.barrier()
-    return [Link(rank, (rank + 1) % ranks.world_size, found) for rank, found in enumerate(gathered(rate))]
+    return [Link(rank, (rank + 1) % ranks.world_size, found) for rank, found in enumerate(of_all_ranks(rate))]
 
 
 def measure_clocks(ranks: Ranks) -> list[Clock]:
@@ -183,7 +184,7 @@ def measure_compute(ranks: Ranks) -> tuple[list[float], list[float]]:
         (matrix @ matrix)[0, 0].item()  # waits for a GPU
         products += 1
     part = (throttled_seconds() - throttled_s) / elapsed
-    return gathered(elapsed / products), gathered(part)
+    return of_all_ranks(elapsed / products), of_all_ranks(part)
 
 
 def _timed_all_reduce(ranks: Ranks, values: torch.Tensor) -> float:
@@ -231,10 +232,3 @@ def _receive(ranks: Ranks, source: int) -> None:
         message = torch.empty(int(size.item()), dtype=torch.uint8, device=ranks.device)
         dist.recv(message, src=source, group=ranks.group)
         dist.send(message[:1], dst=source, group=ranks.group)
-
-
-def gathered(number: float) -> list[float]:
-    """Return the number of each rank, on all ranks.  A collective."""
-    numbers = [0.0] * dist.get_world_size()
-    dist.all_gather_object(numbers, number)
-    return numbers

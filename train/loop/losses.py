@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from train.collectives import waiting
 from train.collectives.agreement import StopAgreement, Stopped
-from train.collectives.broadcast import broadcast_from_rank_0
+from train.collectives.broadcast import broadcast_from_rank_0, of_all_ranks
 from train.data.batches import pieces
 from train.data.shard import share
 from train.errors import SharedError, UserError
@@ -193,9 +193,7 @@ def evaluate(
     for part in training:
         part.training = True
     mine = {name: [*zip(*map(_numbers, zip(*pairs, strict=True)), strict=True)] for name, pairs in sums.items()}
-    of_ranks: list[dict[str, list[tuple[float, float]]]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, mine)
-    means = {}
+    of_ranks, means = of_all_ranks(mine), {}
     for name in {name: None for of_rank in of_ranks for name in of_rank}:
         pairs = [pair for of_rank in of_ranks for pair in of_rank.get(name, [])]
         total, weight = (math.fsum(numbers) for numbers in zip(*pairs, strict=True))

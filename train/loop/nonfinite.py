@@ -3,13 +3,12 @@
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from train.collectives.broadcast import of_all_ranks
 from train.data.sampler import ShardSampler
 from train.errors import SharedError
-from train.world.environment import World
 
 # At most this many samples of one rank are named; the others are only counted.
 _MOST_NAMED = 10
@@ -30,7 +29,7 @@ def marked(loss: Tensor) -> Tensor:
     return loss * (1 + 0 * loss.detach())
 
 
-def found(world: World, position: ShardSampler, batch: Any, losses: Tensor) -> str | None:
+def found(position: ShardSampler, batch: Any, losses: Tensor) -> str | None:
     """Return which ranks and samples have losses that are not finite, or None if all are finite.  A collective.
 
     position: where the step is; batch, losses: this rank's share of it, in the order of the sampler.
@@ -41,8 +40,7 @@ def found(world: World, position: ShardSampler, batch: Any, losses: Tensor) -> s
     sums = [x.reshape(len(x), -1).sum(dim=1) for x in inputs if len(x) == len(indices)]
     bad_inputs = _not_finite(indices, torch.stack(sums).sum(dim=0)) if sums else []
     bad = ("input", bad_inputs) if bad_inputs else ("loss", _not_finite(indices, losses))
-    of_ranks: list[tuple[str, list[int]]] = [bad] * world.world_size
-    dist.all_gather_object(of_ranks, bad)
+    of_ranks = of_all_ranks(bad)
     kinds = [kind for kind, of_rank in of_ranks if of_rank]
     if not kinds:
         return None

@@ -1,7 +1,5 @@
 """One optimizer step: the loss of each micro-batch, the mean of the gradients, a common verdict, the update."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -78,11 +76,7 @@ _Trained = tuple[optim.Optimizer, list[Wrapped], list[Wrapped], list[nn.Paramete
 
 
 class Step:
-    """Trains the models one step at a time; a gradient is the mean over the global batch on any number of processes.
-
-    Args:
-        config: precision, accumulate, on_nonfinite and on_oom count here.
-    """
+    """Trains the models one step at a time; a gradient is the mean over the global batch on any number of processes."""
 
     def __init__(self, config: TrainConfig, world: World, context: Context) -> None:
         self.config, self.world, self.context, self.device = config, world, context, context.device
@@ -263,7 +257,7 @@ class Step:
     def _refuse_gradient(self, work: Work, result: StepResult) -> str | None:
         """Return why the step is skipped; None if --on-nonfinite=stop_late is to find the loss.  A collective."""
         position = work.position
-        why = nonfinite.found(self.world, position, work.batch, result.of_samples)
+        why = nonfinite.found(position, work.batch, result.of_samples)
         if why is None and self.scaler.is_enabled():
             return f"the gradient overflowed fp16 at a loss scale of {self.scaler.get_scale():g}"
         if self.config.on_nonfinite == "stop_late":

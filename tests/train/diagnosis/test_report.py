@@ -40,7 +40,7 @@ def test_a_healthy_job_has_no_problems_and_its_measurements_are_told_with_units(
 
 
 def test_the_tensors_of_a_timed_all_reduce_have_the_size_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "gathered", lambda seconds: [seconds])
+    monkeypatch.setattr(speed, "of_all_ranks", lambda seconds: [seconds])
     monkeypatch.setattr(speed, "_timed_all_reduce", lambda ranks, values: values.nbytes / 1e9)
     told = speed.measure_all_reduce(speed.Ranks(0, 2, torch.device("cpu"), None, torch.distributed.HashStore()))
     assert {one.size: one.bytes_per_second for one in told} == dict.fromkeys(speed.SIZES, pytest.approx(1e9))
