@@ -5,8 +5,6 @@ What a slice computes depends on its samples, its number and the position in the
 one order.  Running statistics of BatchNorm become the mean of what each slice made of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from train.collectives.broadcast import broadcast_from_rank_0
-from train.collectives.tree_sum import TreeSum
 from train.config import TrainConfig
 from train.cpu.shared_memory import SharedMemory
 from train.data.batches import pieces
@@ -24,6 +21,7 @@ from train.ddp.gradient_hooks import num_holders
 from train.errors import UserError
 from train.loop.numerics import seed
 from train.loop.step import BufferCopies, Step, StepResult, Work
+from train.loop.tree_sum import TreeSum
 from train.records.metrics import weights_sha256
 from train.records.slices import log_slice
 from train.strategies import Context, Wrapped, replicated
@@ -147,11 +145,7 @@ def parts_of_sum(params: Sequence[nn.Parameter], buffers: Sequence[Tensor], befo
 
 @torch.no_grad()
 def unpack(
-    total: Tensor,
-    params: Sequence[nn.Parameter],
-    buffers: Sequence[Tensor],
-    before: Sequence[Tensor],
-    num_slices: int,
+    total: Tensor, params: Sequence[nn.Parameter], buffers: Sequence[Tensor], before: Sequence[Tensor], num_slices: int
 ) -> None:
     """Set p.grad, or None where no slice used the parameter, and change the buffers by the mean over the slices."""
     *parts, used = total.split([tensor.numel() for tensor in (*params, *buffers)] + [len(params)])

@@ -6,36 +6,18 @@ wholly in its range of numbers.  The ranks then exchange pieces of these sums: e
 all gather the pieces.  With one subtree a rank these are the bytes of a ring's all-reduce.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from train.collectives.waiting import waiting
+from train.cpu.shared_memory import Block, SharedMemory
 
 # So much of a sum is on its way at a time: enough for a network's speed, and little beside the gradients.
 _CHUNK_BYTES = 25 * 2**20
-
-
-# Parts of vectors: Block[n][rank] is of the rank's n-th vector.
-Block = tuple[list[Tensor], ...]
-
-
-class Waitable(Protocol):
-    def wait(self) -> None: ...
-
-
-class Shared(Protocol):
-    """Memory that all ranks see (train.cpu.shared_memory)."""
-
-    def allocate(self, numel: int, dtype: torch.dtype) -> Tensor: ...
-    def renew(self, flat: Tensor) -> Tensor: ...
-    def replace(self, flats: Sequence[Tensor], combine: Callable[[Block], Tensor]) -> Waitable: ...
 
 
 class SubtreeSums:
@@ -83,12 +65,11 @@ def subtrees(numbers: range) -> tuple[list[tuple[int, int]], int]:
 class TreeSum:
     """Adds vectors of one size, one for each slice, over slices and ranks.  Its memory stays for the next step.
 
-    Args:
-        size, like: elements of a vector; a tensor of its type and device.
-        shared: memory of the host, if all ranks are on one; otherwise the backend's messages are used.
+    size, like: elements of a vector; a tensor of its type and device.
+    shared: memory of the host, if all ranks are on one; otherwise the backend's messages are used.
     """
 
-    def __init__(self, size: int, like: Tensor, group: dist.ProcessGroup | None, shared: Shared | None) -> None:
+    def __init__(self, size: int, like: Tensor, group: dist.ProcessGroup | None, shared: SharedMemory | None) -> None:
         self._size, self._like, self._group, self._shared = size, like, group, shared
         self._rows: list[Tensor] = []
 
@@ -156,7 +137,7 @@ class TreeSum:
 
 
 def _add_up(nodes: list[list[tuple[int, int]]], parts: Block) -> Tensor:
-    """Return the sum of all subtrees, in the memory of the first."""
+    """Return the sum of all subtrees, in the memory of the first.  parts[n][rank]: of the rank's n-th vector."""
     sums = SubtreeSums()
     for rank, each in enumerate(nodes):
         for index, (level, number) in enumerate(each):
