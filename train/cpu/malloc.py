@@ -1,13 +1,12 @@
 """Keep freed memory in the process, so that not every training step asks the kernel for it again."""
 
 import ctypes
-import sys
 
 # <malloc.h>: M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, and the largest value that glibc takes for the second.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 _TRIM_THRESHOLD = 2**30
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+_libc = ctypes.CDLL(None)
 
 
 def keep_freed_memory() -> None:
@@ -16,16 +15,12 @@ def keep_freed_memory() -> None:
     A step on the CPU frees and allocates the same activations and gradients again and again.  By default glibc hands
     the larger ones back to the kernel each time and gets them zeroed, page by page.  This takes a sixth of a step of
     mnist_cnn.
-    Without glibc nothing happens.  Source: mallopt(3).
+    Source: mallopt(3).
     """
-    mallopt = getattr(_libc, "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-        mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD)
+    _libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+    _libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD)
 
 
 def give_back_freed_memory() -> None:
     """Let glibc return all free memory to the kernel.  Takes milliseconds.  Source: malloc_trim(3)."""
-    malloc_trim = getattr(_libc, "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)
+    _libc.malloc_trim(0)
