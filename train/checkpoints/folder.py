@@ -274,22 +274,21 @@ def on_host(state: Any) -> Any:
     A copy to ordinary memory would make host and device wait for each tensor.  Copies to pinned memory run one after
     the other, and the host waits once.
     """
-    copies: dict[int, Tensor] = {}
-    moved = _moved(state, copies)
+    copies: dict[int, Tensor] = {}  # by the id of the tensor, because a state may hold a tensor twice
+
+    def moved(part: Any) -> Any:
+        if isinstance(part, Tensor) and part.is_cuda:
+            if id(part) not in copies:
+                pinned = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+                copies[id(part)] = pinned.copy_(part.detach(), non_blocking=True)
+            return copies[id(part)]
+        if isinstance(part, dict):
+            twin = copy.copy(part)  # also copies an attribute of a module's state dict: the versions of layers
+            twin.update({key: moved(value) for key, value in part.items()})
+            return twin
+        return type(part)(map(moved, part)) if type(part) in (list, tuple) else part
+
+    whole = moved(state)
     if copies:
         torch.cuda.synchronize()
-    return moved
-
-
-def _moved(state: Any, copies: dict[int, Tensor]) -> Any:
-    """copies: by the id of the tensor, because a state may hold a tensor twice."""
-    if isinstance(state, Tensor) and state.is_cuda:
-        if id(state) not in copies:
-            pinned = torch.empty(state.shape, dtype=state.dtype, pin_memory=True)
-            copies[id(state)] = pinned.copy_(state.detach(), non_blocking=True)
-        return copies[id(state)]
-    if isinstance(state, dict):
-        moved = copy.copy(state)  # also copies an attribute of a module's state dict: the versions of layers
-        moved.update({key: _moved(value, copies) for key, value in state.items()})
-        return moved
-    return type(state)(_moved(value, copies) for value in state) if type(state) in (list, tuple) else state
+    return whole

@@ -35,9 +35,8 @@ class Batches:
         input: `memory` keeps all samples as uint8 on the device (in pinned host memory if they do not fit there)
             and picks each batch by index.  `loader` reads them one by one in the processes of a DataLoader.  `auto`
             takes memory if the dataset is one of the project's, fits and does not vary.
-        workers: processes of the DataLoader.
+        workers: processes of the DataLoader.  collate: makes a batch of a list of samples, unless torch's default does.
         local_world_size: processes that share the host's memory, each with its own copy.
-        collate: makes a batch of a list of samples; torch's default_collate unless given.
     On CUDA a separate stream prepares each batch while the device computes on the batch before it.
     """
 
@@ -94,7 +93,7 @@ class Batches:
         return map(self._prepare, self._raw_batches) if self._side is None else self._prepared_ahead(self._side)
 
     def _prepare(self, batch: Any) -> Any:
-        batch = on_device(batch, self.device)
+        batch = tree_map(lambda x: x.to(self.device, non_blocking=True) if isinstance(x, Tensor) else x, batch)
         if not self._is_ours:
             return batch
         inputs, targets = batch
@@ -158,10 +157,6 @@ class Keys:
         for indices in self.steps:
             epoch = self.steps.epoch if isinstance(self.steps, ShardSampler) else 0
             yield [(epoch, index) for index in indices or [0, 0]]
-
-
-def on_device(batch: Any, device: torch.device) -> Any:
-    return tree_map(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
 
 
 def pieces(batch: Any, sizes: Sequence[int], num_blanks: int = 2) -> list[Any]:

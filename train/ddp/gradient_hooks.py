@@ -58,19 +58,13 @@ class GradientNode:
     """
 
     def __init__(self, param: nn.Parameter, receiver: Any, index: int) -> None:
+        alive = weakref.ref(receiver)
+
+        def call(*_: Any) -> None:
+            # Autograd also calls this if an operator has no gradient for the parameter.  That is an arrival, too:
+            # otherwise this rank would start the bucket later than the others, and meet them in the wrong collective.
+            if (found := alive()) is not None and param.requires_grad:
+                found.gradient_ready(index)
+
         self.node = get_gradient_edge(param).node
-        self._hook = self.node.register_hook(_call_while_alive(weakref.ref(receiver), index, param))
-
-    def remove_hook(self) -> None:
-        self._hook.remove()
-
-
-def _call_while_alive(receiver: weakref.ref[Any], index: int, param: nn.Parameter) -> Callable[..., None]:
-    def hook(*_: Any) -> None:
-        alive = receiver()
-        # Autograd also calls this if an operator has no gradient for the parameter.  That is an arrival, too: otherwise
-        # this rank would start the bucket later than the others, and meet them in the wrong collective.
-        if alive is not None and param.requires_grad:
-            alive.gradient_ready(index)
-
-    return hook
+        self.hook = self.node.register_hook(call)

@@ -57,7 +57,7 @@ class Reducer:
 
     def __del__(self) -> None:
         for node in self.__dict__.get("_nodes", []):
-            node.remove_hook()
+            node.hook.remove()
 
     def forward_begins(self) -> None:
         """Complete a backward that raised an error, because other ranks may wait for its averages."""

@@ -1,19 +1,14 @@
 """`--tensorboard` writes RUN_DIR/tensorboard; `tensorboard --logdir RUN_DIR` shows it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from train.errors import naming_failures, refuse_without
 from train.records.observer import EpochRecord, Observer, RunEnd, StepRecord
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 
 class TensorBoard(Observer):
@@ -28,7 +23,7 @@ class TensorBoard(Observer):
         self._folder, self._device = Path(run_dir) / "tensorboard", device
         with naming_failures(f"--run-dir: cannot write {self._folder}"):
             self._folder.mkdir(parents=True, exist_ok=True)
-        self._writer: SummaryWriter | None = None
+        self._writer: Any = None  # torch.utils.tensorboard's SummaryWriter, from the first step on
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
         for record in known:
@@ -66,7 +61,7 @@ class TensorBoard(Observer):
             if value is not None:
                 writer.add_scalar(name, value, step, walltime=time)
 
-    def _opened(self, step: int) -> SummaryWriter:
+    def _opened(self, step: int) -> Any:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter  # imported here: it takes a second
 

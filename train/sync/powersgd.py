@@ -73,10 +73,8 @@ class PowerSGD(Sync):
         _unpack(message, [*lefts, *in_full])
         if not matrices:
             return
-        rights = []
         lefts = _orthonormal(lefts)
-        for matrix, left in zip(matrices.values(), lefts, strict=True):
-            rights.append(matrix.error.t() @ left)
+        rights = [matrix.error.t() @ left for matrix, left in zip(matrices.values(), lefts, strict=True)]
         message = _packed(rights)
         yield all_reduce_mean(message, self.group)
         _unpack(message, rights)
