@@ -51,12 +51,10 @@ def meet(card: Card, store: dist.Store, timeout_s: float) -> list[Card]:
     Raises SharedError, with the same message on all ranks, if ranks are missing or do not fit together.
     """
     store.set(f"card-{store.add('arrived', 1)}", json.dumps(asdict(card)))
-    is_judge = card.rank == 0 and store.add("judges", 1) == 1
-    if is_judge:
+    if card.rank == 0 and store.add("judges", 1) == 1:
         cards = _wait_for_cards(store, card.world_size, timeout_s)
         mistake = mistakes(cards, card.world_size, timeout_s)
-        judgement = {"mistake": mistake, "cards": [asdict(other) for other in cards]}
-        store.set("judgement", json.dumps(judgement))
+        store.set("judgement", json.dumps((mistake, [asdict(other) for other in cards])))
         wait_until_read(store, "read", len(cards) - 1)
     else:
         try:
@@ -67,12 +65,12 @@ def meet(card: Card, store: dist.Store, timeout_s: float) -> list[Card]:
                 f"answer within {timeout_s + _JUDGEMENT_S:g} s: look at the log of rank 0; --rendezvous-timeout-s sets "
                 "the limit"
             ) from None
-    judgement = json.loads(store.get("judgement"))
-    if not is_judge:
+        mistake, known = json.loads(store.get("judgement"))
+        cards = [Card(**values) for values in known]
         store.add("read", 1)
-    if judgement["mistake"] is not None:
-        raise SharedError(judgement["mistake"])
-    cards = sorted((Card(**values) for values in judgement["cards"]), key=lambda other: other.rank)
+    if mistake is not None:
+        raise SharedError(mistake)
+    cards.sort(key=lambda other: other.rank)
     if card not in cards:  # it came after the judgement
         raise UserError(_started_twice([cards[card.rank], card]))
     return cards
