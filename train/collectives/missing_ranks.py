@@ -19,10 +19,7 @@ _CONNECT_TIMEOUT_S = 2.0
 
 
 class MissingRanks(RuntimeError):
-    """Error of a collective that cannot complete without `ranks`; `why` says what happened to these ranks.
-
-    `ranks` are numbers in `group`; the message has the ranks' numbers in the whole job.
-    """
+    """Error of a collective that cannot complete without `ranks` of `group`; `why` says what happened to them."""
 
     def __init__(self, group: dist.ProcessGroup, ranks: list[int], why: str) -> None:
         of_job = dist.get_process_group_ranks(group)
@@ -59,11 +56,13 @@ def reports(error: RuntimeError, position: str, group: dist.ProcessGroup | None 
     """Return a line or two: which ranks gave up elsewhere than at `position`, and which have not reported.
 
     The ranks that gave up exchange their positions through the store.  Before a failure this costs nothing.
-    If the error names the missing ranks, the lines have the reasons that these have left.
+    If the error names the missing ranks, the lines have the reasons that these have left with report_failure().
     """
-    if isinstance(error, MissingRanks):
-        return failures(group)
     gathered = _Reports(position, group)
+    if isinstance(error, MissingRanks):
+        with suppress(OSError, RuntimeError):
+            gathered.look()
+        return [f"rank {_listed(n)} {where}" for where, n in gathered.elsewhere.items() if where.startswith("failed")]
     # In a thread, because a store that hangs ignores its timeouts.
     thread = threading.Thread(target=gathered.collect, daemon=True)
     thread.start()
@@ -91,16 +90,6 @@ def report_failure(error: Exception) -> None:
         _Reports("", None).write(f"failed: {error if isinstance(error, UserError) else repr(error)}")
 
 
-def failures(group: dist.ProcessGroup | None) -> list[str]:
-    """Return the reasons that ranks of the group have left with report_failure(), without waiting for more."""
-    gathered = _Reports("", group)
-    with suppress(OSError, RuntimeError):
-        gathered.look()
-    return [
-        f"rank {_listed(ranks)} {where}" for where, ranks in gathered.elsewhere.items() if where.startswith("failed")
-    ]
-
-
 class _Reports:
     """Places at which the ranks of a group gave up, as each rank wrote them into the store.
 
@@ -126,14 +115,12 @@ class _Reports:
         """Collect reports until all ranks have reported or time is up.  `complete` stays False if the store is gone."""
         time.sleep(_CLOSING_S)
         deadline = time.monotonic() + _REPORTS_S
-        try:
+        with suppress(OSError, RuntimeError):
             self.write(self._here)
             while self.silent and time.monotonic() < deadline:
                 self.look()
                 time.sleep(_POLL_S)
             self.complete = True
-        except (OSError, RuntimeError):
-            pass  # `complete` stays False
 
     def look(self) -> None:
         """Read the reports that are new; raise OSError or RuntimeError if the store is gone."""

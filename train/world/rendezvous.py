@@ -5,11 +5,11 @@ still tell the others.  On CUDA gradients travel in a second group, over NCCL.
 """
 
 import os
-import queue
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, TimeoutError
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -91,7 +91,7 @@ def connect_to_store(world: World, timeout: timedelta) -> dist.TCPStore:
     if not serve:
         _wait_until_something_listens(world, place, timeout)
     # In a thread: TCPStore's timeout does not work with a foreign server that accepts and then stays silent.
-    outcome: queue.SimpleQueue[dist.TCPStore | Exception] = queue.SimpleQueue()
+    outcome: Future[dist.TCPStore] = Future()
 
     def connect() -> None:
         try:
@@ -103,20 +103,20 @@ def connect_to_store(world: World, timeout: timedelta) -> dist.TCPStore:
                 timeout=timeout,
                 wait_for_workers=False,
             )
-            outcome.put(store)
+            outcome.set_result(store)
         except RuntimeError as error:
-            outcome.put(error)
+            outcome.set_exception(error)
 
     threading.Thread(target=connect, daemon=True).start()
     try:
-        result = outcome.get(timeout=min(timeout.total_seconds(), _ANSWER_TIMEOUT_S))
-    except queue.Empty:
-        result = TimeoutError("no answer")
-    if isinstance(result, dist.TCPStore):
-        return result
+        return outcome.result(min(timeout.total_seconds(), _ANSWER_TIMEOUT_S))
+    except TimeoutError:
+        reason = "no answer"
+    except RuntimeError as error:
+        reason = first_line(error)
     port = f"rank 0 has to listen on MASTER_PORT {world.master_port} of {socket.gethostname()}, but cannot"
     what = port if serve else f"something listens at {place}, but it is not rank 0 of this job"
-    raise UserError(f"port in use: {what} ({first_line(result)}); set another MASTER_PORT, the same on all nodes")
+    raise UserError(f"port in use: {what} ({reason}); set another MASTER_PORT, the same on all nodes")
 
 
 def _wait_until_something_listens(world: World, place: str, timeout: timedelta) -> None:
