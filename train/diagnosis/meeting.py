@@ -174,16 +174,13 @@ def try_hosts(own: Card, cards: Sequence[Card], store: dist.Store) -> str:
             with ThreadPoolExecutor(len(peers)) as pool:
                 found = list(pool.map(lambda peer, where: _try(own, peer, *where), peers, doors))
             store.set(f"tried-{own.rank}", "\n".join(filter(None, found)))
-        if own.rank == 0:
-            keys = [f"tried-{card.rank}" for card in speakers.values()]
-            store.wait(keys, limit)
-            store.set("all-tried", "\n".join(filter(None, (store.get(key).decode() for key in keys))))
-        store.wait(["all-tried"], 2 * limit)
-        problems = store.get("all-tried").decode()
+        keys = [f"tried-{card.rank}" for card in speakers.values()]
+        store.wait(keys, 2 * limit)
+        problems = filter(None, (text.decode() for text in store.multi_get(keys)))
     store.add("tried-read", 1)
     if own.rank == 0:
         wait_until_read(store, "tried-read", len(cards))
-    return problems
+    return "\n".join(problems)
 
 
 def _try(own: Card, peer: Card, address: str, port: int) -> str | None:
