@@ -106,7 +106,8 @@ class ExactStep(Step):
 
     def _sum(self, params: Sequence[nn.Parameter], buffers: Sequence[Tensor]) -> TreeSum:
         size = sum(tensor.numel() for tensor in (*params, *buffers)) + len(params)
-        like = params[0].new_empty(0, dtype=wide(params))
+        is_wide = any(param.dtype is torch.float64 for param in params)
+        like = params[0].new_empty(0, dtype=torch.float64 if is_wide else torch.float32)
         return self._sums.setdefault((size, like.dtype), TreeSum(size, like, self.context.group, self._shared))
 
     def _all_buffers(self) -> list[Tensor]:
@@ -126,10 +127,6 @@ def hashes_of_gradients(models: Sequence[Wrapped]) -> dict[str, str]:
         if param.grad is not None
     }
     return {name: weights_sha256({name: gradient.to_dense()}) for name, gradient in named.items()}
-
-
-def wide(params: Sequence[Tensor]) -> torch.dtype:
-    return torch.float64 if any(param.dtype is torch.float64 for param in params) else torch.float32
 
 
 @torch.no_grad()

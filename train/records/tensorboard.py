@@ -45,7 +45,7 @@ class TensorBoard(Observer):
             if self._device.type == "cuda":
                 peak = torch.cuda.max_memory_allocated(self._device)
             self._write(step, {"memory/peak_mib": peak / 2**20}, known[-1].time)
-            self._opened(step).flush()  # an error ends the process at once; unwritten values would be lost
+            self._writer.flush()  # an error ends the process at once; unwritten values would be lost
 
     def epoch_ended(self, record: EpochRecord) -> None:
         values = {"train_loss": record.train_loss, **record.values}
@@ -56,15 +56,11 @@ class TensorBoard(Observer):
             self._writer.close()
 
     def _write(self, step: int, values: dict[str, Any], time: float | None = None) -> None:
-        writer = self._opened(step)
-        for name, value in values.items():
-            if value is not None:
-                writer.add_scalar(name, value, step, walltime=time)
-
-    def _opened(self, step: int) -> Any:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter  # imported here: it takes a second
 
             # A resumed run may write some steps again; TensorBoard then forgets the first version.
             self._writer = SummaryWriter(str(self._folder), purge_step=step)
-        return self._writer
+        for name, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, step, walltime=time)

@@ -57,11 +57,7 @@ def prescale_of_backend(group: dist.ProcessGroup, dtype: torch.dtype, device: to
 def all_reduce_mean(prescaled: Tensor, group: dist.ProcessGroup) -> Waitable:
     """Start to replace the tensor by its mean over the ranks."""
     op = dist.ReduceOp.AVG if _averages(group, prescaled.dtype, prescaled.device) else dist.ReduceOp.SUM
-    return start_all_reduce(prescaled, op, group)
-
-
-def start_all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> Waitable:
-    work: Waitable = dist.all_reduce(tensor, op, group, async_op=True)
+    work: Waitable = dist.all_reduce(prescaled, op, group, async_op=True)
     return work
 
 

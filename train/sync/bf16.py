@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from train.sync import Payload, Sync, Waitable
-from train.sync.all_reduce import all_reduce_mean, prescale_of_backend, start_all_reduce
+from train.sync.all_reduce import all_reduce_mean, prescale_of_backend
 
 
 class Bf16(Sync):
@@ -26,7 +26,7 @@ class Bf16(Sync):
             yield all_reduce_mean(payload.flat, self.group)
             return
         narrow = payload.flat.bfloat16()
-        yield start_all_reduce(narrow, dist.ReduceOp.SUM, self.group)
+        yield dist.all_reduce(narrow, group=self.group, async_op=True)
         payload.flat.copy_(narrow)
 
 
