@@ -38,8 +38,7 @@ class ShardSampler(Sampler[list[int]]):
     epoch reads each sample exactly once over all ranks, and `len()` is the same on every rank.
 
     Args:
-        num_samples: size of the dataset.
-        batch_size: samples of one step over all ranks together.
+        num_samples: size of the dataset.  batch_size: samples of one step over all ranks together.
         rank, world_size: whose share.
         seed: seed of the order; together with the epoch it decides the order completely.
         micro_batches: into how many parts a step is cut, before each part is shared among the ranks.

@@ -23,11 +23,7 @@ _MARGIN = 256 / 224
 
 @dataclass(frozen=True)
 class FolderSamples:
-    """One split, read from the files picture by picture; see train.datasets.Samples.
-
-    Training pictures are cropped and mirrored by torchvision's transforms v2, differently in each epoch
-    (train/data/batches.py).
-    """
+    """One split, read from the files picture by picture; see train.datasets.Samples."""
 
     files: Any  # torchvision's ImageFolder
     size: int

@@ -12,12 +12,10 @@ def assign_buckets(
 ) -> list[list[int]]:
     """Cut `order` into buckets; gradients of different kind (dtype, device) never share one.
 
-    Args:
-        sizes_bytes, kinds: of each parameter, by its index.
-        order: parameter indices, in the order in which gradients arrive.
-        first_bucket_bytes: capacity of the first bucket of each kind: small, so that communication starts early.
-        bucket_bytes: capacity of the others.  A bucket is closed once it has reached its capacity, so a single
-            large parameter makes a bucket larger than that.
+    sizes_bytes, kinds: of each parameter, by its index.  order: indices as gradients arrive.
+    first_bucket_bytes: capacity of the first bucket of each kind: small, so that communication starts early.
+    bucket_bytes: capacity of the others.  A bucket is closed once it has reached its capacity, so a single large
+        parameter makes a bucket larger than that.
     Returns lists of indices, each list in `order`; the list that fills up first comes first.
     """
     buckets: list[list[int]] = []

@@ -109,11 +109,8 @@ class Saving:
     ) -> bool:
         """Save the state after the last whole step, unless it is saved already; return True if this has saved it.
 
-        An error of the save is only printed.
-
-        On a GPU the failure is printed first, and nothing is saved if the GPU still works: a message of NCCL to a rank
-        that is gone never ends, and a copy of the weights would wait for it.
-
+        An error of the save is only printed.  On a GPU the failure is printed first, and nothing is saved if the GPU
+        still works: a message of NCCL to a rank that is gone never ends, and a copy of the weights would wait for it.
         Not a collective: losses that the ranks have not yet summed are missing from the epoch's mean in the checkpoint;
         the epoch's record says of how many samples it is.
         """

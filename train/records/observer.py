@@ -1,7 +1,4 @@
-"""Observers of a run: the one interface for records, progress and whatever else follows a run.
-
-The Trainer gets a list of observers; a new one changes nothing in the training.
-"""
+"""Observers of a run: the one interface for records, progress and whatever else follows a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
