@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from train.check_exact import check_exact
 from train.config import TrainConfig
-from train.errors import report
+from train.errors import leave, report
 from train.flags import from_argv, split_launch
 from train.world.attempt import Attempt
 from train.world.environment import World
@@ -66,9 +66,4 @@ def run(config: TrainConfig, world: World, stop: StopSignal) -> bool:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Leave at once (docs/troubleshooting.md).  After an error NCCL waits for work that never ends, and a thread may
-    # wait for a foreign server.  A thread of gloo that frees a tensor while Python shuts down aborts the process.
-    os._exit(code)
+    leave(main())

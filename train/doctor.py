@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from train.config import YEAR_S
-from train.errors import SharedError, refuse_without, report
+from train.errors import SharedError, leave, refuse_without, report
 from train.world.environment import World
 from train.world.signals import stop_with_parent
 
@@ -119,8 +119,4 @@ def _seconds(text: str) -> float:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Leave at once, as in train/__main__.py: threads of gloo or of a lost store would keep the process or abort it.
-    os._exit(code)
+    leave(main())

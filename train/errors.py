@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 
 class UserError(Exception):
@@ -65,6 +65,17 @@ def report(error: Exception, head: str = "error", file: TextIO | None = None) ->
     sys.stderr.flush()
     trace = "".join(traceback.format_exception(error))
     record_for_torchrun(f"{type(error).__name__}: {error}", trace)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once (docs/troubleshooting.md).
+
+    An end that waits for threads may last forever: after an error NCCL waits for work that never ends, and a store for
+    a foreign server.  A thread of gloo that frees a tensor while Python shuts down aborts the process.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def record_for_torchrun(reason: str, traceback: str | None = None, environ: Mapping[str, str] = os.environ) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from train.collectives import missing_ranks
 from train.config import TrainConfig
-from train.errors import UserError, report
+from train.errors import UserError, leave, report
 from train.flags import checked
 from train.loop.numerics import set_numerics
 from train.loop.session import Session
@@ -116,8 +116,7 @@ class Run(Session):
         if isinstance(error, UserError):
             error = type(error)(in_settings(str(error))).with_traceback(error.__traceback__)
         report(error)
-        sys.stdout.flush()
-        os._exit(1)
+        leave(1)
 
 
 def in_settings(text: str) -> str:

@@ -5,11 +5,7 @@ life into the store each second, whatever the main thread waits for.  Rank 0 jud
 its judgement.  If rank 0 falls silent, each of them judges alone.
 """
 
-from __future__ import annotations
-
 import json
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +16,7 @@ import torch.distributed as dist
 
 from train.diagnosis.card import Card
 from train.diagnosis.meeting import wait_until_read
-from train.errors import first_line, record_for_torchrun
+from train.errors import first_line, leave, record_for_torchrun
 from train.world.owner import stat_of
 
 _BEAT_S = 1.0
@@ -48,7 +44,7 @@ class Watch:
         self._stopped = threading.Event()
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._beat, self._guard)]
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> "Watch":
         for thread in self._threads:
             thread.start()
         return self
@@ -148,6 +144,4 @@ class Watch:
         if self._own.rank == 0 or self._own.local_rank == 0:
             print(f"PROBLEM: {reason}", flush=True)
         record_for_torchrun(reason)
-        sys.stdout.flush()
-        # Not sys.exit: the main thread may wait in a collective that never ends.
-        os._exit(1)
+        leave(1)  # the main thread may wait in a collective
