@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from train.datasets import sha256_of
+from train.datasets import Split, sha256_of
 from train.errors import UserError
 
 _DOWNLOAD_TIMEOUT_S = 30.0
@@ -47,7 +47,7 @@ class TensorSamples:
         return sha256_of(self.images, self.labels)
 
 
-def load_split(dataset: str, data_root: Path, split: str, mean: float, std: float) -> TensorSamples:
+def load_split(dataset: str, data_root: Path, split: Split, seed: int, *, mean: float, std: float) -> TensorSamples:
     """Read DATA_ROOT/`dataset`/raw, where torchvision keeps its files.
 
     Raises UserError with every file that is missing or damaged, and if images and labels do not fit each other.

@@ -1,13 +1,8 @@
 """Zalando articles (Xiao, Rasul, Vollgraf, arXiv:1708.07747): 60,000 and 10,000 grey images of 28×28."""
 
-from pathlib import Path
+from functools import partial
 
-from train.datasets import Samples, Split, _torchvision
+from train.datasets import _torchvision
 
-
-def load(data_root: Path, split: Split, seed: int) -> Samples:
-    return _torchvision.load_split("FashionMNIST", data_root, split, mean=0.2860, std=0.3530)
-
-
-def download(data_root: Path) -> None:
-    _torchvision.download("FashionMNIST", data_root)
+load = partial(_torchvision.load_split, "FashionMNIST", mean=0.2860, std=0.3530)
+download = partial(_torchvision.download, "FashionMNIST")
