@@ -4,8 +4,6 @@ CHECKPOINT_DIR/step-00000938/ holds state.pt and, written last, manifest.json.  
 state.pt and of the files that train/checkpoints/sharded.py has put beside it.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import io
@@ -134,6 +132,16 @@ class Checkpoints:
         return path.rename(self.folder / f"set-aside-{path.name}-{time.time_ns()}")
 
 
+class Memory(mmap):
+    """Memory that tensors can share, and that is a file, too: torch.load reads from it without a copy between."""
+
+    def readinto(self, target: memoryview) -> int:
+        start = self.tell()
+        self.seek(min(start + len(target), len(self)))
+        target[: self.tell() - start] = memoryview(self)[start : self.tell()]
+        return self.tell() - start
+
+
 def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
@@ -221,16 +229,6 @@ def _newest_first(folder: Path) -> list[Path]:
 
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
-
-
-class Memory(mmap):
-    """Memory that tensors can share, and that is a file, too: torch.load reads from it without a copy between."""
-
-    def readinto(self, target: memoryview) -> int:
-        start = self.tell()
-        self.seek(min(start + len(target), len(self)))
-        target[: self.tell() - start] = memoryview(self)[start : self.tell()]
-        return self.tell() - start
 
 
 def _read(file: Path) -> Memory:

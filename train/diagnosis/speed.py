@@ -1,7 +1,4 @@
-"""What the ranks measure together: answers of collectives, times of all-reduce, rates of links, clocks, computing.
-
-Each rank checks its part of a known right answer, element by element.
-"""
+"""What the ranks measure together: answers of collectives, times of all-reduce, rates of links, clocks, computing."""
 
 import statistics
 import time

@@ -164,13 +164,11 @@ def evaluate(
 ) -> dict[str, float]:
     """Return means over the dataset by name, the same on every rank.  A collective.
 
-    Args:
-        function: returns for a batch {name: the value of each sample, (n,), or their mean, or (sum, weight)}, or None
-            on a rank that does not compute the outputs.
-        batches: this rank's share, and the sizes of the parts of which a batch consists; all ranks have equally many
-            batches.  Of a part of 0 samples the function is called, too, because some models send messages in their
-            forward.
-        modules: are in evaluation mode meanwhile.
+    function: returns for a batch {name: the value of each sample, (n,), or their mean, or (sum, weight)}, or None on a
+        rank that does not compute the outputs.
+    batches: this rank's share, and the sizes of the parts of which a batch consists; all ranks have equally many
+        batches.  Of a part of 0 samples the function is called, too: some models send messages in their forward.
+    modules: are in evaluation mode meanwhile.
     With --on-oom=halve a batch that does not fit in memory is cut in two, again and again, and so are those after it.
     Raises Stopped if a signal asks for it.
     """

@@ -1,7 +1,5 @@
 """PowerSGD: matrices of gradients travel as two thin factors; what they leave out is added to the next gradient."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -84,14 +82,6 @@ class PowerSGD(Sync):
             view.copy_(matrix.approximate(left, right, payload.used[slot], prescale).view(view.shape))
 
 
-@dataclass
-class _State:
-    """The state that a bucket keeps from step to step."""
-
-    steps: int = 0
-    matrices: dict[int, _Matrix] = field(default_factory=dict)  # by the slot of the parameter
-
-
 class _Matrix:
     """The part of a gradient, as a matrix, that was not sent yet, and its right factor."""
 
@@ -118,6 +108,14 @@ class _Matrix:
         found = torch.where(lengths.isfinite() & (lengths > 0), right, self.start)
         self.right = torch.where(used, found, self.right)
         return approximation
+
+
+@dataclass
+class _State:
+    """The state that a bucket keeps from step to step."""
+
+    steps: int = 0
+    matrices: dict[int, _Matrix] = field(default_factory=dict)  # by the slot of the parameter
 
 
 def _rank(view: Tensor, rank: int) -> int:

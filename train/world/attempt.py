@@ -6,8 +6,6 @@ for the other nodes, and the other nodes for its torchrun, until timeouts of man
 checks whether its attempt has ended, and then ends, too.
 """
 
-from __future__ import annotations
-
 import socket
 from contextlib import suppress
 from datetime import timedelta
@@ -37,7 +35,7 @@ class Attempt:
             except OSError:
                 pass  # such as a name that does not resolve yet; it is waited for later
 
-    def join(self, store: dist.Store, timeout: timedelta) -> None:
+    def join(self, store: "dist.Store", timeout: timedelta) -> None:
         """Enter this rank into the store of the attempt.
 
         Raises UserError if the store belongs to another attempt than the one for which the process was started.
