@@ -26,7 +26,7 @@ class Bf16(Sync):
             yield all_reduce_mean(payload.flat, self.group)
             return
         narrow = payload.flat.bfloat16()
-        yield dist.all_reduce(narrow, group=self.group, async_op=True)
+        yield dist.all_reduce(narrow, dist.ReduceOp.SUM, self.group, async_op=True)
         payload.flat.copy_(narrow)
 
 
