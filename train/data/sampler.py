@@ -1,6 +1,7 @@
 """A torch Sampler on top of shard.py: for each step, the indices that one rank reads."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from torch.utils.data import Sampler
 
@@ -31,6 +32,7 @@ def evaluation_parts(
     return [[index for part in parts for index in part] for parts in steps], [[*map(len, parts)] for parts in steps]
 
 
+@dataclass(eq=False)
 class ShardSampler(Sampler[list[int]]):
     """Yields, for each step of the current epoch, this rank's list of sample indices (empty if none are left for it).
 
@@ -51,27 +53,23 @@ class ShardSampler(Sampler[list[int]]):
     [2, 0]
     """
 
-    def __init__(
-        self,
-        num_samples: int,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        seed: int,
-        micro_batches: int = 1,
-        least: int = 1,
-        whole: bool = False,
-        in_order: bool = False,
-    ) -> None:
-        if not 0 <= rank < world_size or batch_size < 1 or num_samples < 0:
+    num_samples: int
+    batch_size: int
+    rank: int
+    world_size: int
+    seed: int
+    micro_batches: int = 1
+    least: int = 1
+    whole: bool = False
+    in_order: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size or self.batch_size < 1 or self.num_samples < 0:
             raise UserError(
-                f"ShardSampler: rank is {rank}, world_size {world_size}, batch_size {batch_size} and num_samples "
-                f"{num_samples}; give 0 <= rank < world_size, batch_size of at least 1 and num_samples of at least 0"
+                f"ShardSampler: rank is {self.rank}, world_size {self.world_size}, batch_size {self.batch_size} and "
+                f"num_samples {self.num_samples}; give 0 <= rank < world_size, batch_size of at least 1 and "
+                "num_samples of at least 0"
             )
-        self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
-        self.rank, self.world_size = rank, world_size
-        self.micro_batches, self.least, self.whole = micro_batches, least, whole
-        self.in_order = in_order
         self.epoch, self.step = 1, 0
 
     def set_epoch(self, epoch: int) -> None:

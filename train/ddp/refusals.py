@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -65,22 +66,16 @@ def refuse_different_modules(module: nn.Module, options: Mapping[str, Any], grou
         )
 
 
-class ParametersAsWrapped:
-    """The parameters of a module as they were when it was wrapped: trained or frozen, type and device."""
-
-    def __init__(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
-        self._params = [(name, param, param.requires_grad, param.dtype, param.device) for name, param in named]
-
-    def refuse_changes(self) -> None:
-        """Raise UserError, naming the parameter, if one is no longer frozen or has another type or device."""
-        for name, param, was_trained, dtype, device in self._params:
-            if not was_trained and param.requires_grad:
-                raise UserError(f"{name} was frozen when CustomDDP was made, but is now trained: wrap the module again")
-            if was_trained and (param.dtype is not dtype or param.device != device):
-                raise UserError(
-                    f"{name} was {dtype} on {device} when CustomDDP was made and is {param.dtype} on {param.device} "
-                    "now: convert and move the module first, then wrap it"
-                )
+def refuse_changes(as_wrapped: Sequence[tuple[str, nn.Parameter, bool, torch.dtype, torch.device]]) -> None:
+    """Raise UserError, naming the parameter, if one is no longer frozen or has another type or device."""
+    for name, param, was_trained, dtype, device in as_wrapped:
+        if not was_trained and param.requires_grad:
+            raise UserError(f"{name} was frozen when CustomDDP was made, but is now trained: wrap the module again")
+        if was_trained and (param.dtype is not dtype or param.device != device):
+            raise UserError(
+                f"{name} was {dtype} on {device} when CustomDDP was made and is {param.dtype} on {param.device} "
+                "now: convert and move the module first, then wrap it"
+            )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from train.collectives import missing_ranks
 from train.collectives.broadcast import BufferBroadcast, broadcast_from_rank_0
 from train.ddp.reducer import Reducer
-from train.ddp.refusals import ParametersAsWrapped, refuse_different_modules, refuse_what_has_no_mean
+from train.ddp.refusals import refuse_changes, refuse_different_modules, refuse_what_has_no_mean
 from train.ddp.uneven_inputs import Shadow, announce
 from train.errors import UserError
 from train.sync import MakeSync
@@ -74,17 +74,14 @@ class CustomDDP(nn.Module, Joinable):
         if group is None:
             raise UserError("CustomDDP needs a process group: call torch.distributed.init_process_group() first")
         self.module, self.group, self.training = module, group, module.training
-        self._options: dict[str, Any] = {
-            "sync": sync,
-            "bucket_mib": bucket_mib,
-            "first_bucket_mib": first_bucket_mib,
-            "broadcast_buffers": broadcast_buffers,
-        }
+        self._options: dict[str, Any] = dict(
+            sync=sync, bucket_mib=bucket_mib, first_bucket_mib=first_bucket_mib, broadcast_buffers=broadcast_buffers
+        )
         self.register_load_state_dict_pre_hook(_load_into_module)  # type: ignore[no-untyped-call]
         named = list(module.named_parameters())
         names = [name for name, param in named if param.requires_grad]
         params = [param for _, param in named if param.requires_grad]
-        self._wrapped = ParametersAsWrapped(named)
+        self._as_wrapped = [(name, param, param.requires_grad, param.dtype, param.device) for name, param in named]
         refuse_what_has_no_mean(module)
         refuse_different_modules(module, self._options, group)
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], group)
@@ -96,7 +93,7 @@ class CustomDDP(nn.Module, Joinable):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.reducer.forward_begins()
         if torch.is_grad_enabled():
-            self._wrapped.refuse_changes()
+            refuse_changes(self._as_wrapped)
         source = announce(self) if self._join_config.enable else 0
         averages = self.reducer.averages
         if averages:
