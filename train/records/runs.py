@@ -78,8 +78,10 @@ def _read(folder: Path, name: str, problems: list[str]) -> RunRecords:
         if event == "start":
             start = record
         elif event == "step":
-            if start is not None:
-                _go_on_from(record["step"], start, run)
+            if start is not None:  # which goes on from this step
+                run.starts, run.end = [*run.starts, start], None
+                run.steps = {step: old for step, old in run.steps.items() if step < record["step"]}
+                run.epochs = {epoch: old for epoch, old in run.epochs.items() if old["step"] < record["step"]}
                 start = None
             run.steps[record["step"]] = record
         elif event == "epoch":
@@ -91,13 +93,6 @@ def _read(folder: Path, name: str, problems: list[str]) -> RunRecords:
     if not run.steps:
         problems.append(f"{file} holds no step: {why_empty}")
     return run
-
-
-def _go_on_from(step: int, start: Record, run: RunRecords) -> None:
-    run.starts.append(start)
-    run.end = None
-    run.steps = {number: record for number, record in run.steps.items() if number < step}
-    run.epochs = {number: record for number, record in run.epochs.items() if record["step"] < step}
 
 
 def difference(first: RunRecords, second: RunRecords) -> str:
