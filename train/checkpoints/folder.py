@@ -120,10 +120,7 @@ class Checkpoints:
             self._remove(old)
 
     def set_aside_after(self, step: int) -> None:
-        """Rename the checkpoints newer than `step`, where the run continues: they are damaged or abandoned.
-
-        Nothing is deleted, but the renamed checkpoints are neither found nor counted again.
-        """
+        """Rename the checkpoints newer than `step`, where the run continues: none of them is found again or counted."""
         for path in _newest_first(self.folder):
             if _step_of(path) > step:
                 self.say(f"resume: renamed {path.name}, newer than step {step}, to {self._set_aside(path).name}")

@@ -1,7 +1,6 @@
 """Checkpoints of a model that is spread over the ranks: each rank writes its part by torch.distributed.checkpoint.
 
-CHECKPOINT_DIR/step-00000938/ holds files of each rank and .metadata, the index of these files; state.pt holds the rest.
-manifest.json is written last, with size and SHA-256 of all these files.  All ranks must see the folder.
+CHECKPOINT_DIR/step-00000938/, which all ranks must see, holds files of each rank, their index .metadata and state.pt.
 """
 
 import uuid

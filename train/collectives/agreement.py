@@ -47,8 +47,7 @@ def mistakes_shared_by_all_ranks(world: World) -> Iterator[None]:
 def while_others_wait(world: World, work: Callable[[], Result]) -> Result:
     """Run `work`, which may take long, in a thread of this rank and return its result.  A collective.
 
-    Meanwhile the ranks exchange a message each second.  A single collective for the whole work would need a timeout
-    longer than any work.  With such a timeout the loss of a rank and its node would be noticed later.
+    Meanwhile the ranks exchange a message each second: docs/design.md says why.
     `work` may run collectives only in a group that nothing else uses.
     Raises SharedError on all ranks if one of them raised UserError.
     """

@@ -1,7 +1,4 @@
-"""Time that this rank waits in its training steps, by the host's clock: for its input, and for the other ranks.
-
-A profile shows the waits, too, under the names of `range_name`.
-"""
+"""Time that this rank waits in its training steps, by the host's clock: for its input, and for the other ranks."""
 
 import time
 from collections import defaultdict
@@ -18,6 +15,7 @@ _seconds: dict[Cause, float] = defaultdict(float)
 
 
 def range_name(cause: Cause) -> str:
+    """Return the name under which a profile shows the waits."""
     return f"wait for {cause}"
 
 

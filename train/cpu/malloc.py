@@ -13,9 +13,7 @@ def keep_freed_memory() -> None:
     """Let glibc reuse blocks of up to 32 MiB, and give memory back only beyond 1 GiB at the end of the heap.
 
     A step on the CPU frees and allocates the same activations and gradients again and again.  By default glibc hands
-    the larger ones back to the kernel each time and gets them zeroed, page by page.  This takes a sixth of a step of
-    mnist_cnn.
-    Source: mallopt(3).
+    the larger ones back to the kernel each time: a sixth of a step of mnist_cnn.  Source: mallopt(3).
     """
     _libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
     _libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD)

@@ -1,7 +1,4 @@
-"""Reads samples by (epoch, index).  What they draw at random depends on the seed and these two alone.
-
-So it depends neither on the number of ranks and workers nor on an interruption.
-"""
+"""Reads samples by (epoch, index).  What they draw at random depends on the seed and these two alone."""
 
 import random
 from collections.abc import Iterator

@@ -21,9 +21,7 @@ _ALIGNMENT_BYTES = 16
 class Bucket:
     """Gradients of `params`, and one number for each of them: the share of the ranks that used it.
 
-    The numbers travel with the gradients, so no further collective is needed to recognise a parameter that no rank
-    used.
-
+    The numbers travel with the gradients, and tell without a further collective which parameters no rank has used.
     names: of the parameters, for messages.
     times: how often the gradient of each parameter is completed in one backward (more than once only under
         reentrant checkpointing).

@@ -53,7 +53,6 @@ class GradientNode:
     A hook of the node runs after all hooks of the parameter, whenever those were registered.  So their changes to
     p.grad are done before it is averaged.  The node is kept, because autograd would otherwise make a new one without
     the hook.  Autograd also makes a new one if the type or device of the parameter changes.
-
     receiver: is not kept alive: a module may be wrapped again after its wrapper is gone.
     """
 

@@ -27,7 +27,6 @@ class Reducer:
 
     The first backward only records the order in which gradients arrive.  At its end rank 0's order decides the
     buckets.  From then on a gradient moves into its bucket, and a full bucket is averaged at once.
-
     names, params: what is trained, the same on all ranks.  bucket_bytes, first_bucket_bytes: capacity of the buckets.
     """
 

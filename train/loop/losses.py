@@ -84,10 +84,7 @@ class PendingLosses:
         self._steps.append((result, values, own, {**known, "time": time.time()}))
 
     def reduce(self, epoch_means: Means) -> list[StepRecord]:
-        """Read and forget the pending steps, add them to `epoch_means` and return their records.  A collective.
-
-        One message sums the losses and metrics of all these steps over the ranks; without pending steps none is sent.
-        """
+        """Read and forget the pending steps, add them to `epoch_means` and return their records.  A collective."""
         if not self._steps:
             return []
         sums = [result.loss_sum for result, _, _, _ in self._steps]

@@ -22,10 +22,7 @@ class NonFinite(SharedError):
 
 
 def marked(loss: Tensor) -> Tensor:
-    """Return `loss` with a gradient of NaN if the loss is not finite, so that the average tells all ranks.
-
-    An infinite loss may have a finite gradient.
-    """
+    """Return `loss`, with a gradient of NaN (an infinite loss may have a finite one) if the loss is not finite."""
     return loss * (1 + 0 * loss.detach())
 
 

@@ -68,7 +68,6 @@ class Saving:
 
     checkpoints: on rank 0, or on all ranks if the model is spread over them; None without --checkpoint-dir, and if
         the run only evaluates.
-    saved_step: step of the last save.
     Making it is a collective.  Raises SharedError if the folder cannot be written.
     """
 

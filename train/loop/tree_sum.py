@@ -74,10 +74,7 @@ class TreeSum:
         self._rows: list[Tensor] = []
 
     def begin(self, slices: Sequence[range]) -> Tensor:
-        """Start a sum of slices with these numbers, one range for each rank of the group.  A collective.
-
-        Returns the memory in which the total will be.
-        """
+        """Start a sum of slices with these numbers, a range for each rank; return the total's memory.  A collective."""
         self._slices, self._sums = slices, SubtreeSums()
         padded = -(-self._size // len(slices)) * len(slices)
         while len(self._rows) < max(subtrees(numbers)[1] for numbers in slices):

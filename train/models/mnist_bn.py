@@ -6,8 +6,7 @@ from torch import nn
 def build(shape: tuple[int, ...], num_classes: int, dropout: float | None) -> nn.Module:
     """Two blocks of 3×3 convolution, BatchNorm, ReLU, 2×2 max pool; two linear layers with BatchNorm between.
 
-    No dropout by default, since BatchNorm takes its place (arXiv:1502.03167, section 4.2.1).  A given rate puts
-    dropout before the linear layers.
+    No dropout by default, as BatchNorm takes its place (arXiv:1502.03167, section 4.2.1); else before linear layers.
     """
     channels, height, width = shape
     return nn.Sequential(

@@ -1,7 +1,6 @@
 """torch's fully_shard (FSDP2): each rank keeps a part of every parameter, its gradient and its optimizer state.
 
-A unit's parameters are gathered when its forward or backward needs them.  Its gradients are averaged and sharded at
-once.
+A unit's parameters are gathered when its forward or backward needs them; its gradients are averaged at once.
 Source: docs.pytorch.org, torch.distributed.fsdp.fully_shard.
 """
 

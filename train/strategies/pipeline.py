@@ -147,8 +147,6 @@ def bubble(works: Sequence[float], micro_batches: int) -> float:
     """Return the share of the time in which a stage waits, as the mean over the stages, if messages take no time.
 
     A step takes as long as one micro-batch through all stages and the other micro-batches through the slowest stage.
-    With stages of even work the result is the published (stages - 1) / (micro_batches + stages - 1).
-
     works: of each stage, for one micro-batch, in any unit.
     """
     step = sum(works) + (micro_batches - 1) * max(works)

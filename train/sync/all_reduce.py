@@ -15,7 +15,6 @@ class AllReduce(Sync):
     """Averages buckets on a CPU through memory that all ranks share, if they can, and other buckets by the backend.
 
     NCCL averages float32 and wider types.  Everything else is prescaled and summed.
-
     shared_memory: False sends everything to the backend.
     """
 
