@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -31,7 +30,9 @@ class PowerSGD(Sync):
         super().__init__(group)
         self.matrix_rank, self.full_steps = matrix_rank, full_steps
         self._compared: set[torch.device] = set()
-        self._states: weakref.WeakKeyDictionary[Payload, _State] = weakref.WeakKeyDictionary()
+        self._steps: weakref.WeakKeyDictionary[Payload, int] = weakref.WeakKeyDictionary()
+        # By the slot of the parameter.
+        self._matrices: weakref.WeakKeyDictionary[Payload, dict[int, _Matrix]] = weakref.WeakKeyDictionary()
 
     def prescale(self, dtype: torch.dtype, device: torch.device) -> float:
         return prescale_of_backend(self.group, dtype, device)
@@ -44,22 +45,20 @@ class PowerSGD(Sync):
         return super().allocate(numel, dtype, device)
 
     def rescale(self, factor: float) -> None:
-        for state in self._states.values():
-            for matrix in state.matrices.values():
+        for matrices in self._matrices.values():
+            for matrix in matrices.values():
                 matrix.error.mul_(factor)
 
     def reduce(self, payload: Payload) -> Iterator[Waitable]:
-        state = self._states.setdefault(payload, _State())
-        state.steps += 1
+        step = self._steps[payload] = self._steps.get(payload, 0) + 1
         # Narrower types are too coarse for orthogonal columns.
-        if state.steps <= self.full_steps or payload.flat.dtype not in (torch.float32, torch.float64):
+        if step <= self.full_steps or payload.flat.dtype not in (torch.float32, torch.float64):
             yield all_reduce_mean(payload.flat, self.group)
             return
-        if state.steps == self.full_steps + 1:
-            for slot, view in enumerate(payload.views):
-                if _pays(view, self.matrix_rank):
-                    state.matrices[slot] = _Matrix(view, self.matrix_rank, seed=slot)
-        matrices = state.matrices
+        if step == self.full_steps + 1:
+            compressed = [(slot, view) for slot, view in enumerate(payload.views) if _pays(view, self.matrix_rank)]
+            self._matrices[payload] = {slot: _Matrix(view, self.matrix_rank, seed=slot) for slot, view in compressed}
+        matrices = self._matrices[payload]
         in_full = [payload.used, *(view for slot, view in enumerate(payload.views) if slot not in matrices)]
 
         # The two factors in turn: left = M right, orthonormal; right = Mᵀ left.  Both are means over the ranks.
@@ -108,14 +107,6 @@ class _Matrix:
         found = torch.where(lengths.isfinite() & (lengths > 0), right, self.start)
         self.right = torch.where(used, found, self.right)
         return approximation
-
-
-@dataclass
-class _State:
-    """The state that a bucket keeps from step to step."""
-
-    steps: int = 0
-    matrices: dict[int, _Matrix] = field(default_factory=dict)  # by the slot of the parameter
 
 
 def _rank(view: Tensor, rank: int) -> int:
