@@ -13,6 +13,7 @@ _NEEDS: list[tuple[str, Callable[[Any], bool], str, str]] = [
     ("profile", bool, "run_dir", "say where its files belong"),
     ("log_slices", bool, "run_dir", "say where its files belong"),
     ("log_slices", bool, "logical_world", "only then has a step slices"),
+    ("evaluate_only", bool, "resume", "say which checkpoint to evaluate: auto, or its path"),
 ]
 # Keys that have an effect with one value of another key only.
 _ONLY = {
@@ -56,11 +57,8 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
 def _contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """Yield a key, another one and a sentence, which begins with the key: messages put the key's place before it."""
     for key, needs, other, advice in _NEEDS:
-        if needs(values[key]) and values[other] is None:
+        if needs(values[key]) and values[other] == defaults[other]:
             yield key, other, "{key} is given but {other} is not; " + advice
-    if values["evaluate_only"] and values["resume"] == "never":
-        advice = "say which checkpoint to evaluate: auto, or its path"
-        yield "evaluate_only", "resume", "{key} is given but {other} is not; " + advice
     if values["model"] == "gpt" and values["dataset"] in _IMAGE_DATASETS:
         sentence = "{key} is gpt, which reads tokens, but {other} is {theirs}; use the dataset called tokens"
         yield "model", "dataset", sentence
