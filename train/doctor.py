@@ -76,19 +76,15 @@ def examine(world: World, options: argparse.Namespace) -> list[str]:
     choose_interfaces(world)
     server = meeting.open_store(world, options.rendezvous_timeout_s)
     world = replace(world, master_port=server.port, store_is_served=True)
-
-    def prefixed(store: dist.Store) -> dist.Store:
-        """Return the store with keys that no other program and no earlier attempt has used."""
-        return dist.PrefixStore(f"doctor-{world.store_attempt}", store)
-
-    store = prefixed(server)
+    keys = f"doctor-{world.store_attempt}"  # used by no other program and no earlier attempt
+    store = dist.PrefixStore(keys, server)
     own = card.own_card(world, options.device, gloo_address)
     cards = meeting.meet(own, store, options.rendezvous_timeout_s)
     if world.rank == 0:
         print(card.table(cards), flush=True)
 
     def connect() -> dist.Store:
-        return prefixed(connect_to_store(world, timedelta(seconds=options.rendezvous_timeout_s)))
+        return dist.PrefixStore(keys, connect_to_store(world, timedelta(seconds=options.rendezvous_timeout_s)))
 
     with Watch(connect, own, cards, options.silence_s) as watch:
         watch.doing("trying the connections between hosts")

@@ -44,7 +44,8 @@ class Shadow(JoinHook):
             (param, param.grad.clone() if param.grad is not None and id(param.grad) in places else param.grad)
             for param in self.ddp.module.parameters()
         ]
-        self.ddp.shadow(_last_active(steps))
+        self.ddp.send_buffers(_last_active(steps))
+        self.ddp.reducer.shadow()
         for param, grad in kept:
             param.grad = grad
 

@@ -97,7 +97,7 @@ class CustomDDP(nn.Module, Joinable):
         source = announce(self) if self._join_config.enable else 0
         averages = self.reducer.averages
         if averages:
-            self._send_buffers(source)
+            self.send_buffers(source)
         output = self.module(*args, **kwargs)
         if torch.is_grad_enabled() and averages and not torch.compiler.is_compiling():
             for tensor in [output] if isinstance(output, Tensor) else tree_leaves(output):
@@ -114,17 +114,13 @@ class CustomDDP(nn.Module, Joinable):
         finally:
             self.reducer.averages = before
 
-    def _send_buffers(self, source: int) -> None:
+    def send_buffers(self, source: int) -> None:
+        """Overwrite the buffers with those of rank `source`, as each forward does.  A collective."""
         position = f"forward after backward {self.reducer.num_backwards}"
         with missing_ranks.naming_missing_ranks("sending rank 0's buffers", position, self.group):
             # The mode of the module, which may differ from the wrapper's.
             if self._sent_buffers is not None and self.module.training:
                 self._sent_buffers.send(source)
-
-    def shadow(self, source: int) -> None:
-        """Take part in the collectives of a step of other ranks, without gradients; rank `source` sends its buffers."""
-        self._send_buffers(source)
-        self.reducer.shadow()
 
     def join(
         self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False

@@ -38,10 +38,6 @@ class Report:
     compute_s: Sequence[float]
     throttled: Sequence[float]
 
-    @property
-    def backend(self) -> str:
-        return self.cards[0].backend
-
 
 def measured(ranks: Ranks, cards: Sequence[Card], watch: Watch) -> Report:
     """Run all checks, one after the other on all ranks together."""
@@ -65,7 +61,7 @@ def lines(report: Report) -> str:
     connections = _connections(report) if len(report.cards) > 1 else [_ALONE]
     slow = max(report.compute_s)
     parts = [
-        f"answers over {report.backend}: {', '.join(answers)}",
+        f"answers over {report.cards[0].backend}: {', '.join(answers)}",
         *connections,
         f"computing: the same matrix product takes {_seconds(min(report.compute_s))} to {_seconds(slow)}; "
         f"slowest is rank {report.compute_s.index(slow)}",
@@ -188,7 +184,7 @@ def draw(report: Report, file: Path) -> None:
     times, rates, links = figure.subplots(1, 3)
     sizes = [one.size for one in report.all_reduce]
     times.loglog(sizes, [one.seconds * 1e3 for one in report.all_reduce], marker="o")
-    times.set(title=f"all-reduce over {report.backend}", xlabel="message [bytes]", ylabel="time [ms]")
+    times.set(title=f"all-reduce over {report.cards[0].backend}", xlabel="message [bytes]", ylabel="time [ms]")
     rates.loglog(sizes, [one.bytes_per_second * 8 / 1e6 for one in report.all_reduce], marker="o")
     rates.set(title="what each rank sends", xlabel="message [bytes]", ylabel="rate [Mbit/s]")
     for axes in (times, rates):
