@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, TimeoutError
 from contextlib import contextmanager
 from datetime import timedelta
@@ -37,18 +37,14 @@ def open_process_group(world: World, attempt: Attempt, config: TrainConfig) -> I
     """
     timeout = timedelta(seconds=config.rendezvous_timeout_s)
     of_collectives = timedelta(seconds=config.collective_timeout_s)
-    if world.world_size == 1 and not world.store_is_served:
-        # A single process needs no port, so no port can be taken.
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=of_collectives)
-    else:
+    store: dist.Store = dist.HashStore()  # a single process needs no port, so no port can be taken
+    if world.world_size > 1 or world.store_is_served:
         wait_until_resolvable(world.master_addr, config.resolve_timeout_s)
         choose_interfaces(world)
         store = dist.PrefixStore(f"attempt-{world.store_attempt}", connect_to_store(world, timeout))
         attempt.join(store, timeout)
         _wait_for_all_ranks(world, store, timeout)
-        dist.init_process_group(
-            "gloo", store=store, rank=world.rank, world_size=world.world_size, timeout=of_collectives
-        )
+    dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.world_size, timeout=of_collectives)
     assert dist.group.WORLD is not None
     _groups.append(dist.group.WORLD)
     yield
@@ -69,47 +65,54 @@ def choose_interfaces(world: World) -> None:
 
 def wait_until_resolvable(name: str, timeout_s: float) -> None:
     """Return as soon as `name` has an address; raise UserError if it has none within `timeout_s`."""
+    failure = _failure_of(lambda: socket.getaddrinfo(name, None), timeout_s, pause_s=1.0)
+    if failure is not None:
+        raise UserError(
+            f'MASTER_ADDR is "{name}", which does not resolve on {socket.gethostname()}: {failure.strerror} '
+            f"(tried for {timeout_s:g} s). Check the name and the DNS of this node; --resolve-timeout-s sets the limit"
+        )
+
+
+def _failure_of(attempt: Callable[[], object], timeout_s: float, pause_s: float) -> OSError | None:
+    """Repeat the attempt until it raises no OSError; return the last one if there is no time left."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            socket.getaddrinfo(name, None)
-            return
+            attempt()
+            return None
         except OSError as error:
             if time.monotonic() >= deadline:
-                raise UserError(
-                    f'MASTER_ADDR is "{name}", which does not resolve on {socket.gethostname()}: {error.strerror} '
-                    f"(tried for {timeout_s:g} s). Check the name and the DNS of this node; "
-                    "--resolve-timeout-s sets the limit"
-                ) from None
-        time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
+                return error
+        time.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
 
 
 def connect_to_store(world: World, timeout: timedelta) -> dist.TCPStore:
     """Return a client of the store at master_addr:master_port; rank 0 also serves it unless the launcher does."""
+    address, limit_s = (world.master_addr, world.master_port), timeout.total_seconds()
     place = f"{world.master_addr}:{world.master_port} (MASTER_ADDR:MASTER_PORT)"
     serve = world.rank == 0 and not world.store_is_served
+    failure = None
     if not serve:
-        _wait_until_something_listens(world, place, timeout)
+        failure = _failure_of(lambda: socket.create_connection(address, timeout=5).close(), limit_s, pause_s=0.1)
+    if failure is not None:
+        raise UserError(
+            f"rank {world.rank} found no rank 0 at {place} within {limit_s:g} s: {failure.strerror or failure}. "
+            "Is rank 0 running, and does a firewall let the port through? --rendezvous-timeout-s sets the limit"
+        )
     # In a thread: TCPStore's timeout does not work with a foreign server that accepts and then stays silent.
     outcome: Future[dist.TCPStore] = Future()
 
     def connect() -> None:
         try:
-            store = dist.TCPStore(
-                world.master_addr,
-                world.master_port,
-                world.world_size,
-                is_master=serve,
-                timeout=timeout,
-                wait_for_workers=False,
+            outcome.set_result(
+                dist.TCPStore(*address, world.world_size, is_master=serve, timeout=timeout, wait_for_workers=False)
             )
-            outcome.set_result(store)
         except RuntimeError as error:
             outcome.set_exception(error)
 
     threading.Thread(target=connect, daemon=True).start()
     try:
-        return outcome.result(min(timeout.total_seconds(), _ANSWER_TIMEOUT_S))
+        return outcome.result(min(limit_s, _ANSWER_TIMEOUT_S))
     except TimeoutError:
         reason = "no answer"
     except RuntimeError as error:
@@ -117,22 +120,6 @@ def connect_to_store(world: World, timeout: timedelta) -> dist.TCPStore:
     port = f"rank 0 has to listen on MASTER_PORT {world.master_port} of {socket.gethostname()}, but cannot"
     what = port if serve else f"something listens at {place}, but it is not rank 0 of this job"
     raise UserError(f"port in use: {what} ({reason}); set another MASTER_PORT, the same on all nodes")
-
-
-def _wait_until_something_listens(world: World, place: str, timeout: timedelta) -> None:
-    deadline = time.monotonic() + timeout.total_seconds()
-    while True:
-        try:
-            socket.create_connection((world.master_addr, world.master_port), timeout=5).close()
-            return
-        except OSError as error:
-            if time.monotonic() >= deadline:
-                raise UserError(
-                    f"rank {world.rank} found no rank 0 at {place} within {timeout.total_seconds():g} s: "
-                    f"{error.strerror or error}. Is rank 0 running, and does a firewall let the port through? "
-                    "--rendezvous-timeout-s sets the limit"
-                ) from None
-        time.sleep(0.1)
 
 
 def _wait_for_all_ranks(world: World, store: dist.Store, timeout: timedelta) -> None:
