@@ -80,12 +80,9 @@ class SharedMemory:
         # Pieces and blocks begin at pages, so that no two ranks write to the same page.
         piece_bytes = -(-num_bytes // (len(of_ranks) * mmap.PAGESIZE)) * mmap.PAGESIZE
         start, end = self.rank * piece_bytes, min((self.rank + 1) * piece_bytes, num_bytes)
-        blocks = []
-        for offset in range(start, end, _BLOCK_BYTES):
-            num = min(_BLOCK_BYTES, end - offset)
-            elements = slice(offset // dtype.itemsize, (offset + num) // dtype.itemsize)
-            blocks.append([tensor[elements] for tensor in of_ranks])
-        self._pieces[flat.data_ptr()] = blocks
+        piece = slice(start // dtype.itemsize, end // dtype.itemsize)
+        blocks = (tensor[piece].split(_BLOCK_BYTES // dtype.itemsize) for tensor in of_ranks)
+        self._pieces[flat.data_ptr()] = [[*block] for block in zip(*blocks, strict=True)]
         return flat
 
     def renew(self, flat: Tensor) -> Tensor:
