@@ -78,10 +78,10 @@ class Wrapped:
 
 
 def replicated(
-    model: nn.Module, call: nn.Module, no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
+    model: nn.Module, call: nn.Module, no_sync: Callable[[], AbstractContextManager[None]] = nullcontext, **more: Any
 ) -> Wrapped:
     """Return `call` as a strategy in which every rank holds all parameters and all gradients of `model`."""
-    return Wrapped(model, call, no_sync, model.state_dict, lambda: norm_here(model))
+    return Wrapped(model, call, no_sync, model.state_dict, lambda: norm_here(model), **more)
 
 
 def norm_here(model: nn.Module) -> Tensor:

@@ -1,6 +1,5 @@
 """Data parallelism as in most articles: a loop over the gradients between backward and the optimizer's step."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -33,4 +32,4 @@ class AverageAfterBackward(nn.Module):
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
     wrapped = AverageAfterBackward(model, context.group)
-    return replace(replicated(model, wrapped), after_backward=wrapped.average)
+    return replicated(model, wrapped, after_backward=wrapped.average)
