@@ -1,7 +1,6 @@
 """The training package: `python -m train`, started by torchrun or alone, and its parts for a loop of your own.
 
 Importing `train` or `train.config` imports no torch, so that jobspec can check a `train:` section cheaply.
-The public names below are loaded on first use.
 """
 
 from importlib import import_module

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from train.data.reading import Augmented, Stream
@@ -93,7 +93,7 @@ class Batches:
         return map(self._prepare, self._raw_batches) if self._side is None else self._prepared_ahead(self._side)
 
     def _prepare(self, batch: Any) -> Any:
-        batch = tree_map(lambda x: x.to(self.device, non_blocking=True) if isinstance(x, Tensor) else x, batch)
+        batch = tree_map_only(Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
         if not self._is_ours:
             return batch
         inputs, targets = batch

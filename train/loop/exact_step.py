@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from train.collectives.broadcast import broadcast_from_rank_0
 from train.config import TrainConfig
@@ -74,7 +74,8 @@ class ExactStep(Step):
         for number, piece, size in zip(numbers or [-1], pieces(work.batch, sizes or [0]), sizes or [0], strict=True):
             found.restore()
             seed(self.device, self.config.seed, *at, number, self._nth)
-            loss, part = self._loss(work, copied(piece), size)
+            # In memory of its own: kernels may compute differently where a tensor begins elsewhere.
+            loss, part = self._loss(work, tree_map_only(Tensor, torch.clone, piece), size)
             parts.append(part)
             if any(now is not old for now, old in zip(self._all_buffers(), own_buffers, strict=True)):
                 raise UserError("a forward replaces a buffer, and logical_world needs it changed in place: use copy_()")
@@ -112,11 +113,6 @@ class ExactStep(Step):
 
     def _all_buffers(self) -> list[Tensor]:
         return [each for wrapped in self.models for each in wrapped.module.buffers() if each.dtype is not torch.bool]
-
-
-def copied(piece: Any) -> Any:
-    """Return a slice in memory of its own: kernels may compute differently where a tensor begins elsewhere."""
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, piece)
 
 
 def hashes_of_gradients(models: Sequence[Wrapped]) -> dict[str, str]:

@@ -11,8 +11,9 @@ import statistics
 import sys
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -112,7 +113,7 @@ class Watchdog(Observer):
                 before = now
 
     def _state(self) -> dict[str, Any]:
-        frames = list(self._frames())
+        frames = self._frames()
         # Where its own code or ours is: the line in torch says less.
         inner = next((frame for frame in frames if "/torch/" not in frame.f_code.co_filename), None)
         return {
@@ -124,15 +125,12 @@ class Watchdog(Observer):
             "excused": self._is_excused(frames),
         }
 
-    def _is_excused(self, frames: Iterable[FrameType]) -> bool:
+    def _is_excused(self, frames: Sequence[FrameType]) -> bool:
         return not self._expects() or any(frame.f_code.co_name in _EXCUSED for frame in frames)
 
-    def _frames(self) -> Iterator[FrameType]:
-        """Yield the frames of the main thread, the innermost first."""
-        frame = sys._current_frames().get(self._main or 0)
-        while frame is not None:
-            yield frame
-            frame = frame.f_back
+    def _frames(self) -> list[FrameType]:
+        """Return the frames of the main thread, the innermost first."""
+        return [frame for frame, _ in traceback.walk_stack(sys._current_frames().get(self._main or 0))]
 
 
 def _judgement(before: dict[int, Any], now: dict[int, Any]) -> str:
