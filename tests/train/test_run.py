@@ -229,19 +229,22 @@ def test_gradients_made_by_hand_are_the_same_on_any_number_of_processes() -> Non
     assert weights == pytest.approx(alone, rel=1e-5, abs=1e-6)
 
 
-def _left_by_break(folder: Path) -> tuple[int, int]:
-    run, model, optimizer, dataset = _regression(checkpoint_dir=folder, checkpoint_every=1)
+def _left_by_break(folder: Path) -> int:
+    run, model, optimizer, dataset = _regression(checkpoint_dir=folder, run_dir=folder)
     run.restore(model=model, optimizer=optimizer)
-    for _ in run.epochs(1):
-        for number, (x, y) in enumerate(run.batches(dataset, 4)):
-            run.step(lambda b: F.mse_loss(model(b[0]), b[1]), (x, y), optimizer)
-            if number == 1:
+    for epoch in run.epochs(2):
+        for number, batch in enumerate(run.batches(dataset, 4)):
+            run.step(lambda b: F.mse_loss(model(b[0]), b[1]), batch, optimizer)
+            run.record(**dict([("own", run.rank), ("one", 1.0)][:: 1 - 2 * run.rank]))
+            if (epoch, number) == (2, 1):
                 break
-    return run.steps_done, len(list(folder.glob("step-*")))
+    return run.steps_done
 
 
-def test_a_batch_that_is_left_by_break_is_not_counted(tmp_path: Path) -> None:
-    assert launched(1, _left_by_break, tmp_path) == [(1, 1)]
+def test_a_batch_that_is_left_by_break_is_not_counted_and_names_are_recorded_in_any_order(tmp_path: Path) -> None:
+    assert launched(2, _left_by_break, tmp_path) == [4, 4]
+    recorded = [(record["step"], record["own"], record["one"]) for record in records(tmp_path, "step")]
+    assert recorded == [(1, 0.5, 1), (2, 0.5, 1), (3, pytest.approx(1 / 3), 1), (4, 0.5, 1)]
 
 
 def _misused(what: str, folder: Path) -> str:
@@ -256,6 +259,8 @@ def _misused(what: str, folder: Path) -> str:
             for batch in run.batches(dataset, 4, micro_batches=2 if "cut" in what else 1):
                 if what == "unwrapped":
                     optimizer = torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.1)
+                if what == "record":
+                    run.record(one=1.0, time=2.0, loss=3.0)
                 if what == "uncut":
                     batch = [*batch, torch.ones(9, 9)]
                 run.step((lambda b: model(b[0])) if what == "no mean" else loss, batch, optimizer)
@@ -279,6 +284,7 @@ def _misused(what: str, folder: Path) -> str:
         ("no values", "run.evaluate() returned a tensor of shape (4, 2) for 4 samples: return the mean"),
         ("cut", "run.gather() needs the whole batch, and run.step() cuts it: give it split=False"),
         ("uncut", "a batch of 4 samples holds a tensor of shape (9, 9), which cannot be cut"),
+        ("record", "run.record(): loss, time: choose another name, as each record has these: comm"),
         ("restore", "checkpoint_dir is given, but run.restore() has not said"),
         ("other data", "run.batches(): num_samples was 11 and is 3, but a run counts the steps of one training set"),
     ],

@@ -189,7 +189,8 @@ class Course:
         for kind, text in step.incidents:
             self.report(kind, text)
         if step.result is not None:
-            values = {name: torch.as_tensor(value, device=self.device).detach() for name, value in step.values.items()}
+            given = sorted(step.values.items())  # ranks may have given them in different orders
+            values = {name: torch.as_tensor(value, device=self.device).detach() for name, value in given}
             known = {"epoch": sampler.epoch, "step": self.steps_done, "lr": step.lr, "samples": samples}
             self._pending.add(step.result, values, own, **known)
         stops = self._stop_agreement.reached()
@@ -220,6 +221,8 @@ class Course:
         sampler, now = self.sampler, time.monotonic()
         if sampler is None:
             raise UserError("an epoch ended without a loop over run.batches(): nothing was trained")
+        if self._pending:  # the loop over batches was left by break
+            self._record_losses(now=True)
         self.recorded_step = self.steps_done
         record = EpochRecord(
             epoch=epoch,

@@ -30,6 +30,7 @@ from train.loop.losses import evaluate
 from train.loop.numerics import compile_model, seed
 from train.loop.step import StepResult, Work
 from train.records.metrics import arithmetic, start_record, weights_sha256
+from train.records.observer import OWN_NAMES
 from train.world import placement
 
 # Names in a checkpoint that are the run's own.
@@ -280,6 +281,9 @@ class Session(Course):
 
         In a step, the mean over the ranks' samples is recorded; call it on all ranks.  Of an epoch, rank 0's are.
         """
+        if wrong := sorted(values.keys() & OWN_NAMES):
+            taken = ", ".join(sorted(OWN_NAMES))
+            raise UserError(f"run.record(): {', '.join(wrong)}: choose another name, as each record has these: {taken}")
         (self._step.values if self._step.is_running else self._values).update(values)
 
     # What follows is called by the methods above only.

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from train.records.observer import EpochRecord, StepRecord
+from train.records.observer import OWN_NAMES
 from train.records.runs import RunRecords, relative
 
 Points = list[tuple[float, float]]
@@ -53,8 +53,7 @@ CURVES = [
     Curve("communication.png", "time spent waiting for other ranks", "share of a step", "communication_share"),
 ]
 # Other names in the records come from run.record().
-_KNOWN = {field.name for record in (StepRecord, EpochRecord) for field in fields(record)}
-_KNOWN |= {"event", "val_loss", "val_accuracy"}
+_KNOWN = OWN_NAMES | {"val_loss", "val_accuracy"}
 
 
 def _own_metrics(runs: Sequence[RunRecords]) -> list[Curve]:

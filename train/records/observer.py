@@ -1,7 +1,7 @@
 """Observers of a run: the one interface for records, progress and whatever else follows a run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -50,6 +50,10 @@ class EpochRecord:
     samples_read: int
     seconds: float
     train_seconds: float
+
+
+# Names that run.record() cannot add.
+OWN_NAMES = {"event", *(field.name for record in (StepRecord, EpochRecord) for field in fields(record))}
 
 
 @dataclass(frozen=True)
