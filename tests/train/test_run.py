@@ -230,7 +230,7 @@ def test_gradients_made_by_hand_are_the_same_on_any_number_of_processes() -> Non
 
 
 def _left_by_break(folder: Path) -> int:
-    run, model, optimizer, dataset = _regression(checkpoint_dir=folder, run_dir=folder)
+    run, model, optimizer, dataset = _regression(checkpoint_dir=folder, run_dir=folder, profile="2:6")
     run.restore(model=model, optimizer=optimizer)
     for epoch in run.epochs(2):
         for number, batch in enumerate(run.batches(dataset, 4)):
@@ -245,6 +245,9 @@ def test_a_batch_that_is_left_by_break_is_not_counted_and_names_are_recorded_in_
     assert launched(2, _left_by_break, tmp_path) == [4, 4]
     recorded = [(record["step"], record["own"], record["one"]) for record in records(tmp_path, "step")]
     assert recorded == [(1, 0.5, 1), (2, 0.5, 1), (3, pytest.approx(1 / 3), 1), (4, 0.5, 1)]
+    assert [record["text"].split(": ")[1] for record in records(tmp_path, "incident")] == [
+        "this start can profile steps 2 to 4 on ranks 0 to 1"
+    ]
 
 
 def _misused(what: str, folder: Path) -> str:

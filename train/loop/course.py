@@ -118,6 +118,19 @@ class Course:
         for observer in self.observers:
             observer.incident(self.steps_done, kind, text)
 
+    def report_unprofiled(self, first_step: int, last_step: int) -> None:
+        """Report that `profile` has no effect if this start can profile only steps `first_step` to `last_step`."""
+        steps, ranks = self.config.profile, self.config.profile_ranks
+        if steps is None:
+            return
+        first, last = map(int, steps.split(":"))
+        on_no_rank = not any(profiles(ranks, rank) for rank in range(self.world_size))
+        if on_no_rank or not first_step <= first <= last <= last_step:
+            can = f"steps {first_step} to {last_step} on ranks 0 to {self.world_size - 1}"
+            text = f"--profile={steps} --profile-ranks={ranks} profiles nothing: this start can profile {can}"
+            self.report("not_profiled", text)
+            self.config = self.config.model_copy(update={"profile": None})  # the end does not report it again
+
     def is_last_step(self) -> bool:
         return self.config.max_steps is not None and self.steps_done >= self.config.max_steps
 
@@ -252,6 +265,7 @@ class Course:
         raise Stopped
 
     def _end_run(self, weights: str | None) -> None:
+        self.report_unprofiled(2, self.steps_done)
         saved = self.saving.saves
         end = RunEnd(self.sampler.epoch if self.sampler else 1, self.steps_done, saved, weights, self.best)
         for observer in self.observers:

@@ -3,6 +3,7 @@
 `python -m train` (train/loop/trainer.py) is written on it, and so is everybody's own loop (train/run.py).
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -328,6 +329,9 @@ class Session(Course):
             record = start_record(config, self.world, self.device, self._where, numbers, self._settings)
             for observer in self.observers:
                 observer.run_started(record)
+            last_step = min(config.epochs * numbers["steps_per_epoch"], config.max_steps or sys.maxsize)
+            if self.steps_done < last_step:  # else epochs() reports that nothing is trained
+                self.report_unprofiled(self.steps_done + 2, last_step)
 
     def _loaded(self, dataset: Any, steps: Iterable[list[int]], collate: Any, workers: int) -> Batches:
         return Batches(dataset, steps, self.device, self.config.input, workers, self.world.local_world_size, collate)
