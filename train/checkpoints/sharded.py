@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from train.checkpoints.folder import Checkpoints
+from train.checkpoints.same_run import misfit
 from train.collectives.agreement import mistakes_shared_by_all_ranks, while_others_wait
 from train.collectives.broadcast import thing_of_rank_0
 from train.config import YEAR_S
@@ -94,7 +95,11 @@ def load_shards(world: World, path: Path, model: nn.Module, optimizer: optim.Opt
 
     def read() -> None:
         try:
-            dcp.load(wanted, storage_reader=dcp.FileSystemReader(path), process_group=group)
+            reader = dcp.FileSystemReader(path)
+            saved = reader.read_metadata().state_dict_metadata
+            if why := misfit("the model", {name: saved[name] for name in wanted if name in saved}, wanted):
+                raise UserError(why)
+            dcp.load(wanted, storage_reader=reader, process_group=group)
         except CheckpointException as error:
             raise UserError(f"cannot read the checkpoint {path}: {_first_failure(error)}") from None
 

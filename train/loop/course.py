@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 
 from train import strategies
 from train.checkpoints.folder import checkpoint_path
-from train.checkpoints.same_run import other_data, refuse_other_run
+from train.checkpoints.same_run import misfit, other_data, refuse_other_run
 from train.collectives import missing_ranks
 from train.collectives.agreement import StopAgreement, Stopped, mistakes_shared_by_all_ranks, while_others_wait
 from train.collectives.broadcast import broadcast_from_rank_0, thing_of_rank_0
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
-from train.errors import SharedError, UserError
+from train.errors import SharedError, UserError, first_line
 from train.loop import saving
 from train.loop.exact_step import ExactStep
 from train.loop.halving_step import HalvingStep
@@ -313,7 +313,7 @@ class Course:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was saved, on any number of processes.  To evaluate only, load the weights alone.
 
-        Raises UserError, with nothing loaded, if the state belongs to another run or lacks something that was named.
+        Raises UserError if the state belongs to another run, or lacks or does not fit something that was named.
         """
         saved = dict(state["config"])
         if self._settings is not None:  # in one's own loop the sampler checks it, once there are batches
@@ -325,7 +325,13 @@ class Course:
         for name, thing in self._things.items():
             if name not in spread:
                 wrapped = self.engine.wrapped(thing)
-                (thing if wrapped is None else wrapped.module).load_state_dict(state[name])
+                target = thing if wrapped is None else wrapped.module
+                try:
+                    target.load_state_dict(state[name])
+                except (RuntimeError, ValueError) as error:
+                    if not isinstance(target, nn.Module | optim.Optimizer):
+                        raise
+                    raise UserError(misfit(name, state[name], target.state_dict(), first_line(error))) from None
         self.steps_done = state["step"]
         if self.config.evaluate_only:
             return

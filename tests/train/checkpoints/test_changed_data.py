@@ -72,6 +72,12 @@ def test_a_resumed_run_says_once_that_its_data_have_changed(
     [said] = _changes_said(tmp_path)
     assert f"({dataset} in {tmp_path}) have changed since the checkpoint of step 2: the run continues" in said
 
+    tokens.write([tmp_path / "text"], tmp_path, context=4)
+    _draw(tmp_path, "train/owl/a.png", "val/owl/a.png")
+    fault = r"SharedError: .*does not fit (the )?model: .* is \(.*\) in the checkpoint and \(.*\) now.*\. Give the old"
+    with pytest.raises(RuntimeError, match=fault):
+        train_on_ranks(world_size, *_flags(tmp_path, dataset, 5, *more))
+
 
 def test_nothing_is_said_of_a_checkpoint_that_does_not_know_its_data(tmp_path: Path) -> None:
     _write_tokens(tmp_path, bytes(400))
