@@ -17,6 +17,7 @@ from train.errors import UserError, leave, report
 from train.flags import checked
 from train.loop.numerics import set_numerics
 from train.loop.session import Session
+from train.records.progress import say
 from train.world.attempt import Attempt
 from train.world.environment import World
 from train.world.rendezvous import open_process_group
@@ -94,6 +95,9 @@ class Run(Session):
             atexit.register(sys.stdout.flush)  # runs before the line above
 
     def _leave(self) -> None:
+        if self._is_in_epoch and self.rank == 0:
+            lost = "the loop over run.epochs() ended early, and the steps since the last checkpoint are lost"
+            say(f"{lost}: write `for epoch in run.epochs(...)`, and leave it by `break` alone")
         self.files.close()
         self._connection.close()
         # A thread of gloo that still freed a tensor while Python shuts down would abort the process.

@@ -109,6 +109,7 @@ class Course:
         self.best: Best | None = None
         self._means, self._pending = Means(), PendingLosses()
         self._stop_agreement = StopAgreement(stop)
+        self._is_in_epoch = False  # in the loop over epochs, which has not ended the run
         self._is_looping = True  # until the first loop over batches ends, and then inside of each
         self._step = StepInLoop()
         self._values: dict[str, Any] = {}
@@ -230,7 +231,7 @@ class Course:
         for record in known[len(finite) :]:  # with --on-nonfinite=stop_late
             refuse_if_not_finite(record.loss, f"loss of step {record.step}")
 
-    def _end_epoch(self, epoch: int, started: float) -> None:
+    def _end_epoch(self, epoch: int, started: float, is_left: bool = False) -> None:
         sampler, now = self.sampler, time.monotonic()
         if sampler is None:
             raise UserError("an epoch ended without a loop over run.batches(): nothing was trained")
@@ -252,7 +253,7 @@ class Course:
             self.best = Best(epoch, accuracy)
         for observer in self.observers:
             observer.epoch_ended(record)
-        if len(sampler) == 0 or not self.is_last_step():
+        if len(sampler) == 0 or not (self.is_last_step() or is_left):
             sampler.set_epoch(epoch + 1)
             self._means = Means()
         self.save()
@@ -265,6 +266,7 @@ class Course:
         raise Stopped
 
     def _end_run(self, weights: str | None) -> None:
+        self._is_in_epoch = False
         self.report_unprofiled(2, self.steps_done)
         saved = self.saving.saves
         end = RunEnd(self.sampler.epoch if self.sampler else 1, self.steps_done, saved, weights, self.best)
