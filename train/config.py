@@ -291,11 +291,11 @@ class TrainConfig(BaseModel):
         False, description="evaluate the checkpoint of --resume, without training; --export can write its weights"
     )
     rendezvous_timeout_s: float = Field(
-        300.0, gt=0, le=YEAR_S, description="how long to wait for the other processes at the start, in seconds"
+        300.0, ge=1, le=YEAR_S, description="how long to wait for the other processes at the start, in seconds"
     )
     collective_timeout_s: float = Field(
         300.0,
-        gt=0,
+        ge=1,
         le=YEAR_S,
         description="how long one collective (a message between all processes) may take, in seconds",
     )

@@ -1,19 +1,21 @@
 """Settings that contradict each other: a run refuses them rather than do something that was not asked for."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-# One key needs another: (key, a test if its value needs the other, the other key, the advice for it).
-_NEEDS: list[tuple[str, Callable[[Any], bool], str, str]] = [
-    ("resume", lambda value: value == "auto", "checkpoint_dir", "say where checkpoints are"),
-    ("checkpoint_every", bool, "checkpoint_dir", "say where checkpoints are"),
-    ("tensorboard", bool, "run_dir", "say where its files belong"),
-    ("profile", bool, "run_dir", "say where its files belong"),
-    ("log_slices", bool, "run_dir", "say where its files belong"),
-    ("log_slices", bool, "logical_world", "only then has a step slices"),
-    ("evaluate_only", bool, "resume", "say which checkpoint to evaluate: auto, or its path"),
+# A key that is not its default needs another, but resume only if it is auto: (key, the other key, the advice for it).
+_NEEDS = [
+    ("resume", "checkpoint_dir", "say where checkpoints are"),
+    ("checkpoint_every", "checkpoint_dir", "say where checkpoints are"),
+    ("keep_checkpoints", "checkpoint_dir", "say where checkpoints are"),
+    ("tensorboard", "run_dir", "say where its files belong"),
+    ("profile", "run_dir", "say where its files belong"),
+    ("profile_ranks", "profile", "say which steps to profile"),
+    ("log_slices", "run_dir", "say where its files belong"),
+    ("log_slices", "logical_world", "only then has a step slices"),
+    ("evaluate_only", "resume", "say which checkpoint to evaluate: auto, or its path"),
 ]
 # Keys that have an effect with one value of another key only.
 _ONLY = {
@@ -56,8 +58,9 @@ def refuse_contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]
 # pydantic wants the sentence as a LiteralString, a type that Python 3.10 does not have.
 def _contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """Yield a key, another one and a sentence, which begins with the key: messages put the key's place before it."""
-    for key, needs, other, advice in _NEEDS:
-        if needs(values[key]) and values[other] == defaults[other]:
+    for key, other, advice in _NEEDS:
+        needs = values[key] == "auto" if key == "resume" else values[key] != defaults[key]
+        if needs and values[other] == defaults[other]:
             yield key, other, "{key} is given but {other} is not; " + advice
     if values["model"] == "gpt" and values["dataset"] in _IMAGE_DATASETS:
         sentence = "{key} is gpt, which reads tokens, but {other} is {theirs}; use the dataset called tokens"
@@ -65,8 +68,16 @@ def _contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> I
     if values["dataset"] == "tokens" and values["model"] in _IMAGE_MODELS:
         sentence = "{key} is tokens, but {other} is {theirs}, which reads images; only the model gpt reads tokens"
         yield "dataset", "model", sentence
+    if values["evaluate_only"] and values["profile"]:
+        yield "profile", "evaluate_only", "{key} is given, but with {other} there are no steps to profile"
     if values["sync"] != "all_reduce" and values["strategy"] != "custom_ddp":
         yield "sync", "strategy", "{key} is {value}, which {other} {theirs} does not support; only custom_ddp does"
+    has_buckets = values["strategy"] in ("custom_ddp", "ddp", "fsdp" if values["fsdp_wrap"] == "size" else "")
+    if values["bucket_mib"] != defaults["bucket_mib"] and not has_buckets:
+        sentence = (
+            "{key} is {value}, but {other} is {theirs}; only custom_ddp, ddp, and fsdp with fsdp_wrap size use it"
+        )
+        yield "bucket_mib", "strategy", sentence
     for key, (other, only) in _ONLY.items():
         if values[key] != defaults[key] and values[other] != only:
             sentence = "{key} is {value}, but {other} is {theirs}; only " + str(only).lower() + " has this setting"

@@ -73,7 +73,7 @@ def values(key: str) -> st.SearchStrategy[Any]:
 def configs(draw: st.DrawFn) -> TrainConfig:
     drawn = {key: draw(values(key), label=key) for key in KEYS}
     if drawn["checkpoint_dir"] is None:
-        drawn |= {"checkpoint_every": 0, "resume": "never"}
+        drawn |= {"checkpoint_every": 0, "resume": "never", "keep_checkpoints": 3}
     if drawn["resume"] == "never":
         drawn["evaluate_only"] = False
     if (drawn["model"] == "gpt") != (drawn["dataset"] == "tokens"):
@@ -82,10 +82,12 @@ def configs(draw: st.DrawFn) -> TrainConfig:
         drawn["sync"] = "all_reduce"
     if drawn["logical_world"] is not None:
         drawn |= {key: only for key, only, _ in _EXACT}
+    if drawn["strategy"] not in ("custom_ddp", "ddp"):
+        drawn["bucket_mib"] = 25.0
     # Texts with a form of their own, and what needs a folder.
-    drawn |= {"profile": draw(st.sampled_from([None, "2:5"])), "profile_ranks": draw(st.sampled_from(["0", "all"]))}
-    if drawn["run_dir"] is None:
-        drawn |= {"profile": None, "tensorboard": False}
+    profiles = drawn["run_dir"] is not None and not drawn["evaluate_only"] and draw(st.booleans())
+    drawn |= {"profile": "2:5", "profile_ranks": "all"} if profiles else {"profile": None, "profile_ranks": "0"}
+    drawn["tensorboard"] &= drawn["run_dir"] is not None
     drawn["log_slices"] &= drawn["run_dir"] is not None and drawn["logical_world"] is not None
     drawn |= {
         key: TrainConfig.model_fields[key].default for key, (other, only) in _ONLY.items() if drawn[other] != only
@@ -111,6 +113,10 @@ def test_flags_a_yaml_file_and_a_json_copy_of_a_config_give_the_same_config(
     [
         ("--optimizer=adam --momentum=0.9", "momentum is 0.9, but optimizer is adam; only sgd has this setting"),
         ("--lr-gamma=0.5", "lr_gamma is 0.5, but scheduler is none; only step has this setting"),
+        ("--strategy=hook_per_parameter --bucket-mib=1", "bucket_mib is 1.0, but strategy is hook_per_parameter; only"),
+        ("--strategy=fsdp --bucket-mib=1", "bucket_mib is 1.0, but strategy is fsdp; only custom_ddp, ddp, and fsdp"),
+        ("--profile-ranks=all", "profile_ranks is given but profile is not; say which steps to profile"),
+        ("--evaluate-only --resume=a --run-dir=b --profile=2:3", "profile is given, but with evaluate_only there are"),
     ],
 )
 def test_a_setting_without_effect_is_refused(flag: str, message: str) -> None:
@@ -167,8 +173,8 @@ def test_every_typed_key_refuses_another_type_and_nan_and_names_its_flag(key: st
 _OUT_OF_RANGE = f"""
     --epochs=0 --batch-size=0 --batch-size=2.5 --accumulate=0 --lr=0 --lr=-1 --momentum=1 --clip-norm=0 --seed=-1
     --seed={2**32} --lr-gamma=1.1 --keep-checkpoints=0 --checkpoint-every=-1 --rendezvous-timeout-s=inf
-    --rendezvous-timeout-s=1e15 --collective-timeout-s=1e15 --batch-size={10**18} --workers={10**9} --lr=1e39
-    --weight-decay=1e300
+    --rendezvous-timeout-s=0.9 --collective-timeout-s=1e-9 --rendezvous-timeout-s=1e15 --collective-timeout-s=1e15
+    --batch-size={10**18} --workers={10**9} --lr=1e39 --weight-decay=1e300
 """
 
 
@@ -287,7 +293,7 @@ def test_names_that_lead_out_of_the_folder_or_are_no_text_are_refused() -> None:
     assert '"\\udcff" is not one of ' in str(refusal.value)
 
 
-@pytest.mark.parametrize("arguments", [["--resume=auto"], ["--checkpoint-every=5"]])
+@pytest.mark.parametrize("arguments", [["--resume=auto"], ["--checkpoint-every=5"], ["--keep-checkpoints=1"]])
 def test_checkpoint_settings_without_a_folder_are_refused(arguments: list[str]) -> None:
     name = arguments[0].partition("=")[0]
     with pytest.raises(UserError, match=f"  {name} is given but checkpoint_dir is not"):

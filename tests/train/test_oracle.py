@@ -49,7 +49,8 @@ class Drawn(NamedTuple):
         given = [f"--{key.replace('_', '-')}={getattr(self, key)}" for key in keys]
         given += [f"--model={'mnist_bn' if self.batchnorm else 'mlp'}", f"--lr={_RATES[self.optimizer]}"]
         given += ["--momentum=0.9"] if self.optimizer == "sgd" else []
-        return [*given, "--device=cpu", "--weight-decay=0.01", f"--epochs={_EPOCHS}", "--bucket-mib=0.0005"]
+        given += ["--bucket-mib=0.0005"] if self.strategy in ("custom_ddp", "ddp") else []
+        return [*given, "--device=cpu", "--weight-decay=0.01", f"--epochs={_EPOCHS}"]
 
 
 def _draw(seed: int) -> list[Drawn]:
