@@ -68,6 +68,8 @@ class Run(Session):
         given = {name: os.fspath(x) if isinstance(x, os.PathLike) else x for name, x in settings.items()}
         if wrong := sorted(given.keys() & _OF_A_CLASSIFIER):
             raise UserError(f"{', '.join(wrong)}: only `python -m train` has this setting; your own loop decides it")
+        if dist.is_initialized():
+            raise UserError("Run() connects the processes, but they are connected already: make one Run in a process")
         config = checked(given, {}, [])
         if config.strategy == "pipeline":
             raise UserError("strategy is pipeline, which only `python -m train` can use")

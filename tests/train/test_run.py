@@ -263,6 +263,11 @@ def _misused(what: str, folder: Path) -> str:
             for batch in run.batches(dataset, 4, micro_batches=2 if "cut" in what else 1):
                 if what == "unwrapped":
                     optimizer = torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.1)
+                if what == "second Run after a cut":
+                    with pytest.raises(train.UserError, match="cuts it"):
+                        run.step(lambda b: run.gather(b[0]).mean(), batch, optimizer)
+                    run.gather(batch[0])
+                    Run()
                 if what == "record":
                     run.record(one=1.0, time=2.0, loss=3.0)
                 if what == "uncut":
@@ -289,6 +294,7 @@ def _misused(what: str, folder: Path) -> str:
         ("cut", "run.gather() needs the whole batch, and run.step() cuts it: give it split=False"),
         ("uncut", "a batch of 4 samples holds a tensor of shape (9, 9), which cannot be cut"),
         ("record", "run.record(): loss, time: choose another name, as each record has these: comm"),
+        ("second Run after a cut", "Run() connects the processes, but they are connected already: make one Run in a"),
         ("restore", "checkpoint_dir is given, but run.restore() has not said"),
         ("other data", "run.batches(): num_samples was 11 and is 3, but a run counts the steps of one training set"),
     ],

@@ -188,9 +188,11 @@ class Session(Course):
         """
         position = self._in_loop("step")
         self._step.splits = split
-        with self._saved_if_not_finite():
-            result = self.engine.run(Work(batch, optimizer, position, function, clip_norm, split))
-        self._step.splits = False
+        try:
+            with self._saved_if_not_finite():
+                result = self.engine.run(Work(batch, optimizer, position, function, clip_norm, split))
+        finally:
+            self._step.splits = False
         self._step.note(result, optimizer)
         return result
 
