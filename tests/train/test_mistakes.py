@@ -81,11 +81,6 @@ MISTAKES = {
         ['model was "mlp" and is "mnist_bn"', "--checkpoint-dir"],
         prepare=_save_a_checkpoint_of_an_mlp,
     ),
-    "deterministic from a checkpoint that is not": Mistake(
-        ["--model=mlp", "--deterministic", "--checkpoint-dir={tmp}", "--resume=auto"],
-        ['deterministic was "False" and is "True"'],
-        prepare=_save_a_checkpoint_of_an_mlp,
-    ),
     "checkpoints of an earlier run": Mistake(
         [*_QUICK, "--checkpoint-dir={tmp}"],
         ["of an earlier run", "--resume=auto"],

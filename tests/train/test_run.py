@@ -293,7 +293,7 @@ def _misused(what: str, folder: Path) -> str:
         ("no values", "run.evaluate() returned a tensor of shape (4, 2) for 4 samples: return the mean"),
         ("cut", "run.gather() needs the whole batch, and run.step() cuts it: give it split=False"),
         ("uncut", "a batch of 4 samples holds a tensor of shape (9, 9), which cannot be cut"),
-        ("record", "run.record(): loss, time: choose another name, as each record has these: comm"),
+        ("record", "run.record(): loss, time: choose names other than communication_share, epoch, event"),
         ("second Run after a cut", "Run() connects the processes, but they are connected already: make one Run in a"),
         ("restore", "checkpoint_dir is given, but run.restore() has not said"),
         ("other data", "run.batches(): num_samples was 11 and is 3, but a run counts the steps of one training set"),

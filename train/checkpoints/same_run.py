@@ -45,17 +45,15 @@ def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
 
 
 def misfit(thing: str, saved: Mapping[str, Any], now: Mapping[str, Any], otherwise: str = "") -> str:
-    """Return how the names and shapes of tensors in a checkpoint differ from the present ones, and what to do.
-
-    otherwise: what to return the advice with if they do not differ; without it the result is then empty.
-    """
-    shapes = [{name: getattr(x, "shape", getattr(x, "size", None)) for name, x in of.items()} for of in (saved, now)]
-    pairs = {
-        name: [str(tuple(of[name] or ())) if name in of else "absent" for of in shapes] for name in {**now, **saved}
-    }
-    differ = [f"{name} is {old} in the checkpoint and {new} now" for name, (old, new) in pairs.items() if old != new]
-    more = [f"{len(differ) - 3} more"] * (len(differ) > 3)
-    why = ", ".join(differ[:3] + more) or otherwise
+    """Return how a checkpoint's tensors differ from the present ones, or else `otherwise`; and what to do."""
+    old, new = (
+        {name: str(tuple(getattr(x, "shape", getattr(x, "size", ())))) for name, x in of.items()} for of in (saved, now)
+    )
+    names = [name for name in new | old if old.get(name) != new.get(name)]
+    differ = [
+        f"{name} is {old.get(name, 'absent')} in the checkpoint and {new.get(name, 'absent')} now" for name in names
+    ]
+    why = ", ".join(differ[:3] + [f"{len(differ) - 3} more"] * (len(differ) > 3)) or otherwise
     advice = "Give the old model and data, or another --checkpoint-dir for a new run"
     return why and f"the checkpoint does not fit {thing}: {why}. {advice}"
 

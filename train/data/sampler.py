@@ -36,9 +36,8 @@ def evaluation_parts(
 class ShardSampler(Sampler[list[int]]):
     """Yields, for each step of the current epoch, this rank's list of sample indices (empty if none are left for it).
 
-    Give it to a DataLoader as `batch_sampler`, with a collate_fn that takes an empty list if the last batch may have
-    fewer samples than ranks.  Unlike torch's DistributedSampler it neither pads nor drops.  An epoch reads each sample
-    exactly once over all ranks, and `len()` is the same on every rank.
+    Give it to a DataLoader as `batch_sampler`, with a collate_fn that takes an empty list.  Unlike torch's it neither
+    pads nor drops.  An epoch reads each sample once over all ranks, and `len()` is the same on every rank.
 
     Args:
         num_samples: size of the dataset.  batch_size: samples of one step over all ranks together.

@@ -122,14 +122,10 @@ class Course:
     def report_unprofiled(self, first_step: int, last_step: int) -> None:
         """Report that `profile` has no effect if this start can profile only steps `first_step` to `last_step`."""
         steps, ranks = self.config.profile, self.config.profile_ranks
-        if steps is None:
-            return
-        first, last = map(int, steps.split(":"))
-        on_no_rank = not any(profiles(ranks, rank) for rank in range(self.world_size))
-        if on_no_rank or not first_step <= first <= last <= last_step:
-            can = f"steps {first_step} to {last_step} on ranks 0 to {self.world_size - 1}"
-            text = f"--profile={steps} --profile-ranks={ranks} profiles nothing: this start can profile {can}"
-            self.report("not_profiled", text)
+        fits = [first_step <= int(step) <= last_step for step in (steps or "").split(":") if step]
+        if steps and not (all(fits) and any(profiles(ranks, rank) for rank in range(self.world_size))):
+            can = f"this start can profile steps {first_step} to {last_step} on ranks 0 to {self.world_size - 1}"
+            self.report("not_profiled", f"--profile={steps} --profile-ranks={ranks} profiles nothing: {can}")
             self.config = self.config.model_copy(update={"profile": None})  # the end does not report it again
 
     def is_last_step(self) -> bool:
@@ -372,3 +368,5 @@ class Course:
                 self.saving.wait_until_saved()
                 self.saving.say_saved(self.steps_done)
             raise
+        finally:
+            self._step.splits = False

@@ -123,7 +123,7 @@ class Session(Course):
                 yield epoch
             except GeneratorExit:
                 if _breaks(sys._getframe().f_back):
-                    self._end_at_break(epoch, started)
+                    self._end(epoch, started)
                 raise
             self._end_epoch(epoch, started)
         self._end()
@@ -188,11 +188,8 @@ class Session(Course):
         """
         position = self._in_loop("step")
         self._step.splits = split
-        try:
-            with self._saved_if_not_finite():
-                result = self.engine.run(Work(batch, optimizer, position, function, clip_norm, split))
-        finally:
-            self._step.splits = False
+        with self._saved_if_not_finite():
+            result = self.engine.run(Work(batch, optimizer, position, function, clip_norm, split))
         self._step.note(result, optimizer)
         return result
 
@@ -291,25 +288,24 @@ class Session(Course):
         In a step, the mean over the ranks' samples is recorded; call it on all ranks.  Of an epoch, rank 0's are.
         """
         if wrong := sorted(values.keys() & OWN_NAMES):
-            taken = ", ".join(sorted(OWN_NAMES))
-            raise UserError(f"run.record(): {', '.join(wrong)}: choose another name, as each record has these: {taken}")
+            raise UserError(f"run.record(): {', '.join(wrong)}: choose names other than {', '.join(sorted(OWN_NAMES))}")
         (self._step.values if self._step.is_running else self._values).update(values)
 
     # What follows is called by the methods above only.
 
-    def _end_at_break(self, epoch: int, started: float) -> None:
+    def _end(self, left: int = 0, started: float = 0.0) -> None:
+        """End the run; `left`: the epoch that was left by `break`."""
         try:
-            if self.sampler is not None and self.sampler.step:
-                self._end_epoch(epoch, started, is_left=True)
-            self._end()
+            if left and self.sampler is not None and self.sampler.step:
+                self._end_epoch(left, started, is_left=True)
+            states = [wrapped.state_dict() for wrapped in self.engine.models]
+            named = {f"{at}.{name}": tensor for at, state in enumerate(states) for name, tensor in state.items()}
+            self._end_run(weights_sha256(states[0] if len(states) == 1 else named))
+            self.saving.wait_until_saved()
         except Exception as error:
-            sys.excepthook(type(error), error, error.__traceback__)  # Python ignores what a closed generator raises
-
-    def _end(self) -> None:
-        states = [wrapped.state_dict() for wrapped in self.engine.models]
-        named = {f"{at}.{name}": tensor for at, state in enumerate(states) for name, tensor in state.items()}
-        self._end_run(weights_sha256(states[0] if len(states) == 1 else named))
-        self.saving.wait_until_saved()
+            if left:  # Python ignores what a closed generator raises
+                sys.excepthook(type(error), error, error.__traceback__)
+            raise
 
     def _report_end_before_start(self, reached: list[str]) -> None:
         """Report which limits the checkpoint has reached, and how to train on."""
