@@ -54,7 +54,7 @@ def misfit(thing: str, saved: Mapping[str, Any], now: Mapping[str, Any], otherwi
         f"{name} is {old.get(name, 'absent')} in the checkpoint and {new.get(name, 'absent')} now" for name in names
     ]
     why = ", ".join(differ[:3] + [f"{len(differ) - 3} more"] * (len(differ) > 3)) or otherwise
-    advice = "Give the old model and data, or another --checkpoint-dir for a new run"
+    advice = "Give the old model, optimizer and data, or another --checkpoint-dir for a new run"
     return why and f"the checkpoint does not fit {thing}: {why}. {advice}"
 
 
