@@ -26,19 +26,12 @@ class FolderSamples:
     """One split, read from the files picture by picture; see train.datasets.Samples."""
 
     files: Any  # torchvision's ImageFolder
-    size: int
+    shape: tuple[int, int, int]
+    num_classes: int
     varies: bool
     # The values of ImageNet's training pictures; other photographs have similar ones.
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return 3, self.size, self.size
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.files.classes)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -85,7 +78,7 @@ def load(data_root: Path, split: Split, seed: int) -> Samples:
     if split == "validation":
         changes = [v2.Resize(size if size < _LARGEST else round(size * _MARGIN), antialias=True), v2.CenterCrop(size)]
     files.transform = v2.Compose([v2.PILToTensor(), *changes])
-    return FolderSamples(files, size, varies=split == "train")
+    return FolderSamples(files, (3, size, size), len(files.classes), varies=split == "train")
 
 
 def _list_files(folder: Path) -> Any:
