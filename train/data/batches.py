@@ -35,7 +35,7 @@ class Batches:
         input: `memory` keeps all samples as uint8 on the device (in pinned host memory if they do not fit there)
             and picks each batch by index.  `loader` reads them one by one in the processes of a DataLoader.  `auto`
             takes memory if the dataset is one of the project's, fits and does not vary.
-        workers: processes of the DataLoader.  collate: makes a batch of a list of samples, unless torch's default does.
+        workers: processes of the DataLoader.  collate: makes a batch of samples, as torch's default does.
         local_world_size: processes that share the host's memory, each with its own copy.
     On CUDA a separate stream prepares each batch while the device computes on the batch before it.
     """
