@@ -224,11 +224,15 @@ def _sum_and_weight(value: Any, size: int) -> tuple[Tensor, int | Tensor]:
     """
     if isinstance(value, tuple):
         total, weight = value
-        return torch.as_tensor(total, dtype=torch.float64) * bool(size), weight * bool(size)
-    values = torch.as_tensor(value, dtype=torch.float64)
+        return _double(total) * bool(size), weight * bool(size)
+    values = _double(value)
     if values.ndim > 1 or (values.ndim and size not in (len(values), 0)):
         raise UserError(
             f"the function of run.evaluate() returned a tensor of shape {tuple(values.shape)} for {size} samples: "
             "return the mean over the samples, or the value of each, or (sum, weight)"
         )
     return (values[:size].sum() if values.ndim else values * size), size
+
+
+def _double(value: Tensor | float) -> Tensor:
+    return value.double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
