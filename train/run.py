@@ -97,9 +97,9 @@ class Run(Session):
             atexit.register(sys.stdout.flush)  # runs before the line above
 
     def _leave(self) -> None:
-        if self._is_in_epoch and self.rank == 0:
-            lost = "the loop over run.epochs() ended early, and the steps since the last checkpoint are lost"
-            say(f"{lost}: write `for epoch in run.epochs(...)`, and leave it by `break` alone")
+        if self._epoch_began is not None and self.rank == 0:
+            lost = "the loop over run.epochs() was left early, and the steps since the last checkpoint are lost"
+            say(f"{lost}: call run.end() on all ranks before `break`")
         self.files.close()
         self._connection.close()
         # A thread of gloo that still freed a tensor while Python shuts down would abort the process.

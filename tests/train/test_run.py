@@ -239,11 +239,12 @@ def _left_by_break(folder: Path) -> int:
             if number == 1:
                 break
         if epoch == 2:
+            run.end()
             break
     return run.steps_done
 
 
-def test_break_ends_the_run_but_counts_no_batch_and_names_are_recorded_in_any_order(tmp_path: Path) -> None:
+def test_a_run_ends_early_but_counts_no_batch_left_by_break_and_records_names_in_any_order(tmp_path: Path) -> None:
     assert [launched(2, _left_by_break, tmp_path) for _ in range(3)] == [[2, 2], [3, 3], [4, 4]]
     recorded = [(record["epoch"], record["step"], record["own"], record["one"]) for record in records(tmp_path, "step")]
     assert recorded == [(1, 1, 0.5, 1), (2, 2, 0.5, 1), (2, 3, 0.5, 1), (2, 4, pytest.approx(1 / 3), 1)]
@@ -346,11 +347,18 @@ def test_the_examples_of_all_public_names_run() -> None:
 
 
 @pytest.mark.slow
-def test_an_uncaught_error_is_reported_saved_and_ends_the_process_at_once(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
+@pytest.mark.parametrize(
+    ("line", "code", "reported"),
+    [
+        ("1 / (run.steps_done != 7)", 1, "saved the last complete step, 7"),
+        ("if run.steps_done == 14: break", 0, "are lost: call run.end() on all ranks before `break`"),
+    ],
+)
+def test_an_end_by_an_uncaught_error_or_break_is_reported(line: str, code: int, reported: str, tmp_path: Path) -> None:
+    program, before = tmp_path / "program.py", "    run.record(" if "break" in line else "        run.step("
     source = (_SCRIPTS / "regression.py").read_text()
-    program.write_text(source.replace("        run.step(", "        1 / (run.steps_done != 7)\n        run.step("))
+    program.write_text(source.replace(before, f"{before[: -len(before.lstrip())]}{line}\n{before}"))
     ranks = start_ranks(2, f"--folder={tmp_path}", program=(str(program),))
     said = [rank.communicate(timeout=100) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [1, 1]
-    assert "ZeroDivisionError" in said[0][1] and "saved the last complete step, 7" in said[0][0], said
+    assert [rank.returncode for rank in ranks] == [code, code]
+    assert ("ZeroDivisionError" in said[0][1]) == (code == 1) and reported in said[0][0], said

@@ -109,7 +109,7 @@ class Course:
         self.best: Best | None = None
         self._means, self._pending = Means(), PendingLosses()
         self._stop_agreement = StopAgreement(stop)
-        self._is_in_epoch = False  # in the loop over epochs, which has not ended the run
+        self._epoch_began: float | None = None  # in the loop over epochs, until the run has ended
         self._is_looping = True  # until the first loop over batches ends, and then inside of each
         self._step = StepInLoop()
         self._values: dict[str, Any] = {}
@@ -262,7 +262,7 @@ class Course:
         raise Stopped
 
     def _end_run(self, weights: str | None) -> None:
-        self._is_in_epoch = False
+        self._epoch_began = None
         self.report_unprofiled(2, self.steps_done)
         saved = self.saving.saves
         end = RunEnd(self.sampler.epoch if self.sampler else 1, self.steps_done, saved, weights, self.best)

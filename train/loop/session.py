@@ -3,12 +3,10 @@
 `python -m train` (train/loop/trainer.py) is written on it, and so is everybody's own loop (train/run.py).
 """
 
-import dis
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 import torch
@@ -102,8 +100,6 @@ class Session(Course):
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the number of each epoch that is left, from 1 to `number`; record and save at the end of each.
 
-        `break` ends the run there, as after the last epoch; a restart continues at the next sample.
-
         >>> for epoch in run.epochs(5):
         ...     for batch in run.batches(dataset, batch_size=4):
         ...         result = run.step(loss, batch, optimizer)
@@ -118,15 +114,27 @@ class Session(Course):
         for epoch in range(first, number + 1):
             if self.has_all_steps():
                 break
-            self._values, self._is_in_epoch, started = {}, True, time.monotonic()
-            try:
-                yield epoch
-            except GeneratorExit:
-                if _breaks(sys._getframe().f_back):
-                    self._end(epoch, started)
-                raise
-            self._end_epoch(epoch, started)
-        self._end()
+            self._values, self._epoch_began = {}, time.monotonic()
+            yield epoch
+            if self._epoch_began is None:  # run.end() was called
+                return
+            self._end_epoch(epoch, self._epoch_began)
+            self._epoch_began = None
+        self.end()
+
+    def end(self) -> None:
+        """Record and save what the epoch has so far, and end the run: call it before `break`.  A collective.
+
+        A restart continues at the next sample.
+        """
+        if self._step.is_running:
+            raise UserError("run.end() belongs behind the loop over run.batches(): leave that by `break` first")
+        if self._epoch_began is not None and self.sampler is not None and self.sampler.step:
+            self._end_epoch(self.sampler.epoch, self._epoch_began, is_left=True)
+        states = [wrapped.state_dict() for wrapped in self.engine.models]
+        named = {f"{at}.{name}": tensor for at, state in enumerate(states) for name, tensor in state.items()}
+        self._end_run(weights_sha256(states[0] if len(states) == 1 else named))
+        self.saving.wait_until_saved()
 
     def batches(
         self,
@@ -293,20 +301,6 @@ class Session(Course):
 
     # What follows is called by the methods above only.
 
-    def _end(self, left: int = 0, started: float = 0.0) -> None:
-        """End the run; `left`: the epoch that was left by `break`."""
-        try:
-            if left and self.sampler is not None and self.sampler.step:
-                self._end_epoch(left, started, is_left=True)
-            states = [wrapped.state_dict() for wrapped in self.engine.models]
-            named = {f"{at}.{name}": tensor for at, state in enumerate(states) for name, tensor in state.items()}
-            self._end_run(weights_sha256(states[0] if len(states) == 1 else named))
-            self.saving.wait_until_saved()
-        except Exception as error:
-            if left:  # Python ignores what a closed generator raises
-                sys.excepthook(type(error), error, error.__traceback__)
-            raise
-
     def _report_end_before_start(self, reached: list[str]) -> None:
         """Report which limits the checkpoint has reached, and how to train on."""
         to_train_on = "to train on, give " + " and ".join(f"a larger {name}" for name in reached)
@@ -373,8 +367,3 @@ class Session(Course):
             self._step.is_running = False
             self._trained_at = time.monotonic()
             self._is_looping = False
-
-
-def _breaks(loop: FrameType | None) -> bool:
-    """Return True if a frame is in `break` or `return`: there CPython pops the iterator, after an error it does not."""
-    return loop is not None and dis.opname[loop.f_code.co_code[loop.f_lasti]] in ("POP_TOP", "POP_ITER")
