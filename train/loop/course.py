@@ -4,13 +4,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn, optim
+from torch import nn, optim
 
 from train import strategies
 from train.checkpoints.folder import checkpoint_path
@@ -21,12 +20,13 @@ from train.collectives.broadcast import broadcast_from_rank_0, thing_of_rank_0
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
 from train.errors import SharedError, UserError, first_line
-from train.loop import saving
+from train.loop import no_effect, saving
 from train.loop.exact_step import ExactStep
 from train.loop.halving_step import HalvingStep
 from train.loop.losses import Means, PendingLosses, WorthlessWeights, refuse_if_not_finite
 from train.loop.nonfinite import NonFinite
-from train.loop.step import Step, StepResult
+from train.loop.step import Step
+from train.loop.step_in_loop import StepInLoop
 from train.loop.watchdog import Watchdog
 from train.records import progress
 from train.records.metrics import MetricsFile
@@ -36,29 +36,6 @@ from train.records.tensorboard import TensorBoard
 from train.world import placement
 from train.world.environment import World
 from train.world.signals import StopSignal
-
-
-@dataclass
-class StepInLoop:
-    """What has been done with the present batch: the loss of the first step that was not skipped counts."""
-
-    batch: Any = None
-    is_running: bool = False
-    splits: bool = False  # in a step that may cut the batch
-    losses: StepResult | None = None
-    result: StepResult | None = None
-    lr: float = 0.0
-    incidents: list[tuple[str, str]] = field(default_factory=list)
-    values: dict[str, Any] = field(default_factory=dict)
-
-    def note(self, result: StepResult, optimizer: optim.Optimizer) -> None:
-        self.losses = None
-        if result.repeated is not None:
-            self.incidents.append(("halved_micro_batch", result.repeated))
-        if result.skipped is not None:
-            self.incidents.append(("skipped_step", f"skipped by all ranks, because {result.skipped}"))
-        elif self.result is None and (isinstance(result.weight, Tensor) or result.weight):
-            self.result, self.lr = result, optimizer.param_groups[0]["lr"]
 
 
 class Course:
@@ -119,13 +96,9 @@ class Course:
         for observer in self.observers:
             observer.incident(self.steps_done, kind, text)
 
-    def report_unprofiled(self, first_step: int, last_step: int) -> None:
-        """Report that `profile` has no effect if this start can profile only steps `first_step` to `last_step`."""
-        steps, ranks = self.config.profile, self.config.profile_ranks
-        fits = [first_step <= int(step) <= last_step for step in (steps or "").split(":") if step]
-        if steps and not (all(fits) and any(profiles(ranks, rank) for rank in range(self.world_size))):
-            can = f"this start can profile steps {first_step} to {last_step} on ranks 0 to {self.world_size - 1}"
-            self.report("not_profiled", f"--profile={steps} --profile-ranks={ranks} profiles nothing: {can}")
+    def _report_unprofiled(self, first_step: int, last_step: int) -> None:
+        if text := no_effect.of_profile(self.config, self.world_size, first_step, last_step):
+            self.report("not_profiled", text)
             self.config = self.config.model_copy(update={"profile": None})  # the end does not report it again
 
     def is_last_step(self) -> bool:
@@ -263,7 +236,7 @@ class Course:
 
     def _end_run(self, weights: str | None) -> None:
         self._epoch_began = None
-        self.report_unprofiled(2, self.steps_done)
+        self._report_unprofiled(2, self.steps_done)
         saved = self.saving.saves
         end = RunEnd(self.sampler.epoch if self.sampler else 1, self.steps_done, saved, weights, self.best)
         for observer in self.observers:

@@ -15,7 +15,6 @@ from torch import Tensor, nn, optim
 from torch.utils.data import IterableDataset
 
 from train import strategies
-from train.checkpoints.same_run import NEEDS_ALL_EPOCHS
 from train.collectives.agreement import Stopped, mistakes_shared_by_all_ranks
 from train.collectives.broadcast import gather
 from train.collectives.sync_batchnorm import SyncBatchNorm, has_batchnorm
@@ -25,11 +24,12 @@ from train.data.reading import refuse_unreadable
 from train.data.sampler import ShardSampler, evaluation_parts
 from train.data.shard import share
 from train.errors import SharedError, UserError
-from train.loop import exact_step
-from train.loop.course import Course, StepInLoop
+from train.loop import exact_step, no_effect
+from train.loop.course import Course
 from train.loop.losses import evaluate
 from train.loop.numerics import compile_model, seed
 from train.loop.step import StepResult, Work
+from train.loop.step_in_loop import StepInLoop
 from train.records.metrics import arithmetic, start_record, weights_sha256
 from train.records.observer import OWN_NAMES
 from train.world import placement
@@ -110,7 +110,7 @@ class Session(Course):
             self._open()
         first = self.sampler.epoch if self.sampler is not None else (self._position or {"epoch": 1})["epoch"]
         if reached := [*["--epochs"] * (first > number), *["--max-steps"] * self.has_all_steps()]:
-            self._report_end_before_start(reached)
+            self.report("already_ended", no_effect.of_epochs(self.config, reached))
         for epoch in range(first, number + 1):
             if self.has_all_steps():
                 break
@@ -301,16 +301,6 @@ class Session(Course):
 
     # What follows is called by the methods above only.
 
-    def _report_end_before_start(self, reached: list[str]) -> None:
-        """Report which limits the checkpoint has reached, and how to train on."""
-        to_train_on = "to train on, give " + " and ".join(f"a larger {name}" for name in reached)
-        if self.config.scheduler in NEEDS_ALL_EPOCHS:
-            to_train_on = f"{self.config.scheduler} cannot be prolonged: start a new run in another --checkpoint-dir"
-        values = {"--epochs": self.config.epochs, "--max-steps": self.config.max_steps}
-        limits = " and ".join(f"{name}={values[name]}" for name in reached)
-        text = f"the loaded checkpoint has already reached {limits}, so nothing is trained; {to_train_on}"
-        self.report("already_ended", text)
-
     def _make_batches(self, dataset: Any, batch_size: int, micro_batches: int, *how: Any) -> None:
         refuse_unreadable(dataset, how[1], self.config.seed, self.world)
         if self._saving is None:
@@ -343,7 +333,7 @@ class Session(Course):
                 observer.run_started(record)
             last_step = min(config.epochs * numbers["steps_per_epoch"], config.max_steps or sys.maxsize)
             if self.steps_done < last_step:  # else epochs() reports that nothing is trained
-                self.report_unprofiled(self.steps_done + 2, last_step)
+                self._report_unprofiled(self.steps_done + 2, last_step)
 
     def _loaded(self, dataset: Any, steps: Iterable[list[int]], collate: Any, workers: int) -> Batches:
         return Batches(dataset, steps, self.device, self.config.input, workers, self.world.local_world_size, collate)

@@ -1,0 +1,31 @@
+"""What has been done with the present batch of a loop."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, optim
+
+from train.loop.step import StepResult
+
+
+@dataclass
+class StepInLoop:
+    """Of several steps with one batch, the loss of the first that was not skipped counts."""
+
+    batch: Any = None
+    is_running: bool = False
+    splits: bool = False  # in a step that may cut the batch
+    losses: StepResult | None = None
+    result: StepResult | None = None
+    lr: float = 0.0
+    incidents: list[tuple[str, str]] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def note(self, result: StepResult, optimizer: optim.Optimizer) -> None:
+        self.losses = None
+        if result.repeated is not None:
+            self.incidents.append(("halved_micro_batch", result.repeated))
+        if result.skipped is not None:
+            self.incidents.append(("skipped_step", f"skipped by all ranks, because {result.skipped}"))
+        elif self.result is None and (isinstance(result.weight, Tensor) or result.weight):
+            self.result, self.lr = result, optimizer.param_groups[0]["lr"]
