@@ -13,7 +13,6 @@ from typing import Any
 from jobspec.environment import Variable
 from jobspec.problems import Finding, Path
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule
 from jobspec.spec.variables import is_set_by_launcher
 from train.config import nearest
 
@@ -111,7 +110,6 @@ def _merge(old: Any, new: Any, key: str) -> Any:
     return result
 
 
-@Rule
 def patch_keeps_the_plumbing(job: Job) -> Iterator[Finding]:
     patch = job.kubernetes.pod
     at: Path = ("kubernetes", "pod")

@@ -12,9 +12,9 @@ from pathlib import Path as File
 from jobspec.kubernetes import pod, pod_patch
 from jobspec.kubernetes.pod import DISK, HOME, INSTANCE_LABEL, grace_s
 from jobspec.problems import Finding, Path
-from jobspec.spec import files
+from jobspec.spec import files, mounts
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule, image_runs, mounts_over_shm, normal, rules_in
+from jobspec.spec.rules import Rule, image_runs, rules_in
 from jobspec.torchrun import SHUTDOWN_TIMEOUT
 
 _MOST_ANNOTATIONS = 256 << 10  # bytes of all keys and values together
@@ -29,12 +29,10 @@ _RESERVED_LABELS = (
 )
 
 
-@Rule
 def image_is_given(job: Job) -> Iterator[Finding]:
     yield from image_runs(job, "a pod")
 
 
-@Rule
 def standard_is_kept(job: Job) -> Iterator[Finding]:
     standard = job.kubernetes.security
     if standard == "privileged":
@@ -54,7 +52,6 @@ def standard_is_kept(job: Job) -> Iterator[Finding]:
         yield Finding(("kubernetes", "run_as_user"), f"kubernetes.run_as_user is 0 (root), {forbidden}", hint)
 
 
-@Rule
 def pods_get_their_gpus(job: Job) -> Iterator[Finding]:
     if job.gpu is not None and job.gpu not in job.kubernetes.gpu_types:
         message = f"gpu is {job.gpu}, but kubernetes.gpu_types does not say which nodes have it"
@@ -71,7 +68,6 @@ def pods_get_their_gpus(job: Job) -> Iterator[Finding]:
         yield Finding(("kubernetes", "gpu_claim"), message, "leave one of them out", on_key=True)
 
 
-@Rule
 def devices_have_full_names(job: Job) -> Iterator[Finding]:
     keys = ["gpu_resource"] if job.device == "cuda" else []
     if job.resources.rdma and job.kubernetes.rdma_resource is None:
@@ -86,7 +82,6 @@ def devices_have_full_names(job: Job) -> Iterator[Finding]:
             yield Finding(("kubernetes", key), f"kubernetes.{key}: {name} is not the full name of a device", hint)
 
 
-@Rule
 def further_resources_are_known_to_a_cluster(job: Job) -> Iterator[Finding]:
     own = {"cpu": "resources.cpus", "memory": "resources.memory"}
     if job.device == "cuda":
@@ -116,7 +111,6 @@ def _is_device(name: str) -> bool:
     return bool(slash) and not f".{domain}".endswith(".kubernetes.io")
 
 
-@Rule
 def queues_have_their_scheduler(job: Job) -> Iterator[Finding]:
     if job.kubernetes.workload_priority_class is not None and job.kubernetes.queue is None:
         message = "kubernetes.workload_priority_class is only for Kueue, but kubernetes.queue is not given"
@@ -134,7 +128,6 @@ def queues_have_their_scheduler(job: Job) -> Iterator[Finding]:
         yield Finding(("kubernetes", "volcano_queue"), message, "kubernetes: {scheduler: volcano}", on_key=True)
 
 
-@Rule
 def amounts_fit_their_fields(job: Job) -> Iterator[Finding]:
     shm, memory = job.resources.shm, job.resources.memory
     if shm is not None and memory is not None and shm >= memory:
@@ -149,11 +142,9 @@ def amounts_fit_their_fields(job: Job) -> Iterator[Finding]:
             yield Finding(tuple(key.split(".")), f"{key} must be at most {_MOST_SECONDS} seconds (68 years)")
 
 
-@Rule
 def mounts_are_possible(job: Job) -> Iterator[Finding]:
-    yield from mounts_over_shm(job)
     for number, mount in enumerate(job.mounts):
-        if normal(mount.path) == HOME:
+        if mounts.normal(mount.path) == HOME:
             message = f"mounts[{number}].path is {HOME}, where the pod already has the HOME of its processes"
             hint = "choose another path, such as /data; to make it the HOME, also set env: {HOME: /data}"
             yield Finding(("mounts", number, "path"), message, hint)
@@ -161,7 +152,6 @@ def mounts_are_possible(job: Job) -> Iterator[Finding]:
             yield Finding(("mounts", number, "source"), f'mounts[{number}].source must not contain ".."')
 
 
-@Rule
 def tolerations_make_sense(job: Job) -> Iterator[Finding]:
     for number, toleration in enumerate(job.kubernetes.tolerations):
         path: Path = ("kubernetes", "tolerations", number)
@@ -177,7 +167,6 @@ def tolerations_make_sense(job: Job) -> Iterator[Finding]:
             yield Finding((*path, "seconds"), f"{name}.seconds is only for effect NoExecute", "effect: NoExecute")
 
 
-@Rule
 def labels_of_others_are_not_set(job: Job) -> Iterator[Finding]:
     for key in job.kubernetes.labels:
         if key.startswith(_RESERVED_LABELS):
@@ -191,7 +180,6 @@ def labels_of_others_are_not_set(job: Job) -> Iterator[Finding]:
             yield Finding(("kubernetes", "annotations", key), message, hint, on_key=True)
 
 
-@Rule
 def processes_end_before_the_pod(job: Job) -> Iterator[Finding]:
     value = job.env.get(SHUTDOWN_TIMEOUT)
     if value is not None and not (value.isascii() and value.isdigit() and int(value[:9]) < grace_s(job)):
@@ -199,7 +187,6 @@ def processes_end_before_the_pod(job: Job) -> Iterator[Finding]:
         yield Finding(("env", SHUTDOWN_TIMEOUT), message, "leave it out; preemption.grace decides its value")
 
 
-@Rule
 def files_fit_a_config_map(job: Job) -> Iterator[Finding]:
     names = files.listed(job)
     if any(files.problem(name) for name in names):
@@ -210,13 +197,13 @@ def files_fit_a_config_map(job: Job) -> Iterator[Finding]:
         yield Finding(("files",), message, "put them in the image or on a claim", on_key=True)
 
 
-POD = (*rules_in(sys.modules[__name__]), files.files_are_here, pod_patch.patch_keeps_the_plumbing)
+_OF_OTHER_FILES = (files.files_are_here, mounts.mounts_over_shm, pod_patch.patch_keeps_the_plumbing)
+POD = (*rules_in(sys.modules[__name__]), *_OF_OTHER_FILES)
 
 
 def fixed_size(reason: str) -> Rule:
     """Make a rule that rejects a range of nodes and c10d, because of `reason`."""
 
-    @Rule
     def check(job: Job) -> Iterator[Finding]:
         hint = "use the target pytorchjob"
         if job.nodes.elastic:
@@ -235,7 +222,6 @@ def preemption_needs_restarts(reason: str, *, of_one_node: bool = False) -> Rule
     of_one_node: True if the rule also applies to a job of one node.
     """
 
-    @Rule
     def check(job: Job) -> Iterator[Finding]:
         if job.preemption is not None and job.max_restarts == 0 and (of_one_node or job.nodes.max > 1):
             message = f"preemption is given, but max_restarts is 0, so a preemption can end the job: {reason}"

@@ -22,6 +22,6 @@ def validate(source: Source, target_rules: Iterable[Rule] = ()) -> Job:
         from jobspec.reading.wording import findings  # only here: a correct spec does not need it
 
         raise SpecError(map(source.locate, findings(error, source))) from None
-    if broken := [finding for rule in [*rules_in(rules), *target_rules] for finding in rule.check(job)]:
+    if broken := [finding for rule in [*rules_in(rules), *target_rules] for finding in rule(job)]:
         raise SpecError(map(source.locate, broken))
     return job

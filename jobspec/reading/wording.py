@@ -136,7 +136,7 @@ def _command_hint(value: str, source: Source) -> str:
     except ValueError:  # a quote that is not closed, no word at all, a control character
         return ""
     for_a_shell = re.search(r"[\n;|&<>]|^\s*\w+=", value)
-    if for_a_shell or any([*rules.command_begins_with_what_runs.check(job), *doubts(job)]):
+    if for_a_shell or any([*rules.command_begins_with_what_runs(job), *doubts(job)]):
         return ""
     plain = [word if _PLAIN.fullmatch(word) and typed(word) == word else shown(word) for word in words]
     return f"write command: [{', '.join(plain)}]{' and no_python: true' if no_python and not given else ''}"

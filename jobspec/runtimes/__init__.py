@@ -5,7 +5,7 @@ its variables reach the container as text in the variable JOB_PROGRAM, which the
 """
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import cast
 
@@ -13,7 +13,8 @@ from jobspec.filters import sh
 from jobspec.plan import Plan
 from jobspec.problems import Finding
 from jobspec.spec.job import Job, Mount
-from jobspec.spec.rules import empty_mounts_have_no_folders, image_runs, normal
+from jobspec.spec.mounts import empty_mounts_have_no_folders, normal
+from jobspec.spec.rules import image_runs
 
 _PREFIXES = ("MASTER_", "PET_", "SLURM_")
 
@@ -86,7 +87,7 @@ def tasks_per_node(job: Job) -> int:
     return job.procs_per_node if job.slurm.launcher == "srun" else 1
 
 
-def problems(job: Job) -> Iterable[Finding]:
+def problems(job: Job) -> Iterator[Finding]:
     """Yield why the job's runtime cannot run its image and mounts; nothing without a container."""
     runtime = job.slurm.runtime
     if runtime == "none":
@@ -105,7 +106,7 @@ def problems(job: Job) -> Iterable[Finding]:
             yield Finding(("mounts", number, mount.volume), message, "write source: PATH, a folder that every node has")
 
 
-def _progress_in_containers(job: Job) -> Iterable[Finding]:
+def _progress_in_containers(job: Job) -> Iterator[Finding]:
     progress = PurePosixPath((job.preemption and job.preemption.progress) or "/")
     around = [mount for mount in job.mounts if progress.is_relative_to(normal(mount.path))]
     for mount in sorted(around, key=lambda mount: len(mount.path))[-1:]:

@@ -9,7 +9,7 @@ from jobspec.problems import Finding
 from jobspec.runtimes import tasks_per_node
 from jobspec.spec.job import Job
 from jobspec.spec.keys import given
-from jobspec.spec.rules import Rule, names_in_env
+from jobspec.spec.rules import names_in_env
 from jobspec.spec.sbatch_options import FLAGS, WITH_VALUE
 
 _MAX_GRACE = 65535  # seconds; sbatch takes no more in --signal
@@ -69,7 +69,6 @@ OF_SRUN = {
 OF_SRUN["overcommit"] = "slurm: {srun_options: {overcommit: true}}"
 
 
-@Rule
 def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
     if job.slurm.launcher == "torchrun":
         return
@@ -85,7 +84,6 @@ def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
         yield Finding(("max_restarts",), message, hint)
 
 
-@Rule
 def values_fit_into_one_variable(job: Job) -> Iterator[Finding]:
     """Limit the program and its variables: they reach the tasks as one variable, so that srun gets no value."""
     swept: list[str] = []
@@ -110,7 +108,6 @@ def _shell_bytes(words: Iterable[str]) -> int:
     return sum(len(sh(word).encode()) + word.count("$") + 16 for word in words)  # 16: what bash writes around a word
 
 
-@Rule
 def arrays_are_possible(job: Job) -> Iterator[Finding]:
     if job.sweep and job.slurm.array is not None:
         message = "slurm.array is given, but the sweep already makes an array"
@@ -125,7 +122,6 @@ def arrays_are_possible(job: Job) -> Iterator[Finding]:
             yield Finding(("slurm", "array"), message, f"write {last}-{first}")
 
 
-@Rule
 def each_task_has_a_cpu(job: Job) -> Iterator[Finding]:
     tasks = tasks_per_node(job)
     if job.resources.cpus is not None and job.resources.cpus < tasks:
@@ -133,7 +129,6 @@ def each_task_has_a_cpu(job: Job) -> Iterator[Finding]:
         yield Finding(("resources", "cpus"), message, f"cpus: {tasks}, or more")
 
 
-@Rule
 def tasks_of_an_array_keep_apart(job: Job) -> Iterator[Finding]:
     """Check that the tasks of an array, which all have one spec, do not write to the same path."""
     if job.slurm.array is None or job.train is None:
@@ -145,7 +140,6 @@ def tasks_of_an_array_keep_apart(job: Job) -> Iterator[Finding]:
             yield Finding(("train", key), message, hint)
 
 
-@Rule
 def grace_fits(job: Job) -> Iterator[Finding]:
     grace = job.preemption.grace if job.preemption else 0
     if grace > _MAX_GRACE:
@@ -157,7 +151,6 @@ def grace_fits(job: Job) -> Iterator[Finding]:
         yield Finding(("preemption", "grace"), message)
 
 
-@Rule
 def variables_are_not_those_of_slurm_or_the_script(job: Job) -> Iterator[Finding]:
     for path, name in names_in_env(job):
         if path[0] == "secrets" and name in VARIABLES_OF_SCRIPT:
@@ -176,7 +169,6 @@ def instead(name: str) -> str:
     return special.get(name, f"slurm: {{options: {{{name}: …}}}}")
 
 
-@Rule
 def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
     for name, value in job.slurm.options.items():
         path = ("slurm", "options", name)
@@ -215,7 +207,6 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
             yield Finding(path, f"slurm.options: {name} is true, but sbatch wants a value for it", f"{name}: VALUE")
 
 
-@Rule
 def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
     decided = _SRUN_OPTIONS_OF_SCRIPT | (_SRUN_OPTIONS_FOR_PYXIS if job.slurm.runtime == "pyxis" else {})
     for name, value in job.slurm.srun_options.items():
@@ -230,7 +221,6 @@ def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
             yield Finding(path, message, "leave it out", on_key=True)
 
 
-@Rule
 def each_process_sees_its_gpus(job: Job) -> Iterator[Finding]:
     for section, options in (("options", job.slurm.options), ("srun_options", job.slurm.srun_options)):
         if re.match(r"(.*,)?(gres:|gres/)?gpu(?=[:=,]|$)", str(options.get("gres", ""))):

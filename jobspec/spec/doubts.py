@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from jobspec.spec import files
 from jobspec.spec.job import Job
-from jobspec.spec.rules import normal
+from jobspec.spec.mounts import normal
 from jobspec.spec.sbatch_options import OPTIONS, PYXIS, meant
 from jobspec.spec.secret_names import names_secret
 from train.config import PATHS

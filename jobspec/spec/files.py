@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule, normal
+from jobspec.spec.mounts import normal
 
 WORKDIR = "/scratch"
 """Where the files are in a container if the spec has no `workdir`."""
@@ -54,7 +54,6 @@ def problem(file: str) -> str | None:
     return "it contains a zero byte" if "\0" in text else None
 
 
-@Rule
 def files_are_here(job: Job) -> Iterator[Finding]:
     for number, pattern in enumerate(job.files):
         files = _matching(pattern)

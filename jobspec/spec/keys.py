@@ -34,7 +34,6 @@ def given(section: Section, above: str = "") -> Iterator[str]:
 def only(target: str, uses: Collection[str], not_used: Collection[str]) -> Rule:
     """Make a rule that rejects each given key that is neither in `uses` nor in or below one in `not_used`."""
 
-    @Rule
     def check(job: Job) -> Iterator[Finding]:
         refused: set[str] = set()
         for key in given(job):

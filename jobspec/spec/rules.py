@@ -1,19 +1,19 @@
-"""Rules between the keys of a job spec, one function each.
+"""Rules between the keys of a job spec, one public function each, from a job to findings.
 
 The rules of a target are in its own file.
 """
 
 import json
 import math
-import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from types import FunctionType
 
 from jobspec.problems import Finding, Path
 from jobspec.spec import shell
 from jobspec.spec.fields import LINES, LINES_EXPECTED
 from jobspec.spec.job import VOLUMES, Job
+from jobspec.spec.mounts import normal
 from jobspec.spec.shell import as_line, from_script, is_for_a_shell, starts_python
 from jobspec.spec.variables import SET_BY_US, is_bash_variable, is_set_by_launcher
 from train.config import to_argv
@@ -25,17 +25,15 @@ _LONGEST_NAME = 63  # characters of a label of DNS (RFC 1123)
 FILE_OR_URL = (r"[/.].*|.*://.*", "write REGISTRY/NAME:TAG, not a file or a URL")
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A check over several keys; used as the decorator of its function."""
-
-    check: Callable[[Job], Iterable[Finding]]
+Rule = Callable[[Job], Iterator[Finding]]
+_OF_A_RULE = {"job": Job, "return": Iterator[Finding]}
 
 
 def rules_in(module: object) -> list[Rule]:
-    """List every rule at the top level of a module, alone or in a tuple, in the order of the module."""
-    values = (value if isinstance(value, tuple) else (value,) for value in vars(module).values())
-    return [one for several in values for one in several if isinstance(one, Rule)]
+    """List the rules of a module: its public functions from a job to findings, alone or in a tuple."""
+    public = [value for name, value in vars(module).items() if not name.startswith("_")]
+    every = [one for value in public for one in (value if isinstance(value, tuple) else (value,))]
+    return [one for one in every if isinstance(one, FunctionType) and one.__annotations__ == _OF_A_RULE]
 
 
 def image_runs(
@@ -52,30 +50,9 @@ def image_runs(
         yield Finding(("image",), f'{runner} cannot run image "{job.image}": {wrong[1]}')
 
 
-def empty_mounts_have_no_folders(job: Job) -> Iterator[Finding]:
-    """Yield each `sub_path` of a mount for which a target with folders makes an empty one."""
-    for number, mount in enumerate(job.mounts):
-        if mount.empty and mount.sub_path is not None:
-            message = f"mounts[{number}].sub_path: a mount with scratch starts empty; leave sub_path out"
-            yield Finding(("mounts", number, "sub_path"), message)
-
-
-def mounts_over_shm(job: Job) -> Iterator[Finding]:
-    """Yield each mount over shared memory, which pods and services have there."""
-    for number, mount in enumerate(job.mounts):
-        if normal(mount.path) == "/dev/shm":
-            message = f"mounts[{number}].path: /dev/shm is shared memory, not a place for mounts"
-            yield Finding(("mounts", number, "path"), message, "resources.shm sets its size")
-
-
-def normal(path: str) -> str:
-    return posixpath.normpath("/" + path.lstrip("/"))  # normpath keeps two slashes at the start
-
-
 def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:
     """Make a rule: with the suffix that the target adds, the job's name fits the DNS label that names `what`."""
 
-    @Rule
     def check(job: Job) -> Iterator[Finding]:
         runs = math.prod(map(len, job.sweep.values()))
         suffix = (f"-{runs - 1}" if job.sweep else "") + longest_suffix(job)
@@ -87,7 +64,6 @@ def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:
     return check
 
 
-@Rule
 def one_program(job: Job) -> Iterator[Finding]:
     if job.train is None and job.command is None:
         empty: list[Path] = [(key,) for key in ("train", "command") if key in job.model_fields_set]
@@ -110,7 +86,6 @@ def one_program(job: Job) -> Iterator[Finding]:
         yield Finding(("command",), "both train and command are given: only one can run", on_key=True)
 
 
-@Rule
 def command_begins_with_what_runs(job: Job) -> Iterator[Finding]:
     if job.command is None:
         if job.no_python:
@@ -139,7 +114,6 @@ def command_begins_with_what_runs(job: Job) -> Iterator[Finding]:
         yield Finding(path, f"command must begin with {what}{module}, not with an option", hint)
 
 
-@Rule
 def shell_lines_are_whole_commands(job: Job) -> Iterator[Finding]:
     sections = {"setup": job.setup, "slurm.prologue": job.slurm.prologue, "slurm.epilogue": job.slurm.epilogue}
     for key, lines in sections.items():
@@ -149,7 +123,6 @@ def shell_lines_are_whole_commands(job: Job) -> Iterator[Finding]:
                 yield Finding((*key.split("."), number), f"{key}[{number}]: bash cannot read this line: {error}", hint)
 
 
-@Rule
 def range_is_possible(job: Job) -> Iterator[Finding]:
     if job.nodes.min > job.nodes.max:
         yield Finding(("nodes", "max"), f"nodes.max is {job.nodes.max}, below nodes.min ({job.nodes.min})")
@@ -158,7 +131,6 @@ def range_is_possible(job: Job) -> Iterator[Finding]:
         yield Finding(("rendezvous", "backend"), message, "leave rendezvous.backend out")
 
 
-@Rule
 def no_restart_on_prevents_restarts(job: Job) -> Iterator[Finding]:
     path = ("no_restart_on",)
     if job.no_restart_on and job.max_restarts == 0:
@@ -169,7 +141,6 @@ def no_restart_on_prevents_restarts(job: Job) -> Iterator[Finding]:
         yield Finding(path, message, "give one number of nodes, or leave no_restart_on out", on_key=True)
 
 
-@Rule
 def train_fits_the_job(job: Job) -> Iterator[Finding]:
     train, world = job.train, job.world_size
     if train is None:
@@ -199,7 +170,6 @@ def train_fits_the_job(job: Job) -> Iterator[Finding]:
             yield Finding(("train", key), f"train.{key} must be {LINES_EXPECTED}, not {json.dumps(value)}")
 
 
-@Rule
 def keys_of_gpus_need_gpus(job: Job) -> Iterator[Finding]:
     for key in ("gpu", "gpus_per_node"):
         if getattr(job, key) is not None and job.device == "cpu":
@@ -209,7 +179,6 @@ def keys_of_gpus_need_gpus(job: Job) -> Iterator[Finding]:
         yield Finding(("gpus_per_node",), message, "leave it out; each process needs a GPU")
 
 
-@Rule
 def values_fit_into_one_argument(job: Job) -> Iterator[Finding]:
     """Limit each argument and `NAME=value`: if one is longer, no process starts ("Argument list too long")."""
     values: list[tuple[Path, str]] = [(("command", number), word) for number, word in enumerate(job.command or ())]
@@ -224,7 +193,6 @@ def values_fit_into_one_argument(job: Job) -> Iterator[Finding]:
             yield Finding(path, message, "put it in a file that the processes read")
 
 
-@Rule
 def preempted_training_resumes(job: Job) -> Iterator[Finding]:
     if job.train is None or job.preemption is None:
         return
@@ -247,7 +215,6 @@ def names_in_env(job: Job) -> Iterator[tuple[Path, str]]:
         yield ("secrets", number), name
 
 
-@Rule
 def variables_may_be_set(job: Job) -> Iterator[Finding]:
     for path, name in names_in_env(job):
         if is_set_by_launcher(name):
@@ -261,7 +228,6 @@ def variables_may_be_set(job: Job) -> Iterator[Finding]:
             yield Finding(path, message, "choose another name", on_key=True)
 
 
-@Rule
 def secrets_are_only_names(job: Job) -> Iterator[Finding]:
     for number, name in enumerate(job.secrets):
         path = ("secrets", number)
@@ -278,7 +244,6 @@ def secrets_are_only_names(job: Job) -> Iterator[Finding]:
             yield Finding(("env", name), message, hint, on_key=True)
 
 
-@Rule
 def mounts_have_one_source_and_one_place(job: Job) -> Iterator[Finding]:
     for number, mount in enumerate(job.mounts):
         volumes = [key for key in VOLUMES if getattr(mount, key) is not None]

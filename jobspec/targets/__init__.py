@@ -1,6 +1,6 @@
 """The targets: one file each, with the target's name, and one template with the same stem.
 
-A target's module is a `Target`.  Its rules are `Rule`s at its top level, as in jobspec/spec/rules.py.
+A target's module is a `Target`.  Its rules are the public functions that jobspec/spec/rules.py describes.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from jobspec import torchrun
 from jobspec.environment import Variable, common_variables, variables_of_meeting
 from jobspec.plan import IN_CONTAINERS, Plan, Rank, container_shm
 from jobspec.problems import Finding
-from jobspec.spec import files
+from jobspec.spec import files, mounts
 from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
-from jobspec.spec.rules import Rule, empty_mounts_have_no_folders, image_runs, leaves_room, mounts_over_shm, normal
+from jobspec.spec.rules import image_runs, leaves_room
 from jobspec.spec.shell import before
 
 USES = IN_CONTAINERS | keys("project gpus run_as_user", "compose")
@@ -80,16 +80,14 @@ def node_name(plan: Plan, node: int) -> str:
 
 
 files_are_here = files.files_are_here
-empty_mounts = Rule(empty_mounts_have_no_folders)
+mounts_of_containers = (mounts.empty_mounts_have_no_folders, mounts.mounts_over_shm)
 name_fits = leaves_room("a host", lambda job: f"-{job.nodes.max - 1}")
 
 
-@Rule
 def there_is_an_image(job: Job) -> Iterator[Finding]:
     yield from image_runs(job, "compose")
 
 
-@Rule
 def each_node_has_its_gpus(job: Job) -> Iterator[Finding]:
     gpus, needed = job.compose.gpus, job.nodes.max * job.gpus
     if gpus and job.device == "cpu":
@@ -101,9 +99,7 @@ def each_node_has_its_gpus(job: Job) -> Iterator[Finding]:
         yield Finding(("compose", "gpus"), "compose.gpus names a GPU twice", "no two nodes share a GPU")
 
 
-@Rule
 def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
-    yield from mounts_over_shm(job)
     for number, mount in enumerate(job.mounts):
         if mount.source is None and mount.claim is not None and mount.sub_path is not None:
             message = f"mounts[{number}].sub_path: before Docker 26 the engine ignores it and mounts the whole volume"
@@ -111,7 +107,7 @@ def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
         if mount.source is None and mount.volume in ("config_map", "secret"):
             message = f"mounts[{number}].{mount.volume} exists only on Kubernetes; compose mounts folders and volumes"
             yield Finding(("mounts", number, mount.volume), message, "write source: PATH, a folder of this machine")
-        path = normal(mount.path)
+        path = mounts.normal(mount.path)
         if path in ("/", "/dev", "/proc", "/sys") or path.startswith(("/proc/", "/sys/")):
             message = f"mounts[{number}].path is {mount.path}, which belongs to the container itself"
             yield Finding(("mounts", number, "path"), message, "choose another path, such as /data")

@@ -13,7 +13,7 @@ from jobspec.kubernetes import pod, rules
 from jobspec.plan import Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule, leaves_room
+from jobspec.spec.rules import leaves_room
 from jobspec.torchrun import c10d_conf, pod_flags
 
 USES = pod.USES - {"no_restart_on"} | {"kubernetes.ttl"}
@@ -42,7 +42,6 @@ def _workers_only(job: Job) -> bool:
 name_fits = leaves_room("a pod", lambda job: f"-worker-{max(0, job.nodes.max - (1 if _workers_only(job) else 2))}")
 
 
-@Rule
 def output_is_unbuffered(job: Job) -> Iterator[Finding]:
     if job.env.get(_UNBUFFERED, "1") != "1":
         message = f"env.{_UNBUFFERED} has no effect: the operator of PyTorchJob sets it to 1"

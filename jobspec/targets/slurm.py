@@ -12,7 +12,7 @@ from jobspec.spec import files
 from jobspec.spec.doubts import without_mounts
 from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
-from jobspec.spec.rules import Rule, rules_in
+from jobspec.spec.rules import rules_in
 
 __all__ = ["NOT_USED", "REMARKS", "RULES", "SWEEPS", "USES", "environment", "template_values"]
 
@@ -24,7 +24,7 @@ USES = (
 )
 NOT_USED = {"resources.devices": "only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}"}
 SWEEPS = "array"
-RULES = (*rules_in(rules), Rule(runtimes.problems))
+RULES = (*rules_in(rules), runtimes.problems)
 
 
 def hides_the_node(job: Job) -> bool:

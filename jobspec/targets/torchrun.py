@@ -10,7 +10,7 @@ from jobspec.problems import Finding
 from jobspec.spec.doubts import without_mounts
 from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
-from jobspec.spec.rules import Rule, names_in_env
+from jobspec.spec.rules import names_in_env
 
 USES = (
     PROCESSES
@@ -40,7 +40,6 @@ OF_A_NODE = frozenset(_OF_A_NODE.split())
 OF_SCRIPT = OF_A_NODE | frozenset(_OF_OTHERS.split())
 
 
-@Rule
 def variables_are_not_those_of_the_script(job: Job) -> Iterator[Finding]:
     for path, name in names_in_env(job):
         if job.nodes.max > 1 and name in (OF_A_NODE if path[0] == "env" else OF_SCRIPT):

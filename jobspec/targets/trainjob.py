@@ -40,7 +40,10 @@ _RUNTIMES = keys("max_restarts no_restart_on preemption") | keys(
 
 
 def _without_runtime(rule: Rule) -> Rule:
-    return Rule(lambda job: rule.check(job) if job.kubernetes.runtime is None else ())
+    def check(job: Job) -> Iterator[Finding]:
+        yield from rule(job) if job.kubernetes.runtime is None else ()
+
+    return check
 
 
 image_is_given = _without_runtime(rules.image_is_given)
@@ -49,7 +52,6 @@ preemption_needs_restarts = _without_runtime(
 )
 
 
-@Rule
 def runtime_of_the_cluster_decides(job: Job) -> Iterator[Finding]:
     for key in given(job) if job.kubernetes.runtime is not None else ():
         if key in _RUNTIMES:
