@@ -115,16 +115,11 @@ def _parser() -> argparse.ArgumentParser:
     _takes_spec(command)
     command.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     command.add_argument("--origin", action="store_true", help="also print where each value of the spec comes from")
-    command.add_argument(
-        "--hosts",
-        metavar="NAME,NAME…",
-        default="",
-        help="names of the nodes, node 0 first, if the target does not know them",
-    )
+    text = "names of the nodes, node 0 first, if the target does not know them"
+    command.add_argument("--hosts", metavar="NAME,NAME…", default="", help=text)
 
-    command = _command(
-        commands, "diff", "what a new rendering would change in a rendered file; exit code 1 if it changes", _diff
-    )
+    text = "what a new rendering would change in a rendered file; exit code 1 if it changes"
+    command = _command(commands, "diff", text, _diff)
     _takes_spec(command)
     command.add_argument("artifact", metavar="ARTIFACT", help="the file rendered earlier")
 
@@ -132,16 +127,11 @@ def _parser() -> argparse.ArgumentParser:
     command = _command(commands, "check", text, _check)
     command.add_argument("--write", action="store_true", help="render these examples again and replace them")
 
-    text = (
-        "known faults in hand-written scripts, manifests and compose files; exit code 1 for errors, 4 for unread files"
-    )
+    text = "known faults in hand-written scripts, manifests and compose files"
+    text += "; exit code 1 for errors, 4 for unread files"
     command = _command(commands, "lint", text, _lint, ("text", "json", "github", "sarif"))
-    command.add_argument(
-        "files",
-        metavar="PATH",
-        nargs="*",
-        help="a script, manifest or compose file, a folder of them, or a pattern; - is stdin",
-    )
+    text = "a script, manifest or compose file, a folder of them, or a pattern; - is stdin"
+    command.add_argument("files", metavar="PATH", nargs="*", help=text)
     command.add_argument("--strict", action="store_true", help="exit code 1 for warnings, too")
     command.add_argument("--slurm", metavar="X.Y", type=_version, help="the cluster's Slurm; default: the newest")
     command.add_argument("--torch", metavar="X.Y", type=_version, help="the job's torch; default: the newest")
@@ -149,12 +139,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--list", action="store_true", help="print all rules, and read no file")
 
     command = _command(commands, "from", "a first job spec from a script or manifest that you have", _from)
-    command.add_argument(
-        "files", metavar="FILE", nargs="+", help="an sbatch script, or the manifests of one training job; - is stdin"
-    )
-    command.add_argument(
-        "--site", metavar="PATH", help="write what is of the cluster to this file, and only the rest as the job"
-    )
+    text = "an sbatch script, or the manifests of one training job; - is stdin"
+    command.add_argument("files", metavar="FILE", nargs="+", help=text)
+    text = "write what is of the cluster to this file, and only the rest as the job"
+    command.add_argument("--site", metavar="PATH", help=text)
 
     command = _command(commands, "schema", "the JSON Schema of the job spec, for editors", _schema)
     command.add_argument("--part", action="store_true", help="print the schema of a partial spec, such as a site file")
@@ -177,26 +165,12 @@ def _command(
 
 
 def _takes_spec(command: argparse.ArgumentParser, target: str = "") -> None:
-    command.add_argument(
-        "files",
-        metavar="FILE",
-        nargs="+",
-        help="the job spec; several files are merged from left to right, such as job.yaml site.yaml; - is stdin",
-    )
-    command.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        dest="overrides",
-        action="append",
-        default=[],
-        help="set a key of the spec, such as train.epochs=3; VALUE is YAML; may be repeated",
-    )
-    command.add_argument(
-        "--sweep-index",
-        metavar="N",
-        type=_combination,
-        help="take only combination N of the spec's sweep; the first is 0",
-    )
+    text = "the job spec; several files are merged from left to right, such as job.yaml site.yaml; - is stdin"
+    command.add_argument("files", metavar="FILE", nargs="+", help=text)
+    text = "set a key of the spec, such as train.epochs=3; VALUE is YAML; may be repeated"
+    command.add_argument("--set", metavar="KEY=VALUE", dest="overrides", action="append", default=[], help=text)
+    text = "take only combination N of the spec's sweep; the first is 0"
+    command.add_argument("--sweep-index", metavar="N", type=_combination, help=text)
     if target:
         command.set_defaults(target=target)
     else:
