@@ -44,8 +44,9 @@ def template_values(plan: Plan) -> dict[str, Any]:
     tasks = runtimes.tasks_per_node(job) if runtime.run else 0
     scratch = tasks * sum(mount.scratch or 0 for mount in job.mounts if mount.empty)
     return {
+        "task": task,
+        "runtime": runtime,
         "notes": [*_notes(job), *(torchrun.notes(plan) if job.slurm.launcher == "torchrun" else plan.notes)],
-        "directives": task.directives(plan),
         "own_log": own_log,
         "log_has_progress": own_log and job.train is not None,  # lines of python -m train in that log
         "has_rendezvous": job.nodes.max > 1 or job.slurm.launcher == "srun",
@@ -58,18 +59,10 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "for_runtime": task.for_runtime(plan),
         "env": of_the_program(plan),
         "launcher": [*plan.guard, *task.launcher(plan)],
-        "program": task.program(plan),
         "swept_env": task.swept_env(plan),
         "swept_words": task.swept_words(plan),
-        "start_container": runtime.run,
-        "stop_containers": runtime.stop,
-        "container_words": runtime.words(plan),
         "task_lines": [*exports(plan, "task"), *runtime.before(plan, names)],
         "tasks_per_node": runtimes.tasks_per_node(job),
-        "ntasks": task.ntasks(job),
-        "survives_lost_nodes": task.survives_lost_nodes(job),
-        "task_ends_others": task.task_ends_others(job),
-        "failure_policy": task.failure_policy(job),
         "srun_flags": [*task.srun_flags(plan), *runtime.srun_flags(plan, names)],
         # After torchrun has killed its processes itself, and before Slurm ends the job.
         "kill_after_s": max(1, job.preemption.grace * 7 // 8, job.preemption.grace - 15) if job.preemption else 0,

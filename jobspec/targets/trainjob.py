@@ -17,7 +17,8 @@ from jobspec.plan import Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
 from jobspec.spec.keys import given, keys
-from jobspec.spec.rules import Rule, leaves_room
+from jobspec.spec.rules import Rule
+from jobspec.targets import jobset
 from jobspec.torchrun import pod_flags
 
 USES = pod.USES | {"kubernetes.runtime"}
@@ -30,13 +31,13 @@ RENDEZVOUS_TIMEOUT_S = pod.RENDEZVOUS_TIMEOUT_S
 SWEEPS = "objects"
 
 POD_RULES = tuple(rule for rule in rules.POD if rule is not rules.image_is_given)
-name_fits = leaves_room("a pod", lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")
+name_fits = jobset.name_fits
+node_name = jobset.node_name
 fixed_size = rules.fixed_size("the operator of TrainJob tells torchrun one number of nodes, not a range")
 
 # Keys that a TrainJob cannot change in a runtime of the cluster.
-_RUNTIMES = keys("max_restarts no_restart_on preemption") | keys(
-    "gpu_claim host_network pod image_pull_policy priority_class scheduler", "kubernetes"
-)
+_OF_PODS = keys("gpu_claim host_network pod image_pull_policy priority_class scheduler", "kubernetes")
+_OF_RUNTIMES = _OF_PODS | keys("max_restarts no_restart_on preemption")
 
 
 def _without_runtime(rule: Rule) -> Rule:
@@ -47,14 +48,12 @@ def _without_runtime(rule: Rule) -> Rule:
 
 
 image_is_given = _without_runtime(rules.image_is_given)
-preemption_needs_restarts = _without_runtime(
-    rules.preemption_needs_restarts("the peers of a preempted pod may fail before the pod ends")
-)
+preemption_needs_restarts = _without_runtime(jobset.preemption_needs_restarts)
 
 
 def runtime_of_the_cluster_decides(job: Job) -> Iterator[Finding]:
     for key in given(job) if job.kubernetes.runtime is not None else ():
-        if key in _RUNTIMES:
+        if key in _OF_RUNTIMES:
             message = f"{key} and kubernetes.runtime are both given, but a TrainJob cannot change {key} in a runtime"
             hint = "leave one of them out; without kubernetes.runtime the manifest brings a runtime along"
             yield Finding(tuple(key.split(".")), message, hint, on_key=True)
@@ -83,11 +82,6 @@ def template_values(plan: Plan) -> dict[str, Any]:
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
     return pod.indexed_environment(plan, rank, node_name(plan, 0), _OPERATORS_PORT)
-
-
-def node_name(plan: Plan, node: int) -> str:
-    """Return the pod's name in DNS, within the namespace, as in the JobSet that the operator makes."""
-    return f"{plan.job.name}-node-0-{node}.{plan.job.name}"
 
 
 def _notes(job: Job) -> Iterator[str]:
