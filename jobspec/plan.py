@@ -12,14 +12,15 @@ from train.config import to_argv
 # Below 30000, because Kubernetes gives services node ports from there on, and Linux gives clients ports from 32768 on.
 PORTS = range(20000, 30000)
 
-PROCESSES = keys("name nodes.min nodes.max procs_per_node device train command no_python sweep")
-"""Keys that say which processes there are; every target starts them."""
-
-IN_CONTAINERS = (
-    PROCESSES
-    | keys("gpus_per_node image setup workdir files env secrets mounts max_restarts preemption preemption.grace")
-    | keys("cpus memory shm rdma", "resources")
+PROCESSES = (
+    keys("name nodes.min nodes.max procs_per_node device train command no_python sweep setup workdir env secrets")
+    | keys("resources.cpus max_restarts no_restart_on")
     | keys("backend port timeout", "rendezvous")
+)
+"""Keys that say which processes there are, how they meet and restart; a target that cannot do so takes one out."""
+
+IN_CONTAINERS = PROCESSES | keys(
+    "gpus_per_node image files mounts preemption preemption.grace resources.memory resources.shm resources.rdma"
 )
 """What every target with containers does with its processes."""
 

@@ -37,7 +37,7 @@ HOME = files.WORKDIR
 
 USES = (
     IN_CONTAINERS
-    | keys("gpu time_limit no_restart_on resources.devices")
+    | keys("gpu time_limit resources.devices")
     | keys("namespace queue workload_priority_class priority_class volcano_queue scheduler labels", "kubernetes")
     | keys("annotations service_account image_pull_secrets image_pull_policy secret security", "kubernetes")
     | keys("run_as_user fs_group gpu_types gpu_resource gpu_claim rdma_resource host_network pod", "kubernetes")

@@ -15,7 +15,7 @@ from jobspec.spec.keys import keys
 from jobspec.spec.rules import image_runs, leaves_room
 from jobspec.spec.shell import before
 
-USES = IN_CONTAINERS | keys("project gpus run_as_user", "compose")
+USES = IN_CONTAINERS - {"no_restart_on"} | keys("project gpus run_as_user", "compose")
 NOT_USED = {
     "gpu": "the machine's GPUs are used",
     "time_limit": "compose has no time limit",

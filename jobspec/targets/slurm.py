@@ -18,7 +18,7 @@ __all__ = ["NOT_USED", "REMARKS", "RULES", "SWEEPS", "USES", "environment", "tem
 
 USES = (
     IN_CONTAINERS
-    | keys("gpu time_limit no_restart_on preemption.max_requeues preemption.progress")
+    | keys("gpu time_limit preemption.max_requeues preemption.progress")
     | keys("partition account qos constraint reservation runtime launcher array array_limit", "slurm")
     | keys("preflight prologue epilogue options srun_options", "slurm")
 )

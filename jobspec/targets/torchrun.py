@@ -9,14 +9,9 @@ from jobspec.plan import PROCESSES, Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.doubts import without_mounts
 from jobspec.spec.job import Job
-from jobspec.spec.keys import keys
 from jobspec.spec.rules import names_in_env
 
-USES = (
-    PROCESSES
-    | keys("setup workdir env secrets resources.cpus max_restarts no_restart_on")
-    | keys("backend port timeout", "rendezvous")
-)
+USES = PROCESSES
 NOT_USED = {
     **dict.fromkeys(["gpu", "gpus_per_node"], "the machine's GPUs are used"),
     "image": "this script runs in the shell's own environment, not in a container",
