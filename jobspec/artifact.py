@@ -19,21 +19,17 @@ from jobspec.spec.rules import rules_in
 
 
 def load(target: targets.Target, files: str | Sequence[str], overrides: Sequence[str] = ()) -> Plan:
-    """Return the plan of a spec for a target.  Raises the same errors as `read`."""
+    """Return the plan of a spec for a target."""
     return plan_of(read(files, overrides), target)
 
 
 def read(files: str | Sequence[str], overrides: Sequence[str] = (), notes: list[str] | None = None) -> Source:
-    """Read the spec from one file, or from several merged left to right, and apply `--set` options; "-" is stdin.
-
-    Oddities that are not mistakes are added to `notes`.
-    Raises SpecError with all mistakes, OSError if a file cannot be read.
-    """
+    """Read the spec from one file, or from several merged left to right, and apply `--set` options; "-" is stdin."""
     return override(read_all(_listed(files), notes), overrides)
 
 
 def plan_of(spec: Source, target: targets.Target) -> Plan:
-    """Return the plan of a parsed spec for a target.  Raises SpecError with all mistakes."""
+    """Return the plan of a parsed spec for a target."""
     job = validate(spec, [*rules_in(target), only(targets.name_of(target), target.USES, target.NOT_USED)])
     if spec.suffix:
         # All runs of a sweep share a label, and read one Secret: its default name is the job's without the number.
@@ -47,8 +43,7 @@ def plan_of(spec: Source, target: targets.Target) -> Plan:
 def plans_of(spec: Source, target: targets.Target, index: int | None = None) -> list[Plan]:
     """Return the plans of a parsed spec: one, or one for each combination of its sweep if each is a separate object.
 
-    index: the number of the only combination wanted; None for all.
-    Raises SpecError with all mistakes.  No index is a mistake if the target can run only one combination.
+    index: the number of the only combination wanted; None for all, a mistake if the target can run only one.
     """
     specs = specs_of(spec, target, index)
     number = sweep.size(spec) if index is None else 0
@@ -88,7 +83,7 @@ def render(
     notes: list[str] | None = None,
     sweep_index: int | None = None,
 ) -> str:
-    """Render a spec for the target `name`.  For `notes` and the errors raised, see `read` and `plans_of`.
+    """Render a spec for the target `name`, and add what looks odd to `notes`.
 
     The artifact depends only on the spec and the `files` it includes, the names of the spec files (without folders),
     the options and the templates.  So it has the same bytes on any host at any time.

@@ -61,10 +61,7 @@ def _header(file: Path) -> str | None:
 
 
 def _parse(command: str) -> tuple[str, list[str], list[str], int | None]:
-    """Return target, names of the spec files, `--set` options and `--sweep-index`.
-
-    Raises ValueError for any other command.
-    """
+    """Return target, names of the spec files, `--set` options and `--sweep-index`; ValueError for other commands."""
     target, *words = shlex.split(command)
     sweep_index = None
     if words[-2:-1] == ["--sweep-index"] and words[-1].isdecimal():

@@ -87,10 +87,7 @@ def optional(value: Any, key: str, indent: int) -> str:
 
 
 def block(text: str, indent: int) -> str:
-    """Write text in YAML as a literal block, which people can read, or as JSON if a block would change the text.
-
-    indent: columns before each line; two more than before the key.
-    """
+    """Write text in YAML as a literal block, which people can read, or as JSON if a block would change the text."""
     lines = text.split("\n")
     plain = all(line.replace("\t", " ").isprintable() for line in lines) and not _NOT_IN_YAML.search(text)
     if not plain or not text.strip():

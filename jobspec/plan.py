@@ -162,10 +162,7 @@ def for_torchrun(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def make_plan(job: Job, rendezvous_timeout_s: int = RENDEZVOUS_TIMEOUT_S) -> Plan:
-    """Make the plan of a job that breaks no rule.
-
-    rendezvous_timeout_s: the timeout if the spec sets none.
-    """
+    """Make the plan of a job that breaks no rule; the timeout counts if the spec sets none."""
     # By the port that follows from its name, a job very likely keeps apart from others.
     number = int.from_bytes(hashlib.sha256(job.name.encode()).digest()[:8], "big")
     program: Sequence[str] = job.command or ()

@@ -54,7 +54,7 @@ class Problem:
 
 
 class SpecError(Exception):
-    """The spec is wrong; `problems` holds every mistake found."""
+    """The spec is wrong.  `problems` holds every mistake that the function found, not only the first."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = sorted(dict.fromkeys(problems), key=_order)
@@ -91,10 +91,7 @@ def option_place(option: str, value: str, number: int = 1) -> Place:
 
 
 def masked(place: Place, kept: str | None = None) -> Place:
-    """Return the place without the rest of its line, which may hold a secret's value.
-
-    kept: what stays of the piece; all of it unless given.
-    """
+    """Return the place without the rest of its line, which may hold a secret's value; of its piece, `kept` stays."""
     stays = place.written if kept is None else kept
     name = f"{place.name.partition('=')[0]}=…" if place.option else place.name
     return replace(place, name=name, length=max(1, len(stays)), text=f"{' ' * (place.column - 1)}{stays}…")

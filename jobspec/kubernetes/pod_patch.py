@@ -54,10 +54,7 @@ _NAMED_BY = {"volumeMounts": "mountPath", "ports": "containerPort"}  # every oth
 
 
 def merge(spec: Mapping[str, Any], patch: Mapping[str, Any], container: str) -> dict[str, Any]:
-    """Return a pod's spec with a patch merged in.
-
-    container: the name of the container of the processes in this kind of job.
-    """
+    """Return a pod's spec with a patch merged in; `container` is what this kind of job calls NODE."""
     (ours,) = (one["securityContext"] for one in spec["containers"])
     named = [{**one, "name": container} if one["name"] == NODE else one for one in patch.get("containers", [])]
     merged: dict[str, Any] = _merge(dict(spec), {**patch, **({"containers": named} if named else {})}, "")

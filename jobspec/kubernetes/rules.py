@@ -216,11 +216,7 @@ def fixed_size(reason: str) -> Rule:
 
 
 def preemption_needs_restarts(reason: str, *, of_one_node: bool = False) -> Rule:
-    """Make a rule that rejects `preemption` without restarts, because the first preemption would end the job.
-
-    reason: why it would end it.
-    of_one_node: True if the rule also applies to a job of one node.
-    """
+    """Make a rule that rejects `preemption` without restarts; `reason` says why a preemption would end the job."""
 
     def check(job: Job) -> Iterator[Finding]:
         if job.preemption is not None and job.max_restarts == 0 and (of_one_node or job.nodes.max > 1):

@@ -16,10 +16,7 @@ from jobspec.reading.yaml_source import Source
 
 
 def read_all(files: Sequence[str], notes: list[str] | None = None) -> Source:
-    """Return the spec in some files, merged from left to right; "-" is stdin.  What looks odd is added to `notes`.
-
-    Raises SpecError with the mistakes of all files, OSError if one cannot be read.
-    """
+    """Return the spec in some files, merged from left to right; "-" is stdin.  What looks odd is added to `notes`."""
     sources: list[Source] = []
     problems: list[Problem] = []
     for file in files:
@@ -39,10 +36,7 @@ def read_all(files: Sequence[str], notes: list[str] | None = None) -> Source:
 
 
 def merge(sources: Sequence[Source]) -> Source:
-    """Return one source with the values of all; each key and value keeps its place.
-
-    Raises SpecError with every pair of values that cannot be merged.
-    """
+    """Return one source with the values of all; each key and value keeps its place."""
     first, *others = sources
     if not others and not any(_appends(path[-1]) for path in first.keys):
         return first

@@ -16,8 +16,7 @@ _KEY = re.compile(r"[.=\[]")  # what follows the first part of a key
 def override(source: Source, overrides: Sequence[str]) -> Source:
     """Return the source with each `KEY=VALUE` applied: KEY is a path with dots, VALUE is YAML.
 
-    Without VALUE, a key that is there is removed.  The place of a value is in the option as typed.  Raises SpecError
-    with every wrong option.
+    Without VALUE, a key that is there is removed.  The place of a value is in the option as typed.
     """
     result = copy.deepcopy(source)
     problems: list[Problem] = []

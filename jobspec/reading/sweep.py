@@ -19,10 +19,7 @@ MOST = 1000
 
 
 def size(source: Source) -> int:
-    """Return the number of combinations; 0 without a sweep, or if it is not a mapping with non-empty lists.
-
-    Raises SpecError if there are more than MOST.
-    """
+    """Return the number of combinations; 0 without a sweep, or if it is not a mapping with non-empty lists."""
     sweep = source.values.get("sweep")
     if not isinstance(sweep, dict) or not sweep:
         return 0
@@ -36,10 +33,7 @@ def size(source: Source) -> int:
 
 
 def combinations(source: Source, *, named: bool) -> Iterator[Source]:
-    """Yield the spec of each combination.
-
-    named: True if the job's name gets the number too, because each combination is a separate job.
-    """
+    """Yield the spec of each combination; if each is a job of its own, it is `named` with its number, too."""
     sweep = source.values["sweep"]
     chosen = itertools.product(*(range(len(values)) for values in sweep.values()))
     for number, positions in enumerate(chosen):

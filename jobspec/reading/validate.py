@@ -12,10 +12,7 @@ from jobspec.spec.rules import Rule, rules_in
 
 
 def validate(source: Source, target_rules: Iterable[Rule] = ()) -> Job:
-    """Return the job that the source describes.
-
-    Raises SpecError with all wrong keys and values; if there are none, with all rules that are broken.
-    """
+    """Return the job; raise SpecError with all wrong keys and values or, if there are none, all broken rules."""
     try:
         job = Job.model_validate(source.values, strict=True)
     except ValidationError as error:

@@ -72,10 +72,7 @@ def name_of(file: str) -> str:
 
 
 def read(file: str) -> str:
-    """Return the text of a spec file; "-" is stdin.
-
-    Raises SpecError if it is not UTF-8 text or larger than MAX_BYTES, OSError if it cannot be read.
-    """
+    """Return the text of a spec file; "-" is stdin.  Text in UTF-8 of at most MAX_BYTES is expected."""
     name = name_of(file)
     try:
         if file == "-":
@@ -101,10 +98,7 @@ def read(file: str) -> str:
 
 
 def parse(text: str, name: str, may_be_empty: bool = False) -> Source:
-    """Return the mapping in a YAML text; with `may_be_empty`, comments alone are an empty mapping.
-
-    Raises SpecError with all mistakes.
-    """
+    """Return the mapping in a YAML text; with `may_be_empty`, comments alone are an empty mapping."""
     reader = Reader(text, name)
     root = reader.document()
     start = reader.items.get((), _start(name, text))

@@ -1,7 +1,4 @@
-"""Rules between the keys of a job spec, one public function each, from a job to findings.
-
-The rules of a target are in its own file.
-"""
+"""Rules between the keys of a job spec, one public function each; those of a target are in its own file."""
 
 import json
 import math

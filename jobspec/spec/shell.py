@@ -37,10 +37,7 @@ def syntax_error(line: str) -> str | None:
 
 
 def run_lines(lines: Sequence[str], key: str) -> str:
-    """Write the lines as a loop of a bash script; the shell exits where one fails.
-
-    key: the key of the spec that holds them.
-    """
+    """Write the lines of a key as a loop of a bash script; the shell exits where one fails."""
     words = " \\\n  ".join(map(shlex.quote, lines))
     # A loop over a single text looks to shellcheck like a command whose $(…) was forgotten.
     directive = "# shellcheck disable=SC2041\n" if len(lines) == 1 else ""
