@@ -24,8 +24,9 @@ IN_CONTAINERS = PROCESSES | keys(
 )
 """What every target with containers does with its processes."""
 
-# How long nodes wait for the last one, unless the spec or the target says otherwise; torchrun's default for static.
+# How long nodes wait for the last one, unless the spec says otherwise; torchrun's default for static.
 RENDEZVOUS_TIMEOUT_S = 900
+OF_PODS_S = 3600  # the last one's node may have to be added, and its image pulled, first
 
 # Size of /dev/shm in a container, unless the spec sets it.  The default of 64 MiB is too small for DataLoader workers
 # and NCCL.  This is a limit, not a reservation.

@@ -52,9 +52,6 @@ NOT_USED = {
 
 _NOT_ROOT = 1000  # restricted allows all but 0; this is the first user of most images
 
-RENDEZVOUS_TIMEOUT_S = 3600
-"""How long pods wait for the last one: its node may have to be added, and its image pulled, first."""
-
 _ANNOTATIONS = {
     "sidecar.istio.io/inject": "false",
     # Autoscalers empty nodes that are little used: one pod that moves would restart all.

@@ -41,7 +41,7 @@ class Target(Protocol):
     def environment(self, plan: Plan, rank: Rank) -> list[Variable]:
         """List every variable that the process at `rank` sees, and who sets it, in the order in which they are set."""
 
-    # What follows has a default, in `load`.
+    # What follows has a default, in `load`; pods have their own.
     SWEEPS: str | None
     """How all combinations of a sweep run: "array" (one artifact), "objects" (one each), or None: only one runs."""
     REMARKS: Mapping[str, str]
@@ -66,13 +66,14 @@ def name_of(target: Target) -> str:
 
 def load(name: str) -> Target:
     """Return the target of a name from `names()`; the other targets are not imported."""
-    from jobspec.plan import RENDEZVOUS_TIMEOUT_S
+    from jobspec.plan import OF_PODS_S, RENDEZVOUS_TIMEOUT_S
 
     module = importlib.import_module(f"{__name__}.{name}")
+    has_pods = "kubernetes.namespace" in module.USES
     defaults: dict[str, Any] = {
-        "SWEEPS": None,
+        "SWEEPS": "objects" if has_pods else None,
         "REMARKS": {},
-        "RENDEZVOUS_TIMEOUT_S": RENDEZVOUS_TIMEOUT_S,
+        "RENDEZVOUS_TIMEOUT_S": OF_PODS_S if has_pods else RENDEZVOUS_TIMEOUT_S,
         "node_name": lambda plan, node: None,
         "hides_the_node": lambda job: "image" in module.USES,
     }

@@ -14,8 +14,6 @@ from jobspec.spec.rules import leaves_room
 
 USES = pod.USES | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
-RENDEZVOUS_TIMEOUT_S = pod.RENDEZVOUS_TIMEOUT_S
-SWEEPS = "objects"
 
 POD_RULES = rules.POD
 name_fits = leaves_room("a pod", lambda job: f"-{job.nodes.max - 1}")

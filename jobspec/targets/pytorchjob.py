@@ -18,8 +18,6 @@ from jobspec.torchrun import c10d_conf, pod_flags
 
 USES = pod.USES - {"no_restart_on"} | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
-RENDEZVOUS_TIMEOUT_S = pod.RENDEZVOUS_TIMEOUT_S
-SWEEPS = "objects"
 
 POD_RULES = rules.POD
 preemption_needs_restarts = rules.preemption_needs_restarts("a preempted pod counts as failed", of_one_node=True)

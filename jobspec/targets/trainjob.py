@@ -27,8 +27,6 @@ NOT_USED = {
     # trainer#3779, fixed by #3891: Trainer forgets that the job has failed, and makes the JobSet again and again.
     "kubernetes.ttl": "Trainer 2.3 runs a failed job again and again once its JobSet is deleted (trainer#3779)",
 }
-RENDEZVOUS_TIMEOUT_S = pod.RENDEZVOUS_TIMEOUT_S
-SWEEPS = "objects"
 
 POD_RULES = tuple(rule for rule in rules.POD if rule is not rules.image_is_given)
 name_fits = jobset.name_fits
