@@ -57,14 +57,14 @@ class Explanation:
     """A plan on one target.
 
     `node_names` are in the order of node numbers, and empty if they are not known before the job runs.
-    `source` is what the plan was read from, and None unless the origin of each value was requested.
+    `origins` hold each key of the spec as in `--set`, its value and where that comes from; None unless requested.
     """
 
     plan: Plan
     target: Target
     node_names: list[str]
     processes: list[Process]
-    source: Source | None
+    origins: list[tuple[str, Any, str]] | None
 
 
 def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None = None) -> Explanation:
@@ -87,7 +87,9 @@ def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None =
             known = {NODE_0: names[0], NODE_OF_RANK_0: numbered[0], THIS_NODE: node}
             variables = [_named(variable, known) for variable in variables]
         processes.append(Process(rank, node, variables))
-    return Explanation(plan, target, names, processes, source)
+    # A sweep numbers the names.
+    origins = [*_origins((), {**source.values, "name": plan.job.name}, plan.job, source)] if source else None
+    return Explanation(plan, target, names, processes, origins)
 
 
 def as_json(explanation: Explanation) -> str:
@@ -120,8 +122,8 @@ def as_json(explanation: Explanation) -> str:
         "inside": _inside(explanation),
         "environment": listed(explanation.processes[0], True),
     }
-    if explanation.source is not None:
-        head["spec"] = [dict(zip(("key", "value", "origin"), row, strict=True)) for row in _origins(explanation)]
+    if explanation.origins is not None:
+        head["spec"] = [dict(zip(("key", "value", "origin"), row, strict=True)) for row in explanation.origins]
     ranks = (
         {
             "rank": process.rank.rank,
@@ -146,7 +148,7 @@ def as_table(explanation: Explanation) -> str:
         _columns(["variable", "set by", "value"], _variable_rows(explanation)),
         _order(explanation),
         _next(explanation),
-        _columns(["key", "from", "value"], _origin_rows(explanation)) if explanation.source else iter(()),
+        _columns(["key", "from", "value"], _origin_rows(explanation.origins)) if explanation.origins else iter(()),
     ]
     texts = ["".join(f"{line}\n" for line in lines) for lines in sections]
     return "\n".join(text for text in texts if text)
@@ -189,7 +191,7 @@ def _summary(explanation: Explanation) -> Iterator[str]:
     yield f"{plan.job.name} on {target}: {processes}, {plan.backend} rendezvous{meet}"
     if plan.job.setup:
         yield "The lines of setup run first; they may change any variable below."
-    if plan.points and explanation.source:
+    if plan.points and explanation.origins:
         tasks = f"An array of {len(plan.points)} tasks, one for each combination of sweep"
         yield f"{tasks}; the keys below have the values of the first task."
     yield from (f"{kind}: {words}" for kind, words in _inside(explanation).items())
@@ -300,30 +302,23 @@ def _next(explanation: Explanation) -> Iterator[str]:
         yield f"{verb}: {rendered * text.startswith(('|', '-o'))}{text.format(name, hosts, logs)}".rstrip()
 
 
-def _origin_rows(explanation: Explanation) -> Iterator[list[str]]:
-    for key, value, origin in _origins(explanation):
+def _origin_rows(origins: Iterable[tuple[str, Any, str]]) -> Iterator[list[str]]:
+    for key, value, origin in origins:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         yield [key, printable(origin), _shown(text)]
 
 
-def _origins(explanation: Explanation) -> Iterator[tuple[str, Any, str]]:
-    """Yield each key of the spec as in `--set`, its value, and where that comes from, in the order of the models."""
-    source, job = explanation.source, explanation.plan.job
-    if source is not None:
-        yield from _origins_below((), {**source.values, "name": job.name}, job, source)  # a sweep numbers the names
-
-
-def _origins_below(path: Path, written: Any, read: Any, source: Source) -> Iterator[tuple[str, Any, str]]:
-    """Yield the values inside a value as it was written, or `_NOWHERE`; `read` is what it became in the job."""
+def _origins(path: Path, written: Any, read: Any, source: Source) -> Iterator[tuple[str, Any, str]]:
+    """Yield what is inside a value as it was `written`, or `_NOWHERE`; `read` is what it became in the job."""
     fields = type(read).model_fields if isinstance(read, BaseModel) else {}
     keys = written if isinstance(written, dict) else {}
     if keys or (fields and (written is _NOWHERE or isinstance(written, dict))):
         for key in dict.fromkeys([*fields, *keys]):
-            yield from _origins_below((*path, key), keys.get(key, _NOWHERE), getattr(read, key, None), source)
+            yield from _origins((*path, key), keys.get(key, _NOWHERE), getattr(read, key, None), source)
     elif isinstance(written, list) and written:
         for number, element in enumerate(written):
             became = read[number] if isinstance(read, list) else None
-            yield from _origins_below((*path, number), element, became, source)
+            yield from _origins((*path, number), element, became, source)
     elif written is _NOWHERE:
         yield ".".join(map(str, path)), read, "default"
     else:

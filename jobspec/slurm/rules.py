@@ -47,11 +47,9 @@ _MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 _EXCLUSIVE = ("user", "mcs", "topo")
 
 # Options of srun that the script sets itself.
+_ALSO_OF_SRUN = "nodes no-kill ntasks ntasks-per-node tasks-per-node gpus gpus-per-node gpus-per-task tres-per-task"
 _SRUN_OPTIONS_OF_SCRIPT = {
-    **{key: _OPTIONS_OF_KEYS[key] for key in ("nodes", "no-kill", "ntasks", "ntasks-per-node", "tasks-per-node")},
-    **{key: _OPTIONS_OF_KEYS[key] for key in ("gpus", "gpus-per-node", "gpus-per-task", "tres-per-task")},
-    **{key: _OPTIONS_OF_KEYS[key] for key in ("cpus-per-task", "open-mode")},
-    "distribution": _OPTIONS_OF_KEYS["distribution"],
+    **{key: _OPTIONS_OF_KEYS[key] for key in [*_ALSO_OF_SRUN.split(), "cpus-per-task", "open-mode", "distribution"]},
     "export": "env and secrets",
     "jobid": "the ID of the job",
     "kill-on-bad-exit": "nodes and preemption",
