@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from jobspec.problems import masked
-from jobspec.spec.secret_names import names_secret
+from jobspec.spec.variables import names_secret
 from lint.launches import everything
 from lint.rules import Fault, Finding
 from lint.shell import Script

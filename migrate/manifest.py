@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from jobspec.problems import Place, Problem, SpecError
-from jobspec.spec.secret_names import names_secret
-from jobspec.spec.variables import is_set_by_launcher
+from jobspec.spec.variables import is_set_by_launcher, names_secret
 from lint.manifest import Node, containers, documents, templates
 from lint.sbatch import number
 from migrate.bash import main_launch

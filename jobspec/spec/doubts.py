@@ -9,7 +9,7 @@ from jobspec.spec import files
 from jobspec.spec.job import Job
 from jobspec.spec.mounts import normal
 from jobspec.spec.sbatch_options import OPTIONS, PYXIS, meant
-from jobspec.spec.secret_names import names_secret
+from jobspec.spec.variables import names_secret
 from train.config import PATHS
 
 _CURLY = re.compile("[\u2018\u2019\u201c\u201d\u00a0]")

@@ -1,4 +1,4 @@
-"""Names of variables that a spec cannot choose: the launcher, bash or this program sets them."""
+"""Names of variables: those that the launcher, bash or this program sets, and those that look like a secret's."""
 
 import re
 
@@ -14,6 +14,11 @@ _BASH_VARIABLES = re.compile(
     "BASH.*|_|COMP_WORDBREAKS|DIRSTACK|EPOCHREALTIME|EPOCHSECONDS|E?UID|FUNCNAME|GROUPS|HISTCMD|LINENO|OPTIND"
     "|PIPESTATUS|PPID|S?RANDOM|SECONDS|SHELLOPTS|SHLVL"
 )
+# Not every token is a secret: models have eos_token and pad_token.
+_SECRET = re.compile(
+    r"(?:.*_)?(?:API_?KEY|SECRET(?:_KEY)?|PASSWORD|PASSWD|ACCESS_KEY|SECRET_ACCESS_KEY)"
+    r"|(?:(?:.*_)?(?:HF|HUB|HUGGING_?FACE(?:_HUB)?|AUTH|ACCESS|API|BEARER|GITHUB|GITLAB|WANDB|NGC)_)?TOKEN"
+)
 
 
 def is_set_by_launcher(name: str) -> bool:
@@ -23,3 +28,7 @@ def is_set_by_launcher(name: str) -> bool:
 
 def is_bash_variable(name: str) -> bool:
     return _BASH_VARIABLES.fullmatch(name) is not None
+
+
+def names_secret(name: str) -> bool:
+    return _SECRET.fullmatch(name.lstrip("-").replace("-", "_").upper()) is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import train
-from jobspec.spec.secret_names import names_secret
+from jobspec.spec.variables import names_secret
 from tests.e2e.docker.base import NoBaseError, make_base
 from tests.e2e.docker.client import ROOT, Docker
 
