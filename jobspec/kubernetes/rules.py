@@ -14,7 +14,7 @@ from jobspec.kubernetes.pod import DISK, HOME, INSTANCE_LABEL, grace_s
 from jobspec.problems import Finding, Path
 from jobspec.spec import files, mounts
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule, image_runs, rules_in
+from jobspec.spec.rules import Rule, image_for, rules_in
 from jobspec.torchrun import SHUTDOWN_TIMEOUT
 
 _MOST_ANNOTATIONS = 256 << 10  # bytes of all keys and values together
@@ -28,9 +28,7 @@ _RESERVED_LABELS = (
     *("trainer.kubeflow.org/", "training.kubeflow.org/", INSTANCE_LABEL, "controller-uid", "job-name"),
 )
 
-
-def image_is_given(job: Job) -> Iterator[Finding]:
-    yield from image_runs(job, "a pod")
+image_is_given = image_for("a pod")
 
 
 def standard_is_kept(job: Job) -> Iterator[Finding]:

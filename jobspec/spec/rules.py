@@ -33,18 +33,20 @@ def rules_in(module: object) -> list[Rule]:
     return [one for one in every if isinstance(one, FunctionType) and one.__annotations__ == _OF_A_RULE]
 
 
-def image_runs(
-    job: Job, runner: str, wrong: tuple[str, str] = FILE_OR_URL, path: Path = ("image",)
-) -> Iterator[Finding]:
-    """Yield that there is no image, or none that `runner`, which the key at `path` requests, can run.
+def image_for(runner: str, wrong: tuple[str, str] = FILE_OR_URL, path: Path = ("image",)) -> Rule:
+    """Make a rule: there is an image that `runner`, which the key at `path` requests, can run.
 
     wrong: a pattern of images that it cannot run, and what to write instead.
     """
-    if job.image is None:
-        hint = "image: registry.example/team/train:1.0"
-        yield Finding(path, f"image is missing, but {runner} needs one", hint, on_key=path == ("image",))
-    elif re.fullmatch(wrong[0], job.image):
-        yield Finding(("image",), f'{runner} cannot run image "{job.image}": {wrong[1]}')
+
+    def check(job: Job) -> Iterator[Finding]:
+        if job.image is None:
+            hint = "image: registry.example/team/train:1.0"
+            yield Finding(path, f"image is missing, but {runner} needs one", hint, on_key=path == ("image",))
+        elif re.fullmatch(wrong[0], job.image):
+            yield Finding(("image",), f'{runner} cannot run image "{job.image}": {wrong[1]}')
+
+    return check
 
 
 def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:

@@ -12,7 +12,7 @@ from jobspec.problems import Finding
 from jobspec.spec import files, mounts
 from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
-from jobspec.spec.rules import image_runs, leaves_room
+from jobspec.spec.rules import image_for, leaves_room
 from jobspec.spec.shell import before
 
 USES = IN_CONTAINERS - {"no_restart_on"} | keys("project gpus run_as_user", "compose")
@@ -79,13 +79,9 @@ def node_name(plan: Plan, node: int) -> str:
     return f"{plan.job.name}-{node}"
 
 
-files_are_here = files.files_are_here
-mounts_of_containers = (mounts.empty_mounts_have_no_folders, mounts.mounts_over_shm)
+of_other_files = (files.files_are_here, mounts.empty_mounts_have_no_folders, mounts.mounts_over_shm)
+there_is_an_image = image_for("compose")
 name_fits = leaves_room("a host", lambda job: f"-{job.nodes.max - 1}")
-
-
-def there_is_an_image(job: Job) -> Iterator[Finding]:
-    yield from image_runs(job, "compose")
 
 
 def each_node_has_its_gpus(job: Job) -> Iterator[Finding]:
