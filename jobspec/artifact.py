@@ -19,7 +19,6 @@ from jobspec.spec.rules import rules_in
 
 
 def load(target: targets.Target, files: str | Sequence[str], overrides: Sequence[str] = ()) -> Plan:
-    """Return the plan of a spec for a target."""
     return plan_of(read(files, overrides), target)
 
 

@@ -44,7 +44,6 @@ def by_flag(words: Sequence[str], indent: int = 2) -> str:
 
 
 def assignments(variables: Mapping[str, str], indent: int = 2) -> str:
-    """Quote variables as NAME=VALUE, words of a shell command."""
     return _folded([f"{name}={sh(value)}" for name, value in variables.items()], indent)
 
 
@@ -153,7 +152,6 @@ def comments(texts: Sequence[str]) -> str:
 
 @cache
 def environment(templates: Path) -> jinja2.Environment:
-    """Return what renders the templates of a folder."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates),
         undefined=jinja2.StrictUndefined,  # a misspelt variable is an error, not empty text

@@ -17,10 +17,7 @@ def notes(plan: Plan, own_port: bool = True) -> list[str]:
 
 
 def flags(plan: Plan, max_restarts: int | None = None) -> list[str]:
-    """Return the flags before the program, without --nnodes, the address and the number of the node.
-
-    max_restarts: torchrun's limit; by default the job's.  It differs where something else restarts the job.
-    """
+    """Return the flags before the program, without --nnodes, the address and the number of the node."""
     job = plan.job
     restarts = job.max_restarts if max_restarts is None else max_restarts
     processes = [f"--nproc-per-node={job.procs_per_node}", f"--max-restarts={restarts}"]

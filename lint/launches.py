@@ -132,7 +132,6 @@ def launches(script: Script) -> list[Launch]:
 
 
 def trained(script: Script) -> list[Launch]:
-    """Return what may train."""
     return [launch for launch in launches(script) if launch.trains]
 
 

@@ -33,9 +33,7 @@ class Finding(Problem):
     rule: str = ""
 
 
-class Entry(NamedTuple):
-    """A row of rules.md."""
-
+class Entry(NamedTuple):  # a row of rules.md
     name: str
     severity: str
     explanation: str
@@ -53,7 +51,6 @@ def entries() -> dict[str, Entry]:
 
 
 def findings(subject: Any, *modules: object) -> Iterator[Finding]:
-    """Yield what the rules in some modules find."""
     for name, grade, _, mend, link in entries().values():
         for module in modules:
             check = getattr(module, name.replace("-", "_"), None)

@@ -218,7 +218,6 @@ def _told_of_processes(script: Script, launch: Launch, gpus: int) -> Iterator[Fa
 
 
 def idle(processes: int, gpus: int, where: str) -> str:
-    """Say what is wrong with these numbers."""
     numbers = f"{processes} process{'es' * (processes > 1)} for the {gpus} GPU{'s' * (gpus > 1)} of a {where}"
     return f"{numbers}: {'the last ones find no device' if processes > gpus else 'some stay idle'}"
 
