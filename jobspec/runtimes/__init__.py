@@ -20,7 +20,7 @@ _PREFIXES = ("MASTER_", "PET_", "SLURM_")
 
 
 class Runtime:
-    """How a runtime runs the image.  The defaults here mean no container; a file's RUNTIME overrides them.
+    """How a runtime runs the image.  The defaults here mean no container; the class of a file overrides them.
 
     Below, `passed` are names of variables that the processes must see with the values from the task's shell.
     """
@@ -79,7 +79,10 @@ class Runtime:
 
 
 def load(name: str) -> Runtime:
-    return Runtime() if name == "none" else cast(Runtime, importlib.import_module(f"{__name__}.{name}").RUNTIME)
+    """Return the runtime whose class has the name of its file, such as Docker in docker.py."""
+    if name == "none":
+        return Runtime()
+    return cast(Runtime, getattr(importlib.import_module(f"{__name__}.{name}"), name.capitalize())())
 
 
 def tasks_per_node(job: Job) -> int:

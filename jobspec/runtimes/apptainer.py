@@ -27,6 +27,3 @@ class Apptainer(Runtime):
         if plan.job.device == "cuda":
             forced.append("if [ -e /dev/nvidiactl ]; then set -- --nv; else set -- --rocm; fi")
         return [*forced, *self.mount_empty(plan.job)]
-
-
-RUNTIME = Apptainer()

@@ -73,6 +73,3 @@ class Docker(Oci):
         if plan.job.device == "cuda":
             lines += [*GPUS, 'set -- "$@" --gpus="\\"device=${gpus//[[:space:]]/,}\\""']
         return lines
-
-
-RUNTIME = Docker()

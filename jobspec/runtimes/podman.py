@@ -9,22 +9,20 @@ from collections.abc import Sequence
 from jobspec.plan import Plan
 from jobspec.runtimes.docker import GPUS, Oci, let_in
 
-# Slurm's signal would reach podman itself, too: rootless podman then ends at once, with 0 (seen with 4.3), while its
-# container still saves.
-# Nodes may share podman's database (in a home directory), so `podman ps` lists the containers of all of them.
-# The shell that attends the task, if one does, is told first: it would take the end of the container for a failure.
-_STOP = r"""
+
+class Podman(Oci):
+    program = "podman"
+    run = "podman run"
+    # Slurm's signal would reach podman itself, too: rootless podman then ends at once, with 0 (seen with 4.3), while
+    # its container still saves.
+    # Nodes may share podman's database (in a home directory), so `podman ps` lists the containers of all of them.
+    # The shell that attends the task, if one does, is told first: it would take the end of the container for a failure.
+    stop = r"""
     podman ps --filter "name=^slurm-$SLURM_JOB_ID[.]" --filter "label=node=$SLURMD_NODENAME" \
       --format "{{.ID}} {{index .Labels \"shell\"}}" | while read -r container shell; do
         [[ -z $shell ]] || kill "$shell"
         podman kill --signal=TERM "$container"
       done"""
-
-
-class Podman(Oci):
-    program = "podman"
-    run = "podman run"
-    stop = _STOP
 
     def words(self, plan: Plan) -> list[str]:
         # SELinux would refuse the mounts, and giving them new labels would lock out other jobs.
@@ -44,6 +42,3 @@ class Podman(Oci):
         if plan.job.device == "cuda":
             lines += [*GPUS, 'for gpu in ${gpus//,/ }; do set -- "$@" "--device=nvidia.com/gpu=$gpu"; done']
         return lines
-
-
-RUNTIME = Podman()

@@ -29,9 +29,6 @@ class Pyxis(Runtime):  # a plugin of srun, so it has no program
         return [f"mkdir -p {' '.join(map(sh, paths))}"] if paths else []
 
 
-RUNTIME = Pyxis()
-
-
 def _empty(plan: Plan) -> list[str]:
     return [mount.path for mount in plan.job.mounts if mount.empty]
 

@@ -43,9 +43,8 @@ def variables_are_not_those_of_the_script(job: Job) -> Iterator[Finding]:
 
 
 def template_values(plan: Plan) -> dict[str, Any]:
-    notes = [*without_mounts(plan.job), *torchrun.notes(plan)]
     return {
-        "notes": notes,
+        "notes": [*without_mounts(plan.job), *torchrun.notes(plan)],
         "flags": torchrun.job_flags(plan),
         "c10d_conf": torchrun.c10d_conf(plan, "$(( NODE_RANK == 0 ))"),
     }
