@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from jobspec import targets
@@ -29,7 +30,7 @@ def read(files: str | Sequence[str], overrides: Sequence[str] = (), notes: list[
 
 def plan_of(spec: Source, target: targets.Target) -> Plan:
     """Return the plan of a parsed spec for a target."""
-    job = validate(spec, [*rules_in(target), only(targets.name_of(target), target.USES, target.NOT_USED)])
+    job = validate(spec, [*rules_in(target), partial(only, targets.name_of(target), target.USES, target.NOT_USED)])
     if spec.suffix:
         # All runs of a sweep share a label, and read one Secret: its default name is the job's without the number.
         labels = {"app.kubernetes.io/part-of": job.name, **job.kubernetes.labels}

@@ -1,12 +1,13 @@
 """Rules of the API server, the operators and the Pod Security Standards, checked before anything is submitted.
 
-`POD` holds the rules of every pod; the functions below it make rules for single kinds.
+`POD` holds the rules of every pod; those below it are of single kinds, each with its reason.
 Sources: pkg/apis/core/validation/validation.go of Kubernetes; the validating webhooks of the operators; Pod
 Security Standards.
 """
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path as File
 
 from jobspec.kubernetes import pod, pod_patch
@@ -14,7 +15,7 @@ from jobspec.kubernetes.pod import DISK, HOME, INSTANCE_LABEL, grace_s
 from jobspec.problems import Finding, Path
 from jobspec.spec import files, mounts
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule, image_for, rules_in
+from jobspec.spec.rules import image_runs, rules_in
 from jobspec.torchrun import SHUTDOWN_TIMEOUT
 
 _MOST_ANNOTATIONS = 256 << 10  # bytes of all keys and values together
@@ -28,7 +29,7 @@ _RESERVED_LABELS = (
     *("trainer.kubeflow.org/", "training.kubeflow.org/", INSTANCE_LABEL, "controller-uid", "job-name"),
 )
 
-image_is_given = image_for("a pod")
+image_is_given = partial(image_runs, "a pod")
 
 
 def standard_is_kept(job: Job) -> Iterator[Finding]:
@@ -199,27 +200,19 @@ _OF_OTHER_FILES = (files.files_are_here, mounts.mounts_over_shm, pod_patch.patch
 POD = (*rules_in(sys.modules[__name__]), *_OF_OTHER_FILES)
 
 
-def fixed_size(reason: str) -> Rule:
-    """Make a rule that rejects a range of nodes and c10d, because of `reason`."""
-
-    def check(job: Job) -> Iterator[Finding]:
-        hint = "use the target pytorchjob"
-        if job.nodes.elastic:
-            yield Finding(("nodes",), f"nodes is a range, which this target cannot run: {reason}", hint, on_key=True)
-        elif job.rendezvous.backend == "c10d":
-            message = "rendezvous.backend is c10d, which numbers nodes by address; this target numbers them by pod"
-            yield Finding(("rendezvous", "backend"), message, f"leave it out, or {hint}")
-
-    return check
+def fixed_size(reason: str, job: Job) -> Iterator[Finding]:
+    """Reject a range of nodes and c10d, because of `reason`."""
+    hint = "use the target pytorchjob"
+    if job.nodes.elastic:
+        yield Finding(("nodes",), f"nodes is a range, which this target cannot run: {reason}", hint, on_key=True)
+    elif job.rendezvous.backend == "c10d":
+        message = "rendezvous.backend is c10d, which numbers nodes by address; this target numbers them by pod"
+        yield Finding(("rendezvous", "backend"), message, f"leave it out, or {hint}")
 
 
-def preemption_needs_restarts(reason: str, *, of_one_node: bool = False) -> Rule:
-    """Make a rule that rejects `preemption` without restarts; `reason` says why a preemption would end the job."""
-
-    def check(job: Job) -> Iterator[Finding]:
-        if job.preemption is not None and job.max_restarts == 0 and (of_one_node or job.nodes.max > 1):
-            message = f"preemption is given, but max_restarts is 0, so a preemption can end the job: {reason}"
-            hint = "max_restarts: 10, or as many preemptions as you expect"
-            yield Finding(("preemption",), message, hint, on_key=True)
-
-    return check
+def preemption_needs_restarts(reason: str, job: Job, of_one_node: bool = False) -> Iterator[Finding]:
+    """Reject `preemption` without restarts; `reason` says why a preemption would end the job."""
+    if job.preemption is not None and job.max_restarts == 0 and (of_one_node or job.nodes.max > 1):
+        message = f"preemption is given, but max_restarts is 0, so a preemption can end the job: {reason}"
+        hint = "max_restarts: 10, or as many preemptions as you expect"
+        yield Finding(("preemption",), message, hint, on_key=True)

@@ -14,7 +14,7 @@ from jobspec.plan import Plan
 from jobspec.problems import Finding
 from jobspec.spec.job import Job, Mount
 from jobspec.spec.mounts import empty_mounts_have_no_folders, normal
-from jobspec.spec.rules import image_for
+from jobspec.spec.rules import image_runs
 
 _PREFIXES = ("MASTER_", "PET_", "SLURM_")
 
@@ -96,7 +96,7 @@ def problems(job: Job) -> Iterator[Finding]:
     if runtime == "none":
         return
     yield from empty_mounts_have_no_folders(job)
-    yield from image_for(f"slurm.runtime {runtime}", load(runtime).wrong_image, ("slurm", "runtime"))(job)
+    yield from image_runs(f"slurm.runtime {runtime}", job, load(runtime).wrong_image, ("slurm", "runtime"))
     yield from _progress_in_containers(job)
     for number, mount in enumerate(job.mounts):
         others = [normal(other.path) for other in job.mounts if other is not mount]

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator
 
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule
 from jobspec.spec.value import Section
 
 SECTIONS_OF_TARGETS = ("slurm", "kubernetes", "compose")
@@ -31,18 +30,14 @@ def given(section: Section, above: str = "") -> Iterator[str]:
             yield from given(value, f"{above}{name}.")
 
 
-def only(target: str, uses: Collection[str], not_used: Collection[str]) -> Rule:
-    """Make a rule that rejects each given key that is neither in `uses` nor in or below one in `not_used`."""
-
-    def check(job: Job) -> Iterator[Finding]:
-        refused: set[str] = set()
-        for key in given(job):
-            section = key.partition(".")[0]
-            of_others = section in SECTIONS_OF_TARGETS and not any(one.startswith(f"{section}.") for one in uses)
-            if not of_others and key not in uses and not {key, section} & {*not_used, *refused}:
-                refused.add(key)
-                message = f"{key} is given, but target {target} does not use it"
-                hint = f"leave it out; for this target alone, --set {key}= does so"
-                yield Finding(tuple(key.split(".")), message, hint, on_key=True)
-
-    return check
+def only(target: str, uses: Collection[str], not_used: Collection[str], job: Job) -> Iterator[Finding]:
+    """Yield each given key that is neither in `uses` nor in or below one in `not_used`."""
+    refused: set[str] = set()
+    for key in given(job):
+        section = key.partition(".")[0]
+        of_others = section in SECTIONS_OF_TARGETS and not any(one.startswith(f"{section}.") for one in uses)
+        if not of_others and key not in uses and not {key, section} & {*not_used, *refused}:
+            refused.add(key)
+            message = f"{key} is given, but target {target} does not use it"
+            hint = f"leave it out; for this target alone, --set {key}= does so"
+            yield Finding(tuple(key.split(".")), message, hint, on_key=True)

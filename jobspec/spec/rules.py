@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FunctionType
 
 from jobspec.problems import Finding, Path
@@ -27,40 +28,35 @@ _OF_A_RULE = {"job": Job, "return": Iterator[Finding]}
 
 
 def rules_in(module: object) -> list[Rule]:
-    """List the rules of a module: its public functions from a job to findings, alone or in a tuple."""
+    """List the rules of a module, alone or in a tuple: public functions from a job to findings, and partial ones."""
     public = [value for name, value in vars(module).items() if not name.startswith("_")]
     every = [one for value in public for one in (value if isinstance(value, tuple) else (value,))]
-    return [one for one in every if isinstance(one, FunctionType) and one.__annotations__ == _OF_A_RULE]
+    functions = [one for one in every if isinstance(one, FunctionType | partial)]
+    return [one for one in functions if isinstance(one, partial) or one.__annotations__ == _OF_A_RULE]
 
 
-def image_for(runner: str, wrong: tuple[str, str] = FILE_OR_URL, path: Path = ("image",)) -> Rule:
-    """Make a rule: there is an image that `runner`, which the key at `path` requests, can run.
+def image_runs(
+    runner: str, job: Job, wrong: tuple[str, str] = FILE_OR_URL, path: Path = ("image",)
+) -> Iterator[Finding]:
+    """Yield that there is no image, or none that `runner`, which the key at `path` requests, can run.
 
     wrong: a pattern of images that it cannot run, and what to write instead.
     """
-
-    def check(job: Job) -> Iterator[Finding]:
-        if job.image is None:
-            hint = "image: registry.example/team/train:1.0"
-            yield Finding(path, f"image is missing, but {runner} needs one", hint, on_key=path == ("image",))
-        elif re.fullmatch(wrong[0], job.image):
-            yield Finding(("image",), f'{runner} cannot run image "{job.image}": {wrong[1]}')
-
-    return check
+    if job.image is None:
+        hint = "image: registry.example/team/train:1.0"
+        yield Finding(path, f"image is missing, but {runner} needs one", hint, on_key=path == ("image",))
+    elif re.fullmatch(wrong[0], job.image):
+        yield Finding(("image",), f'{runner} cannot run image "{job.image}": {wrong[1]}')
 
 
-def leaves_room(what: str, longest_suffix: Callable[[Job], str]) -> Rule:
-    """Make a rule: with the suffix that the target adds, the job's name fits the DNS label that names `what`."""
-
-    def check(job: Job) -> Iterator[Finding]:
-        runs = math.prod(map(len, job.sweep.values()))
-        suffix = (f"-{runs - 1}" if job.sweep else "") + longest_suffix(job)
-        room = _LONGEST_NAME - len(suffix)
-        if len(job.name) > room:
-            hint = f'the name of {what}, "<name>{suffix}", may have {_LONGEST_NAME}'
-            yield Finding(("name",), f"name has {len(job.name)} characters, but may have at most {room}", hint)
-
-    return check
+def leaves_room(what: str, longest_suffix: Callable[[Job], str], job: Job) -> Iterator[Finding]:
+    """Yield that with the suffix that the target adds, the job's name does not fit the DNS label that names `what`."""
+    runs = math.prod(map(len, job.sweep.values()))
+    suffix = (f"-{runs - 1}" if job.sweep else "") + longest_suffix(job)
+    room = _LONGEST_NAME - len(suffix)
+    if len(job.name) > room:
+        hint = f'the name of {what}, "<name>{suffix}", may have {_LONGEST_NAME}'
+        yield Finding(("name",), f"name has {len(job.name)} characters, but may have at most {room}", hint)
 
 
 def one_program(job: Job) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from jobspec.problems import Finding
 from jobspec.spec import files, mounts
 from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
-from jobspec.spec.rules import image_for, leaves_room
+from jobspec.spec.rules import image_runs, leaves_room
 from jobspec.spec.shell import before
 
 USES = IN_CONTAINERS - {"no_restart_on"} | keys("project gpus run_as_user", "compose")
@@ -47,11 +48,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "project": job.compose.project or job.name,
         # compose leaves empty files out
         "files": [
-            {
-                "path": files.target(job, f),
-                "text": Path(f).read_bytes().decode() or "\n",
-                "runs": os.access(f, os.X_OK),
-            }
+            {"path": files.target(job, f), "text": Path(f).read_bytes().decode() or "\n", "runs": os.access(f, os.X_OK)}
             for f in files.listed(job)
         ],
         "claims": sorted({mount.claim for mount in job.mounts if mount.claim is not None and mount.source is None}),
@@ -80,8 +77,8 @@ def node_name(plan: Plan, node: int) -> str:
 
 
 of_other_files = (files.files_are_here, mounts.empty_mounts_have_no_folders, mounts.mounts_over_shm)
-there_is_an_image = image_for("compose")
-name_fits = leaves_room("a host", lambda job: f"-{job.nodes.max - 1}")
+there_is_an_image = partial(image_runs, "compose")
+name_fits = partial(leaves_room, "a host", lambda job: f"-{job.nodes.max - 1}")
 
 
 def each_node_has_its_gpus(job: Job) -> Iterator[Finding]:

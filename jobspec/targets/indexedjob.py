@@ -5,10 +5,12 @@ their connections break.  So a restart of the job costs one failure for each nod
 Source: kubernetes.io/docs/concepts/workloads/controllers/job, "Indexed".
 """
 
+from functools import partial
 from typing import Any
 
 from jobspec.environment import Variable
 from jobspec.kubernetes import pod, rules
+from jobspec.kubernetes.rules import fixed_size, preemption_needs_restarts
 from jobspec.plan import Plan, Rank
 from jobspec.spec.rules import leaves_room
 
@@ -16,9 +18,9 @@ USES = pod.USES | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
 
 POD_RULES = rules.POD
-name_fits = leaves_room("a pod", lambda job: f"-{job.nodes.max - 1}")
-fixed_size = rules.fixed_size("a Job is complete only when each of its pods has completed")
-preemption_needs_restarts = rules.preemption_needs_restarts("when a pod is preempted, the others fail, too")
+name_fits = partial(leaves_room, "a pod", lambda job: f"-{job.nodes.max - 1}")
+size_is_fixed = partial(fixed_size, "a Job is complete only when each of its pods has completed")
+preemption_restarts = partial(preemption_needs_restarts, "when a pod is preempted, the others fail, too")
 
 
 def template_values(plan: Plan) -> dict[str, Any]:

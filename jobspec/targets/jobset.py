@@ -4,10 +4,12 @@ The controller makes the headless Service, with the JobSet's name.
 Source: jobset.sigs.k8s.io/docs/concepts and its API reference (v1alpha2).
 """
 
+from functools import partial
 from typing import Any
 
 from jobspec.environment import Variable
 from jobspec.kubernetes import pod, rules
+from jobspec.kubernetes.rules import fixed_size, preemption_needs_restarts
 from jobspec.plan import Plan, Rank
 from jobspec.spec.rules import leaves_room
 
@@ -15,9 +17,9 @@ USES = pod.USES | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
 
 POD_RULES = rules.POD
-name_fits = leaves_room("a pod", lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")
-fixed_size = rules.fixed_size("a JobSet restarts all pods when one fails, so it never continues with fewer nodes")
-preemption_needs_restarts = rules.preemption_needs_restarts("the peers of a preempted pod may fail before the pod ends")
+name_fits = partial(leaves_room, "a pod", lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")
+size_is_fixed = partial(fixed_size, "a JobSet restarts all pods when one fails, so it never continues with fewer nodes")
+preemption_restarts = partial(preemption_needs_restarts, "the peers of a preempted pod may fail before the pod ends")
 
 
 def template_values(plan: Plan) -> dict[str, Any]:

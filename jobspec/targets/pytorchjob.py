@@ -6,10 +6,12 @@ Source: pkg/controller.v1/pytorch of kubeflow/training-operator 1.9 (envvar.go, 
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from jobspec.environment import FREE_PORT, NODE_OF_RANK_0, THIS_NODE, Variable, torchrun_variables
 from jobspec.kubernetes import pod, rules
+from jobspec.kubernetes.rules import preemption_needs_restarts
 from jobspec.plan import Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
@@ -20,7 +22,7 @@ USES = pod.USES - {"no_restart_on"} | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
 
 POD_RULES = rules.POD
-preemption_needs_restarts = rules.preemption_needs_restarts("a preempted pod counts as failed", of_one_node=True)
+preemption_restarts = partial(preemption_needs_restarts, "a preempted pod counts as failed", of_one_node=True)
 
 _UNBUFFERED = "PYTHONUNBUFFERED"  # the operator adds it to every container
 
@@ -37,7 +39,7 @@ def _workers_only(job: Job) -> bool:
     return job.nodes.elastic or job.rendezvous.backend == "c10d"
 
 
-name_fits = leaves_room("a pod", lambda job: f"-worker-{max(0, job.nodes.max - (1 if _workers_only(job) else 2))}")
+name_fits = partial(leaves_room, "a pod", lambda job: f"-worker-{max(0, job.nodes.max - 2 + _workers_only(job))}")
 
 
 def output_is_unbuffered(job: Job) -> Iterator[Finding]:

@@ -9,10 +9,12 @@ Source: pkg/runtime/framework/plugins/torch/torch.go of kubeflow/trainer 2.3.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from jobspec.environment import Variable
 from jobspec.kubernetes import pod, rules
+from jobspec.kubernetes.rules import fixed_size
 from jobspec.plan import Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
@@ -31,22 +33,19 @@ NOT_USED = {
 POD_RULES = tuple(rule for rule in rules.POD if rule is not rules.image_is_given)
 name_fits = jobset.name_fits
 node_name = jobset.node_name
-fixed_size = rules.fixed_size("the operator of TrainJob tells torchrun one number of nodes, not a range")
+size_is_fixed = partial(fixed_size, "the operator of TrainJob tells torchrun one number of nodes, not a range")
 
 # Keys that a TrainJob cannot change in a runtime of the cluster.
 _OF_PODS = keys("gpu_claim host_network pod image_pull_policy priority_class scheduler", "kubernetes")
 _OF_RUNTIMES = _OF_PODS | keys("max_restarts no_restart_on preemption")
 
 
-def _without_runtime(rule: Rule) -> Rule:
-    def check(job: Job) -> Iterator[Finding]:
-        yield from rule(job) if job.kubernetes.runtime is None else ()
-
-    return check
+def _without_runtime(rule: Rule, job: Job) -> Iterator[Finding]:
+    yield from rule(job) if job.kubernetes.runtime is None else ()
 
 
-image_is_given = _without_runtime(rules.image_is_given)
-preemption_needs_restarts = _without_runtime(jobset.preemption_needs_restarts)
+image_is_given = partial(_without_runtime, rules.image_is_given)
+preemption_restarts = partial(_without_runtime, jobset.preemption_restarts)
 
 
 def runtime_of_the_cluster_decides(job: Job) -> Iterator[Finding]:
