@@ -19,7 +19,7 @@ from jobspec.plan import IN_CONTAINERS, Plan, Rank, container_shm
 from jobspec.spec import files
 from jobspec.spec.fields import SecretName, quantity
 from jobspec.spec.job import Job
-from jobspec.spec.keys import keys
+from jobspec.spec.keys import all_of, keys
 from jobspec.spec.shell import before
 from jobspec.torchrun import SHUTDOWN_TIMEOUT, notes, pod_flags, shutdown_timeout_s
 
@@ -38,10 +38,8 @@ HOME = files.WORKDIR
 USES = (
     IN_CONTAINERS
     | keys("gpu time_limit resources.devices")
-    | keys("namespace queue workload_priority_class priority_class volcano_queue scheduler labels", "kubernetes")
-    | keys("annotations service_account image_pull_secrets image_pull_policy secret security", "kubernetes")
-    | keys("run_as_user fs_group gpu_types gpu_resource gpu_claim rdma_resource host_network pod", "kubernetes")
-    | keys("node_selector tolerations topology topology.required topology.preferred", "kubernetes")
+    | (all_of("kubernetes") - {"kubernetes.ttl", "kubernetes.runtime"})
+    | keys("required preferred", "kubernetes.topology")
 )
 """What every kind of object does with its pods."""
 

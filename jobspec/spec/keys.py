@@ -19,6 +19,11 @@ def keys(names: str, section: str = "") -> frozenset[str]:
     return frozenset(f"{section}.{name}" if section else name for name in names.split())
 
 
+def all_of(section: str) -> frozenset[str]:
+    """Return every key of a target's own section."""
+    return keys(" ".join(type(Job.model_fields[section].default).model_fields), section)
+
+
 def given(section: Section, above: str = "") -> Iterator[str]:
     """Yield each key that is written with a value other than its default."""
     for name, value in section:

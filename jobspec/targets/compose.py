@@ -12,11 +12,11 @@ from jobspec.plan import IN_CONTAINERS, Plan, Rank, container_shm
 from jobspec.problems import Finding
 from jobspec.spec import files, mounts
 from jobspec.spec.job import Job
-from jobspec.spec.keys import keys
+from jobspec.spec.keys import all_of
 from jobspec.spec.rules import image_runs, leaves_room
 from jobspec.spec.shell import before
 
-USES = IN_CONTAINERS - {"no_restart_on"} | keys("project gpus run_as_user", "compose")
+USES = IN_CONTAINERS - {"no_restart_on"} | all_of("compose")
 NOT_USED = {
     "gpu": "the machine's GPUs are used",
     "time_limit": "compose has no time limit",

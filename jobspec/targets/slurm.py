@@ -11,17 +11,12 @@ from jobspec.slurm.environment import REMARKS, environment, exports, of_the_prog
 from jobspec.spec import files
 from jobspec.spec.doubts import without_mounts
 from jobspec.spec.job import Job
-from jobspec.spec.keys import keys
+from jobspec.spec.keys import all_of, keys
 from jobspec.spec.rules import rules_in
 
 __all__ = ["NOT_USED", "REMARKS", "RULES", "SWEEPS", "USES", "environment", "template_values"]
 
-USES = (
-    IN_CONTAINERS
-    | keys("gpu time_limit preemption.max_requeues preemption.progress")
-    | keys("partition account qos constraint reservation runtime launcher array array_limit", "slurm")
-    | keys("preflight prologue epilogue options srun_options", "slurm")
-)
+USES = IN_CONTAINERS | keys("gpu time_limit preemption.max_requeues preemption.progress") | all_of("slurm")
 NOT_USED = {"resources.devices": "only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}"}
 SWEEPS = "array"
 RULES = (*rules_in(rules), runtimes.problems)
