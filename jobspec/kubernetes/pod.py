@@ -112,7 +112,6 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
         "limits": {**requests, **{name: str(amount) for name, amount in devices.items()}},
         "scratch": {number: quantity(mount.scratch) for number, mount in enumerate(job.mounts) if mount.scratch},
         "node_selector": {**job.kubernetes.gpu_types.get(job.gpu or "", {}), **job.kubernetes.node_selector},
-        "pod_patch": job.kubernetes.pod,
         "home": HOME,
         "shm": quantity(container_shm(job)),
     }
