@@ -12,17 +12,17 @@ from train.config import to_argv
 # Below 30000, because Kubernetes gives services node ports from there on, and Linux gives clients ports from 32768 on.
 PORTS = range(20000, 30000)
 
+# Keys that say which processes there are, how they meet and restart; a target that cannot do so takes one out.
 PROCESSES = (
     keys("name nodes.min nodes.max procs_per_node device train command no_python sweep setup workdir env secrets")
     | keys("resources.cpus max_restarts no_restart_on")
     | keys("backend port timeout", "rendezvous")
 )
-"""Keys that say which processes there are, how they meet and restart; a target that cannot do so takes one out."""
 
+# What every target with containers does with its processes.
 IN_CONTAINERS = PROCESSES | keys(
     "gpus_per_node image files mounts preemption preemption.grace resources.memory resources.shm resources.rdma"
 )
-"""What every target with containers does with its processes."""
 
 # How long nodes wait for the last one, unless the spec says otherwise; torchrun's default for static.
 RENDEZVOUS_TIMEOUT_S = 900

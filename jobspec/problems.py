@@ -5,9 +5,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-Path = tuple[str | int, ...]
-"""Keys and list positions from the root of a spec: ("mounts", 0, "path")."""
-
+Path = tuple[str | int, ...]  # keys and list positions from the root of a spec: ("mounts", 0, "path")
 _MOST_SHOWN = 20  # problems; the user fixes these and runs the command again
 _WIDEST = 100  # columns of a source line that are shown
 

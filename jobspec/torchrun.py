@@ -5,8 +5,8 @@ Each target adds in its own way what differs from node to node or is known only 
 
 from jobspec.plan import Plan
 
+# Variable with the seconds between the SIGTERM that torchrun passes on and its SIGKILL.
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-"""Variable with the seconds between the SIGTERM that torchrun passes on and its SIGKILL."""
 
 
 def notes(plan: Plan, own_port: bool = True) -> list[str]:

@@ -20,8 +20,7 @@ _SHORT = """
     x=exclude E=preserve-env I=immediate K=kill-on-bad-exit l=label r=relative u=unbuffered X=disable-status
     Z=no-allocate
 """
-LONG = dict(pair.split("=") for pair in _SHORT.split())
-"""The long names of one-letter options, of sbatch and of srun."""
+LONG = dict(pair.split("=") for pair in _SHORT.split())  # the long names of one-letter options, of sbatch and of srun
 _FLAGS = OPTIONS - WITH_VALUE
 _LINE = re.compile(r"#SBATCH(?=[ \t])|(#[ \t]+SBATCH|#(?i:sbatch))(?=[ \t]+-)")  # group 1: misspelt
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"[^"]*"|'[^']*')+""")

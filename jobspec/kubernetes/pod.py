@@ -23,25 +23,20 @@ from jobspec.spec.keys import all_of, keys
 from jobspec.spec.shell import before
 from jobspec.torchrun import SHUTDOWN_TIMEOUT, notes, pod_flags, shutdown_timeout_s
 
+# Label on every pod, with the job's name; anti-affinity and people select pods by it.
 INSTANCE_LABEL = "app.kubernetes.io/instance"
-"""Label on every pod, with the job's name; anti-affinity and people select pods by it."""
-
+# Labels on every object and pod unless the spec says otherwise; kubernetes.io/docs, "Recommended Labels".
 OUR_LABELS = {"app.kubernetes.io/managed-by": "render.py", "app.kubernetes.io/name": "torchrun"}
-"""Labels on every object and pod unless the spec says otherwise; kubernetes.io/docs, "Recommended Labels"."""
+DISK = "ephemeral-storage"  # the node's own disk: the container's layer, its logs and its emptyDirs
+HOME = files.WORKDIR  # a folder of the pod that any user can write to; the folders of an image mostly belong to root
 
-DISK = "ephemeral-storage"
-"""The node's own disk: the container's layer, its logs and its emptyDirs."""
-
-HOME = files.WORKDIR
-"""A folder of the pod that any user can write to; the folders of an image mostly belong to root."""
-
+# What every kind of object does with its pods.
 USES = (
     IN_CONTAINERS
     | keys("gpu time_limit resources.devices")
     | (all_of("kubernetes") - {"kubernetes.ttl", "kubernetes.runtime"})
     | keys("required preferred", "kubernetes.topology")
 )
-"""What every kind of object does with its pods."""
 
 NOT_USED = {
     "slurm.array": "this is one job, not several",

@@ -9,9 +9,7 @@ from typing import Any
 from jobspec.problems import Path, Place, Problem, masked
 from jobspec.spec.fields import ENV_NAME
 
-Line = tuple[str, int, int]
-"""The name of a file or option, the number of the option, and the number of the line."""
-
+Line = tuple[str, int, int]  # the name of a file or option, the number of the option, and the number of the line
 _SECTIONS = ("secrets", "+secrets", "secret")
 _ASSIGNED = re.compile(rf"({ENV_NAME})=(?=[^=])")  # `==` at an end is a value in base64
 

@@ -14,8 +14,7 @@ from typing import Any
 from jobspec.problems import Finding, Path, SpecError
 from jobspec.reading.yaml_source import Source
 
-MOST = 1000
-"""The most combinations; Slurm's MaxArraySize allows numbers up to 1000 unless a site changes it."""
+MOST = 1000  # the most combinations; Slurm's MaxArraySize allows numbers up to 1000 unless a site changes it
 
 
 def size(source: Source) -> int:

@@ -22,8 +22,7 @@ _UNKNOWN = "extra_forbidden"
 # Values by their names in other tools; judged by its letters, "gpu" would become "cpu".
 _OTHER_NAMES = {"gpu": "cuda", "enroot": "pyxis", "singularity": "apptainer", "etcd": "c10d"}
 _PLAIN = re.compile(r"[\w./][\w./=+-]*|--?[a-zA-Z][\w./=+-]*")  # texts that YAML reads as they are
-KEY = "[key]"
-"""The last part of pydantic's path to a wrong key in a mapping with user-chosen names."""
+KEY = "[key]"  # the last part of pydantic's path to a wrong key in a mapping with user-chosen names
 
 
 def findings(error: ValidationError, source: Source) -> list[Finding]:

@@ -106,8 +106,7 @@ def _read_size(value: Any) -> int:
 
 
 _SIZE_SCHEMA = {"type": "string", "pattern": "^[1-9][0-9]{0,8}(?:MiB|GiB|TiB)$"}
-Size = Annotated[int, Value("a size such as 512MiB, 200GiB or 1TiB", _read_size, _SIZE_SCHEMA)]
-"""Bytes."""
+Size = Annotated[int, Value("a size such as 512MiB, 200GiB or 1TiB", _read_size, _SIZE_SCHEMA)]  # bytes
 
 
 def _read_amount(value: Any) -> int | str:
@@ -129,8 +128,8 @@ def quantity(size: int) -> str:
 
 
 _AMOUNT_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 1, "exclusiveMaximum": 2**31}, _SIZE_SCHEMA]}
+# A number, or bytes as a Kubernetes quantity.
 Amount = Annotated[int | str, Value("a whole number of devices, or a size such as 4GiB", _read_amount, _AMOUNT_SCHEMA)]
-"""A number, or bytes as a Kubernetes quantity."""
 
 _DURATION = r"(?=.*[1-9])(?:([0-9]{1,5})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?"
 
@@ -155,8 +154,8 @@ def _read_duration(value: Any) -> int:
 
 
 _DURATION_SCHEMA = {"type": "string", "pattern": f"^{_DURATION}$"}
+# Seconds.
 Duration = Annotated[int, Value("a time above 0 such as 90s, 30m, 2h or 1d12h", _read_duration, _DURATION_SCHEMA)]
-"""Seconds."""
 
 
 class SecretName(str):

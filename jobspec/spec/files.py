@@ -11,8 +11,7 @@ from jobspec.problems import Finding
 from jobspec.spec.job import Job
 from jobspec.spec.mounts import normal
 
-WORKDIR = "/scratch"
-"""Where the files are in a container if the spec has no `workdir`."""
+WORKDIR = "/scratch"  # where the files are in a container if the spec has no `workdir`
 
 _NAME = re.compile(r"[A-Za-z0-9._/ +=@-]+")
 

@@ -25,8 +25,7 @@ from train.config import TrainConfig
 MAX_NODES = 16384
 MAX_PROCS_PER_NODE = 256
 
-VOLUMES = ("claim", "scratch", "config_map", "secret")
-"""Keys of a mount that name something of a cluster."""
+VOLUMES = ("claim", "scratch", "config_map", "secret")  # keys of a mount that name something of a cluster
 
 _Count = Annotated[int, Field(ge=1, le=MAX_NODES)]
 

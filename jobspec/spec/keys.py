@@ -10,8 +10,7 @@ from jobspec.problems import Finding
 from jobspec.spec.job import Job
 from jobspec.spec.value import Section
 
-SECTIONS_OF_TARGETS = ("slurm", "kubernetes", "compose")
-"""Sections whose keys other targets ignore."""
+SECTIONS_OF_TARGETS = ("slurm", "kubernetes", "compose")  # sections whose keys other targets ignore
 
 
 def keys(names: str, section: str = "") -> frozenset[str]:

@@ -26,11 +26,9 @@ _NAMES_WITH_OR_WITHOUT = "exclusive get-user-env nice no-kill propagate resv-por
 
 WITH_VALUE = frozenset(_NAMES_WITH_VALUE.split())
 FLAGS = frozenset(_NAMES_OF_FLAGS.split())
+# All options of sbatch itself; plugins of a cluster may add others.
 OPTIONS = WITH_VALUE | FLAGS | frozenset(_NAMES_WITH_OR_WITHOUT.split())
-"""All options of sbatch itself; plugins of a cluster may add others."""
-
-PYXIS = "container-"
-"""Prefix of all options of the plugin pyxis."""
+PYXIS = "container-"  # prefix of all options of the plugin pyxis
 
 # Names for these options in older versions, in other commands of Slurm and in torchrun.
 _ELSEWHERE = {"workdir": "chdir", "name": "job-name", "nnodes": "nodes", "nproc-per-node": "ntasks-per-node"}

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from posixpath import basename
 
-VARIABLES = ("JOB_LINE", "JOB_LINES", "JOB_WORDS")
-"""Variables of the shell that runs the lines."""
-
+VARIABLES = ("JOB_LINE", "JOB_LINES", "JOB_WORDS")  # variables of the shell that runs the lines
 _PYTHON = r"python[0-9.]*"
 _LAUNCHERS = "torchrun|accelerate|deepspeed|mpirun|mpiexec|srun|uv|poetry|pixi|conda|pdm"
 _SHELLS = "(?:ba|da|z|k)?sh"

@@ -6,8 +6,8 @@ _SET_BY_LAUNCHER = {
     *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
 }
+# Set for every process unless `env` in the spec does.
 SET_BY_US = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
-"""Set for every process unless `env` in the spec does."""
 
 # Bash keeps these for itself: an assignment fails or is lost.
 _BASH_VARIABLES = re.compile(

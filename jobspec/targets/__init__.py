@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from jobspec.spec.job import Job
 
 _PACKAGE = Path(__file__).parents[1]
+# Beside jobspec in a checkout, inside jobspec if pip installed it.
 TEMPLATES = next(folder / "templates" for folder in (_PACKAGE.parent, _PACKAGE) if (folder / "templates").is_dir())
-"""Beside jobspec in a checkout, inside jobspec if pip installed it."""
 
 
 class Target(Protocol):
