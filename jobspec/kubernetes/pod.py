@@ -57,10 +57,9 @@ _LEAST_GRACE = 120  # seconds; a checkpoint of a large model takes most of that
 def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patch: bool = False) -> dict[str, Any]:
     """Return the values for the shared templates; a target may set others in their place.
 
-    Args:
-        container: name of the container; operators look for a certain name.
-        torchrun: the command up to the program, in exec form.
-        patch: True for only what a TrainJob may change in the pods of a runtime of the cluster.
+    container: name of the container; operators look for a certain name.
+    torchrun: the command up to the program, in exec form.
+    patch: True for only what a TrainJob may change in the pods of a runtime of the cluster.
     """
     job = plan.job
     setup, workdir, user = job.setup, files.workdir(job), job.kubernetes.run_as_user

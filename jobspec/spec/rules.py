@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FunctionType
+from typing import get_args
 
 from jobspec.problems import Finding, Path
 from jobspec.spec import shell
@@ -22,17 +23,19 @@ _LONGEST_ARGUMENT = 128 * 1024 - 1
 _LONGEST_NAME = 63  # characters of a label of DNS (RFC 1123)
 FILE_OR_URL = (r"[/.].*|.*://.*", "write REGISTRY/NAME:TAG, not a file or a URL")
 
-
 Rule = Callable[[Job], Iterator[Finding]]
-_OF_A_RULE = {"job": Job, "return": Iterator[Finding]}
 
 
 def rules_in(module: object) -> list[Rule]:
     """List the rules of a module, alone or in a tuple: public functions from a job to findings, and partial ones."""
     public = [value for name, value in vars(module).items() if not name.startswith("_")]
     every = [one for value in public for one in (value if isinstance(value, tuple) else (value,))]
-    functions = [one for one in every if isinstance(one, FunctionType | partial)]
-    return [one for one in functions if isinstance(one, partial) or one.__annotations__ == _OF_A_RULE]
+    return [one for one in every if isinstance(one, partial) or _is_rule(one)]
+
+
+def _is_rule(one: object) -> bool:
+    types = one.__annotations__ if isinstance(one, FunctionType) else {}
+    return [*types] == ["job", "return"] and get_args(types["return"]) == (Finding,)
 
 
 def image_runs(

@@ -25,11 +25,10 @@ def optional(description: str, default: Any = None, **limits: Any) -> Any:
 class Value:
     """A field's type for pydantic.
 
-    Args:
-        expected: what is accepted, in words that follow "must be".
-        read: makes the value from what the YAML holds.  Raises TypeError if that must be text and is not,
-            ValueError with a hint (or none) if it is not accepted.
-        schema: the JSON Schema of what the YAML holds.
+    expected: what is accepted, in words that follow "must be".
+    read: makes the value from what the YAML holds.  Raises TypeError if that must be text and is not,
+        ValueError with a hint (or none) if it is not accepted.
+    schema: the JSON Schema of what the YAML holds.
     """
 
     expected: str
