@@ -32,7 +32,6 @@ OF_PODS_S = 3600  # the last one's node may have to be added, and its image pull
 # and NCCL.  This is a limit, not a reservation.
 _SHM_PER_PROCESS = 1 << 30
 
-
 # Python prefers a train.py or train/ in the working folder to our package.
 _OUR_TRAIN_OR_NONE = """\
 # Ends the job if the working folder has another program called train.

@@ -61,10 +61,8 @@ REMARKS = {"PET_MASTER_PORT": "the operator sets this for all jobs; the flag --m
 
 
 def template_values(plan: Plan) -> dict[str, Any]:
-    # The operator's port is the same for all jobs; a flag wins over its PET_MASTER_PORT.
-    port = f"--master-port={plan.port}"
     patch = plan.job.kubernetes.runtime is not None
-    torchrun = ["torchrun", *pod_flags(plan), port]
+    torchrun = ["torchrun", *pod_flags(plan), f"--master-port={plan.port}"]  # REMARKS says why
     shared = pod.template_values(plan, container="node", torchrun=torchrun, patch=patch)
     # The operator reads Volcano's queue in the JobSet's annotations, to which it passes on none of the TrainJob's own.
     volcano = plan.job.kubernetes.volcano_queue
