@@ -30,12 +30,13 @@ def rules_in(module: object) -> list[Rule]:
     """List the rules of a module, alone or in a tuple: public functions from a job to findings, and partial ones."""
     public = [value for name, value in vars(module).items() if not name.startswith("_")]
     every = [one for value in public for one in (value if isinstance(value, tuple) else (value,))]
-    return [one for one in every if isinstance(one, partial) or _is_rule(one)]
+    return [one for one in every if _is_rule(one)]
 
 
 def _is_rule(one: object) -> bool:
-    types = one.__annotations__ if isinstance(one, FunctionType) else {}
-    return [*types] == ["job", "return"] and get_args(types["return"]) == (Finding,)
+    function = one.func if isinstance(one, partial) else one
+    types = function.__annotations__ if isinstance(function, FunctionType) else {}
+    return get_args(types.get("return")) == (Finding,) and (function is not one or [*types] == ["job", "return"])
 
 
 def image_runs(
