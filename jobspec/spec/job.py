@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import PydanticCustomError, core_schema
+from pydantic_core import PydanticCustomError
 
 from jobspec.spec import fields
 from jobspec.spec.fields import Amount, Duration, SecretRef, Size
@@ -35,8 +34,15 @@ def _given(key: str) -> JsonDict:
     return {"required": [key], "properties": {key: {"not": {"type": "null"}}}}
 
 
+def _or_a_number(schema: JsonDict) -> None:
+    mapping = {key: schema.pop(key) for key in [*schema] if key != "description"}
+    schema["anyOf"] = [{"type": "integer", "minimum": 1, "maximum": MAX_NODES}, mapping]
+
+
 class Nodes(Section):
     """How many nodes: one number, or a range for an elastic job, which continues when nodes come and go."""
+
+    model_config = ConfigDict(json_schema_extra=_or_a_number)
 
     min: _Count = Field(description="the job runs while at least this many nodes are there")
     max: _Count = Field(description="the job uses at most this many nodes")
@@ -54,16 +60,6 @@ class Nodes(Section):
             return value
         expected = f"a whole number from 1 to {MAX_NODES}, or {{min: 1, max: 4}} for an elastic job"
         raise PydanticCustomError("unexpected", "must be {expected}", {"expected": expected})
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        mapping = handler.resolve_ref_schema(handler(schema))
-        return {
-            "description": mapping.pop("description"),
-            "anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_NODES}, mapping],
-        }
 
 
 class Mount(Section):
