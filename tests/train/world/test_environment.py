@@ -12,56 +12,31 @@ from tests.cli import start_ranks
 from train.errors import UserError
 from train.world.environment import World, interface_towards
 
-TORCHRUN = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "GROUP_RANK": "1",
-    "MASTER_ADDR": "head",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RUN_ID": "none",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-    "TORCHELASTIC_RESTART_COUNT": "2",
-}
+
+def _environ(text: str) -> dict[str, str]:
+    return dict(word.split("=") for word in text.split())
+
+
+TORCHRUN = _environ("""
+    RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 GROUP_RANK=1 MASTER_ADDR=head MASTER_PORT=29500
+    TORCHELASTIC_RUN_ID=none TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=2
+""")
 # srun with 7 tasks on 4 nodes, two GPUs a node but for the last.
-SLURM = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "2",
-    "SLURM_NTASKS": "7",
-    "SLURM_STEP_NUM_TASKS": "7",
-    "SLURM_NNODES": "4",
-    "SLURM_STEP_NUM_NODES": "4",
-    "SLURM_TASKS_PER_NODE": "2(x3),1",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
-    "SLURM_JOB_NODELIST": "n[1-4]",
-    "SLURM_STEP_NODELIST": "n[1-4]",
-    "MASTER_ADDR": "n1",
-    "MASTER_PORT": "29501",
-}
+SLURM = _environ("""
+    SLURM_JOB_ID=4711 SLURM_STEP_ID=0 SLURM_PROCID=5 SLURM_LOCALID=1 SLURM_NODEID=2 SLURM_NTASKS=7
+    SLURM_STEP_NUM_TASKS=7 SLURM_NNODES=4 SLURM_STEP_NUM_NODES=4 SLURM_TASKS_PER_NODE=2(x3),1
+    SLURM_STEP_TASKS_PER_NODE=2(x3),1 SLURM_JOB_NODELIST=n[1-4] SLURM_STEP_NODELIST=n[1-4] MASTER_ADDR=n1
+    MASTER_PORT=29501
+""")
 # What the PyTorchJob controller gives the third pod of four; it means nodes.
-PYTORCHJOB = {
-    "RANK": "2",
-    "WORLD_SIZE": "4",
-    "MASTER_ADDR": "job-master-0",
-    "MASTER_PORT": "23456",
-    "PET_NPROC_PER_NODE": "1",
-    "PET_NNODES": "4",
-    "PET_NODE_RANK": "2",
-}
+PYTORCHJOB = _environ("""
+    RANK=2 WORLD_SIZE=4 MASTER_ADDR=job-master-0 MASTER_PORT=23456 PET_NPROC_PER_NODE=1 PET_NNODES=4 PET_NODE_RANK=2
+""")
 # A Slurm batch script: task 0 of the batch step, which is no step of srun.
-BATCH_SCRIPT = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_NTASKS": "8",
-    "SLURM_NNODES": "2",
-    "SLURM_JOB_NODELIST": "n[1-2]",
-}
+BATCH_SCRIPT = _environ("""
+    SLURM_JOB_ID=4711 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=8 SLURM_NNODES=2
+    SLURM_JOB_NODELIST=n[1-2]
+""")
 
 
 def without(environ: dict[str, str], *names: str) -> dict[str, str]:
