@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -27,27 +27,16 @@ for job in sorted(pathlib.Path({root!r}, "jobs").glob("*.yaml")):
             text = "refused: " + " ".join(problem.message for problem in error.problems)
         print(job.stem, target, hashlib.sha256(text.encode()).hexdigest())
 """
-ELSEWHERE = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_NODEID": "1",
-    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
-    "MASTER_ADDR": "elsewhere",
-    "RANK": "3",
-    "PET_NNODES": "9",
-    "CUDA_VISIBLE_DEVICES": "2",
-    "USER": "somebody",
-    "HOME": "/nowhere",
-    "COLUMNS": "20",
-    "LC_ALL": "C",
-    "LANG": "de_DE",
-    "TZ": "Asia/Tokyo",
-    "PYTHONHASHSEED": "7",
-}
+ELSEWHERE = """
+    SLURM_JOB_ID=7 SLURM_NODEID=1 KUBERNETES_SERVICE_HOST=10.0.0.1 MASTER_ADDR=elsewhere RANK=3 PET_NNODES=9
+    CUDA_VISIBLE_DEVICES=2 USER=somebody HOME=/nowhere COLUMNS=20 LC_ALL=C LANG=de_DE TZ=Asia/Tokyo PYTHONHASHSEED=7
+"""
 
 
-def render_all(cwd: Path, *arguments: str, before: Sequence[str] = (), env: Mapping[str, str] | None = None) -> str:
+def render_all(cwd: Path, *arguments: str, before: Sequence[str] = (), env: str = "") -> str:
     command = [*before, sys.executable, "-c", RENDER_ALL.format(root=str(ROOT)), *arguments]
-    done = subprocess.run(command, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, check=True)
+    environ = os.environ | dict(word.split("=") for word in env.split())
+    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, check=True)
     return done.stdout.decode()
 
 
