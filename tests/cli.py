@@ -45,11 +45,7 @@ def free_port() -> int:
 
 
 def start_ranks(
-    world_size: int,
-    *flags: str,
-    program: Sequence[str] = ("-m", "train"),
-    python: str = sys.executable,
-    **extra: str,
+    world_size: int, *flags: str, program: Sequence[str] = ("-m", "train"), python: str = sys.executable, **extra: str
 ) -> list[subprocess.Popen[str]]:
     """Start each rank by hand, with torchrun's variables or `extra`; `{rank}` in it and in `flags` is filled in."""
     given = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

@@ -24,11 +24,7 @@ secrets: [WANDB_API_KEY, HF_TOKEN]
 
 @pytest.mark.parametrize("target", targets.names())
 def test_no_command_prints_the_value_of_a_secret(
-    target: str,
-    spec: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    target: str, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", VALUE)
     monkeypatch.setenv("HF_TOKEN", VALUE)

@@ -87,11 +87,7 @@ def test_output_to_a_device_writes_to_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("output", "why"),
-    [
-        ("job.yaml/x", "Not a directory"),
-        ("/dev/full", "No space left on device"),
-        ("x" * 256, "File name too long"),
-    ],
+    [("job.yaml/x", "Not a directory"), ("/dev/full", "No space left on device"), ("x" * 256, "File name too long")],
 )
 def test_output_that_cannot_be_written_is_named_as_it_was_given(output: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_bytes(Path(QUICKSTART).read_bytes())

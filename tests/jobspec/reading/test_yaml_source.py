@@ -103,13 +103,7 @@ def source() -> Source:
 
 
 def test_set_replaces_adds_and_reaches_into_lists(source: Source) -> None:
-    settings = [
-        "train.lr=1e-2",
-        "train.model=mlp",
-        "mounts.0.path=/b",
-        "slurm.partition=gpu",
-        "nodes={min: 1, max: 2}",
-    ]
+    settings = ["train.lr=1e-2", "train.model=mlp", "mounts.0.path=/b", "slurm.partition=gpu", "nodes={min: 1, max: 2}"]
     values = override(source, settings).values
     assert values == {
         "train": {"lr": 0.01, "model": "mlp"},

@@ -240,12 +240,7 @@ def build(
 
 
 def train(
-    case: Case,
-    bare: nn.Module,
-    called: nn.Module,
-    rank: int = 0,
-    world_size: int = 1,
-    device: torch.device = CPU,
+    case: Case, bare: nn.Module, called: nn.Module, rank: int = 0, world_size: int = 1, device: torch.device = CPU
 ) -> dict[str, Tensor]:
     """Weights on the CPU after 20 steps of SGD with momentum and weight decay on this rank's share of each batch."""
     optimizer = torch.optim.SGD(bare.parameters(), lr=case.lr, momentum=0.9, weight_decay=0.01)
