@@ -12,7 +12,7 @@ from train.config import to_argv
 # Below 30000, because Kubernetes gives services node ports from there on, and Linux gives clients ports from 32768 on.
 PORTS = range(20000, 30000)
 
-# Keys that say which processes there are, how they meet and restart; a target that cannot do so takes one out.
+# Keys that say which processes there are, how they meet and restart; a target subtracts what it cannot carry out.
 PROCESSES = (
     keys("name nodes.min nodes.max procs_per_node device train command no_python sweep setup workdir env secrets")
     | keys("resources.cpus max_restarts no_restart_on")

@@ -74,11 +74,8 @@ def _contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> I
         yield "sync", "strategy", "{key} is {value}, which {other} {theirs} does not support; only custom_ddp does"
     has_buckets = values["strategy"] in ("custom_ddp", "ddp", "fsdp" if values["fsdp_wrap"] == "size" else "")
     if values["bucket_mib"] != defaults["bucket_mib"] and not has_buckets:
-        yield (
-            "bucket_mib",
-            "strategy",
-            "{key} is {value}, but {other} is {theirs}; custom_ddp, ddp and fsdp by size use it",
-        )
+        sentence = "{key} is {value}, but {other} is {theirs}; custom_ddp, ddp, and fsdp with fsdp_wrap=size use it"
+        yield "bucket_mib", "strategy", sentence
     for key, (other, only) in _ONLY.items():
         if values[key] != defaults[key] and values[other] != only:
             sentence = "{key} is {value}, but {other} is {theirs}; only " + str(only).lower() + " has this setting"

@@ -70,8 +70,8 @@ def report(error: Exception, head: str = "error", file: TextIO | None = None) ->
 def leave(code: int) -> NoReturn:
     """End the process at once (docs/troubleshooting.md).
 
-    An end that waits for threads may last forever: after an error NCCL waits for work that never ends, and a store for
-    a foreign server.  A thread of gloo that frees a tensor while Python shuts down aborts the process.
+    After an error NCCL waits for work that never ends, and a thread may wait for a foreign server.  A thread of gloo
+    that frees a tensor while Python shuts down aborts the process.
     """
     sys.stdout.flush()
     sys.stderr.flush()

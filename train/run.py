@@ -64,12 +64,13 @@ class Run(Session):
     """
 
     def __init__(self, **settings: Any) -> None:
+        if dist.is_initialized():  # an earlier Run keeps its hook
+            message = "Run() connects the processes, but they are connected already: make one Run in a process, "
+            raise UserError(f"{message}and leave out torch.distributed.init_process_group()")
         self._excepthook, sys.excepthook = sys.excepthook, self._fail
         given = {name: os.fspath(x) if isinstance(x, os.PathLike) else x for name, x in settings.items()}
         if wrong := sorted(given.keys() & _OF_A_CLASSIFIER):
             raise UserError(f"{', '.join(wrong)}: only `python -m train` has this setting; your own loop decides it")
-        if dist.is_initialized():
-            raise UserError("Run() connects the processes, but they are connected already: make one Run in a process")
         config = checked(given, {}, [])
         if config.strategy == "pipeline":
             raise UserError("strategy is pipeline, which only `python -m train` can use")
@@ -88,6 +89,9 @@ class Run(Session):
         super().__init__(config, world, stop, settings=_RECORDED)
         atexit.register(self._leave)
 
+    def report(self, kind: str, text: str) -> None:
+        super().report(kind, in_settings(text))
+
     def _save_and_stop(self) -> Any:
         try:
             super()._save_and_stop()
@@ -97,9 +101,11 @@ class Run(Session):
             atexit.register(sys.stdout.flush)  # runs before the line above
 
     def _leave(self) -> None:
-        if self._epoch_began is not None and self.rank == 0:
-            lost = "the loop over run.epochs() was left early, and the steps since the last checkpoint are lost"
+        if self.rank == 0 and self._epoch_began is not None:
+            lost = "the loop over run.epochs() was left early, so its last epoch is neither recorded nor saved"
             say(f"{lost}: call run.end() on all ranks before `break`")
+        if self.sampler is not None:
+            self._report_unprofiled(self.steps_done)
         self.files.close()
         self._connection.close()
         # A thread of gloo that still freed a tensor while Python shuts down would abort the process.

@@ -54,7 +54,7 @@ _NAMED_BY = {"volumeMounts": "mountPath", "ports": "containerPort"}  # every oth
 
 
 def merge(spec: Mapping[str, Any], patch: Mapping[str, Any], container: str) -> dict[str, Any]:
-    """Return a pod's spec with a patch merged in; `container` is what this kind of job calls NODE."""
+    """Return a pod's spec with a patch merged in; `container` names the one of the processes."""
     (ours,) = (one["securityContext"] for one in spec["containers"])
     named = [{**one, "name": container} if one["name"] == NODE else one for one in patch.get("containers", [])]
     merged: dict[str, Any] = _merge(dict(spec), {**patch, **({"containers": named} if named else {})}, "")

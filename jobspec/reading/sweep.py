@@ -32,7 +32,7 @@ def size(source: Source) -> int:
 
 
 def combinations(source: Source, *, named: bool) -> Iterator[Source]:
-    """Yield the spec of each combination; if each is a job of its own, it is `named` with its number, too."""
+    """Yield the spec of each combination; `named`: each is a separate job, and its name gets the number."""
     sweep = source.values["sweep"]
     chosen = itertools.product(*(range(len(values)) for values in sweep.values()))
     for number, positions in enumerate(chosen):

@@ -114,7 +114,7 @@ def test_flags_a_yaml_file_and_a_json_copy_of_a_config_give_the_same_config(
         ("--optimizer=adam --momentum=0.9", "momentum is 0.9, but optimizer is adam; only sgd has this setting"),
         ("--lr-gamma=0.5", "lr_gamma is 0.5, but scheduler is none; only step has this setting"),
         ("--strategy=hook_per_parameter --bucket-mib=1", "bucket_mib is 1.0, but strategy is hook_per_parameter; cust"),
-        ("--strategy=fsdp --bucket-mib=1", "bucket_mib is 1.0, but strategy is fsdp; custom_ddp, ddp and fsdp by"),
+        ("--strategy=fsdp --bucket-mib=1", "bucket_mib is 1.0, but strategy is fsdp; custom_ddp, ddp, and fsdp"),
         ("--resume=auto", "resume is given but checkpoint_dir is not"),
         ("--checkpoint-every=5", "checkpoint_every is given but checkpoint_dir is not"),
         ("--keep-checkpoints=1", "keep_checkpoints is given but checkpoint_dir is not"),

@@ -229,27 +229,36 @@ def test_gradients_made_by_hand_are_the_same_on_any_number_of_processes() -> Non
     assert weights == pytest.approx(alone, rel=1e-5, abs=1e-6)
 
 
-def _left_by_break(folder: Path) -> int:
-    run, model, optimizer, dataset = _regression(checkpoint_dir=folder, run_dir=folder, profile="2:9", resume="auto")
+def _left_at(folder: Path, step: int) -> int:
+    run, model, optimizer, dataset = _regression(checkpoint_dir=folder, run_dir=folder, resume="auto")
     run.restore(model=model, optimizer=optimizer)
-    for epoch in run.epochs(3):
-        for number, batch in enumerate(run.batches(dataset, 4)):
+    for _ in run.epochs(2):
+        held = run.batches(dataset, 4)
+        for batch in held:
             run.step(lambda b: F.mse_loss(model(b[0]), b[1]), batch, optimizer)
             run.record(**dict([("own", run.rank), ("one", 1.0)][:: 1 - 2 * run.rank]))
-            if number == 1:
+            if run.steps_done + 1 == step:
                 break
-        if epoch == 2:
+        if run.steps_done + 1 == step:
             run.end()
             break
+        run.record(loss=2.0)
     return run.steps_done
 
 
-def test_a_run_ends_early_but_counts_no_batch_left_by_break_and_records_names_in_any_order(tmp_path: Path) -> None:
-    assert [launched(2, _left_by_break, tmp_path) for _ in range(3)] == [[2, 2], [3, 3], [4, 4]]
-    recorded = [(record["epoch"], record["step"], record["own"], record["one"]) for record in records(tmp_path, "step")]
-    assert recorded == [(1, 1, 0.5, 1), (2, 2, 0.5, 1), (2, 3, 0.5, 1), (2, 4, pytest.approx(1 / 3), 1)]
-    assert [end["step"] for end in records(tmp_path, "end")] == [2, 3, 4]
-    assert [record["kind"] for record in records(tmp_path, "incident")] == ["not_profiled"] * 3
+def test_a_run_that_is_ended_early_after_a_step_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    assert [launched(2, _left_at, tmp_path / "b", step) for step in (5, 0)] == [[5, 5], [6, 6]]
+    assert launched(2, _left_at, tmp_path / "a", 0) == [6, 6]
+    assert records(tmp_path / "a", "end")[-1]["weights_sha256"] == records(tmp_path / "b", "end")[-1]["weights_sha256"]
+    recorded = [(record["epoch"], record["step"], record["own"]) for record in records(tmp_path / "b", "step")]
+    assert recorded == [
+        (1, 1, 0.5),
+        (1, 2, 0.5),
+        (1, 3, pytest.approx(1 / 3)),
+        (2, 4, 0.5),
+        (2, 5, 0.5),
+        (2, 6, pytest.approx(1 / 3)),
+    ]
 
 
 def _misused(what: str, folder: Path) -> str:
@@ -294,7 +303,7 @@ def _misused(what: str, folder: Path) -> str:
         ("no values", "run.evaluate() returned a tensor of shape (4, 2) for 4 samples: return the mean"),
         ("cut", "run.gather() needs the whole batch, and run.step() cuts it: give it split=False"),
         ("uncut", "a batch of 4 samples holds a tensor of shape (9, 9), which cannot be cut"),
-        ("record", "run.record(): loss, time: choose names other than communication_share, epoch, event"),
+        ("record", "run.record(): loss, time is a name that the record uses: choose another one"),
         ("second Run after a cut", "Run() connects the processes, but they are connected already: make one Run in a"),
         ("restore", "checkpoint_dir is given, but run.restore() has not said"),
         ("other data", "run.batches(): num_samples was 11 and is 3, but a run counts the steps of one training set"),
@@ -351,7 +360,7 @@ def test_the_examples_of_all_public_names_run() -> None:
     ("line", "code", "reported"),
     [
         ("1 / (run.steps_done != 7)", 1, "saved the last complete step, 7"),
-        ("if run.steps_done == 14: break", 0, "are lost: call run.end() on all ranks before `break`"),
+        ("if run.steps_done == 14: break", 0, "nor saved: call run.end() on all ranks before `break`"),
     ],
 )
 def test_an_end_by_an_uncaught_error_or_break_is_reported(line: str, code: int, reported: str, tmp_path: Path) -> None:

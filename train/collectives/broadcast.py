@@ -64,10 +64,14 @@ def messages(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return cut
 
 
-def broadcast_from_rank_0(tensors: Sequence[Tensor], group: dist.ProcessGroup | None, source: int = 0) -> None:
-    """Overwrite `tensors` of all ranks with those of rank 0 of the group, or of another `source`.  A collective."""
+def broadcast_from(source: int, tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Overwrite `tensors` of all ranks with those of the group's rank `source`.  A collective."""
     for same in messages(tensors):
         Message(same).send(group, source)
+
+
+def broadcast_from_rank_0(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    broadcast_from(0, tensors, group)
 
 
 def thing_of_rank_0(thing: Thing) -> Thing:

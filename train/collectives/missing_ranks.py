@@ -62,7 +62,7 @@ def reports(error: RuntimeError, position: str, group: dist.ProcessGroup | None 
     if isinstance(error, MissingRanks):
         with suppress(OSError, RuntimeError):
             gathered.look()
-        return [f"rank {_listed(n)} {where}" for where, n in gathered.elsewhere.items() if where.startswith("failed")]
+        return [f"rank {_listed(at)} {why}" for why, at in gathered.elsewhere.items() if why.startswith("failed")]
     # In a thread, because a store that hangs ignores its timeouts.
     thread = threading.Thread(target=gathered.collect, daemon=True)
     thread.start()

@@ -39,7 +39,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mremap.restype = ctypes.c_size_t
 _MAY_MOVE, _FIXED, _FAILED = 1, 2, ctypes.c_size_t(-1).value
 _SPINS, _NAP_S, _PEERS_ALIVE_S = 200, 50e-6, 0.5
-# The blocks of all ranks, for each tensor that was handed in together; and what makes one block of them.
+# Block[n][rank]: of the n-th tensor of those handed in together; and what makes one block of all.
 Block = tuple[list[Tensor], ...]
 _Combine = Callable[[Block], Tensor]
 

@@ -23,7 +23,10 @@ _MARGIN = 256 / 224
 
 @dataclass(frozen=True)
 class FolderSamples:
-    """One split, read from the files picture by picture; see train.datasets.Samples."""
+    """One split, read from the files picture by picture; see train.datasets.Samples.
+
+    varies: cropped and flipped at random by torchvision's transforms v2, differently in each epoch.
+    """
 
     files: Any  # torchvision's ImageFolder
     shape: tuple[int, int, int]

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, JoinHook, _JoinConfig
 
-from train.collectives.broadcast import broadcast_from_rank_0
+from train.collectives.broadcast import broadcast_from
 
 # What a rank does in a step.
 _HAS_RUN_OUT, _ADDS_ONLY, _AVERAGES = 0, 1, 2
@@ -52,7 +52,7 @@ class Shadow(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         ddp = self.ddp
         lasted = _exchange(ddp, _AVERAGES if is_last_joiner else _HAS_RUN_OUT)
-        broadcast_from_rank_0([*ddp.module.parameters(), *ddp.module.buffers()], ddp.group, _last_active(lasted))
+        broadcast_from(_last_active(lasted), [*ddp.module.parameters(), *ddp.module.buffers()], ddp.group)
         ddp.mean_over_active_ranks, ddp.reducer.factor = False, 1.0
         # torch leaves joining enabled, so each later forward would wait for a message that no rank sends.
         ddp._join_config = _JoinConfig.construct_disabled_join_config()

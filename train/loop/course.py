@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -87,6 +87,8 @@ class Course:
         self._means, self._pending = Means(), PendingLosses()
         self._stop_agreement = StopAgreement(stop)
         self._epoch_began: float | None = None  # in the loop over epochs, until the run has ended
+        self._first_step = 1  # of this start
+        self._loop: Generator[Any, None, None] | None = None  # over batches; the last one
         self._is_looping = True  # until the first loop over batches ends, and then inside of each
         self._step = StepInLoop()
         self._values: dict[str, Any] = {}
@@ -96,10 +98,11 @@ class Course:
         for observer in self.observers:
             observer.incident(self.steps_done, kind, text)
 
-    def _report_unprofiled(self, first_step: int, last_step: int) -> None:
-        if text := no_effect.of_profile(self.config, self.world_size, first_step, last_step):
+    def _report_unprofiled(self, last_step: int | None) -> None:
+        if text := no_effect.of_profile(self.config, self.world_size, self._first_step, last_step):
             self.report("not_profiled", text)
-            self.config = self.config.model_copy(update={"profile": None})  # the end does not report it again
+            self.observers = [each for each in self.observers if not isinstance(each, Profile)]
+            self.config = self.config.model_copy(update={"profile": None})  # nor is it reported again
 
     def is_last_step(self) -> bool:
         return self.config.max_steps is not None and self.steps_done >= self.config.max_steps
@@ -206,7 +209,7 @@ class Course:
             raise UserError("an epoch ended without a loop over run.batches(): nothing was trained")
         if self._pending:  # the loop over batches was left by break
             self._record_losses(now=True)
-        self.recorded_step = self.steps_done
+        self.recorded_step, self.engine.is_updating = self.steps_done, False
         record = EpochRecord(
             epoch=epoch,
             step=self.steps_done,
@@ -236,7 +239,6 @@ class Course:
 
     def _end_run(self, weights: str | None) -> None:
         self._epoch_began = None
-        self._report_unprofiled(2, self.steps_done)
         saved = self.saving.saves
         end = RunEnd(self.sampler.epoch if self.sampler else 1, self.steps_done, saved, weights, self.best)
         for observer in self.observers:

@@ -1,4 +1,6 @@
-"""What a start cannot do of what was asked for, in words."""
+"""Sentences about settings that have no effect in this start."""
+
+from pathlib import Path
 
 from train.checkpoints.same_run import NEEDS_ALL_EPOCHS
 from train.config import TrainConfig
@@ -15,13 +17,17 @@ def of_epochs(config: TrainConfig, reached: list[str]) -> str:
     return f"the loaded checkpoint has already reached {limits}, so nothing is trained; {to_train_on}"
 
 
-def of_profile(config: TrainConfig, world_size: int, first_step: int, last_step: int) -> str | None:
-    """Return why `profile` has no effect if only steps `first_step` to `last_step` can be profiled, else None."""
+def of_profile(config: TrainConfig, world_size: int, first_step: int, last_step: int | None) -> str | None:
+    """Return why `profile` has no effect in a start that makes these steps, or None; last_step: None if unknown."""
     steps, ranks = config.profile, config.profile_ranks
     if steps is None:
         return None
-    fits = all(first_step <= int(step) <= last_step for step in steps.split(":"))
-    if fits and any(profiles(ranks, rank) for rank in range(world_size)):
+    first, last = map(int, steps.split(":"))
+    fits = first_step < first and (last_step is None or last <= last_step)  # the step before is needed, too
+    has_rank = any(profiles(ranks, rank) for rank in range(world_size))
+    is_done = first_step > 1 and any(Path(str(config.run_dir)).glob("profile/rank-*.txt"))
+    if is_done or (fits and has_rank):
         return None
-    can = f"this start can profile steps {first_step} to {last_step} on ranks 0 to {world_size - 1}"
-    return f"--profile={steps} --profile-ranks={ranks} profiles nothing: {can}"
+    can = f"steps from {first_step + 1} on" if last_step is None else f"steps {first_step + 1} to {last_step}"
+    ours = f"this start can profile {can} on ranks 0 to {world_size - 1}"
+    return f"--profile={steps} --profile-ranks={ranks} profiles nothing: {ours}"

@@ -5,7 +5,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from train.loop.numerics import compile_model, seed
 from train.loop.step import StepResult, Work
 from train.loop.step_in_loop import StepInLoop
 from train.records.metrics import arithmetic, start_record, weights_sha256
-from train.records.observer import OWN_NAMES
+from train.records.observer import EpochRecord, StepRecord, own_names
 from train.world import placement
 
 # Names in a checkpoint that are the run's own.
@@ -119,22 +119,22 @@ class Session(Course):
             if self._epoch_began is None:  # run.end() was called
                 return
             self._end_epoch(epoch, self._epoch_began)
-            self._epoch_began = None
-        self.end()
+        self._finish()
 
     def end(self) -> None:
-        """Record and save what the epoch has so far, and end the run: call it before `break`.  A collective.
+        """Record and save what the epoch has so far, and end the run before its last epoch.  A collective.
 
-        A restart continues at the next sample.
+        Then leave the loop by `break`.  A batch that a step has used counts; a restart continues at the next sample.
         """
-        if self._step.is_running:
-            raise UserError("run.end() belongs behind the loop over run.batches(): leave that by `break` first")
-        if self._epoch_began is not None and self.sampler is not None and self.sampler.step:
+        if self._epoch_began is None:
+            raise UserError("run.end() belongs into the loop over run.epochs()")
+        if self._loop is not None:  # after a `break`, a variable may still hold it
+            self._loop.close()
+        if self.engine.is_updating:
+            self._commit()
+        if self.sampler is not None and self.sampler.step:
             self._end_epoch(self.sampler.epoch, self._epoch_began, is_left=True)
-        states = [wrapped.state_dict() for wrapped in self.engine.models]
-        named = {f"{at}.{name}": tensor for at, state in enumerate(states) for name, tensor in state.items()}
-        self._end_run(weights_sha256(states[0] if len(states) == 1 else named))
-        self.saving.wait_until_saved()
+        self._finish()
 
     def batches(
         self,
@@ -168,7 +168,8 @@ class Session(Course):
         if (id(dataset), *made_of[1:]) != self._made_of:
             self._make_batches(*made_of)
             self._made_of = (id(dataset), *made_of[1:])
-        return self._steps()
+        self._loop = self._steps()
+        return self._loop
 
     def step(
         self,
@@ -295,11 +296,18 @@ class Session(Course):
 
         In a step, the mean over the ranks' samples is recorded; call it on all ranks.  Of an epoch, rank 0's are.
         """
-        if wrong := sorted(values.keys() & OWN_NAMES):
-            raise UserError(f"run.record(): {', '.join(wrong)}: choose names other than {', '.join(sorted(OWN_NAMES))}")
+        record = StepRecord if self._step.is_running else EpochRecord
+        if wrong := sorted(values.keys() & own_names(record)):
+            raise UserError(f"run.record(): {', '.join(wrong)} is a name that the record uses: choose another one")
         (self._step.values if self._step.is_running else self._values).update(values)
 
     # What follows is called by the methods above only.
+
+    def _finish(self) -> None:
+        states = [wrapped.state_dict() for wrapped in self.engine.models]
+        named = {f"{at}.{name}": tensor for at, state in enumerate(states) for name, tensor in state.items()}
+        self._end_run(weights_sha256(states[0] if len(states) == 1 else named))
+        self.saving.wait_until_saved()
 
     def _make_batches(self, dataset: Any, batch_size: int, micro_batches: int, *how: Any) -> None:
         refuse_unreadable(dataset, how[1], self.config.seed, self.world)
@@ -331,14 +339,17 @@ class Session(Course):
             record = start_record(config, self.world, self.device, self._where, numbers, self._settings)
             for observer in self.observers:
                 observer.run_started(record)
-            last_step = min(config.epochs * numbers["steps_per_epoch"], config.max_steps or sys.maxsize)
-            if self.steps_done < last_step:  # else epochs() reports that nothing is trained
-                self._report_unprofiled(self.steps_done + 2, last_step)
+            self._first_step = self.steps_done + 1
+            last_step = config.max_steps  # one's own loop may call epochs() again
+            if self._settings is None:
+                last_step = min(config.epochs * numbers["steps_per_epoch"], last_step or sys.maxsize)
+            if last_step is None or self.steps_done < last_step:  # else epochs() reports that nothing is trained
+                self._report_unprofiled(last_step)
 
     def _loaded(self, dataset: Any, steps: Iterable[list[int]], collate: Any, workers: int) -> Batches:
         return Batches(dataset, steps, self.device, self.config.input, workers, self.world.local_world_size, collate)
 
-    def _steps(self) -> Iterator[Any]:
+    def _steps(self) -> Generator[Any, None, None]:
         assert self.sampler is not None
         self._stop_agreement.begin()
         self._pending.begin()

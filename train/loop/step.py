@@ -76,7 +76,10 @@ _Trained = tuple[optim.Optimizer, list[Wrapped], list[Wrapped], list[nn.Paramete
 
 
 class Step:
-    """Trains the models one step at a time; a gradient is the mean over the global batch on any number of processes."""
+    """Trains the models one step at a time; a gradient is the mean over the global batch on any number of processes.
+
+    Of the config, precision, accumulate, on_nonfinite and on_oom count here.
+    """
 
     def __init__(self, config: TrainConfig, world: World, context: Context) -> None:
         self.config, self.world, self.context, self.device = config, world, context, context.device

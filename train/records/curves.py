@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from train.records.observer import OWN_NAMES
+from train.records.observer import EpochRecord, StepRecord, own_names
 from train.records.runs import RunRecords, relative
 
 Points = list[tuple[float, float]]
@@ -53,7 +53,7 @@ CURVES = [
     Curve("communication.png", "time spent waiting for other ranks", "share of a step", "communication_share"),
 ]
 # Other names in the records come from run.record().
-_KNOWN = OWN_NAMES | {"val_loss", "val_accuracy"}
+_KNOWN = own_names(StepRecord) | own_names(EpochRecord) | {"val_loss", "val_accuracy"}
 
 
 def _own_metrics(runs: Sequence[RunRecords]) -> list[Curve]:

@@ -52,8 +52,9 @@ class EpochRecord:
     train_seconds: float
 
 
-# Names that run.record() cannot add.
-OWN_NAMES = {"event", *(field.name for record in (StepRecord, EpochRecord) for field in fields(record))}
+def own_names(record: type[StepRecord] | type[EpochRecord]) -> set[str]:
+    """Return the names in a line of metrics.jsonl that run.record() cannot add."""
+    return {"event", "time", *(field.name for field in fields(record))} - {"values"}
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ class World:
 
     `launcher` says who set the environment: torchrun, procs (`python -m train --procs`), slurm (one task
     per process), pytorchjob (a pod without torchrun), environment (set by hand) or none (one process).
-    `store_is_served` is true if the launcher already listens on master_port; otherwise rank 0 has to.  A store that is
-    served outlives attempts, whose keys are kept apart by `store_attempt`; it is 0 for a store of one attempt, because
-    torchrun counts an attempt on the nodes only where a process has failed.
+    `store_is_served` is true if the launcher already listens on master_port; otherwise rank 0 has to.  torchrun
+    counts a restart only on the node whose process failed, so `attempt` may differ between nodes.  `store_attempt`
+    keeps attempts apart in a store that outlives them; otherwise it is 0.
     """
 
     rank: int = 0
