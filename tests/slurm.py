@@ -32,12 +32,10 @@ _TIMEOUT_S = 500.0  # of a whole job; the tests have their own, which is shorter
 # first task that fails ends the others with SIGKILL after --kill-on-bad-exit=1, the first that ends at all does so
 # after --wait seconds.  SIGTERM to srun itself is SIGKILL for the tasks.
 _SRUN = """
-import os, signal, sys
+import os, signal, sys, time
 here, words = os.environ["STAND_IN"], sys.argv[1:]
-earlier = sum(name.startswith("srun-") for name in os.listdir(here))
-while os.path.exists(f"{here}/srun-{earlier}"):
-    earlier += 1
-with open(f"{here}/srun-{earlier}", "xb") as record:
+# Two may start at the same time.
+with open(f"{here}/srun-{time.monotonic_ns():020}-{os.getpid()}", "xb") as record:
     record.write(b"".join(os.fsencode(word) + b"\\0" for word in words))
 with open(f"{here}/environment-of-srun", "w") as record:
     record.write("\\n".join(f"{name}={value}" for name, value in os.environ.items()))
@@ -272,7 +270,7 @@ class Cluster:
 
     def sruns(self) -> list[list[str]]:
         """The words of each srun, in order."""
-        return [_words(self.folder / f"srun-{number}") for number in range(len(list(self.folder.glob("srun-*"))))]
+        return [_words(file) for file in sorted(self.folder.glob("srun-*"))]
 
     def container(self, task: int = 0) -> list[str]:
         """The words up to the image with which a task started its container."""
