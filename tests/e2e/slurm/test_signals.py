@@ -36,7 +36,7 @@ def test_after_a_signal_a_task_that_saves_is_not_cut_short_by_one_that_has_ended
 
     def over() -> bool:  # Slurm drops a scancel that meets a job which it is requeueing
         cluster.command("scancel", number)
-        return cluster.job(number).state == "CANCELLED"
+        return cluster.job(number).state in ("CANCELLED", "FAILED")
 
     cluster.wait_for("the end", over)
 
