@@ -16,7 +16,7 @@ class Podman(Oci):
     # Slurm's signal would reach podman itself, too: rootless podman then ends at once, with 0 (seen with 4.3), while
     # its container still saves.
     # Nodes may share podman's database (in a home directory), so `podman ps` lists the containers of all of them.
-    # The shell that attends the task, if one does, is told first: it would take the end of the container for a failure.
+    # A shell that attends the task gets its signal first: it would take the end of the container for a failure.
     stop = r"""
     podman ps --filter "name=^slurm-$SLURM_JOB_ID[.]" --filter "label=node=$SLURMD_NODENAME" \
       --format "{{.ID}} {{index .Labels \"shell\"}}" | while read -r container shell; do

@@ -74,7 +74,7 @@ class ExactStep(Step):
         for number, piece, size in zip(numbers or [-1], pieces(work.batch, sizes or [0]), sizes or [0], strict=True):
             found.restore()
             seed(self.device, self.config.seed, *at, number, self._nth)
-            # In memory of its own: kernels may compute differently where a tensor begins elsewhere.
+            # In separate memory: kernels may compute differently where a tensor begins elsewhere.
             loss, part = self._loss(work, tree_map_only(Tensor, torch.clone, piece), size)
             parts.append(part)
             if any(now is not old for now, old in zip(self._all_buffers(), own_buffers, strict=True)):

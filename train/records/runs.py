@@ -78,7 +78,7 @@ def _read(folder: Path, name: str, problems: list[str]) -> RunRecords:
         if event == "start":
             start = record
         elif event == "step":
-            if start is not None:  # which goes on from this step
+            if start is not None:  # which continues from this step
                 run.starts, run.end = [*run.starts, start], None
                 run.steps = {step: old for step, old in run.steps.items() if step < record["step"]}
                 run.epochs = {epoch: old for epoch, old in run.epochs.items() if old["step"] < record["step"]}
