@@ -148,5 +148,5 @@ def address_is_not_certain(script: Script) -> Iterator[Fault]:
             for name, text in word.expansions:
                 if name == "SLURM_LAUNCH_NODE_IPADDR":
                     yield Fault(text, "SLURM_LAUNCH_NODE_IPADDR is where srun was called, often no node")
-                elif "SLURM_" in script.text and _HERE_BY_DEFAULT.match(text.value):
+                elif _HERE_BY_DEFAULT.match(text.value) and "SLURM_" in script.text:
                     yield Fault(text, lost)
