@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from train.config import TrainConfig
-from train.errors import UserError, first_line
+from train.errors import SharedError, UserError, first_line
 from train.world.attempt import Attempt
 from train.world.environment import World, interface_towards
 
@@ -41,9 +41,9 @@ def open_process_group(world: World, attempt: Attempt, config: TrainConfig) -> I
     if world.world_size > 1 or world.store_is_served:
         wait_until_resolvable(world.master_addr, config.resolve_timeout_s)
         choose_interfaces(world)
-        store = dist.PrefixStore(f"attempt-{world.store_attempt}", connect_to_store(world, timeout))
-        attempt.join(store, timeout)
-        _wait_for_all_ranks(world, store, timeout)
+        server = connect_to_store(world, timeout)
+        attempt.join(_of_attempt(server, world.store_attempt), timeout)
+        store = wait_for_all_ranks(world, server, timeout)
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.world_size, timeout=of_collectives)
     assert dist.group.WORLD is not None
     _groups.append(dist.group.WORLD)
@@ -122,9 +122,22 @@ def connect_to_store(world: World, timeout: timedelta) -> dist.TCPStore:
     raise UserError(f"port in use: {what} ({reason}); set another MASTER_PORT, the same on all nodes")
 
 
-def _wait_for_all_ranks(world: World, store: dist.Store, timeout: timedelta) -> None:
-    store.set(f"arrived-{world.rank}", socket.gethostname())
+def _of_attempt(store: dist.Store, attempt: int) -> dist.Store:
+    return dist.PrefixStore(f"attempt-{attempt}", store)
+
+
+def wait_for_all_ranks(world: World, server: dist.Store, timeout: timedelta) -> dist.Store:
+    """Return the store of this attempt once all ranks are there.
+
+    A static torchrun starts only the processes of its node again: those of other nodes would wait in the attempt before
+    for this rank.  So this rank ends all earlier ones.  Raises SharedError if this attempt is ended so.
+    """
+    *former, store = (_of_attempt(server, attempt) for attempt in range(world.store_attempt + 1))
+    for ended in former:
+        ended.set("ended-by", f"rank {world.rank} ({socket.gethostname()})")
     keys = [f"arrived-{rank}" for rank in range(world.world_size)]
+    for each in (*former, store):
+        each.set(keys[world.rank], "")
     try:
         store.wait(keys, timeout)
     except RuntimeError:
@@ -135,3 +148,9 @@ def _wait_for_all_ranks(world: World, store: dist.Store, timeout: timedelta) -> 
             f"{world.master_port} within {timeout.total_seconds():g} s: rank {', '.join(map(str, missing))}. "
             f"Look at their logs; --rendezvous-timeout-s sets the limit{others if world.store_attempt else ''}"
         ) from None
+    if store.check(["ended-by"]):
+        raise SharedError(
+            f"{store.get('ended-by').decode()} was started again before all ranks had met, so this attempt of the job "
+            "has ended. This process ends, too; restart it together with the other ranks"
+        )
+    return store

@@ -1,15 +1,17 @@
 """A process that was started for an attempt which has ended meanwhile ends, too, and waits for nobody."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
-from train.errors import UserError
+from train.errors import SharedError, UserError
 from train.world.attempt import Attempt
 from train.world.environment import World
+from train.world.rendezvous import wait_for_all_ranks
 
 _TIMEOUT = timedelta(seconds=60)
 _HOST = "127.0.0.1"
@@ -77,3 +79,16 @@ def test_store_that_no_launcher_serves_is_not_looked_for() -> None:
     port = server.port
     del server
     Attempt(replace(world(1, port), store_is_served=False))
+
+
+def test_rank_ends_that_waits_for_one_which_was_started_again() -> None:
+    """A static torchrun says nothing to other nodes: each rank would wait in an attempt that the other has left."""
+    server = serve()
+    with ThreadPoolExecutor() as pool:
+        first, again = world(0, server.port), replace(world(1, server.port), store_attempt=1)
+        waits = pool.submit(wait_for_all_ranks, first, connect(server.port), _TIMEOUT)
+        meets = pool.submit(wait_for_all_ranks, again, connect(server.port), _TIMEOUT)
+        with pytest.raises(SharedError, match=r"rank 1 \(.*was started again before all ranks had met"):
+            waits.result(_TIMEOUT.total_seconds() / 2)
+        wait_for_all_ranks(replace(first, store_attempt=1), connect(server.port), _TIMEOUT)
+        meets.result(_TIMEOUT.total_seconds() / 2)
