@@ -6,6 +6,7 @@
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -260,10 +261,12 @@ class Session(Course):
         *,
         collate: Callable[[list[Any]], Any] | None = None,
         workers: int = 0,
+        weights: AbstractContextManager[Any] | None = None,
     ) -> dict[str, float]:
         """Return means over a dataset, each sample once, the same on every rank.  A collective.
 
         function: returns for a batch {name: value}; a value is like what the function of run.step() returns.
+        weights: a context in which the models have other weights, such as averages; a signal saves after its end.
 
         >>> run.evaluate(lambda batch: {"val_loss": loss(batch)}, dataset, batch_size=4).keys()
         dict_keys(['val_loss'])
@@ -277,7 +280,8 @@ class Session(Course):
         modules = [wrapped.module for wrapped in self.engine.models]
         batches = zip(*self._evaluated[key], strict=True)
         try:
-            return evaluate(function, batches, modules, self.context, self._stop_agreement)
+            with weights or nullcontext():
+                return evaluate(function, batches, modules, self.context, self._stop_agreement)
         except Stopped:
             self._save_and_stop()
 

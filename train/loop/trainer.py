@@ -110,9 +110,8 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Return val_loss and val_accuracy over the validation set.  Raises Stopped if a signal asks for it."""
-        batch_size, workers = self.config.batch_size, self.config.workers
-        with self.evaluated_weights():
-            return self.run.evaluate(self._measured, self.validation, batch_size, workers=workers)
+        batch_size, workers, weights = self.config.batch_size, self.config.workers, self.evaluated_weights()
+        return self.run.evaluate(self._measured, self.validation, batch_size, workers=workers, weights=weights)
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights to evaluate and export: the average, if there is one."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.cli import records
 from tests.ranks import make_trainer, run_ranks, train_on_ranks
+from train.collectives.agreement import Stopped
 from train.records.metrics import weights_sha256
 from train.world.environment import World
 
@@ -102,3 +103,23 @@ def _averaged(world: World) -> tuple[str, str, str]:
         for average, param in zip(expected, trainer.module.parameters(), strict=True):
             torch.testing.assert_close(param.detach(), average)
     return before, inside, weights_sha256(trainer.module.state_dict())
+
+
+def _stopped_in_an_evaluation(world: World, folder: str) -> bool:
+    trainer = make_trainer(
+        world, *_MLP, "--ema=0.9", "--lr=0.1", "--max-steps=2", f"--checkpoint-dir={folder}/checkpoints"
+    )
+    stop, measured = trainer.run._stop_agreement._signal, trainer._measured
+
+    def signalled(batch: Any) -> Any:
+        stop.heard = True
+        return measured(batch)
+
+    trainer._measured = signalled  # type: ignore[method-assign]
+    with pytest.raises(Stopped):
+        trainer.fit()
+    return _equal(_checkpoint(Path(folder))["model"], trainer.module.state_dict())
+
+
+def test_a_signal_in_the_evaluation_of_averages_saves_the_weights_that_are_trained(tmp_path: Path) -> None:
+    assert run_ranks(1, _stopped_in_an_evaluation, str(tmp_path)) == [True]
