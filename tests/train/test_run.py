@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.utils.data import TensorDataset
 import train
 from tests.cli import records, start_ranks
 from tests.ranks import launched
+from train.collectives.agreement import Stopped
 from train.data.shard import epoch_order
 from train.records import progress
 from train.run import Run, in_settings
@@ -259,6 +261,26 @@ def test_a_run_that_is_ended_early_after_a_step_resumes_to_the_same_bits(tmp_pat
         (2, 5, 0.5),
         (2, 6, pytest.approx(1 / 3)),
     ]
+
+
+def _stopped_in_an_evaluation(folder: Path) -> tuple[int, int]:
+    run, model, optimizer, dataset = _regression(checkpoint_dir=folder)
+    run.restore(model=model, optimizer=optimizer)
+    steps = 0
+    with suppress(Stopped):
+        for _ in run.epochs(2):
+            for batch in run.batches(dataset, 4):
+                run.step(lambda b: F.mse_loss(model(b[0]), b[1]), batch, optimizer)
+                steps += 1
+                if steps == 2:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                run.evaluate(lambda b: {"error": F.mse_loss(model(b[0]), b[1])}, dataset, 1)
+    return steps, run.steps_done
+
+
+def test_a_signal_in_an_evaluation_within_the_loop_saves_no_half_counted_step(tmp_path: Path) -> None:
+    ((trained, counted),) = launched(1, _stopped_in_an_evaluation, tmp_path)
+    assert trained == counted < 6
 
 
 def _misused(what: str, folder: Path) -> str:

@@ -157,7 +157,7 @@ def evaluate(
     batches: Iterable[tuple[Any, list[int]]],
     modules: Sequence[nn.Module],
     context: Context,
-    stop_agreement: StopAgreement,
+    stop_agreement: StopAgreement | None,
 ) -> dict[str, float]:
     """Return means over the dataset by name, the same on every rank.  A collective.
 
@@ -167,7 +167,7 @@ def evaluate(
         batches.  Of a part of 0 samples the function is called, too: some models send messages in their forward.
     modules: are in evaluation mode meanwhile.
     With --on-oom=halve a batch that does not fit in memory is cut in two, again and again, and so are those after it.
-    Raises Stopped if a signal asks for it.
+    Raises Stopped if a signal asks for it and `stop_agreement` is given.
     """
     training = [part for module in modules for part in module.modules() if part.training]
     for part in training:
@@ -175,7 +175,8 @@ def evaluate(
     if context.ranks_have_own_buffers:
         broadcast_from_rank_0([buffer for module in modules for buffer in module.buffers()], context.group)
     sums = defaultdict[str, list[tuple[Any, Any]]](list)
-    stop_agreement.begin()
+    if stop_agreement is not None:
+        stop_agreement.begin()
     num_pieces = 1
     for batch, nums in batches:
         while (found := _values(function, batch, nums, num_pieces, context)) is None:
@@ -183,7 +184,7 @@ def evaluate(
         for values, size in found:
             for name, value in (values or {}).items():
                 sums[name].append(_sum_and_weight(value, size))
-        if stop_agreement.reached():
+        if stop_agreement is not None and stop_agreement.reached():
             raise Stopped
     for part in training:
         part.training = True

@@ -279,9 +279,11 @@ class Session(Course):
             self._evaluated[key] = self._loaded(dataset, steps, collate, workers), sizes
         modules = [wrapped.module for wrapped in self.engine.models]
         batches = zip(*self._evaluated[key], strict=True)
+        # Not within a step: its update is in the weights, but it is not counted.
+        stop_agreement = None if self._step.is_running else self._stop_agreement
         try:
             with weights or nullcontext():
-                return evaluate(function, batches, modules, self.context, self._stop_agreement)
+                return evaluate(function, batches, modules, self.context, stop_agreement)
         except Stopped:
             self._save_and_stop()
 
