@@ -70,7 +70,7 @@ class ShardedCheckpoints(Checkpoints):
             except CheckpointException as error:
                 raise UserError(self._not_saved(_first_failure(error))) from None
 
-        while_others_wait(self._world, write_parts)
+        while_others_wait(self._world, write_parts, "saving a checkpoint")
         if self._world.rank == 0:
             self._pending = self._thread.submit(self._finish, step, self._copied(state), False)
 

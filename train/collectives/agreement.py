@@ -1,5 +1,6 @@
 """Questions that all ranks settle together before they continue: has one of them found a mistake, and do they stop?"""
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,8 @@ from train.world.signals import EXIT_STOPPED, StopSignal
 
 # Limits of the time from a signal to the ranks' next agreement: in seconds (one step may take longer), in steps.
 _REACTION_S, _MOST_STEPS = 1.0, 32
-_MEET_S = 1.0
+# Who works for longer than the second says so: a disk that does not answer would let all wait without a word.
+_MEET_S, _LATE_S = 1.0, 30.0
 
 Result = TypeVar("Result")
 
@@ -44,7 +46,7 @@ def mistakes_shared_by_all_ranks(world: World) -> Iterator[None]:
         raise SharedError("\n".join(named if everywhere else named.values()))
 
 
-def while_others_wait(world: World, work: Callable[[], Result]) -> Result:
+def while_others_wait(world: World, work: Callable[[], Result], what: str = "reading files") -> Result:
     """Run `work`, which may take long, in a thread of this rank and return its result.  A collective.
 
     Meanwhile the ranks exchange a message each second: docs/design.md says why.
@@ -63,9 +65,14 @@ def while_others_wait(world: World, work: Callable[[], Result]) -> Result:
             result.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    ended = torch.zeros(1)
+    ended, begun, told = torch.zeros(1), time.monotonic(), False
     while not ended:
-        ended.fill_(not wait([result], _MEET_S).not_done)
+        works = bool(wait([result], _MEET_S).not_done)
+        if works and not told and (late_s := time.monotonic() - begun) > _LATE_S:
+            told = True
+            text = f"rank {world.rank} has been {what} for {late_s:.0f} s, and the run waits for it"
+            print(f"warning: {text}. Does its disk answer?", file=sys.stderr, flush=True)
+        ended.fill_(not works)
         dist.all_reduce(ended, op=dist.ReduceOp.MIN)
     with mistakes_shared_by_all_ranks(world):
         return result.result()

@@ -100,8 +100,8 @@ class Saving:
     def wait_until_saved(self) -> None:
         """Return when the last save is on the disk.  A collective.  Raises SharedError if it could not be written."""
         if self.saves:
-            checkpoints = self.checkpoints
-            while_others_wait(self.world, lambda: None if checkpoints is None else checkpoints.wait())
+            save = self.checkpoints
+            while_others_wait(self.world, lambda: None if save is None else save.wait(), "saving a checkpoint")
 
     def save_after_failure(
         self, step: int, state_dict: Callable[[], dict[str, Any]], device: torch.device, failure: Exception

@@ -1,8 +1,14 @@
 """The ranks learn of a signal after the same step, and however fast their steps were, not many steps later."""
 
+import time
+from contextlib import redirect_stderr
+from io import StringIO
+from unittest import mock
+
 import pytest
 
 from tests.ranks import run_ranks
+from train.collectives import agreement
 from train.collectives.agreement import StopAgreement
 from train.world.environment import World
 from train.world.signals import StopSignal
@@ -12,13 +18,13 @@ pytestmark = pytest.mark.timeout(120)
 
 def _steps_until_agreed(world: World) -> int:
     stop = StopSignal()
-    agreement = StopAgreement(stop)
+    stops = StopAgreement(stop)
     # So fast that a second holds very many of them; the next ones may take as long as they like.
     for _ in range(1100):
-        assert not agreement.reached()
+        assert not stops.reached()
     stop.heard = world.rank == 1
     steps = 1
-    while not agreement.reached():
+    while not stops.reached():
         steps += 1
     return steps
 
@@ -26,3 +32,22 @@ def _steps_until_agreed(world: World) -> int:
 def test_after_many_fast_steps_a_signal_is_heard_by_all_within_32_steps() -> None:
     of_ranks = run_ranks(2, _steps_until_agreed)
     assert of_ranks[0] == of_ranks[1] <= 32
+
+
+def _said_while_others_wait(world: World) -> str:
+    said, deadline = StringIO(), time.monotonic() + 10
+
+    def work() -> None:
+        while world.rank == 1 and not said.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    with mock.patch.object(agreement, "_LATE_S", 0.1), redirect_stderr(said):
+        agreement.while_others_wait(world, work, "saving")
+    return said.getvalue()
+
+
+def test_a_rank_whose_disk_does_not_answer_says_so() -> None:
+    assert run_ranks(2, _said_while_others_wait) == [
+        "",
+        "warning: rank 1 has been saving for 1 s, and the run waits for it. Does its disk answer?\n",
+    ]
