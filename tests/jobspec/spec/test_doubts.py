@@ -104,11 +104,13 @@ def test_variable_in_a_path_of_train_is_doubted(key: str, notes_of: NotesOf) -> 
 
 
 @pytest.mark.parametrize("keys", ["max_restarts=1", "nodes={min: 1, max: 2}"])
-def test_restart_that_would_refuse_its_own_checkpoints_is_doubted(keys: str, notes_of: NotesOf) -> None:
+def test_restart_that_would_refuse_its_own_checkpoints_or_has_none_is_doubted(keys: str, notes_of: NotesOf) -> None:
     trains = [keys, "command=", "train={checkpoint_dir: /checkpoints}"]
     said = "train.resume is never, so a restart finds checkpoints and refuses to run; write resume: auto"
     assert notes_of("torchrun", *trains) == [said]
     assert notes_of("torchrun", *trains, "train.resume=auto") == []
+    none = "train.checkpoint_dir is not given, so each restart begins at step 1; give it, and resume: auto"
+    assert notes_of("torchrun", keys, "command=", "train={}") == [none]
 
 
 @pytest.mark.parametrize(
