@@ -88,7 +88,7 @@ class Course:
         self._stop_agreement = StopAgreement(stop)
         self._epoch_began: float | None = None  # in the loop over epochs, until the run has ended
         self._first_step = 1  # of this start
-        self._loop: Generator[Any, None, None] | None = None  # over batches; the last one
+        self._loop: Callable[[], Generator[Any, None, None] | None] = lambda: None  # returns the last one over batches
         self._is_looping = True  # until the first loop over batches ends, and then inside of each
         self._step = StepInLoop()
         self._values: dict[str, Any] = {}

@@ -5,6 +5,7 @@
 
 import sys
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -129,8 +130,8 @@ class Session(Course):
         """
         if self._epoch_began is None:
             raise UserError("run.end() belongs into the loop over run.epochs()")
-        if self._loop is not None:  # after a `break`, a variable may still hold it
-            self._loop.close()
+        if (loop := self._loop()) is not None:  # a variable holds it after the `break`
+            loop.close()
         if self.engine.is_updating:
             self._commit()
         if self.sampler is not None and self.sampler.step:
@@ -169,8 +170,9 @@ class Session(Course):
         if (id(dataset), *made_of[1:]) != self._made_of:
             self._make_batches(*made_of)
             self._made_of = (id(dataset), *made_of[1:])
-        self._loop = self._steps()
-        return self._loop
+        loop = self._steps()
+        self._loop = weakref.ref(loop)  # so that `break` ends it
+        return loop
 
     def step(
         self,
