@@ -3,9 +3,10 @@
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 
-from jobspec.problems import Place
+from jobspec.problems import Place, printable
 from lint.rules import ERROR, WARNING, Fault, Finding
 from lint.shell import Script
 
@@ -44,6 +45,9 @@ def _said(script: Script, *words: str) -> tuple[str, str]:
         return "", ""
     try:
         done = subprocess.run(words, input=script.text.encode(), capture_output=True, timeout=2)
-    except (OSError, subprocess.TimeoutExpired):
-        return "", ""
-    return done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        return done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        print(f"note: {words[0]} did not end in 2 s: {printable(script.locate(0, 1).name)}", file=sys.stderr)
+    except OSError:
+        pass
+    return "", ""

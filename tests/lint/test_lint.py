@@ -277,10 +277,17 @@ def test_unreadable_file_does_not_discard_the_others_and_patterns_are_expanded(t
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_error_of_shellcheck_is_shown_under_its_own_name(tmp_path: Path) -> None:
+def test_error_of_shellcheck_is_shown_under_its_own_name_unless_it_takes_too_long(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a.sh").write_text("#!/bin/bash\nif [ -n text ]; then\n\texit 300\nfi\n")
     found = [(each.rule, each.severity, each.place.line, each.place.column) for each in lint([str(tmp_path)])]
     assert found == [("SC2157", "warning", 2, 9), ("SC2242", "warning", 3, 7)]
+    (tmp_path / "a.sh").write_text("#!/bin/bash\n" + "echo $A\n" * 20_000)
+    assert (lint([str(tmp_path)]), capfd.readouterr().err) == (
+        [],
+        f"note: shellcheck did not end in 2 s: {tmp_path}/a.sh\n",
+    )
 
 
 def test_formats_hold_every_finding(tmp_path: Path) -> None:
