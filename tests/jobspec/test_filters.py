@@ -107,23 +107,3 @@ def test_comment_stays_on_its_line(value: str) -> None:
 def test_misspelt_variable_in_a_template_is_an_error() -> None:
     with pytest.raises(jinja2.UndefinedError):
         filters.environment(Path()).from_string("{{ job.nodse }}").render(job={"nodes": 2})
-
-
-def test_a_patched_pod_is_written_as_people_write_yaml() -> None:
-    pod = (
-        "metadata: {labels: {app: a}}\nspec: {securityContext: {a: b}, containers: [{name: node, securityContext: {}}]}"
-    )
-    assert filters.merged(pod, {"nodeSelector": {"disk": "ssd", "y": "z"}}, "node").splitlines() == [
-        "metadata:",
-        "  labels:",
-        '    app: "a"',
-        "spec:",
-        "  securityContext:",
-        '    a: "b"',
-        "  containers:",
-        '    - name: "node"',
-        "      securityContext: {}",
-        "  nodeSelector:",
-        '    disk: "ssd"',
-        '    "y": "z"',
-    ]
