@@ -8,26 +8,6 @@ from jobspec.problems import SpecError
 from tests.clusters import KINDS, manifests_of, of_kind, pod_templates
 
 
-def test_admission_of_a_pytorchjob() -> None:
-    spec = of_kind(manifests_of("pytorchjob", "restricted"), "PyTorchJob")["spec"]
-    assert spec["nprocPerNode"] == "8"
-    assert list(spec["pytorchReplicaSpecs"]) == ["Master", "Worker"]
-    master, worker = spec["pytorchReplicaSpecs"].values()
-    assert (master["replicas"], worker["replicas"]) == (1, 2)
-    (container,) = master["template"]["spec"]["containers"]
-    assert container["name"] == "pytorch"
-    assert [port["name"] for port in container["ports"]] == ["pytorchjob-port"]
-    assert worker["template"] == master["template"]
-    assert master["template"]["spec"]["securityContext"]["runAsUser"] == 20000  # for the operator's init container
-    assert spec["runPolicy"]["cleanPodPolicy"] == "Running"
-    assert spec["runPolicy"]["schedulingPolicy"]["minAvailable"] == 3
-
-
-def test_pytorchjob_of_one_node_has_a_master_and_no_worker() -> None:
-    spec = of_kind(manifests_of("pytorchjob", "least"), "PyTorchJob")["spec"]
-    assert {kind: replica["replicas"] for kind, replica in spec["pytorchReplicaSpecs"].items()} == {"Master": 1}
-
-
 @pytest.mark.parametrize(("restarts", "policy", "limit"), [(0, "Never", 0), (3, "OnFailure", 10)])
 def test_pytorchjob_allows_one_restart_of_each_pod_for_a_restart_of_the_job(
     restarts: int, policy: str, limit: int
@@ -50,16 +30,6 @@ def test_indexed_job_replaces_pods_one_by_one() -> None:
     assert spec["podFailurePolicy"]["rules"] == [{"action": "Ignore", "onPodConditions": [preempted]}]
 
 
-@pytest.mark.parametrize("target", ["jobset", "trainjob"])
-def test_jobset_starts_all_pods_again(target: str) -> None:
-    manifests = manifests_of(target, "restricted")
-    spec = manifests[-1]["spec"] if target == "jobset" else manifests[0]["spec"]["template"]["spec"]
-    assert spec["failurePolicy"]["maxRestarts"] == 3
-    assert spec["replicatedJobs"][0]["template"]["spec"]["backoffLimit"] == 0
-    # Trainer 2.3 makes the JobSet of a failed TrainJob again when that is deleted.
-    assert spec.get("ttlSecondsAfterFinished") == (86400 if target == "jobset" else None)
-
-
 def test_time_limit_ends_a_jobset_and_is_no_reason_to_restart_it() -> None:
     spec = of_kind(manifests_of("jobset", "restricted"), "JobSet")["spec"]
     assert spec["replicatedJobs"][0]["template"]["spec"]["activeDeadlineSeconds"] == 7200
@@ -67,17 +37,6 @@ def test_time_limit_ends_a_jobset_and_is_no_reason_to_restart_it() -> None:
     assert all(re.fullmatch("[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", name) for name in names)  # as its webhook has it
     rules = {rule["onJobFailureReasons"][0]: rule["action"] for rule in spec["failurePolicy"]["rules"]}
     assert rules == {"DeadlineExceeded": "FailJobSet", "PodFailurePolicy": "RestartJobSetAndIgnoreMaxRestarts"}
-
-
-def test_trainjob_says_how_many_processes_and_names_no_reserved_variable() -> None:
-    runtime, job = manifests_of("trainjob", "restricted")
-    assert job["spec"]["trainer"] == {"numNodes": 3, "numProcPerNode": 8}
-    assert job["spec"]["activeDeadlineSeconds"] == 7200
-    (pod,) = pod_templates([runtime])
-    assert [container["name"] for container in pod["spec"]["containers"]] == ["node"]
-    assert not [variable for variable in pod["spec"]["containers"][0]["env"] if variable["name"].startswith("PET_")]
-    replicated = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]
-    assert replicated["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 
 
 @pytest.mark.parametrize("target", ["indexedjob", "jobset"])
@@ -96,23 +55,6 @@ def test_gang_scheduler_gets_a_group_of_all_pods(target: str, scheduler: str, ke
     (pod,) = pod_templates(manifests)
     assert pod["metadata"][section][key] == group["metadata"]["name"]
     assert pod["spec"]["schedulerName"] == scheduler
-
-
-def test_volcano_and_kueue_get_queue_and_priority() -> None:
-    queue = "kubernetes.volcano_queue=research"
-    for target in ("indexedjob", "jobset"):
-        group = of_kind(manifests_of(target, "privileged", queue), "PodGroup")
-        assert group["spec"]["queue"] == "research"
-    job = of_kind(manifests_of("pytorchjob", "privileged", queue), "PyTorchJob")
-    assert job["spec"]["runPolicy"]["schedulingPolicy"]["queue"] == "research"
-    runtime = of_kind(manifests_of("trainjob", "privileged", queue), "TrainingRuntime")
-    told = {"scheduling.volcano.sh/queue-name": "research"}
-    assert runtime["spec"]["template"]["metadata"] == {"annotations": told}
-    for target in KINDS:
-        manifests = manifests_of(target, "restricted", "kubernetes.workload_priority_class=urgent")
-        labels = [manifest["metadata"]["labels"] for manifest in manifests]
-        given = [label.get("kueue.x-k8s.io/priority-class") for label in labels]
-        assert given == [None] * (len(manifests) - 1) + ["urgent"]
 
 
 @pytest.mark.parametrize("target", KINDS)

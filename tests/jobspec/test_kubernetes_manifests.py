@@ -139,14 +139,6 @@ def test_selectors_select_the_pods(plan: Plan, manifests: list[Manifest]) -> Non
             assert term["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
 
 
-def test_pytorchjob_has_workers_without_a_master_only_with_an_elastic_policy() -> None:
-    for case in CASES:
-        for manifest in case.values[1]:
-            if manifest["kind"] == "PyTorchJob":
-                elastic = "elasticPolicy" in manifest["spec"]
-                assert ("Master" in manifest["spec"]["pytorchReplicaSpecs"]) is not elastic
-
-
 def test_hand_written_claim_fits_every_kubernetes_and_the_examples_mount_it() -> None:
     folder = JOBS.parent / "k8s"
     (claim,) = documents((folder / "claims.yaml").read_text())
