@@ -58,45 +58,12 @@ def test_every_node_is_a_service_with_what_settings_say(folder: Path, nodes: str
         assert service["hostname"] == f"job-{rank.node}"
 
 
-def test_nodes_differ_only_in_their_number_and_their_name(folder: Path) -> None:
-    first, second = services(folder, BASE + "nodes: 2\nrendezvous: {port: 23456}\nmax_restarts: 3\n").values()
-    assert first["environment"].pop("PET_NODE_RANK") == "0"
-    assert second["environment"].pop("PET_NODE_RANK") == "1"
-    assert (first.pop("hostname"), second.pop("hostname")) == ("job-0", "job-1")
-    assert first == second
-    flags = "--nnodes=2 --nproc-per-node=2 --max-restarts=0 --rdzv-backend=static --rdzv-conf=timeout=900"
-    meeting = "--rdzv-id=job --master-addr=job-0 --master-port=23456"
-    assert first["entrypoint"][3:] == ["job-0", "torchrun"]
-    assert " ".join(first["command"]) == f"{flags} {meeting} -- mine.py"
-
-
 @pytest.mark.parametrize("nodes", ["1", "2"])
 def test_engine_starts_a_node_again_as_often_as_the_spec_says(folder: Path, nodes: str) -> None:
     for node in services(folder, BASE + f"nodes: {nodes}\nmax_restarts: 3\n").values():
         assert (node["restart"], "--max-restarts=0" in node["command"]) == ("on-failure:3", True)
     for node in services(folder, BASE + f"nodes: {nodes}\n").values():
         assert (node["restart"], "--max-restarts=0" in node["command"]) == ("no", True)
-
-
-def test_lost_node_of_an_elastic_job_stays_lost_and_torchrun_goes_on_with_the_others(folder: Path) -> None:
-    for node in services(folder, BASE + "nodes: {min: 1, max: 2}\nmax_restarts: 3\n").values():
-        assert (node["restart"], "--max-restarts=3" in node["command"]) == ("no", True)
-
-
-def test_one_node_needs_no_address_and_has_shared_memory_without_a_wish(folder: Path) -> None:
-    (only,) = services(folder, BASE + "nodes: 1\n").values()
-    assert only["command"][:2] == ["--standalone", "--local-addr=127.0.0.1"]
-    assert only["shm_size"] == f"{2 << 30}b"  # for its two processes, and more than a container has by itself
-
-
-def test_only_the_first_node_of_an_elastic_job_hosts_the_rendezvous(folder: Path) -> None:
-    found = services(folder, BASE + "nodes: {min: 1, max: 3}\nrendezvous: {port: 23456}\n")
-    assert [service["environment"]["PET_RDZV_CONF"] for service in found.values()] == [
-        "is_host=1,join_timeout=900,read_timeout=900",
-        "is_host=0,join_timeout=900,read_timeout=900",
-        "is_host=0,join_timeout=900,read_timeout=900",
-    ]
-    assert {"--nnodes=1:3", "--rdzv-endpoint=job-0:23456"} < set(found["job-1"]["command"])
 
 
 def test_every_node_has_gpus_for_itself(folder: Path) -> None:
@@ -109,24 +76,6 @@ def test_every_node_has_gpus_for_itself(folder: Path) -> None:
         wanted = [[{"device_ids": list(ids), "capabilities": ["gpu"]}] for ids in (numbers[:2], numbers[2:])]
         assert devices == wanted
     assert not [service for service in services(folder, BASE + "nodes: 2\n").values() if "deploy" in service]
-
-
-def test_resources_mounts_and_time_to_end_are_passed_on(folder: Path) -> None:
-    found = services(
-        folder,
-        BASE + "nodes: 1\npreemption: {grace: 200s}\nresources: {cpus: 4, memory: 8GiB, shm: 2GiB, rdma: true}\n"
-        "mounts: [{source: /data, path: /d, read_only: true}, {claim: ckpt, path: /c}]\n",
-    )["job-0"]
-    assert (found["cpus"], found["mem_limit"], found["shm_size"]) == (4, f"{8 << 30}b", f"{2 << 30}b")
-    assert found["memswap_limit"] == found["mem_limit"]
-    assert (found["ulimits"], found["cap_add"]) == ({"memlock": {"soft": -1, "hard": -1}}, ["IPC_LOCK"])
-    assert found["volumes"] == [
-        {"type": "bind", "source": "/data", "bind": {"create_host_path": False}, "target": "/d", "read_only": True},
-        {"type": "volume", "source": "ckpt", "target": "/c"},
-    ]
-    assert (found["stop_grace_period"], found["environment"]["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == ("200s", "170")
-    assert found["init"] is True
-    assert services(folder, BASE + "nodes: 1\n")["job-0"]["stop_grace_period"] == "40s"
 
 
 def test_absent_secret_stops_compose_and_the_file_holds_no_value(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
