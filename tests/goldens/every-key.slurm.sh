@@ -11,7 +11,7 @@
 #SBATCH --cpus-per-task=32
 #SBATCH --gpus-per-node=h100:4
 #SBATCH --mem=204800M
-#SBATCH --time=1-02:30:00
+#SBATCH --time=1-02:30:05
 #SBATCH --partition=gpu,long
 #SBATCH --account=a
 #SBATCH --qos=q

@@ -14,7 +14,6 @@ from jobspec import kubernetes
 from jobspec.artifact import render
 from jobspec.problems import SpecError
 from tests.clusters import KINDS, documents, of_kind, pod_templates
-from tests.slurm import directives
 
 SPEC = """
 name: job
@@ -147,11 +146,6 @@ def test_type_of_gpu_selects_nodes_by_the_sites_labels(kind: str, spec: str) -> 
         assert "nodeSelector" not in template["spec"]
     with pytest.raises(SpecError, match=r"kubernetes\.gpu_types does not say which nodes have it"):
         render(kind, spec, ["gpu=b200"])
-
-
-def test_type_of_gpu_is_slurms_own(spec: str) -> None:
-    assert directives(render("slurm", spec))["gpus-per-node"] == "h100:8"
-    assert directives(render("slurm", spec, ["gpu="]))["gpus-per-node"] == "8"
 
 
 def test_headers_say_that_the_standard_is_not_checked(spec: str) -> None:

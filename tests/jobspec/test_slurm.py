@@ -140,35 +140,6 @@ def test_the_runtimes_own_variables_are_set_before_the_container_starts(cluster:
 # What Slurm and the container runtimes are asked for
 
 
-def test_directives_are_read_by_sbatch_as_the_spec_says(cluster: Cluster) -> None:
-    spec = (
-        "name: job\nnodes: 2\nprocs_per_node: 4\ncommand: [mine.py]\ntime_limit: 1d2h30m5s\n"
-        "resources: {cpus: 32, memory: 200GiB}\npreemption: {grace: 90s}\n"
-        'slurm: {partition: "a,b", constraint: "[x|y]&z", array: "0-9%2", options: '
-        "{exclusive: true, nice: 100, comment: 'it''s \"quoted\" \\ # %j', mail-type: 'END,FAIL'}}\n"
-    )
-    assert directives(rendered(cluster, spec)) == {
-        "job-name": "job",
-        "nodes": "2",
-        "ntasks-per-node": "1",
-        "cpus-per-task": "32",
-        "gpus-per-node": "4",
-        "mem": "204800M",
-        "time": "1-02:30:05",
-        "partition": "a,b",
-        "constraint": "[x|y]&z",
-        "array": "0-9%2",
-        "signal": "B:USR1@90",
-        "requeue": "",
-        "output": "job-%A_%a.log",
-        "open-mode": "append",
-        "exclusive": "",
-        "nice": "100",
-        "comment": 'it\'s "quoted" \\ # %j',
-        "mail-type": "END,FAIL",
-    }
-
-
 def test_one_task_a_process_shares_the_cpus_and_sees_all_gpus(cluster: Cluster) -> None:
     spec = "name: job\nnodes: 2\nprocs_per_node: 4\ncommand: [mine.py]\nresources: {cpus: 30}\n"
     script = rendered(cluster, spec + "slurm: {launcher: srun, preflight: false}\n")
