@@ -7,7 +7,7 @@ import pytest
 
 from jobspec.artifact import render
 from jobspec.environment import torchrun_variables
-from jobspec.plan import Plan, as_array, container_shm, make_plan
+from jobspec.plan import Plan, make_plan
 from jobspec.spec.job import Job
 
 
@@ -30,12 +30,6 @@ def test_ranks_fill_one_node_after_the_other() -> None:
     assert [rank.device for rank in plan_of(procs_per_node=2).ranks()] == ["cpu", "cpu"]
 
 
-def test_elastic_job_is_planned_at_its_largest_and_meets_by_c10d() -> None:
-    plan = plan_of(nodes={"min": 1, "max": 4})
-    assert (plan.job.world_size, plan.backend) == (8, "c10d")
-    assert plan_of(nodes=4).backend == "static"
-
-
 def test_port_follows_from_the_name_and_is_below_the_ephemeral_range() -> None:
     ports = {name: plan_of(name=name).port for name in (f"job-{number}" for number in range(500))}
     assert ports["job-7"] == plan_of(name="job-7", nodes=5).port
@@ -43,11 +37,6 @@ def test_port_follows_from_the_name_and_is_below_the_ephemeral_range() -> None:
     assert len(set(ports.values())) > 450
     assert plan_of(rendezvous={"port": 29400}).port == 29400
     assert [plan_of(name=name).port for name in ("job", "quickstart")] == [22683, 21716], "as it was in every version"
-
-
-def test_shared_memory_of_a_container_is_the_specs_or_a_gibibyte_a_process() -> None:
-    assert container_shm(plan_of(procs_per_node=3).job) == 3 * 2**30
-    assert container_shm(plan_of(resources={"shm": "64MiB"}).job) == 64 * 2**20
 
 
 def test_program_is_the_command_or_train_with_only_the_keys_given() -> None:
@@ -75,29 +64,6 @@ def test_environment_of_the_spec_wins_and_is_sorted() -> None:
     env = plan_of(env={"Z": "1", "PYTHONUNBUFFERED": "0", "A": "2"}).env
     assert env["PYTHONUNBUFFERED"] == "0"
     assert list(env) == sorted(env)
-
-
-def test_gpu_job_records_its_last_collectives_and_a_cpu_job_does_not() -> None:
-    recorder = {
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/job-nccl-rank-",
-    }
-    assert recorder.items() <= plan_of(device="cuda").env.items()
-    assert not any(name.startswith("TORCH_NCCL") for name in plan_of().env)
-    off = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}
-    assert plan_of(device="cuda", env=off).env["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "0"
-
-
-def test_an_array_has_what_its_tasks_share_and_each_point_the_rest() -> None:
-    plans = [plan_of(command=["mine.py", f"--lr={lr}", "--seed=1"], env={"A": "1", "B": lr}) for lr in ("0.1", "0.2")]
-    array = as_array(plans)
-    assert array.program == ("mine.py", "--seed=1")
-    assert array.env["A"] == "1" and "B" not in array.env
-    assert [(point.words, point.env) for point in array.points] == [
-        (("--lr=0.1",), {"B": "0.1"}),
-        (("--lr=0.2",), {"B": "0.2"}),
-    ]
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "3"), (0, "0")])
