@@ -45,21 +45,6 @@ def call(folder: Path, script: str, **env: str) -> Call:
     return Call(made.argv[1:], made.env)
 
 
-def test_one_node_needs_nothing_from_outside(folder: Path) -> None:
-    script = render_text(folder, BASE + "nodes: 1\nmax_restarts: 3\ntrain: {epochs: 2, lr: 0.1}\n")
-    flags = "--standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=3"
-    assert " ".join(call(folder, script).argv) == f"{flags} -m train --device=cpu --epochs=2 --lr=0.1"
-
-
-def test_several_nodes_meet_by_static_rendezvous(folder: Path) -> None:
-    script = render_text(folder, BASE + "nodes: 2\nrendezvous: {port: 23456}\ncommand: [mine.py]\n")
-    for node in range(2):
-        flags = "--nnodes=2 --nproc-per-node=2 --max-restarts=0 --rdzv-backend=static --rdzv-conf=timeout=900"
-        meeting = f"--rdzv-id=job --node-rank={node} --master-addr=localhost --master-port=23456"
-        argv = call(folder, script, NODE_RANK=str(node), MASTER_ADDR="localhost").argv
-        assert " ".join(argv) == f"{flags} {meeting} -- mine.py"
-
-
 def test_only_node_0_of_an_elastic_job_hosts_the_rendezvous(folder: Path) -> None:
     script = render_text(folder, BASE + "nodes: {min: 1, max: 3}\ncommand: [mine.py]\n")
     first = call(folder, script, NODE_RANK="0", MASTER_ADDR="localhost")
