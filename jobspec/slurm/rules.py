@@ -62,7 +62,7 @@ _BY_HAND = "remove it here, and write it on the command line of sbatch"
 # sbatch hands these on to the steps in SLURM_ variables only, which the script unsets.
 OF_SRUN = {
     name: f"leave it out, or slurm: {{srun_options: {{{name}: …}}}}"
-    for name in ("acctg-freq", "gpu-bind", "gpu-freq", "mem-bind", "profile")
+    for name in ("acctg-freq", "gpu-bind", "gpu-freq", "mem-bind", "oom-kill-step", "profile", "tres-bind")
 }
 OF_SRUN["overcommit"] = "slurm: {srun_options: {overcommit: true}}"
 
