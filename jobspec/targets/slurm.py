@@ -81,11 +81,16 @@ def _notes(job: Job) -> Iterator[str]:
     if job.resources.shm and not slurm.preflight:
         off = "slurm.preflight, which checks its size, is off"
         yield f"Not used here: resources.shm; /dev/shm is the node's, and {off}."
+    if job.resources.rdma and not slurm.preflight and not hides_the_node(job):
+        off = "slurm.preflight, which checks locked memory, is off"
+        yield f"Not used here: resources.rdma; devices are the node's, and {off}."
     if slurm.launcher == "srun" and job.rendezvous.timeout and job.train is None:
         decides = "the command itself decides how long it waits for the other nodes"
         yield f"Not used here: rendezvous.timeout; slurm.launcher is srun, so {decides}."
     if slurm.runtime != "none":
         yield from files.in_read_only_mounts(job, ())
+        if any(mount.empty for mount in job.mounts) and (slurm.runtime == "pyxis" or not slurm.preflight):
+            yield "Not used here: the size of scratch; nothing limits it."
     if slurm.runtime == "pyxis" and "@" in (job.image or ""):
         yield "An image with a digest needs enroot 4.0 or newer."
     if "error" in slurm.options and "output" not in slurm.options and "error" not in slurm.srun_options:

@@ -140,6 +140,8 @@ def test_a_key_changes_the_artifact_or_is_named_in_its_head_or_is_refused(
 
 
 _NESTED = [{"source": "/a", "path": "/a", "read_only": True}, {"source": "/b", "path": "/a/b"}]
+_SCRATCH = {"mounts": [{"scratch": "1GiB", "path": "/d"}]}
+_UNCHECKED = {"slurm": {"runtime": "apptainer", "preflight": False}}
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,10 @@ _NESTED = [{"source": "/a", "path": "/a", "read_only": True}, {"source": "/b", "
         ("slurm", {"slurm": {"options": {"error": "e/e.log"}}}, "Create the folder of e/e.log first"),
         ("slurm", {"image": "a@sha256:0", "slurm": {"runtime": "pyxis"}}, "An image with a digest needs enroot 4.0"),
         ("slurm", {"slurm": {"runtime": "docker"}, "mounts": _NESTED}, "Needed beforehand: /a/b in what is mounted at"),
-        ("compose", {"mounts": [{"scratch": "1GiB", "path": "/d"}]}, "the size of scratch; nothing limits it."),
+        ("compose", _SCRATCH, "the size of scratch; nothing limits it."),
+        ("slurm", {**_SCRATCH, "slurm": {"runtime": "pyxis"}}, "the size of scratch; nothing limits it."),
+        ("slurm", {**_SCRATCH, **_UNCHECKED}, "the size of scratch; nothing limits it."),
+        ("slurm", {"resources.rdma": True, **_UNCHECKED}, "resources.rdma; devices are the node's, and slurm"),
         (
             "slurm",
             {"slurm": {"runtime": "docker", "prologue": ["export A=1"]}},
