@@ -256,12 +256,13 @@ def _say_resources(draft: Draft, node: Node) -> dict[str, Any]:
     for name, each in {**requests, **limits}.items():
         value, count = each.text(), number(each.text())
         where = ", ".join(dict.fromkeys(_lines_of(part[name]) for part in (limits, requests) if name in part))
+        remark = "" if name in limits else "only requested there; here also a limit"
         if name == "nvidia.com/gpu":
             draft.say("gpus_per_node", (value or "?") if count is None else count, where)
         elif name == "memory":
-            draft.say("resources.memory", f"{value}B", where)
+            draft.say("resources.memory", f"{value}B", where, remark)
         elif count:
-            draft.say("resources.cpus" if name == "cpu" else ("resources", "devices", name), count, where)
+            draft.say("resources.cpus" if name == "cpu" else ("resources", "devices", name), count, where, remark)
         else:
             draft.lose(f"{name}: {value}", where, "not a whole number")
     less = {name: each.text() for name, each in requests.items() if limits.get(name, each).text() != each.text()}

@@ -207,6 +207,7 @@ OBJECTS = [
     ("{kind: TrainJob, spec: {trainer: SPEC, runtimeRef: {name: r}}}", "procs_per_node: 8  # "),
     (f"{{kind: JobSet, spec: {{failurePolicy: {{maxRestarts: 3}}, replicatedJobs: [{JOB}]}}}}", "max_restarts: 3  # "),
     (f"{{kind: JobSet, spec: {{replicatedJobs: [{JOB}], failurePolicy: {{maxRestarts: 3}}}}}}", "max_restarts: 3  # "),
+    ("{kind: Job, spec: {template: {spec: {containers: [{resources: {requests: {cpu: 8}}}]}}}}", "here also a limit"),
     ("{kind: Job, spec: {suspend: true, template: {spec: SPEC}}}", "# not taken, line 1: suspend true: "),
     ("{kind: Job, spec: {completions: 4, parallelism: 2, template: {spec: SPEC}}}", "taken, line 1: completions 4: "),
     ("{kind: Job, spec: {parallelism: 2, backoffLimit: 6, template: {spec: SPEC}}}", "max_restarts: 3  # line 1: "),
