@@ -23,6 +23,7 @@ _VARIABLE = re.compile(r"\$\{?(\w+)")
 _STRICT = re.compile(r"(?:^|[;&])\s*set\s(?:[^;&\n]*\s)?-\w*(?:e\b|e\w*\s|o\s+errexit)|^#!.*\s-\w*e", re.M)
 _MODULES_IF_ANY = re.compile(r"(?:module|ml)\s[^&|;]*(?:2>|&>)\s*/dev/null")
 _ARGUMENT = re.compile(r"\$(?:[1-9@*#]|\{[0-9@*#]+[^}]*\})")
+_ARGUMENT_OR_ARRAY = re.compile(rf"{_ARGUMENT.pattern}|\$\{{\w+\[")  # no array can be exported
 _IN_SHELL = re.compile("([\U000f0000-\U000fffff]|" r"\$\{[^}]*\}|\$\w+|\$\([^)]*\)|`[^`]*`|\$[@*#?!])")
 _VARIES = re.compile("[\U000f0000-\U000fffff~$]")
 _BY_KUBELET = re.compile("([\U000f0000-\U000fffff]|" r"\$\$|\$\(\w+\))")
@@ -115,7 +116,7 @@ def _word(
             parts[at] = part = "$"
         if at % 2 == 0 or part == "$":
             text += shlex.quote(part) if part else ""
-        elif _ARGUMENT.match(written) or (name and re.search(rf"\bfor\s+{name[1]}\s+in\b", script.text)):
+        elif _ARGUMENT_OR_ARRAY.match(written) or (name and re.search(rf"\bfor\s+{name[1]}\s+in\b", script.text)):
             asked.append(written)
             parts[at] = "change-me"
             text += "change-me"
