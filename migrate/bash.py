@@ -87,6 +87,7 @@ def main_launch(script: Script) -> Launch | None:
         unknown = held and len(held) == 1 and UNKNOWN.search(held[0].value) and len(held[0].value.split()) < 2
         if held is None or unknown or any(map(_may_be_skipped, script.assigned[name])):
             del script.assigned[name]
+            script.environment.pop(name, None)
             script.held.clear()
     found = list(launches(script))
     for at, launch in enumerate(found):  # the guard of our own artifacts: python3 -c … torchrun

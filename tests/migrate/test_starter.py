@@ -203,12 +203,14 @@ def test_field_of_a_manifest_is_in_the_spec_or_named(piece: str, inside: str, sa
 
 SPEC = "{containers: [{name: a, image: a/b:1, command: [torchrun, a.py], resources: {limits: {nvidia.com/gpu: 8}}}]}"
 JOB = "{name: n, template: {spec: {backoffLimit: 0, parallelism: 2, template: {spec: SPEC}}}}"
+BASH = 'command: [bash, -c, "if b; then N=8; fi; M=$(c); torchrun a.py $N $M"], env: [{name: N, value: a}, {name: M}]'
 OBJECTS = [
     ("{kind: PyTorchJob, spec: {pytorchReplicaSpecs: {Master: {template: {spec: SPEC}}}}}", "procs_per_node: 8  # "),
     ("{kind: TrainJob, spec: {trainer: SPEC, runtimeRef: {name: r}}}", "procs_per_node: 8  # "),
     (f"{{kind: JobSet, spec: {{failurePolicy: {{maxRestarts: 3}}, replicatedJobs: [{JOB}]}}}}", "max_restarts: 3  # "),
     (f"{{kind: JobSet, spec: {{replicatedJobs: [{JOB}], failurePolicy: {{maxRestarts: 3}}}}}}", "max_restarts: 3  # "),
     ("{kind: Job, spec: {template: {spec: {containers: [{resources: {requests: {cpu: 8}}}]}}}}", "here also a limit"),
+    (f"{{kind: Job, spec: {{template: {{spec: {{containers: [{{{BASH}}}]}}}}}}}}", 'exec python3 a.py $N $M"]'),
     ("{kind: Job, spec: {suspend: true, template: {spec: SPEC}}}", "# not taken, line 1: suspend true: "),
     ("{kind: Job, spec: {completions: 4, parallelism: 2, template: {spec: SPEC}}}", "taken, line 1: completions 4: "),
     ("{kind: Job, spec: {parallelism: 2, backoffLimit: 6, template: {spec: SPEC}}}", "max_restarts: 3  # line 1: "),
