@@ -82,8 +82,7 @@ def _notes(job: Job) -> Iterator[str]:
         off = "slurm.preflight, which checks its size, is off"
         yield f"Not used here: resources.shm; /dev/shm is the node's, and {off}."
     if job.resources.rdma and not slurm.preflight and not hides_the_node(job):
-        off = "slurm.preflight, which checks locked memory, is off"
-        yield f"Not used here: resources.rdma; devices are the node's, and {off}."
+        yield "Not used here: resources.rdma; without slurm.preflight nothing checks the right to lock memory."
     if slurm.launcher == "srun" and job.rendezvous.timeout and job.train is None:
         decides = "the command itself decides how long it waits for the other nodes"
         yield f"Not used here: rendezvous.timeout; slurm.launcher is srun, so {decides}."

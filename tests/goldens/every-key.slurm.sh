@@ -4,7 +4,7 @@
 # Once it runs, watch it: tail -F every-key-JOB-r*.log.  End it: scancel JOB.
 # Not used here: resources.devices; only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}.
 # Not used here: resources.shm; /dev/shm is the node's, and slurm.preflight, which checks its size, is off.
-# Not used here: resources.rdma; devices are the node's, and slurm.preflight, which checks locked memory, is off.
+# Not used here: resources.rdma; without slurm.preflight nothing checks the right to lock memory.
 # One task per node: torchrun, which starts the 4 processes of its node.
 #SBATCH --job-name=every-key
 #SBATCH --nodes=2

@@ -156,7 +156,7 @@ _UNCHECKED = {"slurm": {"runtime": "apptainer", "preflight": False}}
         ("compose", _SCRATCH, "the size of scratch; nothing limits it."),
         ("slurm", {**_SCRATCH, "slurm": {"runtime": "pyxis"}}, "the size of scratch; nothing limits it."),
         ("slurm", {**_SCRATCH, **_UNCHECKED}, "the size of scratch; nothing limits it."),
-        ("slurm", {"resources.rdma": True, **_UNCHECKED}, "resources.rdma; devices are the node's, and slurm"),
+        ("slurm", {"resources.rdma": True, **_UNCHECKED}, "here: resources.rdma; without slurm.preflight"),
         (
             "slurm",
             {"slurm": {"runtime": "docker", "prologue": ["export A=1"]}},
