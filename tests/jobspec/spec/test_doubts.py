@@ -94,6 +94,10 @@ def test_an_empty_preemption_is_doubted(notes_of: NotesOf, tmp_path: Path) -> No
 )
 def test_variable_that_a_shell_of_the_command_replaces_raises_no_doubt(start: str, notes_of: NotesOf) -> None:
     assert notes_of("slurm", "no_python=true", f"command=[{start}, 'exec $HOME/mine']") == []
+    swept = ["no_python=true", "sweep={args.lr: [1, 2], args.x: [0]}"]
+    assert notes_of("slurm", f"command=[{start}, 'a \"$@\"', b]", *swept) == []
+    (note,) = notes_of("slurm", f"command=[{start}, python a.py]", *swept)
+    assert note == "sweep: the shell takes --lr=1 as $0, its own name; write env.NAME instead of args.lr"
 
 
 @pytest.mark.parametrize("key", ["data_root", "run_dir", "checkpoint_dir", "resume", "export"])
