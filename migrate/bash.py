@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
 
+from tree_sitter import Node
+
 from lint.launches import Launch, launches, launches_of
 from lint.shell import Command, Script, commands
-from lint.words import Source, Text, Word, below
+from lint.words import Source, Text, below
 
 _NAMES_THAT_SHOW = """
     echo printf date hostname nvidia-smi rocm-smi pwd sleep wait exit true : squeue env printenv which cat ls sinfo
@@ -83,9 +85,8 @@ def statements(script: Script, known: Sequence[Command]) -> list[Statement]:
 def main_launch(script: Script) -> Launch | None:
     """Return what trains: of several, the last one with a launcher, else of Python; None if there is no program."""
     for name in list(script.assigned):  # `$OUT` stays where OUT=run_$(date); a variable with several words is replaced
-        held = script.holds(name)
-        unknown = held and len(held) == 1 and UNKNOWN.search(held[0].value) and len(held[0].value.split()) < 2
-        if held is None or unknown or any(map(_may_be_skipped, script.assigned[name])):
+        held = None if any(_may_be_skipped(word.node) for word in script.assigned[name]) else script.holds(name)
+        if held is None or (len(held) == 1 and UNKNOWN.search(held[0].value) and len(held[0].value.split()) < 2):
             del script.assigned[name]
             script.environment.pop(name, None)
             script.held.clear()
@@ -108,11 +109,8 @@ def main_launch(script: Script) -> Launch | None:
     return [launch for launch in found if rank(launch) == best][-1] if best else None
 
 
-def _may_be_skipped(word: Word) -> bool:
-    node = word.node
-    while node.parent and node.type not in ("if_statement", "case_statement"):
-        node = node.parent
-    return node.parent is not None
+def _may_be_skipped(node: Node | None) -> bool:
+    return node is not None and (node.type in ("if_statement", "case_statement") or _may_be_skipped(node.parent))
 
 
 def in_front(script: Script, launch: Launch) -> list[str]:
