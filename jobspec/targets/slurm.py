@@ -79,8 +79,7 @@ def _notes(job: Job) -> Iterator[str]:
     if slurm.prologue and hides_the_node(job):
         yield "What slurm.prologue exports does not enter the containers; env and setup do."
     if job.resources.shm and not slurm.preflight:
-        off = "slurm.preflight, which checks its size, is off"
-        yield f"Not used here: resources.shm; /dev/shm is the node's, and {off}."
+        yield "Not used here: resources.shm; without slurm.preflight nothing checks the size of /dev/shm."
     if job.resources.rdma and not slurm.preflight and not hides_the_node(job):
         yield "Not used here: resources.rdma; without slurm.preflight nothing checks the right to lock memory."
     if slurm.launcher == "srun" and job.rendezvous.timeout and job.train is None:

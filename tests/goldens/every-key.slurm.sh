@@ -3,7 +3,7 @@
 # Submit it with sbatch from the folder that is to hold the logs.
 # Once it runs, watch it: tail -F every-key-JOB-r*.log.  End it: scancel JOB.
 # Not used here: resources.devices; only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}.
-# Not used here: resources.shm; /dev/shm is the node's, and slurm.preflight, which checks its size, is off.
+# Not used here: resources.shm; without slurm.preflight nothing checks the size of /dev/shm.
 # Not used here: resources.rdma; without slurm.preflight nothing checks the right to lock memory.
 # One task per node: torchrun, which starts the 4 processes of its node.
 #SBATCH --job-name=every-key
