@@ -281,8 +281,8 @@ class Session(Course):
             self._evaluated[key] = self._loaded(dataset, steps, collate, workers), sizes
         modules = [wrapped.module for wrapped in self.engine.models]
         batches = zip(*self._evaluated[key], strict=True)
-        # Not within a step: its update is in the weights, but it is not counted.
-        stop_agreement = None if self._step.is_running else self._stop_agreement
+        # Not within a step, nor after a `break`: its update is in the weights, but it is not counted.
+        stop_agreement = None if self._step.is_running or self.engine.is_updating else self._stop_agreement
         try:
             with weights or nullcontext():
                 return evaluate(function, batches, modules, self.context, stop_agreement)
