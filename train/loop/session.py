@@ -7,7 +7,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -283,11 +283,9 @@ class Session(Course):
         batches = zip(*self._evaluated[key], strict=True)
         # Not within a step, nor after a `break`: its update is in the weights, but it is not counted.
         stop_agreement = None if self._step.is_running or self.engine.is_updating else self._stop_agreement
-        try:
-            with weights or nullcontext():
-                return evaluate(function, batches, modules, self.context, stop_agreement)
-        except Stopped:
-            self._save_and_stop()
+        with weights or nullcontext(), suppress(Stopped):  # so `weights` ends without an error, also without `finally`
+            return evaluate(function, batches, modules, self.context, stop_agreement)
+        self._save_and_stop()
 
     def mean(self, value: Tensor | float, weight: float = 1.0) -> float:
         """Return the mean of a number over the ranks, each counted `weight` times.  A collective.

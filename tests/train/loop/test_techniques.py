@@ -2,6 +2,8 @@
 
 import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,16 +111,22 @@ def _stopped_in_an_evaluation(world: World, folder: str) -> bool:
     trainer = make_trainer(
         world, *_MLP, "--ema=0.9", "--lr=0.1", "--max-steps=2", f"--checkpoint-dir={folder}/checkpoints"
     )
-    stop, measured = trainer.run._stop_agreement._signal, trainer._measured
+    assert trainer.ema is not None
+    stop, measured, swap, trained = trainer.run._stop_agreement._signal, trainer._measured, trainer.ema._swap, [""]
 
     def signalled(batch: Any) -> Any:
         stop.heard = True
         return measured(batch)
 
-    trainer._measured = signalled  # type: ignore[method-assign]
+    def averages() -> Iterator[None]:  # without `finally`
+        trained[0] = weights_sha256(trainer.module.state_dict())
+        yield swap()
+        swap()
+
+    trainer._measured, trainer.evaluated_weights = signalled, contextmanager(averages)  # type: ignore[method-assign]
     with pytest.raises(Stopped):
         trainer.fit()
-    return _equal(_checkpoint(Path(folder))["model"], trainer.module.state_dict())
+    return weights_sha256(_checkpoint(Path(folder))["model"]) == trained[0]
 
 
 def test_a_signal_in_the_evaluation_of_averages_saves_the_weights_that_are_trained(tmp_path: Path) -> None:
