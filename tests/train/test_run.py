@@ -312,6 +312,7 @@ def _misused(what: str, folder: Path) -> str:
                 for _ in run.batches(TensorDataset(torch.ones(3, 3)), 4):
                     pass
     except train.UserError as error:
+        assert model.training
         return str(error)
     return ""
 

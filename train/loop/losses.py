@@ -178,16 +178,18 @@ def evaluate(
     if stop_agreement is not None:
         stop_agreement.begin()
     num_pieces = 1
-    for batch, nums in batches:
-        while (found := _values(function, batch, nums, num_pieces, context)) is None:
-            num_pieces *= 2
-        for values, size in found:
-            for name, value in (values or {}).items():
-                sums[name].append(_sum_and_weight(value, size))
-        if stop_agreement is not None and stop_agreement.reached():
-            raise Stopped
-    for part in training:
-        part.training = True
+    try:
+        for batch, nums in batches:
+            while (found := _values(function, batch, nums, num_pieces, context)) is None:
+                num_pieces *= 2
+            for values, size in found:
+                for name, value in (values or {}).items():
+                    sums[name].append(_sum_and_weight(value, size))
+            if stop_agreement is not None and stop_agreement.reached():
+                raise Stopped
+    finally:
+        for part in training:
+            part.training = True
     mine = {name: [*zip(*map(_numbers, zip(*pairs, strict=True)), strict=True)] for name, pairs in sums.items()}
     of_ranks, means = of_all_ranks(mine), {}
     for name in {name: None for of_rank in of_ranks for name in of_rank}:
