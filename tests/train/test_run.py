@@ -27,6 +27,7 @@ from train.collectives.agreement import Stopped
 from train.data.shard import epoch_order
 from train.records import progress
 from train.run import Run, in_settings
+from train.world.signals import SIGNALS
 
 pytestmark = pytest.mark.timeout(300)
 _SCRIPTS = Path(__file__).parents[2] / "jobs" / "scripts"
@@ -81,9 +82,8 @@ def _plain_gan() -> list[float]:
         nn.Sequential(nn.Linear(inputs, 64), nn.LeakyReLU(0.2), nn.Linear(64, outputs))
         for inputs, outputs in ((4, 2), (2, 1))
     )
-    of_generator, of_critic = (
-        torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.5, 0.999)) for model in (generator, critic)
-    )
+    adam = functools.partial(torch.optim.Adam, lr=1e-3, betas=(0.5, 0.999))
+    of_generator, of_critic = adam(generator.parameters()), adam(critic.parameters())
     losses = []
     for indices in _orders():
         real, fake = critic(ring[indices]), critic(generator(noise[indices]).detach())
@@ -105,8 +105,7 @@ _PLAIN: dict[str, Callable[[], list[float]]] = {"regression": _plain_regression,
 def _recorded(folder: Path) -> list[float]:
     """The losses of each step, the last record of each if it was trained twice."""
     steps = {record["step"]: record for record in records(folder, "step")}
-    names = ("loss", "generator_loss")
-    return [steps[step][name] for step in range(1, len(steps) + 1) for name in names if name in steps[step]]
+    return [record[name] for record in steps.values() for name in ("loss", "generator_loss") if name in record]
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -136,10 +135,7 @@ def test_ten_kills_at_random_moments_and_other_world_sizes_repeat_and_skip_no_sa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [("regression", signal.SIGTERM), ("gan", signal.SIGUSR1), ("regression", signal.SIGINT)],
-)
+@pytest.mark.parametrize(("name", "number"), zip(["regression", "gan", "regression"], SIGNALS, strict=True))
 def test_a_signal_to_one_rank_saves_and_ends_all_with_the_same_code(
     name: str, number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -291,8 +287,9 @@ def _misused(what: str, folder: Path) -> str:
             for _ in run.batches(dataset, 4):
                 break
             run.step(loss, (torch.ones(1, 3), torch.ones(1, 2)), optimizer)
-        for _ in run.epochs(1):
-            for batch in run.batches(dataset, 4, micro_batches=2 if "cut" in what else 1):
+        held = run.batches(dataset, 4, micro_batches=2 if "cut" in what else 1)
+        for _ in run.epochs(2 if what == "used up" else 1):
+            for batch in held:
                 if what == "unwrapped":
                     optimizer = torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.1)
                 if what == "second Run after a cut":
@@ -328,13 +325,13 @@ def _misused(what: str, folder: Path) -> str:
         ("uncut", "a batch of 4 samples holds a tensor of shape (9, 9), which cannot be cut"),
         ("record", "run.record(): loss, time is a name that the record uses: choose another one"),
         ("second Run after a cut", "Run() connects the processes, but they are connected already: make one Run in a"),
+        ("used up", "an epoch ended without a new loop over run.batches(): nothing was trained"),
         ("restore", "checkpoint_dir is given, but run.restore() has not said"),
         ("other data", "run.batches(): num_samples was 11 and is 3, but a run counts the steps of one training set"),
     ],
 )
 def test_misuse_is_refused_in_words(what: str, says: str, tmp_path: Path) -> None:
-    [said] = launched(1, _misused, what, tmp_path)
-    assert says in said
+    assert says in launched(1, _misused, what, tmp_path)[0]
 
 
 def _wrong_setting() -> str:

@@ -205,8 +205,8 @@ class Course:
 
     def _end_epoch(self, epoch: int, started: float, is_left: bool = False) -> None:
         sampler, now = self.sampler, time.monotonic()
-        if sampler is None:
-            raise UserError("an epoch ended without a loop over run.batches(): nothing was trained")
+        if sampler is None or (self._trained_at < started and not is_left):
+            raise UserError("an epoch ended without a new loop over run.batches(): nothing was trained")
         if self._pending:  # the loop over batches was left by break
             self._record_losses(now=True)
         self.recorded_step, self.engine.is_updating = self.steps_done, False
@@ -217,7 +217,7 @@ class Course:
             samples=self._means.samples,
             samples_read=sampler.stretch(sampler.step - 1).stop,
             seconds=round(now - started, 3),
-            train_seconds=round(self._trained_at - started, 3),
+            train_seconds=round(max(self._trained_at - started, 0.0), 3),
             values={name: float(value) for name, value in self._values.items()},
         )
         accuracy = record.values.get("val_accuracy", 0.0)

@@ -120,6 +120,7 @@ class Session(Course):
             yield epoch
             if self._epoch_began is None:  # run.end() was called
                 return
+            (self._loop() or self._steps()).close()  # a variable may hold it
             self._end_epoch(epoch, self._epoch_began)
         self._finish()
 
@@ -130,8 +131,7 @@ class Session(Course):
         """
         if self._epoch_began is None:
             raise UserError("run.end() belongs into the loop over run.epochs()")
-        if (loop := self._loop()) is not None:  # a variable holds it after the `break`
-            loop.close()
+        (self._loop() or self._steps()).close()  # a variable may hold it after a `break`
         if self.engine.is_updating:
             self._commit()
         if self.sampler is not None and self.sampler.step:
@@ -226,9 +226,7 @@ class Session(Course):
             all ranks share: run.mean(loss).
         """
         if self.config.logical_world:
-            raise UserError(
-                "run.apply() cannot be used with logical_world, as backward() has no slices: use run.step()"
-            )
+            raise UserError("run.apply() cannot be used with logical_world: backward() has no slices; use run.step()")
         position = self._in_loop("apply")
         nothing = torch.zeros((), dtype=torch.float64, device=self.device)
         losses = self._step.losses or StepResult(nothing.expand(0), nothing, 0, 0)
@@ -367,7 +365,6 @@ class Session(Course):
                 self.engine.begin_batch()
                 self._step = StepInLoop(batch, is_running=True)
                 yield batch
-                self._step.is_running = False
                 if self._commit():
                     break
         finally:
