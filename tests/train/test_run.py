@@ -308,6 +308,7 @@ def _misused(what: str, folder: Path) -> str:
             if what == "other data":
                 for _ in run.batches(TensorDataset(torch.ones(3, 3)), 4):
                     pass
+        run.record(one=1.0)
     except train.UserError as error:
         assert model.training
         return str(error)
@@ -325,6 +326,7 @@ def _misused(what: str, folder: Path) -> str:
         ("uncut", "a batch of 4 samples holds a tensor of shape (9, 9), which cannot be cut"),
         ("record", "run.record(): loss, time is a name that the record uses: choose another one"),
         ("second Run after a cut", "Run() connects the processes, but they are connected already: make one Run in a"),
+        ("late", "run.record() belongs into the loop over run.epochs()"),
         ("used up", "an epoch ended without a new loop over run.batches(): nothing was trained"),
         ("restore", "checkpoint_dir is given, but run.restore() has not said"),
         ("other data", "run.batches(): num_samples was 11 and is 3, but a run counts the steps of one training set"),

@@ -300,6 +300,8 @@ class Session(Course):
 
         In a step, the mean over the ranks' samples is recorded; call it on all ranks.  Of an epoch, rank 0's are.
         """
+        if self._epoch_began is None and not self._step.is_running:
+            raise UserError("run.record() belongs into the loop over run.epochs()")
         record = StepRecord if self._step.is_running else EpochRecord
         if wrong := sorted(values.keys() & own_names(record)):
             raise UserError(f"run.record(): {', '.join(wrong)} is a name that the record uses: choose another one")
