@@ -120,7 +120,7 @@ class Session(Course):
             yield epoch
             if self._epoch_began is None:  # run.end() was called
                 return
-            (self._loop() or self._steps()).close()  # a variable may hold it
+            self._leave_loop()
             self._end_epoch(epoch, self._epoch_began)
         self._finish()
 
@@ -131,7 +131,7 @@ class Session(Course):
         """
         if self._epoch_began is None:
             raise UserError("run.end() belongs into the loop over run.epochs()")
-        (self._loop() or self._steps()).close()  # a variable may hold it after a `break`
+        self._leave_loop()
         if self.engine.is_updating:
             self._commit()
         if self.sampler is not None and self.sampler.step:
@@ -308,6 +308,10 @@ class Session(Course):
         (self._step.values if self._step.is_running else self._values).update(values)
 
     # What follows is called by the methods above only.
+
+    def _leave_loop(self) -> None:
+        if (loop := self._loop()) is not None:  # a variable holds it after a `break`
+            loop.close()
 
     def _finish(self) -> None:
         states = [wrapped.state_dict() for wrapped in self.engine.models]
