@@ -47,8 +47,8 @@ def doubts(job: Job, node_is_hidden: bool = False, not_used: Container[str] = ()
             yield f"files does not list {first}, the script in command; Kubernetes and compose would not find it"
         elif node_is_hidden and Path(first).is_file():
             yield f"{first} does not travel with the job: the image or a mount has it, or pods need files: [{first}]"
-    if job.max_restarts and job.train and job.train.checkpoint_dir is None:
-        yield "train.checkpoint_dir is not given, so each restart begins at step 1; give it, and resume: auto"
+    if job.max_restarts and job.train and job.train.checkpoint_dir is None and not job.train.evaluate_only:
+        yield "train.checkpoint_dir is not given, so each restart loses all steps; give it, and resume: auto"
     elif job.max_restarts and job.train and job.train.resume == "never":
         yield "train.resume is never, so a restart finds checkpoints and refuses to run; write resume: auto"
     if "preemption" in job.model_fields_set and job.preemption is None and "preemption" not in not_used:

@@ -113,8 +113,9 @@ def test_restart_that_would_refuse_its_own_checkpoints_or_has_none_is_doubted(ke
     said = "train.resume is never, so a restart finds checkpoints and refuses to run; write resume: auto"
     assert notes_of("torchrun", *trains) == [said]
     assert notes_of("torchrun", *trains, "train.resume=auto") == []
-    none = "train.checkpoint_dir is not given, so each restart begins at step 1; give it, and resume: auto"
+    none = "train.checkpoint_dir is not given, so each restart loses all steps; give it, and resume: auto"
     assert notes_of("torchrun", keys, "command=", "train={}") == [none]
+    assert notes_of("torchrun", keys, "command=", "train={evaluate_only: true, resume: /step-00000003}") == []
 
 
 @pytest.mark.parametrize(
