@@ -135,7 +135,7 @@ def test_ten_kills_at_random_moments_and_other_world_sizes_repeat_and_skip_no_sa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "number"), zip(["regression", "gan", "regression"], SIGNALS, strict=True))
+@pytest.mark.parametrize(("name", "number"), [*zip(["regression", "gan", "regression"], SIGNALS, strict=True)])
 def test_a_signal_to_one_rank_saves_and_ends_all_with_the_same_code(
     name: str, number: signal.Signals, tmp_path: Path
 ) -> None:
