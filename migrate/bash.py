@@ -62,7 +62,7 @@ def statements(script: Script, known: Sequence[Command]) -> list[Statement]:
     spans, stack = [], [source.root]
     while stack:
         node = stack.pop()
-        if node.type == "program" or (node.type == "list" and all(each.type != "||" for each in node.children)):
+        if node.type == "program" or (node.type == "list" and not _is_whole(node)):
             stack += reversed(node.children)
         elif node.is_named and node.type != "comment":
             spans.append((node.start_byte, node.end_byte, node.type))
@@ -109,8 +109,21 @@ def main_launch(script: Script) -> Launch | None:
     return [launch for launch in found if rank(launch) == best][-1] if best else None
 
 
-def _may_be_skipped(node: Node | None) -> bool:
-    return node is not None and (node.type in ("if_statement", "case_statement") or _may_be_skipped(node.parent))
+def _is_whole(node: Node) -> bool:
+    """Return True for commands with `||` between them or `&&` behind a test, which are one statement."""
+    first = node
+    while first.type == "list":
+        first = first.children[0]
+    is_test = first.type == "test_command" or (first.text or b"").startswith(b"test ")
+    return node.type == "list" and (is_test or any(each.type == "||" for each in node.children))
+
+
+def _may_be_skipped(node: Node) -> bool:
+    above = node.parent
+    if above is None:
+        return False
+    is_behind_a_test = _is_whole(above) and above.children[0] != node
+    return is_behind_a_test or above.type in ("if_statement", "case_statement") or _may_be_skipped(above)
 
 
 def in_front(script: Script, launch: Launch) -> list[str]:

@@ -127,6 +127,7 @@ SAID = [
     ('python a.py "$A $B"', 'a.py \\"$A\\"\' \'\\"$B\\"'),
     ("X=$(date +%s)\npython a.py --out run-$X", 'export X"  # a word of the command'),
     ("if a; then B=--b; fi\ncase $C in c) D=--d;; esac\npython a.py $B $D", 'exec python3 a.py $B $D"]'),
+    ("[ -f a ] && B=--b\npython a.py $B", '  - "[ -f a ] && B=--b"  # line 3\n    - "export B"'),
     ("if a; then A=(x); else A=(y); fi\npython a.py ${A[@]}", "not known: ${A[@]}"),
     ("cp a b && module load c\npython a.py", '  - "cp a b"  # line 3: ends the job if it fails\n    - "module'),
     ("set -eu\ncp a b\npython a.py", '"cp a b"  # line 4\n'),
