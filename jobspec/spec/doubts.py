@@ -53,7 +53,7 @@ def doubts(job: Job, node_is_hidden: bool = False, not_used: Container[str] = ()
         yield "train.resume is never, so a restart finds checkpoints and refuses to run; write resume: auto"
     if "preemption" in job.model_fields_set and job.preemption is None and "preemption" not in not_used:
         yield "preemption is empty, as if it were not there; preemption: {} takes the defaults"
-    if job.preemption and job.command and not job.preemption.progress:
+    if job.preemption and job.command and not job.preemption.progress and "preemption" not in not_used:
         yield (
             "preemption is given, so command must save on SIGTERM and resume by itself. In Lightning: "
             'fit(ckpt_path="last"); in Transformers: train(resume_from_checkpoint=True); in Accelerate: load_state(). '

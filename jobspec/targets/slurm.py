@@ -101,3 +101,5 @@ def _notes(job: Job) -> Iterator[str]:
         yield f"One task per node: torchrun, which starts the {processes} of its node."
     else:
         yield f"One task per process, {job.procs_per_node} on each node; Slurm starts them all."
+        if left := (job.resources.cpus or 0) % job.procs_per_node:
+            yield f"Not used here: {left} of {job.resources.cpus} resources.cpus; each task gets the same number."

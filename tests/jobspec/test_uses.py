@@ -151,6 +151,7 @@ _UNCHECKED = {"slurm": {"runtime": "apptainer", "preflight": False}}
         ("jobset", {"nodes": 1, "rendezvous": {"port": 2000, "timeout": "5m"}}, "here: rendezvous.timeout; one node"),
         ("slurm", {"slurm": {"options": {"error": "e/e.log"}}}, "slurm.options.error gets what this script says;"),
         ("slurm", {"slurm": {"options": {"error": "e/e.log"}}}, "Create the folder of e/e.log first"),
+        ("slurm", {"resources.cpus": 7, "procs_per_node": 2, "slurm": {"launcher": "srun"}}, "Not used here: 1 of 7"),
         ("slurm", {"image": "a@sha256:0", "slurm": {"runtime": "pyxis"}}, "An image with a digest needs enroot 4.0"),
         ("slurm", {"slurm": {"runtime": "docker"}, "mounts": _NESTED}, "Needed beforehand: /a/b in what is mounted at"),
         ("compose", _SCRATCH, "the size of scratch; nothing limits it."),
