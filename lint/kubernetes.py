@@ -10,7 +10,8 @@ from lint.rules import Fault
 from lint.sbatch import number
 from lint.slurm import idle
 
-_NAMES = {63: re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"), 253: re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")}
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_NAMES = {63: re.compile(_LABEL), 253: re.compile(rf"{_LABEL}(\.{_LABEL})*")}
 _PLACEHOLDER = re.compile(r"[^a-z]*|.*[^\w.-].*", re.A | re.S)  # YOUR_NAME, $NAME
 _ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR")
 _VERSIONS = {"Job": "batch/v1", "Pod": "v1", "Service": "v1", "PyTorchJob": "kubeflow.org/v1"}
