@@ -231,7 +231,7 @@ def _say_piece(draft: Draft, key: str, value: Any, where: str) -> None:
     """Say a piece of `kubernetes.pod`, and that the pod is privileged if that is."""
     if re.search("'(?:hostPath|add|privileged)': [^F]", str(value)):
         draft.say("kubernetes.security", "privileged", where)
-    if value != []:
+    if value not in ([], None):
         draft.say(("kubernetes", "pod", key), value, where)
 
 

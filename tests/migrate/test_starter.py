@@ -178,6 +178,7 @@ FIELDS = [
     ("nodeName: n1", "", "# not taken, line 9: kubernetes.pod.nodeName: n1: "),
     ("volumes: [{name: d, persistentVolumeClaim: {claimName: c}}]", MOUNT, '{"claimName": "c"}'),
     ("volumes: [{name: d, secret: {secretName: y, defaultMode: 0400}}]", MOUNT, '"defaultMode": 256'),
+    ("volumes: [{name: d, emptyDir: }]", MOUNT, '{"name": "d", "emptyDir": null}'),
     ("volumes: [{name: d, hostPath: {path: /x}}]", MOUNT, '"mountPath": "/d"'),
     ("volumes: [{name: d, emptyDir: {medium: Memory, sizeLimit: 2Gi}}]", SHM, 'shm: "2GiB"'),
     ("", "env: [{name: A, value: b}]", 'A: "b"  # line 14'),
