@@ -92,9 +92,9 @@ def started(folder: Path) -> Iterator[Lab]:
         network = stack.enter_context(Machine("sshnet", empty))
         network.run("ip", "link", "add", "lan", "type", "bridge")
         network.run("ip", "link", "set", "lan", "up")
-        machines = {}
+        accounts, machines = account_files(folder, home), {}
         for name, address in _ADDRESSES.items():
-            machine = Machine(name, hosts[name], account_files(folder, home), opened)
+            machine = Machine(name, hosts[name], accounts, opened)
             machines[name] = stack.enter_context(machine)
             connect(network, "lan", machine, f"{address}/24")
             silent = ["ip", "neighbour", "add", SILENT, "lladdr", "02:00:00:00:00:99", "dev", "eth0"]
@@ -109,14 +109,14 @@ def started(folder: Path) -> Iterator[Lab]:
             machine.start([str(_SSHD), "-D", "-e", "-f", str(folder / "sshd_config")], log)
         lab = Lab(machines, network, home)
         for name in NAMES:
-            _wait_for_sshd(lab, name)
+            _wait_for_sshd(lab, name, folder / f"sshd-{name}")
         yield lab
 
 
-def _wait_for_sshd(lab: Lab, name: str) -> None:
-    deadline = time.monotonic() + 120
+def _wait_for_sshd(lab: Lab, name: str, log: Path) -> None:
+    deadline = time.monotonic() + 60
     while subprocess.run(lab.command(["ssh", "-o", "BatchMode=yes", name, "true"], lab.home)).returncode:
-        assert time.monotonic() < deadline, f"sshd of {name} did not start"
+        assert time.monotonic() < deadline, f"sshd of {name} did not start: {log.read_text()}"
         time.sleep(0.1)
 
 
