@@ -146,7 +146,7 @@ class Hostile:
         """The spec as it comes out of its file."""
         return yaml_source.parse(filters.yaml(self.spec), "job.yaml")
 
-    def is_told_by(self, error: SpecError, spec: yaml_source.Source) -> bool:
+    def is_explained_by(self, error: SpecError, spec: yaml_source.Source) -> bool:
         """Whether an error says that this field is wrong, at its place, and nothing else."""
         if self.path is None:
             return False

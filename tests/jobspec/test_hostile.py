@@ -66,7 +66,7 @@ def arrives_or_is_refused(checks: Mapping[str, Check], job: Hostile, secret: str
         try:
             plan = plan_of(spec, targets.load(target))
         except SpecError as error:
-            assert job.is_told_by(error, spec), (target, str(error))
+            assert job.is_explained_by(error, spec), (target, str(error))
         else:
             checks[target](text_of(plan, target, "command"), job, secret)
 

@@ -211,7 +211,7 @@ def test_alias_that_leads_back_up_ends(tmp_path: Path) -> None:
     assert lint([str(file)]) == []
 
 
-def test_job_spec_is_told_where_it_is_checked() -> None:
+def test_a_job_spec_is_refused_with_the_command_that_checks_it() -> None:
     (problem,) = lint([str(ROOT / "jobs" / "quickstart.yaml")])
     assert problem.hint.startswith("check a job spec with `render.py TARGET ")
 

@@ -71,7 +71,7 @@ def test_a_flag_mends_a_wrong_value_of_the_file(tmp_path: Path) -> None:
     assert from_argv([f"--config={yaml_file(tmp_path, 'epochs: many')}", "--epochs=2"]).epochs == 2
 
 
-def test_all_problems_are_told_at_once_each_with_its_place(tmp_path: Path) -> None:
+def test_all_problems_are_named_at_once_each_with_its_place(tmp_path: Path) -> None:
     file = yaml_file(tmp_path, "epochs: 0\nlr: fast\nmodle: mlp\n")
     with pytest.raises(UserError) as refusal:
         from_argv([f"--config={file}", "--dataset=mnst", "--seed=-1"])

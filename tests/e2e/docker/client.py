@@ -125,12 +125,12 @@ class Compose:
         assert (done.returncode, ends) == (0, {0}), f"{ends}\n{done.stdout}"
         return done.stdout
 
-    def up_as_told(self) -> None:
+    def up_by_its_head(self) -> None:
         """Run the job as its file's head says, whole."""
         done = self.run(*self._up())
         assert done.returncode == 0, done.stdout
 
-    def log_as_told(self) -> str:
+    def log_by_its_head(self) -> str:
         """What the command prints that the file's head names for the time after Ctrl-C."""
         (words,) = re.findall(r"^#   docker (compose .* logs .*)", self.file.read_text(), re.MULTILINE)
         return self.docker(*words.split())

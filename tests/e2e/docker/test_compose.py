@@ -155,7 +155,7 @@ def test_every_process_sees_what_explain_says(project: Project, tmp_path: Path, 
     target = targets.load("compose")
     plan = load(target, str(project.spec))
     with project.compose() as compose:
-        compose.up_as_told()
+        compose.up_by_its_head()
         found = [json.loads(project.docker.read(compose.volume("runs"), project.image, str(rank))) for rank in range(4)]
     for rank, seen in zip(plan.ranks(), found, strict=True):
         assert (seen["total"], seen["host"]) == (15, f"job-{rank.node}")
@@ -206,7 +206,7 @@ def test_user_sees_which_step_was_saved_and_resumed_and_the_job_ends_like_one_th
         running.communicate(timeout=60)
         stop_s = time.monotonic() - asked
         (stop,) = project.records("stop")
-        assert f"stopped by a signal at epoch {stop['epoch']}, step {stop['step']}; saved" in compose.log_as_told()
+        assert f"stopped by a signal at epoch {stop['epoch']}, step {stop['step']}; saved" in compose.log_by_its_head()
         found = [project.docker.inspect(compose.container(f"job-{node}")) for node in range(2)]
         assert f"resume: /runs/step-{stop['step']:08}" in compose.up()
         (end,) = project.records("end")

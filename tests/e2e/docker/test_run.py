@@ -117,5 +117,5 @@ def test_docker_stop_before_the_training_has_begun_ends_at_once(docker: Docker, 
         docker("rm", "--force", container)
 
 
-def test_without_a_command_the_flags_are_told(docker: Docker, image: str) -> None:
+def test_without_a_command_the_flags_are_printed(docker: Docker, image: str) -> None:
     assert "--checkpoint-dir" in docker("run", "--rm", *CONFINED, image)

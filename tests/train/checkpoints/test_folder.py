@@ -193,7 +193,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
-def test_a_full_disk_is_told_at_wait_and_leaves_older_ones_intact(
+def test_a_full_disk_is_reported_at_wait_and_leaves_older_ones_intact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
     save(tmp_path, 1)
@@ -219,7 +219,7 @@ def test_a_full_disk_is_told_at_wait_and_leaves_older_ones_intact(
     assert resumed(tmp_path)[0] == 3
 
 
-def test_a_failed_save_is_told_by_the_next_one_too(tmp_path: Path) -> None:
+def test_a_failed_save_is_reported_by_the_next_one_too(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "folder", keep=1)
     shutil.rmtree(tmp_path / "folder")
     (tmp_path / "folder").write_text("now a file")

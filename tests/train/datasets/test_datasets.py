@@ -176,7 +176,7 @@ def test_damaged_file_is_named_with_what_to_do(
     assert "Replace" in str(refusal.value)
 
 
-def test_both_damaged_files_are_told_at_once(raw: Path, tmp_path: Path) -> None:
+def test_both_damaged_files_are_named_at_once(raw: Path, tmp_path: Path) -> None:
     for name in FILES[:2]:
         (raw / name).write_bytes(b"?")
     with pytest.raises(UserError) as refusal:

@@ -220,7 +220,7 @@ def test_a_link_of_10_mbit_per_second_is_named() -> None:
 
 @pytest.mark.skipif(ssh.missing() is not None, reason=str(ssh.missing()))
 @pytest.mark.parametrize("network", ["IPv4", "IPv6", "firewall"])
-def test_two_debian_hosts_are_told_what_a_script_of_their_own_would_meet(
+def test_two_debian_hosts_are_shown_what_a_script_of_their_own_would_meet(
     network: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Each host's own name is 127.0.1.1; the firewall of the first lets only the port of the store in."""

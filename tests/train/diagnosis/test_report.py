@@ -25,7 +25,7 @@ _HEALTHY = Report(
 )
 
 
-def test_a_healthy_job_has_no_problems_and_its_measurements_are_told_with_units() -> None:
+def test_a_healthy_job_has_no_problems_and_its_measurements_are_shown_with_units() -> None:
     assert problems(_HEALTHY, slow_mbit_s=500) == []
     assert lines(_HEALTHY).splitlines() == [
         "answers over nccl: all-reduce right, barrier right",
@@ -39,14 +39,14 @@ def test_a_healthy_job_has_no_problems_and_its_measurements_are_told_with_units(
     ]
 
 
-def test_the_tensors_of_a_timed_all_reduce_have_the_size_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tensors_of_a_timed_all_reduce_have_the_size_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "of_all_ranks", lambda seconds: [seconds])
     monkeypatch.setattr(speed, "_timed_all_reduce", lambda ranks, values: values.nbytes / 1e9)
     told = speed.measure_all_reduce(speed.Ranks(0, 2, torch.device("cpu"), None, torch.distributed.HashStore()))
     assert {one.size: one.bytes_per_second for one in told} == dict.fromkeys(speed.SIZES, pytest.approx(1e9))
 
 
-def test_one_process_alone_is_told_that_no_connection_was_checked() -> None:
+def test_one_process_alone_is_shown_that_no_connection_was_checked() -> None:
     alone = replace(_HEALTHY, cards=_CARDS[:1], links=[], clocks=_HEALTHY.clocks[:1], compute_s=[1e-3], throttled=[0.0])
     assert lines(alone).splitlines() == [
         "answers over nccl: all-reduce right, barrier right",
@@ -93,7 +93,7 @@ def test_cards_that_fit_together_have_no_mistakes() -> None:
     assert mistakes(_CARDS, 4, timeout_s=30) is None
 
 
-def test_all_mistakes_of_the_cards_are_told_at_once() -> None:
+def test_all_mistakes_of_the_cards_are_named_at_once() -> None:
     cards = [
         _CARDS[0],
         replace(_CARDS[1], interface="lo", gpu="GPU-0"),

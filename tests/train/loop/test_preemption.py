@@ -222,7 +222,7 @@ def test_a_save_may_take_longer_than_a_collective_may(data_root: Path, tmp_path:
     assert stop["saved"] and (tmp_path / "checkpoints" / f"step-{stop['step']:08d}" / "manifest.json").is_file()
 
 
-def test_a_save_that_fails_is_told_and_ends_all_ranks(data_root: Path, tmp_path: Path) -> None:
+def test_a_save_that_fails_is_reported_and_ends_all_ranks(data_root: Path, tmp_path: Path) -> None:
     ranks = start_ranks(2, *_flags(data_root, tmp_path))
     _wait_until_it_trains(ranks[0])
     (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")  # with the file of its owner

@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_made_or_a_file_that_cannot_be_opened_is_named(t
             MetricsFile(str(tmp_path / run_dir))
 
 
-def test_a_record_that_finds_the_disk_full_is_told_and_the_end_of_the_block_adds_nothing(tmp_path: Path) -> None:
+def test_a_record_that_finds_the_disk_full_is_reported_and_the_end_of_the_block_adds_nothing(tmp_path: Path) -> None:
     # The kernel refuses to let the file grow, as it does on a full disk.
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:

@@ -174,7 +174,7 @@ def test_slurm_nodes_meet_on_the_first_that_scontrol_names(tmp_path: Path, monke
     assert World.detect(without(SLURM, "MASTER_ADDR")).master_addr == "n1"
 
 
-def test_slurm_nodes_without_scontrol_are_told_to_export_the_address(
+def test_slurm_nodes_without_scontrol_are_asked_to_export_the_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
