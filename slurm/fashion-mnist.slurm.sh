@@ -15,6 +15,7 @@
 #SBATCH --open-mode=append
 set -euo pipefail
 : "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
+(( ! $# )) || { echo "takes no arguments, so not $*: edit the spec" >&2; exit 1; }
 
 # Unset variables left by an enclosing job: srun, torchrun and torch would read them as their own.
 for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do

@@ -67,6 +67,27 @@ OF_SRUN = {
 OF_SRUN["overcommit"] = "slurm: {srun_options: {overcommit: true}}"
 
 
+# The script unsets these, because they may be those of an enclosing job.
+_UNSET = re.compile(r"\$\{?(SLURM_(?!CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR)\w+)")
+_TRAP = re.compile(r"(?:^|[;&|{(])\s*trap\b")
+_CODE_BEFORE = re.compile(r"[^;&|]*\$\?")  # used before a command of the line itself
+
+
+def lines_of_the_script_find_what_they_use(job: Job) -> Iterator[Finding]:
+    for key, lines in {"prologue": job.slurm.prologue, "epilogue": job.slurm.epilogue}.items():
+        for number, line in enumerate(lines):
+            path, where = ("slurm", key, number), f"slurm.{key}[{number}]"
+            for name in sorted({*_UNSET.findall(re.sub("'[^']*'", "", line))}):
+                hint = "SLURM_JOB_NUM_NODES, SLURM_JOB_NODELIST and all others with SLURM_JOB_ are there"
+                yield Finding(path, f"{where}: {name} is unset here; it may be that of an enclosing job", hint)
+            if key == "prologue" and _TRAP.search(line):
+                hint = "what runs at the end of the job is slurm.epilogue"
+                yield Finding(path, f"{where}: the script has traps of its own, which replace this one", hint)
+            if key == "epilogue" and _CODE_BEFORE.match(line):
+                hint = "an epilogue runs after a failure, too; what is for a success goes into the program"
+                yield Finding(path, f"{where}: $? is not the exit code of the processes here", hint)
+
+
 def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
     if job.slurm.launcher == "torchrun":
         return

@@ -21,6 +21,7 @@ _HOME = re.compile("~(?=/)")
 _SHELL = re.compile("(?:.*/)?(?:ba|da|z|k)?sh")
 _ASSIGNED = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=[\"']?([^\s\"']+)")
 _EXIT = re.compile(r"(?:^|[;{]|&&)\s*exit\b")  # `a || exit 1` may be meant
+_TRAP_AT_EXIT = re.compile(r"\btrap\b.*\bEXIT\b")
 _CONDA_HOOK = re.compile(r"\bhook\b|conda\.sh|/activate\b|bashrc|bash_profile")
 _RUNS_TEXT = re.compile("-[a-z]*c")  # bash -c '…'
 
@@ -92,6 +93,8 @@ def _in_setup(lines: Sequence[str]) -> Iterator[str]:
                 yield f"setup[{number}] sets {name}, which looks like a secret; secrets: [{name}] keeps its value out"
         if _EXIT.search(line):
             yield f"setup[{number}] contains exit, which ends the job before its processes start; leave it out"
+        if _TRAP_AT_EXIT.search(line):
+            yield f"setup[{number}] sets a trap for EXIT, which never runs: the processes take the place of the shell"
         if "conda activate" in line and not any(_CONDA_HOOK.search(before) for before in lines[: number + 1]):
             hint = 'write eval "$(conda shell.bash hook)" before it'
             yield f"setup[{number}]: conda activate works only in a shell with conda's hook; {hint}"

@@ -35,7 +35,10 @@ def syntax_error(line: str) -> str | None:
 
 
 def run_lines(lines: Sequence[str], key: str) -> str:
-    """Write the lines of a key as a loop of a bash script; the shell exits where one fails."""
+    """Write the lines of a key as a loop of a bash script; the shell exits where one fails.
+
+    They read no input: it may be the rest of the script itself, as in `render.py … | bash`.
+    """
     words = " \\\n  ".join(map(shlex.quote, lines))
     # A loop over a single text looks to shellcheck like a command whose $(…) was forgotten.
     directive = "# shellcheck disable=SC2041\n" if len(lines) == 1 else ""
@@ -44,7 +47,7 @@ set +u  # the lines may source files that read unset variables
 {directive}for JOB_LINE in \\
   {words}; do
   {_RUN.format(key=key)}
-done"""
+done </dev/null"""
 
 
 def before(words: Sequence[str], lines: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@
 #SBATCH --open-mode=append
 set -euo pipefail
 : "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
+(( ! $# )) || { echo "takes no arguments, so not $*: edit the spec" >&2; exit 1; }
 : "${WANDB_API_KEY:?is a secret of this job; export it before sbatch}"
 
 # Unset variables left by an enclosing job: srun, torchrun and torch would read them as their own.

@@ -27,6 +27,7 @@
 #SBATCH --mail-type=END,FAIL
 set -euo pipefail
 : "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
+(( ! $# )) || { echo "takes no arguments, so not $*: edit the spec" >&2; exit 1; }
 : "${WANDB_API_KEY:?is a secret of this job; export it before sbatch}"
 : "${HF_TOKEN:?is a secret of this job; export it before sbatch}"
 
@@ -68,13 +69,14 @@ export PET_RDZV_ID=$SLURM_JOB_ID.$restart
 export PET_MASTER_ADDR=$MASTER_ADDR
 export PET_MASTER_PORT=$MASTER_PORT
 
-# slurm.prologue of the spec.
+# slurm.prologue of the spec; it runs in this shell, whose own variables stay as they are.
+readonly job restart log
 set +u  # the lines may source files that read unset variables
 # shellcheck disable=SC2041
 for JOB_LINE in \
   'cp -r /shared/data /local'; do
   eval "$JOB_LINE" || { echo "slurm.prologue: this line failed: $JOB_LINE" >&2; exit 1; }
-done
+done </dev/null
 set -u
 
 epilogue() {
@@ -85,7 +87,7 @@ epilogue() {
   for JOB_LINE in \
     'rm -r /local/data'; do
     eval "$JOB_LINE" || { echo "slurm.epilogue: this line failed: $JOB_LINE" >&2; exit 1; }
-  done
+  done </dev/null
 }
 trap epilogue EXIT
 
@@ -101,7 +103,7 @@ task() {  # runs on the node, once for its 4 processes
     'source /opt/venv/bin/activate' \
     'export NCCL_SOCKET_IFNAME=ib0'; do
     eval "$JOB_LINE" || { echo "setup: this line failed: $JOB_LINE" >&2; exit 1; }
-  done
+  done </dev/null
   exec python3 -c \
     '# Ends the job if the working folder has another program called train.
 import importlib.util, os, sys

@@ -200,7 +200,7 @@ for JOB_LINE in \
   'source /opt/venv/bin/activate' \
   'export NCCL_SOCKET_IFNAME=ib0'; do
   eval "$JOB_LINE" || { echo "setup: this line failed: $JOB_LINE" >&2; exit 1; }
-done
+done </dev/null
 
 # Look at this node first: torchrun would wait long, and then say little.
 command -v torchrun >/dev/null ||

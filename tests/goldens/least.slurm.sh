@@ -12,6 +12,7 @@
 #SBATCH --open-mode=append
 set -euo pipefail
 : "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
+(( ! $# )) || { echo "takes no arguments, so not $*: edit the spec" >&2; exit 1; }
 (( SLURM_JOB_NUM_NODES == 1 )) ||
   { echo "rendered for one node, not $SLURM_JOB_NUM_NODES: set nodes in the spec" >&2; exit 1; }
 

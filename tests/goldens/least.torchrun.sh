@@ -2,6 +2,7 @@
 # Rendered by `render.py torchrun least.yaml`; edit the spec, not this file.
 # Its output comes to this terminal.  End it: Ctrl-C.
 set -euo pipefail
+(( ! $# )) || { echo "job: takes no arguments, so not $*: edit the spec" >&2; exit 2; }
 
 # torchrun reads a flag from each PET_ variable; one that was left over in this shell would change the job.
 unset "${!PET_@}"

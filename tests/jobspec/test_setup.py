@@ -22,6 +22,7 @@ image: a/b:1
 command: [mine.py, one, "$(touch pwned)"]
 env: {FROM_ENV: "$(touch pwned)"}
 setup:
+  - cat # which must not read the script
   - export PATH="$OWN:$PATH"
   - "export VALUE='a: b' DOLLARS='$$(A)' # not a part of it"
   - "[[ $VALUE == a:* ]] && export LATER=$VALUE-$FROM_ENV FIRST=${1-none}"
@@ -32,19 +33,19 @@ WANTED = {"VALUE": "a: b", "DOLLARS": "$$(A)", "LATER": "a: b-$(touch pwned)", "
 def started(target: str, spec: Path, folder: Path) -> tuple[int, str]:
     """Run the artifact of one node as its platform does; its exit code and what it wrote."""
     artifact = render(target, str(spec))
-    env = {"OWN": str(folder / "own"), "PATH": os.environ["PATH"]}
+    env, text = {"OWN": str(folder / "own"), "PATH": os.environ["PATH"]}, ""
     if target == "slurm":
         cluster = Cluster(folder, nodes=["n1"])
         return cluster.run(artifact, **env | {"PATH": f"{folder / 'bin'}:{env['PATH']}"})
     if target == "torchrun":
-        words, own = ["bash", "-c", artifact], {}
+        words, own, text = ["bash"], {}, artifact
     elif target == "compose":
         (service,) = compose.read(artifact, {})["services"].values()
         words, own = [*service["entrypoint"], *service["command"]], service["environment"]
     else:
         (pod,) = clusters.processes(target, clusters.documents(artifact), {})
         words, own = pod.argv, pod.env
-    done = subprocess.run(words, cwd=folder, env=own | env, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=folder, env=own | env, input=text, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -148,10 +149,19 @@ def test_lines_that_fail_fail_the_job(own_cluster: Cluster) -> None:
     code, out = own_cluster.run(rendered(own_cluster, TWO_NODES + LINES.format(extra="; false")))
     assert (code, order(own_cluster)) == (1, ["before", "after"])
     assert "slurm.epilogue: this line failed: echo after >> order; false" in out
-    code, out = own_cluster.run(rendered(own_cluster, TWO_NODES + "slurm: {prologue: ['cat /nowhere']}\n"))
-    assert code == 1
-    assert "slurm.prologue: this line failed: cat /nowhere" in out
-    assert own_cluster.sruns() == []
+    for line in ("cat /nowhere", "log=mine", "job=mine", "restart=0"):  # the last three are the script's own variables
+        code, out = own_cluster.run(rendered(own_cluster, f"{TWO_NODES}slurm: {{prologue: [{line}]}}\n"))
+        assert code == 1
+        assert f"slurm.prologue: this line failed: {line}" in out
+        assert own_cluster.sruns() == []
+
+
+@pytest.mark.parametrize("target", ["slurm", "torchrun"])
+def test_script_refuses_arguments_which_it_would_ignore(target: str, folder: Path) -> None:
+    (folder / "job.yaml").write_text(SETUP)
+    words = ["bash", "-c", render(target, str(folder / "job.yaml")), "job", "--lr", "2"]
+    done = subprocess.run(words, env=os.environ | {"SLURM_JOB_ID": "1"}, capture_output=True, text=True)
+    assert done.returncode and "takes no arguments, so not --lr 2: edit the spec" in done.stderr
 
 
 def test_epilogue_runs_before_a_requeue(own_cluster: Cluster) -> None:

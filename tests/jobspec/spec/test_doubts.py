@@ -55,6 +55,7 @@ def notes_of(tmp_path: Path) -> NotesOf:
         ("slurm.options={mail-tpye: END}", "no option mail-tpye, unless a plugin adds it; did you mean mail-type?"),
         ("setup=['export HF_TOKEN=hf_abc']", "setup[0] sets HF_TOKEN, which looks like a secret; secrets: [HF_TOKEN]"),
         ("setup=['true; exit']", "setup[0] contains exit, which ends the job before its processes start"),
+        ("setup=['trap \"rm x\" EXIT']", "setup[0] sets a trap for EXIT, which never runs"),
         ("setup=[conda activate x]", "setup[0]: conda activate works only in a shell with conda's hook; write eval"),
         ("env={CUDA_VISIBLE_DEVICES: '0'}", "env.CUDA_VISIBLE_DEVICES overrides the GPUs"),
         ("image=registry.example/team/train:1", 'image "registry.example/team/train:1" is a placeholder'),
