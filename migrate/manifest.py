@@ -257,7 +257,9 @@ def _say_resources(draft: Draft, node: Node) -> dict[str, Any]:
         value, count = each.text(), number(each.text())
         where = ", ".join(dict.fromkeys(_lines_of(part[name]) for part in (limits, requests) if name in part))
         remark = "" if name in limits else "only requested there; here also a limit"
-        if name == "nvidia.com/gpu":
+        if name.endswith("/gpu"):
+            if name != "nvidia.com/gpu":
+                draft.say("kubernetes.gpu_resource", name, where)
             draft.say("gpus_per_node", (value or "?") if count is None else count, where)
         elif name == "memory":
             draft.say("resources.memory", f"{value}B", where, remark)

@@ -3,6 +3,7 @@
 import re
 import shlex
 
+from jobspec.slurm.rules import UNSET
 from jobspec.spec.variables import is_set_by_launcher
 from lint.launches import Launch
 from lint.sbatch import number
@@ -17,9 +18,11 @@ _NAMES_OF_FLAGS = """
 """
 LAUNCHER_FLAGS = frozenset(_NAMES_OF_FLAGS.split())
 """Flags of torchrun, accelerate and deepspeed that a key or the artifact itself stands for; any other is named."""
-_NAMES_THAT_PREPARE = "module ml conda source . cd mamba micromamba spack ulimit umask export unset shopt activate"
+_NAMES_THAT_PREPARE = "module ml conda source . cd mamba micromamba spack ulimit umask export unset set shopt activate"
 _PREPARE = frozenset(_NAMES_THAT_PREPARE.split())
 _VARIABLE = re.compile(r"\$\{?(\w+)")
+_DIFFERS = re.compile(r"\$\(|`|\$\$|\b(?:S?RANDOM|SECONDS|EPOCH)")  # in each shell
+_EXPORTS_ALL = re.compile(r"set\s+[-+]\w*a|allexport")
 _STRICT = re.compile(r"(?:^|[;&])\s*set\s(?:[^;&\n]*\s)?-\w*(?:e\b|e\w*\s|o\s+errexit)|^#!.*\s-\w*e", re.M)
 _MODULES_IF_ANY = re.compile(r"(?:module|ml)\s[^&|;]*(?:2>|&>)\s*/dev/null")
 _ARGUMENT = re.compile(r"\$(?:[1-9@*#]|\{[0-9@*#]+[^}]*\})")
@@ -53,9 +56,13 @@ def say_processes(draft: Draft, script: Script, launch: Launch | None, tasks: in
                 draft.say("max_restarts", restarts, place(script, option.text))
             elif any(option.text is word for word in ours):
                 why = "" if name in LAUNCHER_FLAGS or restarts == 0 else "a flag without a key"
-                if name == "nnodes" and number(value) not in (None, draft.get("nodes")):
+                if name == "nnodes" and re.fullmatch(r"\d+:\d+", value):
+                    why = "a range is nodes: {min: …, max: …}"
+                elif name == "nnodes" and number(value) not in (None, draft.get("nodes")):
                     why = "not the number of nodes that the job has"
                 draft.lose(f"--{name} {value}", place(script, option.text), why)
+        if re.search(r"-m\s+torch\.distributed\.launch\b", script.text) and "use-env" not in launch.options:
+            draft.lose("--local-rank=N", where, "torchrun gives no such argument: the program must read LOCAL_RANK")
         if not launch.step and nodes > 1 and not script.in_container and not draft.is_ours:
             draft.lose(f"srun, which starts {launch.kind} on all {nodes} nodes, not only on the first", where)
     if count and not draft.get("procs_per_node"):
@@ -148,26 +155,36 @@ def _say_around(draft: Draft, script: Script, launch: Launch, used: set[str]) ->
             for name in one.assigned:
                 script.assigned.pop(name, None)  # it has another value there
         before, after = before + found[:main], after + found[main + 1 :]
-    kept: list[Statement] = []
+    kept, ends = list[Statement](), list[Statement]()
+    for one in after:
+        is_call = bool(launch.command.function) and launch.command.function in one.names
+        follows_success = script.text[: one.ends[0]].rstrip(" \t\n\\").endswith("&&") or "$?" in one.text
+        if is_call or in_pod or launch.inner or (one.names and one.names <= SHOWS):
+            draft.lose(one.text, one.where, "follows the program, or only prints something")
+        elif follows_success or _STRICT.search(script.text):
+            draft.lose(one.text, one.where, "runs after a success only; slurm.epilogue always does")
+        else:
+            ends.append(one)
+            needed.update(_VARIABLE.findall(one.text))
     for one in reversed(before):
         if _stays(draft, script, one, needed):
             kept.insert(0, one)
             needed.update(_VARIABLE.findall(one.text))
     once = [one for one in kept if id(one) not in of_tasks]
-    key = "setup" if in_pod or all(one.names and one.names <= _PREPARE for one in once) else "slurm.prologue"
+    prepares = all(one.names and one.names <= _PREPARE and not _differs(one) for one in once)
+    key = "setup" if in_pod or (prepares and not ends) else "slurm.prologue"  # whose folder an epilogue has, too
     lines = [(one, "setup" if id(one) in of_tasks else key) for one in kept]
     homes = {name: where for one, where in lines for name in one.assigned}
-    for one in after:
-        is_call = bool(launch.command.function) and launch.command.function in one.names
-        if is_call or in_pod or launch.inner or (one.names and one.names <= SHOWS):
-            draft.lose(one.text, one.where, "follows the program, or only prints something")
-        else:
-            lines.append((one, "slurm.epilogue"))
     unknown = set[str]()
-    for one, where in lines:
+    for one, where in [*lines, *((one, "slurm.epilogue") for one in ends)]:
         line = one.one_line()
+        missing = sorted(unknown & {*_VARIABLE.findall(one.text)})
+        missing += UNSET.findall(one.text) if where != "setup" else []
         if re.match(r"\s*&(?!&)", script.text[one.ends[1] + 1 :]):
             draft.lose(one.text, one.where, "runs in the background")
+            unknown |= one.assigned
+        elif missing:
+            draft.lose(one.text, one.where, f"{', '.join(missing)} would be empty")
             unknown |= one.assigned
         elif line and not _ARGUMENT.search(line):
             may_fail = not one.assigned and not in_pod and not _STRICT.search(script.text) and "||" not in line
@@ -198,7 +215,13 @@ def _stays(draft: Draft, script: Script, one: Statement, needed: set[str]) -> bo
             else:
                 draft.say(("env", name), value, one.where)
         return False
+    if one.names == {"set"} and _EXPORTS_ALL.search(one.text):
+        return True
     if one.assigned & needed or one.kind == "redirected_statement" or not one.names or one.names - SHOWS - {"set"}:
         return True
     draft.lose(one.text, one.where, "" if one.names == {"set"} else "only prints or checks something")
     return False
+
+
+def _differs(one: Statement) -> bool:
+    return bool(one.assigned) and _DIFFERS.search(one.text) is not None

@@ -67,8 +67,8 @@ OF_SRUN = {
 OF_SRUN["overcommit"] = "slurm: {srun_options: {overcommit: true}}"
 
 
-# The script unsets these, because they may be those of an enclosing job.
-_UNSET = re.compile(r"\$\{?(SLURM_(?!CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR)\w+)")
+UNSET = re.compile(r"\$\{?(SLURM_(?!CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR)\w+)")
+"""Variables that the batch script unsets, because they may be those of an enclosing job."""
 _TRAP = re.compile(r"(?:^|[;&|{(])\s*trap\b")
 _CODE_BEFORE = re.compile(r"[^;&|]*\$\?")  # used before a command of the line itself
 
@@ -77,7 +77,7 @@ def lines_of_the_script_find_what_they_use(job: Job) -> Iterator[Finding]:
     for key, lines in {"prologue": job.slurm.prologue, "epilogue": job.slurm.epilogue}.items():
         for number, line in enumerate(lines):
             path, where = ("slurm", key, number), f"slurm.{key}[{number}]"
-            for name in sorted({*_UNSET.findall(re.sub("'[^']*'", "", line))}):
+            for name in sorted({*UNSET.findall(re.sub("'[^']*'", "", line))}):
                 hint = "SLURM_JOB_NUM_NODES, SLURM_JOB_NODELIST and all others with SLURM_JOB_ are there"
                 yield Finding(path, f"{where}: {name} is unset here; it may be that of an enclosing job", hint)
             if key == "prologue" and _TRAP.search(line):
