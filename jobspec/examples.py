@@ -30,7 +30,9 @@ def check(root: Path = ROOT, write: bool = False) -> str:
     """
     endings = tuple(f".{targets.template(name).removesuffix('.j2')}" for name in targets.names())  # such as .slurm.sh
     files = (file for folder in FOLDERS for file in sorted((root / folder).rglob("*")) if file.is_file())
-    rendered = (file for file in files if f".{file.name}".endswith(endings) or _header(file))
+    rendered = [file for file in files if f".{file.name}".endswith(endings) or _header(file)]
+    if not rendered:
+        return f"{printable(str(root))}: no rendered file in {', '.join(FOLDERS)}: call render.py of a clone\n"
     return "".join(_check(file, root, write) for file in rendered)
 
 

@@ -53,6 +53,11 @@ def test_change_of_any_byte_is_seen(root: Path) -> None:
         assert str(EXAMPLE) in check(root), at
 
 
+def test_no_example_at_all_is_reported(root: Path) -> None:
+    (root / EXAMPLE).unlink()
+    assert check(root).endswith("no rendered file in slurm, k8s, docker: call render.py of a clone\n")
+
+
 def test_change_is_exit_1_with_the_difference_and_write_undoes_it(checkout: Path) -> None:
     example = checkout / EXAMPLE
     right = example.read_bytes()
