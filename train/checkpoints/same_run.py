@@ -15,15 +15,14 @@ _SAME_RUN = (
     *("scheduler", "lr_gamma", "warmup_steps", "clip_norm", "sync_batchnorm", "dropout", "precision", "deterministic"),
     "logical_world",
 )
-
-NEEDS_ALL_EPOCHS = ("cosine", "one_cycle")
-"""Schedulers whose learning rate depends on --epochs and --max-steps."""
+# Schedulers whose learning rate depends on --epochs and --max-steps.
+_NEEDS_ALL_EPOCHS = ("cosine", "one_cycle")
 
 
 def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
     """Raise UserError if settings that must equal the checkpoint's do not; the message names each of them."""
     now = config.model_dump()
-    keys = _SAME_RUN + (("epochs", "max_steps") if config.scheduler in NEEDS_ALL_EPOCHS else ())
+    keys = _SAME_RUN + (("epochs", "max_steps") if config.scheduler in _NEEDS_ALL_EPOCHS else ())
     if config.evaluate_only and not config.spreads_model:  # fsdp and pipeline read weights and optimizer together
         keys = _SAME_WEIGHTS
     # A checkpoint that is older than a setting was made with the setting's default.
@@ -67,3 +66,13 @@ def other_data(saved: str | None, now: str | None, config: TrainConfig, step: in
         "the run continues with the new data. If that is a mistake, stop it, put the old data back and resume from "
         "that checkpoint"
     )
+
+
+def already_ended(config: TrainConfig, reached: list[str]) -> str:
+    """Return that the checkpoint has reached these limits, which are flags, and how to train on."""
+    to_train_on = "to train on, give " + " and ".join(f"a larger {name}" for name in reached)
+    if config.scheduler in _NEEDS_ALL_EPOCHS:
+        to_train_on = f"{config.scheduler} cannot be prolonged: start a new run in another --checkpoint-dir"
+    values = {"--epochs": config.epochs, "--max-steps": config.max_steps}
+    limits = " and ".join(f"{name}={values[name]}" for name in reached)
+    return f"the loaded checkpoint has already reached {limits}, so nothing is trained; {to_train_on}"

@@ -20,7 +20,7 @@ from train.collectives.broadcast import broadcast_from_rank_0, thing_of_rank_0
 from train.config import TrainConfig
 from train.data.sampler import ShardSampler
 from train.errors import SharedError, UserError, first_line
-from train.loop import no_effect, saving
+from train.loop import saving
 from train.loop.exact_step import ExactStep
 from train.loop.halving_step import HalvingStep
 from train.loop.losses import Means, PendingLosses, WorthlessWeights, refuse_if_not_finite
@@ -31,7 +31,7 @@ from train.loop.watchdog import Watchdog
 from train.records import progress
 from train.records.metrics import MetricsFile
 from train.records.observer import Best, EpochRecord, Observer, RunEnd, StepRecord
-from train.records.profile import Profile, profiles
+from train.records.profile import Profile, profiles, without_effect
 from train.records.tensorboard import TensorBoard
 from train.world import placement
 from train.world.environment import World
@@ -99,7 +99,7 @@ class Course:
             observer.incident(self.steps_done, kind, text)
 
     def _report_unprofiled(self, last_step: int | None) -> None:
-        if text := no_effect.of_profile(self.config, self.world_size, self._first_step, last_step):
+        if text := without_effect(self.config, self.world_size, self._first_step, last_step):
             self.report("not_profiled", text)
             self.observers = [each for each in self.observers if not isinstance(each, Profile)]
             self.config = self.config.model_copy(update={"profile": None})  # nor is it reported again

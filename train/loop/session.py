@@ -17,6 +17,7 @@ from torch import Tensor, nn, optim
 from torch.utils.data import IterableDataset
 
 from train import strategies
+from train.checkpoints.same_run import already_ended
 from train.collectives.agreement import Stopped, mistakes_shared_by_all_ranks
 from train.collectives.broadcast import gather
 from train.collectives.sync_batchnorm import SyncBatchNorm, has_batchnorm
@@ -26,7 +27,7 @@ from train.data.reading import refuse_unreadable
 from train.data.sampler import ShardSampler, evaluation_parts
 from train.data.shard import share
 from train.errors import SharedError, UserError
-from train.loop import exact_step, no_effect
+from train.loop import exact_step
 from train.loop.course import Course
 from train.loop.losses import evaluate
 from train.loop.numerics import compile_model, seed
@@ -112,7 +113,7 @@ class Session(Course):
             self._open()
         first = self.sampler.epoch if self.sampler is not None else (self._position or {"epoch": 1})["epoch"]
         if reached := [*["--epochs"] * (first > number), *["--max-steps"] * self.has_all_steps()]:
-            self.report("already_ended", no_effect.of_epochs(self.config, reached))
+            self.report("already_ended", already_ended(self.config, reached))
         for epoch in range(first, number + 1):
             if self.has_all_steps():
                 break

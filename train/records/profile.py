@@ -11,6 +11,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from train.collectives.waiting import range_name
+from train.config import TrainConfig
 from train.errors import naming_failures
 from train.records.observer import Observer, StepRecord
 from train.records.progress import say
@@ -24,6 +25,22 @@ _COLLECTIVES = ("gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
 def profiles(ranks: str, rank: int) -> bool:
     """Return True if `ranks` (`all`, or numbers such as 0,3) holds this rank."""
     return ranks == "all" or rank in map(int, ranks.split(","))
+
+
+def without_effect(config: TrainConfig, world_size: int, first_step: int, last_step: int | None) -> str | None:
+    """Return why `profile` has no effect in a start that makes these steps, or None; last_step: None if unknown."""
+    steps, ranks = config.profile, config.profile_ranks
+    if steps is None:
+        return None
+    first, last = map(int, steps.split(":"))
+    fits = first_step < first and (last_step is None or last <= last_step)  # the step before is needed, too
+    has_rank = any(profiles(ranks, rank) for rank in range(world_size))
+    is_done = first_step > 1 and any(Path(str(config.run_dir)).glob("profile/rank-*.txt"))
+    if is_done or (fits and has_rank):
+        return None
+    can = f"steps from {first_step + 1} on" if last_step is None else f"steps {first_step + 1} to {last_step}"
+    ours = f"this start can profile {can} on ranks 0 to {world_size - 1}"
+    return f"--profile={steps} --profile-ranks={ranks} profiles nothing: {ours}"
 
 
 class Profile(Observer):
