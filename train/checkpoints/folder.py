@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -129,21 +128,11 @@ class Checkpoints:
         return path.rename(self.folder / f"set-aside-{path.name}-{time.time_ns()}")
 
 
-class Memory(mmap):
-    """Memory that tensors can share, and that is a file, too: torch.load reads from it without a copy between."""
-
-    def readinto(self, target: memoryview) -> int:
-        start = self.tell()
-        self.seek(min(start + len(target), len(self)))
-        target[: self.tell() - start] = memoryview(self)[start : self.tell()]
-        return self.tell() - start
-
-
 def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def read_checkpoint(path: Path, reader: int = 0, readers: int = 1) -> Memory:
+def read_checkpoint(path: Path, reader: int = 0, readers: int = 1) -> io.BytesIO:
     """Return the bytes of state.pt in one checkpoint folder, after verifying it and this reader's share of the others.
 
     The hash is checked before state.pt is parsed, since weights_only does not protect against a crafted file.
@@ -162,7 +151,7 @@ def read_checkpoint(path: Path, reader: int = 0, readers: int = 1) -> Memory:
         files = manifest["files"]
         expected = {str(name): (int(file["bytes"]), str(file["sha256"])) for name, file in files.items()}
         of_state = expected.pop(_STATE)
-        content = _read(path / _STATE)
+        content = io.BytesIO((path / _STATE).read_bytes())
         mine = sorted(expected)[reader::readers]
         damaged = [name for name in mine if tuple(_fingerprint(path / name).values()) != expected[name]]
     except FileNotFoundError as error:
@@ -171,7 +160,7 @@ def read_checkpoint(path: Path, reader: int = 0, readers: int = 1) -> Memory:
         raise UserError(f"cannot read the checkpoint {path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{path} is damaged: {_MANIFEST} cannot be understood") from None
-    if (len(content), _sha256(content)) != of_state:
+    if (content.getbuffer().nbytes, _sha256(content.getbuffer())) != of_state:
         damaged.append(_STATE)
     if damaged:
         raise UserError(f"{path} is damaged: the size or SHA-256 of {damaged[0]} is not the one in {_MANIFEST}")
@@ -182,9 +171,9 @@ def find_checkpoint(
     resume: str,
     folder: Path | None,
     say: Callable[[str], None],
-    read: Callable[[Path], Memory] = read_checkpoint,
+    read: Callable[[Path], io.BytesIO] = read_checkpoint,
     agreed: Callable[[list[Path]], list[Path]] = list,
-) -> Memory | None:
+) -> io.BytesIO | None:
     """Return the verified bytes of the checkpoint that `--resume` asks for, or None for a new run.
 
     resume: never, auto (the newest undamaged one in `folder`) or the path of one checkpoint.
@@ -228,14 +217,7 @@ def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _read(file: Path) -> Memory:
-    with file.open("rb") as opened:
-        content = Memory(-1, max(1, os.fstat(opened.fileno()).st_size))
-        opened.readinto(memoryview(content))
-        return content
-
-
-def _sha256(content: mmap | memoryview) -> str:
+def _sha256(content: memoryview) -> str:
     return hashlib.sha256(content).hexdigest()
 
 

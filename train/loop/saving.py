@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from train.checkpoints.folder import Checkpoints, Memory, find_checkpoint, read_checkpoint
+from train.checkpoints.folder import Checkpoints, find_checkpoint, read_checkpoint
 from train.collectives.agreement import mistakes_shared_by_all_ranks, while_others_wait
 from train.collectives.broadcast import thing_of_rank_0
 from train.config import TrainConfig
@@ -31,7 +32,7 @@ def own(folders: Mapping[str, str | Path | None], say: Callable[[str], None]) ->
         return owned.pop_all()
 
 
-def find(config: TrainConfig, world: World, say: Callable[[str], None]) -> Memory | None:
+def find(config: TrainConfig, world: World, say: Callable[[str], None]) -> BytesIO | None:
     """Return the checkpoint to continue, on rank 0; ranks that all see the folder verify it together.  A collective."""
     folder = Path(config.checkpoint_dir) if config.checkpoint_dir else None
     if not config.spreads_model:
@@ -39,26 +40,24 @@ def find(config: TrainConfig, world: World, say: Callable[[str], None]) -> Memor
             world, lambda: find_checkpoint(config.resume, folder, say) if world.rank == 0 else None
         )
 
-    def read(path: Path) -> Memory:
+    def read(path: Path) -> BytesIO:
         return while_others_wait(world, lambda: read_checkpoint(path, world.rank, world.world_size))
 
     return find_checkpoint(config.resume, folder, say, read, thing_of_rank_0)
 
 
-def load_on_all_ranks(world: World, content: Memory | None) -> dict[str, Any] | None:
+def load_on_all_ranks(world: World, content: BytesIO | None) -> dict[str, Any] | None:
     """Return rank 0's checkpoint `content` as a state on every rank, so that only rank 0 needs to see the folder.
 
     A collective; other ranks pass None.  Tensors are on the CPU.  Returns None if rank 0 has no checkpoint.
     """
-    size = torch.tensor([len(content or b"")])
+    size = torch.tensor([0 if content is None else content.getbuffer().nbytes])
     dist.broadcast(size, src=0)
     if not size:
         return None
-    memory = content or Memory(-1, int(size))
-    for piece in torch.frombuffer(memory, dtype=torch.uint8).split(_PIECE_BYTES):
+    file = content or BytesIO(bytes(int(size)))
+    for piece in torch.frombuffer(file.getbuffer(), dtype=torch.uint8).split(_PIECE_BYTES):
         dist.broadcast(piece, src=0)
-    # From the file that the memory is: a file of bytes would be a second copy of all of it.
-    file: Any = memory
     state: dict[str, Any] = while_others_wait(world, lambda: torch.load(file, map_location="cpu", weights_only=True))
     return state
 
