@@ -230,11 +230,14 @@ def test_gradients_made_by_hand_are_the_same_on_any_number_of_processes() -> Non
 def _left_at(folder: Path, step: int) -> int:
     run, model, optimizer, dataset = _regression(checkpoint_dir=folder, run_dir=folder, resume="auto")
     run.restore(model=model, optimizer=optimizer)
+    count = torch.zeros(())
     for _ in run.epochs(2):
         held = run.batches(dataset, 4)
         for batch in held:
             run.step(lambda b: F.mse_loss(model(b[0]), b[1]), batch, optimizer)
-            run.record(**dict([("own", run.rank), ("one", 1.0)][:: 1 - 2 * run.rank]))
+            count += 1  # which the records before it must not notice
+            values: list[tuple[str, Any]] = [("own", run.rank), ("count", count)]
+            run.record(**dict(values[:: 1 - 2 * run.rank]))
             if run.steps_done + 1 == step:
                 break
         if run.steps_done + 1 == step:
@@ -251,6 +254,7 @@ def test_a_run_that_is_ended_early_after_a_step_resumes_to_the_same_bits(tmp_pat
     recorded = [(record["epoch"], record["step"], record["own"]) for record in records(tmp_path / "b", "step")]
     third = pytest.approx(1 / 3)
     assert recorded == [(1, 1, 0.5), (1, 2, 0.5), (1, 3, third), (2, 4, 0.5), (2, 5, 0.5), (2, 6, third)]
+    assert [record["count"] for record in records(tmp_path / "b", "step")] == [1, 2, 3, 4, 5, 1]
 
 
 def _stopped_in_an_evaluation(folder: Path, left_at: int) -> tuple[int, int]:

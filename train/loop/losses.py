@@ -61,7 +61,7 @@ class PendingLosses:
     """Steps whose losses are still on the device, so that no step waits for the one before it."""
 
     def __init__(self) -> None:
-        self._steps: list[tuple[StepResult, dict[str, Tensor], int, dict[str, Any]]] = []
+        self._steps: list[tuple[StepResult, dict[str, Tensor], dict[str, Any]]] = []
         self.begin()
 
     def __len__(self) -> int:
@@ -81,26 +81,23 @@ class PendingLosses:
         values: a metric's mean over this rank's `own` samples, by its name.
         known: epoch, step, lr and samples of the record.
         """
-        self._steps.append((result, values, own, {**known, "time": time.time()}))
+        sums = {"loss": result.loss_sum} | {name: value.double() * own for name, value in values.items()}
+        self._steps.append((result, sums, {**known, "time": time.time()}))
 
     def reduce(self, epoch_means: Means) -> list[StepRecord]:
         """Read and forget the pending steps, add them to `epoch_means` and return their records.  A collective."""
         if not self._steps:
             return []
-        sums = [result.loss_sum for result, _, _, _ in self._steps]
-        sums += [value.double() * own for _, values, own, _ in self._steps for value in values.values()]
-        summed = torch.stack(sums).cpu()
-        _refuse_other_names([name for _, values, _, _ in self._steps for name in values])
+        summed = torch.stack([each for _, sums, _ in self._steps for each in sums.values()]).cpu()
+        _refuse_other_names([name for _, sums, _ in self._steps for name in sums])
         dist.all_reduce(summed)
-        norms = torch.stack([torch.as_tensor(result.grad_norm) for result, _, _, _ in self._steps]).tolist()
+        norms = torch.stack([torch.as_tensor(result.grad_norm) for result, _, _ in self._steps]).tolist()
         now = time.monotonic()
-        seconds_per_step = (now - self._since) / len(self._steps)
-        samples_per_second = sum(known["samples"] for _, _, _, known in self._steps) / (now - self._since)
-        shares = self._shares(now - self._since)
-        losses, of_values = summed.tolist()[: len(norms)], iter(summed.tolist()[len(norms) :])
-        records = []
-        for (result, values, _, known), loss_sum, norm in zip(self._steps, losses, norms, strict=True):
-            weight, samples = float(result.weight), known["samples"]
+        rates = self._rates(now - self._since)
+        numbers, records = iter(summed.tolist()), []
+        for (result, sums, known), norm in zip(self._steps, norms, strict=True):
+            totals = {name: next(numbers) for name in sums}
+            loss_sum, weight, samples = totals.pop("loss"), float(result.weight), known["samples"]
             epoch_means.loss_sum += loss_sum
             epoch_means.weight += weight
             epoch_means.samples += samples
@@ -108,26 +105,28 @@ class PendingLosses:
                 StepRecord(
                     **known,
                     loss=loss_sum / weight,
-                    seconds_per_step=round(seconds_per_step, 6),
-                    samples_per_second=round(samples_per_second, 3),
                     grad_norm=norm if math.isfinite(norm) else None,
-                    values={name: next(of_values) / samples for name in values},
-                    **shares,
+                    values={name: total / samples for name, total in totals.items()},
+                    **rates,
                 )
             )
         self._steps, self._since = [], now
         return records
 
-    def _shares(self, seconds: float) -> dict[str, Any]:
-        """Return the share of the time that this rank has waited, for each cause, as far as its host can see it."""
+    def _rates(self, seconds: float) -> dict[str, Any]:
+        """Return the speed of these steps, and the share of the time that this rank's host has seen itself wait."""
         waited = waiting.take_seconds()
-        shares = {"input_share": round(waited.get("input", 0.0) / seconds, 4)}
+        rates = {
+            "seconds_per_step": round(seconds / len(self._steps), 6),
+            "samples_per_second": round(sum(known["samples"] for *_, known in self._steps) / seconds, 3),
+            "input_share": round(waited.get("input", 0.0) / seconds, 4),
+        }
         if dist.get_world_size() == 1:
-            shares["communication_share"] = 0.0
+            rates["communication_share"] = 0.0
         elif "communication" in waited and self._steps[0][0].loss_sum.device.type == "cpu":
             # On CUDA the host does not wait: the stream does.
-            shares["communication_share"] = round(waited["communication"] / seconds, 4)
-        return shares
+            rates["communication_share"] = round(waited["communication"] / seconds, 4)
+        return rates
 
 
 def _refuse_other_names(names: list[str]) -> None:
