@@ -39,8 +39,6 @@ class HalvingStep(Step):
     gradients, then agree that none has failed, and average last: communication is not hidden behind computing.
     """
 
-    _repeated: str | None = None
-
     def add(self, wrapped: Wrapped) -> None:
         """Let steps train one more model.  Raises SharedError if its layers send messages."""
         super().add(wrapped)
@@ -50,15 +48,12 @@ class HalvingStep(Step):
                 "is out of memory. Add --no-sync-batchnorm, or leave out --on-oom"
             )
 
-    def run(self, work: Work) -> StepResult:
-        self._repeated = None
+    def _gradients(self, work: Work) -> StepResult:
         if not work.split:
             raise SharedError("split=False cannot be used with --on-oom=halve, which has to split a batch")
-        return replace(super().run(work), repeated=self._repeated)
-
-    def _gradients(self, work: Work) -> StepResult:
         of_device = torch.cuda.default_generators if self.device.type == "cuda" else ()
         before = [(generator, generator.get_state()) for generator in (torch.default_generator, *of_device)]
+        repeated = None
         while True:
             losses = self._gradients_of_this_rank(work)
             flags = torch.zeros(self.world.world_size)
@@ -68,8 +63,8 @@ class HalvingStep(Step):
             if losses is not None and not failed:
                 if self.world.world_size > 1:
                     self._average(work)
-                return losses
-            self._halve(failed, work.position)
+                return replace(losses, repeated=repeated)
+            repeated = self._halve(failed, work.position)
             del losses
             work.optimizer.zero_grad(set_to_none=True)
             if self.device.type == "cuda":
@@ -95,14 +90,15 @@ class HalvingStep(Step):
             sizes += [len(share(part, piece, number)) for piece in range(number)]
         return sizes
 
-    def _halve(self, failed: list[int], position: ShardSampler) -> None:
+    def _halve(self, failed: list[int], position: ShardSampler) -> str:
+        """Halve the micro-batches, and return in words that some ranks have failed and what follows."""
         largest, before = len(share(position.parts()[0], 0, self.world.world_size)), self.micro_batches
         number = before // position.micro_batches
         who = f"rank {', '.join(map(str, failed))} ran out of memory"
         if number >= largest // position.least:
             raise SharedError(f"{who} with the fewest samples in a micro-batch: take a smaller model or more memory")
         self.micro_batches = 2 * before
-        self._repeated = (
+        return (
             f"{who}; from now on all ranks cut a step into {self.micro_batches} micro-batches (before: {before}), "
             f"each of at most {-(-largest // (2 * number))} samples. The global batch stays the same, and the "
             "step was repeated"
