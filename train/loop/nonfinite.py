@@ -36,17 +36,15 @@ def found(position: ShardSampler, batch: Any, losses: Tensor) -> str | None:
     inputs = [x for x in tree_leaves(batch) if isinstance(x, Tensor) and x.is_floating_point() and x.ndim]
     sums = [x.reshape(len(x), -1).sum(dim=1) for x in inputs if len(x) == len(indices)]
     bad_inputs = _not_finite(indices, torch.stack(sums).sum(dim=0)) if sums else []
-    bad = ("input", bad_inputs) if bad_inputs else ("loss", _not_finite(indices, losses))
-    of_ranks = of_all_ranks(bad)
-    kinds = [kind for kind, of_rank in of_ranks if of_rank]
-    if not kinds:
-        return None
-    first = "input" if "input" in kinds else "loss"
-    first_rank: dict[str, int] = {}  # all stages of a pipeline read the same samples
-    for rank, (kind, of_rank) in enumerate(of_ranks):
-        if of_rank and kind == first:
-            first_rank.setdefault(_described(kind, of_rank), rank)
-    return "; ".join(f"rank {rank}: {what}" for what, rank in first_rank.items())
+    of_ranks = of_all_ranks({"input": bad_inputs, "loss": _not_finite(indices, losses)})
+    for kind in ("input", "loss"):
+        first_rank: dict[str, int] = {}  # all stages of a pipeline read the same samples
+        for rank, bad in enumerate(of_ranks):
+            if bad[kind]:
+                first_rank.setdefault(_described(kind, bad[kind]), rank)
+        if first_rank:
+            return "; ".join(f"rank {rank}: {what}" for what, rank in first_rank.items())
+    return None
 
 
 def _not_finite(indices: list[int], values: Tensor) -> list[int]:
