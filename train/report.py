@@ -87,7 +87,7 @@ def page(runs: Sequence[RunRecords], pictures: Sequence[Path], differences: str 
 def _summary(runs: Sequence[RunRecords]) -> list[list[str]]:
     rows = []
     for run in runs:
-        best, world = run.best_accuracy, (run.starts or [{}])[-1].get("world", {})
+        best, world = run.best_accuracy, run.start.get("world", {})
         row = {
             "run": run.name,
             "model": run.config.get("model", ""),

@@ -22,11 +22,11 @@ _APART = (1e-4, 0.01)
 class RunRecords:
     """The records of one run.  Where a start repeats steps, or begins anew, only what it records counts from there on.
 
-    starts: those that have recorded a step.  end: the `end` record, None if the run has not reached its end.
+    start: the last one that has recorded a step.  end: the `end` record, None if the run has not reached its end.
     """
 
     name: str
-    starts: list[Record] = field(default_factory=list)
+    start: Record = field(default_factory=dict)
     steps: dict[int, Record] = field(default_factory=dict)
     epochs: dict[int, Record] = field(default_factory=dict)
     slices: Slices = field(default_factory=dict)
@@ -34,7 +34,7 @@ class RunRecords:
 
     @property
     def config(self) -> dict[str, Any]:
-        return dict(self.starts[-1].get("config", {})) if self.starts else {}
+        return dict(self.start.get("config", {}))
 
     @property
     def best_accuracy(self) -> float | None:
@@ -79,7 +79,7 @@ def _read(folder: Path, name: str, problems: list[str]) -> RunRecords:
             start = record
         elif event == "step":
             if start is not None:  # which continues from this step
-                run.starts, run.end = [*run.starts, start], None
+                run.start, run.end = start, None
                 run.steps = {step: old for step, old in run.steps.items() if step < record["step"]}
                 run.epochs = {epoch: old for epoch, old in run.epochs.items() if old["step"] < record["step"]}
                 start = None
@@ -112,10 +112,9 @@ def differing_settings(first: RunRecords, second: RunRecords) -> dict[str, tuple
 
 def _facts(run: RunRecords) -> dict[str, Any]:
     facts = {key: value for key, value in run.config.items() if key not in _WITHOUT_EFFECT}
-    if run.starts:
-        facts["number of processes"] = run.starts[-1].get("world", {}).get("world_size")
-        facts |= {f"version of {name}": text for name, text in run.starts[-1].get("versions", {}).items()}
-        facts["kind of device"] = run.starts[-1].get("device")
+    facts["number of processes"] = run.start.get("world", {}).get("world_size")
+    facts |= {f"version of {name}": text for name, text in run.start.get("versions", {}).items()}
+    facts["kind of device"] = run.start.get("device")
     return facts
 
 
