@@ -50,8 +50,9 @@ def main(config: TrainConfig) -> None:
     seconds = time.perf_counter() - started
 
     train_loss, val_loss = mean_over_ranks(train_loss), mean_over_ranks(evaluate(model, validation_loader))
-    with MetricsFile(config.run_dir if dist.get_rank() == 0 else None) as metrics:
-        metrics.write("epoch", train_loss=train_loss, train_seconds=seconds, val_loss=val_loss)
+    if dist.get_rank() == 0:
+        with MetricsFile(str(config.run_dir)) as metrics:
+            metrics.write("epoch", train_loss=train_loss, train_seconds=seconds, val_loss=val_loss)
     dist.destroy_process_group()
 
 

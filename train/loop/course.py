@@ -137,9 +137,10 @@ class Course:
         with mistakes_shared_by_all_ranks(world):
             if is_rank_0 and config.evaluate_only and content is None:
                 raise UserError(f"--evaluate-only: there is no checkpoint in {config.checkpoint_dir} to evaluate")
-            metrics = self.files.enter_context(MetricsFile(config.run_dir if is_rank_0 else None))
             # Progress comes first: batch scripts look for its last line, and the disk of the metrics may be full.
-            observers: list[Observer] = [progress.Progress(), metrics] if is_rank_0 else []
+            observers: list[Observer] = [progress.Progress()] if is_rank_0 else []
+            if config.run_dir is not None and is_rank_0:
+                observers.append(self.files.enter_context(MetricsFile(config.run_dir)))
             if config.tensorboard and is_rank_0:
                 observers.append(TensorBoard(str(config.run_dir), self.device))
             if config.profile is not None and profiles(config.profile_ranks, self.rank):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,14 +29,10 @@ from train.world.environment import World
 class MetricsFile(Observer, AbstractContextManager["MetricsFile"]):
     """The observer that appends one JSON object per line to RUN_DIR/metrics.jsonl, which may exist already.
 
-    With run_dir None it writes nothing, for the ranks other than 0 and for runs that keep no record.
     Raises UserError if the folder or file cannot be written.
     """
 
-    def __init__(self, run_dir: str | None) -> None:
-        self._file: TextIO | None = None
-        if run_dir is None:
-            return
+    def __init__(self, run_dir: str) -> None:
         path = Path(run_dir) / "metrics.jsonl"
         self._failure = f"--run-dir: cannot write {path}"
         with naming_failures(self._failure):
@@ -47,14 +43,11 @@ class MetricsFile(Observer, AbstractContextManager["MetricsFile"]):
                 self._file.write("\n")
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            with naming_failures(self._failure):
-                self._file.close()
+        with naming_failures(self._failure):
+            self._file.close()
 
     def write(self, event: str, **values: Any) -> None:
         """Append `{"event": event, "time": seconds since 1970, …}` at once; a `time` among the values replaces that."""
-        if self._file is None:
-            return
         line = json.dumps({"event": event, "time": time.time(), **values}, allow_nan=False) + "\n"
         with naming_failures(self._failure):
             try:

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.ranks import make_trainer, run_ranks
 from train.errors import UserError
 from train.records.metrics import MetricsFile, weights_sha256
 from train.records.observer import EpochRecord, RunEnd, StepRecord
+from train.world.environment import World
 
 
 def records(folder: Path) -> list[dict[str, object]]:
@@ -71,10 +73,13 @@ def test_a_file_that_is_there_is_continued_and_not_truncated(tmp_path: Path) -> 
     assert [record["run"] for record in records(tmp_path)] == [0, 1, 2]
 
 
+def _trained(world: World) -> None:
+    make_trainer(world, "--model=mlp", "--max-steps=1").fit()
+
+
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with MetricsFile(None) as metrics:
-        metrics.write("start")
+    run_ranks(1, _trained)
     assert list(tmp_path.iterdir()) == []
 
 
