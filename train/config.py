@@ -110,198 +110,136 @@ _STEPS = "steps FIRST:LAST, with 2 <= FIRST <= LAST"
 class TrainConfig(BaseModel):
     """Settings of one training run; the field `batch_size` is the flag `--batch-size` and the YAML key `batch_size`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), defer_build=True)
-
-    model: Annotated[str, _one_of("models"), _names("models")] = Field(
-        "mnist_cnn", description="a file in train/models/"
-    )
-    dataset: Annotated[str, _one_of("datasets"), _names("datasets")] = Field(
-        "synthetic", description="a file in train/datasets/"
-    )
-    data_root: str = Field("data", min_length=1, description="folder with the dataset's files, in torchvision's layout")
-    dropout: float | None = Field(
-        None, ge=0, lt=1, description="every dropout rate of the model (0 turns dropout off); default: the model's own"
-    )
-    sync_batchnorm: bool = Field(
-        True, description="with more than one process, BatchNorm uses the statistics of the global batch"
-    )
-    batchnorm_group: Literal["shared", "own"] = Field(
-        "shared",
-        description="communicator of a synchronised BatchNorm. own: it waits for no gradient; never run on a GPU",
+    # The text below a field is its description, in --help, too.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), defer_build=True, use_attribute_docstrings=True
     )
 
-    epochs: int = Field(1, gt=0, le=_MOST, description="passes over the training set")
-    max_steps: int | None = Field(
-        None, gt=0, description="optimizer steps after which the run and its schedule end, counted over all epochs"
-    )
-    batch_size: int = Field(
-        64, gt=0, le=_MOST, description="samples of one optimizer step over all processes together (the global batch)"
-    )
-    accumulate: int = Field(
-        1, gt=0, description="micro-batches into which a step is cut, to save memory; the processes share each of them"
-    )
-    optimizer: Literal["sgd", "adam", "adamw", "adadelta"] = Field("sgd", description="torch.optim algorithm")
-    lr: float = Field(
-        0.01, gt=0, le=1e30, allow_inf_nan=False, description="learning rate, which scheduler and warmup_steps change"
-    )
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
-    weight_decay: float = Field(
-        0.0, ge=0, le=1e6, allow_inf_nan=False, description="weight decay; unlike in torch, none with adamw either"
-    )
-    clip_norm: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="scale the whole gradient down to this norm if its norm is larger"
-    )
-    on_nonfinite: Literal["stop", "skip", "stop_late"] = Field(
-        "stop",
-        description="what all processes do together when a loss or the gradient is not finite. stop: save the state "
-        "before that step, and stop; skip: skip the step, but stop after ten in a row. Both make the host wait for a "
-        "GPU once a step. stop_late avoids this wait: it stops when losses are next written, and saves nothing",
-    )
-    on_oom: Literal["stop", "halve"] = Field(
-        "stop",
-        description="what happens when a process runs out of memory. stop: the run ends; halve: all ranks halve their "
-        "micro-batches and repeat the step, with the same global batch. With halve, gradients are always averaged "
-        "after backward, not during it",
-    )
-    decay_norms_and_biases: bool = Field(
-        True, description="apply weight decay to all parameters; false: only to those with two or more dimensions"
-    )
-    label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="part of each training label that is spread over all classes"
-    )
-    ema: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="keep a moving average of the weights with this decay (such as 0.999), for evaluation and --export",
-    )
-    scheduler: Literal["none", "step", "cosine", "one_cycle"] = Field(
-        "none",
-        description="how the learning rate changes. none: not at all; step: multiplied by lr_gamma after each epoch; "
-        "cosine: falls each step, along a cosine to 0; one_cycle: rises each step from lr / 25 to lr, then falls to "
-        "almost 0",
-    )
-    warmup_steps: int = Field(
-        0,
-        ge=0,
-        le=_MOST,
-        description="number of first steps in which the learning rate rises to lr; 0: no warmup, but one_cycle rises "
-        "in the first 30 % of all steps",
-    )
-    lr_gamma: float = Field(
-        0.7, gt=0, le=1, description="factor of the learning rate after each epoch, if scheduler is step"
-    )
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
-        "fp32",
-        description="fp32 computes in full float32; tf32 rounds the inputs of float32 convolutions and matrix products "
-        "to 10 mantissa bits, on GPUs with Ampere or newer; bf16 and fp16 use autocast, fp16 with loss scaling",
-    )
-    compile: bool = Field(
-        False, description="torch.compile the model: the first steps take a minute or so, later ones are faster"
-    )
-    deterministic: bool = Field(
-        False,
-        description="use only algorithms that give the same bits each time, also on CUDA; training is slower, and "
-        "fails if torch has no such algorithm for an operation",
-    )
-    logical_world: int | None = Field(
-        None,
-        ge=1,
-        le=_MOST,
-        description="compute the same bits on any number of processes up to this one: each step is cut into so many "
-        "slices, which are added in one order. Implies deterministic; on CPUs one thread, or OMP_NUM_THREADS",
-    )
+    model: Annotated[str, _one_of("models"), _names("models")] = "mnist_cnn"
+    """a file in train/models/"""
+    dataset: Annotated[str, _one_of("datasets"), _names("datasets")] = "synthetic"
+    """a file in train/datasets/"""
+    data_root: str = Field("data", min_length=1)
+    """folder with the dataset's files, in torchvision's layout"""
+    dropout: float | None = Field(None, ge=0, lt=1)
+    """every dropout rate of the model (0 turns dropout off); default: the model's own"""
+    sync_batchnorm: bool = True
+    """with more than one process, BatchNorm uses the statistics of the global batch"""
+    batchnorm_group: Literal["shared", "own"] = "shared"
+    """communicator of a synchronised BatchNorm. own: it waits for no gradient; never run on a GPU"""
 
-    strategy: Annotated[str, AfterValidator(_is_one_strategy), _one_of("strategies"), _names("strategies")] = Field(
-        "custom_ddp", description="a file in train/strategies/: how the processes share the model"
-    )
-    sync: Annotated[str, _one_of("sync"), _names("sync")] = Field(
-        "all_reduce",
-        description="a file in train/sync/: how custom_ddp sends gradients. all_reduce: as they are; bf16: rounded to "
-        "half the bytes; powersgd: each matrix as two thin factors, and what these leave out is added to the next "
-        "gradient",
-    )
-    bucket_mib: float = Field(
-        25.0,
-        gt=0,
-        le=16384,
-        description="size in MiB of a gradient bucket of custom_ddp and ddp; if fsdp_wrap is size, the least that fsdp "
-        "gathers at once",
-    )
-    fsdp_wrap: Literal["block", "size"] = Field(
-        "block",
-        description="what fsdp gathers at once. block: one layer; size: neighbouring layers of at least bucket_mib",
-    )
-    fsdp_reshard: bool = Field(
-        True,
-        description="let fsdp free gathered parameters after the forward and gather them again for the backward; false "
-        "keeps them: more memory, fewer messages",
-    )
-    pipeline_schedule: Literal["gpipe", "1f1b"] = Field(
-        "1f1b",
-        description="with strategy pipeline: the order of a step's micro-batches, whose number is accumulate. gpipe: "
-        "all forwards, then all backwards; 1f1b: forwards and backwards in turns, equally fast, and with fewer "
-        "activations",
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto takes CUDA if torch sees a GPU, else the CPU"
-    )
-    seed: int = Field(0, ge=0, lt=2**32, description="seed of weights, sample order and dropout")
-    input: Literal["auto", "memory", "loader"] = Field(
-        "auto",
-        description="memory keeps all samples on the device, or on the host if they do not fit there; loader reads "
-        "them with a DataLoader; auto takes memory if they fit and are not augmented",
-    )
-    workers: int = Field(2, ge=0, le=1024, description="processes of each rank's DataLoader, if input is loader")
+    epochs: int = Field(1, gt=0, le=_MOST)
+    """passes over the training set"""
+    max_steps: int | None = Field(None, gt=0)
+    """optimizer steps after which the run and its schedule end, counted over all epochs"""
+    batch_size: int = Field(64, gt=0, le=_MOST)
+    """samples of one optimizer step over all processes together (the global batch)"""
+    accumulate: int = Field(1, gt=0)
+    """micro-batches into which a step is cut, to save memory; the processes share each of them"""
+    optimizer: Literal["sgd", "adam", "adamw", "adadelta"] = "sgd"
+    """torch.optim algorithm"""
+    lr: float = Field(0.01, gt=0, le=1e30, allow_inf_nan=False)
+    """learning rate, which scheduler and warmup_steps change"""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """momentum of sgd"""
+    weight_decay: float = Field(0.0, ge=0, le=1e6, allow_inf_nan=False)
+    """weight decay; unlike in torch, none with adamw either"""
+    clip_norm: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """scale the whole gradient down to this norm if its norm is larger"""
+    on_nonfinite: Literal["stop", "skip", "stop_late"] = "stop"
+    """what all processes do together when a loss or the gradient is not finite. stop: save the state before that step,
+    and stop; skip: skip the step, but stop after ten in a row. Both make the host wait for a GPU once a step. stop_late
+    avoids this wait: it stops when losses are next written, and saves nothing"""
+    on_oom: Literal["stop", "halve"] = "stop"
+    """what happens when a process runs out of memory. stop: the run ends; halve: all ranks halve their micro-batches
+    and repeat the step, with the same global batch. With halve, gradients are always averaged after backward, not
+    during it"""
+    decay_norms_and_biases: bool = True
+    """apply weight decay to all parameters; false: only to those with two or more dimensions"""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """part of each training label that is spread over all classes"""
+    ema: float | None = Field(None, gt=0, lt=1)
+    """keep a moving average of the weights with this decay (such as 0.999), for evaluation and --export"""
+    scheduler: Literal["none", "step", "cosine", "one_cycle"] = "none"
+    """how the learning rate changes. none: not at all; step: multiplied by lr_gamma after each epoch; cosine: falls
+    each step, along a cosine to 0; one_cycle: rises each step from lr / 25 to lr, then falls to almost 0"""
+    warmup_steps: int = Field(0, ge=0, le=_MOST)
+    """number of first steps in which the learning rate rises to lr; 0: no warmup, but one_cycle rises in the first 30 %
+    of all steps"""
+    lr_gamma: float = Field(0.7, gt=0, le=1)
+    """factor of the learning rate after each epoch, if scheduler is step"""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """fp32 computes in full float32; tf32 rounds the inputs of float32 convolutions and matrix products to 10 mantissa
+    bits, on GPUs with Ampere or newer; bf16 and fp16 use autocast, fp16 with loss scaling"""
+    compile: bool = False
+    """torch.compile the model: the first steps take a minute or so, later ones are faster"""
+    deterministic: bool = False
+    """use only algorithms that give the same bits each time, also on CUDA; training is slower, and fails if torch has
+    no such algorithm for an operation"""
+    logical_world: int | None = Field(None, ge=1, le=_MOST)
+    """compute the same bits on any number of processes up to this one: each step is cut into so many slices, which are
+    added in one order. Implies deterministic; on CPUs one thread, or OMP_NUM_THREADS"""
 
-    run_dir: str | None = Field(None, min_length=1, description="folder for metrics.jsonl and other records")
-    log_every: int = Field(50, gt=0, description="steps between two writes of metrics and progress")
-    log_slices: bool = Field(
-        False,
-        description="with logical_world: write what each slice computed into run_dir, so that train.report --diff "
-        "names the first slice and tensor in which two runs differ; slow",
+    strategy: Annotated[str, AfterValidator(_is_one_strategy), _one_of("strategies"), _names("strategies")] = (
+        "custom_ddp"
     )
-    tensorboard: bool = Field(False, description="write TensorBoard's files into run_dir/tensorboard")
-    profile: Annotated[str, AfterValidator(_steps_in_order)] | None = Field(
-        None,
-        description="steps FIRST:LAST to profile, into a Chrome trace and a summary in run_dir/profile; FIRST is at "
-        "least 2, because step 1 connects the ranks",
-    )
-    profile_ranks: Annotated[str, AfterValidator(_ranks_or_all)] = Field(
-        "0", description="ranks to profile: numbers such as 0,3, or all"
-    )
-    checkpoint_dir: str | None = Field(
-        None, min_length=1, description="folder for checkpoints; none are saved without it"
-    )
-    checkpoint_every: int = Field(
-        0, ge=0, description="save every so many optimizer steps and after each epoch; 0: only after each epoch"
-    )
-    keep_checkpoints: int = Field(3, gt=0, description="how many of the newest checkpoints stay on disk")
-    resume: str = Field(
-        "never",
-        min_length=1,
-        description="never, auto (the newest undamaged checkpoint in checkpoint_dir, if any) "
-        "or the path of one checkpoint",
-        json_schema_extra={"not": {"enum": [*_SWITCHES]}},
-    )
-    export: str | None = Field(
-        None, min_length=1, description="file for the weights alone, written as safetensors at the end of the run"
-    )
-    evaluate_only: bool = Field(
-        False, description="evaluate the checkpoint of --resume, without training; --export can write its weights"
-    )
-    rendezvous_timeout_s: float = Field(
-        300.0, ge=1, le=YEAR_S, description="how long to wait for the other processes at the start, in seconds"
-    )
-    collective_timeout_s: float = Field(
-        300.0,
-        ge=1,
-        le=YEAR_S,
-        description="how long one collective (a message between all processes) may take, in seconds",
-    )
-    resolve_timeout_s: float = Field(
-        60.0, gt=0, le=_DAY_S, description="how long to wait until the name in MASTER_ADDR resolves, in seconds"
-    )
+    """a file in train/strategies/: how the processes share the model"""
+    sync: Annotated[str, _one_of("sync"), _names("sync")] = "all_reduce"
+    """a file in train/sync/: how custom_ddp sends gradients. all_reduce: as they are; bf16: rounded to half the bytes;
+    powersgd: each matrix as two thin factors, and what these leave out is added to the next gradient"""
+    bucket_mib: float = Field(25.0, gt=0, le=16384)
+    """size in MiB of a gradient bucket of custom_ddp and ddp; if fsdp_wrap is size, the least that fsdp gathers at
+    once"""
+    fsdp_wrap: Literal["block", "size"] = "block"
+    """what fsdp gathers at once. block: one layer; size: neighbouring layers of at least bucket_mib"""
+    fsdp_reshard: bool = True
+    """let fsdp free gathered parameters after the forward and gather them again for the backward; false keeps them:
+    more memory, fewer messages"""
+    pipeline_schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    """with strategy pipeline: the order of a step's micro-batches, whose number is accumulate. gpipe: all forwards,
+    then all backwards; 1f1b: forwards and backwards in turns, equally fast, and with fewer activations"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes CUDA if torch sees a GPU, else the CPU"""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """seed of weights, sample order and dropout"""
+    input: Literal["auto", "memory", "loader"] = "auto"
+    """memory keeps all samples on the device, or on the host if they do not fit there; loader reads them with a
+    DataLoader; auto takes memory if they fit and are not augmented"""
+    workers: int = Field(2, ge=0, le=1024)
+    """processes of each rank's DataLoader, if input is loader"""
+
+    run_dir: str | None = Field(None, min_length=1)
+    """folder for metrics.jsonl and other records"""
+    log_every: int = Field(50, gt=0)
+    """steps between two writes of metrics and progress"""
+    log_slices: bool = False
+    """with logical_world: write what each slice computed into run_dir, so that train.report --diff names the first
+    slice and tensor in which two runs differ; slow"""
+    tensorboard: bool = False
+    """write TensorBoard's files into run_dir/tensorboard"""
+    profile: Annotated[str, AfterValidator(_steps_in_order)] | None = None
+    """steps FIRST:LAST to profile, into a Chrome trace and a summary in run_dir/profile; FIRST is at least 2, because
+    step 1 connects the ranks"""
+    profile_ranks: Annotated[str, AfterValidator(_ranks_or_all)] = "0"
+    """ranks to profile: numbers such as 0,3, or all"""
+    checkpoint_dir: str | None = Field(None, min_length=1)
+    """folder for checkpoints; none are saved without it"""
+    checkpoint_every: int = Field(0, ge=0)
+    """save every so many optimizer steps and after each epoch; 0: only after each epoch"""
+    keep_checkpoints: int = Field(3, gt=0)
+    """how many of the newest checkpoints stay on disk"""
+    resume: str = Field("never", min_length=1, json_schema_extra={"not": {"enum": [*_SWITCHES]}})
+    """never, auto (the newest undamaged checkpoint in checkpoint_dir, if any) or the path of one checkpoint"""
+    export: str | None = Field(None, min_length=1)
+    """file for the weights alone, written as safetensors at the end of the run"""
+    evaluate_only: bool = False
+    """evaluate the checkpoint of --resume, without training; --export can write its weights"""
+    rendezvous_timeout_s: float = Field(300.0, ge=1, le=YEAR_S)
+    """how long to wait for the other processes at the start, in seconds"""
+    collective_timeout_s: float = Field(300.0, ge=1, le=YEAR_S)
+    """how long one collective (a message between all processes) may take, in seconds"""
+    resolve_timeout_s: float = Field(60.0, gt=0, le=_DAY_S)
+    """how long to wait until the name in MASTER_ADDR resolves, in seconds"""
 
     @field_validator(*PATHS)
     @classmethod
@@ -333,6 +271,10 @@ class TrainConfig(BaseModel):
     def reader(self, rank: int, world_size: int) -> tuple[int, int]:
         """Return this process's number among the readers of different samples, and how many: one in a pipeline."""
         return (0, 1) if self.strategy == "pipeline" else (rank, world_size)
+
+
+for _field in TrainConfig.model_fields.values():  # in one line, however many it takes above
+    _field.description = " ".join((_field.description or "").split())
 
 
 def choices(key: str) -> list[str]:
