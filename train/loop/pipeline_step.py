@@ -16,7 +16,7 @@ _NO_LABEL = -100
 class PipelineStep(Step):
     """A Step whose ranks are the stages of one model: all read the same samples, and the last computes the losses.
 
-    losses_of: returns the losses of the samples, (n,), from outputs and targets; the function of `run` is not called.
+    The function of `run` gets the model's outputs in place of its inputs, and returns the loss of each sample, (n,).
     """
 
     def add(self, wrapped: Wrapped) -> None:
@@ -26,8 +26,6 @@ class PipelineStep(Step):
             self.stage, self.config.accumulate, loss_fn=self._loss_of_micro_batch
         )
         self._schedule.scale_grads = False  # the losses are parts of one mean already
-        self._of_micro_batches: list[Tensor] = []
-        self._samples = 0
 
     def _gradients(self, work: Work) -> StepResult:
         """Run forward and backward of all micro-batches; the losses are zeros except on the last rank.
@@ -36,20 +34,19 @@ class PipelineStep(Step):
         that do not count.
         """
         inputs, targets = work.batch
-        self._of_micro_batches = []
-        self._samples = work.samples
+        self._work, self._of_micro_batches = work, list[Tensor]()
         size = -(-self.config.batch_size // self.config.accumulate) * self.config.accumulate
         blanks = size - len(targets)
         inputs = torch.cat([inputs, inputs.new_zeros((blanks, *inputs.shape[1:]))])
         targets = torch.cat([targets, targets.new_full((blanks, *targets.shape[1:]), _NO_LABEL)])
         self._schedule.step(*([inputs] if self.stage.is_first else []), target=targets if self.stage.is_last else None)
-        losses = torch.zeros(self._samples, device=self.device)
+        losses = torch.zeros(work.samples, device=self.device)
         if self.stage.is_last:
-            losses = torch.cat(self._of_micro_batches)[: self._samples]
-        return StepResult(losses, losses.sum(dtype=torch.float64), self._samples, self._samples)
+            losses = torch.cat(self._of_micro_batches)[: work.samples]
+        return StepResult(losses, losses.sum(dtype=torch.float64), work.samples, work.samples)
 
     def _loss_of_micro_batch(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        assert self.losses_of is not None
-        losses = self.losses_of(outputs, targets)
+        assert self._work.function is not None
+        losses: Tensor = self._work.function((outputs, targets))
         self._of_micro_batches.append(losses.detach())
-        return nonfinite.marked(losses.sum() / self._samples)
+        return nonfinite.marked(losses.sum() / self._work.samples)

@@ -85,7 +85,6 @@ class Step:
         self.config, self.world, self.context, self.device = config, world, context, context.device
         self.ranks_averaged = world.world_size
         self.models: list[Wrapped] = []
-        self.losses_of: Callable[[Tensor, Tensor], Tensor] | None = None  # only PipelineStep needs it
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.micro_batches = config.accumulate
         # While this is true, the weights are in a state neither before nor after a step.  The session resets it.

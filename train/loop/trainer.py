@@ -57,8 +57,6 @@ class Trainer:
         wrapped = self.run.engine.models[0]
         # The bare model is evaluated: not every strategy's wrapper is made for it.
         self.module, self._predict = wrapped.module, wrapped.predict or wrapped.module
-        if config.strategy == "pipeline":
-            self.run.engine.losses_of = self._losses_of
         self.optimizer = make_optimizer(config, self.module.parameters())
         self.ema = None if config.ema is None else Ema(self.module, config.ema)
         things = {"model": self.model, "optimizer": self.optimizer, "ema": self.ema}
@@ -142,10 +140,7 @@ class Trainer:
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of each sample, (n,)."""
         inputs, targets = batch
-        return self._losses_of(self.model(inputs), targets)
-
-    def _losses_of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return losses_of_samples(logits, targets, self.config.label_smoothing)
+        return losses_of_samples(self.model(inputs), targets, self.config.label_smoothing)
 
     def _measured(self, batch: Batch) -> dict[str, Tensor] | None:
         logits: Tensor | None = self._predict(batch[0])
