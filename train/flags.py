@@ -91,25 +91,20 @@ def _unknown_words(words: list[str], unknown: list[str]) -> list[str]:
 
 def _sentence(problem: ErrorDetails, where: Mapping[str, str]) -> str:
     """Return one line for one pydantic error: where the value was given, what is wrong, what was probably meant."""
-    context = problem.get("ctx", {})
-    key = str(problem["loc"][0] if problem["loc"] else context["key"])
+    key = str(problem["loc"][0] if problem["loc"] else problem["ctx"]["key"])
     place = where.get(key, key)
     if problem["type"] == "keys_disagree":
         return f"  {place}{problem['msg'].removeprefix(key)}"
     if problem["type"] == "extra_forbidden":
         if flag(key) in _NOT_SETTINGS:
             return f"  {place}: {flag(key)} is a flag of the command line, and cannot stand in a file"
-        meant = nearest(key, TrainConfig.model_fields)
-        return f"  {place}: unknown key" + (f'; did you mean "{meant}"?' if meant else "")
-    if problem["type"] == "unknown_name":
-        hint = f'; did you mean "{context["nearest"]}"?' if context["nearest"] else ""
-        return f"  {place}: {problem['msg']}{hint}"
-    wanted = expected(problem)
-    if wanted is None:
-        return f"  {place}: {problem['msg']}"
-    meant = nearest(str(problem["input"]), choices(key)) if problem["type"] == "literal_error" else None
-    hint = f'; did you mean "{meant}"?' if meant else ""
-    return f'  {place}: "{problem["input"]}" is not accepted; it must be {wanted}{hint}'
+        said, meant = "unknown key", nearest(key, TrainConfig.model_fields)
+    else:
+        wanted = expected(problem)
+        said = problem["msg"] if wanted is None else f'"{problem["input"]}" is not accepted; it must be {wanted}'
+        is_a_name = problem["type"] in ("unknown_name", "literal_error")
+        meant = nearest(str(problem["input"]), choices(key)) if is_a_name else None
+    return f"  {place}: {said}" + (f'; did you mean "{meant}"?' if meant else "")
 
 
 # Flags that are no settings of a run.
@@ -170,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _read_yaml(file: Path) -> tuple[dict[str, str | None], dict[str, int]]:
+def _read_yaml(file: Path) -> tuple[dict[str, str], dict[str, int]]:
     """Return the values of a flat YAML mapping as text (typed later, exactly like flags), and the line of each key."""
     try:
         root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
@@ -188,7 +183,7 @@ def _read_yaml(file: Path) -> tuple[dict[str, str | None], dict[str, int]]:
         return {}, {}
     if not isinstance(root, yaml.MappingNode):
         raise UserError(f"--config: {file} must be a mapping of keys to values")
-    values: dict[str, str | None] = {}
+    values: dict[str, str] = {}
     lines: dict[str, int] = {}
     problems = []
     for key, value in root.value:
@@ -201,12 +196,12 @@ def _read_yaml(file: Path) -> tuple[dict[str, str | None], dict[str, int]]:
             problems.append(f"  {file}:{line}: {key.value}: the value must be a single word or number")
         elif "\0" in value.value:
             problems.append(f"  {file}:{line}: {key.value}: the value holds a zero byte, which no setting allows")
-        elif key.value in values:
+        elif key.value in lines:
             problems.append(f"  {file}:{line}: {key.value}: given twice, first on line {lines[key.value]}")
         else:
-            null = not value.style and value.value in ("", "~", "null")
-            values[key.value] = None if null else value.value
             lines[key.value] = line
+            if value.style or value.value not in ("", "~", "null"):
+                values[key.value] = value.value
     if problems:
         raise UserError(_listed(problems, f"in {file}"))
-    return {key: value for key, value in values.items() if value is not None}, lines
+    return values, lines
