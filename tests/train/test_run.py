@@ -230,14 +230,14 @@ def test_gradients_made_by_hand_are_the_same_on_any_number_of_processes() -> Non
 def _left_at(folder: Path, step: int) -> int:
     run, model, optimizer, dataset = _regression(checkpoint_dir=folder, run_dir=folder, resume="auto")
     run.restore(model=model, optimizer=optimizer)
-    count = torch.zeros(())
+    count = torch.ones(())
     for _ in run.epochs(2):
         held = run.batches(dataset, 4)
         for batch in held:
             run.step(lambda b: F.mse_loss(model(b[0]), b[1]), batch, optimizer)
-            count += 1  # which the records before it must not notice
             values: list[tuple[str, Any]] = [("own", run.rank), ("count", count)]
             run.record(**dict(values[:: 1 - 2 * run.rank]))
+            count += 1  # which no record must notice
             if run.steps_done + 1 == step:
                 break
         if run.steps_done + 1 == step:

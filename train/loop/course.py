@@ -177,7 +177,7 @@ class Course:
             self.report(kind, text)
         if step.result is not None:
             given = sorted(step.values.items())  # ranks may have given them in different orders
-            values = {name: torch.as_tensor(value, device=self.device).detach() for name, value in given}
+            values = {name: torch.as_tensor(value, device=self.device) for name, value in given}
             known = {"epoch": sampler.epoch, "step": self.steps_done, "lr": step.lr, "samples": samples}
             self._pending.add(step.result, values, own, **known)
         stops = self._stop_agreement.reached()

@@ -306,7 +306,9 @@ class Session(Course):
         record = StepRecord if self._step.is_running else EpochRecord
         if wrong := sorted(values.keys() & own_names(record)):
             raise UserError(f"run.record(): {', '.join(wrong)} is a name that the record uses: choose another one")
-        (self._step.values if self._step.is_running else self._values).update(values)
+        # As they are now: the loop may change a tensor in place.
+        now = {name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in values.items()}
+        (self._step.values if self._step.is_running else self._values).update(now)
 
     # What follows is called by the methods above only.
 
