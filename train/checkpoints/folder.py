@@ -148,19 +148,18 @@ def read_checkpoint(path: Path, reader: int = 0, readers: int = 1) -> io.BytesIO
             raise UserError(
                 f"{path} was saved by a newer version (format {made}; this one reads {_FORMAT}): update train"
             )
-        files = manifest["files"]
-        expected = {str(name): (int(file["bytes"]), str(file["sha256"])) for name, file in files.items()}
+        expected = dict(manifest["files"])
         of_state = expected.pop(_STATE)
         content = io.BytesIO((path / _STATE).read_bytes())
         mine = sorted(expected)[reader::readers]
-        damaged = [name for name in mine if tuple(_fingerprint(path / name).values()) != expected[name]]
+        damaged = [name for name in mine if _fingerprint(path / name) != expected[name]]
     except FileNotFoundError as error:
         raise UserError(f"the checkpoint {path} is incomplete: {Path(error.filename).name} is missing") from None
     except OSError as error:
         raise UserError(f"cannot read the checkpoint {path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{path} is damaged: {_MANIFEST} cannot be understood") from None
-    if (content.getbuffer().nbytes, _sha256(content.getbuffer())) != of_state:
+    if {"bytes": content.getbuffer().nbytes, "sha256": _sha256(content.getbuffer())} != of_state:
         damaged.append(_STATE)
     if damaged:
         raise UserError(f"{path} is damaged: the size or SHA-256 of {damaged[0]} is not the one in {_MANIFEST}")
