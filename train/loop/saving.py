@@ -51,11 +51,10 @@ def load_on_all_ranks(world: World, content: BytesIO | None) -> dict[str, Any] |
 
     A collective; other ranks pass None.  Tensors are on the CPU.  Returns None if rank 0 has no checkpoint.
     """
-    size = torch.tensor([0 if content is None else content.getbuffer().nbytes])
-    dist.broadcast(size, src=0)
-    if not size:
+    size = thing_of_rank_0(None if content is None else content.getbuffer().nbytes)
+    if size is None:
         return None
-    file = content or BytesIO(bytes(int(size)))
+    file = content or BytesIO(bytes(size))
     for piece in torch.frombuffer(file.getbuffer(), dtype=torch.uint8).split(_PIECE_BYTES):
         dist.broadcast(piece, src=0)
     state: dict[str, Any] = while_others_wait(world, lambda: torch.load(file, map_location="cpu", weights_only=True))
