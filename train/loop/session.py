@@ -3,7 +3,6 @@
 `python -m train` (train/loop/trainer.py) is written on it, and so is everybody's own loop (train/run.py).
 """
 
-import sys
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -31,9 +30,10 @@ from train.loop import exact_step
 from train.loop.course import Course
 from train.loop.losses import evaluate
 from train.loop.numerics import compile_model, seed
+from train.loop.optimizers import num_steps_of_run
 from train.loop.step import StepResult, Work
 from train.loop.step_in_loop import StepInLoop
-from train.records.metrics import arithmetic, start_record, weights_sha256
+from train.records.metrics import start_record, weights_sha256
 from train.records.observer import EpochRecord, StepRecord, own_names
 from train.world import placement
 
@@ -348,14 +348,13 @@ class Session(Course):
         self.engine.micro_batches = max(micro_batches, self.engine.micro_batches)
         self._batches = self._loaded(dataset, sampler, *how)
         if is_first:
-            numbers = arithmetic(config, self.world, sampler)
-            record = start_record(config, self.world, self.device, self._where, numbers, self._settings)
+            record = start_record(config, self.world, self.device, self._where, sampler, self._settings)
             for observer in self.observers:
                 observer.run_started(record)
             self._first_step = self.steps_done + 1
             last_step = config.max_steps  # one's own loop may call epochs() again
             if self._settings is None:
-                last_step = min(config.epochs * numbers["steps_per_epoch"], last_step or sys.maxsize)
+                last_step = num_steps_of_run(config, record["arithmetic"]["steps_per_epoch"])
             if last_step is None or self.steps_done < last_step:  # else epochs() reports that nothing is trained
                 self._report_unprofiled(last_step)
 

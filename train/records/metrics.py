@@ -143,13 +143,13 @@ def start_record(
     world: World,
     device: torch.device,
     where: list[str],
-    numbers: dict[str, int],
-    settings: set[str] | None = None,
+    sampler: ShardSampler,
+    settings: set[str] | None,
 ) -> dict[str, Any]:
     """Return the values of the `start` record of metrics.jsonl.
 
-    settings: the names of the settings that the run has; all of the config's unless given.
-    where: what train.world.placement.where_ranks_are() returns; numbers: what arithmetic() returns.
+    where: what train.world.placement.where_ranks_are() returns.
+    settings: the names of the settings that the run has; None for all of the config's.
     run_id is random and new at each start.  command_line is how a shell would start this process.
     """
     return {
@@ -159,5 +159,5 @@ def start_record(
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "versions": {"train": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "config": config.model_dump(include=settings),
-        "arithmetic": numbers,
+        "arithmetic": arithmetic(config, world, sampler),
     }
