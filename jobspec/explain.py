@@ -5,15 +5,14 @@ between < and >.
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from pydantic import BaseModel
 
-from jobspec.environment import NODE_0, NODE_OF_RANK_0, THIS_NODE, Variable
+from jobspec.environment import NODE_0, NODE_OF_RANK_0, THIS_NODE, SetBy
 from jobspec.plan import Plan, Rank
 from jobspec.problems import Path, Problem, SpecError, option_place, printable
 from jobspec.reading.yaml_source import Source
@@ -41,29 +40,22 @@ _NOWHERE = object()  # in place of a value that the spec does not have
 
 
 @dataclass(frozen=True)
-class Process:
-    """One process: where it runs, and its variables in the order in which they are set.
-
-    A name may appear twice, for example first from an operator and then from torchrun: the later value counts.
-    """
-
-    rank: Rank
-    node_name: str
-    variables: list[Variable]
-
-
-@dataclass(frozen=True)
 class Explanation:
     """A plan on one target.
 
-    `node_names` are in the order of node numbers, and empty if they are not known before the job runs.
+    `node_names` are in the order of node numbers, and empty if they are not known before the job runs; `nodes` then
+    has words for each number.
+    `values` hold the value on each rank of each variable, by its name and who sets it, in the order in which they are
+    set.  A name may be set twice, for example first by an operator and then by torchrun: the later value counts.
     `origins` hold each key of the spec as in `--set`, its value and where that comes from; None unless requested.
     """
 
     plan: Plan
     target: Target
     node_names: list[str]
-    processes: list[Process]
+    nodes: list[str]
+    ranks: list[Rank]
+    values: dict[tuple[str, SetBy], dict[int, str]]
     origins: list[tuple[str, Any, str]] | None
 
 
@@ -77,19 +69,19 @@ def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None =
     if hosts:
         names = _hosts(plan, hosts, names)
     numbered = sorted(names) if plan.backend == "c10d" else names
-    processes = []
-    for rank in plan.ranks():
-        variables = target.environment(plan, rank)
-        # Under c10d, a node's number follows from its name.
-        node = f"<number {rank.node} in alphabetical order>" if plan.backend == "c10d" else f"<node {rank.node}>"
-        if numbered:
-            node = numbered[rank.node]
-            known = {NODE_0: names[0], NODE_OF_RANK_0: numbered[0], THIS_NODE: node}
-            variables = [_named(variable, known) for variable in variables]
-        processes.append(Process(rank, node, variables))
+    # Under c10d, a node's number follows from its name.
+    unnamed = "<number {} in alphabetical order>" if plan.backend == "c10d" else "<node {}>"
+    nodes = numbered or [unnamed.format(node) for node in range(plan.job.nodes.max)]
+    ranks = list(plan.ranks())
+    values: dict[tuple[str, SetBy], dict[int, str]] = {}
+    for rank in ranks:
+        known = {NODE_0: names[0], NODE_OF_RANK_0: nodes[0], THIS_NODE: nodes[rank.node]} if names else {}
+        for variable in target.environment(plan, rank):
+            by_rank = values.setdefault((variable.name, variable.set_by), {})
+            by_rank[rank.rank] = _named(variable.value, known)
     # A sweep numbers the names.
     origins = [*_origins((), {**source.values, "name": plan.job.name}, plan.job, source)] if source else None
-    return Explanation(plan, target, names, processes, origins)
+    return Explanation(plan, target, names, nodes, ranks, values, origins)
 
 
 def as_json(explanation: Explanation) -> str:
@@ -98,16 +90,15 @@ def as_json(explanation: Explanation) -> str:
     Variables that are the same on all ranks appear once, the others under each rank.  All variables with one name are
     in the same one of these places, in the order in which they are set.
     """
-    plan = explanation.plan
-    counts: Counter[tuple[str, tuple[Variable, ...]]] = Counter()
-    for process in explanation.processes:
-        by_name = groupby(sorted(process.variables, key=lambda one: one.name), lambda one: one.name)
-        counts.update((name, tuple(variables)) for name, variables in by_name)
-    alike = {name for (name, _), count in counts.items() if count == len(explanation.processes)}
+    plan, ranks, values = explanation.plan, explanation.ranks, explanation.values
+    different = {name for (name, _), by_rank in values.items() if len({by_rank.get(one.rank) for one in ranks}) > 1}
 
-    def listed(process: Process, are_alike: bool) -> list[dict[str, str]]:
-        chosen = [one for one in process.variables if (one.name in alike) == are_alike]
-        return [{"name": one.name, "value": one.value, "set_by": one.set_by} for one in chosen]
+    def listed(rank: int, differ: bool) -> list[dict[str, str]]:
+        return [
+            {"name": name, "value": by_rank[rank], "set_by": set_by}
+            for (name, set_by), by_rank in values.items()
+            if rank in by_rank and (name in different) == differ
+        ]
 
     head = {
         "job": plan.job.name,
@@ -120,23 +111,23 @@ def as_json(explanation: Explanation) -> str:
         "c10d_order": sorted(explanation.node_names),
         "rendezvous_timeout_s": plan.rendezvous_timeout_s,
         "inside": _inside(explanation),
-        "environment": listed(explanation.processes[0], True),
+        "environment": listed(0, differ=False),
     }
     if explanation.origins is not None:
         head["spec"] = [dict(zip(("key", "value", "origin"), row, strict=True)) for row in explanation.origins]
-    ranks = (
+    rows = (
         {
-            "rank": process.rank.rank,
-            "node": process.node_name,
-            "node_rank": process.rank.node,
-            "local_rank": process.rank.local_rank,
-            "device": process.rank.device,
-            "environment": listed(process, False),
+            "rank": rank.rank,
+            "node": explanation.nodes[rank.node],
+            "node_rank": rank.node,
+            "local_rank": rank.local_rank,
+            "device": rank.device,
+            "environment": listed(rank.rank, differ=True),
         }
-        for process in explanation.processes
+        for rank in ranks
     )
     # One line for each rank, because there may be thousands.
-    lines = ",\n    ".join(json.dumps(rank, ensure_ascii=False) for rank in ranks)
+    lines = ",\n    ".join(json.dumps(row, ensure_ascii=False) for row in rows)
     return f'{json.dumps(head, indent=2, ensure_ascii=False)[:-2]},\n  "ranks": [\n    {lines}\n  ]\n}}\n'
 
 
@@ -171,14 +162,11 @@ def _hosts(plan: Plan, hosts: str, given: list[str]) -> list[str]:
     raise SpecError([Problem(option_place("--hosts", hosts), message, hint)])
 
 
-def _named(variable: Variable, known: Mapping[str, str]) -> Variable:
+def _named(value: str, known: Mapping[str, str]) -> str:
     """Replace the placeholders for nodes in a variable's value with the nodes' names."""
-    value = variable.value
-    if "<" not in value:  # most values; a copy of each would take most of the time
-        return variable
     for part, name in known.items():
         value = value.replace(part, name)
-    return replace(variable, value=value)
+    return value
 
 
 def _summary(explanation: Explanation) -> Iterator[str]:
@@ -200,38 +188,38 @@ def _summary(explanation: Explanation) -> Iterator[str]:
 
 
 def _rank_rows(explanation: Explanation) -> Iterator[list[str]]:
-    many = len(explanation.processes) > _MANY
-    for _, processes in groupby(explanation.processes, lambda process: process.rank.node if many else process.rank):
-        first, *others = processes
-        last = [first, *others][-1].rank
+    many = len(explanation.ranks) > _MANY
+    for _, of_row in groupby(explanation.ranks, lambda rank: rank.node if many else rank):
+        first, *others = of_row
+        last = [first, *others][-1]
         ranks, locals_ = (
             f"{low}-{high}" if others else str(low)
-            for low, high in ((first.rank.rank, last.rank), (first.rank.local_rank, last.local_rank))
+            for low, high in ((first.rank, last.rank), (first.local_rank, last.local_rank))
         )
-        device = first.rank.device + (f"-{last.local_rank}" if last.device != first.rank.device else "")
-        yield [ranks, str(first.rank.node), locals_, device, first.node_name]
+        device = first.device + (f"-{last.local_rank}" if last.device != first.device else "")
+        yield [ranks, str(first.node), locals_, device, explanation.nodes[first.node]]
 
 
 def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
     """Yield one row for each variable, in the order in which they are first set, with the value that counts."""
-    values: dict[str, dict[str, dict[int, str]]] = {}
+    values = explanation.values
     target, remarks = name_of(explanation.target), explanation.target.REMARKS
     script = "compose file" if target == "compose" else "script" if ".sh." in template(target) else "manifest"
-    for process in explanation.processes:
-        for variable in process.variables:
-            setter = script if variable.set_by == "script" else variable.set_by
-            values.setdefault(variable.name, {}).setdefault(setter, {})[process.rank.rank] = variable.value
-    for name in sorted(values, key=lambda name: (*_MATTER_MOST, name).index(name)):
-        texts = {setter: _by_rank(name, by_rank, explanation) for setter, by_rank in values[name].items()}
+    names = dict.fromkeys(name for name, _ in values)
+    for name in sorted(names, key=lambda name: (*_MATTER_MOST, name).index(name)):
+        texts = {
+            script if set_by == "script" else set_by: _by_rank(name, by_rank, explanation.ranks)
+            for (other, set_by), by_rank in values.items()
+            if other == name
+        }
         *_, last = texts
         words = [f"from {setter}: {text}" for setter, text in texts.items() if text != texts[last]]
         words += [remarks[name]] if name in remarks else []
         yield [name, ", then ".join(texts), texts[last] + (f"  ({'; '.join(words)})" if words else "")]
 
 
-def _by_rank(name: str, values: dict[int, str], explanation: Explanation) -> str:
+def _by_rank(name: str, values: dict[int, str], ranks: list[Rank]) -> str:
     """Return the value that all ranks share, or how the values depend on the rank."""
-    ranks = [process.rank for process in explanation.processes]
     if len(values) == len(ranks):
         if len(set(values.values())) == 1:
             return _shown(values[0])

@@ -85,9 +85,13 @@ def test_variables_that_differ_between_the_tasks_of_a_sweep_are_shown(launcher: 
     job.write_text(f"{BASE}nodes: 2\nenv: {{A: w}}\n{sweep}\nslurm: {{launcher: {launcher}}}\n")
     module = targets.load("slurm")
     (plan,) = plans_of(read(str(job)), module)
-    set_by_spec = [one for one in explain(plan, module).processes[0].variables if one.set_by == "spec"]
+    told = json.loads(as_json(explain(plan, module)))
     differs = "<value of the combination>"
-    assert {one.name: one.value for one in set_by_spec} == {"A": differs, "B": "z", "OMP_NUM_THREADS": differs}
+    assert {one["name"]: one["value"] for one in told["environment"] if one["set_by"] == "spec"} == {
+        "A": differs,
+        "B": "z",
+        "OMP_NUM_THREADS": differs,
+    }
 
 
 @unnamed_nodes
