@@ -41,8 +41,6 @@ def _apply(source: Source, assignment: str, number: int) -> None:
         raise SpecError([Problem(place, f"nested deeper than {MAX_DEPTH} levels; a job spec never needs that many")])
     reader = Reader(value, place.name, replace(place, column=len(key) + 2))
     new = reader.document()
-    if reader.problems:
-        raise SpecError(reader.problems)
 
     if found := re.fullmatch(r"(.*[^.])\[([0-9]+)\](.*)", key):
         hint = f"--set {found[1]}.{found[2]}{found[3]}=…"

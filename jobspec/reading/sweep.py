@@ -58,20 +58,21 @@ def _path(key: Any) -> Path:
 
 def _put(source: Source, path: Path, value: Any, read_at: Path) -> None:
     section, key = path
-    command = source.values.get("command")
+    place = source.items[read_at]
     if section == "args":
+        command, text = source.values.get("command"), str(value)
+        if isinstance(value, bool):
+            text = text.lower()
+        elif isinstance(value, int | float):
+            text = place.written  # 001 is not 1
         if isinstance(command, list):
-            path = ("command", len(command))
-            place = source.items.get(read_at, source.keys["sweep", read_at[1]])
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            source.values["command"] = [*command, f"--{key}={place.written if is_number else text}"]  # 001 is not 1
-            source.items[path] = place
+            source.values["command"] = [*command, f"--{key}={text}"]
+            source.items["command", len(command)] = place
         return
     there = source.values.get(str(section))
     if there is None:  # no such key, or a key without a value
         there = source.values[str(section)] = {}
     if isinstance(there, dict):
         there[key] = value
-        source.keys[path] = source.keys["sweep", read_at[1]]
-        source.items[path] = source.items.get(read_at, source.keys[path])
+        source.keys[path] = source.keys[read_at[:2]]
+        source.items[path] = place

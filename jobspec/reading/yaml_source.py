@@ -12,10 +12,10 @@ import re
 import sys
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import yaml
-from yaml.reader import Reader as YamlReader
+from yaml.reader import ReaderError
 
 from jobspec.problems import Finding, Path, Place, Problem, SpecError
 from jobspec.reading.notation import Line, hidden, is_secret, line_of, lines_with_secrets
@@ -102,21 +102,16 @@ def parse(text: str, name: str, may_be_empty: bool = False) -> Source:
     reader = Reader(text, name)
     root = reader.document()
     start = reader.items.get((), _start(name, text))
-    if may_be_empty and () not in reader.items and not reader.problems:
+    if may_be_empty and () not in reader.items:
         root = {}
-    if not isinstance(root, dict) and not reader.problems:
+    if not isinstance(root, dict):
         reader.add(start, "a job spec must be a mapping of keys to values", "begin with `name: my-job`")
-    if reader.problems or not isinstance(root, dict):
         raise SpecError(reader.problems)
     return Source(root, reader.keys, {**reader.items, (): start})
 
 
 def _start(name: str, text: str = "") -> Place:
     return Place(name, 1, 1, 1, _LINE_BREAK.split(text, maxsplit=1)[0])
-
-
-class _Stop(Exception):
-    """Raised where the parser cannot continue; the reason is among the problems."""
 
 
 class Reader:
@@ -138,33 +133,22 @@ class Reader:
         self.problems.append(hidden(problem) if is_secret(self._section) else problem)
 
     def document(self) -> Any:
-        """Return the one document of the text; None after a mistake that stops the parser."""
+        """Return the one document of the text, None if it is empty; raise SpecError with all mistakes."""
+        root = None
         try:
-            if found := YamlReader.NON_PRINTABLE.search(self._text):
-                lines = _LINE_BREAK.split(self._text[: found.start()])
-                message = f"character U+{ord(found.group()):04X} is not allowed in YAML"
-                hint = "no text file contains it; did you mean another file?"
-                self.add(self._at(len(lines) - 1, len(lines[-1]), 1), message, hint)
-                return None
-            self._loader = yaml.SafeLoader(self._text)
-            self._event()  # start of the stream
-            event = self._event()
-            if isinstance(event, yaml.StreamEndEvent):
-                return None
-            root = self._node(())
-            self._event()  # end of the document
-            event = self._event()
-            if not isinstance(event, yaml.StreamEndEvent):
-                self.add(self._place(event), "a second document begins here; a job spec is one document")
-            return root
-        except _Stop:
-            return None
-
-    def _event(self, take: bool = True) -> Any:
-        """Return the next parser event; `take=False` only looks at it."""
-        try:
-            # types-PyYAML leaves these two without types.
-            return self._loader.get_event() if take else self._loader.peek_event()  # type: ignore[no-untyped-call]
+            self._loader = cast(Any, yaml.SafeLoader(self._text))  # types-PyYAML leaves its methods without types
+            self._loader.get_event()  # start of the stream
+            if isinstance(self._loader.get_event(), yaml.DocumentStartEvent):
+                root = self._node(())
+                self._loader.get_event()  # end of the document
+                event = self._loader.get_event()
+                if not isinstance(event, yaml.StreamEndEvent):
+                    self.add(self._place(event), "a second document begins here; a job spec is one document")
+        except ReaderError as error:
+            lines = _LINE_BREAK.split(self._text[: error.position])
+            message = f"character U+{error.character:04X} is not allowed in YAML"
+            hint = "no text file contains it; did you mean another file?"
+            self.add(self._at(len(lines) - 1, len(lines[-1]), 1), message, hint)
         except yaml.MarkedYAMLError as error:
             mark = _mark(error) or self._loader.get_mark()
             context = f" ({error.context})" if error.context else ""
@@ -173,10 +157,12 @@ class Reader:
         except (ValueError, OverflowError):  # chr() of an escape like "\U99999999"
             mark = self._loader.get_mark()
             self.add(self._at(mark.line, mark.column, 1), "not YAML: this escape names no character")
-        raise _Stop
+        if self.problems:
+            raise SpecError(self.problems)
+        return root
 
     def _node(self, path: Path) -> Any:
-        event = self._event()
+        event = self._loader.get_event()
         place = self._place(event)
         self.items[path] = place
         if isinstance(event, yaml.AliasEvent):
@@ -190,38 +176,35 @@ class Reader:
             self.add(place, f'tag "{tag}": a job spec must not have tags', "to make a value text, put it in quotes")
         if len(path) > MAX_DEPTH:
             self.add(place, f"nested deeper than {MAX_DEPTH} levels; a job spec never needs that many")
-            raise _Stop
+            raise SpecError(self.problems)
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(path)
         if isinstance(event, yaml.SequenceStartEvent):
             values: list[Any] = []
-            while not isinstance(self._event(take=False), yaml.SequenceEndEvent):
+            while not self._loader.check_event(yaml.SequenceEndEvent):
                 values.append(self._node((*path, len(values))))
-            self._event()
+            self._loader.get_event()
             return values
         text = self._text_of(event, place)
         return text if event.style else typed(text)
 
     def _mapping(self, path: Path) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        while not isinstance(self._event(take=False), yaml.MappingEndEvent):
-            event = self._event()
+        while not self._loader.check_event(yaml.MappingEndEvent):
+            event = self._loader.get_event()
             place = self._place(event)
             if not isinstance(event, yaml.ScalarEvent) or event.anchor is not None or event.tag is not None:
                 self.add(place, "a key must be a plain word")
-                raise _Stop
+                raise SpecError(self.problems)
             key = self._text_of(event, place)
             below = (*path, key)
             self._section = below[:1]
             if key in values:
                 self.add(place, f'"{key}" is given twice', f"it is first given on line {self.keys[below].line}")
-                first = self.keys[below], self.items[below]
-                self._node(below)
-                self.keys[below], self.items[below] = first
             else:
                 self.keys[below] = place
-                values[key] = self._node(below)
-        self._event()
+            values[key] = self._node(below)
+        self._loader.get_event()
         return values
 
     def _text_of(self, event: Any, place: Place) -> str:
