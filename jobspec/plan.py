@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress, zip_longest
 from typing import Literal
 
 from jobspec.spec.job import Job
@@ -180,16 +181,17 @@ def make_plan(job: Job, rendezvous_timeout_s: int = RENDEZVOUS_TIMEOUT_S) -> Pla
 
 def as_array(plans: Sequence[Plan]) -> Plan:
     """Merge plans into a job array's plan, one task each; they may differ in settings of train and in variables."""
-    words = [word for word in plans[0].program if all(word in plan.program for plan in plans)]
+    # By position: a command may have a word twice.
+    shared = [len(set(words)) == 1 for words in zip_longest(*(plan.program for plan in plans))]
     env = {name: value for name, value in plans[0].env.items() if all(plan.env.get(name) == value for plan in plans)}
     points = tuple(
         Point(
-            tuple(word for word in plan.program if word not in words),
+            tuple(word for word, is_shared in zip(plan.program, shared, strict=False) if not is_shared),
             {name: value for name, value in plan.env.items() if name not in env},
         )
         for plan in plans
     )
-    return replace(plans[0], program=tuple(words), env=env, points=points)
+    return replace(plans[0], program=tuple(compress(plans[0].program, shared)), env=env, points=points)
 
 
 def _defaults(job: Job) -> dict[str, str]:

@@ -161,3 +161,10 @@ def test_sweep_of_arguments_needs_no_wrapper(own_cluster: Cluster, tmp_path: Pat
         assert call.argv[-4:] == ["mine.py", "--lr=1", "--no-decay=true", f"--lr={rate}"]
     for number, document in enumerate(d for d in documents(render("jobset", str(file))) if d["kind"] == "JobSet"):
         assert f"--lr={RATES[number]}" in str(document)
+
+
+def test_a_swept_argument_comes_last_even_if_the_command_has_the_same_word(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"{OWN}command: [mine.py, --lr=1, --lr=5]\nsweep: {{args.lr: [2, 1]}}\n")
+    branches = re.findall(r"^    [01]\) (.*) ;;", render("slurm", str(file)), re.MULTILINE)
+    assert branches == ["set -- --lr=2", "set -- --lr=1"]
