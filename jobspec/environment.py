@@ -34,8 +34,7 @@ class Variable:
 
 def common_variables(plan: Plan) -> list[Variable]:
     """List the plan's variables and secrets, which are the same for every process."""
-    set_by: dict[str, SetBy] = dict.fromkeys(plan.job.env, "spec")
-    env = [Variable(name, value, set_by.get(name, "script")) for name, value in plan.env.items()]
+    env = [Variable(name, value, "spec" if name in plan.job.env else "script") for name, value in plan.env.items()]
     return [*env, *(Variable(name, "<secret>", "person") for name in plan.job.secrets)]
 
 

@@ -17,7 +17,7 @@ class Pyxis(Runtime):  # a plugin of srun, so it has no program
         flags = [f"--container-image={_image(plan.job.image or '')}"]
         if mounts := [f"{mount.folder}{self.target(mount)}" for mount in plan.job.mounts if not mount.empty]:
             flags.append(f"--container-mounts={','.join(mounts)}")
-        if _empty(plan):
+        if any(mount.empty for mount in plan.job.mounts):
             flags.append("--container-writable")
         # If the image sets a variable too, the image's value wins unless the variable is named here (pyxis#124).
         return [*flags, f"--container-env={','.join(passed)}"]
@@ -25,12 +25,8 @@ class Pyxis(Runtime):  # a plugin of srun, so it has no program
     def before(self, plan: Plan, passed: Sequence[str]) -> list[str]:
         # Folders of the container itself, which enroot unpacks on the node's disk and pyxis removes after the job.  The
         # tasks of a node share them, as they share the container.
-        paths = _empty(plan)
+        paths = [mount.path for mount in plan.job.mounts if mount.empty]
         return [f"mkdir -p {' '.join(map(sh, paths))}"] if paths else []
-
-
-def _empty(plan: Plan) -> list[str]:
-    return [mount.path for mount in plan.job.mounts if mount.empty]
 
 
 def _image(image: str) -> str:
