@@ -48,7 +48,10 @@ def merge(sources: Sequence[Source]) -> Source:
         merged.add(source, source.values, merged.values, ())
     if merged.problems:
         raise SpecError(merged.problems)
-    return Source(merged.values, merged.keys, merged.items, merged.removed)  # equal to a source that was read
+    # Without the places of what was replaced or removed.
+    there = set(_paths(merged.values))
+    keys, items = ({at: of[at] for at in of if at in there} for of in (merged.keys, merged.items))
+    return Source(merged.values, keys, items, merged.removed)
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,6 @@ class _Merged(Source):
             old = there.get(written)
             if value is None and (old is not None or (read_at in self.removed and written not in there)):
                 there.pop(written, None)
-                self._forget(old, read_at)
                 self.removed[read_at] = source.keys[read_at]
                 self.appended.pop(read_at, None)
             elif read_at in self.appended:
@@ -86,7 +88,6 @@ class _Merged(Source):
                 self.add(source, value, there[written], read_at)
             else:
                 there[written] = value
-                self._forget(old, read_at)
                 self._take_places(source, read_at, read_at, value)
 
     def _append(self, source: Source, read_at: Path, value: Any, new: dict[str, Any], there: dict[str, Any]) -> None:
@@ -125,11 +126,6 @@ class _Merged(Source):
             for places, new in ((self.keys, source.keys), (self.items, source.items)):
                 if read_at + below in new:
                     places[path + below] = new[read_at + below]
-
-    def _forget(self, old: Any, path: Path) -> None:
-        for below in _paths(old):
-            self.keys.pop(path + below, None)
-            self.items.pop(path + below, None)
 
 
 def _appends(key: str | int) -> bool:

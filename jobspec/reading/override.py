@@ -57,17 +57,14 @@ def _apply(source: Source, assignment: str, number: int) -> None:
         parent = parent[step]
     step = _step(parent, last, path, place)
     path = (*path, step)
-    takes_away = new is None and isinstance(parent, dict) and (parent.get(step) is not None or path in source.removed)
-    if takes_away:
-        parent.pop(step, None)
-        source.removed[path] = place
-    else:
-        parent[step] = new
     for places in (source.keys, source.items):
         for old in [old for old in places if old[: len(path)] == path]:
             del places[old]
-    if takes_away:
+    if new is None and isinstance(parent, dict) and (parent.get(step) is not None or path in source.removed):
+        parent.pop(step, None)
+        source.removed[path] = place
         return
+    parent[step] = new
     source.keys[path] = place
     source.keys.update({path + below: found for below, found in reader.keys.items()})
     source.items.update({path + below: found for below, found in reader.items.items()})
