@@ -223,11 +223,11 @@ class Reader:
 
     def _at(self, line: int, column: int, length: int) -> Place:
         """Return a place from PyYAML's line and column, which count from 0."""
-        if self._option is not None:
-            before = column if line == 0 else 0
-            return replace(self._option, column=self._option.column + before, length=max(1, length))
-        text = self._lines[min(line, len(self._lines) - 1)]
-        return Place(self._name, line + 1, column + 1, max(1, length), text)
+        line = min(line, len(self._lines) - 1)
+        if self._option is not None:  # its text is one line
+            starts = [0, *(found.end() for found in _LINE_BREAK.finditer(self._text))]
+            return replace(self._option, column=self._option.column + starts[line] + column, length=max(1, length))
+        return Place(self._name, line + 1, column + 1, max(1, length), self._lines[line])
 
 
 def typed(text: str) -> Any:

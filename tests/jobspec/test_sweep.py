@@ -168,3 +168,10 @@ def test_a_swept_argument_comes_last_even_if_the_command_has_the_same_word(tmp_p
     file.write_text(f"{OWN}command: [mine.py, --lr=1, --lr=5]\nsweep: {{args.lr: [2, 1]}}\n")
     branches = re.findall(r"^    [01]\) (.*) ;;", render("slurm", str(file)), re.MULTILINE)
     assert branches == ["set -- --lr=2", "set -- --lr=1"]
+
+
+def test_swept_numbers_of_an_option_with_several_lines_are_as_written(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"{OWN}command: [mine.py]\n")
+    script = render("slurm", str(file), ["sweep=\n  args.lr:\n  - 0.10\r\n  - 0.20"])
+    assert re.findall(r"set -- --lr=(.*) ;;", script) == ["0.10", "0.20"]
