@@ -45,8 +45,8 @@ class Explanation:
 
     `node_names` are in the order of node numbers, and empty if they are not known before the job runs; `nodes` then
     has words for each number.
-    `values` hold the value on each rank of each variable, by its name and who sets it, in the order in which they are
-    set.  A name may be set twice, for example first by an operator and then by torchrun: the later value counts.
+    `values` hold each variable's value on all ranks, by its name and who sets it, in the order in which they are set.
+    A name may be set twice, for example first by an operator and then by torchrun: the later value counts.
     `origins` hold each key of the spec as in `--set`, its value and where that comes from; None unless requested.
     """
 
@@ -55,7 +55,7 @@ class Explanation:
     node_names: list[str]
     nodes: list[str]
     ranks: list[Rank]
-    values: dict[tuple[str, SetBy], dict[int, str]]
+    values: dict[tuple[str, SetBy], list[str]]
     origins: list[tuple[str, Any, str]] | None
 
 
@@ -73,12 +73,11 @@ def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None =
     unnamed = "<number {} in alphabetical order>" if plan.backend == "c10d" else "<node {}>"
     nodes = numbered or [unnamed.format(node) for node in range(plan.job.nodes.max)]
     ranks = list(plan.ranks())
-    values: dict[tuple[str, SetBy], dict[int, str]] = {}
+    values: dict[tuple[str, SetBy], list[str]] = {}
     for rank in ranks:
         known = {NODE_0: names[0], NODE_OF_RANK_0: nodes[0], THIS_NODE: nodes[rank.node]} if names else {}
         for variable in target.environment(plan, rank):
-            by_rank = values.setdefault((variable.name, variable.set_by), {})
-            by_rank[rank.rank] = _named(variable.value, known)
+            values.setdefault((variable.name, variable.set_by), []).append(_named(variable.value, known))
     # A sweep numbers the names.
     origins = [*_origins((), {**source.values, "name": plan.job.name}, plan.job, source)] if source else None
     return Explanation(plan, target, names, nodes, ranks, values, origins)
@@ -90,14 +89,14 @@ def as_json(explanation: Explanation) -> str:
     Variables that are the same on all ranks appear once, the others under each rank.  All variables with one name are
     in the same one of these places, in the order in which they are set.
     """
-    plan, ranks, values = explanation.plan, explanation.ranks, explanation.values
-    different = {name for (name, _), by_rank in values.items() if len({by_rank.get(one.rank) for one in ranks}) > 1}
+    plan, values = explanation.plan, explanation.values
+    different = {name for (name, _), by_rank in values.items() if len(set(by_rank)) > 1}
 
     def listed(rank: int, differ: bool) -> list[dict[str, str]]:
         return [
             {"name": name, "value": by_rank[rank], "set_by": set_by}
             for (name, set_by), by_rank in values.items()
-            if rank in by_rank and (name in different) == differ
+            if (name in different) == differ
         ]
 
     head = {
@@ -124,7 +123,7 @@ def as_json(explanation: Explanation) -> str:
             "device": rank.device,
             "environment": listed(rank.rank, differ=True),
         }
-        for rank in ranks
+        for rank in explanation.ranks
     )
     # One line for each rank, because there may be thousands.
     lines = ",\n    ".join(json.dumps(row, ensure_ascii=False) for row in rows)
@@ -218,19 +217,18 @@ def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
         yield [name, ", then ".join(texts), texts[last] + (f"  ({'; '.join(words)})" if words else "")]
 
 
-def _by_rank(name: str, values: dict[int, str], ranks: list[Rank]) -> str:
+def _by_rank(name: str, values: list[str], ranks: list[Rank]) -> str:
     """Return the value that all ranks share, or how the values depend on the rank."""
-    if len(values) == len(ranks):
-        if len(set(values.values())) == 1:
-            return _shown(values[0])
-        # The column of the same name comes first: on a single node, RANK and LOCAL_RANK have the same numbers.
-        for column in sorted(_HEADS, key=lambda column: _HEADS[column] != name):
-            if all(values[rank.rank] == str(getattr(rank, column)) for rank in ranks):
-                return f"<{_HEADS[column]} above>"
+    if len(set(values)) == 1:
+        return _shown(values[0])
+    # The column of the same name comes first: on a single node, RANK and LOCAL_RANK have the same numbers.
+    for column in sorted(_HEADS, key=lambda column: _HEADS[column] != name):
+        if values == [str(getattr(rank, column)) for rank in ranks]:
+            return f"<{_HEADS[column]} above>"
     # Neighbouring ranks with the same value stand together: a table of 64 nodes x 8 must not show it 512 times.
     texts = []
-    for (value, _), group in groupby(enumerate(values), lambda item: (values[item[1]], item[1] - item[0])):
-        first, *others = [rank for _, rank in group]
+    for value, group in groupby(range(len(values)), values.__getitem__):
+        first, *others = group
         texts.append(f"{f'ranks {first}-{others[-1]}' if others else f'rank {first}'}: {_shown(value)}")
     return "; ".join(texts)
 
