@@ -57,7 +57,7 @@ class Source:
         places = [self.keys, self.items] if finding.on_key else [self.items, self.keys]
         while path and not any(path in found for found in places):
             path, places = path[:-1], [self.keys, self.items]
-        place = next((found[path] for found in places if path in found), self.items[()])
+        place = next(found[path] for found in places if path in found)
         problem = Problem(place, finding.message, _no_break_space(place) or finding.hint)
         return hidden(problem) if line_of(place) in self._hidden_lines else problem
 
@@ -150,7 +150,9 @@ class Reader:
             hint = "no text file contains it; did you mean another file?"
             self.add(self._at(len(lines) - 1, len(lines[-1]), 1), message, hint)
         except yaml.MarkedYAMLError as error:
-            mark = _mark(error) or self._loader.get_mark()
+            # Where PyYAML stopped, or where it began something that has no end.
+            begun = error.problem in ("could not find expected ':'", "found unexpected end of stream")
+            mark: Any = error.context_mark if begun else error.problem_mark
             context = f" ({error.context})" if error.context else ""
             place = self._at(mark.line, mark.column, 1)
             self.add(place, f"not YAML: {error.problem}{context}", _hint(error, place))
@@ -247,15 +249,7 @@ def _no_break_space(place: Place) -> str:
     return "this line contains U+00A0, a no-break space; write a plain space" if "\xa0" in place.text else ""
 
 
-def _mark(error: yaml.MarkedYAMLError) -> Any:
-    """Return where people look for the mistake: where PyYAML stopped, or where it began something without an end."""
-    begun = error.problem in ("could not find expected ':'", "found unexpected end of stream")
-    marks = [error.context_mark, error.problem_mark]
-    return next((mark for mark in (marks if begun else reversed(marks)) if mark is not None), None)
-
-
 def _hint(error: yaml.MarkedYAMLError, place: Place) -> str:
-    """Return what to do about the mistake at a place."""
     problem, before = error.problem or "", place.text[: place.column - 1]
     if r"'\t'" in problem:
         return "YAML is indented with spaces, never with tabs"
