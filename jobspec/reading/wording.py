@@ -2,9 +2,11 @@
 
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from jobspec.problems import Finding, Path
@@ -45,8 +47,7 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
         return Finding(path[:-1], f"{dotted(path[:-2])}: a key must be {context['expected']}", on_key=True)
     if kind == "missing":
         *_, key = path
-        model = model_at(path[:-1])
-        hint = f"{key}: {model.model_fields[str(key)].description if model else ''}"
+        hint = f"{key}: {_fields_at(path[:-1])[str(key)].description}"
         where = f" in {dotted(path[:-1])}" if path[:-1] else ""
         if path in source.removed:
             return Finding(path, f'"{key}" is removed here, but is required{where}', hint, on_key=True)
@@ -103,8 +104,8 @@ def _hint(kind: str, value: Any, wanted: str, path: Path, source: Source) -> str
         return 'put the line in quotes: in YAML, ": " begins a value'
     if path == ("resources", "memory") and value in (0, "0"):
         return "leave it out; on Slurm, slurm: {options: {mem: 0}} asks for all memory of a node"
-    if kind in ("model_type", "list_type") and (model := model_at(path)):
-        keys = ", ".join(model.model_fields)
+    if kind in ("model_type", "list_type") and (fields := _fields_at(path)):
+        keys = ", ".join(fields)
         return f"its keys: {keys}" if kind == "model_type" else f"a list of mappings with the keys {keys}"
     if path == ("secrets",) and isinstance(value, dict):
         return list_of_names(value)
@@ -144,11 +145,9 @@ def _command_hint(value: str, source: Source) -> str:
 def _unknown_key(path: Path) -> Finding:
     key, above = str(path[-1]), path[:-1]
     message = f'unknown key "{key}"' + (f' in "{dotted(above)}"' if above else "")
-    sections = [(), *((name,) for name in Job.model_fields)]
-    models = {section: model.model_fields for section in sections if (model := model_at(section))}
-    homes = [dotted(home) or "the top level" for home, fields in models.items() if key in fields]
-    model = model_at(above)
-    hint = f"allowed: {', '.join(model.model_fields)}" if model else ""
+    sections: list[Path] = [(), *((name,) for name in Job.model_fields)]
+    homes = [dotted(section) or "the top level" for section in sections if key in _fields_at(section)]
+    hint = f"allowed: {', '.join(_fields_at(above))}"
     home = synonyms.own_key_of(path)
     if home is not None and home[:-1] == above:
         hint = f'did you mean "{home[-1]}"?'
@@ -169,27 +168,23 @@ def _unknown_key(path: Path) -> Finding:
 
 
 def _similar_key(path: Path) -> str | None:
-    """Return the key that an unknown key was probably meant to be."""
-    model = model_at(path[:-1])
-    if model is None:
-        return None
     home = synonyms.own_key_of(path)
     if home is not None:
         return str(home[-1]) if home[:-1] == path[:-1] else None
     if synonyms.advice_for(path):
         return None
-    key = synonyms.snake_case(str(path[-1]))
-    return key if key in model.model_fields else nearest(str(path[-1]), model.model_fields)
+    key, fields = synonyms.snake_case(str(path[-1])), _fields_at(path[:-1])
+    return key if key in fields else nearest(str(path[-1]), fields)
 
 
-def model_at(path: Path) -> type[BaseModel] | None:
-    """Return the model of the mapping at a path; None if its keys are user-chosen names."""
+def _fields_at(path: Path) -> Mapping[str, FieldInfo]:
+    """Return the keys of the mapping at a path; none if they are user-chosen names."""
     model: type[BaseModel] | None = Job
     for part in path:
         if isinstance(part, str):
             field = model.model_fields.get(part) if model else None
             model = _model_in(field.annotation) if field else None
-    return model
+    return model.model_fields if model else {}
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
