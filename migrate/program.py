@@ -205,7 +205,8 @@ def _say_around(draft: Draft, script: Script, launch: Launch, used: set[str]) ->
 def _stays(draft: Draft, script: Script, one: Statement, needed: set[str]) -> bool:
     """Return True for a statement that stays a line of bash; say what any other one exports, or name it."""
     if one.kind in ("variable_assignment", "variable_assignments", "declaration_command") and one.assigned:
-        values = {name: "".join(text.value for text in script.holds(name) or [Text("$", ())]) for name in one.assigned}
+        held = {name: script.holds(name) or [Text("$", ())] for name in sorted(one.assigned)}
+        values = {name: "".join(text.value for text in texts) for name, texts in held.items()}
         varies = {name for name in script.exported & one.assigned if _VARIES.search(values[name])}
         if not all(is_set_by_launcher(name) for name in one.assigned) and one.assigned & (needed | varies):
             return True

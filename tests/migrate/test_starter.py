@@ -165,6 +165,12 @@ def test_piece_of_a_script_is_in_the_spec_or_named(source: str, said: str, tmp_p
     plan_of(spec, tmp_path, "slurm")
 
 
+def test_variables_of_one_line_stand_in_one_order_at_every_run() -> None:
+    names = [f"A{number}" for number in range(10)]
+    spec = spec_of(f"#!/bin/bash\nexport {' '.join(f'{name}=x' for name in reversed(names))}\nsrun python a.py\n")
+    assert re.findall(r"(?m)^  (A\d):", spec) == names
+
+
 POD = """\
 apiVersion: batch/v1
 kind: Job
