@@ -87,7 +87,7 @@ def _lint(file: str, versions: Versions) -> list[Finding]:
         if path.suffix in _YAML or (not path.suffix and text[:2] != "#!" and _IS_YAML.match(text)):
             return _without_ignored(text, file, _lint_yaml(text, file))
         if "\0" not in text and (_is_shell(text, path.suffix) or file == "-"):
-            script = Script.parse(text, locator(text, file))
+            script = Script(text, locator(text, file))
             script.versions = versions
             found = [*findings(script, *OF_SCRIPTS)]
             if all(each.rule != "bash-refuses-it" for each in found):
@@ -119,7 +119,7 @@ def _without_ignored(text: str, file: str, found: Iterable[Finding], script: Scr
     begins = dict(sorted(ends, reverse=True))  # of the first of all commands that end on a line
     for match in _IGNORE.finditer(text):
         place, names = locate(match.start(), len(match[0])), re.findall(r"[\w-]+", match[1])
-        if script and not script.is_comment(match.start()):
+        if script and not script.source.is_comment(match.start()):
             continue
         first = begins.get(place.line, place.line)
         while first > 1 and lines[first - 2].endswith("\\"):

@@ -217,12 +217,12 @@ def _script(document: Node, node: Node) -> Script:
     at = next((at for at, value in enumerate(values) if at and not value.startswith("-")), len(values))
     shell = values[0].rpartition("/")[2] if any(value.endswith("c") for value in values[1:at]) else ""
     if SHELL.match(shell) and at < len(values):
-        script = Script.parse(values[at], words[at].place_inside)
+        script = Script(values[at], words[at].place_inside)
         script.shell = shell
     else:  # compose splits a text as a shell does
         written = [word.text() if word in given else shlex.quote(word.text()) for word in words]
         ends = list(accumulate(len(each) + 1 for each in written))
-        script = Script.parse(" ".join(written), lambda start, _: words[bisect_right(ends, start)].place)
+        script = Script(" ".join(written), lambda start, _: words[bisect_right(ends, start)].place)
     script.unit = "service" if document.get("services") else "pod"
     limits = [*node.items("resources", "limits"), *node.items("resourcesPerNode", "limits")]
     script.asked["gpus-per-node"] = next((value.text() for name, value in limits if name.endswith("/gpu")), "")

@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from tree_sitter import Node
 
 from jobspec.problems import Place
-from lint.sbatch import Directive, Request, directives
+from lint.sbatch import Request, directives
 from lint.words import LookUp, Source, Text, Word, below, fields, joined, pieces
 
 _UNKNOWN = 0xF0000  # the first private character
@@ -60,7 +60,6 @@ class Command:
         return max([self.start, *(place for word in self.words for place in word.text.at[-1:])])
 
 
-@dataclass
 class Script:
     """The commands of a script, in the order in which they begin, and its `#SBATCH` options; without these, no sbatch.
 
@@ -71,34 +70,20 @@ class Script:
     names: what was written to its private character, and back.
     """
 
-    text: str
-    locate: Callable[[int, int], Place]
-    is_comment: Callable[[int], bool]
-    commands: list[Command] = field(default_factory=list)
-    inside_texts: list[Command] = field(default_factory=list)
-    directives: list[Directive] = field(default_factory=list)
-    asked: Request = field(default_factory=Request)
-    unit: str = "node"
-    shell: str = ""
-    versions: Versions = Versions()
-    environment: dict[str, Text] = field(default_factory=dict)
-    settings: list[Setting] = field(default_factory=list)
-    names: dict[str, str] = field(default_factory=dict)
-    held: dict[str, list[Text] | None] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, text: str, locate: Callable[[int, int], Place]) -> Script:
-        source = Source(Text(text, range(len(text))))
-        script = cls(text, locate, source.is_comment)
-        script.commands = list(commands(source))
-        script.settings = [
+    def __init__(self, text: str, locate: Callable[[int, int], Place]) -> None:
+        self.text, self.locate = text, locate
+        self.source = Source(Text(text, range(len(text))))
+        self.commands, self.inside_texts = list(commands(self.source)), list[Command]()
+        self.directives = list(directives(self.source, locate))
+        self.asked = Request({found.name: found.value for found in self.directives if not found.ignored})
+        self.unit, self.shell, self.versions = "node", "", Versions()
+        self.environment, self.names = dict[str, Text](), dict[str, str]()
+        self.held = dict[str, list[Text] | None]()
+        self.settings: list[Setting] = [
             (name, word.value, word.text.cut(0, len(name)), word.text)
-            for name, words in script.assigned.items()
+            for name, words in self.assigned.items()
             for word in words
         ]
-        script.directives = list(directives(source, locate))
-        script.asked = Request({found.name: found.value for found in script.directives if not found.ignored})
-        return script
 
     @property
     def in_container(self) -> bool:

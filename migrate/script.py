@@ -44,7 +44,7 @@ def read_script(text: str, file: str) -> Draft:
     """Return the draft of one script."""
     name = "stdin" if file == "-" else file.rpartition("/")[2]
     draft = Draft(name, "slurm", [text], is_ours="\n# Rendered by `render.py " in text[:1000])
-    script = Script.parse(text, locator(text, file))
+    script = Script(text, locator(text, file))
     for each in script.directives:
         where = f"line {each.place.line}"
         if each.ignored or not each.known:

@@ -91,7 +91,7 @@ def test_random_texts_give_no_traceback() -> None:
     ]
     for _ in range(2_000):
         text = "#SBATCH -N2\n" + "".join(random.choices(words, k=random.randint(1, 30)))
-        script = Script.parse(text, locator(text, "a.sh"))
+        script = Script(text, locator(text, "a.sh"))
         list(findings(script, *OF_SCRIPTS[1:]))  # without `bash -n`
 
 

@@ -69,7 +69,7 @@ def test_lines_below_are_linted(tmp_path: Path, line: str) -> None:
     ],
 )
 def test_launcher_and_its_options_are_found(text: str, kind: str, options: dict[str, str]) -> None:
-    script = Script.parse(text, locator(text, "job.sh"))
+    script = Script(text, locator(text, "job.sh"))
     (found,) = [launch for launch in launches(script) if launch.kind == kind]
     assert {name: script.shown(option.value) for name, option in found.options.items()} == options
     assert found.text.value in text
@@ -77,7 +77,7 @@ def test_launcher_and_its_options_are_found(text: str, kind: str, options: dict[
 
 def test_what_another_reader_needs_has_its_line() -> None:
     text = "#!/bin/bash\n#SBATCH -N 2 --time=1:00:00\nmodule load cuda\nexport A=1 B\nC='x y'\nsrun python a.py $C\n"
-    script = Script.parse(text, locator(text, "job.sh"))
+    script = Script(text, locator(text, "job.sh"))
     assert [(each.name, each.value, each.place.line) for each in script.directives] == [
         ("nodes", "2", 2),
         ("time", "1:00:00", 2),
