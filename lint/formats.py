@@ -8,8 +8,6 @@ from pathlib import Path
 from jobspec.problems import as_json, report
 from lint.rules import Entry, Finding
 
-FORMATS = ("text", "json", "github", "sarif")
-
 
 def shown(found: Sequence[Finding], format: str, rules: Sequence[Entry]) -> str:
     """Return findings in a format; as text nothing if there are none."""

@@ -165,14 +165,12 @@ def _pairs(raw: yaml.Node, seen: set[int]) -> dict[str, tuple[yaml.ScalarNode, y
 class Container:
     """A container of an object's pods, a TrainJob's trainer (its pod is in its runtime), or a service of compose.
 
-    Init containers are among them.  template: its pod's.  pods: how many the object asks for; None if it does not say.
-    script: what it starts; empty if the image decides it.
+    Init containers are among them.  template: its pod's.  script: what it starts; empty if the image decides it.
     """
 
     document: Node
     node: Node
     template: Node
-    pods: int | None
     script: Script
 
 
@@ -186,13 +184,13 @@ class Manifest(NamedTuple):
 def containers(document: Node) -> list[Container]:
     """Return the containers of all pods of an object, or the services of a compose file, in order."""
     pods, trainer = templates(document), document.get("spec", "trainer")
-    found: list[tuple[Node, Node, int | None]] = [(service, service, None) for _, service in document.items("services")]
-    for (template, count), key in product(pods, ("initContainers", "containers")):
-        found += [(node, template, count) for node in template.elements("spec", key)]
-    found += [(trainer, trainer, None)] if trainer else []
+    found = [(service, service) for _, service in document.items("services")]
+    for (template, _), key in product(pods, ("initContainers", "containers")):
+        found += [(node, template) for node in template.elements("spec", key)]
+    found += [(trainer, trainer)] if trainer else []
     made = [Container(document, *each, _script(document, each[0])) for each in found]
     for container in made if len(pods) == 1 and document.text("kind") in ("Job", "JobSet") else ():
-        container.script.asked["nodes"] = str(container.pods or "")
+        container.script.asked["nodes"] = str(pods[0][1] or "")
     return made
 
 
