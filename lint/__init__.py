@@ -24,6 +24,7 @@ OF_SCRIPTS = (checkers, nodes, slurm, secrets)
 _YAML = (".yaml", ".yml", ".json")
 _SHELLS = (".sh", ".bash", ".sbatch", ".slurm", ".job")
 _SHELL = re.compile(r"#!.*[/ ](?:ba|da|k|z)?sh\b")
+_DIRECTIVE = re.compile(r"^#SBATCH\s", re.M)
 _IS_YAML = re.compile(r"\s*\{\s*\"|(?s:.*?)^(?:apiVersion|services):", re.M)
 _IN_FOLDERS = (*_SHELLS, ".yaml", ".yml")  # .json is mostly data there
 _IGNORE = re.compile(r"#\s*lint:\s*ignore=([\w-]+(?:\s*,\s*[\w-]+)*)")
@@ -84,16 +85,18 @@ def _lint(file: str, versions: Versions) -> list[Finding]:
         if len(data) > _MAX_BYTES:
             raise OSError(0, f"larger than {_MAX_BYTES >> 20} MiB, too large for lint")
         text = data.decode("utf-8-sig")
-        if path.suffix in _YAML or (not path.suffix and text[:2] != "#!" and _IS_YAML.match(text)):
+        starts = text.startswith("#!")
+        if path.suffix in _YAML or (not path.suffix and not starts and _IS_YAML.match(text)):
             return _without_ignored(text, file, _lint_yaml(text, file))
-        if "\0" not in text and (_is_shell(text, path.suffix) or file == "-"):
+        is_shell = _SHELL.match(text) if starts else path.suffix in _SHELLS or _DIRECTIVE.search(text)
+        if "\0" not in text and (is_shell or file == "-"):
             script = Script(text, locator(text, file))
             script.versions = versions
             found = [*findings(script, *OF_SCRIPTS)]
             if all(each.rule != "bash-refuses-it" for each in found):
                 found += checkers.shellcheck(script)
             return _without_ignored(text, file, found, script)
-        if text.startswith("#!") and path.suffix in _SHELLS:
+        if starts and path.suffix in _SHELLS:
             program = text.split("\n", 1)[0].split()[-1].rpartition("/")[2]
             return [_unreadable(file, text, f"its first line starts {program}, and lint reads bash and sh")]
         return [_unreadable(file, text, _UNKNOWN, _READS)]
@@ -131,13 +134,6 @@ def _without_ignored(text: str, file: str, found: Iterable[Finding], script: Scr
             rule, reason = entries()["ignores-no-rule"], f"there is no rule {name} [ignores-no-rule]"
             kept.append(Finding(place, reason, rule.fix, rule.link, rule.severity, rule.name))
     return sorted(set(kept), key=lambda each: (each.place.line, each.place.column, each.message))
-
-
-def _is_shell(text: str, suffix: str) -> bool:
-    """Return True for a shell script, judged by its first line, its name or its #SBATCH lines."""
-    if text.startswith("#!"):
-        return _SHELL.match(text) is not None
-    return suffix in _SHELLS or re.search(r"^#SBATCH\s", text, re.M) is not None
 
 
 def _unreadable(file: str, text: str, message: str, hint: str = "") -> Finding:
