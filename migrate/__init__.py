@@ -22,21 +22,20 @@ def starter(files: Sequence[str], with_site: bool = False) -> tuple[str, str, li
 
     "-" is stdin.  Raises SpecError if a file is neither, OSError if one cannot be read.
     """
-    problem, texts = "", {file: read(file).replace("\r\n", "\n") for file in files}
+    texts = {file: read(file).replace("\r\n", "\n") for file in files}
     is_yaml = any(  # a script, which begins with #!, may write a manifest
         Path(file).suffix in (".yaml", ".yml", ".json") or (not text.startswith("#!") and _YAML.search(text))
         for file, text in texts.items()
     )
-    if not is_yaml and len(files) > 1:
-        problem = "only one script makes one job: name the one that sbatch gets"
     if any("\0" in text or not text.strip() for text in texts.values()):
         problem = "neither a script nor a manifest"
-    try:
-        if not problem:
+    elif not is_yaml and len(files) > 1:
+        problem = "only one script makes one job: name the one that sbatch gets"
+    else:
+        try:
             draft = read_manifests(texts) if is_yaml else read_script(texts[files[0]], files[0])
             draft.make_valid()
-    except RecursionError:
-        problem = "its brackets and quotes are nested too deeply"
-    if problem:
-        raise SpecError([Problem(Place(files[-1], 1, 1, 1, ""), problem)])
-    return *draft.texts(with_site), draft.notes()
+            return *draft.texts(with_site), draft.notes()
+        except RecursionError:
+            problem = "its brackets and quotes are nested too deeply"
+    raise SpecError([Problem(Place(files[-1], 1, 1, 1, ""), problem)])

@@ -154,5 +154,5 @@ def own_words(launch: Launch) -> tuple[Sequence[Text], Sequence[Text]]:
     if not begins and launch.open:  # a variable holds the program
         begins = [at for at, word in enumerate(words) if UNKNOWN.fullmatch(word.value) and word not in values]
     if not begins or launch.kind not in ("python", *AGENTS):
-        return words if begins else [], [launch.text, *words]
+        return [], [launch.text, *words]
     return words[: min(begins)], words[min(begins) :]

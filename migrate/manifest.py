@@ -238,16 +238,17 @@ def _say_piece(draft: Draft, key: str, value: Any, where: str) -> None:
 def _say_variable(draft: Draft, entry: Node) -> bool:
     """Say a variable; return False if it takes its value from the pod."""
     name, text, where = entry.text("name"), entry.text("value"), _lines_of(entry)
-    of_pod = entry.get("valueFrom") or any(one[1] != "$" for one in _OF_KUBELET.finditer(text))
     if name == "PET_NPROC_PER_NODE" and number(text):
         draft.say("procs_per_node", number(text), where)
     elif is_set_by_launcher(name):
         draft.lose(name, where)
     elif names_secret(name) and text:
         draft.say_secret(name, text, where)
-    elif not of_pod:
+    elif entry.get("valueFrom") or any(one[1] != "$" for one in _OF_KUBELET.finditer(text)):
+        return False
+    else:
         draft.say(("env", name), _OF_KUBELET.sub("$", text), where)
-    return is_set_by_launcher(name) or not of_pod or (names_secret(name) and bool(text))
+    return True
 
 
 def _say_resources(draft: Draft, node: Node) -> dict[str, Any]:
