@@ -3,12 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from jobspec.problems import Place
 from lint.launches import CONTAINERS, Launch, everything, launches, trained
 from lint.rules import Fault
 from lint.sbatch import number
 from lint.shell import Script
-from lint.words import Text
 
 # Any other program may start programs on other nodes, or may start this script there.
 _NAMES_OF_LOOKS = """
@@ -90,9 +88,10 @@ def each_node_trains_alone(script: Script) -> Iterator[Fault]:
 def nodes_never_meet(script: Script) -> Iterator[Fault]:
     if script.unit == "service":
         return  # services of compose may share a network
-    lonely, known = list[Place | Text](), {*script.assigned, *script.environment}
+    known = {*script.assigned, *script.environment}
     for launch in filter(_asks_for_several, trained(script)):
-        lonely += [launch.options[name].text for name in MEETS if LOOPBACK.match(launch.value(name))]
+        for name in (name for name in MEETS if LOOPBACK.match(launch.value(name))):
+            yield Fault(launch.options[name].text, ANOTHER_MACHINE)
         given = launch.options.keys() & {*MEETS, "standalone"} or known & _TOLD
         if launch.kind == "torchrun" and not given and not launch.open:
             default = "localhost:29400" if launch.value("rdzv-backend") == "c10d" else "127.0.0.1:29500"
@@ -101,9 +100,9 @@ def nodes_never_meet(script: Script) -> Iterator[Fault]:
     found = [each for each in trained(script) if not each.is_alone and (_asks_for_several(each) or each.is_on_several)]
     told = [[script.shown(each.value(name)) for name in MEETS if name in each.options] for each in found]
     if any(not values or "MASTER_ADDR" in " ".join(values) for values in told):
-        lonely += [place for value, place in here if len(here) == 1 and LOOPBACK.fullmatch(value)]
-    for place in lonely:
-        yield Fault(place, ANOTHER_MACHINE)
+        for value, place in here if len(here) == 1 else ():
+            if LOOPBACK.fullmatch(value):
+                yield Fault(place, ANOTHER_MACHINE)
 
 
 def node_rank_cannot_be(script: Script) -> Iterator[Fault]:
