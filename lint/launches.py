@@ -88,7 +88,7 @@ class Launch:
     def asked(self) -> Request:
         """What its step asks for, or the job."""
         step = self.step.options.items() if self.step else ()
-        return Request({name: option.value for name, option in step}, *self.script.asked.maps)
+        return self.script.asked.new_child({name: option.value for name, option in step})
 
     @property
     def nodes(self) -> int | None:

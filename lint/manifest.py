@@ -161,8 +161,7 @@ def _pairs(raw: yaml.Node, seen: set[int]) -> dict[str, tuple[yaml.ScalarNode, y
     return merged | own
 
 
-@dataclass
-class Container:
+class Container(NamedTuple):
     """A container of an object's pods, a TrainJob's trainer (its pod is in its runtime), or a service of compose.
 
     Init containers are among them.  template: its pod's.  script: what it starts; empty if the image decides it.

@@ -6,7 +6,6 @@ Source: `_opt_batch_script` in Slurm's src/sbatch/opt.c, and the manuals of sbat
 import re
 from collections import ChainMap
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from jobspec.problems import Place
@@ -35,8 +34,7 @@ class Option(NamedTuple):
     text: Text
 
 
-@dataclass(frozen=True)
-class Directive:
+class Directive(NamedTuple):
     """One option of an `#SBATCH` line by its long name.
 
     known: True if sbatch has such an option; `name` is then its full name, even if the script shortens it.

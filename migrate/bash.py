@@ -3,8 +3,8 @@
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import dropwhile
+from typing import NamedTuple
 
 from tree_sitter import Node
 
@@ -22,8 +22,7 @@ AGENTS = ("torchrun", "accelerate", "composer", "deepspeed")
 UNKNOWN = re.compile("([\U000f0000-\U000fffff])")  # what lint writes for a variable that only a run knows
 
 
-@dataclass
-class Statement:
+class Statement(NamedTuple):
     """A part of a script up to a line's end, `;` or `&&`, without comments.  ends: its first and last place."""
 
     kind: str

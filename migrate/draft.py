@@ -3,8 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobspec import targets
 from jobspec.artifact import plans_of
@@ -24,8 +23,7 @@ _UNKNOWN = "not known"
 NOT_SAID = "not said"
 
 
-@dataclass
-class Said:
+class Said(NamedTuple):
     """A value, where the source says it, and a remark."""
 
     value: Any
