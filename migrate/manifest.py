@@ -93,15 +93,16 @@ def _say_nodes(draft: Draft, job: Node, owners: list[Node], pods: list[tuple[Nod
     times = [number(each.text("replicas")) or 1 for each in jobs] if len(jobs) == len(pods) else [1] * len(pods)
     total = sum(times[at] * (1 if size is None else size) for at, (_, size) in enumerate(pods))
     given = [owner.text("spec", part, "numNodes") for owner in owners for part in ("mlPolicy", "trainer")]
-    counts = [text for text in given if text][-1:]
+    told = next(filter(None, reversed(given)), "")
+    unclear = any(owner.says(r"\b(?:replicas|parallelism|numNodes): *[\"']?[^\s\d\"']") for owner in owners)
     where = _lines_of(job.get("spec", "parallelism") or job)
     if number(least) and number(most):
         draft.say("nodes", {"min": int(least), "max": int(most)}, where)
-    elif job.says(r"\b(?:replicas|parallelism|numNodes): *[\"']?[^\s\d\"']"):
+    elif unclear or (told and number(told) is None):
         draft.lose("the number of pods", where, "not a number")
     else:
         remark = f"{len(pods)} groups of pods become one" * (len(pods) > 1)
-        draft.say("nodes", int(counts[0]) if counts else total or 1, where, remark)
+        draft.say("nodes", int(told) if told else total or 1, where, remark)
 
 
 def _say_field(draft: Draft, path: tuple[str, ...], node: Node, main: Node | None, runs: Node | None) -> None:

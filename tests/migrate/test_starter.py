@@ -247,6 +247,15 @@ def test_field_of_an_object_is_in_the_spec_or_named(manifest: str, said: str) ->
     assert said in spec_of(manifest.replace("trainer: SPEC", f"trainer: {trainer}").replace("SPEC", SPEC))
 
 
+@pytest.mark.parametrize("number", ["$N", "2.5"])
+def test_number_of_nodes_of_a_runtime_that_is_no_number_is_asked_for(number: str) -> None:
+    policy = f"metadata: {{name: r}}, spec: {{mlPolicy: {{numNodes: {number}}}, template: {{spec: {SPEC}}}}}"
+    job = "{kind: TrainJob, spec: {runtimeRef: {name: r}, trainer: {command: [torchrun, a.py], image: a/b:1}}}"
+    spec = spec_of(f"{{kind: TrainingRuntime, {policy}}}\n---\n{job}\n")
+    assert ": the number of pods: not a number" in spec
+    assert "nodes: 1  # not known: write the right value here" in spec
+
+
 PLAIN = {"m", "module", "no-python", "standalone", "use-env", "multi-gpu", "same-network", "no-ssh", "force-multi"}
 options = st.lists(st.sampled_from(sorted(OPTIONS - {"help", "usage", "version", "wrap", "test-only"})), unique=True)
 flags = st.lists(st.sampled_from(sorted({*LAUNCHER_FLAGS, "role", "log-dir", "rdzv-conf"})), unique=True)
