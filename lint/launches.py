@@ -116,7 +116,9 @@ class Launch:
     def read(self, words: Sequence[Text], flags: Container[str], short: Mapping[str, str]) -> Sequence[Text]:
         """Take the options in front of some words, by torchrun's names; return the words from the program on."""
         self.words = words
-        found, rest, self.open = read_options(words, flags, short)
+        end = next((at for at, word in enumerate(words) if word.value == "--"), len(words))
+        found, before, self.open = read_options(words[:end], flags, short)
+        rest = [*before, *words[end if before else end + 1 :]]
         same = {} if self.kind in ("srun", "torchrun") else _SAME
         self.options = {same.get(name, name): option for name, option in found.items()}
         self.program = rest[0] if rest else NOTHING

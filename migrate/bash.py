@@ -149,7 +149,6 @@ def own_words(launch: Launch) -> tuple[Sequence[Text], Sequence[Text]]:
     """Return the words of the launcher or of Python, and those from the program on, its script or module."""
     words, values = launch.words, [option.text for option in launch.options.values()]
     begins = [at for at, word in enumerate(words) if word is launch.program]
-    begins += [at + 1 for at, word in enumerate(words) if word.value == "--" and launch.kind == "torchrun"]
     if not begins and launch.open:  # a variable holds the program
         begins = [at for at, word in enumerate(words) if UNKNOWN.fullmatch(word.value) and word not in values]
     if not begins or launch.kind not in ("python", *AGENTS):

@@ -52,6 +52,7 @@ def test_lines_below_are_linted(tmp_path: Path, line: str) -> None:
             "torchrun",
             {"nnodes": "2", "nproc-per-node": "8"},
         ),
+        ("srun -N2 -- torchrun --nnodes=2 -- a.py --nnodes=9", "torchrun", {"nnodes": "2"}),
         ("A='--nnodes 2'\nsrun python -m torch.distributed.run $A a.py", "torchrun", {"nnodes": "2"}),
         ('A=(--nnodes=2)\nA+=(--rdzv-id=a)\nexec torchrun "${A[@]}" a.py', "torchrun", {"nnodes": "2", "rdzv-id": "a"}),
         ('N=2\nL="torchrun --nnodes $N"\nC="$L a.py"\nsrun bash -c "$C"', "torchrun", {"nnodes": "2"}),
