@@ -18,6 +18,7 @@ from lint.words import NOTHING, Source, Text
 
 SHELL = re.compile(r"(?:a|ba|da|k|z)?sh$")
 _PYTHON = re.compile(r"python[0-9.]*$")
+_INTERPRETER = re.compile(f"{_PYTHON.pattern}|{SHELL.pattern}")
 # On words that end with \0 each.
 _LAUNCHER = re.compile(
     r"(torchrun|deepspeed|composer)\0|(accelerate)\0launch\0"
@@ -25,9 +26,7 @@ _LAUNCHER = re.compile(
 )
 _NAMES_OF_CONTAINERS = "apptainer singularity docker podman shifter conda uv poetry pixi numactl micromamba"
 CONTAINERS = frozenset(_NAMES_OF_CONTAINERS.split())  # and managers of environments
-_STARTS = re.compile(
-    r"(?:torchrun|accelerate|deepspeed|composer|srun|mpirun|mpiexec|ssh|python[0-9.]*|(?:a|ba|da|k|z)?sh)$"
-)
+_STARTS = re.compile(rf"(?:torchrun|accelerate|deepspeed|composer|srun|mpirun|mpiexec|ssh)$|{_INTERPRETER.pattern}")
 _IN_FRONT = ("exec", "env", "nohup", "time", "timeout", "command", "stdbuf", "nice", "!")
 _OF_THOSE = re.compile(r"-.*|[A-Za-z_]\w*=.*|\d[\d.]*[smhd]?|[A-Z]+")  # their options, variables, times and signals
 # The value of any other option is the next word, or follows `=`.
@@ -189,5 +188,5 @@ def launches_of(
 def _program_in(words: Sequence[Text]) -> Sequence[Text]:
     """Return the words from the program on that a container or an environment manager starts, if we know it."""
     names = [word.value.rpartition("/")[2] for word in words]
-    runs = {"exec", "run"} & set(names[:3]) or any(_PYTHON.match(name) or SHELL.match(name) for name in names[:1])
+    runs = {"exec", "run"} & set(names[:3]) or any(map(_INTERPRETER.match, names[:1]))
     return next((words[at:] for at, name in enumerate(names) if _STARTS.match(name)), ()) if runs else ()

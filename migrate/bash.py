@@ -44,8 +44,9 @@ class Statement(NamedTuple):
         return joined.strip() if before and before == after and joined.isprintable() else None
 
 
-def place(script: Script, text: Text) -> str:
-    low, high = (script.locate(at, 1).line for at in (text.at[0], text.at[-1])) if text.at else (1, 1)
+def place(script: Script, at: Sequence[int]) -> str:
+    """Return the lines of some characters of a script."""
+    low, high = (script.locate(each, 1).line for each in (at[0], at[-1])) if at else (1, 1)
     return f"line {low}" if low == high else f"lines {min(low, high)}-{max(low, high)}"
 
 
@@ -75,7 +76,7 @@ def statements(script: Script, known: Sequence[Command]) -> list[Statement]:
                 inside = known[bisect_left(starts, at[0]) : bisect_right(starts, at[-1])] if which == kind else []
                 assigned = {word.assigned for each in inside for word in each.words if word.assigned}
                 ends, names = (at[0], at[-1]), {each.name for each in inside}
-                where, shown = place(script, Text(own, at)), script.shown(own)
+                where, shown = place(script, at), script.shown(own)
                 found.append(Statement(which, ends, where, shown, inside, names, assigned))
         done = end
     return found

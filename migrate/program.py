@@ -41,7 +41,7 @@ def say_processes(draft: Draft, script: Script, launch: Launch | None, tasks: in
         draft.said.pop(("gpus_per_node",), None)
         draft.say("device", "cpu", NOT_SAID, "the source asks for no GPUs; write cuda if the nodes give theirs anyway")
     if launch and launch.kind in AGENTS:
-        where = place(script, launch.text)
+        where = place(script, launch.text.at)
         given, total = launch.value("nproc-per-node"), number(launch.value("total"))
         count = number(given) or (total // nodes if total and total % nodes == 0 else None)
         by_operator = draft.target in ("pytorchjob", "trainjob")  # which sets PET_NPROC_PER_NODE, by default to auto
@@ -53,14 +53,14 @@ def say_processes(draft: Draft, script: Script, launch: Launch | None, tasks: in
         for name, option in launch.options.items():
             value, restarts = script.shown(option.value), number(option.value) if name == "max-restarts" else None
             if restarts or (restarts == 0 and not draft.get("max_restarts")):  # 0 is torchrun's default
-                draft.say("max_restarts", restarts, place(script, option.text))
+                draft.say("max_restarts", restarts, place(script, option.text.at))
             elif any(option.text is word for word in ours):
                 why = "" if name in LAUNCHER_FLAGS or restarts == 0 else "a flag without a key"
                 if name == "nnodes" and re.fullmatch(r"\d+:\d+", value):
                     why = "a range is nodes: {min: …, max: …}"
                 elif name == "nnodes" and number(value) not in (None, draft.get("nodes")):
                     why = "not the number of nodes that the job has"
-                draft.lose(f"--{name} {value}", place(script, option.text), why)
+                draft.lose(f"--{name} {value}", place(script, option.text.at), why)
         if re.search(r"-m\s+torch\.distributed\.launch\b", script.text) and "use-env" not in launch.options:
             draft.lose("--local-rank=N", where, "torchrun gives no such argument: the program must read LOCAL_RANK")
         if not launch.step and nodes > 1 and not script.in_container and not draft.is_ours:

@@ -7,7 +7,6 @@ from jobspec.slurm.rules import OF_SRUN
 from lint.launches import Launch
 from lint.sbatch import number
 from lint.shell import Script, locator
-from lint.words import Text
 from migrate.bash import AGENTS, main_launch, place, statements
 from migrate.draft import NOT_SAID, Draft, duration
 from migrate.program import say_processes, say_program
@@ -60,7 +59,7 @@ def read_script(text: str, file: str) -> Draft:
     if launch:
         _say_step(draft, script, launch.step)
         at = [at for word in (launch.step or launch).command.words for at in word.text.at]
-        say_program(draft, script, launch, place(script, Text("", at)))
+        say_program(draft, script, launch, place(script, at))
     for one in statements(script, script.commands) if not launch else ():
         draft.lose(one.text, one.where, "no line of the script starts a program that trains")
     if not draft.get("name") and (slug := _name(name.partition(".")[0])):
@@ -114,7 +113,7 @@ def _say_sizes(draft: Draft, script: Script, launch: Launch | None) -> None:
     if launch and not is_agent and tasks and tasks % (job.nodes or 1):
         draft.lose(f"--ntasks={tasks}", place(script, launch.text), "not the same number of tasks on each node")
     if launch and not is_agent:
-        draft.say("slurm.launcher", "srun", place(script, launch.text), "one task per process")
+        draft.say("slurm.launcher", "srun", place(script, launch.text.at), "one task per process")
     if cpus := job.count("cpus-per-task"):
         draft.say("resources.cpus", cpus * (job.tasks_per_node or 1), at("cpus-per-task"))
     for name, line in lines.items():
@@ -123,7 +122,7 @@ def _say_sizes(draft: Draft, script: Script, launch: Launch | None) -> None:
 
 def _say_step(draft: Draft, script: Script, step: Launch | None) -> None:
     for name, option in step.options.items() if step else ():
-        value, where = script.shown(option.value), place(script, option.text)
+        value, where = script.shown(option.value), place(script, option.text.at)
         if name in ("het-group", "pack-group"):
             draft.lose(f"srun --{name}={value}", where, "of a heterogeneous job")
         elif name in _SIZES or name in KEYS or "$" in value:
