@@ -67,14 +67,14 @@ def _matching(path: str) -> list[str]:
 
 
 def _files_in(path: str) -> list[str]:
-    """Return the file; of a folder those in it and below that lint reads, sorted, without hidden ones."""
+    """Return the file; of a folder those in it and below that lint reads, and what cannot be listed, without hidden."""
     if path == "-" or not Path(path).is_dir():
         return [path]
-    files: list[Path] = []
-    for above, folders, names in os.walk(path):
+    files, unlisted = list[Path](), list[str]()
+    for above, folders, names in os.walk(path, onerror=lambda error: unlisted.append(str(error.filename))):
         folders[:] = [name for name in folders if name[0] != "."]
         files += [Path(above, name) for name in names if name[0] != "." and name.endswith(_IN_FOLDERS)]
-    return sorted(str(file) for file in files if file.is_file())  # no pipes and no broken links
+    return unlisted + sorted(str(file) for file in files if file.is_file())  # no pipes and no broken links
 
 
 def _lint(file: str, versions: Versions) -> list[Finding]:

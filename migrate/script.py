@@ -111,7 +111,7 @@ def _say_sizes(draft: Draft, script: Script, launch: Launch | None) -> None:
     of_tasks = NOT_SAID if is_agent else at("ntasks-per-node", "ntasks")
     say_processes(draft, script, launch, asked.tasks_per_node if step else 1, of_tasks)
     if launch and not is_agent and tasks and tasks % (job.nodes or 1):
-        draft.lose(f"--ntasks={tasks}", place(script, launch.text), "not the same number of tasks on each node")
+        draft.lose(f"--ntasks={tasks}", place(script, launch.text.at), "not the same number of tasks on each node")
     if launch and not is_agent:
         draft.say("slurm.launcher", "srun", place(script, launch.text.at), "one task per process")
     if cpus := job.count("cpus-per-task"):
