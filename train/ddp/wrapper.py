@@ -15,7 +15,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from torch.utils._pytree import tree_leaves
 
 from train.collectives import missing_ranks
-from train.collectives.broadcast import BufferBroadcast, broadcast_from_rank_0
+from train.collectives.broadcast import broadcast_from, broadcast_from_rank_0
 from train.ddp.reducer import Reducer
 from train.ddp.refusals import refuse_changes, refuse_different_modules, refuse_what_has_no_mean
 from train.ddp.uneven_inputs import Shadow, announce
@@ -85,7 +85,6 @@ class CustomDDP(nn.Module, Joinable):
         refuse_what_has_no_mean(module)
         refuse_different_modules(module, self._options, group)
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], group)
-        self._sent_buffers = BufferBroadcast(module, group) if broadcast_buffers else None
         self.reducer = Reducer(names, params, sync(group), bucket_mib * _MIB, first_bucket_mib * _MIB)
         # Set while ranks without inputs add zeros to each sum: see train/ddp/uneven_inputs.py.
         self.mean_over_active_ranks = False
@@ -119,8 +118,8 @@ class CustomDDP(nn.Module, Joinable):
         position = f"forward after backward {self.reducer.num_backwards}"
         with missing_ranks.naming_missing_ranks("sending rank 0's buffers", position, self.group):
             # The mode of the module, which may differ from the wrapper's.
-            if self._sent_buffers is not None and self.module.training:
-                self._sent_buffers.send(source)
+            if self._options["broadcast_buffers"] and self.module.training:
+                broadcast_from(source, [*self.module.buffers()], self.group)
 
     def join(
         self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
