@@ -6,6 +6,7 @@ for the other nodes, and the other nodes for its torchrun, until timeouts of man
 checks whether its attempt has ended, and then ends, too.
 """
 
+import select
 import socket
 from contextlib import suppress
 from datetime import timedelta
@@ -40,7 +41,8 @@ class Attempt:
 
         Raises UserError if the store belongs to another attempt than the one for which the process was started.
         """
-        if self._connection is not None and _closed(self._connection):
+        # The store sends nothing unasked, so there is something to read only once it has closed the connection.
+        if self._connection is not None and select.select([self._connection], [], [], 0)[0]:
             raise self._over("was closed")
         if store.add(f"starts-of-{self._world.rank}", 1) > 1:
             rank = self._world.rank
@@ -55,13 +57,3 @@ class Attempt:
             f"(MASTER_ADDR:MASTER_PORT) {why}, so this attempt of the job has ended. "
             "This process ends, too; restart it together with the other ranks"
         )
-
-
-def _closed(connection: socket.socket) -> bool:
-    connection.setblocking(False)
-    try:
-        return connection.recv(1, socket.MSG_PEEK) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
