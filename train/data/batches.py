@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from train.data.reading import Augmented, Stream
@@ -173,9 +174,8 @@ def pieces(batch: Any, sizes: Sequence[int], num_blanks: int = 2) -> list[Any]:
     *starts, _ = accumulate(sizes, initial=0)
     blank = [at % max(1, num) for at in range(num_blanks)]
     cuts = [slice(at, at + size) if size else blank for at, size in zip(starts, sizes, strict=True)]
-    leaves, form = tree_flatten(batch, is_leaf=lambda part: _is_column(part, num))
-    columns = [[_taken(leaf, cut, num) for cut in cuts] for leaf in leaves]
-    return [tree_unflatten(list(row), form) for row in zip(*columns, strict=True)]
+    is_column = partial(_is_column, num=num)
+    return [tree_map(partial(_taken, cut=cut, num=num), batch, is_leaf=is_column) for cut in cuts]
 
 
 def _is_column(part: Any, num: int) -> bool:

@@ -36,9 +36,6 @@ class Augmented:
         np.random.set_state(of_numpy)
         return found
 
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        return self.__getitems__([key])[0]
-
     def read(self, epoch: int, index: int) -> Any:
         self.draw_for(epoch, index)
         return self.samples[index]
@@ -94,7 +91,7 @@ def refuse_unreadable(dataset: Any, workers: int, seed: int, world: World) -> No
         raise SharedError("each worker would read the whole stream: give workers=1")
     if world.world_size == 1:
         return
-    leaves = tree_leaves(Stream(dataset, seed)[1, 0])
+    leaves = tree_leaves(Stream(dataset, seed).__getitems__([(1, 0)]))
     numbers = [leaf.tolist() for leaf in leaves if isinstance(leaf, Tensor | np.ndarray)]
     own = repr((num_samples, numbers, [leaf for leaf in leaves if isinstance(leaf, str | float | int)]))
     of_rank_0 = thing_of_rank_0(own)

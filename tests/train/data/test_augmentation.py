@@ -120,5 +120,5 @@ def test_each_sample_is_augmented_as_in_an_undisturbed_run_after_a_kill_and_on_a
 
 
 def test_the_seed_decides_what_is_drawn() -> None:
-    first, again, other = (Augmented(_Noise(varies=True), seed)[1, 3][0] for seed in (0, 0, 1))
+    first, again, other = (Augmented(_Noise(varies=True), seed).__getitems__([(1, 3)])[0][0] for seed in (0, 0, 1))
     assert torch.equal(first, again) and not torch.equal(first, other)
