@@ -3,13 +3,14 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 from train.collectives.broadcast import of_all_ranks
 from train.diagnosis import speed
 from train.diagnosis.card import Card, in_columns
 from train.diagnosis.meeting import named
-from train.diagnosis.speed import AllReduce, Clock, Link, Ranks
+from train.diagnosis.speed import AllReduce, Clock, Ranks
 from train.diagnosis.watch import Watch
 from train.errors import UserError
 
@@ -27,13 +28,14 @@ class Report:
     """The results that rank 0 has at the end.
 
     wrong: the ranks at which a collective gave a wrong answer, by its name; an empty list if all are right.
+    links: bytes per second from each rank to the next.
     compute_s: seconds for the same work, by rank; throttled: parts of a second in which CPU limits stopped it.
     """
 
     cards: Sequence[Card]
     wrong: dict[str, list[int]]
     all_reduce: Sequence[AllReduce]
-    links: Sequence[Link]
+    links: Sequence[float]
     clocks: Sequence[Clock]
     compute_s: Sequence[float]
     throttled: Sequence[float]
@@ -74,12 +76,12 @@ def _connections(report: Report) -> list[str]:
     for one in report.all_reduce:
         size = f"{one.size >> 10} KiB" if one.size < 1 << 20 else f"{one.size >> 20} MiB"
         rows.append((size, _seconds(one.seconds), _rate(one.bytes_per_second)))
-    slowest = sorted(report.links, key=lambda link: link.bytes_per_second)[:_LINKS_SHOWN]
+    slowest = sorted(enumerate(report.links), key=itemgetter(1))[:_LINKS_SHOWN]
     farthest = max(report.clocks, key=lambda clock: abs(clock.offset_s))
     return [
         in_columns(rows),
         "links" + (f" (the {_LINKS_SHOWN} slowest)" if len(report.links) > _LINKS_SHOWN else ""),
-        *[f"  rank {link.source} to {link.target}: {_rate(link.bytes_per_second)}" for link in slowest],
+        *[f"  rank {rank} to {(rank + 1) % len(report.links)}: {_rate(rate)}" for rank, rate in slowest],
         f"clocks: rank {farthest.rank} differs most from rank 0, by {farthest.offset_s * 1e3:+.1f} ms "
         f"(± {farthest.error_s * 1e3:.1f} ms)",
     ]
@@ -147,20 +149,19 @@ def _gloo_addresses(cards: Sequence[Card]) -> list[str]:
 
 def _slow_links(report: Report, places: Sequence[str], slow_mbit_s: float) -> list[str]:
     """Name the links below the limit, and those far below the median of their kind: inside of hosts, or between."""
-    rates: dict[bool, list[float]] = {True: [], False: []}
-    inside = [report.cards[link.source].host == report.cards[link.target].host for link in report.links]
-    for link, kind in zip(report.links, inside, strict=True):
-        rates[kind].append(link.bytes_per_second)
+    num = len(report.links)
+    inside = [report.cards[rank].host == report.cards[(rank + 1) % num].host for rank in range(num)]
     found = []
-    for link, kind in zip(report.links, inside, strict=True):
-        typical = statistics.median(rates[kind])
-        slow = f"the link from {places[link.source]} to {places[link.target]} is slow: {_rate(link.bytes_per_second)}"
-        if link.bytes_per_second * 8 < slow_mbit_s * 1e6:
+    for rank, rate in enumerate(report.links):
+        of_kind = [other for other, kind in zip(report.links, inside, strict=True) if kind == inside[rank]]
+        typical = statistics.median(of_kind)
+        slow = f"the link from {places[rank]} to {places[(rank + 1) % num]} is slow: {_rate(rate)}"
+        if rate * 8 < slow_mbit_s * 1e6:
             found.append(
                 f"{slow}, below {slow_mbit_s:g} Mbit/s. Check which interface the ranks use (above), its speed "
                 "(ethtool) and what else uses it; --slow-mbit-s sets the limit"
             )
-        elif link.bytes_per_second < _LINK_PART * typical:
+        elif rate < _LINK_PART * typical:
             found.append(f"{slow}; the median is {_rate(typical)}")
     return found
 
@@ -189,8 +190,8 @@ def draw(report: Report, file: Path) -> None:
     rates.set(title="what each rank sends", xlabel="message [bytes]", ylabel="rate [Mbit/s]")
     for axes in (times, rates):
         axes.grid(True, alpha=0.3)
-    names = [f"{link.source} → {link.target}" for link in report.links]
-    links.bar(names, [link.bytes_per_second * 8 / 1e6 for link in report.links])
+    names = [f"{rank} → {(rank + 1) % len(report.links)}" for rank in range(len(report.links))]
+    links.bar(names, [rate * 8 / 1e6 for rate in report.links])
     links.set(title="links", xlabel="from rank → to rank", ylabel="rate [Mbit/s]", ylim=(0, None))
     links.tick_params(axis="x", labelrotation=0 if len(names) <= 8 else 90)
     try:

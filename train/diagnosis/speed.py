@@ -96,15 +96,6 @@ class AllReduce:
 
 
 @dataclass(frozen=True)
-class Link:
-    """The link from a rank to the next one, measured with point-to-point messages."""
-
-    source: int
-    target: int
-    bytes_per_second: float
-
-
-@dataclass(frozen=True)
 class Clock:
     """Clock of a rank minus the clock of rank 0, in seconds; the true value is at most `error_s` away."""
 
@@ -124,13 +115,13 @@ def measure_all_reduce(ranks: Ranks) -> list[AllReduce]:
         # A ring sends each byte twice, apart from the part that a rank keeps.
         sent = size * 2 * (ranks.world_size - 1) / ranks.world_size
         measured.append(AllReduce(size, seconds, sent / seconds))
-        if seconds * (SIZES[1] / SIZES[0]) * 2 > _LONGEST_S and seconds > 0.01:
+        if seconds * (SIZES[1] / SIZES[0]) * 2 > _LONGEST_S:
             break
     return measured
 
 
-def measure_links(ranks: Ranks) -> list[Link]:
-    """Return the rate of the link from each rank to the next, on all ranks.  A collective."""
+def measure_links(ranks: Ranks) -> list[float]:
+    """Return by rank the bytes per second of messages to the next one, on all ranks.  A collective."""
     if ranks.world_size == 1:
         return []
     rate = 0.0
@@ -141,7 +132,7 @@ def measure_links(ranks: Ranks) -> list[Link]:
         if turn == _turn(source, ranks.world_size):
             _receive(ranks, source)
         dist.barrier()
-    return [Link(rank, (rank + 1) % ranks.world_size, found) for rank, found in enumerate(of_all_ranks(rate))]
+    return of_all_ranks(rate)
 
 
 def measure_clocks(ranks: Ranks) -> list[Clock]:

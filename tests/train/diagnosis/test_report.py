@@ -9,7 +9,7 @@ from train.diagnosis import speed
 from train.diagnosis.card import Card
 from train.diagnosis.meeting import mistakes
 from train.diagnosis.report import Report, lines, problems
-from train.diagnosis.speed import AllReduce, Clock, Link
+from train.diagnosis.speed import AllReduce, Clock
 
 _CARD = Card(0, 4, 0, "n0", 1, "torchrun", "n0", 2, "10.0.0.1", "eth0", "cuda:0", "GPU-0", "2.15", "3.12", "abc")
 _CARDS = [replace(_CARD, rank=rank, local_rank=rank, gpu=f"GPU-{rank}") for rank in range(4)]
@@ -18,7 +18,7 @@ _HEALTHY = Report(
     cards=_CARDS,
     wrong={"all-reduce": [], "barrier": []},
     all_reduce=[AllReduce(1024, 1e-4, 1e7), AllReduce(1 << 20, 1e-3, 1e9)],
-    links=[Link(rank, (rank + 1) % 4, 100 * _GBIT) for rank in range(4)],
+    links=[100 * _GBIT] * 4,
     clocks=[Clock(0, 0.0, 0.0), Clock(1, -2.5e-3, 1e-4)],
     compute_s=[1e-3, 1e-3, 1.1e-3, 1e-3],
     throttled=[0.0] * 4,
@@ -57,7 +57,7 @@ def test_one_process_alone_is_shown_that_no_connection_was_checked() -> None:
 
 def test_each_problem_is_one_sentence_that_names_the_ranks() -> None:
     cards = [*_CARDS[:2], replace(_CARDS[2], torch="2.6"), replace(_CARDS[3], code="def")]
-    links = [*_HEALTHY.links[:2], Link(2, 3, 10 * _GBIT), Link(3, 0, 0.01 * _GBIT)]
+    links = [*_HEALTHY.links[:2], 10 * _GBIT, 0.01 * _GBIT]
     sick = Report(
         cards,
         {"all-reduce": [1, 3], "barrier": []},
@@ -85,7 +85,7 @@ def test_each_problem_is_one_sentence_that_names_the_ranks() -> None:
 
 def test_a_slow_link_between_hosts_is_compared_with_other_links_between_hosts_only() -> None:
     cards = [replace(card, host=f"n{card.rank // 2}") for card in _CARDS]
-    links = [Link(0, 1, 1000 * _GBIT), Link(1, 2, 10 * _GBIT), Link(2, 3, 1000 * _GBIT), Link(3, 0, 10 * _GBIT)]
+    links = [1000 * _GBIT, 10 * _GBIT, 1000 * _GBIT, 10 * _GBIT]
     assert problems(replace(_HEALTHY, cards=cards, links=links), slow_mbit_s=500) == []
 
 
