@@ -17,8 +17,3 @@ def keep_freed_memory() -> None:
     """
     _libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
     _libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD)
-
-
-def give_back_freed_memory() -> None:
-    """Let glibc return all free memory to the kernel.  Takes milliseconds.  Source: malloc_trim(3)."""
-    _libc.malloc_trim(0)

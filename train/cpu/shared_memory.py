@@ -25,7 +25,6 @@ from torch import Tensor
 
 from train.collectives.broadcast import of_all_ranks
 from train.collectives.missing_ranks import MissingRanks
-from train.cpu.malloc import give_back_freed_memory
 from train.errors import UserError
 from train.world.owner import stat_of
 
@@ -56,7 +55,6 @@ class SharedMemory:
         self._pages = pages
         self._counters = [(ctypes.c_int64 * 16).from_address(page.data_ptr()) for page in pages]
         self._pieces: dict[int, list[list[Tensor]]] = {}
-        self._sums: dict[torch.dtype, Tensor] = {}
         self._queue: deque[tuple[_Combine, list[Block]]] = deque()
 
     @staticmethod
@@ -70,13 +68,12 @@ class SharedMemory:
         num_bytes = numel * dtype.itemsize
         if num_bytes > _GIVEN_BACK_BYTES:
             # The new memory is not from the heap, and the heap would keep what the last bucket's gradients have freed.
-            give_back_freed_memory()
+            _libc.malloc_trim(0)
         mapped = _map_for_all(num_bytes, self.group)
         if mapped is None:
             raise UserError(f"not every rank could share {num_bytes / 2**20:.1f} MiB for gradients: free some memory")
         of_ranks = [memory.view(dtype) for memory in mapped[0]]
         flat = of_ranks[self.rank]
-        self._sums.setdefault(dtype, torch.empty(_BLOCK_BYTES // dtype.itemsize, dtype=dtype))
         # Pieces and blocks begin at pages, so that no two ranks write to the same page.
         piece_bytes = -(-num_bytes // (len(of_ranks) * mmap.PAGESIZE)) * mmap.PAGESIZE
         start, end = self.rank * piece_bytes, min((self.rank + 1) * piece_bytes, num_bytes)
@@ -110,7 +107,7 @@ class SharedMemory:
 
     def average(self, flat: Tensor) -> PendingTensor:
         """Begin to replace `flat`, which `allocate` made, by its mean over the ranks."""
-        return self.replace([flat], self._mean)
+        return self.replace([flat], _mean)
 
     def replace(self, flats: Sequence[Tensor], combine: _Combine) -> PendingTensor:
         """Begin to replace the first of `flats`, which `allocate` made alike, on all ranks by what `combine` returns.
@@ -123,14 +120,6 @@ class SharedMemory:
         mine[_HANDED_IN] += 1
         self._reduce_what_all_handed_in()
         return PendingTensor(self, mine[_HANDED_IN])
-
-    def _mean(self, blocks: Block) -> Tensor:
-        (parts,) = blocks
-        total = self._sums[parts[0].dtype][: parts[0].numel()]
-        torch.add(parts[0], parts[1], out=total)
-        for part in parts[2:]:
-            total.add_(part)
-        return total.mul_(1.0 / len(parts))
 
     def wait_until_reduced(self, number: int) -> None:
         """Return when the first `number` tensors that were handed in have been replaced.
@@ -178,6 +167,14 @@ class SharedMemory:
         if timed_out:
             late = [rank for rank, counters in enumerate(self._counters) if counters[_HANDED_IN] < number]
             raise MissingRanks(self.group, late or behind, f"did not take part within {self.timeout_s:g} s")
+
+
+def _mean(block: Block) -> Tensor:
+    """Return the mean over the ranks, in the memory of the first."""
+    (parts,) = block
+    for part in parts[1:]:
+        parts[0].add_(part)
+    return parts[0].mul_(1.0 / len(parts))
 
 
 @dataclass

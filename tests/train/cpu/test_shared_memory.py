@@ -127,10 +127,10 @@ def _times_given_back(world: World, device: str) -> int:
     with FakeTensorMode(allow_non_fake_inputs=True) if device == "cuda" else nullcontext():
         large = nn.Parameter(torch.empty(2**21, device=device))
         sync = AllReduce(_group())
-        with mock.patch("train.cpu.malloc._libc") as libc:
+        with mock.patch.object(shared_memory._libc, "malloc_trim") as trim:
             bucket = Bucket([large], ["large"], [1], sync)
     assert bucket.payload.flat.device.type == device
-    times: int = libc.malloc_trim.call_count
+    times: int = trim.call_count
     return times
 
 
