@@ -5,30 +5,24 @@ from dataclasses import dataclass
 
 from torch.utils.data import Sampler
 
-from train.data.shard import epoch_order, num_steps, share, step_range
+from train.data.shard import epoch_order, num_steps, share
 from train.errors import UserError
-
-
-def evaluation_steps(num_samples: int, batch_size: int, rank: int, world_size: int) -> list[list[int]]:
-    """Return what `rank` reads in each batch of an evaluation: indices of a contiguous share, in order, none twice.
-
-    batch_size counts samples over all ranks together, as in training.  All ranks have the same number of
-    batches, so that they can meet after each; the last one may be empty.
-    """
-    mine, longest = share(range(num_samples), rank, world_size), share(range(num_samples), 0, world_size)
-    step = max(1, batch_size // world_size)
-    return [list(mine[start : start + step]) for start in range(0, len(longest), step)]
 
 
 def evaluation_parts(
     num_samples: int, batch_size: int, rank: int, world_size: int, logical_world: int
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Return what `rank` reads in each batch for the logical ranks that it has, and how many samples each of them."""
-    of_readers = [
-        evaluation_steps(num_samples, batch_size, reader, logical_world)
-        for reader in share(range(logical_world), rank, world_size)
-    ]
-    steps = [*zip(*of_readers, strict=True)]
+    """Return what `rank` reads in each batch of an evaluation, and how many samples of it are each logical rank's.
+
+    A logical rank reads a contiguous share of the samples, in order, none twice.  batch_size counts samples over all
+    ranks together, as in training.  All ranks have the same number of batches, so that they can meet after each; the
+    last one may be empty.
+    """
+    readers = share(range(logical_world), rank, world_size)
+    of_readers = [share(range(num_samples), reader, logical_world) for reader in readers]
+    longest = len(share(range(num_samples), 0, logical_world))
+    size = max(1, batch_size // logical_world)
+    steps = [[whole[start : start + size] for whole in of_readers] for start in range(0, longest, size)]
     return [[index for part in parts for index in part] for parts in steps], [[*map(len, parts)] for parts in steps]
 
 
@@ -84,8 +78,9 @@ class ShardSampler(Sampler[list[int]]):
         return num_steps(self.num_samples, self.batch_size) - self.step
 
     def stretch(self, step: int | None = None) -> range:
-        """Positions in the epoch's order that all ranks read at a step of the epoch: the next one unless given."""
-        return step_range(self.num_samples, self.batch_size, self.step if step is None else step)
+        """Positions in the epoch's order that all ranks read at a step (from 0) of it: the next one unless given."""
+        start = (self.step if step is None else step) * self.batch_size
+        return range(self.num_samples)[start : start + self.batch_size]
 
     def parts(self, step: int | None = None) -> list[range]:
         """The micro-batches of `stretch(step)`, over all ranks together."""

@@ -38,11 +38,6 @@ def num_steps(num_samples: int, batch_size: int) -> int:
     return -(-num_samples // batch_size)
 
 
-def step_range(num_samples: int, batch_size: int, step: int) -> range:
-    """Positions in the epoch's order that step `step` (from 0) reads, over all ranks together."""
-    return range(step * batch_size, min((step + 1) * batch_size, num_samples))
-
-
 def share(whole: range, rank: int, world_size: int) -> range:
     """The contiguous part of `whole` that belongs to `rank`; sizes differ by at most one, low ranks get more."""
     size, extra = divmod(len(whole), world_size)

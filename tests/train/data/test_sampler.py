@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from train.data.sampler import ShardSampler, evaluation_steps
+from train.data.sampler import ShardSampler, evaluation_parts
 from train.data.shard import epoch_order
 from train.errors import UserError
 
@@ -38,7 +38,7 @@ def steps_of_all_ranks(ranks: Iterable[ShardSampler]) -> list[list[int]]:
     world_size=st.integers(1, 12),
 )
 def test_evaluation_reads_each_sample_exactly_once(size: int, batch_size: int, world_size: int) -> None:
-    of_ranks = [evaluation_steps(size, batch_size, rank, world_size) for rank in range(world_size)]
+    of_ranks = [evaluation_parts(size, batch_size, rank, world_size, world_size)[0] for rank in range(world_size)]
     assert [sample for steps in of_ranks for batch in steps for sample in batch] == list(range(size))
     assert len({len(steps) for steps in of_ranks}) == 1, "all ranks meet after each batch"
     assert all(batch for steps in of_ranks for batch in steps[:-1]), "only the last batch of a rank may be empty"

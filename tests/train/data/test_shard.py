@@ -3,7 +3,8 @@
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from train.data.shard import epoch_order, num_steps, share, step_range
+from train.data.sampler import ShardSampler
+from train.data.shard import epoch_order, num_steps, share
 
 # The one pair of seeds and epochs that Python's generator takes for the same: it adds up the words of its seed.
 SAME_ORDER = {(0, 1), (2**32 - 1, 1)}
@@ -50,7 +51,8 @@ def test_every_sample_comes_at_every_place_equally_often() -> None:
 
 @given(size=sizes, batch_size=batch_sizes)
 def test_steps_follow_one_another_and_cover_the_epoch(size: int, batch_size: int) -> None:
-    steps = [step_range(size, batch_size, step) for step in range(num_steps(size, batch_size))]
+    sampler = ShardSampler(size, batch_size, rank=0, world_size=1, seed=0)
+    steps = [sampler.stretch(step) for step in range(num_steps(size, batch_size))]
     assert [position for step in steps for position in step] == list(range(size))
     assert all(len(step) == batch_size for step in steps[:-1])
     assert 1 <= len(steps[-1]) <= batch_size

@@ -22,7 +22,7 @@ from train import models
 from train.collectives.agreement import StopAgreement, Stopped
 from train.config import TrainConfig
 from train.data.batches import Batches
-from train.data.sampler import evaluation_steps
+from train.data.sampler import evaluation_parts
 from train.datasets._torchvision import TensorSamples
 from train.loop.losses import correct, evaluate, losses_of_samples
 from train.records.observer import Best
@@ -147,8 +147,8 @@ def _evaluate_steps(
 def _evaluate(world: World) -> list[dict[str, float]]:
     results = []
     for size, batch_size in _EVALUATIONS:
-        steps = evaluation_steps(size, batch_size, world.rank, world.world_size)
-        results.append(_evaluate_steps(world, steps, [[len(step)] for step in steps], size, StopSignal()))
+        steps, sizes = evaluation_parts(size, batch_size, world.rank, world.world_size, world.world_size)
+        results.append(_evaluate_steps(world, steps, sizes, size, StopSignal()))
     return results
 
 
