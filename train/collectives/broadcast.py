@@ -33,17 +33,16 @@ broadcast_from_rank_0 = partial(broadcast_from, 0)
 def _cut(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     """Return the lists of tensors that fit in one message: of one device, at most 256 MiB unless one is larger."""
     cut: list[list[Tensor]] = []
-    open_messages: dict[torch.device, tuple[list[Tensor], int]] = {}
+    num_bytes = 0
     for tensor in tensors:
         if not tensor.numel():
             continue
-        same, num_bytes = open_messages.get(tensor.device, ([], 0))
-        if not same or num_bytes + tensor.nbytes > _MESSAGE_BYTES:
-            same, num_bytes = [], 0
-            cut.append(same)
+        num_bytes += tensor.nbytes
+        if not cut or tensor.device != cut[-1][0].device or num_bytes > _MESSAGE_BYTES:
+            cut.append([])
+            num_bytes = tensor.nbytes
         # Not detach(): if a buffer is sent between two forwards, autograd must not see it as changed.
-        same.append(tensor.data)
-        open_messages[tensor.device] = (same, num_bytes + tensor.nbytes)
+        cut[-1].append(tensor.data)
     return cut
 
 

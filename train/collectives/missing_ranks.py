@@ -28,13 +28,13 @@ class MissingRanks(RuntimeError):
 
 @contextmanager
 def naming_missing_ranks(
-    what: str = "a message between the processes",
+    what: str = "a message between the processes failed",
     position: str = "outside of CustomDDP",
     group: dist.ProcessGroup | None = None,
 ) -> Iterator[None]:
     """Turn the failure of a collective in the block into a UserError that names the missing ranks.
 
-    what: what the collective does, for the message.  group: the group of the collective; None for all ranks.
+    what: what has failed, for the message.  group: the group of the collective; None for all ranks.
     position: where in the training this rank waits; the other ranks show it if they wait elsewhere.
     """
     _Reports.withdraw()
@@ -43,16 +43,16 @@ def naming_missing_ranks(
     except RuntimeError as error:
         if not isinstance(error, MissingRanks | dist.DistError) and "/gloo/" not in str(error):
             raise
-        lines = [f"{what} failed: {reason(error)}", *reports(error, position, group)]
+        lines = [f"{what}: {_reason(error)}", *_who_is_missing(error, position, group)]
         raise UserError("\n".join(lines)) from error
 
 
-def reason(error: RuntimeError) -> str:
+def _reason(error: RuntimeError) -> str:
     """Return the first line of gloo's or NCCL's error, without its file names and advice."""
     return re.sub(r"^\[\S+:\d+\] ", "", first_line(error)).partition(" This is typically caused")[0]
 
 
-def reports(error: RuntimeError, position: str, group: dist.ProcessGroup | None = None) -> list[str]:
+def _who_is_missing(error: RuntimeError, position: str, group: dist.ProcessGroup | None) -> list[str]:
     """Return a line or two: which ranks gave up elsewhere than at `position`, and which have not reported.
 
     The ranks that gave up exchange their positions through the store.  Before a failure this costs nothing.
@@ -67,19 +67,18 @@ def reports(error: RuntimeError, position: str, group: dist.ProcessGroup | None 
     thread = threading.Thread(target=gathered.collect, daemon=True)
     thread.start()
     thread.join(2 * _REPORTS_S)
-    elsewhere = [f"rank {_listed(ranks)} {where}" for where, ranks in gathered.elsewhere.items()]
+    lines = [f"rank {_listed(ranks)} {where}" for where, ranks in gathered.elsewhere.items()]
     if not gathered.complete:
-        return [
-            *elsewhere,
+        lines.append(
             f"cannot tell which ranks are missing, because the store{gathered.place} is gone, too. Rank 0 or the "
-            "torchrun of its node serves the store: check that node and its last log lines first",
-        ]
-    if gathered.silent:
-        elsewhere.append(
+            "torchrun of its node serves the store: check that node and its last log lines first"
+        )
+    elif gathered.silent:
+        lines.append(
             f"no report within {_REPORTS_S:g} s from rank {_listed(gathered.silent)} (ended or still waiting): "
             "see its log"
         )
-    return elsewhere
+    return lines
 
 
 def report_failure(error: Exception) -> None:

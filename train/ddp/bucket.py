@@ -16,6 +16,7 @@ from train.sync import Payload, Sync, Waitable
 _MOVED_AT_ONCE_BYTES = 2**18
 # Each gradient begins at a multiple of this, because CUDA's kernels for many tensors then read four numbers at once.
 _ALIGNMENT_BYTES = 16
+_NAMES_SHOWN = 5
 
 
 class Bucket:
@@ -29,6 +30,8 @@ class Bucket:
 
     def __init__(self, params: Sequence[nn.Parameter], names: Sequence[str], times: Sequence[int], sync: Sync) -> None:
         self.params, self.names, self.times, self.sync = list(params), list(names), list(times), sync
+        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        self.names_in_words = f"{', '.join(names[:_NAMES_SHOWN])}{more}"
         aligned = _ALIGNMENT_BYTES // params[0].dtype.itemsize
         sizes = [-(-param.numel() // aligned) * aligned for param in params]
         self._starts = [0, *accumulate(sizes)]

@@ -47,23 +47,22 @@ def is_compiled_backward() -> bool:
     return compiled is not None and bool(compiled.in_compiled_autograd_region)
 
 
-class GradientNode:
-    """The autograd node that adds to `param.grad`; calls `receiver.gradient_ready(index)` each time the node has run.
+def hooked_node(param: nn.Parameter, receiver: Any, index: int) -> Node:
+    """Return the autograd node that adds to `param.grad`; it calls `receiver.gradient_ready(index)` when it has run.
 
     A hook of the node runs after all hooks of the parameter, whenever those were registered.  So their changes to
-    p.grad are done before it is averaged.  The node is kept, because autograd would otherwise make a new one without
+    p.grad are done before it is averaged.  Keep the node, because autograd would otherwise make a new one without
     the hook.  Autograd also makes a new one if the type or device of the parameter changes.
     receiver: is not kept alive: a module may be wrapped again after its wrapper is gone.
     """
+    alive = weakref.ref(receiver)
 
-    def __init__(self, param: nn.Parameter, receiver: Any, index: int) -> None:
-        alive = weakref.ref(receiver)
+    def call(*_: Any) -> None:
+        # Autograd also calls this if an operator has no gradient for the parameter.  That is an arrival, too:
+        # otherwise this rank would start the bucket later than the others, and meet them in the wrong collective.
+        if (found := alive()) is not None and param.requires_grad:
+            found.gradient_ready(index)
 
-        def call(*_: Any) -> None:
-            # Autograd also calls this if an operator has no gradient for the parameter.  That is an arrival, too:
-            # otherwise this rank would start the bucket later than the others, and meet them in the wrong collective.
-            if (found := alive()) is not None and param.requires_grad:
-                found.gradient_ready(index)
-
-        self.node = get_gradient_edge(param).node
-        self.hook = self.node.register_hook(call)
+    node = get_gradient_edge(param).node
+    node.register_hook(call)
+    return node

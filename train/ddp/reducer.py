@@ -2,24 +2,17 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from enum import Enum
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
-from train.collectives import missing_ranks
+from train.collectives.missing_ranks import naming_missing_ranks
 from train.collectives.waiting import waiting
 from train.ddp.bucket import Bucket
-from train.ddp.gradient_hooks import GradientNode, call_at_end_of_backward, current_backward, will_run
+from train.ddp.gradient_hooks import call_at_end_of_backward, current_backward, hooked_node, will_run
 from train.ddp.packing import assign_buckets
-from train.ddp.refusals import naming_the_bucket, refuse_compiled_autograd
+from train.ddp.refusals import refuse_compiled_autograd
 from train.sync import Sync
-
-
-class State(Enum):
-    NONE = "no backward is running"
-    BEGUN = "a backward is running, which perhaps never reaches a parameter (torch.autograd.grad())"
-    SHARED = "a backward is running that reaches a parameter; all ranks take part"
 
 
 class Reducer:
@@ -27,41 +20,33 @@ class Reducer:
 
     The first backward only records the order in which gradients arrive.  At its end rank 0's order decides the
     buckets.  From then on a gradient moves into its bucket, and a full bucket is averaged at once.
-    names, params: what is trained, the same on all ranks.  bucket_bytes, first_bucket_bytes: capacity of the buckets.
+    trained: parameters by name, the same on all ranks.  bucket_bytes, first_bucket_bytes: capacity of the buckets.
     """
 
     def __init__(
-        self,
-        names: Sequence[str],
-        params: Sequence[nn.Parameter],
-        sync: Sync,
-        bucket_bytes: float,
-        first_bucket_bytes: float,
+        self, trained: Mapping[str, nn.Parameter], sync: Sync, bucket_bytes: float, first_bucket_bytes: float
     ) -> None:
         self.sync, self.buckets, self.num_backwards = sync, list[Bucket](), 0
         # averages: False inside no_sync(), where a backward only adds to p.grad.  factor: scales averages (join).
         self.averages, self.factor = True, 1.0
-        self._names, self._params = names, params
+        self._names, self._params = [*trained], [*trained.values()]
         self._bucket_bytes, self._first_bucket_bytes = bucket_bytes, min(first_bucket_bytes, bucket_bytes)
         # Indices of parameters as their gradients arrive in the first backward; None once there are buckets.
         self._arrivals: list[int] | None = []
         self._places: dict[int, tuple[Bucket, int]] = {}
         self._num_started = 0
-        self._state = State.NONE
+        # True in a backward that reaches a parameter, as torch.autograd.grad() may not: all ranks take part.
+        self._is_shared = False
         # Number of the backward at whose end autograd calls finish(); the outermost one if they are nested.
         self._backward: int | None = None
         # Autograd has a thread for each device.
         self._lock = threading.RLock()
-        self._nodes = [GradientNode(param, self, index) for index, param in enumerate(params)]
-
-    def __del__(self) -> None:
-        for node in self.__dict__.get("_nodes", []):
-            node.hook.remove()
+        self._nodes = [hooked_node(param, self, index) for index, param in enumerate(self._params)]
 
     def forward_begins(self) -> None:
         """Complete a backward that raised an error, because other ranks may wait for its averages."""
         # A forward inside a backward is one that checkpointing repeats.
-        if self._state is State.SHARED and current_backward() == -1:
+        if self._is_shared and current_backward() == -1:
             self._void()
 
     def backward_begins(self, *_: object) -> None:
@@ -72,10 +57,8 @@ class Reducer:
                 refuse_compiled_autograd()
                 self._backward = backward
                 call_at_end_of_backward(self.finish)
-                if self._state is State.NONE:
-                    self._state = State.BEGUN
                 # Now, not at the first gradient: the backward may fail before one arrives, while the other ranks wait.
-                if any(will_run(node.node) for node in self._nodes):
+                if any(map(will_run, self._nodes)):
                     self._share()
 
     def gradient_ready(self, index: int) -> None:
@@ -83,7 +66,7 @@ class Reducer:
         with self._lock:
             if not self.averages:
                 return
-            if self._state is not State.SHARED:
+            if not self._is_shared:
                 if self._backward is None:
                     # The loss does not depend on a tensor that forward returned.
                     self.backward_begins()
@@ -99,9 +82,9 @@ class Reducer:
 
     def finish(self) -> None:
         """Complete the backward.  Autograd calls this at its end."""
-        if self._state is State.SHARED:  # not after torch.autograd.grad()
+        if self._is_shared:
             self._average()
-        self._state, self._backward = State.NONE, None
+        self._backward = None
 
     def shadow(self) -> None:
         """Take part in a backward of the other ranks, without gradients."""
@@ -111,8 +94,8 @@ class Reducer:
         self._average()
 
     def _share(self) -> None:
-        if self._state is not State.SHARED:
-            self._state = State.SHARED
+        if not self._is_shared:
+            self._is_shared = True
             for bucket in self.buckets:
                 bucket.begin()
 
@@ -151,17 +134,18 @@ class Reducer:
         while running:
             for number, bucket in tuple(running):
                 position = f"backward {self.num_backwards + 1}, bucket {number}"
-                with naming_the_bucket(bucket.names, position, self.sync.group), waiting("communication"):
+                what = f"the gradients of {bucket.names_in_words} ({position}) were not averaged"
+                with naming_missing_ranks(what, position, self.sync.group), waiting("communication"):
                     bucket.wait()
                 if not bucket.proceed():
                     running.remove((number, bucket))
-        self._state, self._backward, self._num_started = State.NONE, None, 0
+        self._is_shared, self._backward, self._num_started = False, None, 0
 
     def _lay_out(self, start: Callable[[Bucket], None]) -> None:
         """Make the buckets one by one and start each at once, so that only one bucket's gradients are held twice."""
         arrivals, self._arrivals = self._arrivals or [], None
         position = f"end of backward {self.num_backwards + 1}"
-        with missing_ranks.naming_missing_ranks("agreeing on the buckets", position, self.sync.group):
+        with naming_missing_ranks("agreeing on the buckets failed", position, self.sync.group):
             times = Counter(arrivals)
             for indices in self._packed(arrivals):
                 names, params = [self._names[index] for index in indices], [self._params[index] for index in indices]

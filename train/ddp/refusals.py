@@ -1,7 +1,6 @@
 """Errors that CustomDDP raises instead of waiting forever, in words for the person who has to fix them."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,11 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 from train.collectives.broadcast import of_all_ranks
-from train.collectives.missing_ranks import reason, reports
 from train.ddp.gradient_hooks import is_compiled_backward
 from train.errors import SharedError, UserError
-
-_NAMES_SHOWN = 5
 
 
 def refuse_what_has_no_mean(module: nn.Module) -> None:
@@ -76,18 +72,6 @@ def refuse_changes(as_wrapped: Sequence[tuple[str, nn.Parameter, bool, torch.dty
                 f"{name} was {dtype} on {device} when CustomDDP was made and is {param.dtype} on {param.device} "
                 "now: convert and move the module first, then wrap it"
             )
-
-
-@contextmanager
-def naming_the_bucket(names: Sequence[str], position: str, group: dist.ProcessGroup | None) -> Iterator[None]:
-    """Turn the failure of a collective into a UserError: which parameters, where, which ranks are missing."""
-    try:
-        yield
-    except RuntimeError as error:
-        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-        which = f"the gradients of {', '.join(names[:_NAMES_SHOWN])}{more} ({position})"
-        known = reports(error, position, group)
-        raise UserError("\n".join([f"{which} were not averaged: {reason(error)}", *known])) from error
 
 
 def _described(value: object) -> str:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.utils._pytree import tree_leaves
 
-from train.collectives import missing_ranks
 from train.collectives.broadcast import broadcast_from, broadcast_from_rank_0
+from train.collectives.missing_ranks import naming_missing_ranks
 from train.ddp.reducer import Reducer
 from train.ddp.refusals import refuse_changes, refuse_different_modules, refuse_what_has_no_mean
 from train.ddp.uneven_inputs import Shadow, announce
@@ -79,13 +79,12 @@ class CustomDDP(nn.Module, Joinable):
         )
         self.register_load_state_dict_pre_hook(_load_into_module)  # type: ignore[no-untyped-call]
         named = list(module.named_parameters())
-        names = [name for name, param in named if param.requires_grad]
-        params = [param for _, param in named if param.requires_grad]
+        trained = {name: param for name, param in named if param.requires_grad}
         self._as_wrapped = [(name, param, param.requires_grad, param.dtype, param.device) for name, param in named]
         refuse_what_has_no_mean(module)
         refuse_different_modules(module, self._options, group)
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], group)
-        self.reducer = Reducer(names, params, sync(group), bucket_mib * _MIB, first_bucket_mib * _MIB)
+        self.reducer = Reducer(trained, sync(group), bucket_mib * _MIB, first_bucket_mib * _MIB)
         # Set while ranks without inputs add zeros to each sum: see train/ddp/uneven_inputs.py.
         self.mean_over_active_ranks = False
 
@@ -116,7 +115,7 @@ class CustomDDP(nn.Module, Joinable):
     def send_buffers(self, source: int) -> None:
         """Overwrite the buffers with those of rank `source`, as each forward does.  A collective."""
         position = f"forward after backward {self.reducer.num_backwards}"
-        with missing_ranks.naming_missing_ranks("sending rank 0's buffers", position, self.group):
+        with naming_missing_ranks("sending rank 0's buffers failed", position, self.group):
             # The mode of the module, which may differ from the wrapper's.
             if self._options["broadcast_buffers"] and self.module.training:
                 broadcast_from(source, [*self.module.buffers()], self.group)

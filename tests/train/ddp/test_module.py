@@ -18,7 +18,7 @@ from train.ddp.wrapper import CustomDDP
 from train.world.environment import World
 
 
-def _buffers(world: World) -> tuple[Tensor, Tensor, Tensor]:
+def _buffers(world: World) -> tuple[Tensor, ...]:
     model = nn.BatchNorm1d(8)
     wrapped = CustomDDP(model)
     wrapped(torch.full((4, 8), float(world.rank)) + torch.randn(4, 8)).sum().backward()
@@ -28,17 +28,19 @@ def _buffers(world: World) -> tuple[Tensor, Tensor, Tensor]:
     wrapped(torch.zeros(4, 8)).sum().backward()
     assert model.running_mean is not None
     second = model.running_mean.clone()
-    # A buffer that was replaced is sent, too.
+    # A buffer that was replaced or registered later is sent, too.
+    model.register_buffer("later", torch.full((2,), world.rank))
     model.running_mean = torch.full((8,), float(world.rank + 1))
     wrapped(torch.zeros(4, 8)).sum().backward()
     # Each forward began from rank 0's statistics and added zeros.
-    return own, second / (1 - 0.1), model.running_mean / (1 - 0.1)
+    return own, second / (1 - 0.1), model.running_mean / (1 - 0.1), *model.buffers()
 
 
 def test_buffers_are_those_of_rank_0_at_each_forward() -> None:
     results = run_ranks(2, _buffers)
     assert not torch.allclose(results[0][0], results[1][0])
-    for _, second, third in results:
+    for _, second, third, *_, later in results:
+        assert torch.equal(later, torch.zeros_like(later))
         torch.testing.assert_close(results[0][0], second)
         torch.testing.assert_close(third, torch.ones(8))
 

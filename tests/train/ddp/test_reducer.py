@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from train.ddp.reducer import Reducer, State
+from train.ddp.reducer import Reducer
 from train.sync import Payload, Sync, Waitable
 
 
@@ -42,9 +42,8 @@ class _Doubling(Sync):
 
 
 def _reducer(model: nn.Module, bucket_bytes: float = 1.0) -> tuple[Reducer, _Doubling]:
-    names, params = zip(*model.named_parameters(), strict=True)
-    sync = _Doubling(params)
-    return Reducer(names, params, sync, bucket_bytes, bucket_bytes), sync
+    sync = _Doubling([*model.parameters()])
+    return Reducer(dict(model.named_parameters()), sync, bucket_bytes, bucket_bytes), sync
 
 
 def _backward(reducer: Reducer, output: Tensor) -> None:
@@ -56,20 +55,20 @@ def _grads(model: nn.Module) -> list[Tensor]:
     return [param.grad.clone() for param in model.parameters() if param.grad is not None]
 
 
-def test_each_backward_goes_from_none_through_shared_to_none_and_replaces_gradients() -> None:
+def test_each_backward_is_shared_from_its_first_gradient_to_its_end_and_replaces_gradients() -> None:
     first = nn.Linear(4, 4)
     model = nn.Sequential(first, nn.Linear(4, 2))
     model(torch.ones(1, 4)).sum().backward()
     expected = [2 * grad for grad in _grads(model)]
     reducer, sync = _reducer(model)
     seen = []
-    first.weight.register_hook(lambda _: seen.append(reducer._state))
+    first.weight.register_hook(lambda _: seen.append(reducer._is_shared))
     for number in range(3):
         model.zero_grad()
-        assert reducer._state is State.NONE and reducer.num_backwards == number
+        assert not reducer._is_shared and reducer.num_backwards == number
         _backward(reducer, model(torch.ones(1, 4)))
         torch.testing.assert_close(_grads(model), expected)
-    assert seen == [State.SHARED] * 3
+    assert seen == [True] * 3
     assert sync.events == ["allocate", "reduce"] * 4 + ["reduce"] * 8
 
 
@@ -109,7 +108,7 @@ def test_autograd_grad_is_no_backward_that_others_take_part_in() -> None:
     output = model(x)
     output.register_hook(reducer.backward_begins)
     torch.autograd.grad(output.sum(), x)
-    assert reducer._state is State.NONE and sync.events == []
+    assert not reducer._is_shared and sync.events == []
 
 
 def test_without_averages_gradients_only_add_up() -> None:
@@ -150,7 +149,7 @@ def test_a_backward_that_raised_is_completed_with_nan_at_the_next_forward() -> N
     try:
         _backward(reducer, model[1](hidden))
     except ArithmeticError:
-        assert reducer._state is State.SHARED
+        assert reducer._is_shared
     reducer.forward_begins()
-    assert reducer._state is State.NONE and len(sent) == 4
+    assert not reducer._is_shared and len(sent) == 4
     assert [bool(flat.isnan().all()) for flat in sent] == [False, False, True, True]
