@@ -16,7 +16,6 @@ from train.collectives.broadcast import broadcast_from_rank_0
 class Waitable(Protocol):
     def wait(self) -> object:
         """Return when it is done (on CUDA: when the current stream is made to wait for it)."""
-        ...
 
 
 @dataclass(eq=False)

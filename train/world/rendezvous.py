@@ -91,14 +91,13 @@ def connect_to_store(world: World, timeout: timedelta) -> dist.TCPStore:
     address, limit_s = (world.master_addr, world.master_port), timeout.total_seconds()
     place = f"{world.master_addr}:{world.master_port} (MASTER_ADDR:MASTER_PORT)"
     serve = world.rank == 0 and not world.store_is_served
-    failure = None
     if not serve:
         failure = _failure_of(lambda: socket.create_connection(address, timeout=5).close(), limit_s, pause_s=0.1)
-    if failure is not None:
-        raise UserError(
-            f"rank {world.rank} found no rank 0 at {place} within {limit_s:g} s: {failure.strerror or failure}. "
-            "Is rank 0 running, and does a firewall let the port through? --rendezvous-timeout-s sets the limit"
-        )
+        if failure is not None:
+            raise UserError(
+                f"rank {world.rank} found no rank 0 at {place} within {limit_s:g} s: {failure.strerror or failure}. "
+                "Is rank 0 running, and does a firewall let the port through? --rendezvous-timeout-s sets the limit"
+            )
     # In a thread: TCPStore's timeout does not work with a foreign server that accepts and then stays silent.
     outcome: Future[dist.TCPStore] = Future()
 
