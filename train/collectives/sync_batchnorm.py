@@ -46,34 +46,23 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
-        """Replace each BatchNorm, torch.nn.SyncBatchNorm too, by one of the same parameters, buffers, hooks, names.
+        """Make each BatchNorm in the module, torch.nn.SyncBatchNorm too, one of this class; return the module.
 
-        Raises UserError for a class derived from BatchNorm with another forward.
+        Raises UserError for a BatchNorm with another forward; the module is then unchanged.
         """
-        twins: dict[nn.Module | None, nn.Module] = {
-            part: cls._twin(name, part, process_group)
-            for name, part in module.named_modules()
-            if isinstance(part, _BatchNorm) and not isinstance(part, cls)
-        }
-        for parent in [*module.modules()]:
-            for name, child in [*parent._modules.items()]:  # a layer may have several names
-                if child in twins:
-                    parent.add_module(name, twins[child])
-        return twins.get(module, module)
-
-    @classmethod
-    def _twin(cls, name: str, norm: _BatchNorm, process_group: dist.ProcessGroup | None) -> nn.Module:
-        if not isinstance(norm, nn.SyncBatchNorm) and type(norm).forward is not _BatchNorm.forward:
-            raise UserError(
-                f"{name or 'the model'} is a {type(norm).__name__}, whose own forward would be lost in synchronised "
-                "BatchNorm: put what it adds into another module, or give --no-sync-batchnorm"
-            )
-        options = (norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-        twin = cls(norm.num_features, *options, device="meta")
-        twin.__dict__ |= {key: held for key, held in vars(norm).items() if "_hooks" in key}
-        twin._parameters, twin._buffers = norm._parameters, norm._buffers
-        twin.training, twin.process_group = norm.training, process_group
-        return twin
+        named = [(name, part) for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
+        norms = [(name, norm) for name, norm in named if not isinstance(norm, cls)]
+        for name, norm in norms:
+            forward = getattr(norm.forward, "__func__", None)  # None if it was replaced in the object alone
+            if forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+                raise UserError(
+                    f"{name or 'the model'} is a {type(norm).__name__}, whose own forward would be lost in "
+                    "synchronised BatchNorm: put what it adds into another module, or give --no-sync-batchnorm"
+                )
+        for _, norm in norms:
+            norm.__class__ = cls
+            vars(norm)["process_group"] = process_group
+        return module
 
     def forward(self, input: Tensor) -> Tensor:
         if input.dim() < 2:

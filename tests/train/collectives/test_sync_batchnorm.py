@@ -280,3 +280,7 @@ def test_conversion_keeps_hooks_and_second_names_and_refuses_a_forward_that_it_w
     assert first(torch.zeros(2, 3)).mean() == 5
     with pytest.raises(UserError, match="1 is a _Activated, whose own forward would be lost"):
         SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(3, 3), _Activated(3)))
+    replaced = nn.BatchNorm1d(3)
+    replaced.forward = torch.relu  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="the model is a BatchNorm1d, whose own forward would be lost"):
+        SyncBatchNorm.convert_sync_batchnorm(replaced)
