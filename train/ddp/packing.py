@@ -20,14 +20,12 @@ def assign_buckets(
     """
     buckets: list[list[int]] = []
     open_buckets: dict[Hashable, list[int]] = {}
-    filled_bytes: dict[Hashable, int] = {}
-    capacity: dict[Hashable, float] = {}
+    bytes_left: dict[Hashable, float] = {}
     for index in order:
         kind = kinds[index]
         open_buckets.setdefault(kind, []).append(index)
-        filled_bytes[kind] = filled_bytes.get(kind, 0) + sizes_bytes[index]
-        if filled_bytes[kind] >= capacity.get(kind, first_bucket_bytes):
+        bytes_left[kind] = bytes_left.get(kind, first_bucket_bytes) - sizes_bytes[index]
+        if bytes_left[kind] <= 0:
             buckets.append(open_buckets.pop(kind))
-            filled_bytes[kind] = 0
-            capacity[kind] = bucket_bytes
+            bytes_left[kind] = bucket_bytes
     return buckets + list(open_buckets.values())
