@@ -106,6 +106,8 @@ class Run(Session):
             say(f"{lost}: call run.end() on all ranks before `break`")
         if self.sampler is not None:
             self._report_unprofiled(self.steps_done)
+        self._leave_loop()
+        self._batches, self._evaluated = (), {}  # ends the workers, which ignore multiprocessing's SIGTERM at the exit
         self.files.close()
         self._connection.close()
         # A thread of gloo that still freed a tensor while Python shuts down would abort the process.

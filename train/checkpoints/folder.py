@@ -63,7 +63,15 @@ class Checkpoints:
             torch.save(state, self._buffer)
         finally:
             torch.serialization.set_crc32_options(checks)
-        return self._buffer.getbuffer()[: self._buffer.tell()]
+        num_bytes = self._buffer.tell()
+        self._buffer.truncate(num_bytes)
+        self._buffer.seek(0)
+        if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(self._buffer):
+            raise UserError(
+                f"a checkpoint cannot hold {', '.join(unsafe)}, which --resume would refuse to load: return tensors, "
+                "numbers, text, lists and dicts from state_dict()"
+            )
+        return self._buffer.getbuffer()[:num_bytes]
 
     def beside(self, step: int) -> Path:
         """Return the folder in which the checkpoint of `step` is written."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from train.data.reading import Augmented, Stream
 from train.data.sampler import ShardSampler
@@ -68,16 +68,18 @@ class Batches:
             self._raw_batches: Iterable[Any] = _InMemory(samples, steps, device)
         else:
             read = Stream if isinstance(samples, IterableDataset) else Augmented
-            source: Any = read(samples, getattr(steps, "seed", 0), varies)
+            source: Any = read(
+                samples, getattr(steps, "seed", 0), varies or collate is not None, collate or default_collate
+            )
             keys: Any = Keys(steps)
             self._raw_batches = DataLoader(
                 source,
                 batch_sampler=keys,
                 num_workers=workers,
-                collate_fn=collate,
+                collate_fn=_as_it_is,
                 generator=torch.Generator(),  # otherwise it draws from the process's
                 pin_memory=device.type == "cuda",
-                persistent_workers=workers > 0,
+                persistent_workers=workers > 0 and self._is_ours,  # another dataset may change between epochs
                 worker_init_fn=init_worker,
                 multiprocessing_context=worker_context() if workers > 0 else None,
             )
@@ -122,6 +124,10 @@ class Batches:
         with torch.cuda.stream(stream):
             batch = next(raw, None)
             return None if batch is None else self._prepare(batch)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 class _InMemory:

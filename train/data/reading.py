@@ -1,7 +1,7 @@
 """Reads samples by (epoch, index).  What they draw at random depends on the seed and these two alone."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,21 +20,27 @@ from train.world.environment import World
 
 @dataclass
 class Augmented:
-    """Reads samples; if they vary, with torch's, NumPy's and Python's generators seeded for each, then restored."""
+    """Reads samples as a batch; if they vary, with the generators of torch, NumPy and Python seeded, then restored.
+
+    What a sample draws follows from it alone, and what collate draws from the batch's first sample.
+    """
 
     samples: Any
     seed: int
     varies: bool = True
+    collate: Callable[[list[Any]], Any] = list
 
-    def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
+    def __getitems__(self, keys: list[tuple[int, int]]) -> Any:
         if not self.varies:
-            return [self.read(*key) for key in keys]
+            return self.collate([self.read(*key) for key in keys])
         of_python, of_numpy = random.getstate(), np.random.get_state()
         with torch.random.fork_rng(devices=[]):
             found = [self.read(*key) for key in keys]
+            self.draw_for(*keys[0])
+            batch = self.collate(found)
         random.setstate(of_python)
         np.random.set_state(of_numpy)
-        return found
+        return batch
 
     def read(self, epoch: int, index: int) -> Any:
         self.draw_for(epoch, index)
@@ -87,6 +93,8 @@ def refuse_unreadable(dataset: Any, workers: int, seed: int, world: World) -> No
     num_samples = len(dataset)
     if not isinstance(dataset, IterableDataset):
         return
+    if iter(dataset) is iter(dataset):
+        raise SharedError("a stream must begin anew each time: its __iter__() returned the same iterator twice")
     if workers > 1:
         raise SharedError("each worker would read the whole stream: give workers=1")
     if world.world_size == 1:

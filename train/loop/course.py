@@ -169,6 +169,11 @@ class Course:
         """Count the step whose batch was used, record it, and save or stop if it is time; return True at the end."""
         sampler, step = self.sampler, self._step
         assert sampler is not None
+        if step.losses is not None:
+            raise UserError(
+                "run.backward() without run.apply() after it in the same batch: no checkpoint has its gradient; to "
+                "accumulate, give run.batches() the whole batch and micro_batches="
+            )
         samples, own = len(sampler.stretch()), sum(map(len, sampler.shares()))
         self.steps_done += 1
         sampler.advance()
@@ -229,6 +234,9 @@ class Course:
         if len(sampler) == 0 or not (self.is_last_step() or is_left):
             sampler.set_epoch(epoch + 1)
             self._means = Means()
+        self._stop_agreement.begin()
+        if self._settings is not None and not is_left and self._stop_agreement.reached():  # see Session.evaluate()
+            self._save_and_stop()
         self.save()
 
     def _save_and_stop(self) -> NoReturn:

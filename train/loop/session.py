@@ -4,6 +4,7 @@
 """
 
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -75,7 +76,8 @@ class Session(Course):
             model = SyncBatchNorm.convert_sync_batchnorm(model, own)
         if self.config.compile:
             compile_model(model, self.device)
-        own_buffers = self.world_size > 1 and not global_batchnorm and not self.config.logical_world
+        apart = any(part._buffers for part in model.modules() if not isinstance(part, SyncBatchNorm))
+        own_buffers = self.world_size > 1 and apart and not self.config.logical_world
         context = replace(self.context, ranks_have_own_buffers=own_buffers, micro_batch=micro_batch)
         if self.config.logical_world:
             wrapped = exact_step.wrap(model, context)
@@ -168,9 +170,10 @@ class Session(Course):
         ...     break
         """
         made_of = (dataset, batch_size, micro_batches, collate, workers)
-        if (id(dataset), *made_of[1:]) != self._made_of:
+        key = (_identity(dataset), *made_of[1:])
+        if key != self._made_of:
             self._make_batches(*made_of)
-            self._made_of = (id(dataset), *made_of[1:])
+            self._made_of = key
         loop = self._steps()
         self._loop = weakref.ref(loop)  # so that `break` ends it
         return loop
@@ -216,6 +219,9 @@ class Session(Course):
         ...     result = run.apply(optimizer)
         ...     break
         """
+        if self.rank == 0 and self.config.precision in ("bf16", "fp16"):
+            text = f"precision={self.config.precision}: a forward of your own is float32 outside of torch.autocast"
+            warnings.warn(text, stacklevel=2)  # once for each place
         self._step.losses = self.engine.backward(loss, weight, self._in_loop("backward"))
 
     def apply(
@@ -272,7 +278,7 @@ class Session(Course):
         >>> run.evaluate(lambda batch: {"val_loss": loss(batch)}, dataset, batch_size=4).keys()
         dict_keys(['val_loss'])
         """
-        key = (id(dataset), batch_size, collate, workers)
+        key = (_identity(dataset), batch_size, collate, workers)
         if key not in self._evaluated:  # workers and samples in memory stay
             refuse_unreadable(dataset, workers, self.config.seed, self.world)
             rank, ranks = self.config.reader(self.rank, self.world_size)
@@ -280,8 +286,11 @@ class Session(Course):
             self._evaluated[key] = self._loaded(dataset, steps, collate, workers), sizes
         modules = [wrapped.module for wrapped in self.engine.models]
         batches = zip(*self._evaluated[key], strict=True)
-        # Not within a step, nor after a `break`: its update is in the weights, but it is not counted.
-        stop_agreement = None if self._step.is_running or self.engine.is_updating else self._stop_agreement
+        # Not within a step, nor after a `break`: its update is in the weights, but it is not counted.  Nor in an epoch
+        # of one's own loop, whose scheduler may have made a step that it would make again: there the epoch ends first.
+        in_own_loop = self._settings is not None and self._epoch_began is not None
+        waits = in_own_loop or self._step.is_running or self.engine.is_updating
+        stop_agreement = None if waits else self._stop_agreement
         with weights or nullcontext(), suppress(Stopped):  # so `weights` ends without an error, also without `finally`
             return evaluate(function, batches, modules, self.context, stop_agreement)
         self._save_and_stop()
@@ -363,6 +372,8 @@ class Session(Course):
 
     def _steps(self) -> Generator[Any, None, None]:
         assert self.sampler is not None
+        if self._step.is_running:
+            raise UserError("run.batches(): another loop over batches is running; a run has one training set")
         self._stop_agreement.begin()
         self._pending.begin()
         self._is_looping = True
@@ -379,3 +390,8 @@ class Session(Course):
             self._step.is_running = False
             self._trained_at = time.monotonic()
             self._is_looping = False
+
+
+def _identity(dataset: Any) -> tuple[int, int | None]:
+    """Return what tells a dataset from others, and from itself before it has grown."""
+    return id(dataset), len(dataset) if hasattr(dataset, "__len__") else None

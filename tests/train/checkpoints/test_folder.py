@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,6 +49,11 @@ def test_states_of_different_sizes_one_after_the_other_come_back(tmp_path: Path)
     for step, size in enumerate([10_000, 10, 100_000]):
         state = torch.load(tmp_path / f"step-{step:08d}" / "state.pt", weights_only=True)
         assert torch.equal(state["weights"], torch.full((size,), float(step)))
+
+
+def test_a_state_that_no_restart_could_load_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot hold numpy.*, which --resume would refuse to load: return tensors"):
+        Checkpoints(tmp_path, keep=1).save(1, {"best": np.float64(1)})
 
 
 def test_the_newest_is_taken_also_when_steps_outgrow_their_digits(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""One's own loop: what datasets, collate functions, buffers and schedulers may do between steps, epochs and starts."""
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from tests.cli import start_ranks
+from tests.ranks import launched
+from train.collectives.agreement import Stopped
+from train.run import Run
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def _masked(samples: list[tuple[Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.cat([sample for (sample,) in samples]), torch.randint(0, 1000, (len(samples),))
+
+
+def _masks(seed: int, workers: int) -> list[list[int]]:
+    run, dataset = Run(seed=seed), TensorDataset(torch.arange(32).view(-1, 1))
+    run.wrap(nn.Linear(1, 1))
+    masks = []
+    for _ in run.epochs(1):
+        masks += [mask.tolist() for _, mask in run.batches(dataset, 16, collate=_masked, workers=workers)]
+    return masks
+
+
+def test_collate_draws_by_seed_and_sample_with_workers_and_without() -> None:
+    drawn = [launched(2, _masks, *how) for how in ((1, 0), (1, 1), (2, 1))]
+    assert drawn[0] == drawn[1]
+    assert len({str(mask) for of_ranks in drawn[1:] for masks in of_ranks for mask in masks}) == 8
+
+
+class _Codebook(nn.Module):
+    code: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.register_buffer("code", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.norm(self.layer(x))
+        self.code.lerp_(y.detach().mean(0), 0.5 * self.training)
+        return y - self.code
+
+
+def _code() -> list[float]:
+    run = Run(seed=1)
+    model = run.wrap(_Codebook())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dataset = TensorDataset(torch.randn(32, 4, generator=torch.Generator().manual_seed(0)))
+    for _ in run.epochs(1):
+        for batch in run.batches(dataset, 8):
+            run.step(lambda b: model(b[0]).square().mean(), batch, optimizer)
+        run.evaluate(lambda b: {"loss": model(b[0]).mean()}, dataset, 8)
+    return next(buffer.tolist() for name, buffer in model.named_buffers() if name.endswith("code"))
+
+
+def test_buffers_beside_a_synchronised_batchnorm_are_those_of_rank_0() -> None:
+    first, second = launched(2, _code)
+    assert first == second != [0.0] * 4
+
+
+def _rates(folder: Path, stopped: bool) -> list[float]:
+    run, dataset = Run(seed=1, checkpoint_dir=folder, resume="auto"), TensorDataset(torch.ones(8, 1))
+    rates = list[float]()
+    model = run.wrap(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    run.restore(model=model, optimizer=optimizer, scheduler=scheduler)
+
+    def measured(batch: Any) -> dict[str, Tensor]:
+        if stopped:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {"loss": model(batch[0]).mean()}
+
+    with suppress(Stopped):
+        for _ in run.epochs(3):
+            rates.append(optimizer.param_groups[0]["lr"])
+            for batch in run.batches(dataset, 4):
+                run.step(lambda b: model(b[0]).square().mean(), batch, optimizer)
+            scheduler.step()
+            run.evaluate(measured, dataset, 4)
+    return rates
+
+
+def test_a_scheduler_that_steps_before_an_evaluation_with_a_signal_steps_once(tmp_path: Path) -> None:
+    rates = [rate for stopped in (True, False) for rate in launched(1, _rates, tmp_path, stopped)[0]]
+    assert rates == [1.0, 0.5, 0.25]
+
+
+_CHANGING = """
+import torch
+from train import Run
+
+class Level(torch.utils.data.Dataset):
+    level = 0
+    def __len__(self): return 8
+    def __getitem__(self, index): return torch.tensor([float(self.level)])
+
+if __name__ == "__main__":
+    run, dataset = Run(seed=1, precision="bf16"), Level()
+    model = run.wrap(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in run.epochs(2):
+        dataset.level = epoch
+        for batch in run.batches(dataset, 4, workers=1):
+            print("level", int(batch[0]), flush=True)
+            run.backward(model(batch).mean())
+            run.apply(optimizer)
+            if epoch == 2: run.end(); break
+"""
+
+
+def test_workers_read_the_dataset_of_the_epoch_and_end_with_the_program(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(_CHANGING)
+    (rank,) = start_ranks(1, program=(str(tmp_path / "program.py"),))
+    said, errors = rank.communicate(timeout=100)
+    assert (rank.returncode, [line[-1] for line in said.splitlines() if "level" in line]) == (0, ["1", "1", "2"]), (
+        errors
+    )
+    assert errors.count("precision=bf16: a forward of your own is float32 outside of torch.autocast") == 1
