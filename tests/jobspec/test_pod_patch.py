@@ -128,7 +128,9 @@ def test_request_above_its_limit_or_none_is_refused(request_: str, spec: str) ->
         render("jobset", spec, [patch, "resources.cpus=8", "resources.memory=1GiB"])
 
 
-@pytest.mark.parametrize("request_", ["cpu: 8000m", "memory: 1Gi", "memory: 1024Mi", "memory: 1048576Ki"])
+@pytest.mark.parametrize(
+    "request_", ["cpu: 8000m", "memory: 1Gi", "memory: 1024Mi", "memory: 1048576Ki", "cpu: 0.008k"]
+)
 def test_request_equal_to_its_limit_is_accepted(request_: str, spec: str) -> None:
     patch = f"kubernetes.pod.containers=[{{name: node, resources: {{requests: {{{request_}}}}}}}]"
     assert request_ in render("jobset", spec, [patch, "resources.cpus=8", "resources.memory=1GiB"])

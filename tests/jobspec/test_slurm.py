@@ -142,12 +142,12 @@ def test_the_runtimes_own_variables_are_set_before_the_container_starts(cluster:
 
 def test_one_task_a_process_shares_the_cpus_and_sees_all_gpus(cluster: Cluster) -> None:
     spec = "name: job\nnodes: 2\nprocs_per_node: 4\ncommand: [mine.py]\nresources: {cpus: 30}\n"
-    script = rendered(cluster, spec + "slurm: {launcher: srun, preflight: false}\n")
+    script = rendered(cluster, spec + "slurm: {launcher: srun, preflight: false, srun_options: {label: true}}\n")
     asked = directives(script)
     assert (asked["ntasks-per-node"], asked["cpus-per-task"], asked["gpus-per-node"]) == ("4", "7", "4")
     cluster.nodes = ("n1", "n2")
     assert cluster.run(script)[0] == 0
-    flags = {"--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=7", "--distribution=block"}
+    flags = {"--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=7", "--distribution=block", "--label"}
     assert flags <= set(cluster.sruns()[-1])
 
 

@@ -169,11 +169,7 @@ class Course:
         """Count the step whose batch was used, record it, and save or stop if it is time; return True at the end."""
         sampler, step = self.sampler, self._step
         assert sampler is not None
-        if step.losses is not None:
-            raise UserError(
-                "run.backward() without run.apply() after it in the same batch: no checkpoint has its gradient; to "
-                "accumulate, give run.batches() the whole batch and micro_batches="
-            )
+        step.refuse_left_gradient()
         samples, own = len(sampler.stretch()), sum(map(len, sampler.shares()))
         self.steps_done += 1
         sampler.advance()

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, optim
 
+from train.errors import UserError
 from train.loop.step import StepResult
 
 
@@ -20,6 +21,13 @@ class StepInLoop:
     lr: float = 0.0
     incidents: list[tuple[str, str]] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
+
+    def refuse_left_gradient(self) -> None:
+        if self.losses is not None:
+            raise UserError(
+                "run.backward() without run.apply() after it in the same batch: no checkpoint has its gradient; to "
+                "accumulate, give run.batches() the whole batch and micro_batches="
+            )
 
     def note(self, result: StepResult, optimizer: optim.Optimizer) -> None:
         self.losses = None

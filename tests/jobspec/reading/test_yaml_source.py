@@ -29,6 +29,7 @@ from jobspec.spec.job import Job
         ("1.", 1.0),
         (".5", 0.5),
         ("-.inf", float("-inf")),
+        (".INF", float("inf")),
         ("012", 12),
         ("0o17", 15),
         ("0x1F", 31),

@@ -52,6 +52,7 @@ def test_batches_equal_torchvisions_totensor_and_normalize(device: str, channels
         assert labels.tolist() == [samples[index][1] for index in indices]
 
 
+@pytest.mark.filterwarnings("error:.*pin_memory")  # without a GPU it helps nothing
 @pytest.mark.parametrize(("path", "workers"), PATHS)
 @devices
 def test_every_path_gives_the_same_bits_from_epoch_to_epoch_and_after_a_resume(

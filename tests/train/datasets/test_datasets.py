@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchvision.models import ResNet18_Weights
 
 from tests.idx import write_split
 from train import datasets
 from train.config import available
 from train.datasets import Samples, Split, _torchvision
+from train.datasets.image_folder import FolderSamples
 from train.errors import UserError
 from train.flags import from_argv
 
@@ -73,6 +75,11 @@ def test_mean_and_std_are_those_of_the_training_images(name: str, load: Load) ->
     pixels = samples.tensors()[0][:10_000].double().div(255).transpose(0, 1).flatten(1)
     assert samples.mean == pytest.approx(pixels.mean(dim=1).tolist(), abs=0.03)
     assert samples.std == pytest.approx(pixels.std(dim=1).tolist(), abs=0.03)
+
+
+def test_pictures_of_a_folder_are_normalised_as_torchvisions_weights_expect() -> None:
+    expected = ResNet18_Weights.DEFAULT.transforms()
+    assert [[*FolderSamples.mean], [*FolderSamples.std]] == [expected.mean, expected.std]
 
 
 def test_synthetic_sample_is_a_function_of_seed_split_and_index() -> None:

@@ -1,6 +1,8 @@
 """CustomDDP's buckets: where they are, in which order, and when they are started, on real processes."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +47,16 @@ def _odd_sizes(world: World, sync: str) -> list[bool]:
 @syncs
 def test_gradients_of_odd_sizes_are_aligned_to_16_bytes(sync: str) -> None:
     assert run_ranks(2, _odd_sizes, sync) == [[True] * 24] * 2
+
+
+def test_only_a_large_gradient_moves_into_its_bucket_as_it_arrives() -> None:
+    sync: Any = SimpleNamespace(allocate=lambda size, dtype, device: torch.zeros(size), prescale=lambda *of: 1.0)
+    params = [nn.Parameter(torch.ones(size)) for size in (2**17, 2**16)]
+    bucket = Bucket(params, ["large", "small"], [1, 1], sync)
+    for slot, param in enumerate(params):
+        param.grad = torch.ones_like(param)
+        bucket.arrive(slot)
+    assert [param.grad is view for param, view in zip(params, bucket.views, strict=True)] == [True, False]
 
 
 class _TwoOrders(nn.Module):

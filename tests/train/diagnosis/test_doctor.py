@@ -87,6 +87,7 @@ def test_a_single_process_is_found_healthy() -> None:
     command = [sys.executable, "-m", "train.doctor", "--device=cpu"]
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=_MINUTE_S)
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("rank ")
     assert done.stdout.endswith("no problem found\n")
 
 

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from train.diagnosis import speed
-from train.diagnosis.card import Card
-from train.diagnosis.meeting import mistakes
+from train.diagnosis.card import Card, own_card
+from train.diagnosis.meeting import mistakes, open_store
 from train.diagnosis.report import Report, lines, problems
 from train.diagnosis.speed import AllReduce, Clock
+from train.errors import UserError
+from train.world.environment import World
 
 _CARD = Card(0, 4, 0, "n0", 1, "torchrun", "n0", 2, "10.0.0.1", "eth0", "cuda:0", "GPU-0", "2.15", "3.12", "abc")
 _CARDS = [replace(_CARD, rank=rank, local_rank=rank, gpu=f"GPU-{rank}") for rank in range(4)]
@@ -46,7 +48,17 @@ def test_the_tensors_of_a_timed_all_reduce_have_the_size_that_is_shown(monkeypat
     assert {one.size: one.bytes_per_second for one in told} == dict.fromkeys(speed.SIZES, pytest.approx(1e9))
 
 
-def test_one_process_alone_is_shown_that_no_connection_was_checked() -> None:
+@pytest.mark.parametrize(("seconds", "sizes"), [(0.18, len(speed.SIZES)), (0.19, 1)])
+def test_a_size_whose_two_all_reduces_would_take_more_than_6_s_is_not_timed(
+    seconds: float, sizes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "of_all_ranks", lambda seconds: [seconds])
+    monkeypatch.setattr(speed, "_timed_all_reduce", lambda ranks, values: seconds)
+    told = speed.measure_all_reduce(speed.Ranks(0, 2, torch.device("cpu"), None, torch.distributed.HashStore()))
+    assert len(told) == sizes
+
+
+def test_one_process_alone_is_told_that_no_connection_was_checked() -> None:
     alone = replace(_HEALTHY, cards=_CARDS[:1], links=[], clocks=_HEALTHY.clocks[:1], compute_s=[1e-3], throttled=[0.0])
     assert lines(alone).splitlines() == [
         "answers over nccl: all-reduce right, barrier right",
@@ -114,3 +126,14 @@ def test_a_node_without_a_gpu_among_others_with_one_is_named_before_any_collecti
     cards = [*_CARDS[:3], replace(_CARDS[3], device="cpu", gpu=None)]
     found = mistakes(cards, 4, 30.0)
     assert "the ranks compute on different devices: cuda on rank 0, 1, 2; cpu on rank 3. " in str(found)
+
+
+def test_a_card_says_that_gloo_chooses_where_no_interface_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert own_card(World(), "cpu", None).interface == "gloo's choice"
+
+
+def test_only_rank_0_says_that_it_runs_elsewhere() -> None:
+    """192.0.2.1 is kept for documentation (RFC 5737): no host has it."""
+    with pytest.raises(UserError, match="rank 1 found no rank 0"):
+        open_store(World(1, 2, master_addr="192.0.2.1", master_port=1, launcher="environment"), 0.5)

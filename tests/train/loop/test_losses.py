@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from tests.ranks import make_trainer, run_ranks
-from train.loop.losses import losses_of_samples
+from train.collectives import waiting
+from train.loop.losses import PendingLosses, losses_of_samples
 from train.world.environment import World
 
 _SMOOTHING = 0.1
@@ -47,3 +48,11 @@ def test_training_smooths_labels_and_validation_does_not(flags: tuple[str, ...])
     [losses] = run_ranks(1, _trained_and_validated, *flags)
     for ours, expected in losses:
         assert ours == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_wait_before_the_clock_of_the_steps_starts_is_not_theirs() -> None:
+    losses = PendingLosses()
+    with waiting.waiting("input"):
+        pass
+    losses.begin()
+    assert waiting.take_seconds() == {}

@@ -113,6 +113,7 @@ def test_data_parallel_computes_in_the_type_of_the_run_on_each_gpu(
     context = strategies.Context(TrainConfig.model_validate({"precision": precision}), _CPU, None, 1)
     wrapped = strategies.wrap("data_parallel", _model(), context)
     with strategies.autocast(precision, _CPU):
+        assert torch.is_autocast_enabled("cpu") == (precision == "bf16")
         assert torch.equal(wrapped.call(_micro_batch(0, 0)), _model()(_micro_batch(0, 0)).float())
 
 
