@@ -111,18 +111,6 @@ def test_setup_runs_in_the_container_on_slurm(runtime: str, folder: Path) -> Non
     assert call.env["PWD"] == "/"
 
 
-def test_workdir_is_the_containers_where_there_is_one(folder: Path) -> None:
-    (folder / "job.yaml").write_text(SETUP + "workdir: /app\n")
-    (service,) = compose.read(render("compose", str(folder / "job.yaml")), {})["services"].values()
-    assert service["working_dir"] == "/app"
-    for kind in clusters.KINDS:
-        for template in clusters.pod_templates(clusters.documents(render(kind, str(folder / "job.yaml")))):
-            assert template["spec"]["containers"][0]["workingDir"] == "/app"
-    text = render("trainjob", str(folder / "job.yaml"), ["kubernetes.runtime=torch-distributed"])
-    (trainjob,) = clusters.documents(text)
-    assert "cd /app" in trainjob["spec"]["trainer"]["command"]
-
-
 LINES = (
     "slurm: {{prologue: ['echo before >> order; export FROM_PROLOGUE=1'], epilogue: ['echo after >> order{extra}']}}\n"
 )
