@@ -7,7 +7,6 @@ import pytest
 import render
 from jobspec import targets
 from jobspec.artifact import render as rendered
-from jobspec.problems import SpecError
 
 VALUE = "hush-7f3a"
 SPEC = """\
@@ -73,9 +72,6 @@ def test_value_in_one_of_two_files_is_not_shown(spec: str, tmp_path: Path, capfd
 
 @pytest.mark.parametrize("target", targets.names())
 def test_no_script_traces_its_commands(target: str, spec: str) -> None:
-    try:
-        text = rendered(target, spec)
-    except SpecError as error:
-        pytest.fail(f"this job is meant for every target: {error}")
+    text = rendered(target, spec)
     assert "set -x" not in text
     assert "xtrace" not in text

@@ -100,11 +100,13 @@ def test_only_the_first_node_of_an_elastic_job_hosts_and_the_range_ends_at_what_
 def test_absent_secret_stops_the_script_and_no_value_is_in_an_argument(cluster: Cluster) -> None:
     cluster.nodes = ("n1",)
     spec = BASE + IMAGE + "nodes: 1\ncommand: [mine.py]\nsecrets: [TOKEN]\nslurm: {runtime: docker}\n"
+    spec += "env: {PLAIN: in plain sight, LD_PRELOAD: ''}\n"
     status, out = cluster.run(rendered(cluster, spec))
     assert status != 0
     assert "TOKEN: is a secret of this job; export it before sbatch" in out
     run(cluster, spec, TOKEN="s3cret")
-    assert "s3cret" not in str([*cluster.sruns(), cluster.container(), cluster.calls()[0, 0].argv])
+    words = str([*cluster.sruns(), cluster.container(), cluster.calls()[0, 0].argv])
+    assert "s3cret" not in words and "in plain sight" not in words
 
 
 def test_variables_of_the_processes_do_not_reach_the_commands_of_slurm(cluster: Cluster) -> None:

@@ -52,11 +52,12 @@ def test_preflight_refuses_a_port_in_use(own_cluster: Cluster, family: socket.Ad
     assert run(own_cluster, TWO_NODES + f"rendezvous: {{port: {port}}}\n")
 
 
-def test_preflight_counts_gpus(own_cluster: Cluster) -> None:
-    own_cluster.install("nvidia-smi", "print('GPU 0: A\\nGPU 1: B')")
-    spec = "name: job\nnodes: 2\ncommand: [mine.py]\n"
-    assert "2 GPUs for 3 processes" in preflight(own_cluster, spec + "procs_per_node: 3\n")
-    run(own_cluster, spec + "procs_per_node: 2\n")
+def test_preflight_counts_gpus_and_slices_of_mig(own_cluster: Cluster) -> None:
+    listed = "GPU 0: A (UUID: GPU-1)\n  MIG 1g.5gb Device 0: (UUID: MIG-2)\n  MIG 1g.5gb Device 1: (UUID: MIG-3)"
+    own_cluster.install("nvidia-smi", f"print({listed!r})\nprint('GPU 1: B (UUID: GPU-4)')")
+    spec = "name: job\nnodes: 2\ncommand: [mine.py]\nprocs_per_node: "
+    assert "3 GPUs for 4 processes" in preflight(own_cluster, spec + "4\n")
+    run(own_cluster, spec + "3\n")
 
 
 def test_preflight_measures_shared_memory(own_cluster: Cluster) -> None:

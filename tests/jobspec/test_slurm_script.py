@@ -88,21 +88,6 @@ def test_sbatch_array_on_a_script_without_one_is_an_array(cluster: Cluster) -> N
     assert [log.name for log in cluster.folder.glob("*.log")] == ["job-70120_1-r0.log"]
 
 
-def test_values_are_in_no_argument_of_srun_or_a_container(cluster: Cluster) -> None:
-    spec = TWO_NODES + "image: x/y:1\nenv: {PLAIN: 'in plain sight', LD_PRELOAD: ''}\nslurm: {runtime: docker}\n"
-    run(cluster, spec)
-    assert cluster.calls()[1, 0].env["PLAIN"] == "in plain sight"
-    assert "in plain sight" not in str([*cluster.sruns(), cluster.container()])
-
-
-def test_slices_of_mig_are_gpus(cluster: Cluster) -> None:
-    listed = "GPU 0: A (UUID: GPU-1)\n  MIG 1g.5gb Device 0: (UUID: MIG-2)\n  MIG 1g.5gb Device 1: (UUID: MIG-3)"
-    cluster.install("nvidia-smi", f"print({listed!r})\nprint('GPU 1: B (UUID: GPU-4)')")
-    spec = "name: job\nnodes: 2\ncommand: [mine.py]\nprocs_per_node: "
-    run(cluster, spec + "3\n")
-    assert "3 GPUs for 4 processes" in cluster.run(rendered(cluster, spec + "4\n"))[1]
-
-
 def test_a_node_without_the_program_is_named(own_cluster: Cluster) -> None:
     (own_cluster.folder / "bin" / "torchrun").unlink()
     env = {"PATH": f"{own_cluster.folder / 'bin'}:/usr/bin:/bin"}
