@@ -31,15 +31,6 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def checkout(root: Path) -> Path:
-    """The same with the program."""
-    shutil.copy(ROOT / "render.py", root)
-    for folder in ("jobspec", "train", "templates"):
-        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    return root
-
-
 def test_examples_of_the_repository_are_up_to_date() -> None:
     assert check() == ""
 
@@ -58,18 +49,21 @@ def test_no_example_at_all_is_reported(root: Path) -> None:
     assert check(root).endswith("no rendered file in slurm, k8s, docker: call render.py of a clone\n")
 
 
-def test_change_is_exit_1_with_the_difference_and_write_undoes_it(checkout: Path) -> None:
-    example = checkout / EXAMPLE
+def test_change_is_exit_1_with_the_difference_and_write_undoes_it(root: Path) -> None:
+    shutil.copy(ROOT / "render.py", root)
+    for folder in ("jobspec", "train", "templates"):
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    example = root / EXAMPLE
     right = example.read_bytes()
-    done = command_line(checkout, "check")
+    done = command_line(root, "check")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     example.write_bytes(right.replace(b"--nproc-per-node=3", b"--nproc-per-node=4"))
-    done = command_line(checkout, "check")
+    done = command_line(root, "check")
     assert done.returncode == 1
     assert "\n-  torchrun --nnodes=2 --nproc-per-node=4 " in done.stdout
     assert "\n+  torchrun --nnodes=2 --nproc-per-node=3 " in done.stdout
 
-    assert command_line(checkout, "check", "--write").returncode == 0
+    assert command_line(root, "check", "--write").returncode == 0
     assert example.read_bytes() == right
 
 

@@ -1,9 +1,6 @@
 """`files`: the user's own code arrives in the containers where `command` looks for it, byte for byte."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import kubernetes_validate
@@ -12,7 +9,7 @@ import pytest
 from jobspec import kubernetes
 from jobspec.artifact import render
 from jobspec.problems import SpecError
-from tests.clusters import KINDS, documents, of_kind, pod_templates, processes
+from tests.clusters import KINDS, documents, of_kind, pod_templates
 from tests.compose import read
 
 SPEC = """
@@ -158,22 +155,3 @@ def test_more_than_a_config_map_holds_is_refused(folder: Path) -> None:
     (folder / "large.txt").write_text("a" * (1 << 20))
     with pytest.raises(SpecError, match="a ConfigMap holds at most 1048576"):
         render("jobset", "job.yaml", ["files=[large.txt]"])
-
-
-@pytest.mark.slow
-def test_pod_of_a_stock_image_trains_with_the_files_alone(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    (folder / "code" / "train.py").write_text(
-        "from lib import one; import os; print('rank', os.environ['RANK'], one.value)"
-    )
-    text = render("indexedjob", "job.yaml", ["files=[code/train.py, 'code/lib/*.py']"])
-    image = tmp_path_factory.mktemp("image")
-    for path, content in in_pods(text)[0].items():
-        place = image / path.removeprefix("/scratch/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(content)
-    (pod,) = processes("indexedjob", documents(text), {}, ["127.0.0.1"])
-    env = {**pod.env, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PET_MASTER_ADDR": "127.0.0.1"}
-    done = subprocess.run(pod.argv, cwd=image, env=env, capture_output=True, text=True)
-    assert "rank 0 1" in done.stdout, done.stderr

@@ -40,15 +40,11 @@ def flags_of(number: int) -> set[str]:
     return {f"--lr={[0.1, 0.01][number // 4]}", f"--data-root={root}", *written}
 
 
-def note_of(number: int) -> str:
-    return ["'; touch pwned;'", "$(touch pwned)"][number % 2]
-
-
 def check(argv: list[str], env: Any, number: int) -> None:
     argv = words(argv)
     assert flags_of(number) | {"--model=mlp", "--seed=5"} <= set(argv)
     assert len({word.partition("=")[0] for word in argv}) == len(argv)
-    assert env["NOTE"] == note_of(number)
+    assert env["NOTE"] == ["'; touch pwned;'", "$(touch pwned)"][number % 2]
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
@@ -146,21 +142,19 @@ def test_hint_for_an_option_can_be_followed(setting: str, hint: str, tmp_path: P
 OWN = "name: job\nnodes: 2\nprocs_per_node: 1\ndevice: cpu\nimage: a/b:1\nslurm: {preflight: false}\n"
 
 
-RATES = ["0.10", "1e-3"]  # as the spec writes them
-
-
 def test_sweep_of_arguments_needs_no_wrapper(own_cluster: Cluster, tmp_path: Path) -> None:
+    rates = ["0.10", "1e-3"]  # as the spec writes them
     file = tmp_path / "job.yaml"
     file.write_text(f"{OWN}command: [mine.py, --lr=1]\nsweep: {{args.lr: [0.10, 1e-3], args.no-decay: [true]}}\n")
     script = render("slurm", str(file), ["slurm.array_limit=1"])
     assert directives(script)["array"] == "0-1%1"
-    for number, rate in enumerate(RATES):
+    for number, rate in enumerate(rates):
         code, out = own_cluster.run(script, SLURM_ARRAY_JOB_ID="9", SLURM_ARRAY_TASK_ID=str(number))
         assert code == 0, out
         call, *_ = own_cluster.calls().values()
         assert call.argv[-4:] == ["mine.py", "--lr=1", "--no-decay=true", f"--lr={rate}"]
     for number, document in enumerate(d for d in documents(render("jobset", str(file))) if d["kind"] == "JobSet"):
-        assert f"--lr={RATES[number]}" in str(document)
+        assert f"--lr={rates[number]}" in str(document)
 
 
 def test_a_swept_argument_comes_last_even_if_the_command_has_the_same_word(tmp_path: Path) -> None:

@@ -49,14 +49,6 @@ def test_scalar_is_typed_by_yaml_1_2(written: str, value: Any) -> None:
     assert (type(found), found) == (type(value), value)
 
 
-def test_places_are_of_the_key_and_of_the_value() -> None:
-    source = parse('train: {lr: "0.1"}\nlist:\n  - a\n  - bb # c\n', "x.yaml")
-    assert source.keys["train", "lr"].written == "lr"
-    assert source.items["train", "lr"].written == '"0.1"'
-    item = source.items["list", 1]
-    assert (item.line, item.column, item.written) == (4, 5, "bb")
-
-
 def test_column_counts_characters_after_a_byte_order_mark(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_bytes(b"\xef\xbb\xbfname: \xc3\xa4\xc3\xa4\r\nnodes: 1\r\n")
