@@ -118,6 +118,7 @@ def test_flags_a_yaml_file_and_a_json_copy_of_a_config_give_the_same_config(
         ("--resume=auto", "resume is given but checkpoint_dir is not"),
         ("--checkpoint-every=5", "checkpoint_every is given but checkpoint_dir is not"),
         ("--keep-checkpoints=1", "keep_checkpoints is given but checkpoint_dir is not"),
+        ("--tensorboard", "tensorboard is given but run_dir is not"),
         ("--profile-ranks=all", "profile_ranks is given but profile is not; say which steps to profile"),
         ("--evaluate-only --resume=a --run-dir=b --profile=2:3", "profile is given, but with evaluate_only there are"),
     ],

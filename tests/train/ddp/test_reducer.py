@@ -101,16 +101,6 @@ def test_buckets_start_in_the_order_of_the_first_backward_also_when_gradients_ar
     assert started == [1, 2, 3, 1, 2, 3, 0]
 
 
-def test_autograd_grad_is_no_backward_that_others_take_part_in() -> None:
-    model = nn.Linear(4, 4)
-    reducer, sync = _reducer(model)
-    x = torch.ones(1, 4, requires_grad=True)
-    output = model(x)
-    output.register_hook(reducer.backward_begins)
-    torch.autograd.grad(output.sum(), x)
-    assert not reducer._is_shared and sync.events == []
-
-
 def test_without_averages_gradients_only_add_up() -> None:
     model = nn.Linear(4, 1)
     reducer, sync = _reducer(model)

@@ -35,10 +35,6 @@ def weights_after_three_steps(make: Make) -> torch.Tensor:
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-def test_every_optimizer_of_the_config_is_compared() -> None:
-    assert set(TORCHS) == set(NAMES)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_three_steps_equal_torchs_own(name: str) -> None:
     plain = TrainConfig(optimizer=name, lr=0.1)

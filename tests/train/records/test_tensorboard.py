@@ -9,7 +9,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.cli import records
 from tests.ranks import train_on_ranks
 from train.errors import UserError
-from train.flags import from_argv
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -61,8 +60,3 @@ def test_without_tensorboard_installed_the_flag_is_refused_with_the_command_that
     monkeypatch.setattr("train.errors.find_spec", lambda name: importlib.util.find_spec("no_such_module"))
     with pytest.raises(UserError, match=r"^--tensorboard needs the package tensorboard.*: pip install "):
         TensorBoard(str(tmp_path), torch.device("cpu"))
-
-
-def test_tensorboard_without_a_run_folder_is_refused() -> None:
-    with pytest.raises(UserError, match="tensorboard is given but run_dir is not"):
-        from_argv(["--tensorboard"])
