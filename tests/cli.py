@@ -31,11 +31,11 @@ def command(world_size: int, *flags: str, python: str = sys.executable) -> list[
 
 
 def train(
-    world_size: int, *flags: str, python: str = sys.executable, timeout_s: float = 100.0
+    world_size: int, *flags: str, python: str = sys.executable, timeout_s: float = 100.0, **extra: str
 ) -> subprocess.CompletedProcess[str]:
     """Run to the end."""
     words = command(world_size, *flags, python=python)
-    return subprocess.run(words, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
+    return subprocess.run(words, env=environment(**extra), cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
 
 
 def free_port() -> int:
@@ -61,6 +61,17 @@ def start_ranks(
         )
         for rank in range(world_size)
     ]
+
+
+def wait_until_it_trains(process: subprocess.Popen[str]) -> None:
+    """Until rank 0 has told of the first steps of its own."""
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if "epoch 1/" in line:
+            return
+    raise AssertionError(f"it ended before: {''.join(seen)}")
 
 
 def records(run_dir: Path, event: str) -> list[dict[str, Any]]:

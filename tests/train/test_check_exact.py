@@ -1,13 +1,11 @@
 """`python -m train --check-exact` says whether the bits are the same, and where they first differ."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli import ROOT, environment, train
+from tests.cli import environment, train
 from train.records.slices import first_difference, log_slice, read_slices
 
 _FLAGS = ("--check-exact", "--model=mlp", "--dataset=synthetic", "--logical-world=4", "--batch-size=32")
@@ -61,10 +59,7 @@ def test_first_slice_and_tensor_that_differ_are_named(change: str, said: str, tm
     (tmp_path / "sitecustomize.py").write_text(_OTHER_ON_RANK_1.format(change=change))
     path = f"{tmp_path}:{environment()['PYTHONPATH']}"
     # So small a rate that neither fault reaches the weights.
-    words = [sys.executable, "-m", "train", *_FLAGS, "--lr=1e-30"]
-    ended = subprocess.run(
-        words, env=environment(PYTHONPATH=path), cwd=ROOT, capture_output=True, text=True, timeout=100
-    )
+    ended = train(1, *_FLAGS, "--lr=1e-30", PYTHONPATH=path)
     assert ended.returncode == 1, ended.stderr
     assert re.search(f"^slices first differ at {said}$", ended.stdout, re.M), ended.stdout
     assert "the bits are not the same" in ended.stdout

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.cli import start_ranks
+from tests.cli import start_ranks, wait_until_it_trains
 from tests.ranks import run_ranks
 from train.collectives import missing_ranks
 from train.ddp.wrapper import CustomDDP
@@ -34,13 +34,8 @@ def _start(tmp_path: Path, way: str) -> list[subprocess.Popen[str]]:
     """Three ranks that train; rank 0 serves the store."""
     flags = ["--model=mnist_cnn", "--device=cpu", "--batch-size=96", "--epochs=1000", "--log-every=2", *WAYS[way]]
     ranks = start_ranks(3, *flags, f"--run-dir={tmp_path}")
-    assert ranks[0].stdout is not None
-    said = []
-    for line in ranks[0].stdout:
-        said.append(line)
-        if "epoch 1/" in line:
-            return ranks
-    pytest.fail(f"it ended before: {''.join(said)}")
+    wait_until_it_trains(ranks[0])
+    return ranks
 
 
 def _message(rank: subprocess.Popen[str]) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import ROOT, environment, records, start_ranks
+from tests.cli import ROOT, environment, records, start_ranks, wait_until_it_trains
 from tests.idx import write_small_mnist
 from tests.ranks import train_on_ranks
 
@@ -57,17 +57,6 @@ def _start_torchrun(flags: list[str], *options: str) -> subprocess.Popen[str]:
     )
 
 
-def _wait_until_it_trains(process: subprocess.Popen[str]) -> None:
-    """Until rank 0 has told of the first steps of its own."""
-    assert process.stdout is not None
-    seen = []
-    for line in process.stdout:
-        seen.append(line)
-        if "epoch 1/" in line:
-            return
-    pytest.fail(f"it ended before: {''.join(seen)}")
-
-
 def _end(*processes: subprocess.Popen[str]) -> tuple[list[int], str]:
     """The exit codes, and what they had not yet said; that of torchrun ends with the last process that it started."""
     said = [process.communicate(timeout=_TIMEOUT_S) for process in processes]
@@ -76,7 +65,7 @@ def _end(*processes: subprocess.Popen[str]) -> tuple[list[int], str]:
 
 def _stopped(ranks: list[subprocess.Popen[str]], to: int, number: int = signal.SIGTERM) -> str:
     """Signal one rank once it trains, which has to stop all; what they said."""
-    _wait_until_it_trains(ranks[0])
+    wait_until_it_trains(ranks[0])
     ranks[to].send_signal(number)
     codes, said = _end(*ranks)
     assert codes == [_STOPPED, _STOPPED], said
@@ -122,14 +111,14 @@ def test_a_signal_to_torchrun_or_one_of_its_ranks_stops_all_and_the_next_attempt
         [(signal.SIGTERM, [], 1), (signal.SIGUSR1, [handled], 1), (signal.SIGUSR1, [], -signal.SIGUSR1)]
     ):
         torchrun = _start_torchrun(_flags(data_root, tmp_path), *options)
-        _wait_until_it_trains(torchrun)
+        wait_until_it_trains(torchrun)
         torchrun.send_signal(number)
         codes, said = _end(torchrun)
         assert codes == [code], said
         assert len(records(tmp_path, "stop")) == stops + 1, said
 
     torchrun = _start_torchrun(_flags(data_root, tmp_path), "--max-restarts=1")
-    _wait_until_it_trains(torchrun)
+    wait_until_it_trains(torchrun)
     os.kill(_children(torchrun.pid)[-1], signal.SIGTERM)
     codes, said = _end(torchrun)
     assert codes == [0], said
@@ -139,7 +128,7 @@ def test_a_signal_to_torchrun_or_one_of_its_ranks_stops_all_and_the_next_attempt
 
 def test_signals_that_never_cease_do_not_disturb_the_save(data_root: Path, whole: Path, tmp_path: Path) -> None:
     ranks = start_ranks(2, *_flags(data_root, tmp_path))
-    _wait_until_it_trains(ranks[0])
+    wait_until_it_trains(ranks[0])
     while any(rank.poll() is None for rank in ranks):  # before, in and after the save
         for rank in ranks:
             rank.send_signal(signal.SIGTERM)
@@ -153,7 +142,7 @@ def test_the_loader_outlives_the_signal_that_a_scheduler_sends_to_all_processes(
     data_root: Path, whole: Path, tmp_path: Path
 ) -> None:
     ranks = start_ranks(2, *_flags(data_root, tmp_path, "--input=loader", "--workers=1"))
-    _wait_until_it_trains(ranks[0])
+    wait_until_it_trains(ranks[0])
     servers = [child for rank in ranks for child in _children(rank.pid)]
     workers = [worker for server in servers for worker in _children(server)]
     everybody = [*workers, *servers, *(rank.pid for rank in ranks)]
@@ -189,7 +178,7 @@ def test_a_stop_whose_record_finds_the_disk_full_has_saved_and_says_so(tmp_path:
     (run_dir / "metrics.jsonl").touch()
     os.truncate(run_dir / "metrics.jsonl", size_bytes)
     ranks = start_ranks(2, *_flags(tmp_path, run_dir, "--max-steps=10", "--log-every=10"))
-    _wait_until_it_trains(ranks[0])
+    wait_until_it_trains(ranks[0])
     while not re.search(rb'"event": ?"step"', (run_dir / "metrics.jsonl").read_bytes()[size_bytes:]):
         time.sleep(0.01)  # the line of a step comes before its record
     # In the evaluation.  The kernel refuses to let the file grow, as it does on a full disk.
@@ -224,7 +213,7 @@ def test_a_save_may_take_longer_than_a_collective_may(data_root: Path, tmp_path:
 
 def test_a_save_that_fails_is_reported_and_ends_all_ranks(data_root: Path, tmp_path: Path) -> None:
     ranks = start_ranks(2, *_flags(data_root, tmp_path))
-    _wait_until_it_trains(ranks[0])
+    wait_until_it_trains(ranks[0])
     (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")  # with the file of its owner
     (tmp_path / "checkpoints").write_text("no folder any more")
     ranks[0].send_signal(signal.SIGTERM)

@@ -16,7 +16,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from tests.cli import ROOT, command, environment, records, start_ranks
+from tests.cli import ROOT, command, environment, records, start_ranks, wait_until_it_trains
 from tests.ranks import make_trainer, run_ranks, train_on_ranks
 from tests.train.devices import devices, on_one_gpu, skip_if_refused
 from train import sync
@@ -114,8 +114,7 @@ def test_sigterm_saves_ends_with_143_and_the_next_start_continues(device: str, t
     flags = [*_BASE, f"--device={device}", "--model=mnist_cnn", "--epochs=1000", f"--run-dir={tmp_path}"]
     flags += [f"--checkpoint-dir={tmp_path / 'saved'}", "--resume=auto"]
     started = subprocess.Popen(command(1, *flags), env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert started.stdout is not None
-    assert any("epoch 1/" in line for line in started.stdout), "it trains"
+    wait_until_it_trains(started)
     started.send_signal(signal.SIGTERM)
     said, _ = started.communicate(timeout=20)
     assert started.returncode == 143, said

@@ -2,13 +2,11 @@
 
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli import ROOT, environment, records
-from tests.cli import train as train_with_torchrun
+from tests.cli import records, train
 
 pytestmark = pytest.mark.timeout(400)
 _TIMEOUT_S = 180.0
@@ -16,20 +14,13 @@ _FLAGS = ["--model=mlp", "--batch-size=500", "--device=cpu", "--lr=0.1"]
 
 
 def _procs(number: str, *flags: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "train", f"--procs={number}", *flags],
-        env=environment(**extra),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-    )
+    return train(1, f"--procs={number}", *flags, timeout_s=_TIMEOUT_S, **extra)
 
 
 def test_the_weights_are_those_of_torchrun(tmp_path: Path) -> None:
     ended = _procs("2", *_FLAGS, f"--run-dir={tmp_path / 'procs'}")
     assert ended.returncode == 0, ended.stderr
-    assert train_with_torchrun(2, *_FLAGS, f"--run-dir={tmp_path / 'torchrun'}", timeout_s=_TIMEOUT_S).returncode == 0
+    assert train(2, *_FLAGS, f"--run-dir={tmp_path / 'torchrun'}", timeout_s=_TIMEOUT_S).returncode == 0
     (start,), (by_torchrun,) = (records(tmp_path / name, "start") for name in ("procs", "torchrun"))
     assert (start["world"]["world_size"], start["world"]["launcher"]) == (2, "procs")
     assert shlex.split(by_torchrun["command_line"])[-7:-1] == ["-m", "train", *_FLAGS]

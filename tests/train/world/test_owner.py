@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import ROOT, environment
+from tests.cli import ROOT, environment, train
 from train.errors import UserError
 from train.world.owner import Owner
 
@@ -118,8 +118,7 @@ def test_another_job_takes_over_from_another_node_after_15_s_without_a_heartbeat
 def test_a_run_in_the_folder_of_another_one_is_refused_before_it_changes_anything(tmp_path: Path) -> None:
     with _owned(tmp_path, **_SLURM):
         flags = ["--model=mlp", "--device=cpu", "--max-steps=1", f"--checkpoint-dir={tmp_path}"]
-        command = [sys.executable, "-m", "train", "--procs=2", *flags]
-        second = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=150)
+        second = train(1, "--procs=2", *flags, timeout_s=150)
     assert second.returncode == 1
     assert second.stderr.count("error: ") == 1 and "Slurm job 7 (" in second.stderr, second.stderr
     assert [path.name for path in tmp_path.iterdir()] == [".owner.json"]
