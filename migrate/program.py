@@ -3,7 +3,7 @@
 import re
 import shlex
 
-from jobspec.slurm.rules import UNSET
+from jobspec.spec.shell import unset_in_a_batch_script
 from jobspec.spec.variables import is_set_by_launcher
 from lint.launches import Launch
 from lint.sbatch import number
@@ -173,13 +173,15 @@ def _say_around(draft: Draft, script: Script, launch: Launch, used: set[str]) ->
     once = [one for one in kept if id(one) not in of_tasks]
     prepares = all(one.names and one.names <= _PREPARE and not _differs(one) for one in once)
     key = "setup" if in_pod or (prepares and not ends) else "slurm.prologue"  # whose folder an epilogue has, too
+    of_tasks |= {id(one) for one in once if one.names <= _PREPARE and unset_in_a_batch_script(one.text)}
     lines = [(one, "setup" if id(one) in of_tasks else key) for one in kept]
     homes = {name: where for one, where in lines for name in one.assigned}
     unknown = set[str]()
     for one, where in [*lines, *((one, "slurm.epilogue") for one in ends)]:
         line = one.one_line()
-        missing = sorted(unknown & {*_VARIABLE.findall(one.text)})
-        missing += UNSET.findall(one.text) if where != "setup" else []
+        elsewhere = {name for name in homes if homes[name] == "setup" != where}
+        missing = sorted((unknown | elsewhere) & {*_VARIABLE.findall(one.text)})
+        missing += unset_in_a_batch_script(one.text) if where != "setup" else []
         if re.match(r"\s*&(?!&)", script.text[one.ends[1] + 1 :]):
             draft.lose(one.text, one.where, "runs in the background")
             unknown |= one.assigned

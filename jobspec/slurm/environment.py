@@ -118,7 +118,7 @@ def _flags_of_torchrun(plan: Plan, rank: Rank) -> Iterator[_Variable]:
     nodes = plan.job.nodes
     least, number = (f"{nodes.min}:", "<number of nodes>") if nodes.elastic else ("", nodes.max)
     yield _of_job("PET_NNODES", f"{least}$SLURM_JOB_NUM_NODES", number)
-    yield _of_job("PET_RDZV_ID", "$SLURM_JOB_ID.$restart", _RUN_ID)
+    yield _of_job("PET_RDZV_ID", "$SLURM_JOB_ID.$JOB_RESTART", _RUN_ID)
     if plan.backend == "static":
         yield _of_job("PET_MASTER_ADDR", "$MASTER_ADDR", NODE_0)
         yield _of_job("PET_MASTER_PORT", "$MASTER_PORT", _port(plan)[1])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from jobspec.filters import sh
 from jobspec.problems import Finding
 from jobspec.runtimes import tasks_per_node
+from jobspec.spec import shell
 from jobspec.spec.job import Job
 from jobspec.spec.keys import given
 from jobspec.spec.rules import names_in_env
@@ -18,8 +19,8 @@ _LONGEST_TASK = 120 * 1024  # bytes; Linux allows 128 KiB in one variable, and t
 
 # Variables that the script itself sets.
 VARIABLES_OF_SCRIPT = {
-    *("JOB_PROGRAM", "address", "asked", "before", "disk", "failed", "free", "gpu", "gpus"),
-    *("job", "log", "name", "record", "restart", "scratch", "shm", "state", "status", "step", "wait_s"),
+    *("JOB_BEFORE", "JOB_LOG", "JOB_NUMBER", "JOB_PROGRAM", "JOB_RESTART", "address", "asked", "before", "disk"),
+    *("failed", "free", "gpu", "gpus", "name", "record", "scratch", "shm", "state", "status", "step", "wait_s"),
 }
 
 # Options of sbatch that follow from keys of the spec.  If one were given again, one of the two would be lost.
@@ -67,23 +68,22 @@ OF_SRUN = {
 OF_SRUN["overcommit"] = "slurm: {srun_options: {overcommit: true}}"
 
 
-UNSET = re.compile(r"\$\{?(SLURM_(?!CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR)\w+)")
-"""Variables that the batch script unsets, because they may be those of an enclosing job."""
-_TRAP = re.compile(r"(?:^|[;&|{(])\s*trap\b")
+_TRAP = re.compile(r"(?:^|[;&|{])\s*trap\b")
 _CODE_BEFORE = re.compile(r"[^;&|]*\$\?")  # used before a command of the line itself
 
 
 def lines_of_the_script_find_what_they_use(job: Job) -> Iterator[Finding]:
+    has_traps = job.preemption or job.slurm.epilogue or any(mount.empty for mount in job.mounts)
     for key, lines in {"prologue": job.slurm.prologue, "epilogue": job.slurm.epilogue}.items():
         for number, line in enumerate(lines):
             path, where = ("slurm", key, number), f"slurm.{key}[{number}]"
-            for name in sorted({*UNSET.findall(re.sub("'[^']*'", "", line))}):
+            for name in shell.unset_in_a_batch_script(line):
                 hint = "SLURM_JOB_NUM_NODES, SLURM_JOB_NODELIST and all others with SLURM_JOB_ are there"
                 yield Finding(path, f"{where}: {name} is unset here; it may be that of an enclosing job", hint)
-            if key == "prologue" and _TRAP.search(line):
+            if key == "prologue" and has_traps and _TRAP.search(shell.read_by_the_shell(line)):
                 hint = "what runs at the end of the job is slurm.epilogue"
                 yield Finding(path, f"{where}: the script has traps of its own, which replace this one", hint)
-            if key == "epilogue" and _CODE_BEFORE.match(line):
+            if key == "epilogue" and _CODE_BEFORE.match(shell.read_by_the_shell(line)):
                 hint = "an epilogue runs after a failure, too; what is for a success goes into the program"
                 yield Finding(path, f"{where}: $? is not the exit code of the processes here", hint)
 

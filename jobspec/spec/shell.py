@@ -16,6 +16,7 @@ _PYTHON = r"python[0-9.]*"
 _LAUNCHERS = "torchrun|accelerate|deepspeed|mpirun|mpiexec|srun|uv|poetry|pixi|conda|pdm"
 _SHELLS = "(?:ba|da|z|k)?sh"
 
+_UNSET = re.compile(r"\$\{?(SLURM_(?!CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR)\w+)")
 _PROBLEM = re.compile(r"line [0-9]+: (.*)")
 
 
@@ -63,6 +64,17 @@ def before(words: Sequence[str], lines: Sequence[str]) -> list[str]:
 
 
 _RUN = 'eval "$JOB_LINE" || {{ echo "{key}: this line failed: $JOB_LINE" >&2; exit 1; }}'
+
+
+def read_by_the_shell(line: str) -> str:
+    """Return a line without its comment and the texts in single quotes, in which a shell replaces nothing."""
+    return re.sub(r"'[^']*'|(?:^|(?<=\s))#.*", "", line)
+
+
+def unset_in_a_batch_script(line: str) -> list[str]:
+    """Return Slurm's variables that a line reads, and that a batch script unsets: they may be of an enclosing job."""
+    names = sorted({*_UNSET.findall(read_by_the_shell(line))})
+    return [name for name in names if not re.search(rf"\b{name}=", line)]
 
 
 def starts_python(word: str) -> bool:

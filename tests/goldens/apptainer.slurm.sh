@@ -28,16 +28,16 @@ export PATH  # after sbatch --export=NONE, bash has one of its own
 # For the ID of an array, scontrol prints many.
 record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
-job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
-restart=${record#* Restarts=} restart=${restart%% *}
-log=apptainer-$job-r$restart.log
+JOB_NUMBER=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
+JOB_RESTART=${record#* Restarts=} JOB_RESTART=${JOB_RESTART%% *}
+JOB_LOG=apptainer-$JOB_NUMBER-r$JOB_RESTART.log
 
 # Where the processes meet.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export MASTER_ADDR
 export MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
 export PET_NNODES=$SLURM_JOB_NUM_NODES
-export PET_RDZV_ID=$SLURM_JOB_ID.$restart
+export PET_RDZV_ID=$SLURM_JOB_ID.$JOB_RESTART
 export PET_MASTER_ADDR=$MASTER_ADDR
 export PET_MASTER_PORT=$MASTER_PORT
 
@@ -78,9 +78,9 @@ task() {  # runs on the node, once for its 4 processes
 }
 export JOB_PROGRAM; export -f task  # as variables, because all users of a node can read the arguments of its processes
 
-echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
+echo "start $JOB_RESTART of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $JOB_LOG"
 # If a node fails, srun ends the others: they would only wait for it.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --export=ALL --cpus-per-task=32 --kill-on-bad-exit=1 --wait=60 \
-  --output="$log" --open-mode=append \
+  --output="$JOB_LOG" --open-mode=append \
   bash -euc "export -fn task; task"

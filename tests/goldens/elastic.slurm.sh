@@ -26,16 +26,16 @@ export PATH  # after sbatch --export=NONE, bash has one of its own
 # For the ID of an array, scontrol prints many.
 record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
-job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
-restart=${record#* Restarts=} restart=${restart%% *}
-log=elastic-$job-r$restart.log
+JOB_NUMBER=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
+JOB_RESTART=${record#* Restarts=} JOB_RESTART=${JOB_RESTART%% *}
+JOB_LOG=elastic-$JOB_NUMBER-r$JOB_RESTART.log
 
 # Where the processes meet.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export MASTER_ADDR
 export MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
 export PET_NNODES=1:$SLURM_JOB_NUM_NODES
-export PET_RDZV_ID=$SLURM_JOB_ID.$restart
+export PET_RDZV_ID=$SLURM_JOB_ID.$JOB_RESTART
 export PET_RDZV_ENDPOINT=$MASTER_ADDR:$MASTER_PORT
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
@@ -88,11 +88,11 @@ guard() {  # on each node: --no-kill keeps the allocation also if its first node
   scancel "$1"
 }
 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=0 \
-  --no-kill --output=/dev/null bash -c "$(declare -f guard); guard \"\$@\"" guard "$job" "$(readlink "/proc/$$/fd/1")" &
+  --no-kill --output=/dev/null bash -c "$(declare -f guard); guard \"\$@\"" guard "$JOB_NUMBER" "$(readlink "/proc/$$/fd/1")" &
 
-echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
+echo "start $JOB_RESTART of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $JOB_LOG"
 # The other nodes continue when one is lost.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --export=ALL --no-kill --kill-on-bad-exit=0 --wait=0 \
-  --output="$log" --open-mode=append \
+  --output="$JOB_LOG" --open-mode=append \
   bash -euc "export -fn task; task"

@@ -41,19 +41,19 @@ export PATH  # after sbatch --export=NONE, bash has one of its own
 # For the ID of an array, scontrol prints many.
 record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
-job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
-restart=${record#* Restarts=} restart=${restart%% *}
-log=every-key-$job-r$restart.log
+JOB_NUMBER=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
+JOB_RESTART=${record#* Restarts=} JOB_RESTART=${JOB_RESTART%% *}
+JOB_LOG=every-key-$JOB_NUMBER-r$JOB_RESTART.log
 
 # Where the run of a log began or stopped.
 mark() { grep -ohsE "resume: .*|stopped by a signal at [^;]*" "$1" | tail -n 1; }
 refuse() { echo "not requeued: $1" >&2; exit 1; }
 requeue() {
-  (( restart < 5 )) ||
+  (( JOB_RESTART < 5 )) ||
     refuse "the limit preemption.max_requeues (5) is reached"
-  local before=${log%"$restart.log"}$(( restart - 1 )).log
-  [[ ! -f $before || $(mark "$before") != "$(mark "$log")" ]] || refuse "no progress since the last signal"
-  trap 'echo "requeueing the job" >&2; exec scontrol requeue "$job"' EXIT
+  local before=${JOB_LOG%"$JOB_RESTART.log"}$(( JOB_RESTART - 1 )).log
+  [[ ! -f $before || $(mark "$before") != "$(mark "$JOB_LOG")" ]] || refuse "no progress since the last signal"
+  trap 'echo "requeueing the job" >&2; exec scontrol requeue "$JOB_NUMBER"' EXIT
   ! declare -F epilogue >/dev/null || epilogue  # it is not defined before the end of the prologue
   exit
 }
@@ -65,12 +65,11 @@ MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export MASTER_ADDR
 export MASTER_PORT=29400
 export PET_NNODES=$SLURM_JOB_NUM_NODES
-export PET_RDZV_ID=$SLURM_JOB_ID.$restart
+export PET_RDZV_ID=$SLURM_JOB_ID.$JOB_RESTART
 export PET_MASTER_ADDR=$MASTER_ADDR
 export PET_MASTER_PORT=$MASTER_PORT
 
-# slurm.prologue of the spec; it runs in this shell, whose own variables stay as they are.
-readonly job restart log
+# slurm.prologue of the spec.
 set +u  # the lines may source files that read unset variables
 # shellcheck disable=SC2041
 for JOB_LINE in \
@@ -131,33 +130,33 @@ attend() {  # runs the task; if it fails, it ends the others, which would only w
   exit "$status"
 }
 
-echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
+echo "start $JOB_RESTART of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $JOB_LOG"
 # A node that has saved and ended must not end the nodes that still save.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --export=ALL --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 --mpi=pmix \
   '--container-image=registry.example#team/train:1.0' \
   --container-mounts=/data:/data:ro,/lustre/checkpoints/team/job:/checkpoints,/local:/cache,/etc/settings:/settings,/etc/keys:/keys \
   --container-env=SLURM_JOB_ID,SLURM_NODEID,SLURM_PROCID,SLURM_LOCALID,WANDB_API_KEY,HF_TOKEN,MASTER_ADDR,MASTER_PORT,PET_NNODES,PET_RDZV_ID,PET_MASTER_ADDR,PET_MASTER_PORT,PET_NODE_RANK,SLURM_ARRAY_JOB_ID,SLURM_ARRAY_TASK_ID \
-  --output="$log" --open-mode=append \
-  bash -uc "export -fn task; $(declare -f attend); attend $job" & step=$!
+  --output="$JOB_LOG" --open-mode=append \
+  bash -uc "export -fn task; $(declare -f attend); attend $JOB_NUMBER" & step=$!
 
 stop() {
   trap "" USR1  # a second signal changes nothing
   echo "Slurm is about to end the job; asking the processes to save and end" >&2
   { sleep 105; kill "$step"; } >/dev/null 2>&1 &  # a process that hangs must not prevent the requeue
-  scancel --signal=TERM "$job" || true  # torchrun passes on no USR1, and srun answers a SIGTERM with SIGKILL
+  scancel --signal=TERM "$JOB_NUMBER" || true  # torchrun passes on no USR1, and srun answers a SIGTERM with SIGKILL
   if wait "$step"; then exit 0; else requeue; fi  # 0: the processes had made their last step
 }
 trap stop USR1
 wait "$step" && exit 0 || status=$?
 
 # The processes may have got a SIGTERM, from Slurm or from a user, that did not reach this script.
-state=$(scontrol show job "$job" || true)
+state=$(scontrol show job "$JOB_NUMBER" || true)
 [[ $state != *PreemptTime=[0-9]* ]] || requeue
-[[ $state != *JobState=RUNNING*Restarts="$restart "* ]] || ! grep -q "stopped by a signal .*; saved" "$log" || requeue
+[[ $state != *JobState=RUNNING*Restarts="$JOB_RESTART "* ]] || ! grep -q "stopped by a signal .*; saved" "$JOB_LOG" || requeue
 # A lost node sends no signal.  After SlurmdTimeout Slurm ends this script and requeues the job.
 trap requeue USR1
 wait_s=$(scontrol show config | awk '$1 == "SlurmdTimeout" { print $3 + 60 }') || wait_s=360
-steps() { squeue --noheader --steps --jobs="$job" --format=%i | grep "[.][0-9]" >/dev/null; }
+steps() { squeue --noheader --steps --jobs="$JOB_NUMBER" --format=%i | grep "[.][0-9]" >/dev/null; }
 while (( (wait_s -= 5) > 0 )) && steps; do sleep 5; done
 exit "$status"

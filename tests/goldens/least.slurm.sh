@@ -26,9 +26,9 @@ export PATH  # after sbatch --export=NONE, bash has one of its own
 # For the ID of an array, scontrol prints many.
 record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")
 [[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
-job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
-restart=${record#* Restarts=} restart=${restart%% *}
-log=job-$job-r$restart.log
+JOB_NUMBER=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
+JOB_RESTART=${record#* Restarts=} JOB_RESTART=${JOB_RESTART%% *}
+JOB_LOG=job-$JOB_NUMBER-r$JOB_RESTART.log
 
 preflight() {  # on each node: finds what would otherwise show as a hang, or as an error far from its cause
   failed=0; problem() { echo "preflight: $SLURMD_NODENAME: $1" >&2; failed=1; }
@@ -50,9 +50,9 @@ task() {  # runs on the node, once for its 1 process
 }
 export -f task  # as a variable, because all users of a node can read the arguments of its processes
 
-echo "start $restart of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $log"
+echo "start $JOB_RESTART of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $JOB_LOG"
 # If a node fails, srun ends the others: they would only wait for it.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --export=ALL --kill-on-bad-exit=1 --wait=60 \
-  --output="$log" --open-mode=append \
+  --output="$JOB_LOG" --open-mode=append \
   bash -euc "export -fn task; task"

@@ -128,8 +128,8 @@ def test_a_secret_is_no_variable_of_the_script(tmp_path: Path) -> None:
         )
         scripts.append(render("slurm", str(job)))
     code = [line for text in scripts for line in text.splitlines() if not line.startswith("#")]
-    found = {name for line in code for name in re.findall(r"(?:^|[ ;({])([a-z]\w*)\+?=|\bfor (\w+) in", line)}
-    names = {one or other for one, other in found} | {"JOB_PROGRAM"}
+    found = {name for line in code for name in re.findall(r"(?:^|[ ;({])([a-z]\w*|JOB_\w+)\+?=|\bfor (\w+) in", line)}
+    names = {one or other for one, other in found} | {"JOB_BEFORE"}  # of a command
     assert names == rules.VARIABLES_OF_SCRIPT
     job.write_text(f"{TWO_NODES}secrets: [TOKEN, {', '.join(sorted(names))}]\n")
     with pytest.raises(SpecError) as error:

@@ -304,7 +304,8 @@ def _misused(what: str, folder: Path) -> str:
                 if what == "record":
                     run.record(one=1.0, time=2.0, loss=3.0)
                 if what == "side by side":
-                    next(run.batches(dataset, 4))
+                    beside = run.batches(dataset, 4)
+                    next(beside)
                 if what == "no update":
                     run.backward(F.mse_loss(model(batch[0]), batch[1]))
                     continue
@@ -340,7 +341,7 @@ def _misused(what: str, folder: Path) -> str:
         ("late", "run.record() belongs into the loop over run.epochs()"),
         ("used up", "an epoch ended without a new loop over run.batches(): nothing was trained"),
         ("restore", "checkpoint_dir is given, but run.restore() has not said"),
-        ("side by side", "run.batches(): another loop over batches is running; a run has one training set"),
+        ("side by side", "run.batches(): another loop over batches has begun; a run has one training set"),
         ("no update", "run.backward() without run.apply() after it in the same batch"),
         ("changed data", "run.batches(): num_samples was 11 and is 3"),
         ("other data", "run.batches(): num_samples was 11 and is 3, but a run counts the steps of one training set"),

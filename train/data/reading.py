@@ -90,22 +90,25 @@ def refuse_unreadable(dataset: Any, workers: int, seed: int, world: World) -> No
         raise SharedError(
             f"a {type(dataset).__name__} has no len(), which says how many samples an epoch has: give it a __len__()"
         )
-    num_samples = len(dataset)
     if not isinstance(dataset, IterableDataset):
         return
-    if iter(dataset) is iter(dataset):
-        raise SharedError("a stream must begin anew each time: its __iter__() returned the same iterator twice")
     if workers > 1:
         raise SharedError("each worker would read the whole stream: give workers=1")
     if world.world_size == 1:
         return
-    leaves = tree_leaves(Stream(dataset, seed).__getitems__([(1, 0)]))
-    numbers = [leaf.tolist() for leaf in leaves if isinstance(leaf, Tensor | np.ndarray)]
-    own = repr((num_samples, numbers, [leaf for leaf in leaves if isinstance(leaf, str | float | int)]))
+    own, again = _first_sample(dataset, seed), _first_sample(dataset, seed)
     of_rank_0 = thing_of_rank_0(own)
     with mistakes_shared_by_all_ranks(world):
+        if own != again:
+            raise UserError("the stream gave another first sample at its second start: its __iter__() must begin anew")
         if own != of_rank_0:
             raise UserError(
                 "the stream has another len() or first sample than on rank 0: each rank reads the whole stream and "
                 "keeps its samples, so the stream itself must leave none to other ranks"
             )
+
+
+def _first_sample(dataset: Any, seed: int) -> str:
+    leaves = tree_leaves(Stream(dataset, seed).__getitems__([(1, 0)]))
+    numbers = [leaf.tolist() for leaf in leaves if isinstance(leaf, Tensor | np.ndarray)]
+    return repr((len(dataset), numbers, [leaf for leaf in leaves if isinstance(leaf, str | float | int)]))

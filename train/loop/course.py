@@ -169,7 +169,7 @@ class Course:
         """Count the step whose batch was used, record it, and save or stop if it is time; return True at the end."""
         sampler, step = self.sampler, self._step
         assert sampler is not None
-        step.refuse_left_gradient()
+        step.refuse_left_gradient(wrapped.module for wrapped in self.engine.models)
         samples, own = len(sampler.stretch()), sum(map(len, sampler.shares()))
         self.steps_done += 1
         sampler.advance()

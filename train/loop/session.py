@@ -279,7 +279,7 @@ class Session(Course):
         dict_keys(['val_loss'])
         """
         key = (_identity(dataset), batch_size, collate, workers)
-        if key not in self._evaluated:  # workers and samples in memory stay
+        if key not in self._evaluated:  # samples in memory stay
             refuse_unreadable(dataset, workers, self.config.seed, self.world)
             rank, ranks = self.config.reader(self.rank, self.world_size)
             steps, sizes = evaluation_parts(len(dataset), batch_size, rank, ranks, self.config.logical_world or ranks)
@@ -372,24 +372,25 @@ class Session(Course):
 
     def _steps(self) -> Generator[Any, None, None]:
         assert self.sampler is not None
-        if self._step.is_running:
-            raise UserError("run.batches(): another loop over batches is running; a run has one training set")
         self._stop_agreement.begin()
         self._pending.begin()
-        self._is_looping = True
+        self._is_looping, step = True, self._step
         try:
             # A run that was stopped after its last step, in the evaluation, has no steps left.
             for batch in () if self.is_last_step() else waiting_for_each(self._batches):
                 seed(self.device, self.config.seed, self.sampler.epoch, self.sampler.step, self.rank)
                 self.engine.begin_batch()
-                self._step = StepInLoop(batch, is_running=True)
+                self._step = step = StepInLoop(batch, is_running=True)
                 yield batch
+                if step is not self._step:
+                    raise UserError("run.batches(): another loop over batches has begun; a run has one training set")
                 if self._commit():
                     break
         finally:
-            self._step.is_running = False
-            self._trained_at = time.monotonic()
-            self._is_looping = False
+            if step is self._step:
+                self._step.is_running = False
+                self._trained_at = time.monotonic()
+                self._is_looping = False
 
 
 def _identity(dataset: Any) -> tuple[int, int | None]:

@@ -1,9 +1,10 @@
 """What has been done with the present batch of a loop."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 
 from train.errors import UserError
 from train.loop.step import StepResult
@@ -22,8 +23,10 @@ class StepInLoop:
     incidents: list[tuple[str, str]] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
 
-    def refuse_left_gradient(self) -> None:
-        if self.losses is not None:
+    def refuse_left_gradient(self, modules: Iterable[nn.Module]) -> None:
+        """Raise UserError if run.backward() has left a gradient in p.grad that neither run.apply() nor a user took."""
+        params = (param for module in modules for param in module.parameters())
+        if self.losses is not None and any(param.grad is not None and param.grad.any() for param in params):
             raise UserError(
                 "run.backward() without run.apply() after it in the same batch: no checkpoint has its gradient; to "
                 "accumulate, give run.batches() the whole batch and micro_batches="
