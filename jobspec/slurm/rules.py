@@ -82,7 +82,7 @@ def lines_of_the_script_find_what_they_use(job: Job) -> Iterator[Finding]:
                 yield Finding(path, f"{where}: {name} is unset here; it may be that of an enclosing job", hint)
             if key == "prologue" and has_traps and _TRAP.search(shell.read_by_the_shell(line)):
                 hint = "what runs at the end of the job is slurm.epilogue"
-                yield Finding(path, f"{where}: the script has traps of its own, which replace this one", hint)
+                yield Finding(path, f"{where}: the script sets traps, which would replace this one", hint)
             if key == "epilogue" and _CODE_BEFORE.match(shell.read_by_the_shell(line)):
                 hint = "an epilogue runs after a failure, too; what is for a success goes into the program"
                 yield Finding(path, f"{where}: $? is not the exit code of the processes here", hint)

@@ -16,7 +16,9 @@ _PYTHON = r"python[0-9.]*"
 _LAUNCHERS = "torchrun|accelerate|deepspeed|mpirun|mpiexec|srun|uv|poetry|pixi|conda|pdm"
 _SHELLS = "(?:ba|da|z|k)?sh"
 
-_UNSET = re.compile(r"\$\{?(SLURM_(?!CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR)\w+)")
+KEPT_BY_A_BATCH_SCRIPT = "SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR)"
+"""A pattern for how those of Slurm's variables begin that are of the job itself."""
+_OF_SLURM = re.compile(r"\$\{?(SLURM_\w+)")
 _PROBLEM = re.compile(r"line [0-9]+: (.*)")
 
 
@@ -73,8 +75,8 @@ def read_by_the_shell(line: str) -> str:
 
 def unset_in_a_batch_script(line: str) -> list[str]:
     """Return Slurm's variables that a line reads, and that a batch script unsets: they may be of an enclosing job."""
-    names = sorted({*_UNSET.findall(read_by_the_shell(line))})
-    return [name for name in names if not re.search(rf"\b{name}=", line)]
+    names = sorted({*_OF_SLURM.findall(read_by_the_shell(line))})
+    return [name for name in names if not (re.match(KEPT_BY_A_BATCH_SCRIPT, name) or f"{name}=" in line)]
 
 
 def starts_python(word: str) -> bool:

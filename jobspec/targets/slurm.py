@@ -8,7 +8,7 @@ from jobspec.filters import sh
 from jobspec.plan import IN_CONTAINERS, Plan
 from jobspec.slurm import rules, task
 from jobspec.slurm.environment import REMARKS, environment, exports, of_the_program, passed
-from jobspec.spec import files
+from jobspec.spec import files, shell
 from jobspec.spec.doubts import without_mounts
 from jobspec.spec.job import Job
 from jobspec.spec.keys import all_of, keys
@@ -40,6 +40,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
     scratch = tasks * sum(mount.scratch or 0 for mount in job.mounts if mount.empty)
     return {
         "task": task,
+        "kept_variables": shell.KEPT_BY_A_BATCH_SCRIPT,
         "runtime": runtime,
         "notes": [*_notes(job), *(torchrun.notes(plan) if job.slurm.launcher == "torchrun" else plan.notes)],
         "own_log": own_log,

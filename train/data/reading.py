@@ -100,7 +100,9 @@ def refuse_unreadable(dataset: Any, workers: int, seed: int, world: World) -> No
     of_rank_0 = thing_of_rank_0(own)
     with mistakes_shared_by_all_ranks(world):
         if own != again:
-            raise UserError("the stream gave another first sample at its second start: its __iter__() must begin anew")
+            raise UserError(
+                "the stream gave another first sample at its second start: its __iter__() must start from the beginning"
+            )
         if own != of_rank_0:
             raise UserError(
                 "the stream has another len() or first sample than on rank 0: each rank reads the whole stream and "

@@ -102,7 +102,11 @@ def _refused(kind: type[IterableDataset[Tensor]], workers: int) -> str:
         (_Endless, 0, "a _Endless has no len(), which says how many samples an epoch has: give it a __len__()"),
         (_Noisy, 2, "each worker would read the whole stream: give workers=1"),
         (_Shared, 0, "rank 1: the stream has another len() or first sample than on rank 0"),
-        (_Once, 0, "the stream gave another first sample at its second start: its __iter__() must begin anew"),
+        (
+            _Once,
+            0,
+            "the stream gave another first sample at its second start: its __iter__() must start from the beginning",
+        ),
         (_Short, 0, "the stream ended after 7 of the 11 samples that its len() promises"),
     ],
 )
