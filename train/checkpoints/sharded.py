@@ -37,11 +37,11 @@ class ShardedCheckpoints(Checkpoints):
     def __init__(self, folder: Path, keep: int, say: Callable[[str], None], world: World) -> None:
         self._world, self._group = world, new_group(_CPU, YEAR_S)
         probe = folder / thing_of_rank_0(f".unfinished-{uuid.uuid4().hex}")
-        with mistakes_shared_by_all_ranks(world):
+        with mistakes_shared_by_all_ranks():
             super().__init__(folder, keep, say, cleans=world.rank == 0)
             if world.rank == 0:
                 probe.mkdir()
-        with mistakes_shared_by_all_ranks(world):
+        with mistakes_shared_by_all_ranks():
             if not probe.is_dir():
                 raise UserError(
                     f"--checkpoint-dir {folder} is not the same folder as on rank 0. With fsdp and pipeline every rank "
@@ -55,7 +55,7 @@ class ShardedCheckpoints(Checkpoints):
 
         Raises SharedError if a rank could not write its part.
         """
-        with mistakes_shared_by_all_ranks(self._world):
+        with mistakes_shared_by_all_ranks():
             try:
                 if self._world.rank == 0:
                     self.make_beside(step)

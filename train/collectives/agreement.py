@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def mistakes_shared_by_all_ranks(world: World) -> Iterator[None]:
+def mistakes_shared_by_all_ranks() -> Iterator[None]:
     """Turn a UserError on some ranks into a SharedError on every rank, so that all end together and none hangs.
 
     The block must not run collectives: a rank that failed would leave the others waiting in them.
@@ -74,7 +74,7 @@ def while_others_wait(world: World, work: Callable[[], Result], what: str = "rea
             print(f"warning: {text}. Does its disk answer?", file=sys.stderr, flush=True)
         ended.fill_(not works)
         dist.all_reduce(ended, op=dist.ReduceOp.MIN)
-    with mistakes_shared_by_all_ranks(world):
+    with mistakes_shared_by_all_ranks():
         return result.result()
 
 

@@ -98,7 +98,7 @@ def refuse_unreadable(dataset: Any, workers: int, seed: int, world: World) -> No
         return
     own, again = _first_sample(dataset, seed), _first_sample(dataset, seed)
     of_rank_0 = thing_of_rank_0(own)
-    with mistakes_shared_by_all_ranks(world):
+    with mistakes_shared_by_all_ranks():
         if own != again:
             raise UserError(
                 "the stream gave another first sample at its second start: its __iter__() must start from the beginning"

@@ -57,7 +57,7 @@ class Course:
     ) -> None:
         self.config, self.world, self._settings = config, world, settings
         self.rank, self.world_size = world.rank, world.world_size
-        with mistakes_shared_by_all_ranks(world):
+        with mistakes_shared_by_all_ranks():
             self.device = placement.pick_device(world, config.device)
         self._where = placement.where_ranks_are(world, self.device)
         group = placement.gradient_group(self.device, config.collective_timeout_s)
@@ -134,7 +134,7 @@ class Course:
         self._saving = saving.Saving(config, world, say)
         if saves_in is not None and not self._things:
             raise SharedError("checkpoint_dir is given, but run.restore() has not said what a checkpoint holds")
-        with mistakes_shared_by_all_ranks(world):
+        with mistakes_shared_by_all_ranks():
             if is_rank_0 and config.evaluate_only and content is None:
                 raise UserError(f"--evaluate-only: there is no checkpoint in {config.checkpoint_dir} to evaluate")
             # Progress comes first: batch scripts look for its last line, and the disk of the metrics may be full.
@@ -156,7 +156,7 @@ class Course:
             self._data_sha256 = thing_of_rank_0(known)
         if state is None:
             return
-        with mistakes_shared_by_all_ranks(world):
+        with mistakes_shared_by_all_ranks():
             self.load_state_dict(state)
         if config.spreads_model:
             from train.checkpoints.sharded import load_shards

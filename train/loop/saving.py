@@ -81,7 +81,7 @@ class Saving:
             from train.checkpoints.sharded import ShardedCheckpoints
 
             self.checkpoints = ShardedCheckpoints(folder, config.keep_checkpoints, say, world)
-        with mistakes_shared_by_all_ranks(world):
+        with mistakes_shared_by_all_ranks():
             if world.rank == 0 and not config.spreads_model:
                 self.checkpoints = Checkpoints(folder, config.keep_checkpoints, say)
 

@@ -349,7 +349,7 @@ class Session(Course):
                 )
             sampler.load_state_dict(self.sampler.state_dict())
         if self._position is not None:
-            with mistakes_shared_by_all_ranks(self.world):
+            with mistakes_shared_by_all_ranks():
                 sampler.load_state_dict(self._position)
             self._position = None
         is_first = self.sampler is None

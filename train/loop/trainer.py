@@ -40,7 +40,7 @@ class Trainer:
         self.config = config
         datasets.download(config.dataset, config.data_root, world)
         self.run = Session(config, world, stop, observers)
-        with mistakes_shared_by_all_ranks(world):
+        with mistakes_shared_by_all_ranks():
             self.samples = datasets.load(config.dataset, config.data_root, "train", config.seed)
             self.validation = datasets.load(config.dataset, config.data_root, "validation", config.seed)
             torch.manual_seed(config.seed)

@@ -6,10 +6,10 @@ for the other nodes, and the other nodes for its torchrun, until timeouts of man
 checks whether its attempt has ended, and then ends, too.
 """
 
-import select
 import socket
 from contextlib import suppress
 from datetime import timedelta
+from multiprocessing import connection
 from typing import TYPE_CHECKING
 
 from train.errors import UserError
@@ -42,7 +42,7 @@ class Attempt:
         Raises UserError if the store belongs to another attempt than the one for which the process was started.
         """
         # The store sends nothing unasked, so there is something to read only once it has closed the connection.
-        if self._connection is not None and select.select([self._connection], [], [], 0)[0]:
+        if self._connection is not None and connection.wait([self._connection], 0):
             raise self._over("was closed")
         if store.add(f"starts-of-{self._world.rank}", 1) > 1:
             rank = self._world.rank

@@ -42,16 +42,6 @@ def merged() -> Source:
     return merge([parse(JOB, "job.yaml"), parse(SITE, "site.yaml")])
 
 
-def test_mappings_are_merged_lists_appended_and_nothing_takes_away(merged: Source) -> None:
-    assert merged.values == {
-        "name": "job",
-        "nodes": 2,
-        "mounts": [{"source": "/data", "path": "/data"}, {"source": "/scratch", "path": "/scratch"}],
-        "slurm": {"options": {"nice": 200}, "partition": "gpu"},
-        "secrets": ["TOKEN"],
-    }
-
-
 @pytest.mark.parametrize(
     ("path", "name", "line", "written"),
     [

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.torch_version import TorchVersion
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 from torchvision import transforms
 
 from tests.train.devices import device_of, devices
@@ -96,6 +96,13 @@ def test_auto_takes_the_loader_when_the_samples_do_not_fit() -> None:
     assert not isinstance(Batches(samples, [[0]], CPU, "auto")._raw_batches, DataLoader)
     crowded = Batches(samples, [[0]], CPU, "auto", local_world_size=2**60)
     assert isinstance(crowded._raw_batches, DataLoader)
+
+
+def test_a_dataset_that_only_resembles_the_projects_is_not_normalised() -> None:
+    theirs = TensorDataset(torch.ones(2, 3), torch.arange(2))
+    theirs.mean, theirs.std, theirs.num_classes = 0.5, 0.5, 2  # type: ignore[attr-defined]
+    [(inputs, _)] = Batches(theirs, [[0, 1]], CPU)
+    assert torch.equal(inputs, theirs.tensors[0])
 
 
 @pytest.mark.parametrize(("name", "theirs"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])

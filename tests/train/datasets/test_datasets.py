@@ -123,7 +123,7 @@ def test_idx_files_are_found_where_torchvision_keeps_them(name: str, folder: str
 
 def test_a_file_that_is_there_only_packed_is_named_with_the_command_that_unpacks_it(raw: Path, tmp_path: Path) -> None:
     (raw / FILES[0]).rename(raw / f"{FILES[0]}.gz")
-    with pytest.raises(UserError, match=f"{FILES[0]} is missing: run gunzip {raw / FILES[0]}.gz"):
+    with pytest.raises(UserError, match=rf"^\S*{FILES[0]} is missing: run gunzip {raw / FILES[0]}.gz, .*{FILES[0]}$"):
         datasets.load("mnist", str(tmp_path), "train", 0)
 
 
@@ -150,15 +150,6 @@ def test_missing_files_are_all_named_with_the_place_where_they_belong(name: str,
         assert f"--data-root the folder that holds {FOLDERS[name]}/raw/{file}" in line
 
 
-def test_one_missing_file_alone_is_named(raw: Path, tmp_path: Path) -> None:
-    (raw / FILES[1]).unlink()
-    with pytest.raises(UserError) as refusal:
-        datasets.load("mnist", str(tmp_path), "train", 0)
-    assert str(refusal.value).count("is missing") == 1
-    assert FILES[1] in str(refusal.value)
-    datasets.load("mnist", str(tmp_path), "validation", 0)
-
-
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "a byte is missing": lambda content: content[:-1],
     "nothing after the first size": lambda content: content[:8],
@@ -172,23 +163,16 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-@pytest.mark.parametrize("file", FILES[:2])
-def test_damaged_file_is_named_with_what_to_do(
-    raw: Path, tmp_path: Path, file: str, damage: Callable[[bytes], bytes]
+@pytest.mark.parametrize("files", [FILES[:1], FILES[1:2], FILES[:2]], ids=" ".join)
+def test_damaged_files_are_all_named_with_what_to_do(
+    raw: Path, tmp_path: Path, files: list[str], damage: Callable[[bytes], bytes]
 ) -> None:
-    (raw / file).write_bytes(damage((raw / file).read_bytes()))
+    for file in files:
+        (raw / file).write_bytes(damage((raw / file).read_bytes()))
     with pytest.raises(UserError) as refusal:
         datasets.load("mnist", str(tmp_path), "train", 0)
-    assert f"{raw}" in str(refusal.value)
-    assert "Replace" in str(refusal.value)
-
-
-def test_both_damaged_files_are_named_at_once(raw: Path, tmp_path: Path) -> None:
-    for name in FILES[:2]:
-        (raw / name).write_bytes(b"?")
-    with pytest.raises(UserError) as refusal:
-        datasets.load("mnist", str(tmp_path), "train", 0)
-    assert [str(raw / name) in str(refusal.value) for name in FILES[:2]] == [True, True]
+    for line, file in zip(str(refusal.value).splitlines(), files, strict=True):
+        assert str(raw / file) in line and "Replace" in line
 
 
 @pytest.mark.parametrize(("images", "labels"), [(5, 4), (4, 5)])
