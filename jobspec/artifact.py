@@ -40,10 +40,13 @@ def plan_of(spec: Source, target: targets.Target) -> Plan:
     return make_plan(job, target.RENDEZVOUS_TIMEOUT_S)
 
 
-def plans_of(spec: Source, target: targets.Target, index: int | None = None) -> list[Plan]:
+def plans_of(
+    spec: Source, target: targets.Target, index: int | None = None, notes: list[str] | None = None
+) -> list[Plan]:
     """Return the plans of a parsed spec: one, or one for each combination of its sweep if each is a separate object.
 
     index: the number of the only combination wanted; None for all, a mistake if the target can run only one.
+    notes: gets what looks odd in any of them.
     """
     specs = specs_of(spec, target, index)
     number = sweep.size(spec) if index is None else 0
@@ -59,6 +62,9 @@ def plans_of(spec: Source, target: targets.Target, index: int | None = None) -> 
         problems = [spec.locate(Finding(("sweep",), message, hint, on_key=True))]
     if problems:
         raise SpecError(problems)
+    if notes is not None:
+        jobs = (plan.job for plan in plans)
+        notes += dict.fromkeys(odd for job in jobs for odd in doubts(job, target.hides_the_node(job), target.NOT_USED))
     return [as_array(plans)] if number and target.SWEEPS == "array" else plans
 
 
@@ -96,9 +102,7 @@ def render(
         *(["--sweep-index", str(sweep_index)] if sweep_index is not None else []),
     ]
     target = targets.load(name)
-    plans = plans_of(read(files, overrides, notes), target, sweep_index)
-    if notes is not None:
-        notes += doubts(plans[0].job, target.hides_the_node(plans[0].job), target.NOT_USED)
+    plans = plans_of(read(files, overrides, notes), target, sweep_index, notes)
     return "".join(text_of(plan, name, shlex.join(words)) for plan in plans)
 
 

@@ -133,7 +133,7 @@ def _written_for_a_shell(job: Job) -> Iterator[str]:
     shell = next((number for number, word in enumerate(words) if _SHELL.fullmatch(word)), len(words))
     swept = [key for key in job.sweep if key.startswith("args.")]
     if swept and any(map(_RUNS_TEXT.fullmatch, words[shell:][-len(swept) - 2 : -len(swept) - 1])):
-        yield f"sweep: the shell takes {words[-len(swept)]} as $0, its own name; write env.NAME instead of {swept[0]}"
+        yield f"sweep: the shell takes {swept[0]} as $0, its own name; write env.NAME instead"
     if not any(_RUNS_TEXT.fullmatch(word) for word in words[shell:]):
         for number, word in enumerate(words):
             if found := _VARIABLE.search(word) or _HOME.match(word):

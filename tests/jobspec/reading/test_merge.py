@@ -86,7 +86,6 @@ def test_nothing_takes_a_key_away_with_all_its_places_in_a_file_and_in_an_option
 
 
 def test_nothing_where_nothing_was_stays() -> None:
-    assert merge([parse("a:", "job.yaml"), parse("b:\na:", "site.yaml")]).values == {"a": None, "b": None}
     assert override(parse("a:", "job.yaml"), ["a=", "b="]).values == {"a": None, "b": None}
 
 

@@ -34,6 +34,7 @@ def notes_of(tmp_path: Path) -> NotesOf:
         ("env={HF_TOKEN: hf_abc}", "env.HF_TOKEN looks like a secret, and its value is in the output"),
         ("env={DATA: '$HOME/data'}", "env.DATA contains $HOME, which no shell replaces; write export DATA=… in setup"),
         ("env={NAME: 'a-${USER}'}", "env.NAME contains ${USER}, which no shell replaces"),
+        ("sweep={env.A: [/a, $HOME/b, $HOME/c]}", "env.A contains $HOME, which no shell replaces"),
         ("env={CACHE: ~/cache}", "env.CACHE contains ~, which no shell replaces"),
         (
             "env={PATH: '/opt/x/bin:$PATH'}",
@@ -98,7 +99,7 @@ def test_variable_that_a_shell_of_the_command_replaces_raises_no_doubt(start: st
     swept = ["no_python=true", "sweep={args.lr: [1, 2], args.x: [0]}"]
     assert notes_of("slurm", f"command=[{start}, 'a \"$@\"', b]", *swept) == []
     (note,) = notes_of("slurm", f"command=[{start}, python a.py]", *swept)
-    assert note == "sweep: the shell takes --lr=1 as $0, its own name; write env.NAME instead of args.lr"
+    assert note == "sweep: the shell takes args.lr as $0, its own name; write env.NAME instead"
 
 
 @pytest.mark.parametrize("key", ["data_root", "run_dir", "checkpoint_dir", "resume", "export"])
