@@ -206,19 +206,21 @@ def test_a_loss_written_in_any_way_trains_the_same_on_any_number_of_processes(wh
 
 def _projected() -> list[float]:
     """PCGrad by hand: two losses whose gradients are made orthogonal where they conflict."""
-    run, model, optimizer, dataset = _regression()
+    run, model, _, dataset = _regression()
+    optimizers = {param: torch.optim.SGD([param], lr=0.1) for param in model.parameters()}
     for _ in run.epochs(1):
         for x, y in run.batches(dataset, 4):
             found = []
             for column in (0, 1):
                 run.backward((model(x)[:, column] - y[:, column]).square().mean())
                 found.append([param.grad.clone() for param in model.parameters() if param.grad is not None])
-                optimizer.zero_grad()
+                model.zero_grad()
             one, two = (torch.cat([part.flatten() for part in parts]) for parts in found)
             share = min(0.0, float(one @ two)) / float(two @ two)
             for param, first, second in zip(model.parameters(), *found, strict=True):
                 param.grad = first - share * second
-            run.apply(optimizer, clip_norm=1.0)
+            norms = [param.grad.norm() for param in optimizers if param.grad is not None]
+            assert norms == [run.apply(each, clip_norm=0.5).grad_norm for each in optimizers.values()]
     return [x for param in model.parameters() for x in param.flatten().tolist()]
 
 

@@ -151,7 +151,8 @@ class Step:
             dist.all_reduce(result.weight, group=self.context.group)
             torch._foreach_mul_([param.grad for param in params], work.samples / float(result.weight))
         self.scaler.unscale_(optimizer)
-        norms = [wrapped.norm() for wrapped in models]
+        its = {id(param): param.grad for param in params}  # another optimizer of the same model may come later
+        norms = [w.norm([its[id(param)] for param in w.module.parameters() if id(param) in its]) for w in models]
         grad_norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
         if work.clip_norm is not None:
             nn.utils.clip_grads_with_norm_(params, work.clip_norm, grad_norm)

@@ -1,6 +1,7 @@
 """The curves of some runs as PNG, one picture for each quantity, so that each stays readable on a narrow screen."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -58,12 +59,17 @@ _KNOWN = own_names(StepRecord) | own_names(EpochRecord) | {"val_loss", "val_accu
 
 def _own_metrics(runs: Sequence[RunRecords]) -> list[Curve]:
     """Return a curve for each name that run.record() added to steps or epochs."""
-    curves = {}
-    for run, of in product(runs, ("epochs", "steps")):
-        for name in {name for record in getattr(run, of).values() for name in record} - _KNOWN:
-            file = re.sub(r"\W", "-", name) + ".png"
-            curves[name] = Curve(file, f"{name}, recorded by the program", name, name, of, noisy=of == "steps")
-    return [curves[name] for name in sorted(curves)]
+    kinds = product(runs, ("epochs", "steps"))
+    of = {
+        name: kind for run, kind in kinds for record in getattr(run, kind).values() for name in record.keys() - _KNOWN
+    }
+    curves, stems = list[Curve](), Counter(["difference", *(Path(curve.file).stem for curve in CURVES)])
+    for name in sorted(of):
+        stem = re.sub(r"\W", "-", name)
+        stems[stem] += 1
+        file = f"{stem}.png" if stems[stem] == 1 else f"{stem}-{stems[stem]}.png"
+        curves.append(Curve(file, f"{name}, recorded by the program", name, name, of[name], noisy=of[name] == "steps"))
+    return curves
 
 
 def _difference(first: RunRecords, second: RunRecords) -> RunRecords:

@@ -58,7 +58,7 @@ class Wrapped:
     no_sync: a context in which backwards only add to p.grad, for all micro-batches of a step but the last.
     state_dict: the state of the whole model, with the bare model's names; at least on rank 0.  All ranks call it
         together.
-    norm: the norm of all gradients after the last backward of a step, one number on the device, the same on all ranks.
+    norm: the norm of gradients after the last backward of a step, one number on the device, the same on all ranks.
     after_backward: called between the last backward of a step and `norm`.  Only average_after_backward needs it.
     predict: the forward of an evaluation, on all ranks together; it returns None on a rank that does not get the
         logits.  Without `predict` the bare model is called.
@@ -70,7 +70,7 @@ class Wrapped:
     call: nn.Module
     no_sync: Callable[[], AbstractContextManager[None]]
     state_dict: Callable[[], dict[str, Any]]
-    norm: Callable[[], Tensor]
+    norm: Callable[[list[Tensor]], Tensor] = nn.utils.get_total_norm
     after_backward: Callable[[], None] = lambda: None
     predict: Callable[[Tensor], Tensor | None] | None = None
     rescale: Callable[[float], None] = lambda factor: None
@@ -81,11 +81,7 @@ def replicated(
     model: nn.Module, call: nn.Module, no_sync: Callable[[], AbstractContextManager[None]] = nullcontext, **more: Any
 ) -> Wrapped:
     """Return `call` as a strategy in which every rank holds all parameters and all gradients of `model`."""
-    return Wrapped(model, call, no_sync, model.state_dict, lambda: norm_here(model), **more)
-
-
-def norm_here(model: nn.Module) -> Tensor:
-    return nn.utils.get_total_norm([param.grad for param in model.parameters() if param.grad is not None])
+    return Wrapped(model, call, no_sync, model.state_dict, **more)
 
 
 def wrap(name: str, model: nn.Module, context: Context) -> Wrapped:

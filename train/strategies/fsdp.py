@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from train.collectives.broadcast import broadcast_from_rank_0
 from train.collectives.sync_batchnorm import has_batchnorm, has_sync_batchnorm
 from train.errors import SharedError
-from train.strategies import Context, Wrapped, norm_here
+from train.strategies import Context, Wrapped
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
@@ -54,8 +54,8 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
         fully_shard(unit, **options)
     sharded: Any = fully_shard(model, **options)  # the parameters in no unit
 
-    def norm() -> Tensor:
-        of_ranks = norm_here(sharded)
+    def norm(gradients: list[Tensor]) -> Tensor:
+        of_ranks = nn.utils.get_total_norm(gradients)
         return of_ranks.full_tensor() if isinstance(of_ranks, DTensor) else of_ranks  # over the shards of all ranks
 
     whole = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in rank 0's memory, and nothing on other ranks

@@ -21,7 +21,7 @@ from train.collectives.broadcast import broadcast_from_rank_0
 from train.collectives.sync_batchnorm import has_batchnorm
 from train.errors import SharedError
 from train.records.progress import say
-from train.strategies import Autocasting, Context, Wrapped, norm_here
+from train.strategies import Autocasting, Context, Wrapped
 
 
 def wrap(model: nn.Module, context: Context) -> Wrapped:
@@ -46,8 +46,8 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
     inputs, outputs = shapes[mine.start], shapes[mine.stop]  # known beforehand, so that no rank has to ask for them
     stage = PipelineStage(module, rank, num_stages, context.device, inputs, outputs, group=context.group)
 
-    def norm() -> Tensor:
-        square = norm_here(model).square()
+    def norm(gradients: list[Tensor]) -> Tensor:
+        square = nn.utils.get_total_norm(gradients).square()
         dist.all_reduce(square, group=context.group)
         return square.sqrt()
 

@@ -140,13 +140,13 @@ def test_values_that_a_program_recorded_have_curves_and_a_run_without_accuracy_h
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     steps = [{"event": "step", "epoch": 1, "step": n, "loss": 2.0 / n, "lr": 0.1, "my loss": 3.0 * n} for n in (1, 2)]
-    epoch = {"event": "epoch", "epoch": 1, "step": 2, "train_loss": 1.5, "bleu": 0.25}
+    epoch = {"event": "epoch", "epoch": 1, "step": 2, "train_loss": 1.5, "bleu": 0.25, "my/loss": 1}
     lines = [json.dumps(record) for record in [{"event": "start"}, *steps, epoch]]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     code, said, _ = _said(capsys, tmp_path, "--log", "--out", tmp_path / "out")
     assert code == 0, said
     pictures = {file.stem: file.read_bytes() for file in (tmp_path / "out").glob("*.png")}
-    assert pictures.keys() == {"loss", "lr", "my-loss", "bleu"}
+    assert pictures.keys() == {"loss", "lr", "my-loss", "my-loss-2", "bleu"}
     for steps_of_a_mean, changed in ((1, set()), (2, {"loss", "my-loss"})):
         _said(capsys, tmp_path, "--log", "--smooth", str(steps_of_a_mean), "--out", tmp_path / "out")
         assert {
