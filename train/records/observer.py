@@ -39,7 +39,7 @@ class EpochRecord:
 
     step: steps of the run so far; train_loss: None if no step had a loss; samples: training samples in train_loss.
     samples_read: all of the epoch so far, also of skipped steps and of steps whose losses a failure has lost.
-    train_seconds: `seconds` without the evaluation; values: what run.record() added, such as val_loss.
+    train_seconds: `seconds` without the evaluation after the steps; values: what run.record() added, such as val_loss.
     """
 
     epoch: int
