@@ -108,7 +108,7 @@ def _recorded(folder: Path) -> list[float]:
     return [record[name] for record in steps.values() for name in ("loss", "generator_loss") if name in record]
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", _PLAIN)
 def test_losses_of_the_scripts_equal_a_plain_loop(name: str, world_size: int, tmp_path: Path) -> None:
     launched(world_size, _script, name, tmp_path)

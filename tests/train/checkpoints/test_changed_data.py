@@ -47,7 +47,7 @@ def _trains_without_hash(world: World, *flags: str) -> None:
 @pytest.mark.parametrize(
     ("dataset", "world_size", "more"),
     [
-        ("tokens", 1, ()),
+        pytest.param("tokens", 1, (), marks=pytest.mark.slow),
         ("image_folder", 1, ()),
         pytest.param("tokens", 2, ("--strategy=fsdp",), marks=[needs_fsdp_on_cpus, pytest.mark.slow]),
     ],
