@@ -130,7 +130,7 @@ class Draft:
         """Return what a person should look at first, in short."""
         lost = sum(bool(why) for _, why in self.left)
         asked = ", ".join(str(path[0]) for path, one in self.said.items() if one.where == _UNKNOWN)
-        notes = [f"{self.name}: not taken in {lost} places: look for `not taken` in the spec"] * bool(lost)
+        notes = [f"{self.name}: pieces not taken: {lost}; look for `not taken` in the spec"] * bool(lost)
         return notes + [f"{self.name}: not known, so write it yourself: {asked}"] * bool(asked)
 
     def _hidden(self, text: str) -> str:

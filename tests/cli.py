@@ -64,7 +64,7 @@ def start_ranks(
 
 
 def wait_until_it_trains(process: subprocess.Popen[str]) -> None:
-    """Until rank 0 has told of the first steps of its own."""
+    """Return once rank 0 has printed its first line of progress."""
     assert process.stdout is not None
     seen = []
     for line in process.stdout:
