@@ -7,7 +7,7 @@
     render.py schema > jobspec.schema.json
 
 Exit codes: 0 done; 1 the input is wrong (all problems on stderr, nothing written) or something differs; 2 usage;
-3 a bug in render.py; 4 lint or from could not read a file.
+3 a bug in render.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # before a folder jobspec/, lint/ or train/ of others
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # before a folder jobspec/ or train/ of others
 
 from jobspec import targets
 from jobspec.output import must_not_replace, unusable_file, write
@@ -35,9 +34,7 @@ _MEANT = dict.fromkeys(("kubernetes", "k8s"), "indexedjob, jobset, pytorchjob or
 _MEANT |= {"sbatch": "slurm", "srun": "slurm", "docker": "compose", "ssh": "torchrun"}
 _USUAL = """\
 {prog} slurm JOB.yaml | sbatch                      the job as a script; other targets: {prog} help
-{prog} explain JOB.yaml --target slurm              where each process runs, and its variables
-{prog} lint SCRIPT-OR-MANIFEST                      faults in what you have already
-{prog} from SCRIPT-OR-MANIFEST                      a first spec from it"""
+{prog} explain JOB.yaml --target slurm              where each process runs, and its variables"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -57,14 +54,14 @@ def main(argv: list[str] | None = None) -> int:
         return int(code)
     except SpecError as error:
         print(as_json(error.problems) if args.format == "json" else f"{error}\n", file=sys.stderr, end="")
-        return 4 if args.run is _from else 1
+        return 1
     except BrokenPipeError:
         # The reader of the output has gone.  Without this, Python would complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         print(unusable_file(error), file=sys.stderr)
-        return 4 if args.run is _from and error.filename in args.files else 1
+        return 1
     except KeyboardInterrupt:
         return 130
     except Exception:
@@ -127,23 +124,6 @@ def _parser() -> argparse.ArgumentParser:
     command = _command(commands, "check", text, _check)
     command.add_argument("--write", action="store_true", help="render these examples again and replace them")
 
-    text = "known faults in hand-written scripts, manifests and compose files"
-    text += "; exit code 1 for errors, 4 for unread files"
-    command = _command(commands, "lint", text, _lint, ("text", "json", "github", "sarif"))
-    text = "a script, manifest or compose file, a folder of them, or a pattern; - is stdin"
-    command.add_argument("files", metavar="PATH", nargs="*", help=text)
-    command.add_argument("--strict", action="store_true", help="exit code 1 for warnings, too")
-    command.add_argument("--slurm", metavar="X.Y", type=_version, help="the cluster's Slurm; default: the newest")
-    command.add_argument("--torch", metavar="X.Y", type=_version, help="the job's torch; default: the newest")
-    command.add_argument("--explain", metavar="RULE", help="print what a rule means, and read no file")
-    command.add_argument("--list", action="store_true", help="print all rules, and read no file")
-
-    command = _command(commands, "from", "a first job spec from a script or manifest that you have", _from)
-    text = "an sbatch script, or the manifests of one training job; - is stdin"
-    command.add_argument("files", metavar="FILE", nargs="+", help=text)
-    text = "write what is of the cluster to this file, and only the rest as the job"
-    command.add_argument("--site", metavar="PATH", help=text)
-
     command = _command(commands, "schema", "the JSON Schema of the job spec, for editors", _schema)
     command.add_argument("--part", action="store_true", help="print the schema of a partial spec, such as a site file")
     return parser
@@ -154,11 +134,12 @@ def _command(
     name: str,
     text: str,
     run: Callable[[argparse.Namespace], tuple[str, int]],
-    formats: tuple[str, ...] = ("text", "json"),
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=f"Print {text}.", allow_abbrev=False)
     command.add_argument("-o", "--output", metavar="PATH", help="write to this file, not to stdout; - is stdout")
-    command.add_argument("--format", choices=formats, default="text", help="how problems are reported; default: text")
+    command.add_argument(
+        "--format", choices=("text", "json"), default="text", help="how problems are reported; default: text"
+    )
     command.add_argument("--force", action="store_true", help="let -o replace a file that render.py did not write")
     command.set_defaults(run=run, parser=command)
     return command
@@ -181,13 +162,6 @@ def _combination(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 3):
         raise argparse.ArgumentTypeError(f"must be a number from 0 to 999, not {text}")
     return int(text)
-
-
-def _version(text: str) -> tuple[int, int]:
-    major, _, minor = text.partition(".")
-    if not (major + minor).isascii() or not (major + minor).isdigit() or len(text) > 9 or not minor:
-        raise argparse.ArgumentTypeError(f"must be a version such as 23.02, not {text}")
-    return int(major), int(minor)
 
 
 # A command returns what it prints and its exit code, and adds to `args.notes` what stderr gets.
@@ -230,44 +204,6 @@ def _check(args: argparse.Namespace) -> tuple[str, int]:
 
     text = check(write=args.write)
     return text, 1 if text else 0
-
-
-def _lint(args: argparse.Namespace) -> tuple[str, int]:
-    from lint import Versions, entries, exit_code, lint
-    from lint.formats import explained, listed, shown
-
-    rules = entries()
-    if (args.list or args.explain) and (args.files or args.format != "text"):
-        args.parser.error("--list and --explain take neither a PATH nor --format")
-    if args.list:
-        return listed(list(rules.values())), 0
-    if args.explain:
-        if args.explain not in rules:
-            shellcheck = f": ShellCheck's is at https://www.shellcheck.net/wiki/{args.explain}"
-            here = shellcheck if re.fullmatch(r"SC\d+", args.explain) else "; --list names all"
-            args.parser.error(f"there is no rule {args.explain} of lint{here}")
-        return explained(rules[args.explain]), 0
-    if not args.files:
-        args.parser.error("give at least one PATH; - is stdin")
-    skipped: list[str] = []
-    versions = Versions(args.slurm or Versions.slurm, args.torch or Versions.torch)
-    found = lint(args.files, skipped, versions)
-    args.notes += [f"skipped a file of a kind that lint does not know: {printable(file)}" for file in skipped]
-    args.notes += [] if found else ["no findings" + " in the other files" * bool(skipped)]
-    return shown(found, args.format, list(rules.values())), exit_code(found, args.strict)
-
-
-def _from(args: argparse.Namespace) -> tuple[str, int]:
-    from migrate import starter
-
-    job, site, notes = starter(args.files, args.site is not None)
-    if problem := must_not_replace(args.site, args.files, args.force, "--site"):
-        args.notes.append(problem)
-        return "", 1
-    if args.site is not None:
-        write(site, args.site)
-    args.notes += notes
-    return job, 0
 
 
 def _schema(args: argparse.Namespace) -> tuple[str, int]:

@@ -3,7 +3,7 @@
 from setuptools import find_packages, setup
 
 setup(
-    packages=[*find_packages(include=["train*", "jobspec*", "lint*", "migrate*"]), "jobspec.templates"],
+    packages=[*find_packages(include=["train*", "jobspec*"]), "jobspec.templates"],
     package_dir={"jobspec.templates": "templates"},
-    package_data={"jobspec.templates": ["*.j2"], "lint": ["rules.md"]},
+    package_data={"jobspec.templates": ["*.j2"]},
 )

@@ -21,11 +21,10 @@ from jobspec.problems import SpecError
 from jobspec.spec.job import Job
 from jobspec.spec.schema import example
 from jobspec.spec.value import Section, Value
-from lint import entries
 from train.config import TrainConfig, choices, flag
 
 ROOT = Path(__file__).parents[1]
-_SPECS = ("jobs/*.yaml", "sites/*.yaml", "tests/specs/ok/*.yaml", "tests/migrated/*/*.yaml")
+_SPECS = ("jobs/*.yaml", "sites/*.yaml", "tests/specs/ok/*.yaml")
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 _LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 # Together these jobs have every variable that some target sets.
@@ -43,7 +42,6 @@ _EXIT_CODES = ("render.py", "train/__main__.py", "train/doctor.py")
 def pages(root: Path = ROOT) -> dict[str, str]:
     """Return the text of each page by its file name."""
     content = {"keys": _keys(root), "flags": _flags(), "variables": _variables(root), "exit-codes": _exit_codes(root)}
-    content["lint"] = _lint()
     return {f"{name}.md": _page(lines) for name, lines in content.items()}
 
 
@@ -195,13 +193,6 @@ def _exit_codes(root: Path) -> Iterator[str]:
         command = f"python -m {file.removesuffix('/__main__.py').removesuffix('.py').replace('/', '.')}"
         yield _row(f"`{file if '/' not in file else command}`", found[1] if found else "")
     yield from ["", "torchrun ends with 1 whatever code its process had; 128 + N, or -N in its table, is signal N."]
-
-
-def _lint() -> Iterator[str]:
-    yield "Lint rules"
-    yield from [_row("rule", "severity", "what happens", "mend", "source"), "---|---|---|---|---"]
-    for rule in entries().values():
-        yield _row(f"`{rule.name}`", rule.severity, rule.explanation, rule.fix, f"[report]({rule.link})")
 
 
 if __name__ == "__main__":

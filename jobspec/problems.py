@@ -1,4 +1,4 @@
-"""Report what is wrong with a file: `file:line:column: message`, the source line, a caret, a hint and a link."""
+"""Report what is wrong with a file: `file:line:column: message`, the source line, a caret and a hint."""
 
 import json
 import unicodedata
@@ -42,13 +42,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Problem:
-    """A mistake at a place; `link` leads to reports by others."""
+    """A mistake at a place."""
 
     place: Place
     message: str
     hint: str = ""
-    link: str = ""
-    severity: str = "error"
 
 
 class SpecError(Exception):
@@ -59,16 +57,13 @@ class SpecError(Exception):
         super().__init__(report(self.problems))
 
 
-def report(problems: Sequence[Problem], outcome: str = "; nothing was written", most: int | None = _MOST_SHOWN) -> str:
-    """Return the first `most` problems, or all, as text for a terminal.
-
-    The last line has the number of all problems and `outcome`, and no newline.
-    """
-    blocks = [_block(problem) for problem in problems[:most]]
+def report(problems: Sequence[Problem]) -> str:
+    """Return the first problems as text for a terminal.  The last line has the number of all, and no newline."""
+    blocks = [_block(problem) for problem in problems[:_MOST_SHOWN]]
     if len(problems) > len(blocks):
         blocks.append(f"… and {len(problems) - len(blocks)} more")
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    return "\n".join([*blocks, f"{count}{outcome}"])
+    return "\n".join([*blocks, f"{count}; nothing was written"])
 
 
 def as_json(problems: Sequence[Problem]) -> str:
@@ -112,8 +107,6 @@ def _block(problem: Problem) -> str:
         lines += _quoted(place)
     if problem.hint:
         lines.append(f"  hint: {printable(problem.hint)}")
-    if problem.link:
-        lines.append(f"  see: {problem.link}")
     return "\n".join(lines)
 
 

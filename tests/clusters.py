@@ -241,9 +241,3 @@ def _environment(
         else:
             env[variable["name"]] = expand(variable["value"], env)
     return env
-
-
-def explained(where: str) -> dict[str, str]:
-    """The findings of checkers that stay, and why."""
-    found: dict[str, dict[str, str]] = yaml.safe_load((Path(__file__).parent / "findings.yaml").read_text())
-    return found[where]

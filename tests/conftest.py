@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @functools.cache
 def _sees_cuda() -> bool:
-    import torch  # here: most tests of jobspec and lint need no torch
+    import torch  # here: most tests of jobspec need no torch
 
     return torch.cuda.is_available()
 

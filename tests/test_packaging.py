@@ -1,4 +1,4 @@
-"""What `pip install .` puts into site-packages renders and lints, without torch and without this checkout."""
+"""What `pip install .` puts into site-packages renders, without torch and without this checkout."""
 
 import shutil
 import subprocess
@@ -50,14 +50,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["jobset", "job.yaml"], "kind: JobSet"),
         (["explain", "job.yaml", "--target", "torchrun"], "quickstart on torchrun"),
         (["schema"], '"title": "job spec"'),
-        (["lint", "job.sh"], "sbatch has no option --nodess"),
         (["--version"], "render.py "),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_every_command_works(words: list[str], part: str, site: Path, tmp_path: Path) -> None:
     shutil.copy(ROOT / "jobs" / "quickstart.yaml", tmp_path / "job.yaml")
-    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodess=2\n")
     command = [sys.executable, "-I", "-c", RENDER_JOB.format(site=str(site)), *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert part in done.stdout, done.stderr

@@ -38,7 +38,7 @@ class Kubernetes(Section):
     workload_priority_class: DnsLabel | None = optional("Kueue WorkloadPriorityClass: the job's place in the queue")
     priority_class: DnsName | None = optional("PriorityClass of the pods")
     runtime: DnsName | None = optional(
-        "ClusterTrainingRuntime that the TrainJob uses; left out: the manifest brings its own runtime"
+        "ClusterTrainingRuntime, such as torch-distributed; left out: the manifest brings its own runtime"
     )
     volcano_queue: DnsName | None = optional("queue of Volcano, with scheduler: volcano")
     scheduler: DnsName | None = optional("schedulerName of the pods: a gang scheduler, such as volcano")

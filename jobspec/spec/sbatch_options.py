@@ -1,6 +1,5 @@
 """The options of sbatch by long name: which exist, and which take a value.
 
-One list for the job spec (`slurm.options`) and for lint (`#SBATCH` lines).
 Source: `sbatch --help` of Slurm 22.05, and what 25.05 adds.
 """
 

@@ -107,14 +107,3 @@ def test_any_bytes_are_rendered_or_refused_with_a_message(
         assert not output.exists()
     else:
         assert code == (1 if command[0] == "diff" else 0)
-
-
-@given(data=st.binary(max_size=300) | changed_specs(), suffix=st.sampled_from([".sh", ".yaml"]))
-def test_any_bytes_are_linted(tmp_path_factory: pytest.TempPathFactory, data: bytes, suffix: str) -> None:
-    folder = tmp_path_factory.getbasetemp()
-    file = folder / f"fuzzed{suffix}"
-    file.write_bytes(data)
-    told = io.StringIO()
-    with contextlib.redirect_stderr(told):
-        assert render.main(["lint", str(file), "-o", str(folder / "lint.out"), "--force"]) in (0, 1, 4)
-    assert told.getvalue() in ("", "note: no findings\n")

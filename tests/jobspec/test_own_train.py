@@ -1,4 +1,4 @@
-"""A train.py or a folder train/, lint/ or jobspec/ where a job or render.py is started never runs in place of ours."""
+"""A train.py or a folder train/ or jobspec/ where a job or render.py is started never runs in place of ours."""
 
 import os
 import subprocess
@@ -69,10 +69,9 @@ def test_every_target_looks_where_train_comes_from_first(name: str, folder: Path
         assert [*guard, "torchrun"] in [words[:4] for words in lists(list(yaml.safe_load_all(text)))]
 
 
-@pytest.mark.parametrize("words", [["torchrun", "job.yaml"], ["lint", "job.sh"], ["--version"]])
+@pytest.mark.parametrize("words", [["torchrun", "job.yaml"], ["--version"]])
 def test_render_runs_our_packages_in_a_folder_with_others_of_their_names(words: list[str], folder: Path) -> None:
-    (folder / "job.sh").write_text("#!/bin/bash\ntrue\n")
-    for name in ("train", "lint", "jobspec"):
+    for name in ("train", "jobspec"):
         (folder / f"{name}.py").write_text(THEIRS)
     done = run([sys.executable, "-m", "render", *words], folder)
     assert done.returncode == 0, done.stderr
