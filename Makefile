@@ -43,13 +43,13 @@ e2e-slurm: $(READY) ## tests on a real Slurm of three nodes in this machine, as 
 
 e2e-docker: $(READY) ## tests of the image and of compose, on the engine of `docker` or their own; QUICK=1, BASE_IMAGE=NAME
 	-$(if $(QUICK),timeout --signal=INT 300) $(BIN)/python -m tests.e2e.docker.compose_v2
-	$(BIN)/python -m pytest tests/e2e/docker --timeout=900 -rs -p no:cacheprovider $(if $(QUICK),-m "not slow")
+	$(BIN)/python -m pytest tests/e2e/docker -rs -p no:cacheprovider $(if $(QUICK),-m "not slow")
 
 e2e-k8s: $(READY) ## tests on kubectl's cluster, or on an API server with the operators, built once (20 minutes, 2 GB)
 	$(BIN)/python -m tests.e2e.k8s
 
 e2e-train: $(READY) ## tests that train for minutes: half an hour
-	$(BIN)/python -m pytest -m long --timeout=600
+	$(BIN)/python -m pytest -m long
 
 bench: $(READY) ## compare with peers: an hour on two cores; DATA_ROOT=FOLDER has MNIST/raw and FashionMNIST/raw
 	test -n "$(DATA_ROOT)" || { echo "make bench needs DATA_ROOT=folder with MNIST/raw and FashionMNIST/raw" >&2; exit 1; }

@@ -31,7 +31,7 @@ def command(world_size: int, *flags: str, python: str = sys.executable) -> list[
 
 
 def train(
-    world_size: int, *flags: str, python: str = sys.executable, timeout_s: float = 100.0, **extra: str
+    world_size: int, *flags: str, python: str = sys.executable, timeout_s: float = 600.0, **extra: str
 ) -> subprocess.CompletedProcess[str]:
     """Run to the end."""
     words = command(world_size, *flags, python=python)

@@ -36,7 +36,7 @@ def run_ranks(
     world_size: int,
     function: Callable[..., Result],
     *args: Any,
-    timeout_s: float = 100.0,
+    timeout_s: float = 600.0,
     collective_timeout_s: float | None = None,
 ) -> list[Result]:
     """`function(world, *args)` on each of `world_size` processes, connected over gloo; what they return, by rank.
@@ -48,7 +48,7 @@ def run_ranks(
     return _start(world_size, _connected, timeout_s, waits, function, *args)
 
 
-def train_on_ranks(world_size: int, *flags: str, timeout_s: float = 100.0) -> None:
+def train_on_ranks(world_size: int, *flags: str, timeout_s: float = 600.0) -> None:
     """`python -m train FLAGS` on `world_size` processes, without the seconds that each would take to import torch."""
     _start(world_size, _train, timeout_s, *flags)
 
@@ -58,7 +58,7 @@ def make_trainer(world: World, *flags: str, observers: Sequence[Observer] = ()) 
     return Trainer(from_argv([*flags]), world, StopSignal(), observers)
 
 
-def launched(world_size: int, function: Callable[..., Result], *args: Any, timeout_s: float = 100.0) -> list[Result]:
+def launched(world_size: int, function: Callable[..., Result], *args: Any, timeout_s: float = 600.0) -> list[Result]:
     """`function(*args)` on processes with the environment that torchrun gives them, not yet connected."""
     return _start(world_size, _launched, timeout_s, function, *args)
 

@@ -90,7 +90,6 @@ for epoch in range(step // len(loader), 3):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", _PROGRAMS)
 def test_all_ranks_save_the_same_step_at_sigterm_and_the_next_start_resumes_there(name: str, tmp_path: Path) -> None:
     pytest.importorskip(name, reason=f"{name} is no dependency of the project: pip install {name}")

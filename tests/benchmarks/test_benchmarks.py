@@ -28,7 +28,7 @@ def write_dataset(folder: Path, images: Tensor, labels: Tensor) -> None:
 def run_benchmark(name: str, *arguments: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
     environment = os.environ | {"PYTHONPATH": python_path()}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=280)
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
 
 
 def read_result(folder: Path, name: str) -> dict[str, Any]:
@@ -36,7 +36,6 @@ def read_result(folder: Path, name: str) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.timeout(120)
 def test_input_benchmark_compares_equal_values_and_reports_a_ratio_for_each_peer(tmp_path: Path) -> None:
     samples = load(tmp_path, "train", seed=0)
     images, labels = zip(*(samples[index] for index in range(200)), strict=True)
@@ -51,7 +50,6 @@ def test_input_benchmark_compares_equal_values_and_reports_a_ratio_for_each_peer
     assert str(tmp_path) not in json.dumps(result)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("workload", "dataset"), [("resnet18", "FashionMNIST"), ("mnist_cnn", "MNIST")])
 def test_epoch_benchmark_trains_all_variants_to_the_same_loss(workload: str, dataset: str, tmp_path: Path) -> None:
     # One image many times, no dropout, whole batches: the order has no part, so losses differ only if the work does.
@@ -69,7 +67,6 @@ def test_epoch_benchmark_trains_all_variants_to_the_same_loss(workload: str, dat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_exact_benchmark_finds_the_memory_that_the_docs_state(tmp_path: Path) -> None:
     run_benchmark("exact", "--workload=mlp_32", "--rounds=1", "--max-steps=4", f"--results={tmp_path}")
     result = read_result(tmp_path, "exact")
@@ -79,7 +76,6 @@ def test_exact_benchmark_finds_the_memory_that_the_docs_state(tmp_path: Path) ->
     assert [peaks[name] - peaks["fast"] for name in ("1", "2", "4", "8")] == pytest.approx([1, 1, 2, 3], rel=0.05)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("loop", ["ddp", "accelerate", "fabric"])
 def test_own_loop_benchmark_counts_samples_and_times_steps(loop: str, tmp_path: Path) -> None:
     module = NEEDS[loop]

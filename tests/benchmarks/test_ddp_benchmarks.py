@@ -13,7 +13,6 @@ from benchmarks.variants import NATIVE, PLAIN
 needs_nodes = pytest.mark.skipif(missing_for_nodes() is not None, reason=str(missing_for_nodes()))
 
 
-@pytest.mark.timeout(300)
 def test_ddp_benchmark_trains_all_variants_to_the_same_losses_and_weighs_them(tmp_path: Path) -> None:
     arguments = ["--workload=mlp", "--rounds=2", "--steps=2", "--memory-rounds=1", f"--results={tmp_path}"]
     assert ddp.main(arguments) == 0
@@ -28,7 +27,6 @@ def test_ddp_benchmark_trains_all_variants_to_the_same_losses_and_weighs_them(tm
 
 
 @pytest.mark.cuda
-@pytest.mark.timeout(300)
 def test_ddp_benchmark_compares_with_the_bare_module_on_cuda(tmp_path: Path) -> None:
     arguments = ["--device=cuda", "--workload=mlp", "--rounds=2", "--steps=2", f"--results={tmp_path}"]
     assert ddp.main(arguments) == 0
@@ -39,7 +37,6 @@ def test_ddp_benchmark_compares_with_the_bare_module_on_cuda(tmp_path: Path) -> 
 
 
 @needs_nodes
-@pytest.mark.timeout(300)
 def test_network_benchmark_compares_each_wire_format_and_reports_the_overlap(tmp_path: Path) -> None:
     arguments = ["--mbit-per-s=1000", "--workload=mlp", "--rounds=1", "--steps=1", f"--results={tmp_path}"]
     assert ddp_network.main(arguments) == 0

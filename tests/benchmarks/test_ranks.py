@@ -73,19 +73,16 @@ def network_namespaces() -> set[str]:
     return set(of_processes())
 
 
-@pytest.mark.timeout(120)
 def test_ranks_are_connected_and_results_come_by_rank() -> None:
     assert run_ranks(sum_of_ranks, [HERE] * 2, 100.0, factor=10) == [30, 30]
 
 
-@pytest.mark.timeout(120)
 def test_failed_rank_ends_the_run() -> None:
     with pytest.raises(RuntimeError, match="failed with exit code 1"):
         run_ranks(fail_on_rank_1, [HERE] * 2, 100.0)
 
 
 @needs_nodes
-@pytest.mark.timeout(120)
 def test_nodes_are_connected_by_links_no_faster_than_asked() -> None:
     num_bytes, mbit_per_s = 2**20, 50.0
 
@@ -97,7 +94,6 @@ def test_nodes_are_connected_by_links_no_faster_than_asked() -> None:
 
 
 @needs_nodes
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("end", ["crash", "SIGINT", "SIGTERM", "SIGKILL"])
 def test_no_namespace_outlives_its_maker(end: str) -> None:
     command = [sys.executable, "-c", MAKE_NODES, end]

@@ -3,12 +3,9 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from benchmarks.render import grows, main
 
 
-@pytest.mark.timeout(300)
 def test_render_benchmark_reports_a_ratio_for_each_target_and_size(tmp_path: Path) -> None:
     for peer in ("torchx", "nemo_run"):
         (tmp_path / peer).write_text('#!/bin/sh\necho "$@" >> "$0-calls"\necho "version 7 of $(basename "$0")"\n')

@@ -13,7 +13,6 @@ def test_the_page_has_every_cell_and_is_written_by_its_script() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("strategy", available("strategies"))
 def test_cells_of_a_strategy_work_or_are_refused_as_the_page_says(strategy: str, compiled: bool) -> None:

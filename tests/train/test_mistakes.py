@@ -94,7 +94,7 @@ def _ended(ranks: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     """Exit code and standard error of each rank."""
     ends = []
     for rank in ranks:
-        _, stderr = rank.communicate(timeout=90)
+        _, stderr = rank.communicate()
         ends.append((rank.returncode, stderr))
     return ends
 

@@ -16,8 +16,6 @@ from tests.ranks import launched
 from train.collectives.agreement import Stopped
 from train.run import Run
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def _masked(samples: list[tuple[Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.cat([sample for (sample,) in samples]), torch.randint(0, 1000, (len(samples),))
@@ -124,7 +122,7 @@ if __name__ == "__main__":
 def test_workers_read_the_dataset_of_the_epoch_and_end_with_the_program(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(_CHANGING)
     (rank,) = start_ranks(1, program=(str(tmp_path / "program.py"),))
-    said, errors = rank.communicate(timeout=100)
+    said, errors = rank.communicate()
     assert (rank.returncode, [line[-1] for line in said.splitlines() if "level" in line]) == (0, ["1", "1", "2"]), (
         errors
     )

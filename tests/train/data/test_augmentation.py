@@ -22,7 +22,7 @@ from train.datasets import Samples
 from train.loop.trainer import Trainer
 from train.world.environment import World
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow]
 _SAMPLES, _EPOCHS, _BATCH = 50, 2, 10
 
 
@@ -105,17 +105,17 @@ def test_each_sample_is_augmented_as_in_an_undisturbed_run_after_a_kill_and_on_a
 ) -> None:
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
-    assert run_ranks(2, _train, tmp_path / "whole", 1, None, timeout_s=200.0) == [True, True]
+    assert run_ranks(2, _train, tmp_path / "whole", 1, None) == [True, True]
     whole = _noted(tmp_path / "whole")
     assert len(whole) == len({*whole.values()}) == _SAMPLES * _EPOCHS, "no two have equal random numbers"
 
     with pytest.raises(RuntimeError, match="died without a result"):
-        run_ranks(2, _train, tmp_path / "killed", 0, 7, timeout_s=200.0)
+        run_ranks(2, _train, tmp_path / "killed", 0, 7)
     for world_size in (1, 3):
         folder = tmp_path / f"resumed on {world_size}"
         shutil.copytree(tmp_path / "killed", folder)
         before = len(_noted(folder))
-        assert all(run_ranks(world_size, _train, folder, 0, None, timeout_s=200.0))
+        assert all(run_ranks(world_size, _train, folder, 0, None))
         assert _noted(folder) == whole and before < len(whole)
 
 

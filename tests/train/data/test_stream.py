@@ -13,8 +13,6 @@ from torch.utils.data import IterableDataset
 from tests.ranks import launched
 from train import Run, UserError
 
-pytestmark = pytest.mark.timeout(120)
-
 
 class _Noisy(IterableDataset[Tensor]):
     """Eleven samples, in another order in each epoch, with noise drawn while they are read."""

@@ -13,8 +13,6 @@ from train.data.batches import Batches
 from train.data.sampler import ShardSampler
 from train.errors import UserError
 
-pytestmark = pytest.mark.timeout(120)
-
 _TRAIN, _VALIDATION = 200, 100
 
 

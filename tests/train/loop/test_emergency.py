@@ -1,6 +1,5 @@
 """After a failure on a GPU: the reason comes before anything waits for it, and a save that cannot be is refused."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,10 +46,9 @@ def test_without_the_parts_of_other_ranks_nothing_is_saved(tmp_path: Path, capsy
 
 
 @pytest.mark.cuda
-def test_a_device_that_does_not_end_its_work_means_no_save_within_some_seconds(tmp_path: Path) -> None:
+def test_a_device_that_does_not_end_its_work_is_not_waited_for(tmp_path: Path) -> None:
     torch.cuda._sleep(60_000_000_000)  # half a minute, as a kernel of NCCL that waits for a rank that is gone
-    started = time.monotonic()
     assert _fail(tmp_path, lambda: pytest.fail("waits for the device")) == []
-    assert time.monotonic() - started < 15
+    assert not torch.cuda.current_stream().query(), "it still works"
     torch.cuda.synchronize(_CUDA)
     assert _fail(tmp_path, lambda: {"step": 7}) == ["step-00000007"]

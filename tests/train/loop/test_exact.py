@@ -75,14 +75,13 @@ def _train_each(world: World, cases: dict[str, str], data: Path, folder: Path) -
             trainer.fit()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("cases", [CASES, pytest.param(SLOW_CASES, marks=pytest.mark.slow)], ids=["quick", "slow"])
 def test_weights_and_validation_loss_are_the_same_bits_on_one_to_four_processes_and_differ_without_slices(
     cases: dict[str, str], data: Path, tmp_path: Path
 ) -> None:
     without = {"without slices": CASES["dropout and clipping"].replace("--logical-world=4", "")}
     for world_size in (1, 2, 3, 4):
-        run_ranks(world_size, _train_each, cases | without, data, tmp_path / str(world_size), timeout_s=200)
+        run_ranks(world_size, _train_each, cases | without, data, tmp_path / str(world_size))
     for name in cases | without:
         ends = {end(tmp_path / str(world_size) / name) for world_size in (1, 2, 3, 4)}
         assert (len(ends) == 1) == (name in cases), name

@@ -17,9 +17,6 @@ from train.loop.trainer import Trainer
 from train.records.metrics import weights_sha256
 from train.world.environment import World
 
-pytestmark = pytest.mark.timeout(240)
-_TIMEOUT_S = 100.0
-
 # BatchNorm: its running statistics see the sample before anybody knows that it is bad.
 _FLAGS = ["--model=mnist_bn", "--device=cpu", "--batch-size=50", "--lr=0.01", "--momentum=0.9", "--max-steps=6"]
 _BAD_STEP = 3
@@ -68,7 +65,7 @@ def test_all_ranks_stop_before_the_step_and_the_state_before_it_is_saved(strateg
     setting = [f"--strategy={strategy}", *(["--model=mlp"] if spread else [])]
     setting += ["--accumulate=2", "--pipeline-schedule=gpipe"] if strategy == "pipeline" else []
     flags = [*setting, *_flags(tmp_path / "stopped")]
-    (stopped, weights), other = run_ranks(2, _train, *flags, timeout_s=_TIMEOUT_S)
+    (stopped, weights), other = run_ranks(2, _train, *flags)
     assert stopped is not None and other[0] == stopped
     assert spread or other[1] == weights  # otherwise rank 0 alone gets the whole weights
     rank = 0 if strategy == "pipeline" else 1  # both stages read each sample
@@ -78,16 +75,14 @@ def test_all_ranks_stop_before_the_step_and_the_state_before_it_is_saved(strateg
     assert [record["step"] for record in records(tmp_path / "stopped", "step")] == [1, 2]
 
     # With the sample mended the run goes on as if it had never been bad.
-    train_on_ranks(2, *_FLAGS, *flags, timeout_s=_TIMEOUT_S)
-    train_on_ranks(2, *_FLAGS, *setting, *_flags(tmp_path / "whole"), timeout_s=_TIMEOUT_S)
+    train_on_ranks(2, *_FLAGS, *flags)
+    train_on_ranks(2, *_FLAGS, *setting, *_flags(tmp_path / "whole"))
     (stopped_end,), (whole_end,) = records(tmp_path / "stopped", "end"), records(tmp_path / "whole", "end")
     assert stopped_end["weights_sha256"] == whole_end["weights_sha256"]
 
 
 def test_all_ranks_skip_the_step_and_train_on(tmp_path: Path) -> None:
-    (stopped, weights), other = run_ranks(
-        2, _train, "--on-nonfinite=skip", f"--run-dir={tmp_path}", timeout_s=_TIMEOUT_S
-    )
+    (stopped, weights), other = run_ranks(2, _train, "--on-nonfinite=skip", f"--run-dir={tmp_path}")
     assert stopped is None
     assert other == (stopped, weights)
     (incident,) = records(tmp_path, "incident")
@@ -113,7 +108,7 @@ def _diverge(world: World) -> str:
 
 def test_a_run_that_stops_late_writes_the_steps_before_and_saves_nothing_of_those_after(tmp_path: Path) -> None:
     flags = ["--on-nonfinite=stop_late", *_flags(tmp_path)]
-    told = run_ranks(2, _stops_late, *flags, timeout_s=_TIMEOUT_S)
+    told = run_ranks(2, _stops_late, *flags)
     assert told == [f"the loss of step {_BAD_STEP} is nan"] * 2
     assert [record["step"] for record in records(tmp_path, "step")] == [1, 2]
     assert not list((tmp_path / "checkpoints").glob("step-*"))

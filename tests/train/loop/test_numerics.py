@@ -5,11 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-
 from tests.cli import ROOT, environment
-
-pytestmark = pytest.mark.timeout(240)
 
 # Asked for by the names of torch 2.6 and, where there are any, by those of 2.9.
 _LOOK = """

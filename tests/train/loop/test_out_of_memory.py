@@ -14,8 +14,6 @@ from train import Run
 from train.loop.halving_step import is_out_of_memory
 from train.world.environment import World
 
-pytestmark = pytest.mark.timeout(400)
-_TIMEOUT_S = 300.0
 # No dropout: its random numbers depend on the size of a micro-batch.
 _FLAGS = ["--model=mnist_cnn", "--dropout=0", "--batch-size=1000", "--max-steps=3", "--lr=0.01", "--log-every=1"]
 
@@ -55,9 +53,9 @@ def test_the_micro_batch_is_halved_and_the_losses_stay(
     world_size: int, strategy: str, device: str, tmp_path: Path
 ) -> None:
     flags = [f"--device={device}", f"--strategy={strategy}"]
-    train_on_ranks(world_size, *_FLAGS, *flags, f"--run-dir={tmp_path / 'plenty'}", timeout_s=_TIMEOUT_S)
+    train_on_ranks(world_size, *_FLAGS, *flags, f"--run-dir={tmp_path / 'plenty'}")
     halve = [*flags, "--on-oom=halve", f"--run-dir={tmp_path / 'little'}"]
-    counts = run_ranks(world_size, _train_with_little_memory, 200, *halve, timeout_s=_TIMEOUT_S)
+    counts = run_ranks(world_size, _train_with_little_memory, 200, *halve)
 
     assert len(set(counts)) == 1
     assert counts[0] > 1

@@ -15,9 +15,6 @@ from tests.cli import ROOT, environment, records, start_ranks, wait_until_it_tra
 from tests.idx import write_small_mnist
 from tests.ranks import train_on_ranks
 
-pytestmark = pytest.mark.timeout(600)  # up to five starts of two processes, also on a machine with other work
-_TIMEOUT_S = 250.0
-
 # Dropout and momentum: both would show a random state or an optimizer that was not restored.
 _SETTINGS = ["--model=mnist_cnn", "--dataset=mnist", "--optimizer=sgd", "--momentum=0.9"]
 _SETTINGS += ["--batch-size=100", "--epochs=2", "--log-every=2"]
@@ -36,7 +33,7 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of two processes that nobody stopped."""
     folder = tmp_path_factory.mktemp("whole")
-    train_on_ranks(2, *_flags(data_root, folder), timeout_s=_TIMEOUT_S)
+    train_on_ranks(2, *_flags(data_root, folder))
     return folder
 
 
@@ -59,7 +56,7 @@ def _start_torchrun(flags: list[str], *options: str) -> subprocess.Popen[str]:
 
 def _end(*processes: subprocess.Popen[str]) -> tuple[list[int], str]:
     """The exit codes, and what they had not yet said; that of torchrun ends with the last process that it started."""
-    said = [process.communicate(timeout=_TIMEOUT_S) for process in processes]
+    said = [process.communicate() for process in processes]
     return [process.returncode for process in processes], "".join(f"{out}{err or ''}" for out, err in said)
 
 
@@ -77,7 +74,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _finish_and_compare(data_root: Path, folder: Path, whole: Path) -> None:
-    train_on_ranks(2, *_flags(data_root, folder), timeout_s=_TIMEOUT_S)
+    train_on_ranks(2, *_flags(data_root, folder))
     _compare(folder, whole)
 
 
@@ -164,7 +161,7 @@ def test_a_signal_to_one_rank_in_the_evaluation_cuts_it_short_and_the_next_start
     assert records(tmp_path / "run", "epoch") == []
     assert [stop["step"] for stop in records(tmp_path / "run", "stop")] == [10]
 
-    train_on_ranks(2, *flags, timeout_s=_TIMEOUT_S)
+    train_on_ranks(2, *flags)
     (epoch,) = records(tmp_path / "run", "epoch")
     assert (epoch["epoch"], epoch["step"], epoch["samples"]) == (1, 10, 1000)
     assert len(records(tmp_path / "run", "step")) == 10

@@ -1,11 +1,8 @@
-"""`python -m train` on one GPU: losses, a rank that dies, a signal, a resume, waits.  On the CPU, only for a try."""
+"""`python -m train` on one GPU: losses, a rank that dies, a resume, memory, waits."""
 
 import functools
 import re
-import signal
-import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +13,9 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from tests.cli import ROOT, command, environment, records, start_ranks, wait_until_it_trains
+from tests.cli import records, start_ranks
 from tests.ranks import make_trainer, run_ranks, train_on_ranks
-from tests.train.devices import devices, on_one_gpu, skip_if_refused
+from tests.train.devices import on_one_gpu, skip_if_refused
 from train import sync
 from train.data.batches import Batches
 from train.data.sampler import ShardSampler
@@ -28,7 +25,7 @@ from train.loop.step import Step
 from train.strategies import custom_ddp, replicated
 from train.world.environment import World
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.cuda
 _BASE = ("--dataset=synthetic", "--dropout=0", "--log-every=1", "--input=loader", "--workers=0", "--batch-size=64")
 
 # Steps that are compared, and the largest difference of a loss as a share of the CPU's in fp32.  Weights that never
@@ -46,22 +43,13 @@ def _losses(device: str, model: str, precision: str) -> list[float]:
         return [record["loss"] for record in records(Path(folder), "step")]
 
 
-# On the CPU only those that take seconds.
-CASES = [
-    pytest.param(model, precision, device, marks=[pytest.mark.cuda] * (device == "cuda"))
-    for device in ("cpu", "cuda")
-    for model in LIMITS
-    for precision in _TEN
-    if device == "cuda" or model == "mlp" or precision == "fp32"
-]
-
-
-@pytest.mark.parametrize(("model", "precision", "device"), CASES)
-def test_losses_of_the_first_steps_are_those_of_the_cpu_in_fp32(model: str, precision: str, device: str) -> None:
+@pytest.mark.parametrize("precision", _TEN)
+@pytest.mark.parametrize("model", LIMITS)
+def test_losses_of_the_first_steps_are_those_of_the_cpu_in_fp32(model: str, precision: str) -> None:
     steps, tolerance = LIMITS[model][precision]
     expected = _losses("cpu", model, "fp32")
     assert expected[-1] < expected[0], "something was learned, or equal losses would mean little"
-    assert _losses(device, model, precision) == pytest.approx(expected[:steps], rel=tolerance)
+    assert _losses("cuda", model, precision) == pytest.approx(expected[:steps], rel=tolerance)
 
 
 # `python -m train`, whose rank 1 dies in its 50th forward.
@@ -78,55 +66,26 @@ register_module_forward_pre_hook(die)
 sys.argv[0] = "train"
 runpy.run_module("train", run_name="__main__", alter_sys=True)
 """
-_TIMEOUT_S = 40
-# On NCCL torch's watchdog ends the survivor when the collective times out, and first waits 60 s for other ranks' dumps.
-_LIMIT_S = {"cpu": 30.0, "cuda": _TIMEOUT_S + 60.0 + 10.0}
 
 
-@devices
 @pytest.mark.parametrize("how", ["kill -9", "out of memory"])
-def test_when_one_of_two_ranks_dies_the_other_names_it_and_ends(how: str, device: str) -> None:
-    waits = ["--rendezvous-timeout-s=60", f"--collective-timeout-s={_TIMEOUT_S}"]
-    flags = [*_BASE, f"--device={device}", "--model=mlp", "--epochs=1000", *waits]
+def test_when_one_of_two_ranks_dies_the_other_names_it_and_ends(how: str) -> None:
+    flags = [*_BASE, "--device=cuda", "--model=mlp", "--epochs=1000", "--collective-timeout-s=40"]
     places = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "{rank}", **on_one_gpu("{rank}")}
     ranks = start_ranks(2, *flags, program=["-c", _DYING], HOW=how, **places)
-    try:
-        said_last = "".join(ranks[1].communicate(timeout=100))
-        died = time.monotonic()
-        out, err = ranks[0].communicate(timeout=_LIMIT_S[device] + 10)
-        seconds = time.monotonic() - died
-    finally:
-        for rank in ranks:
-            rank.kill()
+    said_last, (out, err) = "".join(ranks[1].communicate()), ranks[0].communicate()
     skip_if_refused(f"{out}{err}{said_last}")
     if how == "out of memory":
-        assert "out of memory" in said_last or "can't allocate" in said_last
+        assert "out of memory" in said_last
     assert ranks[0].returncode != 0
     after_the_last_step = re.split(r"^\d\d:\d\d:\d\d  epoch .*$", out, flags=re.MULTILINE)
     assert len(after_the_last_step) > 10, f"it trained before: {out}{err}"
     lines = f"{after_the_last_step[-1]}{err}".splitlines()
     assert [line for line in lines if re.search(r"\brank 1\b", line) and "NCCL WARN" not in line], lines
-    assert seconds < _LIMIT_S[device]
 
 
-@devices
-def test_sigterm_saves_ends_with_143_and_the_next_start_continues(device: str, tmp_path: Path) -> None:
-    flags = [*_BASE, f"--device={device}", "--model=mnist_cnn", "--epochs=1000", f"--run-dir={tmp_path}"]
-    flags += [f"--checkpoint-dir={tmp_path / 'saved'}", "--resume=auto"]
-    started = subprocess.Popen(command(1, *flags), env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    wait_until_it_trains(started)
-    started.send_signal(signal.SIGTERM)
-    said, _ = started.communicate(timeout=20)
-    assert started.returncode == 143, said
-    step = records(tmp_path, "stop")[-1]["step"]
-    train_on_ranks(1, *flags, f"--max-steps={step + 5}")
-    assert [record["step"] for record in records(tmp_path, "step")] == [*range(1, step + 6)]
-
-
-@devices
-def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(device: str, tmp_path: Path) -> None:
-    model = "--model=resnet18" if device == "cuda" else "--model=mlp"
-    flags = [*_BASE, f"--device={device}", model, "--precision=bf16", "--momentum=0.9", "--deterministic"]
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    flags = [*_BASE, "--device=cuda", "--model=resnet18", "--precision=bf16", "--momentum=0.9", "--deterministic"]
     kept = [f"--run-dir={tmp_path / 'halved'}", f"--checkpoint-dir={tmp_path / 'saved'}", "--resume=auto"]
     train_on_ranks(1, *flags, "--max-steps=8", f"--run-dir={tmp_path / 'whole'}")
     for end in (4, 8):
@@ -136,27 +95,26 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(device: str
     assert ends[0] == ends[1]
 
 
-def _reserved(world: World, device: str, input: str, epochs: int) -> list[int]:
-    """Bytes that the caching allocator holds after each epoch of reading; each batch is used once."""
-    place = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
+def _reserved(world: World, input: str) -> list[int]:
+    """Bytes that the caching allocator holds after each of 40 epochs of reading; each batch is used once."""
+    place = torch.device("cuda", 0)
     samples = load(Path(), "validation", 0)
     sampler = ShardSampler(len(samples), 600, rank=0, world_size=1, seed=0)
     batches = Batches(samples, sampler, place, input, workers=2)
     reserved, total = [], torch.zeros((), device=place)
-    for epoch in range(1, epochs + 1):
+    for epoch in range(1, 41):
         sampler.set_epoch(epoch)
         for images, _ in batches:
             total += images.square().sum()
-        reserved.append(torch.cuda.memory_reserved() if device == "cuda" else 0)
+        reserved.append(torch.cuda.memory_reserved())
     assert torch.isfinite(total)
     return reserved
 
 
-@devices
-@pytest.mark.parametrize("input", ["memory", "loader", "auto"])
-def test_reserved_memory_does_not_grow_with_the_epochs(input: str, device: str) -> None:
+@pytest.mark.parametrize("input", ["memory", "loader"])
+def test_reserved_memory_does_not_grow_with_the_epochs(input: str) -> None:
     # The first epochs fill the cache: batches of two sizes, each prepared while another one is read.
-    [reserved] = run_ranks(1, _reserved, device, input, 40 if device == "cuda" else 6)
+    [reserved] = run_ranks(1, _reserved, input)
     assert reserved[-1] == reserved[4]
 
 
@@ -170,9 +128,9 @@ class _Watch:
     A profile of the same steps shows waits of which torch does not know.
     """
 
-    def __init__(self, device: str, patch: pytest.MonkeyPatch) -> None:
-        self.on_cuda, self.seen = device == "cuda", 0
-        self.profile = profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self.on_cuda)
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.seen = 0
+        self.profile = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
         self.patch(patch, Step, "run")
         self.patch(patch, Batches, "_prepare_on")
 
@@ -193,21 +151,19 @@ class _Watch:
 
     @contextmanager
     def range(self) -> Iterator[None]:
-        if self.on_cuda:
-            torch.cuda.set_sync_debug_mode("error")
+        torch.cuda.set_sync_debug_mode("error")
         try:
             with record_function("watched"):
                 yield
         finally:
-            if self.on_cuda:
-                torch.cuda.set_sync_debug_mode("default")
+            torch.cuda.set_sync_debug_mode("default")
 
     def waits(self) -> list[str]:
         """The calls in which the host waited in a watched range, in any thread: backward has its own."""
         events = list(self.profile.events() or ())
         ranges = [event.time_range for event in events if event.name == "watched"]
         assert len(ranges) >= _WATCHED
-        assert not self.on_cuda or any(event.device_type == DeviceType.CUDA for event in events)
+        assert any(event.device_type == DeviceType.CUDA for event in events)
         return [
             event.name
             for event in events
@@ -215,7 +171,7 @@ class _Watch:
         ]
 
 
-def _watched(world: World, device: str, wrapped: bool, *flags: str) -> tuple[int, list[str]]:
+def _watched(world: World, wrapped: bool, *flags: str) -> tuple[int, list[str]]:
     with pytest.MonkeyPatch.context() as patch:
         if wrapped:  # a process that trains alone uses the bare model otherwise
 
@@ -226,27 +182,21 @@ def _watched(world: World, device: str, wrapped: bool, *flags: str) -> tuple[int
                 return replicated(model, made, made.no_sync)
 
             patch.setattr(custom_ddp, "wrap", wrap)
-        watch = _Watch(device, patch)
-        make_trainer(world, *_BASE, f"--device={device}", "--model=mnist_cnn", *flags).fit()
+        watch = _Watch(patch)
+        make_trainer(world, *_BASE, "--device=cuda", "--model=mnist_cnn", *flags).fit()
         return watch.seen, watch.waits()
 
 
-WATCHED = [
-    *(("memory", "fp32", wrapped, "cpu") for wrapped in (False, True)),
-    *(
-        pytest.param(input, precision, wrapped, "cuda", marks=pytest.mark.cuda)
-        for input, precision, wrapped in [
-            *((input, precision, False) for input in ("memory", "loader") for precision in ("fp32", "bf16")),
-            *[("memory", "fp32", True), ("loader", "bf16", True)],
-        ]
-    ),
-]
-
-
-@pytest.mark.parametrize(("input", "precision", "wrapped", "device"), WATCHED)
-def test_the_host_never_waits_for_the_gpu_in_a_step(input: str, precision: str, wrapped: bool, device: str) -> None:
+@pytest.mark.parametrize(
+    ("input", "precision", "wrapped"),
+    [
+        *((input, precision, False) for input in ("memory", "loader") for precision in ("fp32", "bf16")),
+        *[("memory", "fp32", True), ("loader", "bf16", True)],
+    ],
+)
+def test_the_host_never_waits_for_the_gpu_in_a_step(input: str, precision: str, wrapped: bool) -> None:
     """fp16 is left out: its scaler must read after each step whether a gradient overflowed, as --on-nonfinite=stop."""
     flags = [f"--input={input}", f"--precision={precision}", "--on-nonfinite=stop_late", "--batch-size=100"]
-    [(steps, waits)] = run_ranks(1, _watched, device, wrapped, *flags, f"--max-steps={_WARM_UP + _WATCHED}")
+    [(steps, waits)] = run_ranks(1, _watched, wrapped, *flags, f"--max-steps={_WARM_UP + _WATCHED}")
     assert steps == _WARM_UP + _WATCHED
     assert waits == []

@@ -18,8 +18,6 @@ from train.collectives.agreement import Stopped
 from train.records.metrics import weights_sha256
 from train.world.environment import World
 
-pytestmark = pytest.mark.timeout(300)
-_TIMEOUT_S = 200.0
 _MLP = ["--model=mlp", "--device=cpu", "--batch-size=500"]
 _EVERYTHING = ["--ema=0.9", "--scheduler=one_cycle", "--warmup-steps=4", "--precision=fp16", "--accumulate=2"]
 _EVERYTHING += ["--label-smoothing=0.1", "--optimizer=adamw", "--weight-decay=0.1", "--no-decay-norms-and-biases"]
@@ -47,9 +45,9 @@ def test_average_schedule_and_loss_scale_resume_bit_for_bit(tmp_path: Path) -> N
         return [*_MLP, *_EVERYTHING, *kept]
 
     whole, halved = tmp_path / "whole", tmp_path / "halved"
-    train_on_ranks(1, *flags(whole), "--checkpoint-every=7", timeout_s=_TIMEOUT_S)
+    train_on_ranks(1, *flags(whole), "--checkpoint-every=7")
     shutil.copytree(whole / "checkpoints" / "step-00000007", halved / "checkpoints" / "step-00000007")
-    train_on_ranks(1, *flags(halved), timeout_s=_TIMEOUT_S)
+    train_on_ranks(1, *flags(halved))
     assert _equal(_checkpoint(halved), _checkpoint(whole))
     rates = [[record["lr"] for record in records(folder, "step")] for folder in (halved, whole)]
     assert rates[0] == rates[1][7:]
@@ -68,7 +66,7 @@ def _overflow(world: World, *flags: str) -> tuple[list[float], int, str]:
 
 
 def test_fp16_halves_a_scale_that_overflows_on_all_ranks_records_it_and_then_trains(tmp_path: Path) -> None:
-    first, second = run_ranks(2, _overflow, "--scheduler=cosine", f"--run-dir={tmp_path}", timeout_s=_TIMEOUT_S)
+    first, second = run_ranks(2, _overflow, "--scheduler=cosine", f"--run-dir={tmp_path}")
     assert first == second
     factors, updates, _ = first
     skipped = len(factors)
@@ -84,7 +82,7 @@ def test_fp16_halves_a_scale_that_overflows_on_all_ranks_records_it_and_then_tra
 
 
 def test_the_average_is_what_is_evaluated_and_the_weights_stay() -> None:
-    (results,) = run_ranks(1, _averaged, timeout_s=_TIMEOUT_S)
+    (results,) = run_ranks(1, _averaged)
     before, inside, after = results
     assert before == after != inside
 

@@ -282,6 +282,7 @@ def test_records_hold_world_arithmetic_steps_epochs_and_hash(python: str, tmp_pa
     everything = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     times = [began, *(record["time"] for record in everything), time.time()]
     assert times == sorted(times)
-    train_seconds = sum(record["seconds_per_step"] for record in first_epoch)
-    assert train_seconds == pytest.approx(epochs[0]["train_seconds"], rel=0.2, abs=0.5)
-    assert sum(record["samples"] / record["samples_per_second"] for record in first_epoch) <= train_seconds * 1.01
+    seconds = sum(record["seconds_per_step"] for record in first_epoch)
+    by_samples = sum(record["samples"] / record["samples_per_second"] for record in first_epoch)
+    assert by_samples == pytest.approx(seconds, rel=0.01)
+    assert 0 < seconds < epochs[0]["train_seconds"] + 0.01 <= epochs[0]["seconds"] + 0.01
