@@ -58,7 +58,7 @@ class Source:
         while path and not any(path in found for found in places):
             path, places = path[:-1], [self.keys, self.items]
         place = next(found[path] for found in places if path in found)
-        problem = Problem(place, finding.message, _no_break_space(place) or finding.hint)
+        problem = Problem(place, finding.message, finding.hint)
         return hidden(problem) if line_of(place) in self._hidden_lines else problem
 
     @cached_property
@@ -129,7 +129,7 @@ class Reader:
         self._section: Path = ()  # the key at the top that is being read
 
     def add(self, place: Place, message: str, hint: str = "") -> None:
-        problem = Problem(place, message, _no_break_space(place) or hint)
+        problem = Problem(place, message, hint)
         self.problems.append(hidden(problem) if is_secret(self._section) else problem)
 
     def document(self) -> Any:
@@ -147,15 +147,13 @@ class Reader:
         except ReaderError as error:
             lines = _LINE_BREAK.split(self._text[: error.position])
             message = f"character U+{error.character:04X} is not allowed in YAML"
-            hint = "no text file contains it; did you mean another file?"
-            self.add(self._at(len(lines) - 1, len(lines[-1]), 1), message, hint)
+            self.add(self._at(len(lines) - 1, len(lines[-1]), 1), message)
         except yaml.MarkedYAMLError as error:
             # Where PyYAML stopped, or where it began something that has no end.
             begun = error.problem in ("could not find expected ':'", "found unexpected end of stream")
             mark: Any = error.context_mark if begun else error.problem_mark
             context = f" ({error.context})" if error.context else ""
-            place = self._at(mark.line, mark.column, 1)
-            self.add(place, f"not YAML: {error.problem}{context}", _hint(error, place))
+            self.add(self._at(mark.line, mark.column, 1), f"not YAML: {error.problem}{context}")
         except (ValueError, OverflowError):  # chr() of an escape like "\U99999999"
             mark = self._loader.get_mark()
             self.add(self._at(mark.line, mark.column, 1), "not YAML: this escape names no character")
@@ -242,32 +240,3 @@ def typed(text: str) -> Any:
         if _FLOAT.fullmatch(text):
             return float(text)
     return text
-
-
-def _no_break_space(place: Place) -> str:
-    """Return the hint for a line with a space that only looks plain; empty for any other line."""
-    return "this line contains U+00A0, a no-break space; write a plain space" if "\xa0" in place.text else ""
-
-
-def _hint(error: yaml.MarkedYAMLError, place: Place) -> str:
-    problem, before = error.problem or "", place.text[: place.column - 1]
-    if r"'\t'" in problem:
-        return "YAML is indented with spaces, never with tabs"
-    no_comma = problem.startswith("expected ',' or ") and place.written in ("'", '"')
-    if "'<scalar>'" in problem and before.rstrip().endswith(("'", '"')) and not no_comma:
-        return "text follows a closing quote: put the whole value in single quotes, in which '' stands for one '"
-    if re.match("expected (<block end>|'<document start>')", problem) or (
-        "mapping values" in problem and re.fullmatch(r"[ -]*[\w.-]+", before)
-    ):
-        return "wrong indentation: the keys of one section begin in the same column"
-    if "mapping values" in problem:
-        return 'write one key per line, and put quotes around a value that contains ": "'
-    if "cannot start any token" in problem:
-        return "put a value with special characters in quotes"
-    if problem == "could not find expected ':'":
-        return "write each line as `key: value`"
-    if problem == "found unexpected end of stream":
-        return "the quote that begins here is not closed"
-    if problem.startswith("expected ',' or ") and error.context_mark:
-        return f"a comma is missing here, or the bracket of line {error.context_mark.line + 1} is not closed"
-    return ""

@@ -15,7 +15,7 @@ _BREAKS = r"\u0000-\u001f\u007f-\u009f\u2028\u2029"
 _LINE = rf"[^{_BREAKS}]+"
 LINES = r"[^\u0000-\u0008\u000b-\u001f\u007f-\u009f\u2028\u2029]*"
 
-LINES_EXPECTED = "text without control characters other than line breaks and tabs"
+LINES_EXPECTED = "text, without control characters"
 Lines = Annotated[str, matching(LINES, LINES_EXPECTED)]
 
 DNS = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
@@ -42,17 +42,8 @@ Image = Annotated[
     str, matching(r"[A-Za-z0-9/.][A-Za-z0-9._/:@+-]*", "an image reference such as registry.example/team/train:1.0")
 ]
 _PATH = rf'/[^{_BREAKS}:,"\\$]*'
-
-
-def _path_hint(value: str) -> str:
-    if value.startswith("~"):
-        return "write the full path: ~ is not expanded"
-    alone = "so that the result depends on the spec alone"
-    return f"write the full path: $ is not expanded, {alone}" if "$" in value else ""
-
-
 _FOLDER = 'an absolute path such as /data, without ":", ",", "$", quotes or backslashes'
-FolderPath = Annotated[str, matching(_PATH, _FOLDER, _path_hint)]
+FolderPath = Annotated[str, matching(_PATH, _FOLDER)]
 _BELOW = r"(?!/)(?!(?:.*/)?\.\.(?:/|$))"
 _SUB_PATH = 'a relative path such as team/data, without "..", ":", ",", "$", quotes and backslashes'
 SubPath = Annotated[str, matching(rf'{_BELOW}[^{_BREAKS}:,"\\$]+', _SUB_PATH)]
@@ -66,10 +57,7 @@ _RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?::[1-9][0-9]{0,6})?)?"
 _ARRAY = rf"{_RANGE}(?:,{_RANGE})*(?:%[1-9][0-9]{{0,6}})?"
 SlurmArray = Annotated[str, matching(_ARRAY, "a Slurm array such as 0-3, 0-15:4, 1,3,5 or 0-99%8")]
 _LINE_SCHEMA = {"type": "string", "pattern": f"^{_LINE}$"}
-_LINES_APART = "write each line as a separate element"
-ShellLine = Annotated[
-    str, fitting(_LINE_SCHEMA, "one line of bash", lambda value: _LINES_APART if "\n" in value else "")
-]
+ShellLine = Annotated[str, fitting(_LINE_SCHEMA, "one line of bash")]
 _SWEEP_KEY = rf"(?:train|env)\.{ENV_NAME}|args\.[A-Za-z_][A-Za-z0-9_-]*"
 SweepKey = Annotated[str, matching(_SWEEP_KEY, "train.KEY, args.NAME or env.NAME, such as train.lr")]
 _SWEPT_SCHEMA = {"type": ["boolean", "number", "string"]}
@@ -82,26 +70,18 @@ _PORT_SCHEMA = {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1024
 Port = Annotated[int | Literal["auto"], fitting(_PORT_SCHEMA, "auto or a port from 1024 to 65535")]
 _OPTION_SCHEMA = {"anyOf": [{"const": True}, {"type": "integer"}, _LINE_SCHEMA]}
 _OPTION = "true (a flag), a whole number or one line of text"
-_NO_FLAG = "leave out an option that you do not want"
-OptionValue = Annotated[
-    bool | int | str, fitting(_OPTION_SCHEMA, _OPTION, lambda value: _NO_FLAG if value is False else "")
-]
+OptionValue = Annotated[bool | int | str, fitting(_OPTION_SCHEMA, _OPTION)]
 
 _LARGEST = 1 << 50  # bytes, 1024 TiB: anything larger is a typo
 
 
 def _read_size(value: Any) -> int:
-    found = re.fullmatch(r"\s*([1-9][0-9]{0,8})\s*([MGT])i?B?\s*", str(value), re.IGNORECASE)
+    found = re.fullmatch("([1-9][0-9]{0,8})([MGT])iB", str(value))
     if not found:
-        plain = re.fullmatch("[1-9][0-9]{0,8}", str(value))
-        units = [unit for unit, most in (("MiB", 1 << 30), ("GiB", 1 << 20)) if plain and int(plain[0]) <= most]
-        raise ValueError(f"add a unit: {' or '.join(f'{value}{unit}' for unit in units)}" if units else "")
-    unit = found[2].upper()
-    size = int(found[1]) << {"M": 20, "G": 30, "T": 40}[unit]
+        raise ValueError
+    size = int(found[1]) << {"M": 20, "G": 30, "T": 40}[found[2]]
     if size > _LARGEST:
         raise ValueError("no node has more than 1024TiB")
-    if value != f"{found[1]}{unit}iB":
-        raise ValueError(f"did you mean {found[1]}{unit}iB?")
     return size
 
 
@@ -115,8 +95,6 @@ def _read_amount(value: Any) -> int | str:
         if 1 <= value < 2**31:
             return value
         raise ValueError
-    if isinstance(value, str) and re.fullmatch("[1-9][0-9]{0,8}", value):
-        raise ValueError("leave the quotes out")
     return quantity(_read_size(value))
 
 
@@ -134,22 +112,12 @@ Amount = Annotated[int | str, Value("a whole number of devices, or a size such a
 _DURATION = r"(?=.*[1-9])(?:([0-9]{1,5})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?"
 
 
-def _duration_hint(value: Any) -> str:
-    if type(value) is int and value > 0:
-        units = [f"{value}{unit}" for unit in "smh" if re.fullmatch(_DURATION, f"{value}{unit}")]
-        return f"add a unit: {' or '.join(units)}" if units else ""
-    found = re.fullmatch(r"(?:([0-9]{1,3})-)?([0-9]{1,3}):([0-9]{2}):([0-9]{2})", str(value))  # as Slurm writes it
-    parts = zip(found.groups(), "dhms", strict=True) if found else ()
-    written = "".join(f"{int(part)}{unit}" for part, unit in parts if part and int(part))
-    return f"write {written}" if written else ""
-
-
 def _read_duration(value: Any) -> int:
     found = re.fullmatch(_DURATION, value) if isinstance(value, str) else None
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0, 0)
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if total == 0:
-        raise ValueError(_duration_hint(value))
+        raise ValueError
     return total
 
 
@@ -171,40 +139,20 @@ class SecretName(str):
 
 
 _SECRET_PARTS = {"secret": DNS_NAME, "key": r"(?!\.\.?$)(?!\.\.)[-A-Za-z0-9_.]{1,253}"}
-_OUTSIDE = "from the environment or a Secret of the cluster"
-
-
-def list_of_names(value: Mapping[Any, Any]) -> str:
-    """Return the hint for a mapping of names to values; empty if one is no name of a variable."""
-    if not value or not all(isinstance(name, str) and re.fullmatch(ENV_NAME, name) for name in value):
-        return ""
-    return f"write secrets: [{', '.join(value)}]; values come {_OUTSIDE}"
-
-
-def _hint(value: Any) -> str:
-    """Return the hint for an element that is neither a name nor a reference."""
-    if isinstance(value, Mapping) and all(isinstance(parts, Mapping) for parts in value.values()):
-        return ""
-    name = ""
-    if isinstance(value, str) and "=" in value.rstrip("="):
-        name = value.partition("=")[0]
-    elif isinstance(value, Mapping) and len(value) == 1:
-        name = str(*value)
-    if not re.fullmatch(ENV_NAME, name):
-        name = "the name of the variable"
-    return f"write only {name}; its value comes {_OUTSIDE}"
+_OUTSIDE = "write only names; the values come from the environment or a Secret of the cluster"
 
 
 def _read_secret(value: Any) -> SecretName:
     if isinstance(value, str) and re.fullmatch(ENV_NAME, value):
         return SecretName(value)
     name, parts = next(iter(value.items())) if isinstance(value, Mapping) and len(value) == 1 else ("", None)
-    if not isinstance(parts, Mapping):
-        raise ValueError(_hint(value))
-    known = isinstance(name, str) and re.fullmatch(ENV_NAME, name) and parts and parts.keys() <= _SECRET_PARTS.keys()
-    if known and all(isinstance(part, str) and re.fullmatch(_SECRET_PARTS[key], part) for key, part in parts.items()):
-        return SecretName(name, **parts)
-    raise ValueError('secret must be a DNS name; key may have letters, digits, "-", "_" and "."')
+    if not isinstance(parts, Mapping) or not parts or not re.fullmatch(ENV_NAME, str(name)):
+        raise ValueError(_OUTSIDE)
+    if not all(
+        isinstance(part, str) and re.fullmatch(_SECRET_PARTS.get(key, "(?!)"), part) for key, part in parts.items()
+    ):
+        raise ValueError('secret must be a DNS name; key may have letters, digits, "-", "_" and "."')
+    return SecretName(name, **parts)
 
 
 _NAME_SCHEMA = {"type": "string", "pattern": f"^{ENV_NAME}$"}

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import PydanticCustomError, PydanticKnownError, core_schema
+from pydantic_core import PydanticCustomError, core_schema
+
+QUOTES = "put it in quotes"  # the hint for what YAML does not read as text
 
 
 class Section(BaseModel):
@@ -26,8 +28,7 @@ class Value:
     """A field's type for pydantic.
 
     expected: what is accepted, in words that follow "must be".
-    read: makes the value from what the YAML holds.  Raises TypeError if that must be text and is not,
-        ValueError with a hint (or none) if it is not accepted.
+    read: makes the value from what the YAML holds.  Raises ValueError with a hint (or none) if it is not accepted.
     schema: the JSON Schema of what the YAML holds.
     """
 
@@ -39,8 +40,6 @@ class Value:
         def validate(value: Any) -> Any:
             try:
                 return self.read(value)
-            except TypeError:
-                raise PydanticKnownError("string_type") from None
             except ValueError as error:
                 context = {"expected": self.expected, "hint": str(error)}
                 raise PydanticCustomError("unexpected", "must be {expected}", context) from None
@@ -62,27 +61,22 @@ def _with_message(schema: Any, message: str) -> Any:
     return {key: _with_message(each, message) for key, each in schema.items()} | said
 
 
-def fitting(schema: Mapping[str, Any], expected: str, hint: Callable[[Any], str] = lambda value: "") -> Value:
+def fitting(schema: Mapping[str, Any], expected: str) -> Value:
     """Make a type for values that fit a JSON Schema with the words below."""
 
     def read(value: Any) -> Any:
-        if schema.get("type") == "string" and not isinstance(value, str):
-            raise TypeError
-        if not _fits(value, schema):
-            raise ValueError(hint(value))
-        return value
+        if _fits(value, schema):
+            return value
+        # `- echo a: b` is a mapping, and 012 a number.
+        unquoted = isinstance(value, dict) or (isinstance(value, bool | int | float) and _fits(str(value), schema))
+        raise ValueError(QUOTES if unquoted and schema.get("type") == "string" else "")
 
     return Value(expected, read, schema)
 
 
-def matching(pattern: str, expected: str, hint: Callable[[str], str] | None = None) -> Value:
+def matching(pattern: str, expected: str) -> Value:
     """Make a type for text that matches a regular expression as a whole; JSON Schema must know the dialect too."""
-
-    def meant(value: str) -> str:  # upper case and underscores are the usual mistake in DNS labels
-        guess = value.lower().replace("_", "-")
-        return f'did you mean "{guess}"?' if re.fullmatch(pattern, guess) else ""
-
-    return fitting({"type": "string", "pattern": f"^(?:{pattern})$"}, expected, hint or meant)
+    return fitting({"type": "string", "pattern": f"^(?:{pattern})$"}, expected)
 
 
 def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
