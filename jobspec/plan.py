@@ -16,7 +16,7 @@ PORTS = range(20000, 30000)
 # Keys that say which processes there are, how they meet and restart; a target subtracts what it cannot carry out.
 PROCESSES = (
     keys("name nodes.min nodes.max procs_per_node device train command no_python sweep setup workdir env secrets")
-    | keys("resources.cpus max_restarts no_restart_on")
+    | keys("resources.cpus max_restarts")
     | keys("backend port timeout", "rendezvous")
 )
 
@@ -32,41 +32,6 @@ OF_PODS_S = 3600  # the last one's node may have to be added, and its image pull
 # Size of /dev/shm in a container, unless the spec sets it.  The default of 64 MiB is too small for DataLoader workers
 # and NCCL.  This is a limit, not a reservation.
 _SHM_PER_PROCESS = 1 << 30
-
-# Python prefers a train.py or train/ in the working folder to our package.
-_OUR_TRAIN_OR_NONE = """\
-# Ends the job if the working folder has another program called train.
-import importlib.util, os, sys
-train = importlib.util.find_spec("train")
-found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
-if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
-    sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
-os.execvp(sys.argv[1], sys.argv[1:])"""
-
-# torchrun itself ends with 1 whatever its processes ended with.
-_NO_RESTART_ON = """\
-# no_restart_on of the spec: if a process ends with such a code, torchrun restarts none and ends with this code, too.
-import sys, time
-sys.path[:] = filter(None, sys.path)  # no file of the working folder in place of a module of torchrun
-from torch.distributed import run
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as Agent
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-codes, sys.argv = {int(code) for code in sys.argv[1].split(",")}, sys.argv[2:]
-monitor = Agent._monitor_workers
-def monitor_or_give_up(agent, *args):
-    result = monitor(agent, *args)
-    if codes & {failure.exitcode for failure in result.failures.values()}:
-        agent._remaining_restarts = 0
-    return result
-Agent._monitor_workers = monitor_or_give_up
-try:
-    run.main()
-except ChildFailedError as error:
-    print(error, file=sys.stderr, flush=True)
-    found = codes & {failure.exitcode for failure in error.failures.values()}
-    if not found:
-        time.sleep(5)  # the node with such a code, for which the others fail, too, ends first
-    sys.exit(max(found, default=1))"""
 
 
 def container_shm(job: Job) -> int:
@@ -118,15 +83,6 @@ class Plan:
             default = f"max_restarts is {self.job.max_restarts}, its default where nodes is a range"
             return [f"{default}; the torchrun of each node counts its own restarts."]
         return []
-
-    @property
-    def guard(self) -> tuple[str, ...]:
-        """Return the words before torchrun that look at what runs, and at how it ends."""
-        codes = ",".join(map(str, self.job.no_restart_on))
-        return (
-            *(("python3", "-c", _OUR_TRAIN_OR_NONE) if self.job.train is not None else ()),
-            *(("python3", "-c", _NO_RESTART_ON, codes) if codes else ()),
-        )
 
     @property
     def torchrun_program(self) -> tuple[str, ...]:
@@ -201,6 +157,9 @@ def _defaults(job: Job) -> dict[str, str]:
         # Without it a restart may read addresses of the attempt that died, and hang (pytorch#135712).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
+    if job.train is not None:
+        # Otherwise Python (from 3.11 on) would run a train.py or train/ of the working folder in place of our package.
+        env["PYTHONSAFEPATH"] = "1"
     if job.resources.cpus is not None:
         env["OMP_NUM_THREADS"] = str(max(1, job.resources.cpus // job.procs_per_node))
     elif job.procs_per_node > 1:

@@ -61,18 +61,10 @@ srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL 
 
 task() {  # runs on the node, once for its 4 processes
   export PET_NODE_RANK=$SLURM_NODEID
-  export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
+  export OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/fashion-mnist-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
     TORCH_NCCL_TRACE_BUFFER_SIZE=2000
-  exec python3 -c \
-    '# Ends the job if the working folder has another program called train.
-import importlib.util, os, sys
-train = importlib.util.find_spec("train")
-found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
-if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
-    sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
-os.execvp(sys.argv[1], sys.argv[1:])' \
-    torchrun --nproc-per-node=4 --max-restarts=0 --rdzv-backend=static --rdzv-conf=timeout=900 -m train \
+  exec torchrun --nproc-per-node=4 --max-restarts=0 --rdzv-backend=static --rdzv-conf=timeout=900 -m train \
     --device=cuda \
     --model=resnet18 \
     --dataset=fashion_mnist \

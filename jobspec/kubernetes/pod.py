@@ -86,7 +86,7 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
         "patch": patch,
         "secrets": [(name, holder_of(job, name), name.key) for name in job.secrets],
         "container": container,
-        "torchrun": before([*plan.guard, *torchrun], setup),
+        "torchrun": before(torchrun, setup),
         "workdir": None if patch else workdir,
         "files": travelling,
         "a_file_runs": any(os.access(name, os.X_OK) for name in files.listed(job)),

@@ -214,11 +214,6 @@ class Job(Section):
         ge=0,
         le=10000,
     )
-    no_restart_on: list[Annotated[int, Field(ge=2, le=127)]] = optional(
-        "exit codes of a process that no restart can mend, such as [2]: the job ends at once; not 1, with "
-        "which Python and torchrun end after any failure, nor those of signals, from 128 on",
-        [],
-    )
     preemption: Preemption | None = optional("the scheduler may preempt the job")
     sweep: dict[fields.SweepKey, Annotated[list[fields.SweptValue], Field(min_length=1)]] = optional(
         "lists of values, such as {train.lr: [0.1, 0.01], train.seed: [0, 1]}; each combination is one "

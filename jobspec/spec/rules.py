@@ -130,16 +130,6 @@ def range_is_possible(job: Job) -> Iterator[Finding]:
         yield Finding(("rendezvous", "backend"), message, "leave rendezvous.backend out")
 
 
-def no_restart_on_prevents_restarts(job: Job) -> Iterator[Finding]:
-    path = ("no_restart_on",)
-    if job.no_restart_on and job.max_restarts == 0:
-        message = "no_restart_on is given, but max_restarts is 0: nothing restarts"
-        yield Finding(path, message, "leave no_restart_on out, or give max_restarts as well", on_key=True)
-    if job.no_restart_on and job.nodes.elastic:
-        message = "no_restart_on is given, but nodes is a range: without the node that ends, the others would go on"
-        yield Finding(path, message, "give one number of nodes, or leave no_restart_on out", on_key=True)
-
-
 def train_fits_the_job(job: Job) -> Iterator[Finding]:
     train, world = job.train, job.world_size
     if train is None:

@@ -7,7 +7,7 @@ _SET_BY_LAUNCHER = {
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
 }
 # Set for every process unless `env` in the spec does.
-SET_BY_US = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+SET_BY_US = ("OMP_NUM_THREADS", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 
 # Bash keeps these for itself: an assignment fails or is lost.
 _BASH_VARIABLES = re.compile(

@@ -16,7 +16,7 @@ from jobspec.spec.keys import all_of
 from jobspec.spec.rules import image_runs, leaves_room
 from jobspec.spec.shell import before
 
-USES = IN_CONTAINERS - {"no_restart_on"} | all_of("compose")
+USES = IN_CONTAINERS | all_of("compose")
 NOT_USED = {
     "gpu": "the machine's GPUs are used",
     "time_limit": "compose has no time limit",
@@ -37,7 +37,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
     flags = [*torchrun.job_flags(plan, _torchrun_restarts(plan)), *(at_node_0 if job.nodes.max > 1 else [])]
     return {
         "notes": [*_notes(job), *torchrun.notes(plan)],
-        "entrypoint": [*_wait(plan), *before([*plan.guard, "torchrun"], job.setup)],
+        "entrypoint": [*_wait(plan), *before(["torchrun"], job.setup)],
         "words": [*flags, *plan.torchrun_program],
         "environment": {variable.name: variable.value for variable in _own_variables(plan)} | dict(plan.env),
         "nodes": [_node(plan, node) for node in range(job.nodes.max)],

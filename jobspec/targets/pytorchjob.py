@@ -18,7 +18,7 @@ from jobspec.spec.job import Job
 from jobspec.spec.rules import leaves_room
 from jobspec.torchrun import c10d_conf, pod_flags
 
-USES = pod.USES - {"no_restart_on"} | {"kubernetes.ttl"}
+USES = pod.USES | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
 
 POD_RULES = rules.POD

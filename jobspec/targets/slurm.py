@@ -54,7 +54,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "scratch_mib": -(-scratch >> 20),
         "for_runtime": task.for_runtime(plan),
         "env": of_the_program(plan),
-        "launcher": [*plan.guard, *task.launcher(plan)],
+        "launcher": task.launcher(plan),
         "swept_env": task.swept_env(plan),
         "swept_words": task.swept_words(plan),
         "task_lines": [*exports(plan, "task"), *runtime.before(plan, names)],

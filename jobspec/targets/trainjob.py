@@ -37,7 +37,7 @@ size_is_fixed = partial(fixed_size, "the operator of TrainJob tells torchrun one
 
 # Keys that a TrainJob cannot change in a runtime of the cluster.
 _OF_PODS = keys("gpu_claim host_network pod image_pull_policy priority_class scheduler", "kubernetes")
-_OF_RUNTIMES = _OF_PODS | keys("max_restarts no_restart_on preemption")
+_OF_RUNTIMES = _OF_PODS | keys("max_restarts preemption")
 
 
 def _without_runtime(rule: Rule, job: Job) -> Iterator[Finding]:

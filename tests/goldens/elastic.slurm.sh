@@ -55,16 +55,8 @@ srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL 
 task() {  # runs on the node, once for its 2 processes
   export PET_RDZV_CONF=is_host=$(( SLURM_NODEID == 0 )),join_timeout=900,read_timeout=900
   export PET_LOCAL_ADDR=$SLURMD_NODENAME
-  export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-  exec python3 -c \
-    '# Ends the job if the working folder has another program called train.
-import importlib.util, os, sys
-train = importlib.util.find_spec("train")
-found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
-if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
-    sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
-os.execvp(sys.argv[1], sys.argv[1:])' \
-    torchrun --nproc-per-node=2 --max-restarts=5 --rdzv-backend=c10d -m train \
+  export OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+  exec torchrun --nproc-per-node=2 --max-restarts=5 --rdzv-backend=c10d -m train \
     --device=cpu \
     --model=mnist_cnn \
     --dataset=synthetic \

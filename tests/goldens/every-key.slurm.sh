@@ -93,9 +93,9 @@ trap epilogue EXIT
 task() {  # runs on the node, once for its 4 processes
   export PET_NODE_RANK=$SLURM_NODEID
   export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
-    NCCL_DEBUG=WARN OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
-    TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/every-key-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
-    TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+    NCCL_DEBUG=WARN OMP_NUM_THREADS=8 PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 \
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/every-key-nccl-rank- \
+    TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000
   cd /app
   set +u  # the lines may source files that read unset variables
   for JOB_LINE in \
@@ -103,15 +103,7 @@ task() {  # runs on the node, once for its 4 processes
     'export NCCL_SOCKET_IFNAME=ib0'; do
     eval "$JOB_LINE" || { echo "setup: this line failed: $JOB_LINE" >&2; exit 1; }
   done </dev/null
-  exec python3 -c \
-    '# Ends the job if the working folder has another program called train.
-import importlib.util, os, sys
-train = importlib.util.find_spec("train")
-found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
-if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
-    sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
-os.execvp(sys.argv[1], sys.argv[1:])' \
-    torchrun --nproc-per-node=4 --max-restarts=3 --rdzv-backend=static --rdzv-conf=timeout=3600 -m train \
+  exec torchrun --nproc-per-node=4 --max-restarts=3 --rdzv-backend=static --rdzv-conf=timeout=3600 -m train \
     --device=cuda \
     --model=resnet18 \
     --dataset=fashion_mnist \

@@ -187,6 +187,7 @@ fi
 unset "${!PET_@}"
 export NCCL_DEBUG=WARN
 export OMP_NUM_THREADS=8
+export PYTHONSAFEPATH=1
 export PYTHONUNBUFFERED=1
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/every-key-nccl-rank-
@@ -250,15 +251,7 @@ echo "every-key: $started" >&2
     "does every node run this script, and does a firewall between them let TCP through?" >&2
 ) &
 
-exec python3 -c \
-  '# Ends the job if the working folder has another program called train.
-import importlib.util, os, sys
-train = importlib.util.find_spec("train")
-found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
-if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
-    sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
-os.execvp(sys.argv[1], sys.argv[1:])' \
-  torchrun --nnodes=2 --nproc-per-node=4 --max-restarts=3 --rdzv-backend=static --rdzv-conf=timeout=3600 \
+exec torchrun --nnodes=2 --nproc-per-node=4 --max-restarts=3 --rdzv-backend=static --rdzv-conf=timeout=3600 \
   --rdzv-id=every-key \
   ${JOB_LOGS:+--tee=3 "--log-dir=$JOB_LOGS"} \
   --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port=29400 \

@@ -53,18 +53,10 @@ export MASTER_ADDR
 export MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
 
 program() {  # runs in the container
-  export OMP_NUM_THREADS=8 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
+  export OMP_NUM_THREADS=8 PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/podman-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
     TORCH_NCCL_TRACE_BUFFER_SIZE=2000
-  exec python3 -c \
-    '# Ends the job if the working folder has another program called train.
-import importlib.util, os, sys
-train = importlib.util.find_spec("train")
-found = train and (train.origin or f"{list(train.submodule_search_locations)[0]}/")
-if found and not os.path.exists(f"{os.path.dirname(found)}/ddp/reducer.py"):
-    sys.exit(f"python -m train would run {found}, which is another program: rename it, or start in another folder")
-os.execvp(sys.argv[1], sys.argv[1:])' \
-    python3 -m train \
+  exec python3 -m train \
     --device=cuda \
     --model=resnet18 \
     --dataset=fashion_mnist \

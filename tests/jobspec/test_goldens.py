@@ -53,7 +53,6 @@ APART = {
     "no_python": "it goes with command",
     "files": "they are below the folder in which render.py is called",
     "sweep": "it is several jobs",
-    "no_restart_on": "pytorchjob and compose cannot carry it out",
     "preemption.progress": "it goes with command",
     "slurm.array": "its tasks would share train.checkpoint_dir",
     "slurm.array_limit": "it goes with slurm.array or sweep",

@@ -1,7 +1,6 @@
 """Training in pods: it ends with the weights of a run on this machine, also when a pod fails in the middle."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -63,31 +62,3 @@ def test_job_that_always_fails_is_tried_again_and_then_given_up(
     _fails(cluster, namespace, target)
     starts = [log for log in cluster.player().logs(namespace).split("== ") if "not-a-number" in log]
     assert 2 < len(starts) <= 6, "two nodes, each started again once or twice"
-
-
-# Rank 1 ends with a code of its own; rank 0 then loses its peer and ends with 1.
-_ENDS_WITH_42 = """import sys
-import torch.distributed as dist
-dist.init_process_group("gloo")
-print("started", flush=True)
-dist.barrier()
-if dist.get_rank() == 1:
-    sys.exit(42)
-dist.barrier()
-"""
-
-
-@pytest.mark.parametrize("preemption", [None, {}], ids=["", "with preemption"])
-@pytest.mark.parametrize("target", ["indexedjob", "jobset", "trainjob"])
-def test_exit_code_that_no_restart_can_mend_ends_the_job_at_its_first_start(
-    preemption: Any, target: str, cluster: Cluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster.needs_controllers(target)
-    player = cluster.player()
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(_ENDS_WITH_42)
-    keys = {"max_restarts": 5, "no_restart_on": [42], "preemption": preemption}
-    spec = job(cluster.image, command=["mine.py"], files=["mine.py"], **keys)
-    cluster.apply(rendered(target, spec, namespace, tmp_path))
-    _fails(cluster, namespace, target)
-    assert player.logs(namespace).count("started") == 2, player.logs(namespace)

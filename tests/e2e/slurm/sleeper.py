@@ -5,7 +5,6 @@ from pathlib import Path
 from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.specs import script
 
-CODE = 7
 # Rank SLOW needs longer than the others to save; rank FAILS fails as soon as all are up.
 _PROGRAM = """
 import os, signal, sys, time
@@ -22,7 +21,7 @@ print("up", flush=True)
 if rank == os.environ.get("FAILS"):
     while len([name for name in os.listdir(folder) if name.startswith(os.environ["SLURM_JOB_ID"])]) < 2:
         time.sleep(0.1)
-    sys.exit(CODE)
+    sys.exit(7)
 time.sleep(seconds)
 """
 _SPEC = """
@@ -39,7 +38,7 @@ slurm: {{launcher: srun}}
 
 def rendered(cluster: Cluster, folder: Path, *settings: str, nodes: int = 1, seconds: int = 20) -> str:
     """The batch script of a job of two processes, on one node or on two."""
-    (folder / "sleeper.py").write_text(_PROGRAM.replace("CODE", str(CODE)))
+    (folder / "sleeper.py").write_text(_PROGRAM)
     values = {"folder": folder, "nodes": nodes, "processes": 2 // nodes, "seconds": seconds}
     return script(cluster, _SPEC.format(**values), *settings)
 
