@@ -36,7 +36,11 @@ _JOBS = [
     ["nodes=2", "slurm.array=0-1", "slurm.srun_options.label=true"],
 ]
 _DOCUMENTED = (ast.Module, ast.FunctionDef)
-_EXIT_CODES = ("render.py", "train/__main__.py", "train/doctor.py")
+_EXIT_CODES = {
+    "render-job": "jobspec/commands.py",
+    "python -m train": "train/__main__.py",
+    "python -m train.doctor": "train/doctor.py",
+}
 
 
 def pages(root: Path = ROOT) -> dict[str, str]:
@@ -160,7 +164,7 @@ def _flags() -> Iterator[str]:
 def _variables(root: Path) -> Iterator[str]:
     yield "Environment variables of a process"
     yield "Who sets each variable, and on which targets: `script` is the artifact itself, `person` whoever starts it."
-    yield "The last in a row wins. `env` and `secrets` of the spec come on top: `render.py explain` shows all of a job."
+    yield "The last in a row wins. `env` and `secrets` of the spec come on top: `render-job explain` shows all."
     yield "Where nobody has set them, `python -m train` and the torchrun script of several nodes set"
     yield "`GLOO_SOCKET_IFNAME` and, for GPUs on several hosts, `NCCL_SOCKET_IFNAME`."
     yield "`--deterministic` sets `CUBLAS_WORKSPACE_CONFIG`."
@@ -186,12 +190,11 @@ def _variables(root: Path) -> Iterator[str]:
 def _exit_codes(root: Path) -> Iterator[str]:
     yield "Exit codes"
     yield from [_row("command", "exit codes"), "---|---"]
-    for file in _EXIT_CODES:
+    for command, file in _EXIT_CODES.items():
         tree = ast.parse((root / file).read_text())
         texts = [ast.get_docstring(node) or "" for node in [tree, *tree.body] if isinstance(node, _DOCUMENTED)]
         found = re.search(r"[Ee]xit codes?: ((?:.+\n?)+)", "\n\n".join(texts))
-        command = f"python -m {file.removesuffix('/__main__.py').removesuffix('.py').replace('/', '.')}"
-        yield _row(f"`{file if '/' not in file else command}`", found[1] if found else "")
+        yield _row(f"`{command}`", found[1] if found else "")
     yield from ["", "torchrun ends with 1 whatever code its process had; 128 + N, or -N in its table, is signal N."]
 
 

@@ -14,10 +14,9 @@ def render(target: str, spec: str | PathLike[str] | Mapping[str, Any]) -> str:
 
     Raises SpecError, whose text names every mistake; OSError if the file cannot be read.
     """
-    from jobspec import artifact, targets
+    from jobspec import artifact
     from jobspec.reading.yaml_source import parse
 
     if not isinstance(spec, Mapping):
         return artifact.render(target, str(spec))
-    plans = artifact.plans_of(parse(json.dumps(spec, indent=1, ensure_ascii=False), "spec"), targets.load(target))
-    return "".join(artifact.text_of(plan, target, f"render.py {target} -") for plan in plans)
+    return artifact.rendered(parse(json.dumps(spec, indent=1, ensure_ascii=False), "spec"), target, ["-"])

@@ -48,7 +48,7 @@ def plans_of(
     index: the number of the only combination wanted; None for all, a mistake if the target can run only one.
     notes: gets what looks odd in any of them.
     """
-    specs = specs_of(spec, target, index)
+    specs = _specs_of(spec, target, index)
     number = sweep.size(spec) if index is None else 0
     plans, problems = [], []
     for one in specs:
@@ -68,7 +68,7 @@ def plans_of(
     return [as_array(plans)] if number and target.SWEEPS == "array" else plans
 
 
-def specs_of(spec: Source, target: targets.Target, index: int | None = None) -> list[Source]:
+def _specs_of(spec: Source, target: targets.Target, index: int | None = None) -> list[Source]:
     """Return the spec of each combination of a sweep, or only of number `index`; without a sweep, the spec itself."""
     number = sweep.size(spec)
     if index is not None and index >= number:
@@ -88,33 +88,45 @@ def render(
     overrides: Sequence[str] = (),
     notes: list[str] | None = None,
     sweep_index: int | None = None,
+    output: str | None = None,
 ) -> str:
     """Render a spec for the target `name`, and add what looks odd to `notes`.
 
-    The artifact depends only on the spec and the `files` it includes, the names of the spec files (without folders),
-    the options and the templates.  So it has the same bytes on any host at any time.
+    The artifact depends only on the spec and the `files` it includes, the names of the spec files and of the output
+    (without folders), the options and the templates.  So it has the same bytes on any host at any time.
     """
     words = [
-        "render.py",
-        name,
         *(Path(file).name for file in _listed(files)),
         *(word for assignment in overrides for word in ("--set", assignment)),
         *(["--sweep-index", str(sweep_index)] if sweep_index is not None else []),
+        *(["-o", Path(output).name] if output is not None else []),
     ]
-    target = targets.load(name)
-    plans = plans_of(read(files, overrides, notes), target, sweep_index, notes)
-    return "".join(text_of(plan, name, shlex.join(words)) for plan in plans)
+    return rendered(read(files, overrides, notes), name, words, notes, sweep_index, output)
 
 
 def _listed(files: str | Sequence[str]) -> Sequence[str]:
     return [files] if isinstance(files, str) else files
 
 
-def text_of(plan: Plan, name: str, command: str) -> str:
-    """Return the artifact of a plan for the target `name`; its header says that `command` made it."""
+def rendered(
+    spec: Source,
+    name: str,
+    words: Sequence[str],
+    notes: list[str] | None = None,
+    sweep_index: int | None = None,
+    output: str | None = None,
+) -> str:
+    """Render a parsed spec; `words` are the arguments of the command that the head of the artifact shows."""
+    plans = plans_of(spec, targets.load(name), sweep_index, notes)
+    file = f"{spec.values['name']}.{targets.ending(name)}" if output is None else Path(output).name
+    return "".join(text_of(plan, name, shlex.join(["render-job", name, *words]), file) for plan in plans)
+
+
+def text_of(plan: Plan, name: str, command: str, file: str) -> str:
+    """Return the artifact of a plan for the target `name`; its head says that `command` made it, as `file`."""
     target = targets.load(name)
     values = target.template_values(plan)
     notes = [f"Not used here: {key}; {target.NOT_USED[key]}." for key in given(plan.job) if key in target.NOT_USED]
     notes += values.get("notes", plan.notes)
-    values |= {"plan": plan, "job": plan.job, "command": command, "notes": notes}
+    values |= {"plan": plan, "job": plan.job, "command": command, "file": shlex.quote(file), "notes": notes}
     return environment(targets.TEMPLATES).get_template(targets.template(name)).render(values)

@@ -12,23 +12,22 @@ from pathlib import Path
 
 from jobspec import targets
 from jobspec.artifact import render
-from jobspec.difference import difference
 from jobspec.problems import SpecError, printable
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("slurm", "k8s", "docker")
 SPECS = ("jobs", "sites")
 
-_HEADER = re.compile(r"# Rendered by `render\.py (.*)`; edit the spec, not this file\.")
+_HEADER = re.compile(r"# Rendered by `render-job (.*)`; edit the spec, not this file\.")
 _HEADER_LINES = 3  # the first line, or the line below `#!`
 
 
 def check(root: Path = ROOT, write: bool = False) -> str:
-    """Return a report with the difference of each example that is out of date; empty if none is.
+    """Return a line for each example that is out of date; empty if none is.
 
     With `write`, such files are overwritten, and the report holds only what cannot be rendered.
     """
-    endings = tuple(f".{targets.template(name).removesuffix('.j2')}" for name in targets.names())  # such as .slurm.sh
+    endings = tuple(f".{targets.ending(name)}" for name in targets.names())  # such as .slurm.sh
     files = (file for folder in FOLDERS for file in sorted((root / folder).rglob("*")) if file.is_file())
     rendered = [file for file in files if f".{file.name}".endswith(endings) or _header(file)]
     if not rendered:
@@ -46,17 +45,19 @@ def _check(file: Path, root: Path, write: bool) -> str:
         # A header has only the names of the spec files.
         paths = [[root / folder / spec for folder in SPECS] for spec in specs]
         files = [str(next((path for path in places if path.exists()), places[0])) for places in paths]
-        new = render(target, files, overrides, sweep_index=sweep_index)
+        new = render(target, files, overrides, sweep_index=sweep_index, output=file.name).encode()
     except (ValueError, SpecError, OSError) as error:
-        return f"{name}: cannot be rendered by `render.py {printable(command)}`\n{error}\n"
-    old = file.read_bytes()
-    if write and old != new.encode():
-        file.write_bytes(new.encode())
-    return "" if write else difference(old, new, name, f"render.py {printable(command)}")
+        return f"{name}: cannot be rendered by `render-job {printable(command)}`\n{error}\n"
+    if file.read_bytes() == new:
+        return ""
+    if write:
+        file.write_bytes(new)
+        return ""
+    return f"{name}: differs from what its job gives today: `render-job check --write` renders it again\n"
 
 
 def _header(file: Path) -> str | None:
-    """Return the words after render.py in the command that rendered a file; None if the file names no command."""
+    """Return the words after render-job in the command that rendered a file; None if the file names no command."""
     with file.open(encoding="utf-8", errors="replace") as stream:
         found = (_HEADER.fullmatch(line.rstrip("\n")) for line in islice(stream, _HEADER_LINES))
         return next((match[1] for match in found if match), None)
@@ -65,13 +66,9 @@ def _header(file: Path) -> str | None:
 def _parse(command: str) -> tuple[str, list[str], list[str], int | None]:
     """Return target, names of the spec files, `--set` options and `--sweep-index`; ValueError for other commands."""
     target, *words = shlex.split(command)
-    sweep_index = None
-    if words[-2:-1] == ["--sweep-index"] and words[-1].isdecimal():
-        sweep_index = int(words[-1])
-        del words[-2:]
-    specs = list(takewhile(lambda word: word != "--set", words))
-    options = words[len(specs) :]
-    ours = target in targets.names() and specs and options[::2] == ["--set"] * (len(options) // 2)
-    if not ours or any("/" in spec or spec == "-" for spec in specs):
-        raise ValueError("render.py never writes this command into a header: render the file again")
-    return target, specs, options[1::2], sweep_index
+    specs = list(takewhile(lambda word: not word.startswith("-"), words))
+    options = list(zip(words[len(specs) :: 2], words[len(specs) + 1 :: 2], strict=True))
+    if target not in targets.names() or not specs or any("/" in spec for spec in specs):
+        raise ValueError("render-job never writes this command into a header: render the file again")
+    sweep_index = next((int(value) for option, value in options if option == "--sweep-index"), None)
+    return target, specs, [value for option, value in options if option == "--set"], sweep_index

@@ -8,14 +8,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
-
-from pydantic import BaseModel
 
 from jobspec.environment import NODE_0, NODE_OF_RANK_0, THIS_NODE, SetBy
 from jobspec.plan import Plan, Rank
-from jobspec.problems import Path, Problem, SpecError, option_place, printable
-from jobspec.reading.yaml_source import Source
+from jobspec.problems import Problem, SpecError, option_place, printable
 from jobspec.slurm.task import train_timeout
 from jobspec.spec.fields import quantity
 from jobspec.spec.files import workdir
@@ -24,19 +20,6 @@ from jobspec.targets import Target, name_of, template
 _HEADS = {"rank": "RANK", "node": "NODE_RANK", "local_rank": "LOCAL_RANK"}
 _MANY = 32  # processes; above, the table has one row a node
 _MATTER_MOST = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES")
-# What one types for the artifact: to submit it, to watch the job, to end it.  The same artifact again resumes the job.
-_NEXT = {
-    "slurm": ("| sbatch", "squeue --me; once it runs, tail -F {0}-JOB-r*.log", "scancel JOB"),
-    "torchrun": ("-o {0}.sh; bash {0}.sh {1}", "its output", "Ctrl-C"),
-    "compose": ("-o {0}.yaml; docker compose -f {0}.yaml up", "its output", "Ctrl-C"),
-}
-_BY_KUBECTL = (
-    "| kubectl apply --server-side -f -",
-    "kubectl logs -f{2} -l app.kubernetes.io/instance={0}",
-    "| kubectl delete -f -",
-)
-_NEXT |= dict.fromkeys(("indexedjob", "jobset", "pytorchjob", "trainjob"), _BY_KUBECTL)
-_NOWHERE = object()  # in place of a value that the spec does not have
 
 
 @dataclass(frozen=True)
@@ -47,7 +30,6 @@ class Explanation:
     has words for each number.
     `values` hold each variable's value on all ranks, by its name and who sets it, in the order in which they are set.
     A name may be set twice, for example first by an operator and then by torchrun: the later value counts.
-    `origins` hold each key of the spec as in `--set`, its value and where that comes from; None unless requested.
     """
 
     plan: Plan
@@ -56,11 +38,10 @@ class Explanation:
     nodes: list[str]
     ranks: list[Rank]
     values: dict[tuple[str, SetBy], list[str]]
-    origins: list[tuple[str, Any, str]] | None
 
 
-def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None = None) -> Explanation:
-    """Collect everything about each process and, with `source`, where each value of the spec comes from.
+def explain(plan: Plan, target: Target, hosts: str = "") -> Explanation:
+    """Collect everything about each process.
 
     `hosts` are the names of the nodes in the order of node numbers, separated by commas, if the target does not name
     them.  Raises SpecError if it does, or if there is not one distinct name for each node.
@@ -78,9 +59,7 @@ def explain(plan: Plan, target: Target, hosts: str = "", source: Source | None =
         known = {NODE_0: names[0], NODE_OF_RANK_0: nodes[0], THIS_NODE: nodes[rank.node]} if names else {}
         for variable in target.environment(plan, rank):
             values.setdefault((variable.name, variable.set_by), []).append(_named(variable.value, known))
-    # A sweep numbers the names.
-    origins = [*_origins((), {**source.values, "name": plan.job.name}, plan.job, source)] if source else None
-    return Explanation(plan, target, names, nodes, ranks, values, origins)
+    return Explanation(plan, target, names, nodes, ranks, values)
 
 
 def as_json(explanation: Explanation) -> str:
@@ -107,13 +86,10 @@ def as_json(explanation: Explanation) -> str:
         "procs_per_node": plan.job.procs_per_node,
         "world_size": plan.job.world_size,
         "node_names": explanation.node_names,
-        "c10d_order": sorted(explanation.node_names),
         "rendezvous_timeout_s": plan.rendezvous_timeout_s,
         "inside": _inside(explanation),
         "environment": listed(0, differ=False),
     }
-    if explanation.origins is not None:
-        head["spec"] = [dict(zip(("key", "value", "origin"), row, strict=True)) for row in explanation.origins]
     rows = (
         {
             "rank": rank.rank,
@@ -137,8 +113,6 @@ def as_table(explanation: Explanation) -> str:
         _columns([*_HEADS.values(), "device", "node"], _rank_rows(explanation)),
         _columns(["variable", "set by", "value"], _variable_rows(explanation)),
         _order(explanation),
-        _next(explanation),
-        _columns(["key", "from", "value"], _origin_rows(explanation.origins)) if explanation.origins else iter(()),
     ]
     texts = ["".join(f"{line}\n" for line in lines) for lines in sections]
     return "\n".join(text for text in texts if text)
@@ -178,9 +152,6 @@ def _summary(explanation: Explanation) -> Iterator[str]:
     yield f"{plan.job.name} on {target}: {processes}, {plan.backend} rendezvous{meet}"
     if plan.job.setup:
         yield "The lines of setup run first; they may change any variable below."
-    if plan.points and explanation.origins:
-        tasks = f"An array of {len(plan.points)} tasks, one for each combination of sweep"
-        yield f"{tasks}; the keys below have the values of the first task."
     yield from (f"{kind}: {words}" for kind, words in _inside(explanation).items())
     if nodes.elastic:
         yield f"Shown for {nodes.max} nodes; ranks and world size change whenever a node comes or goes."
@@ -244,72 +215,31 @@ def _inside(explanation: Explanation) -> dict[str, str]:
     job, name = explanation.plan.job, name_of(explanation.target)
     if "image" not in explanation.target.USES or job.image is None or (name == "slurm" and job.slurm.runtime == "none"):
         return {}
-    mounts = list[str]()
+    mounts, has_pods = list[str](), "kubernetes.namespace" in explanation.target.USES
     for mount in job.mounts:
         # Where a spec gives both, Kubernetes mounts the volume, the others the folder.
         held = mount.scratch and quantity(mount.scratch)
         volume = mount.volume and f"{mount.volume.replace('_', ' ')} {held or getattr(mount, mount.volume)}"
         volume = volume and f"{mount.sub_path} of {volume}" if mount.sub_path else volume
-        first, second = (volume, mount.folder) if _NEXT[name] is _BY_KUBECTL else (mount.folder, volume)
-        mounts.append(f"{mount.path} from {first or second}{' (read only)' * mount.read_only}")
+        held_there = volume or mount.folder if has_pods else mount.folder or volume
+        mounts.append(f"{mount.path} from {held_there}{' (read only)' * mount.read_only}")
     folder = job.workdir if name == "slurm" else workdir(job)
     found = {"image": job.image, "working folder": folder, "mounts": ", ".join(mounts)}
     return {kind: printable(words) for kind, words in found.items() if words}
 
 
 def _order(explanation: Explanation) -> Iterator[str]:
-    """Describe how c10d numbers the nodes; for a static job, only if c10d would number them differently."""
-    elastic, names, order = explanation.plan.backend == "c10d", explanation.node_names, sorted(explanation.node_names)
-    if explanation.plan.job.nodes.max == 1 or (names == order and not elastic):
+    """Describe how c10d numbers the nodes, if it does."""
+    names, order = explanation.node_names, sorted(explanation.node_names)
+    if explanation.plan.backend != "c10d" or explanation.plan.job.nodes.max == 1:
         return
-    verb = "numbers" if elastic else "(not used here) would number"
-    yield f"c10d {verb} the nodes in alphabetical order of their names, so gpu10 comes before gpu2:"
+    yield "c10d numbers the nodes in alphabetical order of their names, so gpu10 comes before gpu2:"
     if not order:
         yield "  the names are known only when the job runs; --hosts gpu1,gpu2,… shows their order"
         return
     number = {name: str(node) for node, name in enumerate(names)}
     rows = ([str(new), number[name], name] for new, name in enumerate(order))
     yield from _columns(["NODE_RANK by c10d", "node number", "node"], rows)
-
-
-def _next(explanation: Explanation) -> Iterator[str]:
-    """Say what to type now; the node's names stand in for those of the torchrun script."""
-    name, nodes = explanation.plan.job.name, explanation.plan.job.nodes.max
-    hosts = " ".join(f"node{number}" for number in range(min(nodes, 2))) + " …" * (nodes > 2) if nodes > 1 else ""
-    namespace = explanation.plan.job.kubernetes.namespace
-    logs = f" --max-log-requests={nodes}" * (nodes > 5) + f" -n {namespace}" * bool(namespace)  # kubectl follows five
-    target = name_of(explanation.target)
-    words = _NEXT[target]
-    if target == "slurm" and (log := explanation.plan.job.slurm.options.get("output")):  # then there is no other log
-        watch = f"squeue --me; the log is {printable(str(log))}".replace("{", "{{").replace("}", "}}")
-        words = (words[0], watch, words[2])
-    rendered = f"render.py {target} FILE… "
-    for verb, text in zip(("submit", "watch", "end"), words, strict=True):
-        yield f"{verb}: {rendered * text.startswith(('|', '-o'))}{text.format(name, hosts, logs)}".rstrip()
-
-
-def _origin_rows(origins: Iterable[tuple[str, Any, str]]) -> Iterator[list[str]]:
-    for key, value, origin in origins:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        yield [key, printable(origin), _shown(text)]
-
-
-def _origins(path: Path, written: Any, read: Any, source: Source) -> Iterator[tuple[str, Any, str]]:
-    """Yield what is inside a value as it was `written`, or `_NOWHERE`; `read` is what it became in the job."""
-    fields = type(read).model_fields if isinstance(read, BaseModel) else {}
-    keys = written if isinstance(written, dict) else {}
-    if keys or (fields and (written is _NOWHERE or isinstance(written, dict))):
-        for key in dict.fromkeys([*fields, *keys]):
-            yield from _origins((*path, key), keys.get(key, _NOWHERE), getattr(read, key, None), source)
-    elif isinstance(written, list) and written:
-        for number, element in enumerate(written):
-            became = read[number] if isinstance(read, list) else None
-            yield from _origins((*path, number), element, became, source)
-    elif written is _NOWHERE:
-        yield ".".join(map(str, path)), read, "default"
-    else:
-        place = source.items.get(path) or source.keys[path]  # --set may give a key without a value
-        yield ".".join(map(str, path)), written, "--set" if place.option else f"{place.name}:{place.line}"
 
 
 def _columns(head: Sequence[str], rows: Iterable[list[str]]) -> Iterator[str]:

@@ -3,16 +3,20 @@
 import errno
 import os
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from jobspec.problems import printable
 
+OURS = "# Rendered by `render-job "
+
 
 def write(text: str, output: str | None) -> None:
-    """Write to stdout or a file, in UTF-8 whatever the locale.  A file has either the old content or all of the new."""
-    data = text.encode(errors="surrogateescape")  # a diff may hold bytes of a file that are not UTF-8
+    """Write to stdout or a file, in UTF-8 whatever the locale.  A file has either the old content or all of the new.
+
+    Raises FileExistsError if the file holds what render-job did not write.
+    """
+    data = text.encode()
     if output is None:
         if sys.stdout is not None:
             sys.stdout.buffer.write(data)
@@ -26,6 +30,8 @@ def write(text: str, output: str | None) -> None:
         if path.exists() and not path.is_file():
             path.write_bytes(data)  # a pipe or device such as /dev/stdout is written to, never replaced
             return
+        if path.exists() and not _may_be_replaced(path):
+            raise FileExistsError(errno.EEXIST, "already exists, and render-job did not write it")
         beside.write_bytes(data)
         if path.exists():
             beside.chmod(path.stat().st_mode)
@@ -36,18 +42,10 @@ def write(text: str, output: str | None) -> None:
         raise OSError(error.errno, error.strerror, output) from None
 
 
-def must_not_replace(output: str | None, read: Sequence[str], force: bool, option: str = "-o") -> str:
-    """Say why a file must not be replaced: the command reads it, or render.py did not write it; empty if it may be."""
-    if output is None or not Path(output).is_file():
-        return ""
-    name = printable(output)
-    if any(Path(file).exists() and Path(output).samefile(file) for file in read):
-        return f"{name}: is read by this command, and {option} must not replace it\n  hint: name another file"
-    with Path(output).open("rb") as file:
+def _may_be_replaced(path: Path) -> bool:
+    with path.open("rb") as file:
         head = file.read(1000)
-    if force or not head.strip() or b"# Rendered by `render.py " in head:
-        return ""
-    return f"{name}: already exists, and render.py did not write it\n  hint: --force replaces it"
+    return not head.strip() or OURS.encode() in head
 
 
 def unusable_file(error: OSError) -> str:
@@ -58,6 +56,8 @@ def unusable_file(error: OSError) -> str:
     hint = ""
     if isinstance(error, IsADirectoryError):
         hint = "name a file in it"
+    elif isinstance(error, FileExistsError):
+        hint = "remove it first, or name another file"
     elif isinstance(error, FileNotFoundError) and not path.parent.is_dir():
         hint = f"there is no folder {path.parent}"
     elif isinstance(error, FileNotFoundError) and path.is_symlink():
@@ -65,10 +65,8 @@ def unusable_file(error: OSError) -> str:
     elif isinstance(error, FileNotFoundError):
         from train.config import nearest
 
-        stems = {entry.stem: entry for entry in sorted(path.parent.iterdir())}
+        stems = {entry.stem: entry.name for entry in sorted(path.parent.iterdir())}
         meant = nearest(path.stem, stems)
-        alike = [entry.name for entry in stems.values() if entry.suffix == path.suffix]
-        listed = f"files in {path.parent}: {', '.join(alike[:10])}" if alike else ""
-        hint = f"did you mean {stems[meant]}?" if meant else listed
+        hint = f"did you mean {stems[meant]}?" if meant else ""
     text = f"{printable(str(path))}: {error.strerror}"
     return f"{text}\n  hint: {printable(hint)}" if hint else text

@@ -1,6 +1,5 @@
 """Report what is wrong with a file: `file:line:column: message`, the source line, a caret and a hint."""
 
-import json
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -66,26 +65,14 @@ def report(problems: Sequence[Problem]) -> str:
     return "\n".join([*blocks, f"{count}; nothing was written"])
 
 
-def as_json(problems: Sequence[Problem]) -> str:
-    """Return all problems for programs: a JSON array with one object each, and a line break."""
-    found = [
-        {"file": problem.place.name}
-        | {name: getattr(problem.place, name) for name in ("line", "column", "length")}
-        | {name: value for name, value in vars(problem).items() if name != "place"}
-        for problem in problems
-    ]
-    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
-
-
 def option_place(option: str, value: str, number: int = 1) -> Place:
     """Return the place of an option's whole value."""
     typed = value if len(value) <= _WIDEST else f"{value[: _WIDEST - 1]}…"
     return Place(f"{option} {typed}", 1, 1, max(1, len(value)), value, number)
 
 
-def masked(place: Place, kept: str | None = None) -> Place:
-    """Return the place without the rest of its line, which may hold a secret's value; of its piece, `kept` stays."""
-    stays = place.written if kept is None else kept
+def masked(place: Place, stays: str) -> Place:
+    """Return the place without its line, which may hold a secret's value; of its piece, only `stays` is left."""
     name = f"{place.name.partition('=')[0]}=…" if place.option else place.name
     return replace(place, name=name, length=max(1, len(stays)), text=f"{' ' * (place.column - 1)}{stays}…")
 

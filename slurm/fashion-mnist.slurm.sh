@@ -1,6 +1,6 @@
 #!/bin/bash
-# Rendered by `render.py slurm fashion-mnist.yaml --set nodes=2 --set procs_per_node=4 --set slurm.partition=change-me --set slurm.account=change-me --set train.data_root=/change-me`; edit the spec, not this file.
-# Submit it with sbatch from the folder that is to hold the logs.
+# Rendered by `render-job slurm fashion-mnist.yaml --set nodes=2 --set procs_per_node=4 --set slurm.partition=change-me --set slurm.account=change-me --set train.data_root=/change-me -o fashion-mnist.slurm.sh`; edit the spec, not this file.
+# Submit it by `sbatch fashion-mnist.slurm.sh`, from the folder that is to hold the logs.
 # Once it runs, watch it: tail -F fashion-mnist-JOB-r*.log.  End it: scancel JOB.
 # Not used here: image; slurm.runtime is none, so the processes run in the environment of the shell that calls sbatch.
 # One task per node: torchrun, which starts the 4 processes of its node.

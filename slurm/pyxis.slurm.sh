@@ -1,6 +1,6 @@
 #!/bin/bash
-# Rendered by `render.py slurm pyxis.yaml --set image=registry.example/change-me:1.0 --set slurm.partition=change-me --set mounts.0.source=/change-me/data --set mounts.1.source=/change-me/checkpoints`; edit the spec, not this file.
-# Submit it with sbatch from the folder that is to hold the logs.
+# Rendered by `render-job slurm pyxis.yaml --set image=registry.example/change-me:1.0 --set slurm.partition=change-me --set mounts.0.source=/change-me/data --set mounts.1.source=/change-me/checkpoints -o pyxis.slurm.sh`; edit the spec, not this file.
+# Submit it by `sbatch pyxis.slurm.sh`, from the folder that is to hold the logs.
 # Once it runs, watch it: tail -F pyxis-JOB-r*.log.  End it: scancel JOB.
 # One task per node: torchrun, which starts the 4 processes of its node.
 #SBATCH --job-name=pyxis

@@ -140,7 +140,7 @@ def test_make_help_says_in_a_line_what_each_target_does() -> None:
     assert len(targets.split()) <= 10
 
 
-def test_the_readme_shows_every_command_of_render_py() -> None:
+def test_the_readme_shows_every_command() -> None:
     commands = re.findall(r"^    ([a-z]+)\b", command_line("--help").stdout.decode(), re.MULTILINE)
     assert {"slurm", "explain", "check"} < set(commands)
     assert [name for name in commands if not re.search(rf"\b{name}\b", README)] == []

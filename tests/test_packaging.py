@@ -19,7 +19,7 @@ import sys
 sys.path.insert(0, {site!r})
 for name in ("torch", "torchvision", "numpy", "tqdm"):
     sys.modules[name] = None
-from render import command_line
+from jobspec.commands import command_line
 command_line()
 """
 
@@ -31,6 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(ROOT)
         run_path(str(ROOT / "setup.py"))
     said: Mapping[str, Any] = setup.call_args.kwargs
+    assert {package.partition(".")[0] for package in said["packages"]} == {"jobspec", "train"}
     site = tmp_path_factory.mktemp("site")
     for package in said["packages"]:
         source = ROOT / said["package_dir"].get(package, package.replace(".", "/"))
@@ -39,7 +40,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for pattern in ["*.py", *said["package_data"].get(package, [])]:
             for file in source.glob(pattern):
                 shutil.copy(file, target)
-    shutil.copy(ROOT / "render.py", site)
     return site
 
 
@@ -50,7 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["jobset", "job.yaml"], "kind: JobSet"),
         (["explain", "job.yaml", "--target", "torchrun"], "quickstart on torchrun"),
         (["schema"], '"title": "job spec"'),
-        (["--version"], "render.py "),
+        (["--version"], "render-job "),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

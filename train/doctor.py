@@ -3,7 +3,7 @@
 Start it exactly as the training is started, on the same nodes:
 
     torchrun --standalone --nproc-per-node 2 -m train.doctor
-    python render.py slurm jobs/doctor.yaml sites/mine.yaml | sbatch
+    render-job slurm jobs/doctor.yaml sites/mine.yaml | sbatch
 """
 
 import argparse

@@ -191,7 +191,7 @@ def _read_yaml(file: Path) -> tuple[dict[str, str], dict[str, int]]:
         if not isinstance(key, yaml.ScalarNode) or not key.value.isprintable():
             problems.append(f"  {file}:{line}: a key must be a single word")
         elif key.value == "train":
-            problems.append(f"  {file}:{line}: train: this is a job spec, for `render.py TARGET {file}`")
+            problems.append(f"  {file}:{line}: train: this is a job spec, for `render-job TARGET {file}`")
         elif not isinstance(value, yaml.ScalarNode):
             problems.append(f"  {file}:{line}: {key.value}: the value must be a single word or number")
         elif "\0" in value.value:

@@ -1,6 +1,6 @@
 """An example of a user's own script: plain PyTorch, nothing from this repository.
 
-render.py torchrun jobs/own-script.yaml --set nodes=1 | bash
+render-job torchrun jobs/own-script.yaml --set nodes=1 | bash
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from jobspec.torchrun import SHUTDOWN_TIMEOUT, notes, pod_flags, shutdown_timeou
 # Label on every pod, with the job's name; anti-affinity and people select pods by it.
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 # Labels on every object and pod unless the spec says otherwise; kubernetes.io/docs, "Recommended Labels".
-OUR_LABELS = {"app.kubernetes.io/managed-by": "render.py", "app.kubernetes.io/name": "torchrun"}
+OUR_LABELS = {"app.kubernetes.io/managed-by": "render-job", "app.kubernetes.io/name": "torchrun"}
 DISK = "ephemeral-storage"  # the node's own disk: the container's layer, its logs and its emptyDirs
 HOME = files.WORKDIR  # a folder of the pod that any user can write to; the folders of an image mostly belong to root
 

@@ -170,7 +170,7 @@ def labels_of_others_are_not_set(job: Job) -> Iterator[Finding]:
     for key in job.kubernetes.labels:
         if key.startswith(_RESERVED_LABELS):
             hint = "leave it out; kubernetes.queue sets the queue" if key.startswith("kueue") else "leave it out"
-            message = f"kubernetes.labels: {key} is set by the cluster or by render.py"
+            message = f"kubernetes.labels: {key} is set by the cluster or by render-job"
             yield Finding(("kubernetes", "labels", key), message, hint, on_key=True)
     for key in job.kubernetes.annotations:
         if key.startswith("kueue.x-k8s.io/podset-") and key.endswith("-topology") and "slice" not in key:

@@ -1,4 +1,4 @@
-"""Find what is correct in a spec but probably not meant: render.py notes it on stderr, and still renders."""
+"""Find what is correct in a spec but probably not meant: render-job notes it on stderr, and still renders."""
 
 import posixpath
 import re

@@ -1,6 +1,6 @@
 """`files` of a spec: the user's own files, which travel in the artifact where the nodes share no file system.
 
-Paths are as in `command`: relative to the folder in which render.py is called, and in a container to `workdir`.
+Paths are as in `command`: relative to the folder in which render-job is called, and in a container to `workdir`.
 """
 
 import re
@@ -57,7 +57,7 @@ def files_are_here(job: Job) -> Iterator[Finding]:
     for number, pattern in enumerate(job.files):
         files = _matching(pattern)
         if not files:
-            hint = "paths are relative to the folder in which render.py is called"
+            hint = "paths are relative to the folder in which render-job is called"
             yield Finding(("files", number), f'files[{number}]: no file here is called "{pattern}"', hint)
         for file in files:
             if why := problem(file):

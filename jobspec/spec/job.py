@@ -1,6 +1,6 @@
 """The job spec as pydantic models: every key, its type, its default and one line on what it does.
 
-Defaults and descriptions live here only; the JSON Schema (`render.py schema`) comes from these models.
+Defaults and descriptions live here only; the JSON Schema (`render-job schema`) comes from these models.
 Rules between keys are in rules.py, and the rules of each target in its file under targets/.
 """
 

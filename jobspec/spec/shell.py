@@ -40,7 +40,7 @@ def syntax_error(line: str) -> str | None:
 def run_lines(lines: Sequence[str], key: str) -> str:
     """Write the lines of a key as a loop of a bash script; the shell exits where one fails.
 
-    They read no input: it may be the rest of the script itself, as in `render.py … | bash`.
+    They read no input: it may be the rest of the script itself, as in `render-job … | bash`.
     """
     words = " \\\n  ".join(map(shlex.quote, lines))
     # A loop over a single text looks to shellcheck like a command whose $(…) was forgotten.

@@ -86,3 +86,8 @@ def template(name: str) -> str:
     """Return the file name of a target's template, such as torchrun.sh.j2: target, the artifact's own suffix, j2."""
     (file,) = TEMPLATES.glob(f"{name}.*.j2")
     return file.name
+
+
+def ending(name: str) -> str:
+    """Return how the file of an artifact is called behind the job's name and a dot, such as torchrun.sh."""
+    return template(name).removesuffix(".j2")

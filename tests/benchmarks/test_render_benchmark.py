@@ -1,4 +1,4 @@
-"""The benchmark of render.py measures each variant and writes what it promises.  Nothing here looks at a time."""
+"""The benchmark of render-job measures each variant and writes what it promises.  Nothing here looks at a time."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Rendered by `render.py slurm apptainer.yaml --set slurm.preflight=false --set preemption=`; edit the spec, not this file.
-# Submit it with sbatch from the folder that is to hold the logs.
+# Rendered by `render-job slurm apptainer.yaml --set slurm.preflight=false --set preemption=`; edit the spec, not this file.
+# Submit it by `sbatch apptainer.slurm.sh`, from the folder that is to hold the logs.
 # Once it runs, watch it: tail -F apptainer-JOB-r*.log.  End it: scancel JOB.
 # One task per node: torchrun, which starts the 4 processes of its node.
 #SBATCH --job-name=apptainer

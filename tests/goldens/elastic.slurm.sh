@@ -1,6 +1,6 @@
 #!/bin/bash
-# Rendered by `render.py slurm elastic.yaml`; edit the spec, not this file.
-# Submit it with sbatch from the folder that is to hold the logs.
+# Rendered by `render-job slurm elastic.yaml`; edit the spec, not this file.
+# Submit it by `sbatch elastic.slurm.sh`, from the folder that is to hold the logs.
 # Once it runs, watch it: tail -F elastic-JOB-r*.log.  End it: scancel JOB.
 # Not used here: image; slurm.runtime is none, so the processes run in the environment of the shell that calls sbatch.
 # Not used here: mounts; slurm.runtime is none, so the processes see the paths of the nodes.

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Rendered by `render.py slurm every-key.yaml`; edit the spec, not this file.
-# Submit it with sbatch from the folder that is to hold the logs.
+# Rendered by `render-job slurm every-key.yaml`; edit the spec, not this file.
+# Submit it by `sbatch every-key.slurm.sh`, from the folder that is to hold the logs.
 # Once it runs, watch it: tail -F every-key-JOB-r*.log.  End it: scancel JOB.
 # Not used here: resources.devices; only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}.
 # Not used here: resources.shm; without slurm.preflight nothing checks the size of /dev/shm.

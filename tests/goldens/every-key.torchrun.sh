@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Rendered by `render.py torchrun every-key.yaml`; edit the spec, not this file.
+# Rendered by `render-job torchrun every-key.yaml`; edit the spec, not this file.
 # Not used here: gpus_per_node; the machine's GPUs are used.
 # Not used here: gpu; the machine's GPUs are used.
 # Not used here: image; this script runs in the shell's own environment, not in a container.
@@ -13,10 +13,10 @@
 # Not used here: the mount at /checkpoints; every node must have this folder, for train.checkpoint_dir.
 #
 # Start all nodes from here, node 0 first: ssh runs this script on each, in this folder and with this PATH.
-#   bash every-key.sh node0 node1
+#   bash every-key.torchrun.sh node0 node1
 # Or run it once on each node; node0 stands for the name or address of node 0, as the other nodes reach it:
-#   NODE_RANK=0 MASTER_ADDR=node0 bash every-key.sh
-#   NODE_RANK=1 MASTER_ADDR=node0 bash every-key.sh
+#   NODE_RANK=0 MASTER_ADDR=node0 bash every-key.torchrun.sh
+#   NODE_RANK=1 MASTER_ADDR=node0 bash every-key.torchrun.sh
 # Its output comes to this terminal.  End it: Ctrl-C.
 set -euo pipefail
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Rendered by `render.py slurm least.yaml`; edit the spec, not this file.
-# Submit it with sbatch from the folder that is to hold the logs.
+# Rendered by `render-job slurm least.yaml`; edit the spec, not this file.
+# Submit it by `sbatch job.slurm.sh`, from the folder that is to hold the logs.
 # Once it runs, watch it: tail -F job-JOB-r*.log.  End it: scancel JOB.
 # One task per node: torchrun, which starts the 1 process of its node.
 #SBATCH --job-name=job

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Rendered by `render.py torchrun least.yaml`; edit the spec, not this file.
+# Rendered by `render-job torchrun least.yaml`; edit the spec, not this file.
 # Its output comes to this terminal.  End it: Ctrl-C.
 set -euo pipefail
 (( ! $# )) || { echo "job: takes no arguments, so not $*: edit the spec" >&2; exit 2; }

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Rendered by `render.py slurm podman.yaml --set slurm.preflight=false`; edit the spec, not this file.
-# Submit it with sbatch from the folder that is to hold the logs.
+# Rendered by `render-job slurm podman.yaml --set slurm.preflight=false`; edit the spec, not this file.
+# Submit it by `sbatch podman.slurm.sh`, from the folder that is to hold the logs.
 # Once it runs, watch it: tail -F podman-JOB-r*.log.  End it: scancel JOB.
 # One task per process, 4 on each node; Slurm starts them all.
 #SBATCH --job-name=podman

@@ -98,8 +98,10 @@ def test_variables_that_differ_between_the_tasks_of_a_sweep_are_shown(launcher: 
 def test_hosts_are_numbered_as_given_and_by_c10d_in_the_order_of_their_text(target: str, spec: Path) -> None:
     told, table = explained(target, spec, hosts="gpu2,gpu10,gpu1")
     assert [rank["node"] for rank in told["ranks"][::2]] == ["gpu2", "gpu10", "gpu1"]
-    assert told["c10d_order"] == ["gpu1", "gpu10", "gpu2"]
-    assert "c10d (not used here) would number the nodes" in table
+    assert "c10d" not in table
+    told, table = explained(target, spec, "nodes={min: 1, max: 3}", hosts="gpu2,gpu10,gpu1")
+    assert [rank["node"] for rank in told["ranks"][::2]] == ["gpu1", "gpu10", "gpu2"]
+    assert "c10d numbers the nodes in alphabetical order" in table
 
 
 @named_nodes
@@ -109,15 +111,6 @@ def test_hosts_are_refused_where_the_names_follow_from_the_job(target: str, spec
     first, *_, hint, _ = str(error.value).splitlines()
     assert first.startswith("--hosts gpu2,gpu10,gpu1:1:1: the target names the nodes itself: job-")
     assert hint == "  hint: leave --hosts out"
-
-
-@each_target
-def test_order_of_c10d_is_shown_for_a_static_job_only_where_it_is_another(target: str, spec: Path) -> None:
-    assert "c10d" not in explained(target, spec)[1]
-    many = explained(target, spec, "nodes=12")[1]
-    assert ("c10d (not used here) would number" in many) == (
-        target in ("compose", "indexedjob", "jobset", "trainjob", "pytorchjob")
-    )
 
 
 @each_target
@@ -146,16 +139,13 @@ def test_json_of_8000_processes_stays_small(target: str, spec: Path) -> None:
     assert max(len(line) for line in text.splitlines()) < 2000  # a rank is a line
 
 
-def test_table_of_a_large_job_has_a_row_a_node_and_what_to_type_next(spec: Path) -> None:
+def test_table_of_a_large_job_has_a_row_a_node(spec: Path) -> None:
     _, table = explained("slurm", spec, "nodes=64")
     assert table.splitlines()[2:5] == [
         "RANK     NODE_RANK  LOCAL_RANK  device  node",
         "0-1      0          0-1         cpu     <node 0>",
         "2-3      1          0-1         cpu     <node 1>",
     ]
-    assert table.endswith("\nwatch: squeue --me; once it runs, tail -F job-JOB-r*.log\nend: scancel JOB\n")
-    _, table = explained("slurm", spec, "slurm.options={output: '{%j}'}")
-    assert "\nwatch: squeue --me; the log is {%j}\n" in table
 
 
 @pytest.mark.parametrize(

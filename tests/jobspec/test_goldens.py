@@ -1,6 +1,6 @@
 """A few artifacts byte for byte: a job with every key, the shortest scripts, the runtimes, elastic.
 
-`pytest --update` rewrites them.  What people copy is golden, too, a short job on each target: `render.py check`.
+`pytest --update` rewrites them.  What people copy is golden, too, a short job on each target: `render-job check`.
 Every other job of jobs/ is rendered on each target, or refused, and judged by what reads the artifact.
 """
 
@@ -51,7 +51,7 @@ APART = {
     "nodes.max": "it goes with nodes.min",
     "command": "a job has either command or train",
     "no_python": "it goes with command",
-    "files": "they are below the folder in which render.py is called",
+    "files": "they are below the folder in which render-job is called",
     "sweep": "it is several jobs",
     "preemption.progress": "it goes with command",
     "slurm.array": "its tasks would share train.checkpoint_dir",

@@ -68,7 +68,7 @@ def arrives_or_is_refused(checks: Mapping[str, Check], job: Hostile, secret: str
         except SpecError as error:
             assert job.is_explained_by(error, spec), (target, str(error))
         else:
-            checks[target](text_of(plan, target, "command"), job, secret)
+            checks[target](text_of(plan, target, "command", "file"), job, secret)
 
 
 def check_script(folder: Path, script: str, job: Hostile, secret: str) -> None:

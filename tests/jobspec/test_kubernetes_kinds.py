@@ -64,7 +64,7 @@ def test_objects_say_what_they_are_and_the_top_one_has_the_annotations(target: s
     )
     common = {
         "app.kubernetes.io/instance": "kubernetes-restricted",
-        "app.kubernetes.io/managed-by": "render.py",
+        "app.kubernetes.io/managed-by": "render-job",
         "app.kubernetes.io/name": "torchrun",
         "team": "no",
     }

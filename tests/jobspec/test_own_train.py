@@ -1,4 +1,4 @@
-"""A train.py or a folder train/ or jobspec/ where a job or render.py is started never runs in place of ours."""
+"""A train.py or a folder train/ or jobspec/ where a job or render-job is started never runs in place of ours."""
 
 import os
 import subprocess
@@ -54,6 +54,6 @@ def test_only_jobs_with_train_leave_the_working_folder_out(target: str, folder: 
 def test_render_runs_our_packages_in_a_folder_with_others_of_their_names(words: list[str], folder: Path) -> None:
     for name in ("train", "jobspec"):
         (folder / f"{name}.py").write_text(THEIRS)
-    done = run([sys.executable, "-m", "render", *words], folder)
+    done = run([sys.executable, str(ROOT / "render.py"), *words], folder, importable=folder)
     assert done.returncode == 0, done.stderr
     assert not (folder / "theirs").exists()

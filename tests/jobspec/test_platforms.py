@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import render
 from jobspec import filters, targets
 from jobspec.artifact import load
 from tests.cli import free_port
 from tests.hostile import ARGUMENTS
 from tests.platforms import NODES, Seen, resolved, run
+from tests.render.command import command_line
 
 # How each target runs the job of two nodes; Slurm can do without torchrun, too.
 TWO_NODES = [*((target, ()) for target in targets.names()), ("slurm", ("slurm.launcher=srun",))]
@@ -79,14 +79,14 @@ def test_every_process_sees_what_settings_say_and_reaches_the_others(
 
 
 @pytest.mark.timeout(900)
-def test_all_targets_agree_with_each_other_and_with_explain(spec: Path, ran: Run, tmp_path: Path) -> None:
+def test_all_targets_agree_with_each_other_and_with_explain(spec: Path, ran: Run) -> None:
     """For each rank: node, LOCAL_RANK, device, and the node that MASTER_ADDR leads to."""
     expected = {0: (0, 0, "cuda:0", 0), 1: (0, 1, "cuda:1", 0), 2: (1, 0, "cuda:0", 0), 3: (1, 1, "cuda:1", 0)}
     for target, settings in TWO_NODES:
         found = ran(target, settings)
         assert {rank: where(seen) for rank, seen in found.items()} == expected, target
         assert all(seen.gpus in (None, 2) for seen in found.values())
-        assert explained(target, settings, spec, tmp_path / "explained.json") == expected, target
+        assert explained(target, settings, spec) == expected, target
 
 
 @pytest.mark.timeout(600)
@@ -109,14 +109,13 @@ def where(seen: Seen) -> tuple[int, int, str, int]:
     return seen.node, local_rank, f"cuda:{local_rank}", NODES.index(seen.env["MASTER_ADDR"])
 
 
-def explained(target: str, settings: tuple[str, ...], spec: Path, output: Path) -> dict[int, tuple[int, int, str, int]]:
+def explained(target: str, settings: tuple[str, ...], spec: Path) -> dict[int, tuple[int, int, str, int]]:
     """The same from `explain --json`, with the names of the nodes where the target does not know them."""
-    words = ["explain", str(spec), "--target", target, "--json", "-o", str(output), "--force"]
+    words = ["explain", str(spec), "--target", target, "--json"]
     words += [word for setting in settings for word in ("--set", setting)]
     if target in ("slurm", "torchrun"):
         words += ["--hosts", ",".join(NODES)]
-    assert render.main(words) == 0
-    told = json.loads(output.read_text())
+    told = json.loads(command_line(*words).stdout)
     found = {}
     for rank in told["ranks"]:
         seen = {variable["name"]: variable["value"] for variable in [*told["environment"], *rank["environment"]]}

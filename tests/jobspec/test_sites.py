@@ -24,7 +24,7 @@ def commands(site: Path) -> list[tuple[str, list[str], list[str]]]:
     """Target, files and `--set` options of each command in the comments of a site."""
     found = []
     for line in site.read_text().splitlines():
-        if line.startswith("#   render.py "):
+        if line.startswith("#   render-job "):
             _, target, *words = shlex.split(line.removeprefix("#"))
             files = [word for word in words if word.endswith(".yaml")]
             found.append((target, files, [word for word in words if "=" in word]))

@@ -92,7 +92,7 @@ def test_all_objects_read_the_same_secret(kind: str, given: list[str], secret: s
 def test_one_combination_runs_elsewhere(spec: str) -> None:
     for service in read(render("compose", spec, sweep_index=6), {})["services"].values():
         check([*service["entrypoint"], *service["command"]], service["environment"], 6)
-    assert "render.py torchrun job.yaml --sweep-index 6`" in render("torchrun", spec, sweep_index=6)
+    assert "render-job torchrun job.yaml --sweep-index 6`" in render("torchrun", spec, sweep_index=6)
     for target in ("torchrun", "compose"):
         with pytest.raises(SpecError, match=r"choose one with --sweep-index, 0 to 7"):
             render(target, spec)

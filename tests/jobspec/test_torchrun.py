@@ -31,7 +31,7 @@ def render_text(folder: Path, spec: str) -> str:
 
 
 def run(folder: Path, script: str, **env: str) -> subprocess.CompletedProcess[bytes]:
-    """Pipe the script into bash, as `render.py torchrun job.yaml | bash` does."""
+    """Pipe the script into bash, as `render-job torchrun job.yaml | bash` does."""
     path = f"{folder}:{os.environ['PATH']}"
     clean = {"PATH": path, **env}
     (folder / "record").unlink(missing_ok=True)

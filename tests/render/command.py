@@ -1,4 +1,4 @@
-"""Runs render.py as people do."""
+"""Runs render-job as people do."""
 
 import io
 import os
@@ -7,7 +7,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-import render
+from jobspec import commands
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "jobs" / "quickstart.yaml")
@@ -21,7 +21,7 @@ def closed(stream: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def command_line(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[bytes]:
-    """`render.py ARGUMENTS`, run to its end: with `env` in another process, otherwise in this one."""
+    """`render-job ARGUMENTS`, run to its end: with `env` in another process, otherwise in this one."""
     if env:
         words = [sys.executable, str(ROOT / "render.py"), *arguments]
         return subprocess.run(words, cwd=cwd, env={**os.environ, **env}, capture_output=True)
@@ -30,7 +30,7 @@ def command_line(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.Co
     os.chdir(cwd)
     try:
         with redirect_stdout(out), redirect_stderr(err):
-            code = render.main(list(arguments))
+            code = commands.main(list(arguments))
     except SystemExit as end:
         code = int(end.code or 0)
     finally:

@@ -1,4 +1,4 @@
-"""render.py TARGET: the artifact, its notes, and what a wrong spec is told."""
+"""render-job TARGET: the artifact, its notes, and what a wrong spec is told."""
 
 from pathlib import Path
 
@@ -30,11 +30,12 @@ def test_plugins_of_pydantic_do_not_see_the_spec(tmp_path: Path) -> None:
 
 def test_wrong_spec_is_exit_1_and_leaves_the_output_as_it_was(tmp_path: Path) -> None:
     output = tmp_path / "job.sh"
-    output.write_text("old")
+    command_line("torchrun", QUICKSTART, "-o", str(output))
+    old = output.read_bytes()
     done = command_line("torchrun", QUICKSTART, "--set", "nodes=0", "-o", str(output))
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.startswith(b"--set nodes=0:1:7: nodes must be")
-    assert output.read_text() == "old"
+    assert output.read_bytes() == old
     assert list(tmp_path.iterdir()) == [output]
 
 

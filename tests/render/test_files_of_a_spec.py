@@ -12,7 +12,7 @@ from tests.render.command import QUICKSTART, ROOT, closed, command_line
 def test_files_are_merged_and_named_in_the_header_wherever_they_stand_in_the_command(site: Path) -> None:
     made = command_line("slurm", QUICKSTART, str(site), "--set", "env.NOTE=mine").stdout.decode()
     assert made.splitlines()[1].startswith(
-        "# Rendered by `render.py slurm quickstart.yaml site.yaml --set env.NOTE=mine`;"
+        "# Rendered by `render-job slurm quickstart.yaml site.yaml --set env.NOTE=mine`;"
     )
     assert "#SBATCH --partition=gpu\n" in made
     assert "NOTE=mine" in made and "ours" not in made
@@ -44,12 +44,6 @@ def test_one_of_the_files_may_be_stdin(site: Path, at: int) -> None:
     assert b"#SBATCH --partition=gpu\n" in done.stdout
     wrong = subprocess.run([*words, "--set", "nodes=0"], input=data + b"zebra: 1\n", capture_output=True)
     assert b"<stdin>:" in wrong.stderr
-
-
-def test_stdin_twice_is_usage() -> None:
-    done = command_line("slurm", "-", "-")
-    assert done.returncode == 2
-    assert done.stderr.endswith(b"error: stdin (-) can be given only once\n")
 
 
 def test_closed_stdin_is_a_mistake_and_no_bug() -> None:

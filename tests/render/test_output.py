@@ -7,72 +7,38 @@ from pathlib import Path
 
 import pytest
 
-from tests.render.command import QUICKSTART, ROOT, SITE, closed, command_line
+from tests.render.command import QUICKSTART, ROOT, closed, command_line
 
 
-def test_output_replaces_a_file_keeps_its_mode_and_writes_through_links(tmp_path: Path) -> None:
+def test_head_names_the_file_of_o_or_a_file_of_the_job_and_the_target(tmp_path: Path) -> None:
+    output = tmp_path / "my job.sh"
+    assert command_line("slurm", QUICKSTART, "-o", str(output)).returncode == 0
+    head = output.read_text().splitlines()
+    assert head[1] == "# Rendered by `render-job slurm quickstart.yaml -o 'my job.sh'`; edit the spec, not this file."
+    assert "sbatch 'my job.sh'" in head[2]
+    assert b"compose -f quickstart.compose.yaml up" in command_line("compose", QUICKSTART, "--set=image=a/b").stdout
+
+
+def test_output_replaces_a_rendered_file_keeps_its_mode_and_writes_through_links(tmp_path: Path) -> None:
     output, link = tmp_path / "job.sh", tmp_path / "link.sh"
-    output.write_text("#!/bin/bash\n# Rendered by `render.py slurm job.yaml`; edit the spec, not this file.\n")
+    assert command_line("slurm", QUICKSTART, "-o", str(output)).returncode == 0
     output.chmod(0o750)
     link.symlink_to(output)
     assert command_line("torchrun", QUICKSTART, "-o", str(link)).returncode == 0
-    assert output.read_bytes() == command_line("torchrun", QUICKSTART).stdout
+    assert b"torchrun --" in output.read_bytes()
     assert link.is_symlink()
     assert output.stat().st_mode & 0o777 == 0o750
     assert sorted(tmp_path.iterdir()) == [output, link]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["torchrun", QUICKSTART], ["schema"], ["explain", QUICKSTART, "--target=slurm"]],
-    ids=lambda words: words[0],
-)
-def test_output_replaces_a_file_of_others_only_by_force(words: list[str], tmp_path: Path) -> None:
+def test_output_never_replaces_a_file_of_others(tmp_path: Path) -> None:
     output = tmp_path / "job.sh"
-    output.write_text("echo mine\n")
-    done = command_line(*words, "-o", str(output))
-    assert (done.returncode, output.read_text()) == (1, "echo mine\n")
-    said = f"{output}: already exists, and render.py did not write it\n  hint: --force replaces it\n"
-    assert done.stderr.decode().endswith(said)
-    done = command_line(*words, "-o", str(output), "--force")
-    assert output.read_bytes() == command_line(*words).stdout
-
-
-@pytest.mark.parametrize("words", [["torchrun"], ["torchrun", "--force"], ["explain", "--target=torchrun"]])
-def test_output_never_replaces_the_spec(words: list[str], tmp_path: Path) -> None:
-    spec, link = tmp_path / "job.yaml", tmp_path / "link.yaml"
-    spec.write_bytes(Path(QUICKSTART).read_bytes())
-    link.symlink_to(spec)
-    for output in (spec, link):
-        done = command_line(*words, str(spec), "-o", str(output))
-        assert (done.returncode, spec.read_bytes()) == (1, Path(QUICKSTART).read_bytes())
-        assert b"is read by this command" in done.stderr
-
-
-def test_output_never_replaces_any_file_of_the_spec(site: Path) -> None:
-    for files in ([QUICKSTART, str(site)], [str(site), QUICKSTART]):
-        done = command_line("slurm", *files, "-o", str(site), "--force")
-        assert (done.returncode, site.read_text()) == (1, SITE)
-        assert b"is read by this command" in done.stderr
-
-
-def test_output_never_replaces_what_diff_reads(tmp_path: Path) -> None:
-    artifact = tmp_path / "job.sh"
-    artifact.write_bytes(command_line("slurm", QUICKSTART).stdout)
-    diff = ["diff", QUICKSTART, str(artifact), "--target", "slurm", "-o", str(artifact)]
-    for force in ([], ["--force"]):
-        before = artifact.read_bytes()
-        done = command_line(*diff, *force)
-        assert (done.returncode, done.stdout, artifact.read_bytes()) == (1, b"", before)
-        assert done.stderr.endswith(
-            b": is read by this command, and -o must not replace it\n  hint: name another file\n"
-        )
-
-
-def test_output_to_a_dash_is_stdout(tmp_path: Path) -> None:
-    done = command_line("torchrun", QUICKSTART, "-o", "-", cwd=tmp_path)
-    assert done.stdout == command_line("torchrun", QUICKSTART).stdout
-    assert not list(tmp_path.iterdir())
+    for old in (b"", b"echo mine\n", Path(QUICKSTART).read_bytes()):
+        output.write_bytes(old)
+        done = command_line("torchrun", QUICKSTART, "-o", str(output))
+        assert (done.returncode, output.read_bytes() == old) == ((1, True) if old else (0, False))
+    said = f"{output}: already exists, and render-job did not write it\n  hint: remove it first, or name another file\n"
+    assert done.stderr.decode() == said
 
 
 def test_output_to_a_device_writes_to_it(tmp_path: Path) -> None:
@@ -80,7 +46,7 @@ def test_output_to_a_device_writes_to_it(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     reader = subprocess.Popen(["cat", fifo], stdout=subprocess.PIPE)
     assert command_line("torchrun", QUICKSTART, "-o", str(fifo)).returncode == 0
-    assert reader.communicate(timeout=10)[0] == command_line("torchrun", QUICKSTART).stdout
+    assert b" -o fifo`" in reader.communicate(timeout=10)[0]
 
 
 @pytest.mark.parametrize(
@@ -94,18 +60,9 @@ def test_output_that_cannot_be_written_is_named_as_it_was_given(output: str, why
     assert sorted(file.name for file in tmp_path.iterdir()) == ["job.yaml"]
 
 
-def test_output_may_have_the_longest_name(tmp_path: Path) -> None:
-    output = tmp_path / ("x" * 255)
-    assert command_line("torchrun", QUICKSTART, "-o", str(output)).returncode == 0
-    assert output.read_bytes() == command_line("torchrun", QUICKSTART).stdout
-
-
-def test_closed_stdout_is_a_mistake_and_no_bug(tmp_path: Path) -> None:
-    output = tmp_path / "job.sh"
+def test_closed_stdout_is_a_mistake_and_no_bug() -> None:
     done = closed(">", "torchrun", QUICKSTART)
     assert (done.returncode, done.stderr) == (1, b"stdout: Bad file descriptor\n")
-    assert closed(">", "torchrun", QUICKSTART, "-o", str(output)).returncode == 0
-    assert output.read_bytes() == command_line("torchrun", QUICKSTART).stdout
 
 
 def test_closed_stderr_leaves_the_artifact_as_it_is(tmp_path: Path) -> None:
@@ -115,7 +72,6 @@ def test_closed_stderr_leaves_the_artifact_as_it_is(tmp_path: Path) -> None:
     assert open_.stderr.startswith(b"note: ")
     done = closed("2>", "torchrun", str(spec))
     assert (done.returncode, done.stdout) == (0, open_.stdout)
-    assert closed("2>", "torchrun", str(spec), "--set", "nodes=0").returncode == 1
 
 
 def test_reader_that_goes_away_gives_no_traceback() -> None:

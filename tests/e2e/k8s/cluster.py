@@ -43,7 +43,7 @@ class Cluster:
         return _checked(self.try_kubectl(*words, text=text))
 
     def apply(self, manifests: str, *words: str) -> str:
-        """`render.py … | kubectl apply --server-side -f -`, which refuses fields that the API server does not know."""
+        """`render-job … | kubectl apply --server-side -f -`, which refuses fields that the API server does not know."""
         command, said = ("apply", "--server-side", "--filename", "-", *words), ""
 
         def applied() -> bool:

@@ -16,7 +16,7 @@ _TIMEOUT_S = 900.0
 
 
 def script(cluster: Cluster, spec: str, *settings: str) -> str:
-    """The batch script that render.py makes of a spec."""
+    """The batch script that render-job makes of a spec."""
     file = cluster.folder / "job.yaml"
     file.write_text(spec)
     return render("slurm", str(file), settings)

@@ -1,4 +1,4 @@
-"""What each process of a real job sees is what `render.py explain` says of it."""
+"""What each process of a real job sees is what `render-job explain` says of it."""
 
 import json
 from pathlib import Path

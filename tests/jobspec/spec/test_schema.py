@@ -1,4 +1,4 @@
-"""The JSON Schema, which editors check a spec against, agrees with what render.py accepts."""
+"""The JSON Schema, which editors check a spec against, agrees with what render-job accepts."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

@@ -45,9 +45,9 @@ def test_longer_values_are_refused_on_every_target(place: str, target: str) -> N
         # There the program and its variables reach the tasks as one variable.
         with pytest.raises(SpecError, match="shell text; at most 122880 are allowed"):
             plan_of(parsed(122_880), module)
-        assert text_of(plan_of(parsed(122_000), module), target, "command")
+        assert text_of(plan_of(parsed(122_000), module), target, "command", "file")
         return
-    assert text_of(plan_of(parsed(LONGEST), module), target, "command")
+    assert text_of(plan_of(parsed(LONGEST), module), target, "command", "file")
     with pytest.raises(SpecError) as error:
         plan_of(parsed(LONGEST + 1), module)
     (problem,) = error.value.problems

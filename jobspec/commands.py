@@ -1,0 +1,182 @@
+"""The command line `render-job`: one job spec in, a script or manifest for one target out.
+
+    render-job torchrun jobs/quickstart.yaml | bash
+    render-job slurm jobs/pyxis.yaml sites/slurm-pyxis.yaml | sbatch
+    render-job explain jobs/quickstart.yaml --target torchrun
+    render-job schema > jobspec.schema.json
+
+Exit codes: 0 done; 1 the input is wrong (all problems on stderr, nothing written) or something differs; 2 usage;
+3 a bug in render-job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import NoReturn
+
+from jobspec import targets
+from jobspec.output import unusable_file, write
+from jobspec.problems import SpecError, printable
+from train import __version__
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the result is the exit code."""
+    # pydantic would look for plugins in everything that is installed, and show them the spec.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    args = _arguments(sys.argv[1:] if argv is None else argv)
+    try:
+        text, code = args.run(args)
+        write(text, args.output)
+        for note in args.notes:
+            print(f"note: {printable(note)}", file=sys.stderr)
+        return int(code)
+    except SpecError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader of the output has gone.  Without this, Python would complain again when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        print(unusable_file(error), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except Exception:
+        _report_bug()
+        return 3
+
+
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line.  A mistake ends the program with the usage of the command."""
+    parser = _parser()
+    if not words:
+        parser.print_help(sys.stderr)
+        raise SystemExit(2)
+    args, unknown = parser.parse_known_args(words)
+    # argparse takes the files before an option, and calls the files after it unknown.
+    if any(word.startswith("-") and word != "-" for word in unknown) or (unknown and "files" not in args):
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if unknown:
+        args.files += unknown
+    return args
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="render-job", description="Render one job spec as a script or manifest for a target.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name in targets.names():
+        command = _command(commands, name, f"the rendered job for {name}", _render)
+        command.set_defaults(target=name)
+        command.add_argument("-o", "--output", metavar="PATH", help="write to this file, not to stdout")
+        _takes_spec(command)
+
+    command = _command(commands, "explain", "where each process runs, its variables, and who sets them", _explain)
+    command.add_argument("--target", required=True, choices=targets.names(), help="the target to render for")
+    command.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+    text = "names of the nodes, node 0 first, if the target does not know them"
+    command.add_argument("--hosts", metavar="NAME,NAME…", default="", help=text)
+    _takes_spec(command)
+
+    text = "which examples in slurm/, k8s/ and docker/ differ from a new rendering; exit code 1 if any do"
+    command = _command(commands, "check", text, _check)
+    command.add_argument("--write", action="store_true", help="render these examples again and replace them")
+
+    command = _command(commands, "schema", "the JSON Schema of the job spec, for editors", _schema)
+    command.add_argument("--part", action="store_true", help="print the schema of a partial spec, such as a site file")
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    text: str,
+    run: Callable[[argparse.Namespace], tuple[str, int]],
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=f"Print {text}.", allow_abbrev=False)
+    command.set_defaults(run=run, parser=command, output=None, notes=[])
+    return command
+
+
+def _takes_spec(command: argparse.ArgumentParser) -> None:
+    text = "the job spec; several files are merged from left to right, such as job.yaml site.yaml; - is stdin"
+    command.add_argument("files", metavar="FILE", nargs="+", help=text)
+    text = "set a key of the spec, such as train.epochs=3; VALUE is YAML; may be repeated"
+    command.add_argument("--set", metavar="KEY=VALUE", dest="overrides", action="append", default=[], help=text)
+    text = "take only combination N of the spec's sweep; the first is 0"
+    command.add_argument("--sweep-index", metavar="N", type=_combination, help=text)
+
+
+def _combination(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 3):
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 999, not {text}")
+    return int(text)
+
+
+# A command returns what it prints and its exit code, and adds to `args.notes` what stderr gets.
+# Each imports what it needs itself: a render starts fast only if it loads nothing for other commands.
+
+
+def _render(args: argparse.Namespace) -> tuple[str, int]:
+    from jobspec.artifact import render
+
+    text = render(args.target, args.files, args.overrides, args.notes, args.sweep_index, args.output)
+    head = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    args.notes += [line.removeprefix("# ") for line in head if line.startswith("# Not used here: ")]
+    return text, 0
+
+
+def _explain(args: argparse.Namespace) -> tuple[str, int]:
+    from jobspec.artifact import plans_of, read
+    from jobspec.explain import as_json, as_table, explain
+
+    target = targets.load(args.target)
+    plan = plans_of(read(args.files, args.overrides, args.notes), target, args.sweep_index)[0]
+    explanation = explain(plan, target, args.hosts)
+    return as_json(explanation) if args.json else as_table(explanation), 0
+
+
+def _check(args: argparse.Namespace) -> tuple[str, int]:
+    from jobspec.examples import check
+
+    text = check(write=args.write)
+    return text, 1 if text else 0
+
+
+def _schema(args: argparse.Namespace) -> tuple[str, int]:
+    import json
+
+    from jobspec.spec.schema import json_schema
+
+    return json.dumps(json_schema(part=args.part), indent=2) + "\n", 0
+
+
+def _report_bug() -> None:
+    traceback.print_exc()
+    print(
+        "\nThis is a bug in render-job, not a mistake of yours.  Please report it with the lines above, "
+        f"the job spec and this command:\n  {' '.join(map(repr, sys.argv))}\n"
+        f"  Python {sys.version.split()[0]} on {sys.platform}",
+        file=sys.stderr,
+    )
+
+
+def command_line() -> NoReturn:
+    """Run the command of this process, and end it."""
+    gc.disable()  # collecting takes a fifth of the time and frees nothing: imports make many objects that all stay
+    if sys.stderr is None:  # closed by the caller; print() would then write to stdout
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
+    sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # at once: unloading the modules would take another tenth of the time
