@@ -7,10 +7,9 @@ given rate.
 
     fp32        ours against the fastest of three native variants (see benchmarks/ddp.py)
     bf16        ours against that fastest native fp32 variant, and against native's bf16_compress_hook
-    powersgd    ours against native's powerSGD_hook, both with matrix rank 4 and compressing from the third step on
 
-Variants take turns as in benchmarks/ddp.py.  Losses of the fp32 variants must agree.  The compressing variants round,
-so their losses are reported, not compared.  The overlap is the share of communication that runs during backward.  It
+Variants take turns as in benchmarks/ddp.py.  Losses of the fp32 variants must agree.  The bf16 variants round, so
+their losses are reported, not compared.  The overlap is the share of communication that runs during backward.  It
 comes from torch.profiler: the share of all-reduce time that lies before the end of backward's last operator.
 """
 
@@ -22,16 +21,15 @@ from benchmarks.measure import machine, make_parser, median_ratio, quartiles, ra
 from benchmarks.network import missing_for_nodes, start_nodes
 from benchmarks.ranks import run_ranks
 from benchmarks.steps import time_variants
-from benchmarks.variants import NATIVE, POWERSGD_FULL_STEPS, POWERSGD_RANK
+from benchmarks.variants import NATIVE
 from benchmarks.workloads import WORKLOADS
 
-VARIANTS = ("ours", "ours_bf16", "ours_powersgd", *NATIVE, "native_bf16", "native_powersgd")
+VARIANTS = ("ours", "ours_bf16", *NATIVE, "native_bf16")
 # Our variant, its peer ("native": the fastest fp32 variant), and the target: a median ratio of at most this.
 COMPARISONS = {
     "fp32": ("ours", "native", 0.97),
     "bf16 / native fp32": ("ours_bf16", "native", 0.60),
     "bf16": ("ours_bf16", "native_bf16", 1.0),
-    "powersgd": ("ours_powersgd", "native_powersgd", 1.0),
 }
 RANKS = 2
 PROFILED_STEPS = 3
@@ -52,7 +50,6 @@ def main(argv: list[str] | None = None) -> int:
     agree = True
     shared = {"workload": options.workload, "rounds": options.rounds, "steps": options.steps}
     settings = shared | {"batch_size_per_rank": WORKLOADS[options.workload].batch_size, "ranks": RANKS, "threads": 1}
-    settings |= {"powersgd_rank": POWERSGD_RANK, "powersgd_full_steps": POWERSGD_FULL_STEPS}
     for rate in options.mbit_per_s:
         task = shared | {"variants": VARIANTS, "mbit_per_s": rate, "profiled_steps": PROFILED_STEPS}
         with start_nodes(RANKS) as nodes:

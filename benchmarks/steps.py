@@ -17,7 +17,7 @@ from benchmarks.variants import VARIANTS
 from benchmarks.workloads import WORKLOADS, loss_of
 from train.strategies.average_after_backward import AverageAfterBackward
 
-# Buckets are rebuilt after the first step, by PowerSGD after the second; then nothing changes any more.
+# Buckets are rebuilt after the first step; then nothing changes any more.
 WARM_UP_STEPS = 4
 
 

@@ -185,8 +185,7 @@ class TrainConfig(BaseModel):
     )
     """a file in train/strategies/: how the processes share the model"""
     sync: Annotated[str, _one_of("sync"), _names("sync")] = "all_reduce"
-    """a file in train/sync/: how custom_ddp sends gradients. all_reduce: as they are; bf16: rounded to half the bytes;
-    powersgd: each matrix as two thin factors, and what these leave out is added to the next gradient"""
+    """a file in train/sync/: how custom_ddp sends gradients. all_reduce: as they are; bf16: rounded, half the bytes"""
     bucket_mib: float = Field(25.0, gt=0, le=16384)
     """size in MiB of a gradient bucket of custom_ddp and ddp; if fsdp_wrap is size, the least that fsdp gathers at
     once"""

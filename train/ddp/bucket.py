@@ -1,6 +1,6 @@
 """A bucket: the gradients of some parameters, one after the other in one flat tensor, with p.grad as views of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import and_
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from train.ddp.gradient_hooks import num_holders
 from train.errors import UserError
-from train.sync import Payload, Sync, Waitable
+from train.sync import Payload, Sync
 
 # A larger gradient moves into its bucket as soon as it arrives, so that two copies of it never live for long.
 # Smaller ones wait for each other: one call for many costs a fraction of many calls.
@@ -36,7 +36,6 @@ class Bucket:
         sizes = [-(-param.numel() // aligned) * aligned for param in params]
         self._starts = [0, *accumulate(sizes)]
         flat = sync.allocate(self._starts[-1] + len(params), params[0].dtype, params[0].device)
-        self.payload = Payload(flat, [], flat)
         self._lay_out(flat)
         self._prescale = sync.prescale(flat.dtype, flat.device)
         self._is_large = [param.nbytes > _MOVED_AT_ONCE_BYTES for param in params]
@@ -49,7 +48,7 @@ class Bucket:
             _view_like(flat[start : start + param.numel()], param)
             for start, param in zip(starts, self.params, strict=True)
         ]
-        self.payload.flat, self.payload.views, self.payload.used = flat, self.views, flat[end:]
+        self.payload = Payload(flat, self.views, used=flat[end:])
         self._nobody_else = num_holders(flat, self.views)
 
     def _is_held(self) -> bool:
@@ -69,8 +68,6 @@ class Bucket:
         self._awaited = {slot for slot, param in enumerate(self.params) if param.requires_grad}
         self._times_left = list(self.times)
         self._absent: list[int] = []
-        self._steps: Iterator[Waitable] = iter(())
-        self._work: Waitable | None = None
 
     @property
     def is_full(self) -> bool:
@@ -105,26 +102,17 @@ class Bucket:
         self.payload.used.fill_(self._prescale)
         for slot in self._absent:
             self.payload.used[slot] = 0
-        self._launch()
+        self._work = self.sync.reduce(self.payload)
 
     @torch.no_grad()
     def void(self) -> None:
         """Begin to average NaN: the backward failed on this rank, so the result must not look like a mean."""
         for part in (*self.views, self.payload.used):  # not the gaps, which nothing fills with zeros again
             part.fill_(torch.nan)
-        self._launch()
+        self._work = self.sync.reduce(self.payload)
 
     def wait(self) -> None:
-        if self._work is not None:
-            self._work.wait()
-
-    @torch.no_grad()
-    def proceed(self) -> bool:
-        """Start the next collective, after `wait`; return False if none is left, because the averages are there."""
-        # The backward may run inside of the user's autocast, which would narrow what a sync computes.
-        with torch.autocast(self.payload.flat.device.type, enabled=False):
-            self._work = next(self._steps, None)
-        return self._work is not None
+        self._work.wait()
 
     def hand_out(self) -> None:
         """Make the averages p.grad, also for parameters that only other ranks used."""
@@ -134,10 +122,6 @@ class Bucket:
             for slot in self._absent:
                 if shares[slot]:
                     self.params[slot].grad = self.views[slot]
-
-    def _launch(self) -> None:
-        self._steps = self.sync.reduce(self.payload)
-        self.proceed()
 
     @torch.no_grad()
     def _gather(self, slots: Sequence[int]) -> list[int]:

@@ -27,8 +27,7 @@ class Reducer:
         self, trained: Mapping[str, nn.Parameter], sync: Sync, bucket_bytes: float, first_bucket_bytes: float
     ) -> None:
         self.sync, self.buckets, self.num_backwards = sync, list[Bucket](), 0
-        # averages: False inside no_sync(), where a backward only adds to p.grad.  factor: scales averages (join).
-        self.averages, self.factor = True, 1.0
+        self.averages = True  # False inside no_sync(), where a backward only adds to p.grad
         self._names, self._params = [*trained], [*trained.values()]
         self._bucket_bytes, self._first_bucket_bytes = bucket_bytes, min(first_bucket_bytes, bucket_bytes)
         # Indices of parameters as their gradients arrive in the first backward; None once there are buckets.
@@ -86,13 +85,6 @@ class Reducer:
             self._average()
         self._backward = None
 
-    def shadow(self) -> None:
-        """Take part in a backward of the other ranks, without gradients."""
-        for param in self._params:
-            param.grad = None
-        self._share()
-        self._average()
-
     def _share(self) -> None:
         if not self._is_shared:
             self._is_shared = True
@@ -108,8 +100,6 @@ class Reducer:
         self._start_all(Bucket.start)
         self._complete()
         for bucket in self.buckets:
-            if self.factor != 1.0:
-                bucket.payload.flat.mul_(self.factor)
             bucket.hand_out()
         self.num_backwards += 1
 
@@ -129,16 +119,11 @@ class Reducer:
             self._start_next(start)
 
     def _complete(self) -> None:
-        """Wait for all buckets, in turns if a sync needs several collectives: others run while one is awaited."""
-        running = list(enumerate(self.buckets, start=1))
-        while running:
-            for number, bucket in tuple(running):
-                position = f"backward {self.num_backwards + 1}, bucket {number}"
-                what = f"the gradients of {bucket.names_in_words} ({position}) were not averaged"
-                with naming_missing_ranks(what, position, self.sync.group), waiting("communication"):
-                    bucket.wait()
-                if not bucket.proceed():
-                    running.remove((number, bucket))
+        for number, bucket in enumerate(self.buckets, start=1):
+            position = f"backward {self.num_backwards + 1}, bucket {number}"
+            what = f"the gradients of {bucket.names_in_words} ({position}) were not averaged"
+            with naming_missing_ranks(what, position, self.sync.group), waiting("communication"):
+                bucket.wait()
         self._is_shared, self._backward, self._num_started = False, None, 0
 
     def _lay_out(self, start: Callable[[Bucket], None]) -> None:

@@ -5,20 +5,17 @@ What happens in a backward, with a picture: docs/train.md.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.join import Join, Joinable
 from torch.utils._pytree import tree_leaves
 
-from train.collectives.broadcast import broadcast_from, broadcast_from_rank_0
+from train.collectives.broadcast import broadcast_from_rank_0
 from train.collectives.missing_ranks import naming_missing_ranks
 from train.ddp.reducer import Reducer
 from train.ddp.refusals import refuse_changes, refuse_different_modules, refuse_what_has_no_mean
-from train.ddp.uneven_inputs import Shadow, announce
 from train.errors import UserError
 from train.sync import MakeSync
 from train.sync.all_reduce import AllReduce
@@ -26,7 +23,7 @@ from train.sync.all_reduce import AllReduce
 _MIB = 2**20
 
 
-class CustomDDP(nn.Module, Joinable):
+class CustomDDP(nn.Module):
     """Keep one copy of `module` per rank equal by averaging gradients, bucket by bucket.
 
     At construction rank 0's parameters and buffers are sent to all ranks.  In backward each gradient moves into its
@@ -47,7 +44,7 @@ class CustomDDP(nn.Module, Joinable):
     State dicts have the keys of `module`, so a checkpoint loads into the bare module and into any strategy; a state of
     native DDP loads, too.
     The readable versions, about 30 lines each: train/strategies/hook_per_parameter.py and average_after_backward.py.
-    Making, copying and unpickling a CustomDDP are collectives.  A copy uses the default group.
+    Making a CustomDDP is a collective.
     Raises SharedError if parameters or buffers differ between ranks, and names the first.  Raises UserError if a
     collective does not complete, and names the bucket, its parameters and the missing ranks.
     Source: Li et al., PyTorch Distributed, VLDB 2020 (arXiv:2006.15704); PyTorch note "DDP".
@@ -68,8 +65,7 @@ class CustomDDP(nn.Module, Joinable):
         broadcast_buffers: bool = True,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        nn.Module.__init__(self)
-        Joinable.__init__(self)
+        super().__init__()
         group = process_group or dist.group.WORLD
         if group is None:
             raise UserError("CustomDDP needs a process group: call torch.distributed.init_process_group() first")
@@ -85,17 +81,14 @@ class CustomDDP(nn.Module, Joinable):
         refuse_different_modules(module, self._options, group)
         broadcast_from_rank_0([*module.parameters(), *module.buffers()], group)
         self.reducer = Reducer(trained, sync(group), bucket_mib * _MIB, first_bucket_mib * _MIB)
-        # Set while ranks without inputs add zeros to each sum: see train/ddp/uneven_inputs.py.
-        self.mean_over_active_ranks = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.reducer.forward_begins()
         if torch.is_grad_enabled():
             refuse_changes(self._as_wrapped)
-        source = announce(self) if self._join_config.enable else 0
         averages = self.reducer.averages
         if averages:
-            self.send_buffers(source)
+            self._send_buffers()
         output = self.module(*args, **kwargs)
         if torch.is_grad_enabled() and averages and not torch.compiler.is_compiling():
             for tensor in [output] if isinstance(output, Tensor) else tree_leaves(output):
@@ -112,35 +105,12 @@ class CustomDDP(nn.Module, Joinable):
         finally:
             self.reducer.averages = before
 
-    def send_buffers(self, source: int) -> None:
-        """Overwrite the buffers with those of rank `source`, as each forward does.  A collective."""
+    def _send_buffers(self) -> None:
         position = f"forward after backward {self.reducer.num_backwards}"
         with naming_missing_ranks("sending rank 0's buffers failed", position, self.group):
             # The mode of the module, which may differ from the wrapper's.
             if self._options["broadcast_buffers"] and self.module.training:
-                broadcast_from(source, [*self.module.buffers()], self.group)
-
-    def join(
-        self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
-    ) -> Join:
-        """Let ranks have different numbers of inputs, as native DDP does; see train/ddp/uneven_inputs.py."""
-        return Join(
-            [self], enable, throw_on_early_termination, divide_by_initial_world_size=divide_by_initial_world_size
-        )
-
-    def join_hook(self, **kwargs: Any) -> Shadow:
-        return Shadow(self, **kwargs)
-
-    @property
-    def join_device(self) -> torch.device:
-        return next(param.device for param in self.module.parameters())
-
-    @property
-    def join_process_group(self) -> dist.ProcessGroup:
-        return self.group
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(CustomDDP, **self._options), (self.module,)
+                broadcast_from_rank_0([*self.module.buffers()], self.group)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.state_dict(*args, **kwargs)

@@ -162,11 +162,7 @@ class Step:
         if looks and not math.isfinite(float(grad_norm)):
             skipped = self._refuse_gradient(work, result)
         self.is_updating = self.is_updating or skipped is None
-        scale = self.scaler.get_scale()
         self.scaler.update()
-        if self.scaler.get_scale() != scale:
-            for wrapped in self.models:
-                wrapped.rescale(self.scaler.get_scale() / scale)
         if skipped is None:
             optimizer.step() if work.closure is None else optimizer.step(work.closure)
             self._skipped_in_a_row = 0

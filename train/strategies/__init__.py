@@ -62,7 +62,6 @@ class Wrapped:
     after_backward: called between the last backward of a step and `norm`.  Only average_after_backward needs it.
     predict: the forward of an evaluation, on all ranks together; it returns None on a rank that does not get the
         logits.  Without `predict` the bare model is called.
-    rescale: called with the factor by which the loss scale has changed, for what is kept of gradients between steps.
     stage: the PipelineStage of this rank, which train.loop.pipeline_step runs.
     """
 
@@ -73,7 +72,6 @@ class Wrapped:
     norm: Callable[[list[Tensor]], Tensor] = nn.utils.get_total_norm
     after_backward: Callable[[], None] = lambda: None
     predict: Callable[[Tensor], Tensor | None] | None = None
-    rescale: Callable[[float], None] = lambda factor: None
     stage: Any = None
 
 

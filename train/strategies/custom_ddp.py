@@ -18,4 +18,4 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
         broadcast_buffers=context.ranks_have_own_buffers,
         process_group=context.group,
     )
-    return replicated(model, wrapped, wrapped.no_sync, rescale=wrapped.reducer.sync.rescale)
+    return replicated(model, wrapped, wrapped.no_sync)

@@ -1,7 +1,7 @@
 """Ways to average a full bucket of gradients, one file each; the name of the file is the value of --sync."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
@@ -18,11 +18,10 @@ class Waitable(Protocol):
         """Return when it is done (on CUDA: when the current stream is made to wait for it)."""
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Payload:
-    """The gradients that travel together; the same object in each backward, so a sync may keep things beside it.
+    """The gradients that travel together.
 
-    It must not keep the tensors: others take their place if somebody still holds an average that was handed out.
     flat: all of it, in one dimension; zeros fill the gaps that align the gradients.
     views: each gradient, in its parameter's shape.  used: the numbers after the gradients, one for each
     parameter; the mean of a number is 0 if no rank used its parameter.  Both are parts of `flat`.
@@ -52,9 +51,6 @@ class Sync(ABC):
         """Return other memory in place of what `allocate` returned, because somebody holds that.  Not a collective."""
         return torch.zeros_like(flat)
 
-    def rescale(self, factor: float) -> None:  # noqa: B027
-        """Multiply what is kept of gradients between steps, because the next ones are larger by `factor`."""
-
     def of_rank_0(self, numbers: Sequence[int], device: torch.device) -> list[int]:
         """Return the numbers of rank 0; all ranks give equally many.  A collective, through memory of `device`."""
         shared = torch.tensor(numbers, device=device)
@@ -62,12 +58,8 @@ class Sync(ABC):
         return [int(number) for number in shared.tolist()]
 
     @abstractmethod
-    def reduce(self, payload: Payload) -> Iterator[Waitable]:
-        """Replace `payload.flat` by its mean over the ranks, given that it was prescaled.
-
-        A generator.  It starts a collective and yields it; it is resumed when that one is done, and may start another.
-        All ranks run the generators of the same buckets and resume them in the same order.  Autocast is off.
-        """
+    def reduce(self, payload: Payload) -> Waitable:
+        """Start to replace `payload.flat`, which was prescaled, by its mean over the ranks.  A collective."""
 
 
 # Makes a Sync for a group: one of the classes below train/sync/, or a partial() that sets its options.

@@ -1,7 +1,5 @@
 """The mean in the gradients' own type: over the network, or through shared memory where all ranks are on one host."""
 
-from collections.abc import Iterator
-
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # early: docs/troubleshooting.md, SIGABRT
@@ -41,11 +39,10 @@ class AllReduce(Sync):
             return 1.0
         return prescale_of_backend(self.group, dtype, device)
 
-    def reduce(self, payload: Payload) -> Iterator[Waitable]:
+    def reduce(self, payload: Payload) -> Waitable:
         if payload.flat.device.type == "cpu" and self._shared is not None:
-            yield self._shared.average(payload.flat)
-        else:
-            yield all_reduce_mean(payload.flat, self.group)
+            return self._shared.average(payload.flat)
+        return all_reduce_mean(payload.flat, self.group)
 
 
 def prescale_of_backend(group: dist.ProcessGroup, dtype: torch.dtype, device: torch.device) -> float:

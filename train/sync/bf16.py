@@ -1,9 +1,10 @@
 """float32 gradients travel as bfloat16: half the bytes, all of the range, 8 bits of precision."""
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from train.sync import Payload, Sync, Waitable
 from train.sync.all_reduce import all_reduce_mean, prescale_of_backend
@@ -21,13 +22,24 @@ class Bf16(Sync):
             return 1.0 / self.world_size
         return prescale_of_backend(self.group, dtype, device)
 
-    def reduce(self, payload: Payload) -> Iterator[Waitable]:
+    def reduce(self, payload: Payload) -> Waitable:
         if payload.flat.dtype != torch.float32:
-            yield all_reduce_mean(payload.flat, self.group)
-            return
+            return all_reduce_mean(payload.flat, self.group)
         narrow = payload.flat.bfloat16()
-        yield dist.all_reduce(narrow, dist.ReduceOp.SUM, self.group, async_op=True)
-        payload.flat.copy_(narrow)
+        return _Widening(dist.all_reduce(narrow, dist.ReduceOp.SUM, self.group, async_op=True), narrow, payload.flat)
+
+
+@dataclass
+class _Widening:
+    """Waits for a sum in bfloat16 and copies it into float32."""
+
+    work: Waitable
+    narrow: Tensor
+    flat: Tensor
+
+    def wait(self) -> None:
+        self.work.wait()
+        self.flat.copy_(self.narrow)
 
 
 make = Bf16

@@ -1,7 +1,6 @@
 """What a backward through CustomDDP does with gradients, on real processes."""
 
 import threading
-from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -175,7 +174,7 @@ def _from_two_threads(world: World) -> int:
     order: list[int] = []
     reduce = wrapped.reducer.sync.reduce
 
-    def reduce_and_note(payload: Payload) -> Iterator[Waitable]:
+    def reduce_and_note(payload: Payload) -> Waitable:
         order.append([bucket.payload for bucket in wrapped.reducer.buckets].index(payload))
         return reduce(payload)
 

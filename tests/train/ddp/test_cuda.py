@@ -1,6 +1,5 @@
 """CustomDDP on CUDA and NCCL: streams, and the same weights as the bare module.  Skipped where there is no device."""
 
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -32,13 +31,13 @@ class _Doubling(Sync):
         super().__init__(group)
         self.stream = torch.cuda.Stream(_DEVICE)
 
-    def reduce(self, payload: Payload) -> Iterator[Waitable]:
+    def reduce(self, payload: Payload) -> Waitable:
         self.stream.wait_stream(torch.cuda.current_stream(_DEVICE))
         with torch.cuda.stream(self.stream):
             torch.cuda._sleep(_CYCLES)
             payload.flat.mul_(2)
             done = self.stream.record_event()
-        yield _Event(done)
+        return _Event(done)
 
 
 class _Event:

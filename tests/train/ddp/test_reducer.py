@@ -1,6 +1,6 @@
 """The reducer in one process, with a stand-in for the other ranks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -35,10 +35,10 @@ class _Doubling(Sync):
     def of_rank_0(self, numbers: Sequence[int], device: torch.device) -> list[int]:
         return list(numbers)
 
-    def reduce(self, payload: Payload) -> Iterator[Waitable]:
+    def reduce(self, payload: Payload) -> Waitable:
         self.events.append("reduce")
         payload.flat.mul_(2)
-        yield _Done()
+        return _Done()
 
 
 def _reducer(model: nn.Module, bucket_bytes: float = 1.0) -> tuple[Reducer, _Doubling]:
@@ -78,7 +78,7 @@ def test_buckets_start_in_the_order_of_the_first_backward_also_when_gradients_ar
     started: list[int] = []
     reduce = sync.reduce
 
-    def note(payload: Payload) -> Iterator[Waitable]:
+    def note(payload: Payload) -> Waitable:
         started.append(payload.views[0].numel())
         return reduce(payload)
 
@@ -125,7 +125,7 @@ def test_a_backward_that_raised_is_completed_with_nan_at_the_next_forward() -> N
     sent: list[Tensor] = []
     reduce = sync.reduce
 
-    def note(payload: Payload) -> Iterator[Waitable]:
+    def note(payload: Payload) -> Waitable:
         sent.append(payload.flat.clone())
         return reduce(payload)
 

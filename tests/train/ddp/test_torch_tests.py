@@ -22,10 +22,6 @@ TESTS = {
         test_ddp_returns_tensor_with_no_grad test_ddp_new_tensor_in_fwd test_ddp_new_tensor_in_fwd_static_graph
         test_ddp_static_graph_nested_types test_static_graph_multi_forward
     """,
-    "uneven inputs": """
-        test_ddp_grad_div_uneven_inputs test_ddp_join_model_equivalence test_ddp_uneven_input_join_disable
-        test_ddp_uneven_input_exception test_ddp_uneven_inputs_stop_iteration_sync_bn
-    """,
     "ranks that differ": """
         test_ddp_broadcast_buffer test_ddp_model_diff_shape_across_ranks test_ddp_model_diff_num_params_across_ranks
     """,
@@ -39,7 +35,7 @@ TESTS = {
 }
 
 # The others read native DDP's logs or its reducer, register a communication hook (CustomDDP has sync= instead), use an
-# option or a private method that CustomDDP does not have, expect a refusal of unused parameters (whose gradients
+# option or a method that CustomDDP does not have (join), expect a refusal of unused parameters (whose gradients
 # CustomDDP averages), step an optimizer inside backward (which CustomDDP refuses), are about GPUs, make a
 # torch.nn.SyncBatchNorm, which does not run on the CPU, or need a C++ compiler (test_module.py compiles without one).
 
