@@ -18,12 +18,11 @@ from train.config import expected, nearest
 # What other tools call our keys, in words that do not resemble them.
 _ELSEWHERE = {
     **dict.fromkeys(["script", "args"], "command"),
-    **dict.fromkeys(["gpus", "ntasks"], "procs_per_node"),
+    **dict.fromkeys(["gpus", "ntasks", "ntasks_per_node"], "procs_per_node"),
     "container": "image",
     "environment": "env",
     "mem": "memory",
     "modules": "setup",
-    "replicas": "nodes",
     "requeue": "preemption",
     "time": "time_limit",
     "volumes": "mounts",
@@ -84,7 +83,7 @@ def _hint(kind: str, value: Any, path: Path) -> str:
 def _unknown_key(path: Path) -> Finding:
     above, written = path[:-1], str(path[-1])
     message = f'unknown key "{written}"' + (f' in "{dotted(above)}"' if above else "")
-    key = _ELSEWHERE.get(written, written)
+    key = _own(written)
     if guess := _meant(path):
         hint = f'did you mean "{guess}"?'
     elif homes := _homes(key):
@@ -96,10 +95,14 @@ def _unknown_key(path: Path) -> Finding:
 
 def _meant(path: Path) -> str | None:
     """Return the key of the same mapping that an unknown one stands for; None if it belongs to another mapping."""
-    key, fields = _ELSEWHERE.get(str(path[-1]), str(path[-1])).replace("-", "_"), _fields_at(path[:-1])
+    key, fields = _own(str(path[-1])), _fields_at(path[:-1])
     if key in fields:
         return key
     return None if _homes(key) else nearest(key, fields)
+
+
+def _own(word: str) -> str:
+    return _ELSEWHERE.get(word.replace("-", "_"), word)
 
 
 def _homes(key: str) -> list[Path]:

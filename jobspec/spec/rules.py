@@ -13,7 +13,6 @@ from jobspec.spec import shell
 from jobspec.spec.fields import LINES, LINES_EXPECTED
 from jobspec.spec.job import VOLUMES, Job
 from jobspec.spec.mounts import normal
-from jobspec.spec.shell import as_line, from_script, is_for_a_shell, starts_python
 from jobspec.spec.variables import SET_BY_US, is_bash_variable, is_set_by_launcher
 from train.config import to_argv
 
@@ -22,6 +21,12 @@ _LONGEST_ARGUMENT = 128 * 1024 - 1
 
 _LONGEST_NAME = 63  # characters of a label of DNS (RFC 1123)
 FILE_OR_URL = (r"[/.].*|.*://.*", "write REGISTRY/NAME:TAG, not a file or a URL")
+
+# How no Python script is called: launchers and shells, in any folder, perhaps a whole command line; options.
+_NO_SCRIPT = re.compile(
+    r"(.*/)?(python[0-9.]*|torchrun|accelerate|deepspeed|mpirun|mpiexec|srun|uv|poetry|pixi|conda|pdm"
+    r"|(ba|da|z|k)?sh|[^/ ]*\.sh)( .*)?|-.*"
+)
 
 Rule = Callable[[Job], Iterator[Finding]]
 
@@ -89,28 +94,10 @@ def command_begins_with_what_runs(job: Job) -> Iterator[Finding]:
     if job.command is None:
         if job.no_python:
             yield Finding(("no_python",), "no_python is true, but there is no command", "leave it out")
-        return
-    first, path = job.command[0], ("command", 0)
-    what = "a program" if job.no_python else "a script"
-    if first == "-m" and not job.no_python:
-        if len(job.command) == 1 or job.command[1].startswith("-"):
-            yield Finding(path, "command: the name of a module must follow -m")
-    elif words := as_line(first):
-        hint = json.dumps(words if job.no_python else from_script(words), ensure_ascii=False)
-        hint += ", and no_python: true" if is_for_a_shell(words[0]) and not job.no_python else ""
-        message = f"command: its first element is a whole command line, not {what}"
-        yield Finding(path, message, f"write each word as an element: {hint}")
-    elif starts_python(first) and not job.no_python:
-        message = f"command must begin with the script, not with {first}"
-        yield Finding(path, message, "write the script first, such as mine.py; torchrun starts Python")
-    elif is_for_a_shell(first) and not job.no_python:
-        hint = "begin with a Python script, or add no_python: true for a shell or any other program"
-        yield Finding(path, f"command begins with {first}, which Python cannot run", hint)
-    elif first.startswith("-") or not first:
-        module = "" if job.no_python else " or with -m and a module"
-        hint = "put the program first, before its options"
-        hint = hint if job.no_python else "leave the option out, because Python would read it as its own"
-        yield Finding(path, f"command must begin with {what}{module}, not with an option", hint)
+    elif not job.no_python and job.command[0] != "-m" and _NO_SCRIPT.fullmatch(job.command[0]):
+        message = f"command begins with {job.command[0]}, but torchrun starts Python, which needs a script"
+        hint = "begin with a script such as mine.py, or with -m and a module; no_python: true is for other programs"
+        yield Finding(("command", 0), message, hint)
 
 
 def shell_lines_are_whole_commands(job: Job) -> Iterator[Finding]:

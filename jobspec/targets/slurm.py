@@ -9,17 +9,15 @@ from jobspec.plan import IN_CONTAINERS, Plan
 from jobspec.slurm import rules, task
 from jobspec.slurm.environment import REMARKS, environment, exports, of_the_program, passed
 from jobspec.spec import files, shell
-from jobspec.spec.doubts import without_mounts
 from jobspec.spec.job import Job
 from jobspec.spec.keys import all_of, keys
-from jobspec.spec.rules import rules_in
 
 __all__ = ["NOT_USED", "REMARKS", "RULES", "SWEEPS", "USES", "environment", "template_values"]
 
 USES = IN_CONTAINERS | keys("gpu time_limit preemption.max_requeues preemption.progress") | all_of("slurm")
 NOT_USED = {"resources.devices": "only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}"}
 SWEEPS = "array"
-RULES = (*rules_in(rules), runtimes.problems)
+RULES = (*rules.RULES, runtimes.problems)
 
 
 def hides_the_node(job: Job) -> bool:
@@ -72,7 +70,6 @@ def _notes(job: Job) -> Iterator[str]:
         yield f"Not used here: image; slurm.runtime is none, so {of_shell}."
     if slurm.runtime == "none" and job.mounts:
         yield "Not used here: mounts; slurm.runtime is none, so the processes see the paths of the nodes."
-        yield from without_mounts(job, **{"preemption.progress": (job.preemption and job.preemption.progress) or ""})
     if job.files:
         folder = job.workdir or "the folder in which you submit"
         inside = "the mounts of the container" if slurm.runtime != "none" else folder

@@ -7,7 +7,6 @@ from jobspec import torchrun
 from jobspec.environment import NODE_0, Variable, common_variables, variables_of_meeting
 from jobspec.plan import PROCESSES, Plan, Rank
 from jobspec.problems import Finding
-from jobspec.spec.doubts import without_mounts
 from jobspec.spec.job import Job
 from jobspec.spec.rules import names_in_env
 
@@ -44,7 +43,7 @@ def variables_are_not_those_of_the_script(job: Job) -> Iterator[Finding]:
 
 def template_values(plan: Plan) -> dict[str, Any]:
     return {
-        "notes": [*without_mounts(plan.job), *torchrun.notes(plan)],
+        "notes": torchrun.notes(plan),
         "flags": torchrun.job_flags(plan),
         "c10d_conf": torchrun.c10d_conf(plan, "$(( NODE_RANK == 0 ))"),
     }

@@ -4,7 +4,6 @@
 # Once it runs, watch it: tail -F elastic-JOB-r*.log.  End it: scancel JOB.
 # Not used here: image; slurm.runtime is none, so the processes run in the environment of the shell that calls sbatch.
 # Not used here: mounts; slurm.runtime is none, so the processes see the paths of the nodes.
-# Not used here: the mount at /checkpoints; every node must have this folder, for train.checkpoint_dir.
 # One task per node: torchrun, which starts the 2 processes of its node.
 #SBATCH --job-name=elastic
 #SBATCH --nodes=1-3

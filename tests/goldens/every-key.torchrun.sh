@@ -10,7 +10,6 @@
 # Not used here: resources.devices; the machine's devices are used.
 # Not used here: time_limit; torchrun has no time limit.
 # Not used here: preemption; no scheduler preempts the job.
-# Not used here: the mount at /checkpoints; every node must have this folder, for train.checkpoint_dir.
 #
 # Start all nodes from here, node 0 first: ssh runs this script on each, in this folder and with this PATH.
 #   bash every-key.torchrun.sh node0 node1

@@ -76,17 +76,6 @@ def test_compose_takes_the_folders_and_else_makes_volumes(spec: str) -> None:
     assert found["volumes"] == {"data": {}}
 
 
-@pytest.mark.parametrize("target", ["slurm", "torchrun"])
-def test_a_job_without_containers_says_which_values_name_a_mount(target: str, spec: str) -> None:
-    words = ["command=[mine.py, --out=/keys/x, /cachet]", "env={DATA: /data}", "mounts.1.source=/cache"]
-    found = [line for line in render(target, spec, words).splitlines() if "the mount at" in line]
-    needed = {"/data": "env.DATA", "/keys": "command[1]"}
-    assert found == [
-        f"# Not used here: the mount at {path}; every node must have this folder, for {key}."
-        for path, key in needed.items()
-    ]
-
-
 _SCRATCH = """
 name: job
 nodes: 2

@@ -10,7 +10,7 @@ from jobspec.artifact import render
 from jobspec.problems import SpecError
 from tests.clusters import KINDS, documents, processes
 from tests.compose import read
-from tests.slurm import NVIDIA_SMI, TWO_NODES, Cluster, directives
+from tests.slurm import NVIDIA_SMI, Cluster, directives
 from tests.workers import words
 
 SPEC = """
@@ -123,20 +123,6 @@ def test_exported_file_keeps_its_suffix(spec: str) -> None:
 def test_wrong_value_under_a_wrong_name_is_a_mistake_of_the_spec(spec: str) -> None:
     with pytest.raises(SpecError, match=r"a key must be train\.KEY, args\.NAME or env\.NAME"):
         render("slurm", spec, ['sweep={"": [null], "train.": 5, "x y": [null, 1]}'])
-
-
-@pytest.mark.parametrize(
-    ("setting", "hint"),
-    [
-        ("sweep={env.A: [1]}", 'put it in quotes: "1"'),
-        ("+mounts=[]", "+mounts works only in a file; --set 'mounts=[…]' replaces the list"),
-    ],
-)
-def test_hint_for_an_option_can_be_followed(setting: str, hint: str, tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(TWO_NODES)
-    with pytest.raises(SpecError) as error:
-        render("slurm", str(tmp_path / "job.yaml"), [setting])
-    assert [problem.hint for problem in error.value.problems] == [hint]
 
 
 OWN = "name: job\nnodes: 2\nprocs_per_node: 1\ndevice: cpu\nimage: a/b:1\nslurm: {preflight: false}\n"

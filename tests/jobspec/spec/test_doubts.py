@@ -27,49 +27,17 @@ def notes_of(tmp_path: Path) -> NotesOf:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ("command=[train.py, '“a”']", "command[1] contains “"),
-        ("command=[train.py, –lr, x]", "command[1] contains –"),
-        ("setup=['export A=‘b’']", "setup[0] contains ‘"),
-        ("command=[train]", 'command begins with "train", not a .py file'),
         ("env={HF_TOKEN: hf_abc}", "env.HF_TOKEN looks like a secret, and its value is in the output"),
-        ("env={DATA: '$HOME/data'}", "env.DATA contains $HOME, which no shell replaces; write export DATA=… in setup"),
-        ("env={NAME: 'a-${USER}'}", "env.NAME contains ${USER}, which no shell replaces"),
-        ("sweep={env.A: [/a, $HOME/b, $HOME/c]}", "env.A contains $HOME, which no shell replaces"),
+        ("env={DATA: '$HOME/data'}", "env.DATA contains $HOME, which no shell replaces"),
+        ("sweep={env.A: [/a, '${USER}/b', '${USER}/c']}", "env.A contains ${USER}, which no shell replaces"),
         ("env={CACHE: ~/cache}", "env.CACHE contains ~, which no shell replaces"),
-        (
-            "env={PATH: '/opt/x/bin:$PATH'}",
-            "env.PATH contains $PATH, which no shell replaces; write export PATH=… in setup",
-        ),
-        ("env={CPATH: '/a:${CPATH}'}", "env.CPATH contains ${CPATH}, which no shell replaces"),
-        *(
-            (f"env={{A: '/a:${name}'}}", f"env.A contains ${name}, which no shell replaces")
-            for name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
-        ),
-        ("command=[mine.py, -c, $HOME/a]", "command[2] contains $HOME, which no shell replaces"),
-        ("command=[mine.py, bash, -x, $HOME/a]", "command[3] contains $HOME, which no shell replaces"),
-        (
-            "command=[mine.py, '--id=$SLURM_JOB_ID$TMPDIR']",
-            "command[1] contains $SLURM_JOB_ID, which no shell replaces",
-        ),
-        ("command=[mine.py, ~/data]", "command[1] contains ~, which no shell replaces"),
-        ("files=[lib.py]", "files does not list mine.py, the script in command"),
-        ("slurm.options={mail-tpye: END}", "no option mail-tpye, unless a plugin adds it; did you mean mail-type?"),
+        ("command=[mine.py, '--id=$SLURM_JOB_ID']", "command[1] contains $SLURM_JOB_ID, which no shell replaces"),
         ("setup=['export HF_TOKEN=hf_abc']", "setup[0] sets HF_TOKEN, which looks like a secret; secrets: [HF_TOKEN]"),
         ("setup=['true; exit']", "setup[0] contains exit, which ends the job before its processes start"),
-        ("setup=['trap \"rm x\" EXIT']", "setup[0] sets a trap for EXIT, which never runs"),
-        ("setup=[conda activate x]", "setup[0]: conda activate works only in a shell with conda's hook; write eval"),
         ("env={CUDA_VISIBLE_DEVICES: '0'}", "env.CUDA_VISIBLE_DEVICES overrides the GPUs"),
-        ("image=registry.example/team/train:1", 'image "registry.example/team/train:1" is a placeholder'),
-        (b"setup=['echo\\u00a0a']".decode("unicode-escape"), "setup[0] contains U+00A0, a no-break space"),
-        ("preemption={}", 'so command must save on SIGTERM and resume by itself. In Lightning: fit(ckpt_path="last")'),
-        ("slurm.options={of-our-plugin: 1}", "no option of-our-plugin, unless a plugin adds it"),
     ],
 )
-def test_doubt_is_said_once_and_without_a_secret(
-    keys: str, said: str, notes_of: NotesOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "lib.py").touch()
+def test_doubt_is_said_once_and_without_a_secret(keys: str, said: str, notes_of: NotesOf) -> None:
     (note,) = notes_of("slurm", keys)
     assert said in note
     assert "hf_abc" not in note
@@ -82,7 +50,8 @@ def test_a_script_that_lies_here_and_does_not_travel_to_the_pods_is_named(
     assert notes_of("jobset", "image=a/b:1") == []
     (tmp_path / "mine.py").touch()
     (note,) = notes_of("jobset", "image=a/b:1")
-    assert note == "mine.py does not travel with the job: the image or a mount has it, or pods need files: [mine.py]"
+    assert note == "mine.py does not travel with the job: list it in files, or have it in the image or a mount"
+    assert notes_of("jobset", "image=a/b:1", "files=[mine.py]") == []
     assert notes_of("slurm") == []
 
 
@@ -91,22 +60,17 @@ def test_an_empty_preemption_is_doubted(notes_of: NotesOf, tmp_path: Path) -> No
     assert notes_of("slurm") == ["preemption is empty, as if it were not there; preemption: {} takes the defaults"]
 
 
-@pytest.mark.parametrize(
-    "start", ["bash, -lc", "sh, -c", "/bin/dash, -c", "zsh, -ic", "ksh, -e, -c", "env, bash, -xec"]
-)
-def test_variable_that_a_shell_of_the_command_replaces_raises_no_doubt(start: str, notes_of: NotesOf) -> None:
-    assert notes_of("slurm", "no_python=true", f"command=[{start}, 'exec $HOME/mine']") == []
-    swept = ["no_python=true", "sweep={args.lr: [1, 2], args.x: [0]}"]
-    assert notes_of("slurm", f"command=[{start}, 'a \"$@\"', b]", *swept) == []
-    (note,) = notes_of("slurm", f"command=[{start}, python a.py]", *swept)
-    assert note == "sweep: the shell takes args.lr as $0, its own name; write env.NAME instead"
+def test_a_shell_that_takes_a_swept_argument_as_its_own_name_is_doubted(notes_of: NotesOf) -> None:
+    words = ["no_python=true", "sweep={args.lr: [1, 2], args.x: [0]}"]
+    assert notes_of("slurm", "command=[bash, -c, 'a \"$HOME\"', b]", *words) == []
+    (note,) = notes_of("slurm", "command=[bash, -lc, python a.py]", *words)
+    assert note == "sweep: a shell takes the first argument after its text as $0, its own name; sweep env.NAME instead"
 
 
-@pytest.mark.parametrize("key", ["data_root", "run_dir", "checkpoint_dir", "resume", "export"])
+@pytest.mark.parametrize("key", ["data_root", "run_dir"])
 def test_variable_in_a_path_of_train_is_doubted(key: str, notes_of: NotesOf) -> None:
-    folder = "" if key == "checkpoint_dir" else "checkpoint_dir: /c, "
-    notes = notes_of("slurm", "command=", f"train={{{folder}{key}: '$SCRATCH/x'}}")
-    assert notes == [f"train.{key} contains $SCRATCH, which no shell replaces; write the path itself"]
+    notes = notes_of("slurm", "command=", f"train={{{key}: '$SCRATCH/x'}}")
+    assert notes == [f"train.{key} contains $SCRATCH, which no shell replaces; write the value, or export it in setup"]
 
 
 @pytest.mark.parametrize("keys", ["max_restarts=1", "nodes={min: 1, max: 2}"])
@@ -123,15 +87,10 @@ def test_restart_that_would_refuse_its_own_checkpoints_or_has_none_is_doubted(ke
 @pytest.mark.parametrize(
     "keys",
     [
-        "command=[-m, pkg.Module, a–b]",
-        "image=/images/Train.sif",
-        "image=ghcr.io:5000/team/train:V1",
-        "setup=['[[ -d /a ]] || exit 1', 'eval \"$(conda shell.bash hook)\"', conda activate x, 'export HF_TOKEN=$A']",
+        "setup=['[[ -d /a ]] || exit 1', 'export HF_TOKEN=$A']",
         "env={PRICE: '$5', FORMAT: '$FOO ${FOO} $HOMES $FORMATS $$ $(HOME)', BACKUP: 'a~/b', USERS: 'a$USER_NAME'}",
         "command=[mine.py, '--run-dir=~/runs', '$x', '~']",
         "env={TOKENIZER: a, EOS_TOKEN: b, HF_TOKEN: ''}",
-        "slurm.options={container-writable: true, mail-type: END}",
-        "preemption={progress: /shared/last.ckpt}",
     ],
 )
 def test_what_is_meant_so_raises_no_doubt(keys: str, notes_of: NotesOf) -> None:
@@ -163,4 +122,4 @@ def test_a_folder_that_ends_with_the_container_is_doubted(path: str, kept: bool,
 def test_examples_raise_no_doubt(job: Path) -> None:
     notes: list[str] = []
     render("slurm", str(job), (), notes)
-    assert all("is a placeholder" in note for note in notes)
+    assert notes == []
