@@ -22,7 +22,7 @@ TRAIN = [
     {"ddp"},
     {"sync", "models"},
     {"records"},
-    {"cpu", "checkpoints", "data", "diagnosis"},
+    {"cpu", "checkpoints", "data"},
     {"collectives", "datasets"},
     {"world", "flags"},
     {"config", "errors"},
@@ -87,7 +87,7 @@ def modules_of(package: str) -> dict[str, set[str]]:
     found = {}
     for name, file in files.items():
         statements = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
-        # `from train.diagnosis import card` imports the module train.diagnosis.card.
+        # `from train.records import progress` imports the module train.records.progress.
         named = {f"{node.module}.{alias.name}" for node in statements for alias in node.names}
         named |= {
             node.module or "" for node in statements if not all(f"{node.module}.{a.name}" in files for a in node.names)

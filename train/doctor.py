@@ -1,117 +1,171 @@
-"""python -m train.doctor: can these processes train together, and how fast can they talk?
+"""python -m train.doctor: do these processes meet, and can they train together?
 
-Start it exactly as the training is started, on the same nodes:
+Start it exactly as the training is started, on the same nodes; it takes the flags of the training, too:
 
     torchrun --standalone --nproc-per-node 2 -m train.doctor
     render-job slurm jobs/doctor.yaml sites/mine.yaml | sbatch
 """
 
-import argparse
+import hashlib
 import os
+import platform
+import socket
 import sys
-from contextlib import suppress
-from dataclasses import replace
-from datetime import timedelta
+import time
+from collections.abc import Sequence
+from concurrent.futures import TimeoutError
+from dataclasses import dataclass
 from pathlib import Path
 
-from train.config import YEAR_S
-from train.errors import SharedError, leave, refuse_without, report
-from train.world.environment import World
-from train.world.signals import stop_with_parent
+import torch
+import torch.distributed as dist
 
-# Longer than the silence after which Watch names the missing rank.
-_CONNECT_S = 120.0
+from train.collectives.broadcast import of_all_ranks
+from train.collectives.missing_ranks import naming_missing_ranks
+from train.config import TrainConfig
+from train.errors import SharedError, UserError, differences, leave, report
+from train.flags import from_argv
+from train.world.attempt import Attempt
+from train.world.environment import World
+from train.world.placement import (
+    device_identity,
+    gradient_group,
+    pick_device,
+    refuse_different_devices,
+    refuse_shared_devices,
+)
+from train.world.rendezvous import open_process_group
+from train.world.signals import stop_with_parent
+from train.world.threads import in_thread
+
+# Shorter than those of a training; flags replace them.
+_WAITS = ["--rendezvous-timeout-s=60", "--collective-timeout-s=60"]
+_MIB = 16  # of the all-reduce
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a rank says of itself.
+
+    device: "none" if there is none; `mistake` says why.  gpu: UUID, None for a CPU.
+    own_name: the address of the host's own name, where gloo listens in a script that chooses no interface; or the name
+        of the chosen one.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    device: str
+    gpu: str | None
+    interface: str
+    own_name: str
+    versions: str
+    mistake: str | None
+
+    @property
+    def backend(self) -> str:
+        return "nccl" if self.device.startswith("cuda") else "gloo"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Examine, report and return the exit code: 0 if nothing is wrong, 1 otherwise."""
-    parser = argparse.ArgumentParser(
-        prog="python -m train.doctor",
-        description="Show where each rank runs, check and time messages between all processes, and report problems.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="as in python -m train")
-    parser.add_argument("--picture", type=Path, metavar="PATH", help="draw the measured times as PNG, SVG or PDF")
-    help_text = "report links slower than this many Mbit/s (default: %(default)g)"
-    parser.add_argument("--slow-mbit-s", type=float, default=500.0, metavar="RATE", help=help_text)
-    for name, default, text in (
-        ("silence", 15.0, "seconds without a sign of life after which a rank counts as paused or gone"),
-        ("rendezvous-timeout", 30.0, "seconds to wait for the other ranks"),
-        ("resolve-timeout", 20.0, "seconds to wait until the name in MASTER_ADDR resolves"),
-    ):
-        help_text = f"{text} (default: %(default)g)"
-        parser.add_argument(f"--{name}-s", type=_seconds, default=default, metavar="SECONDS", help=help_text)
-    options = parser.parse_args(argv)
     try:
+        config = from_argv([*_WAITS, *(sys.argv[1:] if argv is None else argv)])
         world = World.detect(os.environ)
         if world.launcher == "torchrun":
             stop_with_parent()
-        return 1 if examine(world, options) else 0
+        own_name = os.environ.get("GLOO_SOCKET_IFNAME") or _address_of_own_name()
+        with open_process_group(world, Attempt(world), config):
+            examine(world, config, own_name)
+        return 0
     except Exception as error:
-        report(error, "PROBLEM", sys.stdout)
+        report(error, "PROBLEM")
         return 1
 
 
-def examine(world: World, options: argparse.Namespace) -> list[str]:
-    """Run all checks and let rank 0 print what they show; return the problems, on all ranks.
-
-    Raises UserError if the processes cannot be connected, or SharedError if they do not fit together.
-    """
-    # Imported here: importing torch takes seconds, and a wrong environment should be reported at once.
-    import torch
-    import torch.distributed as dist
-
-    from train.collectives.broadcast import thing_of_rank_0
-    from train.diagnosis import card, meeting
-    from train.diagnosis.report import draw, lines, measured, problems
-    from train.diagnosis.speed import Ranks
-    from train.diagnosis.watch import Watch
-    from train.world.placement import gradient_group
-    from train.world.rendezvous import choose_interfaces, connect_to_store, wait_until_resolvable
-
-    if options.picture is not None and world.rank == 0:
-        refuse_without("matplotlib", "--picture", "report")
-    wait_until_resolvable(world.master_addr, options.resolve_timeout_s)
-    gloo_address = card.gloo_address()
-    choose_interfaces(world)
-    server = meeting.open_store(world, options.rendezvous_timeout_s)
-    world = replace(world, master_port=server.port, store_is_served=True)
-    keys = f"doctor-{world.store_attempt}"  # used by no other program and no earlier attempt
-    store = dist.PrefixStore(keys, server)
-    own = card.own_card(world, options.device, gloo_address)
-    cards = meeting.meet(own, store, options.rendezvous_timeout_s)
+def examine(world: World, config: TrainConfig, own_name: str) -> None:
+    """Let rank 0 print where the ranks are, and time an all-reduce.  Raises UserError if something is wrong."""
+    with naming_missing_ranks():
+        cards = of_all_ranks(_own_card(world, config.device, own_name))
+        if world.rank == 0:
+            print(_table(cards, f"{world.master_addr}:{world.master_port}"), flush=True)
+        if found := mistakes(cards):
+            raise SharedError("\n".join(found))
+        device = torch.device(cards[world.rank].device)
+        group = gradient_group(device, config.collective_timeout_s)
+        try:
+            # In a thread, because NCCL would wait for a missing rank without a word.
+            times = in_thread(lambda: _times(device, group)).result(3 * config.collective_timeout_s)
+        except TimeoutError:
+            raise UserError(
+                "the all-reduce over NCCL did not end: set NCCL_DEBUG=INFO, and look at the network"
+            ) from None
     if world.rank == 0:
-        print(card.table(cards), flush=True)
-
-    def connect() -> dist.Store:
-        return dist.PrefixStore(keys, connect_to_store(world, timedelta(seconds=options.rendezvous_timeout_s)))
-
-    with Watch(connect, own, cards, options.silence_s) as watch:
-        watch.doing("trying the connections between hosts")
-        unreachable = meeting.try_hosts(own, cards, store)
-        if not unreachable:
-            watch.doing("connecting the ranks")
-            # By the same groups as in a training: gloo for messages, NCCL for gradients on GPUs.
-            limit, device = timedelta(seconds=_CONNECT_S), torch.device(own.device or "cpu")
-            dist.init_process_group("gloo", store=store, rank=own.rank, world_size=own.world_size, timeout=limit)
-            ranks = Ranks(own.rank, own.world_size, device, gradient_group(device, _CONNECT_S), store)
-            found = measured(ranks, cards, watch)
-    if unreachable:
-        raise SharedError(unreachable)
-    sentences = thing_of_rank_0(problems(found, options.slow_mbit_s) if world.rank == 0 else [])
-    if world.rank == 0:
-        print(lines(found))
-        print("\n".join(f"PROBLEM: {problem}" for problem in sentences) or "no problem found", flush=True)
-        if options.picture is not None:
-            draw(found, options.picture)
-    return sentences
+        by_rank = " ".join(f"{1000 * seconds:.2f}" for seconds in times)
+        print(f"all-reduce of {_MIB} MiB over {cards[0].backend}, milliseconds by rank: {by_rank}\nno problem found")
 
 
-def _seconds(text: str) -> float:
-    with suppress(ValueError):
-        if 0 < float(text) <= YEAR_S:
-            return float(text)
-    raise argparse.ArgumentTypeError(f'"{text}" is not accepted; it must be a number above 0, at most {YEAR_S:.0f}')
+def _times(device: torch.device, group: dist.ProcessGroup | None) -> list[float]:
+    for _ in range(2):  # the first all-reduce connects
+        values = torch.ones(_MIB * 2**18, device=device)
+        dist.barrier()
+        started = time.perf_counter()
+        dist.all_reduce(values, group=group)
+        right = bool((values == dist.get_world_size()).all())  # waits for a GPU
+        seconds = time.perf_counter() - started
+    if not right:
+        raise UserError(f"rank {dist.get_rank()}: the all-reduce of ones gives a wrong sum")
+    return of_all_ranks(seconds)
+
+
+def _own_card(world: World, wanted: str, own_name: str) -> Card:
+    mistake, device, host, gpu = None, "none", socket.gethostname(), None
+    try:
+        found = pick_device(world, wanted)
+        device, (host, gpu) = str(found), device_identity(found)
+    except UserError as error:
+        mistake = f"rank {world.rank}: {error}"
+    code = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        code.update(file.read_bytes())
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}, code {code.hexdigest()[:8]}"
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "gloo's choice")
+    return Card(world.rank, host, os.getpid(), device, gpu, interface, own_name, versions, mistake)
+
+
+def _address_of_own_name() -> str:
+    try:
+        return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return "127.0.0.1"  # to which gloo falls back
+
+
+def mistakes(cards: Sequence[Card]) -> list[str]:
+    """Return a sentence for each thing that keeps these processes from training together."""
+    found = [card.mistake for card in cards if card.mistake is not None]
+    if listed := differences({card.rank: card.versions for card in cards}):
+        found.append(f"versions or files of train/ differ: {listed}. Use the same image or environment on all nodes")
+    loopback = {f"{card.host} is {card.own_name}" for card in cards if card.own_name.startswith(("127.", "::1"))}
+    if loopback and len({card.host for card in cards}) > 1:
+        found.append(
+            "a script of your own would hang or fail over gloo, which listens at the address of the host's own name: "
+            f"{', '.join(sorted(loopback))} there. Correct /etc/hosts (Debian has a line 127.0.1.1), or set "
+            f"GLOO_SOCKET_IFNAME={cards[0].interface}; python -m train chooses the interface itself"
+        )
+    try:
+        refuse_different_devices({card.rank: card.device.partition(":")[0] for card in cards if not card.mistake})
+        refuse_shared_devices([(card.host, card.gpu) for card in cards])
+    except SharedError as error:
+        found.append(str(error))
+    return found
+
+
+def _table(cards: Sequence[Card], address: str) -> str:
+    rows = [("rank", "host", "pid", "device", "interface", "versions")]
+    rows += [(str(card.rank), card.host, str(card.pid), card.device, card.interface, card.versions) for card in cards]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([f"{len(cards)} processes met at {address}", *lines])
 
 
 if __name__ == "__main__":

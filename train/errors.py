@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 
 class UserError(Exception):
@@ -32,6 +32,15 @@ def first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
+def differences(of_ranks: Mapping[int, object]) -> str | None:
+    """Return `2 on rank 0; 3 on rank 1, 2` for the values of ranks; None if all have the same."""
+    ranks_of: dict[object, list[str]] = {}
+    for rank, value in of_ranks.items():
+        ranks_of.setdefault(value, []).append(str(rank))
+    listed = [f"{value} on rank {', '.join(ranks)}" for value, ranks in ranks_of.items()]
+    return "; ".join(listed) if len(listed) > 1 else None
+
+
 @contextmanager
 def naming_failures(what: str) -> Iterator[None]:
     """Turn an OSError into a UserError: what failed, such as `--run-dir: cannot write runs/a`, and why."""
@@ -50,15 +59,15 @@ def refuse_without(package: str, option: str, extra: str) -> None:
         )
 
 
-def report(error: Exception, head: str = "error", file: TextIO | None = None) -> None:
+def report(error: Exception, head: str = "error") -> None:
     """Print an error, and record it for torchrun: a mistake of the user as one paragraph, others with traceback.
 
-    Of a mistake that all ranks share, one process of each node prints it.  head, file: of a paragraph; stderr if None.
+    Of a mistake that all ranks share, one process of each node prints it.  head: the word before a paragraph.
     """
     if isinstance(error, UserError):
         first_of_node = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
         if first_of_node or not isinstance(error, SharedError):
-            print(f"{head}: {error}", file=file or sys.stderr, flush=True)
+            print(f"{head}: {error}", file=sys.stderr, flush=True)
         record_for_torchrun(str(error))
         return
     sys.excepthook(type(error), error, error.__traceback__)  # torch's excepthook puts the rank before each line

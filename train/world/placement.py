@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from train.config import TrainConfig
-from train.errors import SharedError, UserError
+from train.errors import SharedError, UserError, differences
 from train.world.environment import World
 
 
@@ -119,9 +119,7 @@ def refuse_unlike(computes_on: str, group: dist.ProcessGroup | None, reason: str
 
 def refuse_different_devices(kind_of: Mapping[int, str]) -> None:
     """Raise SharedError, with the ranks, unless all ranks compute on devices of one kind, such as cuda."""
-    ranks_of = {kind: [rank for rank, other in kind_of.items() if other == kind] for kind in kind_of.values()}
-    if len(ranks_of) > 1:
-        listed = "; ".join(f"{kind} on rank {', '.join(map(str, ranks))}" for kind, ranks in ranks_of.items())
+    if listed := differences(kind_of):
         raise SharedError(
             f"the ranks compute on different devices: {listed}. Find out why some see no GPU (the driver, "
             "CUDA_VISIBLE_DEVICES, the scheduler's GPU binding), or give --device=cpu"

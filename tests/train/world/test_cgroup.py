@@ -1,4 +1,4 @@
-"""The memory and CPU time that a process gets, with cgroups of both versions, from files and from a real one."""
+"""The memory that a process gets, with cgroups of both versions, from files and from a real one."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli import ROOT
-from train.world.cgroup import host_memory_bytes, throttled_seconds
+from train.world.cgroup import host_memory_bytes
 
 _MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 _MIB = 2**20
@@ -49,24 +49,6 @@ def test_in_a_container_whose_path_is_the_hosts_the_mount_is_its_own_cgroup(
 def test_without_any_limit_it_is_the_machines_memory(tmp_path: Path) -> None:
     assert _with(tmp_path, "0::/free\n", {"free/memory.max": "max"}) == _MACHINE
     assert host_memory_bytes(tmp_path / "no such file", tmp_path) == _MACHINE
-
-
-@pytest.mark.parametrize(
-    ("own", "file", "text"),
-    [
-        ("0::/job/task\n", "job/cpu.stat", "usage_usec 9\nnr_throttled 3\nthrottled_usec 2500000\n"),
-        ("4:cpu,cpuacct:/job/task\n", "cpu/job/cpu.stat", "nr_periods 7\nthrottled_time 2500000000\n"),
-    ],
-    ids=["v2", "v1"],
-)
-def test_the_time_without_a_cpu_is_that_of_the_cgroup_or_a_parent(
-    own: str, file: str, text: str, tmp_path: Path
-) -> None:
-    (tmp_path / "own").write_text(own)
-    (tmp_path / file).parent.mkdir(parents=True)
-    (tmp_path / file).write_text(text)
-    assert throttled_seconds(tmp_path / "own", tmp_path) == 2.5
-    assert throttled_seconds(tmp_path / "no such file", tmp_path) == 0
 
 
 @pytest.fixture
