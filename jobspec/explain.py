@@ -119,19 +119,14 @@ def as_table(explanation: Explanation) -> str:
 
 
 def _hosts(plan: Plan, hosts: str, given: list[str]) -> list[str]:
-    names, nodes, hint = hosts.split(","), plan.job.nodes.max, ""
+    names, nodes = hosts.split(","), plan.job.nodes.max
+    if not given and len(names) == len(set(names)) == nodes and all(names) and "[" not in hosts:
+        return names
+    message = f"give {nodes} different names, one for each node"
+    hint = f"print the names of a range by scontrol show hostnames '{hosts}' | paste -sd," if "[" in hosts else ""
     if given:
         message = f"the target names the nodes itself: {', '.join(given[:3])}{', …' * (nodes > 3)}"
         hint = "leave --hosts out"
-    elif "[" in hosts:
-        message = "a range is not the name of a node"
-        hint = f"give the names that this command prints: scontrol show hostnames '{hosts}' | paste -sd,"
-    elif len(names) != nodes:
-        message = f"give {nodes} names, one for each node, not {len(names)}"
-    elif len(set(names)) != len(names) or not all(names):
-        message = "each node needs its own name"
-    else:
-        return names
     raise SpecError([Problem(option_place("--hosts", hosts), message, hint)])
 
 

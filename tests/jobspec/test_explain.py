@@ -226,22 +226,11 @@ def test_what_a_container_shows_of_its_node_is_said(target: str, mounts: str | N
     assert told["inside"] == inside
 
 
-@pytest.mark.parametrize(
-    ("hosts", "message"),
-    [
-        ("a", "give 3 names, one for each node, not 1"),
-        (
-            "a[1-3]",
-            "(?s)a range is not the name.*this command prints: scontrol show hostnames 'a.1-3.' | paste -sd,",
-        ),
-        ("a[1,2,3]", "a range is not the name"),
-        ("a,b,a", "each node needs its own name"),
-        ("a,,b", "each node needs its own name"),
-    ],
-)
-def test_wrong_hosts_are_refused(spec: Path, hosts: str, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
+@pytest.mark.parametrize("hosts", ["a", "a,b,a", "a,b,c,c", "a,,b", "a[1,2,3]"])
+def test_wrong_hosts_are_refused(spec: Path, hosts: str) -> None:
+    with pytest.raises(SpecError, match="give 3 different names, one for each node") as error:
         explained("torchrun", spec, hosts=hosts)
+    assert ("scontrol show hostnames 'a[1,2,3]'" in str(error.value)) == ("[" in hosts)
 
 
 def test_table_of_torchrun(spec: Path, golden: Any) -> None:
