@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import NoReturn
 
 from jobspec import targets
@@ -91,6 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     command = _command(commands, "check", text, _check)
     command.add_argument("--write", action="store_true", help="render these examples again and replace them")
 
+    command = _command(commands, "ssh", "the output of a torchrun script on several machines", _ssh)
+    text = "what `render-job torchrun` wrote; each machine needs the folder in which this is started"
+    command.add_argument("script", metavar="SCRIPT", type=Path, help=text)
+    command.add_argument("nodes", metavar="NODE", nargs="+", help="names that ssh takes, node 0 first")
+
     command = _command(commands, "schema", "the JSON Schema of the job spec, for editors", _schema)
     command.add_argument("--part", action="store_true", help="print the schema of a partial spec, such as a site file")
     return parser
@@ -150,6 +156,12 @@ def _check(args: argparse.Namespace) -> tuple[str, int]:
 
     text = check(write=args.write)
     return text, 1 if text else 0
+
+
+def _ssh(args: argparse.Namespace) -> tuple[str, int]:
+    from jobspec.ssh import start
+
+    return "", start(args.script, args.nodes)
 
 
 def _schema(args: argparse.Namespace) -> tuple[str, int]:

@@ -1,9 +1,9 @@
-"""Flags of torchrun, as the agent of a node, that are the same on every node.
+"""Flags of torchrun, as the agent of a node, that are the same on every node and not its defaults.
 
 Each target adds in its own way what differs from node to node or is known only when the job runs.
 """
 
-from jobspec.plan import Plan
+from jobspec.plan import RENDEZVOUS_TIMEOUT_S, Plan
 
 # Variable with the seconds between the SIGTERM that torchrun passes on and its SIGKILL.
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -20,11 +20,11 @@ def flags(plan: Plan, max_restarts: int | None = None) -> list[str]:
     """Return the flags before the program, without --nnodes, the address and the number of the node."""
     job = plan.job
     restarts = job.max_restarts if max_restarts is None else max_restarts
-    processes = [f"--nproc-per-node={job.procs_per_node}", f"--max-restarts={restarts}"]
+    processes = [f"--nproc-per-node={job.procs_per_node}", *([f"--max-restarts={restarts}"] if restarts else [])]
     if job.nodes.max == 1:
         # Without an address torchrun publishes the host's full name, which a laptop often cannot resolve.
         return ["--standalone", "--local-addr=127.0.0.1", *processes]
-    return [*processes, f"--rdzv-backend={plan.backend}", *([_static_conf(plan)] if plan.backend == "static" else [])]
+    return [*processes, *(_static_conf(plan) if plan.backend == "static" else ["--rdzv-backend=c10d"])]
 
 
 def job_flags(plan: Plan, max_restarts: int | None = None) -> list[str]:
@@ -44,12 +44,13 @@ def pod_flags(plan: Plan, static: bool = True) -> list[str]:
     if not static:
         return [*flags, f"--max-restarts={plan.job.max_restarts}"]
     flags += ["--max-restarts=0", "--rdzv-backend=static"]
-    return [*flags, _static_conf(plan)] if plan.job.nodes.max > 1 else flags
+    return [*flags, *_static_conf(plan)] if plan.job.nodes.max > 1 else flags
 
 
-def _static_conf(plan: Plan) -> str:
+def _static_conf(plan: Plan) -> list[str]:
     """Return the flag for how long nodes wait; torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py."""
-    return f"--rdzv-conf=timeout={plan.rendezvous_timeout_s}"
+    is_default = plan.rendezvous_timeout_s == RENDEZVOUS_TIMEOUT_S
+    return [] if is_default else [f"--rdzv-conf=timeout={plan.rendezvous_timeout_s}"]
 
 
 def c10d_conf(plan: Plan, is_host: str) -> str:

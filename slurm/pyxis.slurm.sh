@@ -87,7 +87,7 @@ task() {  # runs on the node, once for its 4 processes
     OMP_NUM_THREADS=8 PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/pyxis-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
     TORCH_NCCL_TRACE_BUFFER_SIZE=2000
-  exec torchrun --nproc-per-node=4 --max-restarts=3 --rdzv-backend=static --rdzv-conf=timeout=900 -m train \
+  exec torchrun --nproc-per-node=4 --max-restarts=3 -m train \
     --device=cuda \
     --model=resnet18 \
     --dataset=fashion_mnist \

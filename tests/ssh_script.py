@@ -2,7 +2,9 @@
 
 import os
 import pty
+import shlex
 import subprocess
+import sys
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -10,8 +12,10 @@ from pathlib import Path
 
 from jobspec import filters
 from jobspec.artifact import render
+from tests.cli import ROOT
 from tests.ssh import DESK, Lab
 
+RENDER_JOB = [sys.executable, str(ROOT / "render.py")]
 BASE = "name: job\nnodes: 2\nprocs_per_node: 2\ndevice: cpu\n"
 MINE = BASE + "command: [mine.py]\n"
 # An agent that saves when it is told to stop, prints before and after it, and exits 1 as torchrun does.
@@ -89,7 +93,7 @@ class Nodes:
     def start(self, spec: str, *hosts: str, terminal: bool = False, wrapper: str = "", **env: str) -> Started:
         self.write(spec)
         # The shell of a person, which outlives what ends the script.
-        script = f'echo $$ >pid; exec {wrapper} bash job.sh "$@"'
+        script = f'echo $$ >pid; exec {wrapper} {shlex.join(RENDER_JOB)} ssh job.sh "$@"'
         shell = f'trap : INT HUP TERM; bash -c {filters.sh(script)} job "$@"; echo $? >part; mv part ended'
         words = [*(["setsid", "--ctty", "--wait"] if terminal else []), "bash", "-c", shell, "shell", *hosts]
         command = self.lab.command(words, self.folder, **env)
@@ -113,6 +117,11 @@ class Nodes:
 
     def run(self, spec: str, *hosts: str, **env: str) -> tuple[int, str]:
         return self.start(spec, *hosts, terminal=False, wrapper="", **env).ended(100)
+
+    def by_hand(self, name: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run the written script on one machine to its end."""
+        command = self.lab.command(["bash", "job.sh"], self.folder, name, **env)
+        return subprocess.run(command, capture_output=True, text=True, timeout=250)
 
     def wait_for(self, *names: str, timeout_s: float = 60) -> None:
         """Until these files are there."""

@@ -31,6 +31,7 @@ TRAIN = [
 # reading is this high because its hints name options of sbatch and keys of a pod; nothing below reads YAML.
 JOBSPEC = [
     {"commands"},
+    {"ssh"},
     {"examples"},
     {"artifact", "explain", "output"},
     {"reading", "targets"},

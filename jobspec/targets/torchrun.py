@@ -24,19 +24,13 @@ NOT_USED = {
     "preemption": "no scheduler preempts the job",
 }
 
-# Variables of the script for several nodes: what a node sets after `env`, and what other shells set.
-_OF_A_NODE = "JOB_LOGS JOB_NODES address interface local_addr node own port started"
-_OF_OTHERS = """
-    agent by code end_of_grace end_of_work ended failed failure file first folder grace host hosts last limit line logs
-    lost met missing news number parent ready reason running script second since stat status suspect text word work
-"""
-OF_A_NODE = frozenset(_OF_A_NODE.split())
-OF_SCRIPT = OF_A_NODE | frozenset(_OF_OTHERS.split())
+# Variables that a script for several nodes has of its own.
+OF_SCRIPT = ("address", "interface", "node", "own")
 
 
 def variables_are_not_those_of_the_script(job: Job) -> Iterator[Finding]:
     for path, name in names_in_env(job):
-        if job.nodes.max > 1 and name in (OF_A_NODE if path[0] == "env" else OF_SCRIPT):
+        if job.nodes.max > 1 and name in OF_SCRIPT:
             message = f"{path[0]}: the script has its own variable {name}, which would replace this one"
             yield Finding(path, message, "choose another name", on_key=True)
 
@@ -46,6 +40,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
         "notes": torchrun.notes(plan),
         "flags": torchrun.job_flags(plan),
         "c10d_conf": torchrun.c10d_conf(plan, "$(( NODE_RANK == 0 ))"),
+        "chooses_interface": "GLOO_SOCKET_IFNAME" not in plan.env,
     }
 
 

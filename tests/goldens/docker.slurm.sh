@@ -46,7 +46,7 @@ program() {  # runs in the container
   export OMP_NUM_THREADS=8 PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/docker-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
     TORCH_NCCL_TRACE_BUFFER_SIZE=2000
-  exec torchrun --nproc-per-node=4 --max-restarts=0 --rdzv-backend=static --rdzv-conf=timeout=900 -m train \
+  exec torchrun --nproc-per-node=4 -m train \
     --device=cuda \
     --model=resnet18 \
     --dataset=fashion_mnist \

@@ -103,7 +103,7 @@ task() {  # runs on the node, once for its 4 processes
     'export NCCL_SOCKET_IFNAME=ib0'; do
     eval "$JOB_LINE" || { echo "setup: this line failed: $JOB_LINE" >&2; exit 1; }
   done </dev/null
-  exec torchrun --nproc-per-node=4 --max-restarts=3 --rdzv-backend=static --rdzv-conf=timeout=3600 -m train \
+  exec torchrun --nproc-per-node=4 --max-restarts=3 --rdzv-conf=timeout=3600 -m train \
     --device=cuda \
     --model=resnet18 \
     --dataset=fashion_mnist \

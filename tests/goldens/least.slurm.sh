@@ -46,7 +46,7 @@ task() {  # runs on the node, once for its 1 process
   export PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/job-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
     TORCH_NCCL_TRACE_BUFFER_SIZE=2000
-  exec torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=1 --max-restarts=0 -- mine.py
+  exec torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=1 -- mine.py
 }
 export -f task  # as a variable, because all users of a node can read the arguments of its processes
 

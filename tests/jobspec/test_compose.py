@@ -61,9 +61,9 @@ def test_every_node_is_a_service_with_what_settings_say(folder: Path, nodes: str
 @pytest.mark.parametrize("nodes", ["1", "2"])
 def test_engine_starts_a_node_again_as_often_as_the_spec_says(folder: Path, nodes: str) -> None:
     for node in services(folder, BASE + f"nodes: {nodes}\nmax_restarts: 3\n").values():
-        assert (node["restart"], "--max-restarts=0" in node["command"]) == ("on-failure:3", True)
+        assert (node["restart"], "--max-restarts" in str(node["command"])) == ("on-failure:3", False)
     for node in services(folder, BASE + f"nodes: {nodes}\n").values():
-        assert (node["restart"], "--max-restarts=0" in node["command"]) == ("no", True)
+        assert (node["restart"], "--max-restarts" in str(node["command"])) == ("no", False)
 
 
 def test_every_node_has_gpus_for_itself(folder: Path) -> None:

@@ -75,7 +75,7 @@ def test_torchrun_is_called_alike_on_all_nodes_and_their_numbers_differ(cluster:
     run(cluster, TWO_NODES + "max_restarts: 3\n")
     calls = cluster.calls()
     assert calls[0, 0].argv[1:] == calls[1, 0].argv[1:]
-    words = "--nproc-per-node=2 --max-restarts=3 --rdzv-backend=static --rdzv-conf=timeout=900"
+    words = "--nproc-per-node=2 --max-restarts=3"
     assert " ".join(calls[0, 0].argv[1:]) == f"{words} -- mine.py"
     flags = {"PET_NNODES": "2", "PET_MASTER_ADDR": "n1", "PET_MASTER_PORT": "20123", "PET_RDZV_ID": "70123.0"}
     for node in range(2):

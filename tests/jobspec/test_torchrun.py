@@ -47,13 +47,11 @@ def call(folder: Path, script: str, **env: str) -> Call:
 
 def test_only_node_0_of_an_elastic_job_hosts_the_rendezvous(folder: Path) -> None:
     script = render_text(folder, BASE + "nodes: {min: 1, max: 3}\ncommand: [mine.py]\n")
-    first = call(folder, script, NODE_RANK="0", MASTER_ADDR="localhost")
-    other = call(folder, script, NODE_RANK="2", MASTER_ADDR="localhost")
+    first = call(folder, script, NODE_RANK="0", MASTER_ADDR="127.0.0.1")
+    other = call(folder, script, NODE_RANK="2", MASTER_ADDR="127.0.0.1")
     timeouts = "join_timeout=900,read_timeout=900"
     assert {"--nnodes=1:3", "--rdzv-backend=c10d", f"--rdzv-conf=is_host=1,{timeouts}"} < set(first.argv)
     assert f"--rdzv-conf=is_host=0,{timeouts}" in other.argv
-    assert "--local-addr=localhost" in first.argv
-    assert not [word for word in other.argv if word.startswith("--local-addr")]
 
 
 @pytest.mark.parametrize(
@@ -62,20 +60,15 @@ def test_only_node_0_of_an_elastic_job_hosts_the_rendezvous(folder: Path) -> Non
         {},
         {"NODE_RANK": "0"},
         {"MASTER_ADDR": "head"},
-        *(
-            {"NODE_RANK": rank, "MASTER_ADDR": "head"}
-            for rank in ["", "2", "-1", "01", "1a", "x[$(touch pwned)]", "9" * 20]
-        ),
+        *({"NODE_RANK": rank, "MASTER_ADDR": "head"} for rank in ["", "2", "-1", "1a", "x[$(touch pwned)]", "9" * 20]),
     ],
 )
 def test_node_without_a_right_number_or_master_does_not_start(folder: Path, env: dict[str, str]) -> None:
     script = render_text(folder, BASE + "nodes: 2\ncommand: [mine.py]\n")
     done = run(folder, script, **env)
-    assert done.returncode == 2
-    assert done.stderr.decode() == (
-        "job: set NODE_RANK (this node's number, 0 to 1) and MASTER_ADDR (name or address of node 0). "
-        "Or give the names of all nodes as arguments\n"
-    )
+    assert done.returncode == 1
+    text = "job: set NODE_RANK (this node's number, 0 to 1) and MASTER_ADDR (name or address of node 0)\n"
+    assert done.stderr.decode() == text
     assert not (folder / "record").exists()
     assert not (folder / "pwned").exists()
 
@@ -109,23 +102,12 @@ def test_every_name_of_a_bash_variable_arrives_or_is_refused(folder: Path) -> No
     assert not accepted.keys() & {"UID", "RANDOM", "BASHPID"}
 
 
-_ASSIGNED = (
-    r"(?:^|[ ;({']|\\n)([a-z]\w*)\+?=(?!~)|\bfor (?:\(\( )?(\w+) (?:in|=) |\{(\w+)\}[<>]"
-    r"|\bread(?: -\w+(?: \d+)?)+ ([a-z_][\w ]*)"
-)
-
-
 def test_env_and_secrets_are_no_variables_of_the_script(folder: Path) -> None:
     sizes = ("nodes: 2\n", "nodes: {min: 1, max: 2}\n")
-    scripts = [render_text(folder, f"{BASE}{size}command: [a.py]\n") for size in sizes]
-    code = [line for script in scripts for line in script.splitlines() if not line.lstrip().startswith("#")]
-    found = {name for line in code for names in re.findall(_ASSIGNED, line) for name in " ".join(names).split()} - {"_"}
-    assert found | {"JOB_LOGS", "JOB_NODES"} == torchrun.OF_SCRIPT
-    for given in (f"env: {dict.fromkeys(torchrun.OF_A_NODE, 'x')}\n", f"secrets: {[*torchrun.OF_SCRIPT]}\n"):
+    script = "".join(render_text(folder, f"{BASE}{size}command: [a.py]\n") for size in sizes)
+    assert {*re.findall(r"^([a-z]\w*)=", script, re.MULTILINE)} == {*torchrun.OF_SCRIPT}
+    for given in (f"env: {dict.fromkeys(torchrun.OF_SCRIPT, 'x')}\n", f"secrets: {[*torchrun.OF_SCRIPT]}\n"):
         with pytest.raises(SpecError) as error:
             render_text(folder, f"{BASE}nodes: 2\ncommand: [a.py]\n{given}")
-        assert len(error.value.problems) == given.count(",") + 1
+        assert len(error.value.problems) == len(torchrun.OF_SCRIPT)
         assert render_text(folder, f"{BASE}nodes: 1\ncommand: [a.py]\n{given}")
-    env = dict.fromkeys(torchrun.OF_SCRIPT - torchrun.OF_A_NODE, "mine")
-    script = render_text(folder, f"{BASE}nodes: 2\ncommand: [a.py]\nenv: {env}\n")
-    assert env.items() <= call(folder, script, NODE_RANK="0", MASTER_ADDR="localhost").env.items()

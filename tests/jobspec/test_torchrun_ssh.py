@@ -15,7 +15,7 @@ from jobspec import filters
 from tests import ssh, workers
 from tests.slurm import RECORDER, Call
 from tests.ssh import NAMES
-from tests.ssh_script import BASE, MINE, SAVING, Nodes, last_line
+from tests.ssh_script import BASE, MINE, RENDER_JOB, SAVING, Nodes, last_line
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(ssh.missing() is not None, reason=str(ssh.missing()))]
 
@@ -81,7 +81,7 @@ def test_asked_to_end_every_node_saves_prints_and_ends(new_nodes: Callable[[str]
     assert status == {"Ctrl-C": 130, "SIGTERM": 143, "closed terminal": 129}[way], out
     if way != "closed terminal":
         assert {"sshn0: saved 0", "sshn1: saved 1"} < set(out.splitlines())
-        assert last_line(out) == f"job: {way} ended sshn0 sshn1"
+        assert last_line(out) == f"render-job: {way} ended sshn0 sshn1"
 
 
 def test_second_ctrl_c_kills_what_does_not_end(new_nodes: Callable[[str], Nodes]) -> None:
@@ -93,7 +93,7 @@ def test_second_ctrl_c_kills_what_does_not_end(new_nodes: Callable[[str], Nodes]
     nodes.wait_for("saved-0", "saved-1", "deaf")
     os.write(job.terminal, b"\x03")
     status, out = job.ended(10)
-    assert (status, last_line(out)) == (130, "job: Ctrl-C ended sshn0 sshn1")
+    assert (status, last_line(out)) == (130, "render-job: Ctrl-C ended sshn0 sshn1")
 
 
 def test_script_that_is_killed_takes_the_nodes_with_it(new_nodes: Callable[[str], Nodes]) -> None:
@@ -128,7 +128,7 @@ def test_tmux_keeps_the_job_of_a_detached_session_and_ends_that_of_a_killed_one(
 
     ours, theirs = pty.openpty()
     person = subprocess.Popen(
-        at_desk("new-session", "bash", "job.sh", *NAMES), stdin=theirs, stdout=theirs, stderr=theirs
+        at_desk("new-session", *RENDER_JOB, "ssh", "job.sh", *NAMES), stdin=theirs, stdout=theirs, stderr=theirs
     )
     nodes.wait_for("running-0", "running-1")
     subprocess.run(at_desk("detach-client"), check=True)
@@ -147,18 +147,18 @@ def test_exit_code_is_that_of_the_node_that_failed_first(new_nodes: Callable[[st
     nodes = new_nodes(SAVING.replace("touch running", f"if [ $NODE_RANK = {failing} ]; then exit 7; fi\ntouch running"))
     for _ in range(4):
         status, out = nodes.run(MINE, *NAMES)
-        assert (status, last_line(out)) == (7, f"job: sshn{failing} failed first: exit code 7")
+        assert status == 7 and last_line(out).startswith(f"render-job: sshn{failing} failed first: exit code 7")
 
 
 def test_elastic_job_goes_on_without_a_node_that_fails(new_nodes: Callable[[str], Nodes]) -> None:
     nodes = new_nodes("#!/bin/bash\n[ $NODE_RANK = 0 ] || exit 7\nread -rt 2 _ <> <(:)\ntouch done\n")
     status, out = nodes.run(MINE.replace("nodes: 2", "nodes: {min: 1, max: 3}"), *NAMES)
     assert status == 0, out
-    assert "job: sshn1 failed: exit code 7; the other nodes go on\n" in out
+    assert "render-job: sshn1 failed: exit code 7;" in out and "; the other nodes go on\n" in out
     assert (nodes.folder / "done").exists()
 
 
 def test_elastic_job_ends_with_its_node_0(new_nodes: Callable[[str], Nodes]) -> None:
     nodes = new_nodes(SAVING.replace("touch running", "if [ $NODE_RANK = 0 ]; then exit 7; fi\ntouch running"))
     status, out = nodes.run(MINE.replace("nodes: 2", "nodes: {min: 1, max: 3}"), *NAMES)
-    assert (status, last_line(out)) == (7, "job: sshn0 failed first: exit code 7")
+    assert status == 7 and last_line(out).startswith("render-job: sshn0 failed first: exit code 7")
