@@ -15,15 +15,16 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from train.__main__ import run
+from train import __main__
 from train.config import TrainConfig
 from train.flags import from_argv
 from train.loop.trainer import Trainer
 from train.records.observer import Observer
 from train.world.attempt import Attempt
 from train.world.environment import World
+from train.world.process import Process
 from train.world.rendezvous import open_process_group
-from train.world.signals import SIGNALS, StopSignal
+from train.world.signals import SIGNALS
 
 Result = TypeVar("Result")
 
@@ -55,7 +56,7 @@ def train_on_ranks(world_size: int, *flags: str, timeout_s: float = 600.0) -> No
 
 def make_trainer(world: World, *flags: str, observers: Sequence[Observer] = ()) -> Trainer:
     """The trainer of `python -m train FLAGS` on this rank."""
-    return Trainer(from_argv([*flags]), world, StopSignal(), observers)
+    return Trainer(from_argv([*flags]), Process(world), observers)
 
 
 def launched(world_size: int, function: Callable[..., Result], *args: Any, timeout_s: float = 600.0) -> list[Result]:
@@ -80,7 +81,7 @@ def _connected(
 
 def _train(world: World, timeout_s: float, *flags: str) -> None:
     waits = [f"--rendezvous-timeout-s={timeout_s}", f"--collective-timeout-s={timeout_s}"]
-    run(from_argv([*flags, *waits]), world, StopSignal())
+    __main__.train(from_argv([*flags, *waits]), Process(world))
 
 
 def _start(world_size: int, function: Callable[..., Any], timeout_s: float, *args: Any) -> list[Any]:

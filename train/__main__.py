@@ -8,16 +8,15 @@ Run it alone (one process) or with --procs, or let torchrun or a Slurm step star
 
 import os
 import sys
-from contextlib import suppress
 
 from train.check_exact import check_exact
 from train.config import TrainConfig
 from train.errors import leave, report
 from train.flags import from_argv, split_launch
-from train.world.attempt import Attempt
 from train.world.environment import World
 from train.world.local import refuse_second_launcher, train_on_this_machine
-from train.world.signals import EXIT_STOPPED, StopSignal, stop_with_parent
+from train.world.process import Process
+from train.world.signals import StopSignal
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,33 +35,25 @@ def main(argv: list[str] | None = None) -> int:
         if procs is not None:
             refuse_second_launcher(world, "--check-exact" if checks_exact else "--procs")
             return check_exact(config, argv, procs) if checks_exact else train_on_this_machine(procs, argv)
-        if world.launcher in ("torchrun", "procs"):
-            stop_with_parent()
-        return 0 if run(config, world, stop) else EXIT_STOPPED
+        return train(config, Process(world))
     except Exception as error:
         report(error)
         return 1
 
 
-def run(config: TrainConfig, world: World, stop: StopSignal) -> bool:
-    """Connect the processes, train, and write the last record; return False if a signal stopped the run early."""
-    attempt = Attempt(world)
+def train(config: TrainConfig, process: Process) -> int:
+    """Connect the processes, train, and write the last record; return the exit code."""
     # Imported here: importing torch takes seconds, and a wrong flag should be reported at once.
-    from train.collectives.agreement import Stopped
-    from train.loop.numerics import set_numerics
     from train.loop.trainer import Trainer
-    from train.world.rendezvous import open_process_group
 
-    set_numerics(config)
-    with open_process_group(world, attempt, config):
-        stop.listen(answers=world.rank == 0)
-        trainer = Trainer(config, world, stop)
-        with trainer.run.files, suppress(Stopped):
-            (trainer.evaluate_only if config.evaluate_only else trainer.fit)()
-            if config.export is not None:
-                trainer.export(config.export)
-            return True
-        return False
+    trainer = Trainer(config, process)
+    try:
+        trainer.fit()
+    except SystemExit as stopped:
+        trainer.run.close()
+        return int(str(stopped.code))
+    trainer.run.close()
+    return 0
 
 
 if __name__ == "__main__":

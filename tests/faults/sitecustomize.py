@@ -17,7 +17,7 @@ from typing import Any
 # A place is the start of a function of train/; `forward` is called for each slice.
 _CALLS = {
     "rendezvous": ("/train/world/rendezvous.py", "wait_for_all_ranks"),
-    "step": ("/train/loop/session.py", "step"),
+    "step": ("/train/run.py", "step"),
     "forward": ("/train/loop/trainer.py", "loss"),
     "bucket": ("/train/loop/tree_sum.py", "total"),
 }

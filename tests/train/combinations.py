@@ -34,7 +34,7 @@ from train.flags import from_argv
 from train.loop.numerics import set_numerics
 from train.loop.trainer import Trainer
 from train.world.environment import World
-from train.world.signals import StopSignal
+from train.world.process import Process
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "combinations.md"
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -127,7 +127,7 @@ def _train(world: World, cell: Cell, model_name: str, folder: str) -> list[float
         config: TrainConfig = from_argv([*model, *length, *cell.flags()])
         set_numerics(config)
         with mock.patch.object(models, "build", _build):
-            trainer = Trainer(config, world, StopSignal())
+            trainer = Trainer(config, Process(world))
         trainer.fit()
         assert bool(counters["stats"]["unique_graphs"]) == cell.compiled, f"{cell}: compiled {dict(counters['stats'])}"
     except UserError as error:

@@ -25,8 +25,9 @@ from tests.cli import records, start_ranks
 from tests.ranks import launched
 from train.collectives.agreement import Stopped
 from train.data.shard import epoch_order
+from train.loop.program import in_settings
 from train.records import progress
-from train.run import Run, in_settings
+from train.run import Run
 from train.world.signals import SIGNALS
 
 _SCRIPTS = Path(__file__).parents[2] / "jobs" / "scripts"

@@ -11,7 +11,7 @@ _SAME_WEIGHTS = ("model", "dataset", "ema")
 # If one of these has another value now, the run is no continuation of the saved one.
 _SAME_RUN = (
     *_SAME_WEIGHTS,
-    *("seed", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "decay_norms_and_biases", "label_smoothing"),
+    *("seed", "optimizer", "lr", "momentum", "weight_decay", "decay_norms_and_biases", "label_smoothing"),
     *("scheduler", "lr_gamma", "warmup_steps", "clip_norm", "sync_batchnorm", "dropout", "precision", "deterministic"),
     "logical_world",
 )

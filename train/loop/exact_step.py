@@ -96,10 +96,14 @@ class ExactStep(Step):
         threads = f"{torch.get_num_threads()} threads"
         return {"processor": processor(self.device), "torch": f"torch {torch.__version__}", "threads": threads}
 
-    def go_on_from(self, saved: dict[str, str]) -> list[str]:
-        """Compute with the checkpoint's number of threads; return in words what else it was computed on."""
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"computes_on": self.computes_on()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
+        """Continue with the checkpoint's number of threads; return in words what else it was computed on."""
+        saved = state["computes_on"]
         torch.set_num_threads(int(saved["threads"].split()[0]))
-        return [
+        return super().load_state_dict(state) + [
             f"the checkpoint was computed on {saved[name]}, and this is {now}: the bits may change from here on"
             for name, now in self.computes_on().items()
             if saved[name] != now

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,6 +48,13 @@ class HalvingStep(Step):
                 "--on-oom=halve cannot be used with synchronised BatchNorm: other ranks would wait for the one that "
                 "is out of memory. Add --no-sync-batchnorm, or leave out --on-oom"
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"micro_batches": self.micro_batches}
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
+        self.micro_batches = max(self.micro_batches, state.get("micro_batches", 1))
+        return super().load_state_dict(state)
 
     def _gradients(self, work: Work) -> StepResult:
         if not work.split:

@@ -1,4 +1,4 @@
-"""The files of a run: the folders that it owns, the checkpoint that it continues, each save, also after a failure."""
+"""What a run saves: the folders that it owns, the checkpoint that it continues, each save, also after a failure."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,18 +9,211 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn, optim
 
-from train.checkpoints.folder import Checkpoints, find_checkpoint, read_checkpoint
+from train.checkpoints.folder import Checkpoints, checkpoint_path, find_checkpoint, read_checkpoint
+from train.checkpoints.same_run import misfit, other_data, refuse_other_run
 from train.collectives.agreement import mistakes_shared_by_all_ranks, while_others_wait
-from train.collectives.broadcast import thing_of_rank_0
+from train.collectives.broadcast import broadcast_from_rank_0, thing_of_rank_0
 from train.config import TrainConfig
-from train.errors import first_line, naming_failures
+from train.errors import SharedError, UserError, first_line, naming_failures
+from train.loop.position import Position
+from train.loop.records import Records
+from train.loop.step import Step
 from train.records.progress import say
 from train.world.environment import World
 from train.world.owner import Owner
 
 _IDLE_S = 5.0
 _PIECE_BYTES = 256 * 2**20  # of one message, because a timeout limits each message
+
+OWN_KEYS = {"scaler", "micro_batches", "computes_on", "sampler", "step", "evaluated_step", "epoch_means", "best"}
+"""Names in a checkpoint that are the run's own."""
+OWN_KEYS |= {"config", "shards", "data_sha256"}
+
+
+class Saving:
+    """The checkpoints of a run, and all that they hold: the named things, and what engine, position and records know.
+
+    checkpoints: on rank 0, or on all ranks if the model is spread over them; None without --checkpoint-dir, and if
+        the run only evaluates.
+    config: as checkpoints hold it: with the epochs, batch size and micro-batches of the loop.
+    files: what the run holds open, and the folders that it owns on rank 0.
+    hash_of_data: returns the SHA-256 of the training data, which checkpoints keep; None if nobody knows it.
+    """
+
+    def __init__(self, config: TrainConfig, world: World, engine: Step, position: Position, records: Records) -> None:
+        self.config, self.world = config, world
+        self.engine, self.position, self.records = engine, position, records
+        self.files = ExitStack()
+        self.is_open = self.saves = False
+        self.saved_step = 0
+        self.checkpoints: Checkpoints | None = None
+        self.hash_of_data: Callable[[], str] | None = None
+        self._data_sha256: str | None = None
+        self._things: dict[str, Any] = {}
+
+    def open(self, things: dict[str, Any], begin_records: Callable[[], None]) -> None:
+        """Own the folders of the run, and continue the checkpoint that it asks for, if there is one.  A collective.
+
+        things: what a checkpoint holds, by name.  begin_records: is called once the folders are ours.
+        """
+        config, is_rank_0 = self.config, self.world.rank == 0
+        tell: Callable[[str], None] = say if is_rank_0 else lambda text: None
+        # A training may be saving in the folder that is evaluated.
+        saves_in = None if config.evaluate_only else config.checkpoint_dir
+        folders = {"--run-dir": config.run_dir, "--checkpoint-dir": saves_in} if is_rank_0 else {}
+        self.files.enter_context(while_others_wait(self.world, lambda: own(folders, tell)))
+        content = find(config, self.world, tell)
+        self._things, self.is_open = things, True
+        self._open_folder(saves_in, tell)
+        with mistakes_shared_by_all_ranks():
+            if is_rank_0 and config.evaluate_only and content is None:
+                raise UserError(f"--evaluate-only: there is no checkpoint in {config.checkpoint_dir} to evaluate")
+        begin_records()
+        state = load_on_all_ranks(self.world, content if is_rank_0 else None)
+        del content  # the memory
+        data = self.hash_of_data
+        if data is not None and not config.evaluate_only and (self.saves or state is not None):
+            known = while_others_wait(self.world, lambda: data() if is_rank_0 else None)
+            self._data_sha256 = thing_of_rank_0(known)
+        if state is not None:
+            with mistakes_shared_by_all_ranks():
+                self.load_state_dict(state)
+            if config.spreads_model:
+                self._load_shards(state["step"])
+
+    def _open_folder(self, folder: str | None, tell: Callable[[str], None]) -> None:
+        if folder is None:
+            return
+        if not self._things:
+            raise SharedError("checkpoint_dir is given, but run.restore() has not said what a checkpoint holds")
+        config, self.saves = self.config, True
+        if config.spreads_model:
+            # Imported here: torch takes a second to import what it needs.
+            from train.checkpoints.sharded import ShardedCheckpoints
+
+            self.checkpoints = ShardedCheckpoints(Path(folder), config.keep_checkpoints, tell, self.world)
+        with mistakes_shared_by_all_ranks():
+            if self.world.rank == 0 and not config.spreads_model:
+                self.checkpoints = Checkpoints(Path(folder), config.keep_checkpoints, tell)
+
+    def _load_shards(self, step: int) -> None:
+        from train.checkpoints.sharded import load_shards
+
+        folder, resume = Path(str(self.config.checkpoint_dir)), self.config.resume
+        path = checkpoint_path(folder, step) if resume == "auto" else Path(resume)
+        load_shards(self.world, path, self.engine.models[0].module, self._things["optimizer"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next step depends on, and the config that led to it.  All ranks call it together."""
+        things = dict(self._things)
+        state: dict[str, Any] = {}
+        if self.config.spreads_model:
+            from train.checkpoints.sharded import shards  # here, as torch takes a second to import what it needs
+
+            model, context = self.engine.models[0].module, self.engine.context
+            if context.ranks_have_own_buffers:  # any rank may write them, and rank 0's are evaluated
+                broadcast_from_rank_0([*model.buffers()], context.group)
+            del things["model"]
+            state["shards"] = shards(model, things.pop("optimizer"))
+        for name, thing in things.items():
+            state[name] = (self.engine.wrapped(thing) or thing).state_dict()
+        data = {"data_sha256": self._data_sha256} if self._data_sha256 else {}
+        own = self.engine.state_dict() | self.position.state_dict() | self.records.state_dict()
+        return state | own | data | {"config": self.config.model_dump()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was saved, on any number of processes.  To evaluate only, load the weights alone.
+
+        Raises UserError if the state belongs to another run, or lacks or does not fit something that was named.
+        """
+        config = self.config
+        refuse_other_run(dict(state["config"]), config)
+        spread = {"model", "optimizer"} if config.spreads_model else set()
+        if missing := sorted(self._things.keys() - state.keys() - spread):
+            raise UserError(f"the checkpoint holds no {', '.join(missing)}, which run.restore() names")
+        for name in self._things.keys() - spread:
+            self._load(name, state[name])
+        self.position.steps = state["step"]
+        if config.evaluate_only:
+            return
+        self.position.load_state_dict(state)
+        self.records.load_state_dict(state)
+        for difference in self.engine.load_state_dict(state):
+            self.records.incident(self.position.steps, "other_bits", difference)
+        if text := other_data(state.get("data_sha256"), self._data_sha256, config, self.position.steps):
+            self.records.incident(self.position.steps, "other_data", text)
+        self.saved_step = self.position.steps
+        if self.checkpoints is not None and self.world.rank == 0:
+            self.checkpoints.set_aside_after(self.position.steps)
+
+    def _load(self, name: str, state: Any) -> None:
+        thing = self._things[name]
+        wrapped = self.engine.wrapped(thing)
+        target = thing if wrapped is None else wrapped.module
+        try:
+            target.load_state_dict(state)
+        except (RuntimeError, ValueError) as error:
+            if not isinstance(target, nn.Module | optim.Optimizer):
+                raise
+            raise UserError(misfit(name, state, target.state_dict(), first_line(error))) from None
+
+    def save(self) -> None:
+        """Let rank 0 save the state after the current step; do nothing without checkpoint_dir.  A collective."""
+        if not self.saves or self.position.sampler is None:  # an evaluation may be stopped before the training
+            return
+        self.wait_until_saved()  # for the previous save
+        state = self.state_dict()
+        if self.checkpoints is not None:
+            self.checkpoints.save(self.position.steps, state)
+        self.saved_step = self.position.steps
+
+    def wait_until_saved(self) -> None:
+        """Return when the last save is on the disk.  A collective.  Raises SharedError if it could not be written."""
+        if self.saves:
+            save = self.checkpoints
+            while_others_wait(self.world, lambda: None if save is None else save.wait(), "saving a checkpoint")
+
+    def save_unless_saved(self) -> None:
+        """Save the state after the current step, and say so, unless it is saved already.  A collective."""
+        if self.saves and self.saved_step < self.position.steps and not self.engine.is_updating:
+            self.save()
+            self.wait_until_saved()
+            self._say_saved()
+
+    def save_after_failure(self, failure: Exception) -> bool:
+        """Save the state after the last whole step, unless it is saved already; return True if this has saved it.
+
+        An error of the save is only printed.  On a GPU the failure is printed first, and nothing is saved if the GPU
+        still works: a message of NCCL to a rank that is gone never ends, and a copy of the weights would wait for it.
+        Not a collective: losses that the ranks have not yet summed are missing from the epoch's mean in the checkpoint;
+        the epoch's record says of how many samples it is.
+        """
+        step, device = self.position.steps, self.engine.device
+        if self.checkpoints is None or self.saved_step == step or self.engine.is_updating:
+            return False
+        why_not = "other ranks hold parts of the model" if self.config.spreads_model else None
+        if why_not is None and device.type == "cuda":
+            say(f"rank 0 failed: {first_line(failure)}")
+            why_not = None if _is_idle(device) else "the GPU waits for another rank"
+        if why_not is not None:
+            if self.world.rank == 0:
+                say(f"nothing is saved now, because {why_not}; --resume=auto continues from the last checkpoint")
+            return False
+        try:
+            self.engine.undo()
+            self.checkpoints.save(step, self.state_dict())
+            self.checkpoints.wait()
+        except Exception as error:
+            say(f"step {step} could not be saved: {error}")
+            return False
+        self._say_saved()
+        return True
+
+    def _say_saved(self) -> None:
+        if self.checkpoints is not None and self.world.rank == 0:
+            say(f"saved the last complete step, {self.position.steps}; --resume=auto continues there")
 
 
 def own(folders: Mapping[str, str | Path | None], say: Callable[[str], None]) -> ExitStack:
@@ -59,80 +252,6 @@ def load_on_all_ranks(world: World, content: BytesIO | None) -> dict[str, Any] |
         dist.broadcast(piece, src=0)
     state: dict[str, Any] = while_others_wait(world, lambda: torch.load(file, map_location="cpu", weights_only=True))
     return state
-
-
-class Saving:
-    """The saves of one run, on all ranks.
-
-    checkpoints: on rank 0, or on all ranks if the model is spread over them; None without --checkpoint-dir, and if
-        the run only evaluates.
-    Making it is a collective.  Raises SharedError if the folder cannot be written.
-    """
-
-    def __init__(self, config: TrainConfig, world: World, say: Callable[[str], None]) -> None:
-        self.config, self.world, self.saved_step = config, world, 0
-        self.checkpoints: Checkpoints | None = None
-        self.saves = config.checkpoint_dir is not None and not config.evaluate_only
-        if not self.saves:
-            return
-        folder = Path(str(config.checkpoint_dir))
-        if config.spreads_model:
-            # Imported here: torch takes a second to import what it needs.
-            from train.checkpoints.sharded import ShardedCheckpoints
-
-            self.checkpoints = ShardedCheckpoints(folder, config.keep_checkpoints, say, world)
-        with mistakes_shared_by_all_ranks():
-            if world.rank == 0 and not config.spreads_model:
-                self.checkpoints = Checkpoints(folder, config.keep_checkpoints, say)
-
-    def save(self, step: int, state_dict: Callable[[], dict[str, Any]]) -> None:
-        """Let rank 0 save the state after `step`; do nothing without checkpoint_dir.  A collective."""
-        if not self.saves:
-            return
-        self.wait_until_saved()  # for the previous save
-        state = state_dict()
-        if self.checkpoints is not None:
-            self.checkpoints.save(step, state)
-        self.saved_step = step
-
-    def wait_until_saved(self) -> None:
-        """Return when the last save is on the disk.  A collective.  Raises SharedError if it could not be written."""
-        if self.saves:
-            save = self.checkpoints
-            while_others_wait(self.world, lambda: None if save is None else save.wait(), "saving a checkpoint")
-
-    def save_after_failure(
-        self, step: int, state_dict: Callable[[], dict[str, Any]], device: torch.device, failure: Exception
-    ) -> bool:
-        """Save the state after the last whole step, unless it is saved already; return True if this has saved it.
-
-        An error of the save is only printed.  On a GPU the failure is printed first, and nothing is saved if the GPU
-        still works: a message of NCCL to a rank that is gone never ends, and a copy of the weights would wait for it.
-        Not a collective: losses that the ranks have not yet summed are missing from the epoch's mean in the checkpoint;
-        the epoch's record says of how many samples it is.
-        """
-        if self.checkpoints is None or self.saved_step == step:
-            return False
-        why_not = "other ranks hold parts of the model" if self.config.spreads_model else None
-        if why_not is None and device.type == "cuda":
-            say(f"rank 0 failed: {first_line(failure)}")
-            why_not = None if _is_idle(device) else "the GPU waits for another rank"
-        if why_not is not None:
-            if self.world.rank == 0:
-                say(f"nothing is saved now, because {why_not}; --resume=auto continues from the last checkpoint")
-            return False
-        try:
-            self.checkpoints.save(step, state_dict())
-            self.checkpoints.wait()
-        except Exception as error:
-            say(f"step {step} could not be saved: {error}")
-            return False
-        self.say_saved(step)
-        return True
-
-    def say_saved(self, step: int) -> None:
-        if self.checkpoints is not None and self.world.rank == 0:
-            say(f"saved the last complete step, {step}; --resume=auto continues there")
 
 
 def _is_idle(device: torch.device) -> bool:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -20,6 +21,16 @@ from train.errors import UserError
 from train.loop import nonfinite
 from train.strategies import Context, Wrapped, autocast
 from train.world.environment import World
+
+
+class Phase(Enum):
+    """How far the training has come with the batch of a loop."""
+
+    AWAITED = auto()  # at the start of the run, and in a loop that waits for its next batch
+    GIVEN = auto()  # the loop has a batch, and no step has begun
+    RUNNING = auto()  # a step has begun
+    UPDATED = auto()  # an optimizer has begun to use the batch: the weights are neither before nor after a step
+    BETWEEN = auto()  # the loop has ended
 
 
 @dataclass(frozen=True)
@@ -87,10 +98,8 @@ class Step:
         self.models: list[Wrapped] = []
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.micro_batches = config.accumulate
-        # While this is true, the weights are in a state neither before nor after a step.  The session resets it.
-        self.is_updating = False
-        self.is_in_batch = False  # since begin_batch(), until the session counts the step
-        self._skipped_in_a_row, self._is_fresh = 0, False
+        self.phase = Phase.AWAITED
+        self._skipped_in_a_row = 0
         self._trained: dict[tuple[int, int], _Trained] = {}
         self._runs_on_empty_batches = False
 
@@ -105,25 +114,41 @@ class Step:
         """Return what add() got for a model, the bare one or the one that is called; None for anything else."""
         return next((each for each in self.models if model is each.call or model is each.module), None)
 
+    @property
+    def is_updating(self) -> bool:
+        """True while the weights are in a state that no checkpoint may hold."""
+        return self.phase is Phase.UPDATED
+
     def begin_batch(self) -> None:
         """Remember what a skipped or failed step must not change."""
         if self.models:
             self._buffers.keep()
-        self._is_fresh = self.is_in_batch = True
+        if not self.is_updating:  # the loop before was left by `break`
+            self.phase = Phase.GIVEN
 
     def undo(self) -> None:
         """Give the buffers back what they held before a batch whose step has not come as far as the optimizer."""
-        if self.models and self.is_in_batch:
+        if self.models and self.phase in (Phase.GIVEN, Phase.RUNNING):
             self._buffers.restore()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next step depends on besides models and optimizers."""
+        return {"scaler": self.scaler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
+        """Continue where `state` was saved; return in words what may change the bits from here on."""
+        self.scaler.load_state_dict(state["scaler"])
+        return []
 
     def run(self, work: Work) -> StepResult:
         """Train one step on this rank's share of the global batch.
 
         Raises NonFinite, with the models as they were before, if the gradient is not finite and the run is to stop.
         """
-        if not self._is_fresh:
-            self.begin_batch()
-        self._is_fresh = False
+        if self.phase is not Phase.GIVEN and self.models:
+            self._buffers.keep()
+        if not self.is_updating:
+            self.phase = Phase.RUNNING
         with self._alone(work.optimizer):
             result = self._gradients(work)
         return self.update(work, result)
@@ -161,7 +186,8 @@ class Step:
         looks = self.config.on_nonfinite != "stop_late" or self.scaler.is_enabled()
         if looks and not math.isfinite(float(grad_norm)):
             skipped = self._refuse_gradient(work, result)
-        self.is_updating = self.is_updating or skipped is None
+        if skipped is None:
+            self.phase = Phase.UPDATED
         self.scaler.update()
         if skipped is None:
             optimizer.step() if work.closure is None else optimizer.step(work.closure)

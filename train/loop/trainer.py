@@ -1,4 +1,4 @@
-"""`python -m train`: a classifier of a config, trained, evaluated and exported by a session."""
+"""`python -m train`: a classifier of a config, trained, evaluated and exported by a Run."""
 
 import os
 from collections.abc import Iterable
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from train import datasets, models
 from train.checkpoints.folder import on_host
-from train.collectives import missing_ranks
 from train.collectives.agreement import mistakes_shared_by_all_ranks
 from train.collectives.sync_batchnorm import has_batchnorm
 from train.config import TrainConfig
@@ -18,13 +17,13 @@ from train.data.sampler import ShardSampler
 from train.data.shard import num_steps, share
 from train.errors import UserError, naming_failures, refuse_without
 from train.loop.losses import correct, losses_of_samples, refuse_if_not_finite
-from train.loop.optimizers import Ema, lr_of_step, make_optimizer, refuse_impossible_schedule
-from train.loop.session import Session
+from train.loop.optimizers import Ema, lr_of_step, make_optimizer, num_steps_of_run, refuse_impossible_schedule
 from train.records.metrics import weights_sha256
 from train.records.observer import Observer
 from train.records.progress import say
+from train.run import Run
 from train.world.environment import World
-from train.world.signals import StopSignal
+from train.world.process import Process
 
 Batch = tuple[Tensor, Tensor]
 
@@ -36,10 +35,11 @@ class Trainer:
     Raises SharedError if any of them is missing, damaged or impossible on any rank.
     """
 
-    def __init__(self, config: TrainConfig, world: World, stop: StopSignal, observers: Iterable[Observer] = ()) -> None:
+    def __init__(self, config: TrainConfig, process: Process | None = None, observers: Iterable[Observer] = ()) -> None:
         self.config = config
+        self.run = Run.of(config, process or Process(), observers)
+        world = self.run.world
         datasets.download(config.dataset, config.data_root, world)
-        self.run = Session(config, world, stop, observers)
         with mistakes_shared_by_all_ranks():
             self.samples = datasets.load(config.dataset, config.data_root, "train", config.seed)
             self.validation = datasets.load(config.dataset, config.data_root, "validation", config.seed)
@@ -62,9 +62,12 @@ class Trainer:
         things = {"model": self.model, "optimizer": self.optimizer, "ema": self.ema}
         if config.evaluate_only and not config.spreads_model:  # whose weights and optimizer are read together
             del things["optimizer"]
-        self.run.hash_of_data = self.samples.sha256
+        self.run.saving.hash_of_data = self.samples.sha256
         self.run.restore(**{name: thing for name, thing in things.items() if thing is not None})
         self.train_batches()  # reports the start
+        last_step = num_steps_of_run(config, self._steps_per_epoch)
+        if self.run.position.steps < last_step:  # else epochs() reports that nothing is trained
+            self.run.records.report_unprofiled(config, self.run.position, last_step, world.world_size)
 
     def train_batches(self) -> Iterable[Batch]:
         config = self.config
@@ -73,26 +76,30 @@ class Trainer:
         )
 
     def fit(self) -> None:
-        """Train until the last epoch or step, and evaluate and save after each epoch.
+        """Train until the last epoch or step, evaluate and save after each epoch, and export the weights if asked to.
 
-        Raises Stopped if a signal has stopped all ranks; their position is then saved.  After an error, too, rank 0
-        saves what it can.
+        With evaluate_only, only evaluate.  Raises Stopped if a signal has stopped all ranks; their position is then
+        saved.  After an error, too, rank 0 saves what it can.
         """
-        try:
-            with missing_ranks.naming_missing_ranks():
-                for _ in self.run.epochs(self.config.epochs):
-                    self.train_epoch()
-                    means = self.evaluate()
-                    refuse_if_not_finite(means["val_loss"], "validation loss")
-                    self.run.record(**means)
-        except Exception as error:
-            self.run.failed(error)
-            raise
+        with self.run.loop.saved_after_failure():
+            if self.config.evaluate_only:
+                self.evaluate_only()
+            else:
+                self.train()
+            if self.config.export is not None:
+                self.export(self.config.export)
+
+    def train(self) -> None:
+        for _ in self.run.epochs(self.config.epochs):
+            self.train_epoch()
+            means = self.evaluate()
+            refuse_if_not_finite(means["val_loss"], "validation loss")
+            self.run.record(**means)
 
     def train_epoch(self) -> None:
         """Run what is left of the epoch, up to max_steps.  Raises Stopped if a signal asks for it."""
         for batch in self.train_batches():
-            lr = lr_of_step(self.config, self.run.steps_done, self._steps_per_epoch)
+            lr = lr_of_step(self.config, self.run.position.steps, self._steps_per_epoch)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             result = self.run.step(self.loss, batch, self.optimizer, clip_norm=self.config.clip_norm)
@@ -101,15 +108,16 @@ class Trainer:
 
     def evaluate_only(self) -> None:
         """Evaluate the loaded weights and report the result as an incident.  Raises Stopped if a signal asks for it."""
-        with missing_ranks.naming_missing_ranks():
-            means = self.evaluate()
+        means = self.evaluate()
         figures = f"validation loss {means['val_loss']:.4f}, accuracy {means['val_accuracy']:.2%}"
         self.run.report("evaluation", f"{figures} of {len(self.validation)} samples")
 
     def evaluate(self) -> dict[str, float]:
         """Return val_loss and val_accuracy over the validation set.  Raises Stopped if a signal asks for it."""
         batch_size, workers, weights = self.config.batch_size, self.config.workers, self.evaluated_weights()
-        return self.run.evaluate(self._measured, self.validation, batch_size, workers=workers, weights=weights)
+        return self.run.evaluate(
+            self._measured, self.validation, batch_size, workers=workers, weights=weights, stoppable=True
+        )
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights to evaluate and export: the average, if there is one."""
@@ -135,7 +143,7 @@ class Trainer:
             replacing = ", replacing an earlier file" if Path(path).exists() else ""
             beside.write_bytes(content)
             beside.rename(path)
-        say(f"exported the weights of step {self.run.steps_done} to {path} (weights_sha256 {weights}){replacing}")
+        say(f"exported the weights of step {self.run.position.steps} to {path} (weights_sha256 {weights}){replacing}")
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of each sample, (n,)."""

@@ -22,7 +22,7 @@ _TIMEOUT_S = 6.0
 
 def _trainer(world: World, *flags: str) -> Any:
     trainer = make_trainer(world, "--model=mlp", "--device=cpu", "--batch-size=64", "--max-steps=1", *flags)
-    trainer.run.files.close()
+    trainer.run.saving.files.close()
     return trainer.run
 
 

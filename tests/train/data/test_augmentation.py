@@ -57,8 +57,8 @@ class _Noted:
     """A trainer's batches; epoch, index and hash of each image are appended to a file before it is trained on."""
 
     def __init__(self, trainer: Trainer, file: Path, killed_at: int | None) -> None:
-        assert trainer.run.sampler is not None
-        self.batches, self.sampler = trainer.run._batches, trainer.run.sampler
+        assert trainer.run.position.sampler is not None
+        self.batches, self.sampler = trainer.run.reading.training, trainer.run.position.sampler
         self.file, self.killed_at = file, killed_at
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -84,9 +84,9 @@ def _train(world: World, folder: Path, workers: int, killed_at: int | None) -> b
     with mock.patch.object(datasets, "load", load):
         trainer = make_trainer(world, *flags, *kept)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tobytes()
-    next(iter(trainer.run._batches))
+    next(iter(trainer.run.reading.training))
     now = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tobytes()
-    trainer.run._batches = _Noted(trainer, folder / f"rank-{world.rank}", killed_at)
+    trainer.run.reading.training = _Noted(trainer, folder / f"rank-{world.rank}", killed_at)
     trainer.fit()
     return torch.equal(states[0], now[0]) and states[1:] == now[1:]
 

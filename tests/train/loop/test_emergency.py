@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -10,16 +11,17 @@ import torch
 from train.checkpoints.folder import Checkpoints
 from train.config import TrainConfig
 from train.loop import saving
+from train.loop.position import Position
 from train.world.environment import World
 
 _CUDA = torch.device("cuda", 0)
 
 
 def _fail(folder: Path, state_dict: Callable[[], dict[str, Any]], **config: str) -> list[str]:
-    kept = object.__new__(saving.Saving)  # without the messages to other ranks
-    kept.config, kept.world, kept.saved_step = TrainConfig.model_validate(config), World(), 0
-    kept.checkpoints = Checkpoints(folder, 1)
-    kept.save_after_failure(7, state_dict, _CUDA, RuntimeError("rank 1 is gone"))
+    engine = mock.Mock(device=_CUDA, is_updating=False)
+    kept = saving.Saving(TrainConfig.model_validate(config), World(), engine, Position(None, steps=7), mock.Mock())
+    kept.checkpoints, kept.state_dict = Checkpoints(folder, 1), state_dict  # type: ignore[method-assign]
+    kept.save_after_failure(RuntimeError("rank 1 is gone"))
     return [path.name for path in folder.iterdir()]
 
 

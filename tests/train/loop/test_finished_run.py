@@ -54,11 +54,11 @@ def _resume_before_the_last_evaluation(world: World) -> tuple[int, list[str]]:
     """Return the evaluated step, and the incidents, of a run that is resumed after its last step."""
     stopped, resumed = (make_trainer(world, *_FLAGS, "--max-steps=3") for _ in range(2))
     stopped.train_epoch()
-    resumed.run.load_state_dict(stopped.run.state_dict())
+    resumed.run.saving.load_state_dict(stopped.run.saving.state_dict())
     incidents = _Incidents()
     resumed.run.observers = [incidents]
     resumed.fit()
-    return resumed.run.recorded_step, incidents.texts
+    return resumed.run.position.recorded_step, incidents.texts
 
 
 def test_run_that_was_stopped_before_its_last_evaluation_had_not_ended() -> None:

@@ -38,7 +38,7 @@ def _trained_and_validated(world: World, *flags: str) -> list[tuple[float, float
     expected = float(_by_formula(model(inputs), targets, _SMOOTHING).sum())
     trained = float(trainer.run.step(trainer.loss, (inputs, targets), trainer.optimizer).loss_sum)
     validated = trainer.evaluate()["val_loss"]
-    [(validation_batches, _)] = trainer.run._evaluated.values()
+    [(validation_batches, _)] = trainer.run.reading._evaluated.values()
     losses = [_by_formula(model(inputs), targets, 0.0) for inputs, targets in validation_batches]
     return [(trained, expected), (validated, float(torch.cat(losses).mean()))]
 

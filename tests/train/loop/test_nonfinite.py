@@ -32,8 +32,8 @@ class _WithNan:
     """A trainer's batches, with NaN in one pixel of one sample."""
 
     def __init__(self, trainer: Trainer, sample: int) -> None:
-        assert trainer.run.sampler is not None
-        self.batches, self.sampler, self.sample = trainer.run._batches, trainer.run.sampler, sample
+        assert trainer.run.position.sampler is not None
+        self.batches, self.sampler, self.sample = trainer.run.reading.training, trainer.run.position.sampler, sample
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for indices, (images, labels) in zip(self.sampler, self.batches, strict=True):
@@ -45,10 +45,10 @@ class _WithNan:
 def _train(world: World, *flags: str) -> tuple[str | None, str]:
     """Train with the bad sample; return why the run stopped, if it did, and the hash of the weights."""
     trainer = make_trainer(world, *_FLAGS, *flags)
-    trainer.run._batches = _WithNan(trainer, _bad_sample())
+    trainer.run.reading.training = _WithNan(trainer, _bad_sample())
     stopped = None
     try:
-        with trainer.run.files:
+        with trainer.run.saving.files:
             trainer.fit()
     except NonFinite as error:
         stopped = str(error)

@@ -107,7 +107,7 @@ def _stopped_in_an_evaluation(world: World, folder: str) -> bool:
         world, *_MLP, "--ema=0.9", "--lr=0.1", "--max-steps=2", f"--checkpoint-dir={folder}/checkpoints"
     )
     assert trainer.ema is not None
-    stop, measured, swap, trained = trainer.run._stop_agreement._signal, trainer._measured, trainer.ema._swap, [""]
+    stop, measured, swap, trained = trainer.run.loop.stop._signal, trainer._measured, trainer.ema._swap, [""]
 
     def signalled(batch: Any) -> Any:
         stop.heard = True

@@ -24,7 +24,8 @@ from train.config import TrainConfig
 from train.data.batches import Batches
 from train.data.sampler import evaluation_parts
 from train.datasets._torchvision import TensorSamples
-from train.loop.losses import correct, evaluate, losses_of_samples
+from train.loop.evaluation import evaluate
+from train.loop.losses import correct, losses_of_samples
 from train.records.observer import Best
 from train.strategies import Context
 from train.world.environment import World
@@ -247,9 +248,9 @@ def test_a_signal_to_one_rank_cuts_the_evaluation_of_all_short_after_the_same_ba
 
 def _best_after_a_resume(world: World) -> Best | None:
     before, after = (make_trainer(world, "--model=mlp", "--dataset=synthetic", "--device=cpu") for _ in range(2))
-    before.run.best = Best(epoch=1, accuracy=0.99)
-    after.run.load_state_dict(before.run.state_dict())
-    return after.run.best
+    before.run.records.best = Best(epoch=1, accuracy=0.99)
+    after.run.saving.load_state_dict(before.run.saving.state_dict())
+    return after.run.records.best
 
 
 def test_the_best_epoch_is_that_of_all_starts_of_a_run() -> None:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(400)
 # The test's signal comes from the program itself, at a step: no clock is involved.
 _PROGRAM = """import os, sys, time
 from train.__main__ import main
-from train.loop import session
+import train.run
 from train.loop.step import Step
 rank, what = int(os.environ["RANK"]), sys.argv.pop(1)
 class MyStep:
@@ -29,12 +29,12 @@ def hang():
     if what == "hangs":
         time.sleep(1000)  # the user's code waits here
 Step.run = run
-real = session.evaluate
+real = train.run.evaluate
 def evaluate(*args):
     if what == "slow evaluation" and rank == 1:
         time.sleep(40)
     return real(*args)
-session.evaluate = evaluate
+train.run.evaluate = evaluate
 sys.exit(main(sys.argv[1:]))
 """
 _FLAGS = ["--model=mlp", "--device=cpu", "--batch-size=64", "--max-steps=8", "--log-every=1"]

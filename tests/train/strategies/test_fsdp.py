@@ -115,7 +115,7 @@ def _saved_buffers(world: World) -> tuple[list[Tensor], list[Tensor]]:
     batches = iter(trainer.train_batches())
     trainer.run.step(trainer.loss, next(batches), trainer.optimizer)
     own = [buffer.clone() for buffer in trainer.module.buffers()]
-    saved = trainer.run.state_dict()["shards"]
+    saved = trainer.run.saving.state_dict()["shards"]
     return own, [saved[f"model.{name}"].clone() for name, _ in trainer.module.named_buffers()]
 
 

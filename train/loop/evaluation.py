@@ -1,0 +1,107 @@
+"""Means over a dataset, each sample once, the same on every rank."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from train.collectives.agreement import StopAgreement, Stopped
+from train.collectives.broadcast import broadcast_from_rank_0, of_all_ranks
+from train.data.batches import pieces
+from train.data.shard import share
+from train.errors import UserError
+from train.loop.halving_step import is_out_of_memory
+from train.strategies import Context, autocast
+
+
+@torch.no_grad()
+def evaluate(
+    function: Callable[[Any], Any],
+    batches: Iterable[tuple[Any, list[int]]],
+    modules: Sequence[nn.Module],
+    context: Context,
+    stop_agreement: StopAgreement | None,
+) -> dict[str, float]:
+    """Return means over the dataset by name, the same on every rank.  A collective.
+
+    function: returns for a batch {name: the value of each sample, (n,), or their mean, or (sum, weight)}, or None on a
+        rank that does not compute the outputs.
+    batches: this rank's share, and the sizes of the parts of which a batch consists; all ranks have equally many
+        batches.  Of a part of 0 samples the function is called, too: some models send messages in their forward.
+    modules: are in evaluation mode meanwhile.
+    With --on-oom=halve a batch that does not fit in memory is cut in two, again and again, and so are those after it.
+    Raises Stopped if a signal asks for it and `stop_agreement` is given.
+    """
+    training = [part for module in modules for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    if context.ranks_have_own_buffers:
+        broadcast_from_rank_0([buffer for module in modules for buffer in module.buffers()], context.group)
+    sums = defaultdict[str, list[tuple[Any, Any]]](list)
+    if stop_agreement is not None:
+        stop_agreement.begin()
+    num_pieces = 1
+    try:
+        for batch, nums in batches:
+            while (found := _values(function, batch, nums, num_pieces, context)) is None:
+                num_pieces *= 2
+            for values, size in found:
+                for name, value in (values or {}).items():
+                    sums[name].append(_sum_and_weight(value, size))
+            if stop_agreement is not None and stop_agreement.reached():
+                raise Stopped
+    finally:
+        for part in training:
+            part.training = True
+    mine = {name: [*zip(*map(_numbers, zip(*pairs, strict=True)), strict=True)] for name, pairs in sums.items()}
+    of_ranks, means = of_all_ranks(mine), {}
+    for name in {name: None for of_rank in of_ranks for name in of_rank}:
+        pairs = [pair for of_rank in of_ranks for pair in of_rank.get(name, [])]
+        total, weight = (math.fsum(numbers) for numbers in zip(*pairs, strict=True))
+        means[name] = total / weight if weight else math.nan
+    return means
+
+
+def _values(
+    function: Callable[[Any], Any], batch: Any, nums: list[int], num_pieces: int, context: Context
+) -> list[tuple[Any, int]] | None:
+    """Return the function's values for each piece of the batch, and its samples; None to try it with more pieces."""
+    sizes = [len(share(range(num), piece, num_pieces)) for num in nums for piece in range(num_pieces)]
+    try:
+        with autocast(context.config.precision, context.device):
+            return [(function(piece), size) for piece, size in zip(pieces(batch, sizes), sizes, strict=True)]
+    except Exception as error:
+        if context.config.on_oom != "halve" or num_pieces >= max(nums) or not is_out_of_memory(error):
+            raise
+    if context.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return None
+
+
+def _numbers(values: Sequence[Any]) -> list[float]:
+    """Return numbers, or tensors of one number each, whose device is waited for once."""
+    return torch.stack([*values]).tolist() if isinstance(values[0], Tensor) else [*map(float, values)]
+
+
+def _sum_and_weight(value: Any, size: int) -> tuple[Tensor, int | Tensor]:
+    """Return a function's value for `size` samples as a sum in float64 and its weight.
+
+    A number of samples stays on the host: a number sent to a GPU would wait for the batch.
+    """
+    if isinstance(value, tuple):
+        total, weight = value
+        return _double(total) * bool(size), weight * bool(size)
+    values = _double(value)
+    if values.ndim > 1 or (values.ndim and size not in (len(values), 0)):
+        raise UserError(
+            f"the function of run.evaluate() returned a tensor of shape {tuple(values.shape)} for {size} samples: "
+            "return the mean over the samples, or the value of each, or (sum, weight)"
+        )
+    return (values[:size].sum() if values.ndim else values * size), size
+
+
+def _double(value: Tensor | float) -> Tensor:
+    return value.double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)

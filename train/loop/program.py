@@ -1,0 +1,79 @@
+"""The program around a Run in one's own loop: how it ends by itself, by an error and by a signal."""
+
+import atexit
+import os
+import re
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from train.errors import UserError, leave, report
+from train.records.progress import say
+from train.world.signals import EXIT_STOPPED
+
+if TYPE_CHECKING:
+    from train.run import Run
+
+_IDLE_S = 0.2
+
+
+class Program:
+    """The context in which Run() connects the processes; after it, the program ends as a run has to.
+
+    An uncaught error is reported with the ranks that are missing, and rank 0 saves the last complete step.
+    """
+
+    def __init__(self, run: "Run") -> None:
+        if dist.is_initialized():
+            message = "Run() connects the processes, but they are connected already: make one Run in a process, "
+            raise UserError(f"{message}and leave out torch.distributed.init_process_group()")
+        self._run = run
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        # Only now: torch wraps the hook that it finds, and ours must come outside of that.
+        self._excepthook, sys.excepthook = sys.excepthook, self._fail
+        if error is None:
+            atexit.register(self._leave)
+
+    def _leave(self) -> None:
+        run = self._run
+        if run.loop.is_stopped:
+            run.saving.files.close()
+            leave(EXIT_STOPPED)
+        if run.rank == 0 and run.records.epoch_began is not None:
+            lost = "the loop over run.epochs() was left early, so its last epoch is neither recorded nor saved"
+            say(f"{lost}: call run.end() on all ranks before `break`")
+        run.records.report_unprofiled(run.config, run.position, run.position.steps, run.world.world_size)
+        run.loop.leave()
+        run.close()
+        # A thread of gloo that still freed a tensor while Python shuts down would abort the process.
+        time.sleep(_IDLE_S)
+
+    def _fail(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Report an uncaught error, save what can be saved, and end at once: other ranks may be gone."""
+        sys.excepthook = self._excepthook
+        if not isinstance(error, Exception):
+            sys.excepthook(kind, error, trace)
+            os._exit(130)
+        if hasattr(self._run, "loop"):
+            try:
+                with self._run.loop.saved_after_failure():
+                    raise error
+            except Exception as named:
+                error = named
+        if isinstance(error, UserError):
+            error = type(error)(in_settings(str(error))).with_traceback(error.__traceback__)
+        report(error)
+        leave(1)
+
+
+def in_settings(text: str) -> str:
+    """Return a text about flags with the settings as they are written in Run(…): sync_batchnorm=False for the flag."""
+    off = {None: "", "no-": "=False"}
+    return re.sub(r"--(no-)?([a-z][a-z-]+)", lambda flag: flag[2].replace("-", "_") + off[flag[1]], text)

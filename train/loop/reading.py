@@ -1,0 +1,72 @@
+"""What a run reads: its training set, batch by batch, and the sets that it evaluates."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from train.config import TrainConfig
+from train.data.batches import Batches
+from train.data.reading import refuse_unreadable
+from train.data.sampler import ShardSampler, evaluation_parts
+from train.world.environment import World
+
+Collate = Callable[[list[Any]], Any] | None
+
+
+class Reading:
+    """The datasets of a run on this rank; one that was prepared stays, with its workers and samples in memory.
+
+    least: samples that a micro-batch needs.
+    """
+
+    def __init__(self, config: TrainConfig, world: World, device: torch.device) -> None:
+        self._config, self._world, self._device = config, world, device
+        self.least = 1
+        self.training: Iterable[Any] = ()
+        self._training_key: tuple[Any, ...] = ()
+        self._evaluated: dict[tuple[Any, ...], tuple[Iterable[Any], list[list[int]]]] = {}
+
+    def sampler(
+        self, dataset: Any, batch_size: int, micro_batches: int, collate: Collate, workers: int
+    ) -> ShardSampler | None:
+        """Prepare the training set, and return the sampler that it is read by; None if it is prepared already."""
+        key = (*_identity(dataset), batch_size, micro_batches, collate, workers)
+        if key == self._training_key:
+            return None
+        refuse_unreadable(dataset, workers, self._config.seed, self._world)
+        slices, in_order = self._config.logical_world, isinstance(dataset, IterableDataset)
+        reader = self._config.reader(self._world.rank, self._world.world_size)
+        parts = micro_batches * (slices or 1)
+        sampler = ShardSampler(
+            len(dataset), batch_size, *reader, self._config.seed, parts, self.least, bool(slices), in_order
+        )
+        self.training, self._training_key = self._loaded(dataset, sampler, collate, workers), key
+        return sampler
+
+    def evaluation(
+        self, dataset: Any, batch_size: int, collate: Collate, workers: int
+    ) -> Iterator[tuple[Any, list[int]]]:
+        """Return this rank's batches of a dataset, and the sizes of the parts of which each consists."""
+        key = (*_identity(dataset), batch_size, collate, workers)
+        if key not in self._evaluated:
+            refuse_unreadable(dataset, workers, self._config.seed, self._world)
+            rank, ranks = self._config.reader(self._world.rank, self._world.world_size)
+            slices = self._config.logical_world or ranks
+            steps, sizes = evaluation_parts(len(dataset), batch_size, rank, ranks, slices)
+            self._evaluated[key] = self._loaded(dataset, steps, collate, workers), sizes
+        return zip(*self._evaluated[key], strict=True)
+
+    def close(self) -> None:
+        """End the workers, which ignore multiprocessing's SIGTERM at the exit."""
+        self.training, self._evaluated = (), {}
+
+    def _loaded(self, dataset: Any, steps: Iterable[list[int]], collate: Collate, workers: int) -> Batches:
+        own = self._config.input, workers, self._world.local_world_size, collate
+        return Batches(dataset, steps, self._device, *own)
+
+
+def _identity(dataset: Any) -> tuple[int, int | None]:
+    """Return what tells a dataset from others, and from itself before it has grown."""
+    return id(dataset), len(dataset) if hasattr(dataset, "__len__") else None
