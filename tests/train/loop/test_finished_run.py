@@ -56,7 +56,7 @@ def _resume_before_the_last_evaluation(world: World) -> tuple[int, list[str]]:
     stopped.train_epoch()
     resumed.run.saving.load_state_dict(stopped.run.saving.state_dict())
     incidents = _Incidents()
-    resumed.run.observers = [incidents]
+    resumed.run.records.observers = [incidents]
     resumed.fit()
     return resumed.run.position.recorded_step, incidents.texts
 
