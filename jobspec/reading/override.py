@@ -41,10 +41,6 @@ def _apply(source: Source, assignment: str, number: int) -> None:
         raise SpecError([Problem(place, f"nested deeper than {MAX_DEPTH} levels; a job spec never needs that many")])
     reader = Reader(value, place.name, replace(place, column=len(key) + 2))
     new = reader.document()
-
-    if found := re.fullmatch(r"(.*[^.])\[([0-9]+)\](.*)", key):
-        hint = f"--set {found[1]}.{found[2]}{found[3]}=…"
-        raise SpecError([Problem(place, "positions in a list are written with a dot", hint)])
     *parents, last = key.split(".")
     parent: Any = source.values
     path: Path = ()
@@ -77,11 +73,6 @@ def _step(parent: Any, part: str, path: Path, place: Place) -> str | int:
     if isinstance(parent, list) and re.fullmatch(r"[0-9]{1,5}", part) and int(part) < len(parent):
         return int(part)
     above = ".".join(map(str, path))
-    kind, whole = "not a mapping", f"{{{part}: …}}"
-    if isinstance(parent, list):
-        kind, whole = f"a list of length {len(parent)}", "[…]"
-    elif path == ("nodes",):
-        whole = "{min: …, max: …}"
-    hint = f"its last element is {above}.{len(parent) - 1}; " if isinstance(parent, list) and parent else ""
-    hint += f"set the whole value: --set '{above}={whole}'"
+    kind = f"a list of length {len(parent)}" if isinstance(parent, list) else "not a mapping"
+    hint = f"set the whole value: --set '{above}=…'"
     raise SpecError([Problem(place, f'"{above}" is {kind}; there is no "{part}" in it', hint)])

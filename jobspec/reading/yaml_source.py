@@ -89,10 +89,7 @@ def read(file: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        before = data[: error.start].decode("utf-8", errors="replace")
-        lines = _LINE_BREAK.split(before)
-        text = lines[-1] + "\N{REPLACEMENT CHARACTER}"
-        place = Place(name, len(lines), len(text), 1, text)
+        place = Place(name, data[: error.start].count(b"\n") + 1, 1, 1, "")
         message = f"not UTF-8 text: byte 0x{data[error.start]:02x}"
         raise SpecError([Problem(place, message, "save the file as UTF-8")]) from None
 
@@ -165,15 +162,11 @@ class Reader:
         event = self._loader.get_event()
         place = self._place(event)
         self.items[path] = place
+        if event.anchor is not None or getattr(event, "tag", None) is not None:
+            message = "a job spec must not have anchors, aliases and tags"
+            self.add(place, message, "write each value where it is needed, in quotes if it is text")
         if isinstance(event, yaml.AliasEvent):
-            self.add(place, f'alias "*{event.anchor}": a job spec must not have aliases', "write the value here")
             return None
-        if event.anchor is not None:
-            hint = "leave it out, and write the value wherever it is needed"
-            self.add(place, f'anchor "&{event.anchor}": a job spec must not have anchors', hint)
-        if event.tag is not None:
-            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self.add(place, f'tag "{tag}": a job spec must not have tags', "to make a value text, put it in quotes")
         if len(path) > MAX_DEPTH:
             self.add(place, f"nested deeper than {MAX_DEPTH} levels; a job spec never needs that many")
             raise SpecError(self.problems)

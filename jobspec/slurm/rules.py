@@ -126,10 +126,9 @@ def arrays_are_possible(job: Job) -> Iterator[Finding]:
     if job.sweep and job.slurm.array is not None:
         message = "slurm.array is given, but the sweep already makes an array"
         yield Finding(("slurm", "array"), message, "leave slurm.array out", on_key=True)
-    if job.slurm.array_limit is not None and not job.sweep and (job.slurm.array is None or "%" in job.slurm.array):
-        other = "slurm.array has a limit, too" if job.slurm.array else "there is neither a sweep nor slurm.array"
-        message = f"slurm.array_limit is given, but {other}"
-        yield Finding(("slurm", "array_limit"), message, "leave one of them out", on_key=True)
+    if job.slurm.array_limit is not None and not job.sweep and job.slurm.array is None:
+        message = "slurm.array_limit is given, but there is neither a sweep nor slurm.array"
+        yield Finding(("slurm", "array_limit"), message, "leave it out", on_key=True)
 
 
 def each_task_has_a_cpu(job: Job) -> Iterator[Finding]:

@@ -70,24 +70,15 @@ def leaves_room(what: str, longest_suffix: Callable[[Job], str], job: Job) -> It
 
 def one_program(job: Job) -> Iterator[Finding]:
     if job.train is None and job.command is None:
-        empty: list[Path] = [(key,) for key in ("train", "command") if key in job.model_fields_set]
-        problem = f"{empty[0][0]} is empty" if empty else "neither train nor command is given"
-        hint = "train: {model: mnist_cnn}, or command: [mine.py]"
-        yield Finding(empty[0] if empty else ("command",), f"{problem}: what should run?", hint, on_key=True)
+        message = "neither train nor command is given: what should run?"
+        yield Finding(("command",), message, "train: {model: mnist_cnn}, or command: [mine.py]", on_key=True)
+    elif job.train is not None and job.command is not None:
+        message = "both train and command are given (perhaps by sweep): only one can run"
+        yield Finding(("command",), message, "to sweep an argument of command, write args.NAME", on_key=True)
     for key in job.sweep if job.command is None else ():
         if key.startswith("args."):
             message = f"{key} is an argument of a command, but the job has none"
             yield Finding(("sweep", key), message, "sweep train.KEY, or set command", on_key=True)
-    if job.train is None or job.command is None:
-        return
-    swept = [key for key in job.sweep if key.startswith("train.")]
-    if job.train.model_fields_set <= {key.removeprefix("train.") for key in swept}:
-        # As far as this rule can tell, train is there only because of the sweep.
-        for key in swept:
-            hint = f"write {key.replace('train.', 'args.')}, an argument of command, or leave command out"
-            yield Finding(("sweep", key), f"{key} is a key of train, but the job has a command", hint, on_key=True)
-    else:
-        yield Finding(("command",), "both train and command are given: only one can run", on_key=True)
 
 
 def command_begins_with_what_runs(job: Job) -> Iterator[Finding]:

@@ -2,25 +2,25 @@
 
 from typing import Literal
 
-from jobspec.spec.fields import OptionValue, ShellLine, SlurmArray, SlurmConstraint, SlurmOption, SlurmWord
+from jobspec.spec.fields import Line, OptionValue, ShellLine, SlurmOption
 from jobspec.spec.value import Section, optional
 
 
 class Slurm(Section):
     """Keys that only Slurm has."""
 
-    partition: SlurmWord | None = optional("partition, or several with commas between them")
-    account: SlurmWord | None = optional("account that is charged")
-    qos: SlurmWord | None = optional("quality of service")
-    constraint: SlurmConstraint | None = optional("features that the nodes must have")
-    reservation: SlurmWord | None = optional("reservation to run in")
+    partition: Line | None = optional("partition, or several with commas between them")
+    account: Line | None = optional("account that is charged")
+    qos: Line | None = optional("quality of service")
+    constraint: Line | None = optional("features that the nodes must have")
+    reservation: Line | None = optional("reservation to run in")
     runtime: Literal["none", "pyxis", "apptainer", "docker", "podman"] = optional(
         "what runs the image on a node; none: no container", "none"
     )
     launcher: Literal["torchrun", "srun"] = optional(
         "torchrun: one task per node, which starts the processes; srun: one task per process", "torchrun"
     )
-    array: SlurmArray | None = optional("run the job as an array, such as 0-3 or 0-99%8")
+    array: Line | None = optional("run the job as an array, such as 0-3 or 0-99%8")
     array_limit: int | None = optional(
         "how many tasks of the array or sweep run at once, at most, such as 8", ge=1, le=9999999
     )

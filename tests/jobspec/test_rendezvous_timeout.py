@@ -27,35 +27,17 @@ def write(folder: Path, backend: str, timeout: str = "") -> Path:
     return spec
 
 
-def start(spec: Path, programs: Path, node: int) -> subprocess.Popen[bytes]:
-    env = {"PATH": f"{programs}:{os.environ['PATH']}", "NODE_RANK": str(node), "MASTER_ADDR": "127.0.0.1"}
-    words = ["bash", "-c", render("torchrun", str(spec))]
-    return subprocess.Popen(words, cwd=spec.parent, env=env, stderr=subprocess.PIPE)
-
-
-@pytest.mark.parametrize("node", [0, 1])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("backend", "node"), [("static", 0), ("static", 1), ("c10d", 0)])
 def test_node_that_is_alone_gives_up_after_that_time(backend: str, node: int, tmp_path: Path, programs: Path) -> None:
-    agent = start(write(tmp_path, backend, "8s"), programs, node)
+    spec = write(tmp_path, backend, "8s")
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", "NODE_RANK": str(node), "MASTER_ADDR": "127.0.0.1"}
     began = time.monotonic()
-    # torchrun's own times are 60 s (c10d, to reach node 0) to 900 s.
-    _, err = agent.communicate(timeout=55)
+    # torchrun's own time is 600 s (c10d) or 900 s.
+    words = ["bash", "-c", render("torchrun", str(spec))]
+    agent = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, timeout=300)
     assert agent.returncode != 0
-    assert time.monotonic() - began >= 8, err.decode()
-
-
-@pytest.mark.parametrize("late", [0, 1])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_node_that_comes_within_that_time_is_waited_for(
-    backend: str, late: int, tmp_path: Path, programs: Path
-) -> None:
-    spec = write(tmp_path, backend, "100s")
-    agents = [start(spec, programs, 1 - late)]
-    time.sleep(10)  # more than the time after which the test above sees a node give up
-    agents.append(start(spec, programs, late))
-    ends = [agent.communicate(timeout=150)[1].decode() for agent in agents]
-    assert [agent.returncode for agent in agents] == [0, 0], ends
-    assert sorted(file.name for file in tmp_path.glob("ran-*")) == ["ran-0", "ran-1"]
+    assert time.monotonic() - began >= 8, agent.stderr.decode()
 
 
 @pytest.mark.parametrize(

