@@ -18,8 +18,8 @@ import torch.distributed as dist
 from train import __main__
 from train.config import TrainConfig
 from train.flags import from_argv
-from train.loop.trainer import Trainer
 from train.records.observer import Observer
+from train.trainer import Trainer
 from train.world.attempt import Attempt
 from train.world.environment import World
 from train.world.process import Process
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 # Forked from a server that has imported torch once, so that a rank starts in milliseconds.
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["torch._dynamo", "torch.nn.parallel", "train.loop.trainer"])
+_processes.set_forkserver_preload(["torch._dynamo", "torch.nn.parallel", "train.trainer"])
 
 
 def run_ranks(

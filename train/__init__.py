@@ -12,15 +12,17 @@ if TYPE_CHECKING:
     from train.ddp.wrapper import CustomDDP
     from train.errors import UserError
     from train.run import Run
+    from train.trainer import Trainer
 
 __version__ = "0.1.0"
-__all__ = ["CustomDDP", "Run", "ShardSampler", "SyncBatchNorm", "UserError", "__version__"]
+__all__ = ["CustomDDP", "Run", "ShardSampler", "SyncBatchNorm", "Trainer", "UserError", "__version__"]
 
 _MODULE_OF = {
     "CustomDDP": "train.ddp.wrapper",
     "Run": "train.run",
     "ShardSampler": "train.data.sampler",
     "SyncBatchNorm": "train.collectives.sync_batchnorm",
+    "Trainer": "train.trainer",
     "UserError": "train.errors",
 }
 

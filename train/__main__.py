@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 def train(config: TrainConfig, process: Process) -> int:
     """Connect the processes, train, and write the last record; return the exit code."""
     # Imported here: importing torch takes seconds, and a wrong flag should be reported at once.
-    from train.loop.trainer import Trainer
+    from train.trainer import Trainer
 
     trainer = Trainer(config, process)
     try:

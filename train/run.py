@@ -75,7 +75,7 @@ class Run:
     """
 
     def __init__(self, **settings: Any) -> None:
-        with Program(self):
+        with Program() as program:
             given = {name: os.fspath(x) if isinstance(x, os.PathLike) else x for name, x in settings.items()}
             if wrong := sorted(given.keys() & _OF_A_CLASSIFIER):
                 raise UserError(
@@ -85,6 +85,7 @@ class Run:
             if config.strategy == "pipeline":
                 raise UserError("strategy is pipeline, which only `python -m train` can use")
             self._begin(config, Process(), (), _RECORDED)
+            program.has(self.loop, self.close)
 
     @classmethod
     def of(cls, config: TrainConfig, process: Process, observers: Iterable[Observer] = ()) -> "Run":
@@ -233,7 +234,7 @@ class Run:
             if is_first:
                 start = start_record(config, self.world, self.device, self._where, sampler, self._recorded)
                 self.records.started(start)
-                self.records.report_unprofiled(config, self.position, config.max_steps, self.world.world_size)
+                self.records.report_unprofiled(config, self.position, config.max_steps)
         return self.loop.begin()
 
     def step(

@@ -18,7 +18,7 @@ from typing import Any
 _CALLS = {
     "rendezvous": ("/train/world/rendezvous.py", "wait_for_all_ranks"),
     "step": ("/train/run.py", "step"),
-    "forward": ("/train/loop/trainer.py", "loss"),
+    "forward": ("/train/trainer.py", "loss"),
     "bucket": ("/train/loop/tree_sum.py", "total"),
 }
 # Within a save, a place is before one of these events.
@@ -36,7 +36,7 @@ class Injector:
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         place, first = self._fault["place"], str(args[0]) if args else ""
-        if event == "import" and first == "train.loop.trainer" and place in _CALLS:
+        if event == "import" and first == "train.trainer" and place in _CALLS:
             sys.settrace(self._trace)
         if place == "import" and (event, first) == ("import", "torch"):
             self._fire({})

@@ -32,7 +32,7 @@ from train.config import TrainConfig, available
 from train.errors import UserError
 from train.flags import from_argv
 from train.loop.numerics import set_numerics
-from train.loop.trainer import Trainer
+from train.trainer import Trainer
 from train.world.environment import World
 from train.world.process import Process
 

@@ -5,17 +5,15 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from train.errors import UserError, leave, report
+from train.loop.batch_loop import BatchLoop
 from train.records.progress import say
 from train.world.signals import EXIT_STOPPED
-
-if TYPE_CHECKING:
-    from train.run import Run
 
 _IDLE_S = 0.2
 
@@ -26,14 +24,18 @@ class Program:
     An uncaught error is reported with the ranks that are missing, and rank 0 saves the last complete step.
     """
 
-    def __init__(self, run: "Run") -> None:
+    def __init__(self) -> None:
         if dist.is_initialized():
             message = "Run() connects the processes, but they are connected already: make one Run in a process, "
             raise UserError(f"{message}and leave out torch.distributed.init_process_group()")
-        self._run = run
+        self._loop: BatchLoop | None = None
 
-    def __enter__(self) -> None:
-        pass
+    def __enter__(self) -> "Program":
+        return self
+
+    def has(self, loop: BatchLoop, close: Callable[[], None]) -> None:
+        """Take over the end of a run; close: ends all that it holds open."""
+        self._loop, self._close = loop, close
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         # Only now: torch wraps the hook that it finds, and ours must come outside of that.
@@ -42,16 +44,17 @@ class Program:
             atexit.register(self._leave)
 
     def _leave(self) -> None:
-        run = self._run
-        if run.loop.is_stopped:
-            run.saving.files.close()
+        loop = self._loop
+        assert loop is not None
+        if loop.is_stopped:
+            loop.saving.files.close()
             leave(EXIT_STOPPED)
-        if run.rank == 0 and run.records.epoch_began is not None:
+        if loop.saving.world.rank == 0 and loop.records.epoch_began is not None:
             lost = "the loop over run.epochs() was left early, so its last epoch is neither recorded nor saved"
             say(f"{lost}: call run.end() on all ranks before `break`")
-        run.records.report_unprofiled(run.config, run.position, run.position.steps, run.world.world_size)
-        run.loop.leave()
-        run.close()
+        loop.records.report_unprofiled(loop.saving.config, loop.position, loop.position.steps)
+        loop.leave()
+        self._close()
         # A thread of gloo that still freed a tensor while Python shuts down would abort the process.
         time.sleep(_IDLE_S)
 
@@ -61,9 +64,9 @@ class Program:
         if not isinstance(error, Exception):
             sys.excepthook(kind, error, trace)
             os._exit(130)
-        if hasattr(self._run, "loop"):
+        if self._loop is not None:
             try:
-                with self._run.loop.saved_after_failure():
+                with self._loop.saved_after_failure():
                     raise error
             except Exception as named:
                 error = named

@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn, optim
 
 from train.collectives.agreement import mistakes_shared_by_all_ranks
@@ -108,9 +109,9 @@ class Records:
         for observer in self.observers:
             observer.incident(step, kind, text)
 
-    def report_unprofiled(self, config: TrainConfig, position: Position, last_step: int | None, ranks: int) -> None:
+    def report_unprofiled(self, config: TrainConfig, position: Position, last_step: int | None) -> None:
         """Report once if no step of this start is profiled as asked; last_step: None if it is not known."""
-        if self._profile and (text := without_effect(config, ranks, position.first_step, last_step)):
+        if self._profile and (text := without_effect(config, dist.get_world_size(), position.first_step, last_step)):
             self._profile = None
             self.incident(position.steps, "not_profiled", text)
             self.observers = [each for each in self.observers if not isinstance(each, Profile)]

@@ -19,7 +19,7 @@ from tests.ranks import make_trainer, run_ranks
 from train import datasets
 from train.data.reading import Augmented
 from train.datasets import Samples
-from train.loop.trainer import Trainer
+from train.trainer import Trainer
 from train.world.environment import World
 
 pytestmark = [pytest.mark.slow]

@@ -11,8 +11,8 @@ from tests.ranks import make_trainer, run_ranks, train_on_ranks
 from tests.train.devices import needs_fsdp_on_cpus
 from train import models
 from train.errors import UserError
-from train.loop.trainer import refuse_impossible_export
 from train.records.metrics import weights_sha256
+from train.trainer import refuse_impossible_export
 from train.world.environment import World
 
 _FLAGS = ["--model=mlp", "--dataset=synthetic", "--device=cpu", "--batch-size=500", "--lr=0.1"]

@@ -13,8 +13,8 @@ from tests.train.devices import needs_fsdp_on_cpus
 from train.data.sampler import ShardSampler
 from train.errors import SharedError
 from train.loop.nonfinite import NonFinite
-from train.loop.trainer import Trainer
 from train.records.metrics import weights_sha256
+from train.trainer import Trainer
 from train.world.environment import World
 
 # BatchNorm: its running statistics see the sample before anybody knows that it is bad.

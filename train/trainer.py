@@ -67,7 +67,7 @@ class Trainer:
         self.train_batches()  # reports the start
         last_step = num_steps_of_run(config, self._steps_per_epoch)
         if self.run.position.steps < last_step:  # else epochs() reports that nothing is trained
-            self.run.records.report_unprofiled(config, self.run.position, last_step, world.world_size)
+            self.run.records.report_unprofiled(config, self.run.position, last_step)
 
     def train_batches(self) -> Iterable[Batch]:
         config = self.config
