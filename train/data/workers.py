@@ -15,7 +15,8 @@ from multiprocessing.context import ForkServerContext
 from train.world.signals import SIGNALS
 
 # What a worker needs: it unpickles the dataset, and Python imports the main module in each new process.
-_PRELOADED = ["train.__main__", "train.data.batches"]
+# The first makes `train` this package even if the working folder has a train.py.
+_PRELOADED = ["jobspec.train", "train.__main__", "train.data.batches"]
 
 
 def worker_context() -> ForkServerContext:

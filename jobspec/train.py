@@ -1,0 +1,27 @@
+"""The package train, for a program that is called train.py or lies beside one: `from jobspec.train import Run`.
+
+There `from train import Run` would find that file.  Loaded by its place, our package is `train` in this process, and in
+the workers of a DataLoader, whose server imports this module first.
+"""
+
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def _load() -> ModuleType:
+    place = Path(__file__).resolve().parent.parent / "train"
+    spec = spec_from_file_location("train", place / "__init__.py", submodule_search_locations=[str(place)])
+    assert spec is not None and spec.loader is not None
+    package = sys.modules["train"] = module_from_spec(spec)
+    spec.loader.exec_module(package)
+    return package
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_PACKAGE, name)
+
+
+_PACKAGE = _load()
