@@ -171,7 +171,6 @@ def _notes(job: Job) -> Iterator[str]:
     for kind, key in (("PersistentVolumeClaim", "claim"), ("ConfigMap", "config_map"), ("Secret", "secret")):
         if names := sorted({getattr(mount, key) for mount in job.mounts} - {None}):
             yield f"Needed beforehand: {kind} {', '.join(names)}{'' if key == 'claim' else ', mounted as files'}."
-    yield from files.in_read_only_mounts(job, files.listed(job))
     if any(mount.claim and not mount.read_only for mount in job.mounts) and job.nodes.max > 1:
         yield "Several nodes mount a claim and may write to it: its access mode must be ReadWriteMany."
 

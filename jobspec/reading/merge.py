@@ -51,7 +51,7 @@ def merge(sources: Sequence[Source]) -> Source:
     # Without the places of what was replaced or removed.
     there = set(_paths(merged.values))
     keys, items = ({at: of[at] for at in of if at in there} for of in (merged.keys, merged.items))
-    return Source(merged.values, keys, items, merged.removed)
+    return Source(merged.values, keys, items)
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,8 @@ class _Merged(Source):
                 self._append(source, read_at, value, new, there)
                 continue
             old = there.get(written)
-            if value is None and (old is not None or (read_at in self.removed and written not in there)):
-                there.pop(written, None)
-                self.removed[read_at] = source.keys[read_at]
+            if value is None and old is not None:
+                del there[written]
                 self.appended.pop(read_at, None)
             elif read_at in self.appended:
                 place, this = self.appended[read_at], source.keys[read_at].name

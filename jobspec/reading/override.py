@@ -35,8 +35,9 @@ def _apply(source: Source, assignment: str, number: int) -> None:
     place = replace(option_place("--set", assignment, number), length=max(1, len(key)))
     if not equals or not key:
         raise SpecError([Problem(place, "not KEY=VALUE", "for example --set train.epochs=3")])
-    if wrong := next((char for char in key if not char.isprintable()), ""):
-        raise SpecError([Problem(place, f"character U+{ord(wrong):04X} is not allowed in KEY")])
+    if wrong := next((char for char in key if not char.isprintable() or char == "["), ""):
+        hint = "a position in a list follows a dot: mounts.0.path"
+        raise SpecError([Problem(place, f"character U+{ord(wrong):04X} is not allowed in KEY", hint)])
     if key.count(".") >= MAX_DEPTH:
         raise SpecError([Problem(place, f"nested deeper than {MAX_DEPTH} levels; a job spec never needs that many")])
     reader = Reader(value, place.name, replace(place, column=len(key) + 2))
@@ -56,9 +57,8 @@ def _apply(source: Source, assignment: str, number: int) -> None:
     for places in (source.keys, source.items):
         for old in [old for old in places if old[: len(path)] == path]:
             del places[old]
-    if new is None and isinstance(parent, dict) and (parent.get(step) is not None or path in source.removed):
-        parent.pop(step, None)
-        source.removed[path] = place
+    if new is None and isinstance(parent, dict) and parent.get(step) is not None:
+        del parent[step]
         return
     parent[step] = new
     source.keys[path] = place

@@ -48,8 +48,6 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
         *_, key = path
         hint = f"{key}: {_fields_at(path[:-1])[str(key)].description}"
         where = f" in {dotted(path[:-1])}" if path[:-1] else ""
-        if path in source.removed:
-            return Finding(path, f'"{key}" is removed here, but is required{where}', hint, on_key=True)
         return Finding(path[:-1], f'"{key}" is missing{where}', hint, on_key=True)
     if kind == _UNKNOWN:
         return _unknown_key(path)

@@ -10,7 +10,7 @@ import os
 import pathlib
 import re
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -39,21 +39,17 @@ _WORDS = {
 class Source:
     """The values of a spec; `keys` and `items` hold the place of each key and of each value by path.
 
-    `removed` holds the places that removed a key: an empty value in a later file or in an option.
     `suffix` is appended to the job's name once the spec is known to be correct.
     """
 
     values: dict[str, Any]
     keys: dict[Path, Place]
     items: dict[Path, Place]
-    removed: dict[Path, Place] = field(default_factory=dict)
     suffix: str = ""
 
     def locate(self, finding: Finding) -> Problem:
         """Return the problem at the finding's key or value, or at the nearest parent that is in the file."""
         path = finding.path
-        if path in self.removed and path not in self.keys:
-            return Problem(self.removed[path], finding.message, finding.hint)
         places = [self.keys, self.items] if finding.on_key else [self.items, self.keys]
         while path and not any(path in found for found in places):
             path, places = path[:-1], [self.keys, self.items]

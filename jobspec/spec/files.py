@@ -4,8 +4,8 @@ Paths are as in `command`: relative to the folder in which render-job is called,
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterator
+from pathlib import Path
 
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
@@ -28,16 +28,6 @@ def workdir(job: Job) -> str | None:
 
 def target(job: Job, file: str) -> str:
     return f"{(job.workdir or WORKDIR).rstrip('/')}/{file}"
-
-
-def in_read_only_mounts(job: Job, files: Sequence[str]) -> Iterator[str]:
-    """Yield what these files, and mounts, need in a read-only mount, where no place can be made for them."""
-    mounts = {normal(mount.path): mount for mount in job.mounts}
-    for path in (*(normal(target(job, file)) for file in files), *mounts):
-        around = [above for above in mounts if above != path and PurePosixPath(path).is_relative_to(above)]
-        mount = mounts.get(max(around, key=len, default=""))
-        if mount and (mount.read_only or mount.config_map or mount.secret):
-            yield f"Needed beforehand: {path} in what is mounted at {mount.path}, as this mount is read-only."
 
 
 def problem(file: str) -> str | None:

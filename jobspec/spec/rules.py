@@ -14,10 +14,6 @@ from jobspec.spec.fields import LINES, LINES_EXPECTED
 from jobspec.spec.job import VOLUMES, Job
 from jobspec.spec.mounts import normal
 from jobspec.spec.variables import SET_BY_US, is_bash_variable, is_set_by_launcher
-from train.config import to_argv
-
-# Bytes of one argument or variable, less the zero byte at its end.  Source: MAX_ARG_STRLEN in linux/binfmts.h.
-_LONGEST_ARGUMENT = 128 * 1024 - 1
 
 _LONGEST_NAME = 63  # characters of a label of DNS (RFC 1123)
 FILE_OR_URL = (r"[/.].*|.*://.*", "write REGISTRY/NAME:TAG, not a file or a URL")
@@ -112,29 +108,24 @@ def train_fits_the_job(job: Job) -> Iterator[Finding]:
     train, world = job.train, job.world_size
     if train is None:
         return
-    if train.batch_size < world:  # an uneven batch is fine, because train weighs uneven shares exactly
-        nodes = f"nodes {job.nodes.max} x procs_per_node {job.procs_per_node}"
-        message = f"train.batch_size is {train.batch_size}, less than the {world} processes ({nodes})"
-        hint = f"batch_size: {world}, or more; it is the global batch of one step, shared by all processes"
-        yield Finding(("train", "batch_size"), message, hint)
-    if train.logical_world is not None and train.logical_world < world:
-        message = f"train.logical_world is {train.logical_world}, less than the {world} processes"
-        yield Finding(("train", "logical_world"), message, f"logical_world: {world}, or more")
+    shared = ["batch_size", "logical_world", *(["accumulate"] if train.strategy == "pipeline" else [])]
+    for key in shared:  # need not be divisible: train weighs uneven shares exactly
+        value = getattr(train, key)
+        if value is not None and value < world:
+            nodes = f"nodes {job.nodes.max} x procs_per_node {job.procs_per_node}"
+            message = f"train.{key} is {value}, but {world} processes ({nodes}) share it"
+            yield Finding(("train", key), message, f"{key}: {world}, or more")
     if train.device not in ("auto", job.device):
         message = f"train.device is {train.device}, but device is {job.device}"
         yield Finding(("train", "device"), message, "leave train.device out; it follows from device")
     if train.precision == "tf32" and job.device == "cpu":
         yield Finding(("train", "precision"), "train.precision is tf32, but device is cpu", "precision: fp32")
-    if train.strategy == "pipeline" and train.accumulate < world:
-        needed = f"strategy pipeline needs at least {world} micro-batches, one for each process"
-        message = f"train.accumulate is {train.accumulate}, but {needed}"
-        yield Finding(("train", "accumulate"), message, f"accumulate: {world}, or more", on_key=True)
     if train.strategy in ("single", "data_parallel") and world > 1:
         message = f"train.strategy {train.strategy} runs one process, but the job has {world}"
         yield Finding(("train", "strategy"), message, "nodes: 1, procs_per_node: 1; or strategy: custom_ddp")
-    for key, value in train:  # no argument can hold a zero byte, and a terminal must not obey what a log shows
-        if isinstance(value, str) and not re.fullmatch(LINES, value):
-            yield Finding(("train", key), f"train.{key} must be {LINES_EXPECTED}, not {json.dumps(value)}")
+    for key, text in train:  # no argument can hold a zero byte, and a terminal must not obey what a log shows
+        if isinstance(text, str) and not re.fullmatch(LINES, text):
+            yield Finding(("train", key), f"train.{key} must be {LINES_EXPECTED}, not {json.dumps(text)}")
 
 
 def keys_of_gpus_need_gpus(job: Job) -> Iterator[Finding]:
@@ -144,20 +135,6 @@ def keys_of_gpus_need_gpus(job: Job) -> Iterator[Finding]:
     if job.gpus_per_node is not None and job.gpus_per_node < job.procs_per_node:
         message = f"gpus_per_node is {job.gpus_per_node}, less than the {job.procs_per_node} processes of a node"
         yield Finding(("gpus_per_node",), message, "leave it out; each process needs a GPU")
-
-
-def values_fit_into_one_argument(job: Job) -> Iterator[Finding]:
-    """Limit each argument and `NAME=value`: if one is longer, no process starts ("Argument list too long")."""
-    values: list[tuple[Path, str]] = [(("command", number), word) for number, word in enumerate(job.command or ())]
-    for key in job.train.model_fields_set if job.train is not None else ():
-        values += [(("train", key), word) for word in to_argv({key: getattr(job.train, key)})]
-    # Each `$` in these is doubled for torchrun.
-    sizes = [(path, len(word.encode()) + word.count("$")) for path, word in values]
-    sizes += [(("env", name), len(f"{name}={value}".encode())) for name, value in job.env.items()]
-    for path, size in sizes:
-        if size > _LONGEST_ARGUMENT:
-            message = f"{'.'.join(map(str, path))} takes {size} bytes; Linux allows {_LONGEST_ARGUMENT} per argument"
-            yield Finding(path, message, "put it in a file that the processes read")
 
 
 def preempted_training_resumes(job: Job) -> Iterator[Finding]:
@@ -184,31 +161,25 @@ def names_in_env(job: Job) -> Iterator[tuple[Path, str]]:
 
 def variables_may_be_set(job: Job) -> Iterator[Finding]:
     for path, name in names_in_env(job):
+        section, hint = path[0], "choose another name"
         if is_set_by_launcher(name):
+            problem = "is set by the launcher for each process"
             hint = "leave it out; nodes, procs_per_node and rendezvous decide its value"
-            yield Finding(path, f"{path[0]}: {name} is set by the launcher for each process", hint, on_key=True)
         elif is_bash_variable(name):
-            message = f"{path[0]}: {name} must not be set, because bash itself uses this variable"
-            yield Finding(path, message, "choose another name", on_key=True)
+            problem = "must not be set, because bash itself uses this variable"
         elif name in shell.VARIABLES and (job.setup or job.slurm.prologue):
-            message = f"{path[0]}: {name} is a variable of the shell that runs the lines of setup"
-            yield Finding(path, message, "choose another name", on_key=True)
-
-
-def secrets_are_only_names(job: Job) -> Iterator[Finding]:
-    for number, name in enumerate(job.secrets):
-        path = ("secrets", number)
-        if is_set_by_launcher(name) or is_bash_variable(name):
-            continue  # variables_may_be_set reports it
-        if name in SET_BY_US:
-            message = f"secrets: {name} is set for each process and cannot be a secret"
-            yield Finding(path, message, "set it in env; its value need not be secret")
-        if name in job.secrets[:number]:
-            yield Finding(path, f"secrets: {name} is given twice", "leave this one out")
-        elif name in job.env:
-            message = f"env: {name} is a secret; its value must not be in the spec"
+            problem = "is a variable of the shell that runs the lines of setup"
+        elif section == "secrets" and name in SET_BY_US:
+            problem, hint = "is set for each process", "set it in env; its value need not be secret"
+        elif section == "env" and name in job.secrets:
+            problem = "is a secret; its value must not be in the spec"
             hint = "leave it out; the value comes from the environment or a Secret of the cluster"
-            yield Finding(("env", name), message, hint, on_key=True)
+        else:
+            continue
+        yield Finding(path, f"{section}: {name} {problem}", hint, on_key=True)
+    for number, name in enumerate(job.secrets):
+        if name in job.secrets[:number]:
+            yield Finding(("secrets", number), f"secrets: {name} is given twice", "leave this one out")
 
 
 def mounts_have_one_source_and_one_place(job: Job) -> Iterator[Finding]:

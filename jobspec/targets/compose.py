@@ -58,7 +58,6 @@ def template_values(plan: Plan) -> dict[str, Any]:
 def _notes(job: Job) -> Iterator[str]:
     if any(mount.empty for mount in job.mounts):
         yield "Not used here: the size of scratch; nothing limits it."
-    yield from files.in_read_only_mounts(job, files.listed(job))
 
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:

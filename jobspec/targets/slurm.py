@@ -8,7 +8,7 @@ from jobspec.filters import sh
 from jobspec.plan import IN_CONTAINERS, Plan
 from jobspec.slurm import rules, task
 from jobspec.slurm.environment import REMARKS, environment, exports, of_the_program, passed
-from jobspec.spec import files, shell
+from jobspec.spec import shell
 from jobspec.spec.job import Job
 from jobspec.spec.keys import all_of, keys
 
@@ -83,10 +83,9 @@ def _notes(job: Job) -> Iterator[str]:
     if slurm.launcher == "srun" and job.rendezvous.timeout and job.train is None:
         decides = "the command itself decides how long it waits for the other nodes"
         yield f"Not used here: rendezvous.timeout; slurm.launcher is srun, so {decides}."
-    if slurm.runtime != "none":
-        yield from files.in_read_only_mounts(job, ())
-        if any(mount.empty for mount in job.mounts) and (slurm.runtime == "pyxis" or not slurm.preflight):
-            yield "Not used here: the size of scratch; nothing limits it."
+    has_scratch = slurm.runtime != "none" and any(mount.empty for mount in job.mounts)
+    if has_scratch and (slurm.runtime == "pyxis" or not slurm.preflight):
+        yield "Not used here: the size of scratch; nothing limits it."
     if slurm.runtime == "pyxis" and "@" in (job.image or ""):
         yield "An image with a digest needs enroot 4.0 or newer."
     if "error" in slurm.options and "output" not in slurm.options and "error" not in slurm.srun_options:

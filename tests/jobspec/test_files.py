@@ -103,22 +103,6 @@ def test_a_program_stays_one(folder: Path) -> None:
     assert {one["target"] for one in service["configs"] if one.get("mode") == 0o555} == {"/scratch/code/train.py"}
 
 
-@pytest.mark.parametrize(
-    ("mounts", "paths"),
-    [
-        ("{claim: a, path: /code/, read_only: true}, {claim: b, path: /co}", ["/code/with blank.txt"]),
-        ("{claim: a, path: /a, read_only: true}, {claim: b, path: /a/b/}", ["/a/b"]),
-        ("{claim: a, path: /a, read_only: true}, {claim: b, path: /a/b}, {claim: c, path: /a/b/c}", ["/a/b"]),
-        ("{claim: a, path: /a, read_only: true}, {claim: b, path: /code}", []),
-        ("{secret: a, source: /a, path: //code}", ["/code/with blank.txt"]),
-    ],
-)
-@pytest.mark.parametrize("target", ["jobset", "compose"])
-def test_what_lies_in_a_read_only_mount_must_be_there(target: str, mounts: str, paths: list[str], folder: Path) -> None:
-    text = render(target, "job.yaml", ["workdir=/code", "files=[with blank.txt]", f"mounts=[{mounts}]"])
-    assert re.findall("# Needed beforehand: (.*) in what is mounted at .*read-only", text) == paths
-
-
 @pytest.mark.parametrize("target", ["slurm", "torchrun"])
 def test_where_the_folder_itself_is_seen_nothing_travels_and_the_head_says_so(target: str, folder: Path) -> None:
     assert "# Not used here: files; " in render(target, "job.yaml")

@@ -137,7 +137,6 @@ def test_a_key_changes_the_artifact_or_is_named_in_its_head_or_is_refused(
         assert f"{section if is_refused_whole else key} is given, but target {name} does not use it" in after
 
 
-_NESTED = [{"source": "/a", "path": "/a", "read_only": True}, {"source": "/b", "path": "/a/b"}]
 _SCRATCH = {"mounts": [{"scratch": "1GiB", "path": "/d"}]}
 _UNCHECKED = {"slurm": {"runtime": "apptainer", "preflight": False}}
 
@@ -151,7 +150,6 @@ _UNCHECKED = {"slurm": {"runtime": "apptainer", "preflight": False}}
         ("slurm", {"slurm": {"options": {"error": "e/e.log"}}}, "Create the folder of e/e.log first"),
         ("slurm", {"resources.cpus": 7, "procs_per_node": 2, "slurm": {"launcher": "srun"}}, "Not used here: 1 of 7"),
         ("slurm", {"image": "a@sha256:0", "slurm": {"runtime": "pyxis"}}, "An image with a digest needs enroot 4.0"),
-        ("slurm", {"slurm": {"runtime": "docker"}, "mounts": _NESTED}, "Needed beforehand: /a/b in what is mounted at"),
         ("compose", _SCRATCH, "the size of scratch; nothing limits it."),
         ("slurm", {**_SCRATCH, "slurm": {"runtime": "pyxis"}}, "the size of scratch; nothing limits it."),
         ("slurm", {**_SCRATCH, **_UNCHECKED}, "the size of scratch; nothing limits it."),

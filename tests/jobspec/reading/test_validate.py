@@ -77,7 +77,7 @@ def test_rules_are_checked_once_all_values_are_right() -> None:
     assert messages(wrong, "torchrun") == ['train.lr must be a number, not "fast"']
     right = override(wrong, ["train.lr=0.1"])
     assert messages(right, "torchrun") == [
-        "train.batch_size is 4, less than the 16 processes (nodes 8 x procs_per_node 2)"
+        "train.batch_size is 4, but 16 processes (nodes 8 x procs_per_node 2) share it"
     ]
 
 
