@@ -30,7 +30,7 @@ def sh(value: str | int) -> str:
 
 def argv(words: Sequence[str], indent: int = 2) -> str:
     """Quote the words of a shell command.  A long command continues on further lines, indented by `indent`."""
-    return _folded([sh(word) for word in words], indent)
+    return folded([sh(word) for word in words], indent)
 
 
 def by_flag(words: Sequence[str], indent: int = 2) -> str:
@@ -44,10 +44,11 @@ def by_flag(words: Sequence[str], indent: int = 2) -> str:
 
 
 def assignments(variables: Mapping[str, str], indent: int = 2) -> str:
-    return _folded([f"{name}={sh(value)}" for name, value in variables.items()], indent)
+    return folded([f"{name}={sh(value)}" for name, value in variables.items()], indent)
 
 
-def _folded(words: Sequence[str], indent: int) -> str:
+def folded(words: Sequence[str], indent: int = 2) -> str:
+    """Join words that are bash already.  A long command continues on further lines, indented by `indent`."""
     lines = [""]
     for word in words:
         if lines[-1] and len(lines[-1]) + 1 + len(word) > _WIDTH - indent:
@@ -160,7 +161,7 @@ def environment(templates: Path) -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # the artifacts are not HTML; the filters below quote
     )
-    for_shells = sh, argv, by_flag, assignments, directive, run_lines, comment, comments
+    for_shells = sh, argv, by_flag, folded, assignments, directive, run_lines, comment, comments
     for_yaml = yaml, lines, optional, block, merged, kubelet, compose
     made.filters.update({function.__name__: function for function in (*for_shells, *for_yaml)})
     return made

@@ -106,7 +106,6 @@ def _specs(draw: st.DrawFn) -> Spec:
             "constraint": draw(st.sampled_from(["no", "a|b", "[a|b]&c", "(a*2)", "1e3"])),
             "runtime": draw(st.sampled_from(["none", "docker", "podman", "apptainer", "pyxis"])),
             "launcher": draw(st.sampled_from(["torchrun", "srun"])),
-            "preflight": False,
             "options": {"comment": draw(_line), "mail-user": draw(_line)},
         },
         "kubernetes": {
@@ -125,6 +124,8 @@ def _specs(draw: st.DrawFn) -> Spec:
         },
         "compose": {"project": draw(_dns).replace(".", "-")},
     }
+    if {"IFS", "PS4"} & spec["env"].keys():
+        spec["setup"] = []  # run by bash, which has its own
     if draw(st.booleans()):
         spec["command"] = ["mine.py", draw(_lines), draw(_lines)]
         # Without torchrun the program itself would have to be there, whatever its name.

@@ -42,13 +42,9 @@ with open(f"{here}/environment-of-srun", "w") as record:
 split = next(i for i, word in enumerate(words) if not word.startswith("--"))
 flags = dict(word[2:].partition("=")[::2] for word in words[:split])
 nodes = open(f"{here}/nodes").read().split()
-per_node, count = int(flags["ntasks-per-node"]), int(flags["ntasks"])
-if count != per_node * len(nodes):
-    sys.exit(f"{count} tasks on {len(nodes)} nodes with {per_node}")
-if log := flags.get("output"):
-    file = os.open(log.replace("%j", os.environ["SLURM_JOB_ID"]), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
+nodes = nodes[: int(flags.get("nodes", len(nodes)))]
+per_node = int(flags["ntasks-per-node"])
+count = per_node * len(nodes)
 running = []
 for task in range(count):
     node, local = divmod(task, per_node)
@@ -57,7 +53,7 @@ for task in range(count):
         os.setsid()
         os.environ.update(
             SLURM_PROCID=str(task), SLURM_NODEID=str(node), SLURM_LOCALID=str(local), SLURMD_NODENAME=nodes[node],
-            SLURM_STEP_ID="0", SLURM_NTASKS=str(count), SLURM_STEP_GPUS="2,3",
+            SLURM_STEP_ID="0", SLURM_NTASKS=str(count), SLURM_NNODES=str(len(nodes)), SLURM_STEP_GPUS="2,3",
             CUDA_VISIBLE_DEVICES=os.environ.get("STEP_GPUS", "0,1"),
         )
         os.execvp(words[split], words[split:])
@@ -91,14 +87,6 @@ sys.exit(worst)
 _SCONTROL = """#!/bin/sh
 case "$1 $2" in
 "show hostnames") [ "$3" = "$SLURM_JOB_NODELIST" ] && cat "$STAND_IN/nodes" ;;
-"show job")
-  array=${SLURM_ARRAY_JOB_ID:+ArrayJobId=$SLURM_ARRAY_JOB_ID ArrayTaskId=$SLURM_ARRAY_TASK_ID }
-  echo "JobId=$SLURM_JOB_ID $array$(cat "$STAND_IN/job")"
-  ;;
-"show config")
-  echo "SlurmdTimeout           = 300 sec"
-  echo "TmpFS                   = $STAND_IN/disk"
-  ;;
 requeue*) echo "$2" >> "$STAND_IN/requeued" ;;
 *) exit 99 ;;
 esac
@@ -112,9 +100,17 @@ task=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 for pid in $(cat "$STAND_IN/pids"); do kill -TERM -- "-$pid"; done
 """
 
-# The steps that are not over; a test writes them down.
-_SQUEUE = """#!/bin/sh
-cat "$STAND_IN/steps"
+# What Slurm knows of the job and, for the number of an array, of its other tasks; a test writes down the rest.
+_SQUEUE = """#!/bin/bash
+name=$SLURM_JOB_ID
+[[ -z ${SLURM_ARRAY_TASK_ID-} ]] || name=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+words=$*
+case $words in
+"--noheader --jobs=$SLURM_JOB_ID --format=%A %i") echo "9 9_1"; echo "$SLURM_JOB_ID $name" ;;
+"--noheader --jobs=$name --Format="*) cat "$STAND_IN/${words##*=}" ;;
+"--noheader --steps --jobs=$name --format=%i") cat "$STAND_IN/steps" ;;
+*) exit 99 ;;
+esac
 """
 
 # docker and podman: only variables that were named go in; flags have their value after "=", or are alone.
@@ -126,6 +122,7 @@ words=()
 while [[ $1 == --* ]]; do
   name=${1#--env=}
   if [[ $name != "$1" && -v $name ]]; then env+=("$name=${!name}"); fi
+  if [[ $1 == --workdir=* ]]; then cd "${1#*=}" || exit; fi
   words+=("$1")
   shift
 done
@@ -139,9 +136,13 @@ _APPTAINER = """#!/bin/bash
 [[ $1 == exec ]] || exit 99
 shift
 words=()
-while [[ $1 == --* ]]; do words+=("$1"); shift; done
+while [[ $1 == --* ]]; do
+  if [[ $1 == --pwd=* ]]; then cd "${1#*=}" || exit; fi
+  words+=("$1")
+  shift
+done
 printf '%s\\0' "${words[@]}" "$1" > "$STAND_IN/container-$SLURM_PROCID"
-for name in MASTER_ADDR MASTER_PORT RANK PET_NODE_RANK TOKEN; do
+for name in RANK TOKEN; do
   if [[ -v $name ]]; then export "$name=of the image"; fi
 done
 for name in "${!APPTAINERENV_@}"; do
@@ -189,7 +190,7 @@ class Call:
 
 @dataclass
 class Cluster:
-    """A folder with the stand-ins; logs and records lie in it, too."""
+    """A folder with the stand-ins and their records."""
 
     folder: Path
     nodes: Sequence[str] = ("n1", "n2")
@@ -207,7 +208,8 @@ class Cluster:
         self.install("apptainer", _APPTAINER)
         # Names of nodes resolve, to an address that other machines could reach.
         self.install("getent", "#!/bin/sh\necho 192.0.2.1 STREAM")
-        (self.folder / "job").write_text("JobName=job Restarts=0 PreemptTime=None")
+        (self.folder / "RestartCnt").write_text("0\n")
+        (self.folder / "PreemptTime").write_text("N/A\n")
         (self.folder / "steps").write_text(f"{self.job_id}.batch\n")
 
     def install(self, name: str, code: str) -> None:
@@ -223,13 +225,13 @@ class Cluster:
     def start(self, script: str, **env: str) -> subprocess.Popen[bytes]:
         """Run a batch script as slurmd does: by bash, on the first node, in the folder where it was submitted."""
         (self.folder / "nodes").write_text("".join(f"{node}\n" for node in self.nodes))
-        for old in [*self.folder.glob("call-*"), *self.folder.glob("srun-*"), *self.folder.glob("*.log")]:
+        for old in [*self.folder.glob("call-*"), *self.folder.glob("srun-*")]:
             old.unlink()
         (self.folder / "job.sh").write_text(script)
         by_slurm = {
             "SLURM_JOB_ID": str(self.job_id),
             "SLURM_JOB_NODELIST": f"list of {len(self.nodes)}",
-            "SLURM_JOB_NUM_NODES": str(len(self.nodes)),
+            "SLURM_TMPDIR": str(self.folder / "disk"),
             # sbatch sets these for the batch script itself, which is a task, too.
             **{"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
         }
@@ -251,7 +253,7 @@ class Cluster:
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(job.pid, signal.SIGTERM)  # each srun that is left, too, which ends its tasks
-        return job.returncode, out + "".join(log.read_text() for log in sorted(self.folder.glob("*.log")))
+        return job.returncode, out
 
     def wait_for(self, *names: str, timeout_s: float = 30) -> None:
         """Until the job has written these files."""

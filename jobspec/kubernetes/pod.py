@@ -40,7 +40,7 @@ USES = (
 
 NOT_USED = {
     "slurm.array": "this is one job, not several",
-    **dict.fromkeys(["preemption.max_requeues", "preemption.progress"], "a preempted pod is replaced every time"),
+    "preemption.max_requeues": "a preempted pod is replaced every time",
 }
 
 _NOT_ROOT = 1000  # restricted allows all but 0; this is the first user of most images

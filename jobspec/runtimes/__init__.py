@@ -1,7 +1,6 @@
 """Runtimes, which run the image on a Slurm node: one file for each value of `slurm.runtime` but `none`.
 
-A task of Slurm is a shell that sets the variables of its process and then runs the runtime's command.  The program and
-its variables reach the container as text in the variable JOB_PROGRAM, which the runtime passes on.
+A task of Slurm is a shell that runs the runtime's command, or with pyxis a shell in the container.
 """
 
 import importlib
@@ -16,8 +15,6 @@ from jobspec.spec.job import Job, Mount
 from jobspec.spec.mounts import empty_mounts_have_no_folders, normal
 from jobspec.spec.rules import image_runs
 
-_PREFIXES = ("MASTER_", "PET_", "SLURM_")
-
 
 class Runtime:
     """How a runtime runs the image.  The defaults here mean no container; the class of a file overrides them.
@@ -25,12 +22,10 @@ class Runtime:
     Below, `passed` are names of variables that the processes must see with the values from the task's shell.
     """
 
-    program: str | None = None
-    """The runtime's own program, which each node must have; None if there is no such program."""
+    starts = False
+    """True if each task starts its own container, with `command`."""
     stop: str | None = None
     """Bash that asks the containers of a node to stop; None if they get the signals that Slurm sends."""
-    run: str | None = None
-    """The command that starts a container; None if the task's shell already is where the processes run."""
     mount = ("", ":", ":ro")
     """What stands in the flag of a mount before its source, before its path, and at the end if it is read-only."""
     wrong_image = ("", "")
@@ -41,37 +36,26 @@ class Runtime:
         return []
 
     def before(self, plan: Plan, passed: Sequence[str]) -> list[str]:
-        """Return lines for a task's shell before the command.  They may fill "$@"; of the spec they hold only paths."""
+        """Return lines for a task's shell before the command."""
         return []
 
-    def words(self, plan: Plan) -> list[str]:
-        """Return the words between `run` with "$@" and the command in the container."""
+    def command(self, plan: Plan, passed: Sequence[str]) -> list[str]:
+        """Return the words of bash that start a container, with its image; what runs in it follows them."""
         return []
 
-    def mount_flags(self, job: Job) -> list[str]:
-        """Return flags for all mounts; none if one is empty, because `mount_empty` then adds all of them."""
-        if any(mount.empty for mount in job.mounts):
-            return []
-        return [f"{self.mount[0]}{mount.folder}{self.target(mount)}" for mount in job.mounts]
+    def mounts(self, job: Job) -> list[str]:
+        """Return words of bash for the mounts; `scratch` says where the empty ones are."""
+        words = []
+        for number, mount in enumerate(job.mounts):
+            source = f'"$scratch"/{number}' if mount.empty else sh(mount.folder or "")
+            words.append(f"{self.mount[0]}{source}{sh(self.target(mount))}")
+        return words
 
-    def mount_empty(self, job: Job) -> list[str]:
-        """Return bash that makes a folder on the node's disk for each empty mount; the batch script removes them.
-
-        For runtimes that start a container for each task.  One mount may be in another, so the flags of all mounts are
-        added to "$@" in the order of the spec.
-        """
-        folders = {number: f'"$scratch/{number}"' for number, mount in enumerate(job.mounts) if mount.empty}
-        if not folders:
-            return []
-        sources = [folders.get(number) or sh(mount.folder or "") for number, mount in enumerate(job.mounts)]
-        return [
-            'scratch=$(mktemp -d "$disk/scratch-$SLURM_JOB_ID.XXXXXX")',
-            f"mkdir {' '.join(folders.values())}",
-            *(
-                f'set -- "$@" {self.mount[0]}{source}{sh(self.target(mount))}'
-                for source, mount in zip(sources, job.mounts, strict=True)
-            ),
-        ]
+    def scratch(self, job: Job) -> list[str]:
+        """Return bash that makes a folder on the node's disk for each empty mount; the batch script removes them."""
+        folders = [f'"$scratch"/{number}' for number, mount in enumerate(job.mounts) if mount.empty]
+        make = 'scratch=$(mktemp -d "${SLURM_TMPDIR:-/tmp}/scratch-$SLURM_JOB_ID.XXXXXX")'
+        return [make, f"mkdir {' '.join(folders)}"] if folders else []
 
     def target(self, mount: Mount) -> str:
         """Return what follows the source in the flag of a mount."""
@@ -97,33 +81,15 @@ def problems(job: Job) -> Iterator[Finding]:
         return
     yield from empty_mounts_have_no_folders(job)
     yield from image_runs(f"slurm.runtime {runtime}", job, load(runtime).wrong_image, ("slurm", "runtime"))
-    yield from _progress_in_containers(job)
     for number, mount in enumerate(job.mounts):
         others = [normal(other.path) for other in job.mounts if other is not mount]
         inside = any(PurePosixPath(normal(mount.path)).is_relative_to(path) for path in others)
-        if mount.empty and load(runtime).run is None and inside:
+        if mount.empty and not load(runtime).starts and inside:
             message = f"mounts[{number}].path is inside another mount, where {runtime} cannot mount scratch"
             yield Finding(("mounts", number, "path"), message, "choose a path outside the other mounts")
         elif mount.source is None and mount.volume is not None and not mount.empty:
             message = f"mounts[{number}].{mount.volume}: Slurm has no volumes; its nodes have folders"
             yield Finding(("mounts", number, mount.volume), message, "write source: PATH, a folder that every node has")
-
-
-def _progress_in_containers(job: Job) -> Iterator[Finding]:
-    progress = PurePosixPath((job.preemption and job.preemption.progress) or "/")
-    around = [mount for mount in job.mounts if progress.is_relative_to(normal(mount.path))]
-    for mount in sorted(around, key=lambda mount: len(mount.path))[-1:]:
-        if normal(mount.folder or "") != normal(mount.path):
-            message = f"preemption.progress is looked up on the nodes, and {mount.path} is in the containers only"
-            on_node = PurePosixPath(mount.folder or "/PATH", progress.relative_to(normal(mount.path)))
-            yield Finding(("preemption", "progress"), message, f"write {on_node}")
-
-
-def in_shell(passed: Sequence[str]) -> str:
-    """Write the names as words of bash; one with a launcher's prefix becomes all set variables with that prefix."""
-    prefixes = {name[: name.index("_") + 1] for name in passed if name.startswith(_PREFIXES)}
-    plain = [name for name in passed if not name.startswith(_PREFIXES)]
-    return " ".join([*plain, *(f'"${{!{prefix}@}}"' for prefix in sorted(prefixes))])
 
 
 def is_file(image: str) -> bool:

@@ -6,24 +6,32 @@ Source: apptainer.org/docs/user/main, "Environment and Metadata" and "GPU Suppor
 
 from collections.abc import Sequence
 
+from jobspec.filters import sh
 from jobspec.plan import Plan
-from jobspec.runtimes import Runtime, in_shell, is_file
+from jobspec.runtimes import Runtime, is_file
 
 
 class Apptainer(Runtime):
-    program = "apptainer"
-    run = "apptainer exec --no-eval"  # since 1.1; without it, $(id) in an APPTAINERENV_ value would be run
+    starts = True
     wrong_image = (r"(?![/.]).*:[^/@]*@sha.*", "apptainer takes a tag or a digest, not both")  # containers/image#1736
     mount = ("--bind=", ":", ":ro")
 
-    def words(self, plan: Plan) -> list[str]:
-        image = plan.job.image or ""
+    def command(self, plan: Plan, passed: Sequence[str]) -> list[str]:
+        job, image = plan.job, plan.job.image or ""
         named = is_file(image) or "://" in image or image.endswith(".sif")
-        return [*self.mount_flags(plan.job), image if named else f"docker://{image}"]
+        return [
+            "apptainer exec --no-eval",  # since 1.1; without it, $(id) in an APPTAINERENV_ value would be run
+            *(['"$gpus"'] if job.device == "cuda" else []),
+            *([f"--pwd={sh(job.workdir)}"] if job.workdir else []),
+            *self.mounts(job),
+            sh(image if named else f"docker://{image}"),
+        ]
 
     def before(self, plan: Plan, passed: Sequence[str]) -> list[str]:
-        # If the image sets a variable too, the image's value wins unless the variable has this prefix.
-        forced = [f'for name in {in_shell(passed)}; do export "APPTAINERENV_$name=${{!name}}"; done']
+        lines = self.scratch(plan.job)
         if plan.job.device == "cuda":
-            forced.append("if [ -e /dev/nvidiactl ]; then set -- --nv; else set -- --rocm; fi")
-        return [*forced, *self.mount_empty(plan.job)]
+            lines.append("gpus=--nv; [[ -e /dev/nvidiactl ]] || gpus=--rocm")
+        # If the image sets a variable too, the image's value wins unless the variable has this prefix.
+        if names := " ".join(name for name in passed if not name.startswith(("SLURM_", "MASTER_"))):
+            lines.append(f'for name in {names}; do export "APPTAINERENV_$name=${{!name}}"; done')
+        return lines

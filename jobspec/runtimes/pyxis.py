@@ -10,7 +10,7 @@ from jobspec.plan import Plan
 from jobspec.runtimes import Runtime, is_file
 
 
-class Pyxis(Runtime):  # a plugin of srun, so it has no program
+class Pyxis(Runtime):
     wrong_image = (r".*://.*", "write REGISTRY/NAME:TAG, without docker:// before it")
 
     def srun_flags(self, plan: Plan, passed: Sequence[str]) -> list[str]:
@@ -20,7 +20,8 @@ class Pyxis(Runtime):  # a plugin of srun, so it has no program
         if any(mount.empty for mount in plan.job.mounts):
             flags.append("--container-writable")
         # If the image sets a variable too, the image's value wins unless the variable is named here (pyxis#124).
-        return [*flags, f"--container-env={','.join(passed)}"]
+        own = [name for name in passed if not name.startswith("SLURM_")]
+        return [*flags, *([f"--container-env={','.join(own)}"] if own else [])]
 
     def before(self, plan: Plan, passed: Sequence[str]) -> list[str]:
         # Folders of the container itself, which enroot unpacks on the node's disk and pyxis removes after the job.  The

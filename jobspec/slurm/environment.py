@@ -1,31 +1,23 @@
 """Variables of a process under Slurm: each once, for the script, for what enters a container, and for `explain`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from jobspec import torchrun
-from jobspec.environment import NODE_0, THIS_NODE, Variable, variables_of_meeting
+from jobspec.environment import NODE_0, Variable, variables_of_meeting
+from jobspec.filters import sh
 from jobspec.plan import PORTS, Plan, Rank
 from jobspec.slurm.task import for_runtime, labels
 
-When = Literal["given", "job", "task", "program"]
 _SCALES = "changes with sbatch --nodes=N"
-REMARKS = {"WORLD_SIZE": _SCALES, "PET_NNODES": _SCALES, "GROUP_WORLD_SIZE": _SCALES, "ROLE_WORLD_SIZE": _SCALES}
-_RUN_ID = "<job ID>.<number of restarts>"
+REMARKS = {"WORLD_SIZE": _SCALES, "GROUP_WORLD_SIZE": _SCALES, "ROLE_WORLD_SIZE": _SCALES}
 
 
 @dataclass(frozen=True)
 class _Variable(Variable):
-    """A variable with its value in words, and what the script must know of it.
+    """A variable with its value in words, and as a word of bash; "" if the shell of a task already has it."""
 
-    `when` is "given" if the script finds it, "job" if the batch script sets it for all tasks, "task" if the shell of
-    each task does, and "program" if it is set where the program runs, so that no image's value wins.
-    `shell` is the value in bash; it is empty if the template assigns it, and not quoted for a program.
-    """
-
-    shell: str
-    when: When
+    word: str = ""
 
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
@@ -36,43 +28,46 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
         gpus = f"<numbers of the job's {job.gpus} GPUs on the node>"
         start.insert(0, Variable("CUDA_VISIBLE_DEVICES", gpus, "scheduler"))
     # Their names are the same in all tasks of a sweep.
-    swept = plan.points[0].env if plan.points else ()
-    start += [Variable(name, "<value of the combination>", "spec") for name in swept]
+    start += [Variable(name, "<value of the combination>", "spec") for name in _swept(plan)]
     if job.slurm.launcher == "srun":
         return start
-    return [*start, *variables_of_meeting(plan, rank, NODE_0, _port(plan)[1], _RUN_ID)]
+    run_id = "<job ID>" if plan.backend == "c10d" else "none"
+    return [*start, *variables_of_meeting(plan, rank, NODE_0, port(plan)[1], run_id)]
 
 
-def exports(plan: Plan, when: When) -> list[str]:
-    """Return bash that sets the variables of the job or of a task; of the spec it holds only numbers."""
-    chosen = [variable for variable in _variables(plan) if variable.when == when]
-    return [f"export {variable.name}" + (f"={variable.shell}" if variable.shell else "") for variable in chosen]
-
-
-def of_the_program(plan: Plan) -> dict[str, str]:
-    """Return variables of the processes; none of the image's may win.
-
-    srun and the container runtime may see only the variables of `for_runtime`, and not PATH or LD_LIBRARY_PATH.
-    """
-    return {variable.name: variable.shell for variable in _variables(plan) if variable.when == "program"}
+def assigned(plan: Plan) -> list[str]:
+    """Return words of bash, `NAME=value` each, for the variables that a task sets for its processes."""
+    return [f"{one.name}={one.word}" for one in _variables(plan) if one.word]
 
 
 def passed(plan: Plan) -> list[str]:
     """List variables of a task's shell that the processes must see, even if a container has its own variables."""
-    names = [variable.name for variable in _variables(plan) if variable.when != "program"]
-    return list(dict.fromkeys([*names, "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", *for_runtime(plan)]))
+    names = [one.name for one in _variables(plan) if not one.word]
+    return list(dict.fromkeys([*names, *_swept(plan), *for_runtime(plan)]))
+
+
+def port(plan: Plan) -> tuple[str, str]:
+    """Return the port in bash and in words.  Jobs that share a node get different ones."""
+    number = plan.job.rendezvous.port
+    if number == "auto":
+        return f"$(( {PORTS.start} + SLURM_JOB_ID % {len(PORTS)} ))", "<port derived from the job ID>"
+    return str(number), str(number)
+
+
+def _swept(plan: Plan) -> Iterable[str]:
+    return plan.points[0].env if plan.points else ()
 
 
 def _variables(plan: Plan, of: Rank | None = None) -> Iterator[_Variable]:
     """Yield everything that is set before torchrun starts, or without it the program; of rank 0 unless given."""
     rank = of or next(plan.ranks())
     yield from _given(plan, rank)
-    yield from _in_the_program(plan)
-    several, srun = plan.job.nodes.max > 1, plan.job.slurm.launcher == "srun"
-    if several or srun:
-        yield _of_job("MASTER_ADDR", "", NODE_0 if several else "127.0.0.1")
-        yield _of_job("MASTER_PORT", *_port(plan))
-        yield from _numbers(plan, rank) if srun else _flags_of_torchrun(plan, rank)
+    if plan.job.slurm.launcher == "srun":
+        yield _Variable("MASTER_ADDR", NODE_0 if plan.job.nodes.max > 1 else "127.0.0.1", "script")
+        yield _Variable("MASTER_PORT", port(plan)[1], "script")
+        yield from _numbers(plan, rank)
+    for name, value in {**_of_torchrun(plan), **plan.env}.items():
+        yield _Variable(name, value, "spec" if name in plan.job.env else "script", sh(value))
 
 
 def _given(plan: Plan, rank: Rank) -> Iterator[_Variable]:
@@ -84,63 +79,25 @@ def _given(plan: Plan, rank: Rank) -> Iterator[_Variable]:
         node = task = "<Slurm's node ID>"
     values = {"JOB_ID": "<job ID>", "NODEID": node, "PROCID": task, "LOCALID": number_on_node}
     if plan.points or plan.job.slurm.array is not None:
-        values["ARRAY_TASK_ID"] = "<array task ID>"
-    yield from (_Variable(f"SLURM_{name}", value, "scheduler", "", "given") for name, value in values.items())
-    yield from (_Variable(name, "<secret>", "person", "", "given") for name in plan.job.secrets)
-
-
-def _in_the_program(plan: Plan) -> Iterator[_Variable]:
-    """Yield how torchrun handles signals and marks lines, and the variables of the plan.
-
-    By default torchrun dies of SIGUSR1, and after a SIGTERM gives its processes 30 s, too few for a large save.
-    """
-    agent: dict[str, str] = {}
-    if plan.job.preemption is not None and plan.job.slurm.launcher == "torchrun":
-        agent[torchrun.SHUTDOWN_TIMEOUT] = str(torchrun.shutdown_timeout_s(plan.job.preemption.grace))
-        agent["PET_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
-    if labels(plan):
-        agent["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "${rank}: "
-    for name, value in {**agent, **plan.env}.items():
-        yield _Variable(name, value, "spec" if name in plan.job.env else "script", value, "program")
+        values |= {"ARRAY_JOB_ID": "<job ID of the array>", "ARRAY_TASK_ID": "<array task ID>"}
+    yield from (_Variable(f"SLURM_{name}", value, "scheduler") for name, value in values.items())
+    yield from (_Variable(name, "<secret>", "person") for name in plan.job.secrets)
 
 
 def _numbers(plan: Plan, rank: Rank) -> Iterator[_Variable]:
     per_node = plan.job.procs_per_node
-    yield _of_task("RANK", "$SLURM_PROCID", rank.rank)
-    yield _of_task("LOCAL_RANK", "$SLURM_LOCALID", rank.local_rank)
-    yield _of_task("NODE_RANK", "$SLURM_NODEID", rank.node)
-    yield _of_task("WORLD_SIZE", "$SLURM_NTASKS", plan.job.world_size)
-    yield _of_task("LOCAL_WORLD_SIZE", per_node, per_node)
+    yield _Variable("RANK", str(rank.rank), "script", '"$SLURM_PROCID"')
+    yield _Variable("LOCAL_RANK", str(rank.local_rank), "script", '"$SLURM_LOCALID"')
+    yield _Variable("NODE_RANK", str(rank.node), "script", '"$SLURM_NODEID"')
+    yield _Variable("WORLD_SIZE", str(plan.job.world_size), "script", '"$SLURM_NTASKS"')
+    yield _Variable("LOCAL_WORLD_SIZE", str(per_node), "script", str(per_node))
 
 
-def _flags_of_torchrun(plan: Plan, rank: Rank) -> Iterator[_Variable]:
-    """Yield torchrun's flags that differ between jobs or nodes: it reads one from each PET_ variable."""
-    nodes = plan.job.nodes
-    least, number = (f"{nodes.min}:", "<number of nodes>") if nodes.elastic else ("", nodes.max)
-    yield _of_job("PET_NNODES", f"{least}$SLURM_JOB_NUM_NODES", number)
-    yield _of_job("PET_RDZV_ID", "$SLURM_JOB_ID.$JOB_RESTART", _RUN_ID)
-    if plan.backend == "static":
-        yield _of_job("PET_MASTER_ADDR", "$MASTER_ADDR", NODE_0)
-        yield _of_job("PET_MASTER_PORT", "$MASTER_PORT", _port(plan)[1])
-        yield _of_task("PET_NODE_RANK", "$SLURM_NODEID", rank.node)
-        return
-    yield _of_job("PET_RDZV_ENDPOINT", "$MASTER_ADDR:$MASTER_PORT", f"{NODE_0}:<MASTER_PORT>")
-    in_words = f"<{torchrun.c10d_conf(plan, '1')} on Slurm's first node, is_host=0 elsewhere>"
-    yield _of_task("PET_RDZV_CONF", torchrun.c10d_conf(plan, "$(( SLURM_NODEID == 0 ))"), in_words)
-    yield _of_task("PET_LOCAL_ADDR", "$SLURMD_NODENAME", THIS_NODE)
-
-
-def _port(plan: Plan) -> tuple[str, str]:
-    """Return the port in bash and in words.  Jobs that share a node get different ones."""
-    port = plan.job.rendezvous.port
-    if port == "auto":
-        return f"$(( {PORTS.start} + SLURM_JOB_ID % {len(PORTS)} ))", "<port derived from the job ID>"
-    return str(port), str(port)
-
-
-def _of_job(name: str, shell: str, words: str | int) -> _Variable:
-    return _Variable(name, str(words), "script", shell, "job")
-
-
-def _of_task(name: str, shell: str | int, words: str | int) -> _Variable:
-    return _Variable(name, str(words), "script", str(shell), "task")
+def _of_torchrun(plan: Plan) -> dict[str, str]:
+    """Return how torchrun marks lines and handles signals: it gives its processes 30 s, too few for a large save."""
+    variables: dict[str, str] = {}
+    if plan.job.preemption is not None and plan.job.slurm.launcher == "torchrun":
+        variables[torchrun.SHUTDOWN_TIMEOUT] = str(torchrun.shutdown_timeout_s(plan.job.preemption.grace))
+    if labels(plan):
+        variables["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "${rank}: "
+    return variables

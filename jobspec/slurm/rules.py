@@ -18,10 +18,7 @@ from jobspec.spec.rules import Rule, names_in_env
 _LONGEST_TASK = 120 * 1024  # bytes; Linux allows 128 KiB in one variable, and the rest of the function needs some
 
 # Variables that the script itself sets.
-VARIABLES_OF_SCRIPT = {
-    *("JOB_BEFORE", "JOB_LOG", "JOB_NUMBER", "JOB_PROGRAM", "JOB_RESTART", "address", "asked", "before", "disk"),
-    *("failed", "free", "gpu", "gpus", "name", "record", "scratch", "shm", "state", "status", "step", "wait_s"),
-}
+VARIABLES_OF_SCRIPT = {"code", "gpus", "job", "name", "restarts", "scratch", "step"}
 
 # Options of sbatch that follow from keys of the spec.  If one were given again, one of the two would be lost.
 _OPTIONS_OF_KEYS = {
@@ -50,7 +47,6 @@ _SRUN_OPTIONS_OF_SCRIPT = {
     "export": "env and secrets",
     "jobid": "the ID of the job",
     "kill-on-bad-exit": "nodes and preemption",
-    "output": "name; slurm.options.output sets one log for script and processes",
     "wait": "preemption",
 }
 _SRUN_OPTIONS_FOR_PYXIS = {"container-image": "image", "container-mounts": "mounts", "container-env": "env and secrets"}

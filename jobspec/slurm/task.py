@@ -31,43 +31,30 @@ def directives(plan: Plan) -> list[tuple[str, str]]:
         "signal": f"B:USR1@{job.preemption.grace}" if job.preemption else None,
         "requeue" if job.preemption else "no-requeue": "",
         "output": None if "output" in slurm.options else log,
-        "open-mode": "append",
+        "open-mode": "append" if job.preemption else None,
         **{name: "" if value is True else value for name, value in slurm.options.items()},
     }
     return [(name, str(value)) for name, value in given.items() if value is not None]
 
 
 def srun_flags(plan: Plan) -> list[str]:
-    """Return flags of the srun that starts the tasks, except for their number.
-
-    srun does not inherit the CPUs of a task from sbatch.  After `sbatch --export=NONE`, it does not inherit the
-    environment of the script either.
-    """
+    """Return flags of the srun that starts the tasks; it does not inherit the CPUs of a task from sbatch."""
     job = plan.job
-    flags = ["--export=ALL"]
+    flags = [f"--ntasks-per-node={tasks_per_node(job)}"]
+    if job.nodes.max == 1:
+        flags.insert(0, "--nodes=1")
     if cpus := _cpus_per_task(job):
         flags.append(f"--cpus-per-task={cpus}")
-    if job.slurm.launcher == "srun":
-        # Ranks fill one node after the other.  Without --gpu-bind each process sees all the job's GPUs on its node, and
-        # NCCL connects them directly.  --gpu-bind=none would leave CUDA_VISIBLE_DEVICES unset and also show the GPUs of
-        # other jobs.
-        flags.append("--distribution=block")
     if job.nodes.elastic:
         flags += [*(["--no-kill"] if survives_lost_nodes(job) else []), "--kill-on-bad-exit=0", "--wait=0"]
     elif job.preemption:
         flags += ["--kill-on-bad-exit=0", f"--wait={job.preemption.grace}"]
     else:
-        flags += ["--kill-on-bad-exit=1", "--wait=60"]
+        flags.append("--kill-on-bad-exit=1")
     for name, value in job.slurm.srun_options.items():
         if name != "label" or job.slurm.launcher == "srun":  # torchrun marks the lines of its ranks itself
             flags.append(f"--{name}" if value is True else f"--{name}={value}")
     return flags
-
-
-def ntasks(job: Job) -> str:
-    """Return the number of tasks as a word of bash, computed from the number of nodes that Slurm gave."""
-    per_node = tasks_per_node(job)
-    return '"$SLURM_JOB_NUM_NODES"' if per_node == 1 else f"$(( SLURM_JOB_NUM_NODES * {per_node} ))"
 
 
 def survives_lost_nodes(job: Job) -> bool:
@@ -75,19 +62,14 @@ def survives_lost_nodes(job: Job) -> bool:
     return job.nodes.elastic and job.preemption is None
 
 
-def task_ends_others(job: Job) -> bool:
-    """Return True if a task must end the others itself, because srun waits for those that save after a signal."""
-    return job.preemption is not None and not job.nodes.elastic and job.nodes.max * tasks_per_node(job) > 1
-
-
 def failure_policy(job: Job) -> str:
     """Say in words what srun_flags do about a task that ends or fails."""
     if survives_lost_nodes(job):
-        return "The other nodes continue when one is lost."
+        return "If a node is lost, the others continue."
     if job.nodes.elastic:
-        return "When a node is lost, the others continue until Slurm requeues the job."
+        return "If a node is lost, the others continue until Slurm requeues the job."
     if job.preemption:
-        return "A node that has saved and ended must not end the nodes that still save."
+        return f"Once one node has saved or failed, the others have {job.preemption.grace} s to save and end."
     return "If a node fails, srun ends the others: they would only wait for it."
 
 
@@ -114,10 +96,21 @@ def for_runtime(plan: Plan) -> dict[str, str]:
 
 
 def launcher(plan: Plan) -> list[str]:
-    """Return the words before the program in a task; empty if the task starts the program directly."""
-    if plan.job.slurm.launcher == "srun":
-        return [] if plan.job.no_python else ["python3"]
-    return ["torchrun", *torchrun.flags(plan), *(["--tee=3"] if labels(plan) else [])]
+    """Return the words of bash before the program in a task; empty if the task starts the program directly."""
+    job, nodes = plan.job, plan.job.nodes
+    if job.slurm.launcher == "srun":
+        return [] if job.no_python else ["python3"]
+    if nodes.max == 1:
+        meeting = []
+    elif plan.backend == "c10d":
+        number = f"{nodes.min}:$SLURM_NNODES" if nodes.elastic else "$SLURM_NNODES"
+        conf = torchrun.c10d_conf(plan, "$(( SLURM_NODEID == 0 ))")
+        meeting = [f'--nnodes="{number}"', '--rdzv-id="$SLURM_JOB_ID"', '--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"']
+        meeting += [f'--rdzv-conf="{conf}"', '--local-addr="$SLURMD_NODENAME"']
+    else:
+        meeting = ['--nnodes="$SLURM_NNODES"', '--node-rank="$SLURM_NODEID"']
+        meeting += ['--master-addr="$MASTER_ADDR"', '--master-port="$MASTER_PORT"']
+    return ["torchrun", *meeting, *torchrun.flags(plan), *(["--tee=3"] if labels(plan) else [])]
 
 
 def program(plan: Plan) -> list[str]:

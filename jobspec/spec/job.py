@@ -138,10 +138,6 @@ class Preemption(Section):
 
     grace: Duration = optional("time from the signal to the kill; must suffice to save a checkpoint", 120)
     max_requeues: int = optional("maximum number of requeues after signals (Slurm)", 20, ge=0, le=10000)
-    progress: fields.FolderPath | None = optional(
-        "files that command writes as it progresses, by their path on the nodes, such as "
-        "/shared/checkpoints/*.pt; Slurm does not requeue a restart that changed none of them"
-    )
 
 
 class Compose(Section):

@@ -140,9 +140,6 @@ def keys_of_gpus_need_gpus(job: Job) -> Iterator[Finding]:
 def preempted_training_resumes(job: Job) -> Iterator[Finding]:
     if job.train is None or job.preemption is None:
         return
-    if job.preemption.progress is not None:
-        message = "preemption.progress is for a command; python -m train reports its own progress"
-        yield Finding(("preemption", "progress"), message, "leave it out", on_key=True)
     if job.train.checkpoint_dir is None:
         message = "preemption is given, but train.checkpoint_dir is not: there would be nothing to resume from"
         yield Finding(("preemption",), message, "train: {checkpoint_dir: /checkpoints, resume: auto}", on_key=True)

@@ -24,9 +24,6 @@ class Slurm(Section):
     array_limit: int | None = optional(
         "how many tasks of the array or sweep run at once, at most, such as 8", ge=1, le=9999999
     )
-    preflight: bool = optional(
-        "check names, port, programs, GPUs, shm and memlock on every node before the start", True
-    )
     prologue: list[ShellLine] = optional(
         "lines of bash that the batch script runs once, on the first node, before the job", []
     )

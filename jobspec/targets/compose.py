@@ -21,7 +21,7 @@ NOT_USED = {
     "gpu": "the machine's GPUs are used",
     "time_limit": "compose has no time limit",
     "resources.devices": "only Kubernetes knows these names",
-    **dict.fromkeys(["preemption.max_requeues", "preemption.progress"], "compose requeues nothing"),
+    "preemption.max_requeues": "compose requeues nothing",
     "slurm.array": "this is one job, not several",
 }
 

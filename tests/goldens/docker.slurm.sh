@@ -1,8 +1,6 @@
 #!/bin/bash
-# Rendered by `render-job slurm docker.yaml --set slurm.preflight=false --set preemption=`; edit the spec, not this file.
-# Submit it by `sbatch docker.slurm.sh`, from the folder that is to hold the logs.
-# Once it runs, watch it: tail -F docker-JOB-r*.log.  End it: scancel JOB.
-# One task per node: torchrun, which starts the 4 processes of its node.
+# Rendered by `render-job slurm docker.yaml --set preemption=`; edit the spec, not this file.
+# Submit it by `sbatch docker.slurm.sh`, from the folder that is to hold the log.  End it: scancel JOB.
 #SBATCH --job-name=docker
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -13,40 +11,29 @@
 #SBATCH --partition=gpu
 #SBATCH --no-requeue
 #SBATCH --output=docker-%j.log
-#SBATCH --open-mode=append
 set -euo pipefail
 : "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
-(( ! $# )) || { echo "takes no arguments, so not $*: edit the spec" >&2; exit 1; }
 : "${WANDB_API_KEY:?is a secret of this job; export it before sbatch}"
 
-# Unset variables left by an enclosing job: srun, torchrun and torch would read them as their own.
-for name in SLURMD_DEBUG "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}"; do
-  [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
-done
-unset {,LOCAL_,NODE_,GROUP_,ROLE_}RANK {,LOCAL_,GROUP_,ROLE_}WORLD_SIZE ROLE_NAME MASTER_ADDR MASTER_PORT
-[[ -z ${TORCHELASTIC_RUN_ID-} ]] || unset "${!TORCHELASTIC_@}" OMP_NUM_THREADS TORCH_NCCL_ASYNC_ERROR_HANDLING
-export PATH  # after sbatch --export=NONE, bash has one of its own
-# For the ID of an array, scontrol prints many.
-record=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep "^JobId=$SLURM_JOB_ID ")
-[[ $record == *" ArrayTaskId="* ]] || unset "${!SLURM_ARRAY_@}"
-JOB_NUMBER=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
-JOB_RESTART=${record#* Restarts=} JOB_RESTART=${JOB_RESTART%% *}
-JOB_LOG=docker-$JOB_NUMBER-r$JOB_RESTART.log
-
-# Where the processes meet.
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
-export MASTER_ADDR
-export MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
-export PET_NNODES=$SLURM_JOB_NUM_NODES
-export PET_RDZV_ID=$SLURM_JOB_ID.$JOB_RESTART
-export PET_MASTER_ADDR=$MASTER_ADDR
-export PET_MASTER_PORT=$MASTER_PORT
-
-program() {  # runs in the container
-  export OMP_NUM_THREADS=8 PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
+job_task() {  # on each node: torchrun starts its 4 processes
+  # A node that finds itself under the name of the first one would wait in vain.
+  [[ $SLURM_NODEID == 0 || ! $(getent ahosts "$MASTER_ADDR") =~ ^(127\.|::1) ]] ||
+    { echo "$SLURMD_NODENAME: $MASTER_ADDR, the first node, is a loopback address here: see /etc/hosts" >&2; exit 1; }
+  name=slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID
+  docker rm --force "$name" >/dev/null 2>&1 || true
+  gpus=${CUDA_VISIBLE_DEVICES:?is not set: Slurm gave this task no GPU}
+  [[ $gpus == *-* ]] || gpus=$(nvidia-smi --id="$gpus" --query-gpu=uuid --format=csv,noheader)
+  exec docker run --rm --network=host --ipc=host --name="$name" --user="$(id -u):$(id -g)" --init --cpus=32 \
+    --memory=214748364800b --memory-swap=214748364800b --gpus="\"device=${gpus//[[:space:]]/,}\"" \
+    --env=USER --env=SLURM_JOB_ID --env=SLURM_NODEID --env=SLURM_PROCID --env=SLURM_LOCALID \
+    --env=WANDB_API_KEY --mount=type=bind,source=/shared/data,target=/data,readonly \
+    --mount=type=bind,source=/shared/checkpoints/docker,target=/checkpoints --entrypoint= \
+    registry.example/team/train:1.0 \
+    env OMP_NUM_THREADS=8 PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
     TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/docker-nccl-rank- TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
-    TORCH_NCCL_TRACE_BUFFER_SIZE=2000
-  exec torchrun --nproc-per-node=4 -m train \
+    TORCH_NCCL_TRACE_BUFFER_SIZE=2000 \
+    torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --master-addr="$MASTER_ADDR" \
+    --master-port="$MASTER_PORT" --nproc-per-node=4 -m train \
     --device=cuda \
     --model=resnet18 \
     --dataset=fashion_mnist \
@@ -60,29 +47,14 @@ program() {  # runs in the container
     --checkpoint-every=100 \
     --resume=auto
 }
-JOB_PROGRAM="$(declare -f program); program"
-task() {  # runs on the node, once for its 4 processes
-  export PET_NODE_RANK=$SLURM_NODEID
-  name=slurm-$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID
-  docker rm --force "$name" >/dev/null 2>&1 || true
-  set -- --name="$name" --user="$(id -u):$(id -g)"
-  for name in JOB_PROGRAM USER WANDB_API_KEY "${!MASTER_@}" "${!PET_@}" "${!SLURM_@}"; do
-    set -- "$@" "--env=$name"
-  done
-  gpus=${CUDA_VISIBLE_DEVICES:?is not set: Slurm gave this task no GPU}
-  [[ $gpus == *-* ]] || gpus=$(nvidia-smi --id="$gpus" --query-gpu=uuid --format=csv,noheader)
-  set -- "$@" --gpus="\"device=${gpus//[[:space:]]/,}\""
-  exec docker run "$@" \
-    --rm --network=host --ipc=host --mount=type=bind,source=/shared/data,target=/data,readonly \
-    --mount=type=bind,source=/shared/checkpoints/docker,target=/checkpoints --init --cpus=32 \
-    --memory=214748364800b --memory-swap=214748364800b --entrypoint= registry.example/team/train:1.0 sh \
-    -c 'eval "$JOB_PROGRAM"'
-}
-export JOB_PROGRAM; export -f task  # as variables, because all users of a node can read the arguments of its processes
+export -f job_task
 
-echo "start $JOB_RESTART of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST; the processes write to $JOB_LOG"
+# Variables of an enclosing job, which srun and torchrun would read as options.
+for name in "${!SLURM_@}" "${!SRUN_@}" "${!PET_@}" "${!TORCHELASTIC_@}"; do
+  [[ $name =~ ^SLURM_(CONF|JWT|JOB|ARRAY_|SUBMIT_|CLUSTER_NAME|NODE_ALIASES|TMPDIR) ]] || unset "$name"
+done
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
+
 # If a node fails, srun ends the others: they would only wait for it.
-srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-  --export=ALL --cpus-per-task=32 --kill-on-bad-exit=1 --wait=60 \
-  --output="$JOB_LOG" --open-mode=append \
-  bash -euc "export -fn task; task"
+srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=1 bash -ec job_task

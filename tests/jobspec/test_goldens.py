@@ -34,9 +34,8 @@ STORED = [
 ]
 # What every-key.yaml has, too: podman alone stops its containers in its own way.
 LEFT_OUT = {
-    "apptainer": ["slurm.preflight=false", "preemption="],
-    "docker": ["slurm.preflight=false", "preemption="],
-    "podman": ["slurm.preflight=false"],
+    "apptainer": ["preemption="],
+    "docker": ["preemption="],
 }
 # The jobs that a target refuses, with the beginning of the first message; tests/specs/wrong has all of each.
 _FOLDERS = "mounts[0].source is a folder of the node, which kubernetes.security restricted forbids"
@@ -53,7 +52,6 @@ APART = {
     "no_python": "it goes with command",
     "files": "they are below the folder in which render-job is called",
     "sweep": "it is several jobs",
-    "preemption.progress": "it goes with command",
     "slurm.array": "its tasks would share train.checkpoint_dir",
     "slurm.array_limit": "it goes with slurm.array or sweep",
     "kubernetes.gpu_claim": "it stands in place of kubernetes.gpu_resource",

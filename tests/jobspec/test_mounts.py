@@ -183,11 +183,3 @@ def test_scratch_lasts_until_the_processes_have_saved(own_cluster: Cluster) -> N
     assert (own_cluster.folder / "saved-0").read_text() == "1", out
     assert (own_cluster.folder / "requeued").exists()
     assert [*(own_cluster.folder / "disk").iterdir()] == []
-
-
-def test_the_preflight_measures_the_disk_for_scratch(own_cluster: Cluster) -> None:
-    spec = _SCRATCH.replace("{scratch: 1MiB", "{scratch: 1000TiB")
-    code, out = own_cluster.run(rendered(own_cluster, spec, "slurm.runtime=docker"))
-    assert code != 0
-    for node in own_cluster.nodes:
-        assert re.search(f"preflight: {node}: .*/disk has [0-9]+ MiB free, but scratch in mounts needs [0-9]+ MiB", out)

@@ -25,7 +25,6 @@ sweep:
   train.lr: [0.1, 0.01]
   train.data_root: [a b, "$(touch pwned) ${A} $$"]
   env.NOTE: ["'; touch pwned;'", "$(touch pwned)"]
-slurm: {preflight: false}
 """
 
 
@@ -125,7 +124,7 @@ def test_wrong_value_under_a_wrong_name_is_a_mistake_of_the_spec(spec: str) -> N
         render("slurm", spec, ['sweep={"": [null], "train.": 5, "x y": [null, 1]}'])
 
 
-OWN = "name: job\nnodes: 2\nprocs_per_node: 1\ndevice: cpu\nimage: a/b:1\nslurm: {preflight: false}\n"
+OWN = "name: job\nnodes: 2\nprocs_per_node: 1\ndevice: cpu\nimage: a/b:1\n"
 
 
 def test_sweep_of_arguments_needs_no_wrapper(own_cluster: Cluster, tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ _OTHERWISE: dict[str, Any] = {
     "rendezvous.timeout": "7m",
     "preemption": {"grace": "240s"},
     "preemption.grace": "240s",
-    "preemption.progress": "/shared/*.pt",
     "sweep": {"env.B": ["1", "2"]},
     "slurm.launcher": "srun",
     "slurm.array": "0-1",
@@ -74,7 +73,6 @@ _ONLY_WITH: dict[str, dict[str, Any]] = {
     "preemption": {"max_restarts": 1},
     "preemption.grace": {"max_restarts": 1, "preemption": {}},
     "preemption.max_requeues": {"max_restarts": 1, "preemption": {}},
-    "preemption.progress": {"max_restarts": 1, "preemption": {}},
     "resources.rdma": {"kubernetes.rdma_resource": "rdma/hca", "kubernetes.security": "privileged"},
     "kubernetes.topology": {"kubernetes.queue": "lq"},
     "kubernetes.topology.required": {"kubernetes.queue": "lq"},
@@ -138,7 +136,6 @@ def test_a_key_changes_the_artifact_or_is_named_in_its_head_or_is_refused(
 
 
 _SCRATCH = {"mounts": [{"scratch": "1GiB", "path": "/d"}]}
-_UNCHECKED = {"slurm": {"runtime": "apptainer", "preflight": False}}
 
 
 @pytest.mark.parametrize(
@@ -146,14 +143,12 @@ _UNCHECKED = {"slurm": {"runtime": "apptainer", "preflight": False}}
     [
         ("torchrun", {"nodes": 1, "rendezvous.port": 2000}, "rendezvous.port; one node meets no other."),
         ("jobset", {"nodes": 1, "rendezvous": {"port": 2000, "timeout": "5m"}}, "here: rendezvous.timeout; one node"),
-        ("slurm", {"slurm": {"options": {"error": "e/e.log"}}}, "slurm.options.error gets what this script says;"),
         ("slurm", {"slurm": {"options": {"error": "e/e.log"}}}, "Create the folder of e/e.log first"),
         ("slurm", {"resources.cpus": 7, "procs_per_node": 2, "slurm": {"launcher": "srun"}}, "Not used here: 1 of 7"),
         ("slurm", {"image": "a@sha256:0", "slurm": {"runtime": "pyxis"}}, "An image with a digest needs enroot 4.0"),
         ("compose", _SCRATCH, "the size of scratch; nothing limits it."),
         ("slurm", {**_SCRATCH, "slurm": {"runtime": "pyxis"}}, "the size of scratch; nothing limits it."),
-        ("slurm", {**_SCRATCH, **_UNCHECKED}, "the size of scratch; nothing limits it."),
-        ("slurm", {"resources.rdma": True, **_UNCHECKED}, "here: resources.rdma; without slurm.preflight"),
+        ("slurm", {"resources.shm": "1GiB"}, "Not used here: resources.shm"),
         (
             "slurm",
             {"slurm": {"runtime": "docker", "prologue": ["export A=1"]}},

@@ -53,7 +53,7 @@ def start(nodes: Cluster, tmp_path: Path) -> Start:
 
     def submit(keys: str = long_job.PREEMPTION, settings: tuple[str, ...] = ()) -> str:
         number = nodes.submit(long_job.rendered(nodes, tmp_path, keys, *settings))
-        nodes.wait_for_line(number, f"fault-{number}-r0.log", "epoch 1/")
+        nodes.wait_for_line(number, f"fault-{number}.log", "epoch 1/")
         saved = (tmp_path / "checkpoints").glob
         nodes.wait_for("the first checkpoint", lambda: any(saved("step-*/manifest.json")))
         return number

@@ -50,9 +50,15 @@ def no_step_twice(run_dir: Path) -> bool:
     return [record["step"] for record in records(run_dir, "step")] == [*range(1, STEPS + 1)]
 
 
-def log(cluster: Cluster, number: str, start: int | None = None) -> str:
-    """What the script wrote, or the processes of a start."""
-    return (cluster.folder / f"fault-{number}{'' if start is None else f'-r{start}'}.log").read_text()
+def log(cluster: Cluster, number: str) -> str:
+    """What the script and the processes of all starts wrote."""
+    return (cluster.folder / f"fault-{number}.log").read_text()
+
+
+def wait_until_resumed(cluster: Cluster, number: str, run_dir: Path) -> None:
+    """Wait until a later start trains on from a checkpoint."""
+    resumed = f"resume: {run_dir}/checkpoints/"
+    cluster.wait_for("a step", lambda: "epoch " in log(cluster, number).partition(resumed)[2], timeout_s=600)
 
 
 def lower_limit(cluster: Cluster, number: str) -> None:

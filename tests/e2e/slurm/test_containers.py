@@ -130,7 +130,7 @@ def test_scratch_ends_with_each_start_and_not_before_the_containers_have_saved(
     job = _submit(cluster, runtime, image, tmp_path, keys, "srun")
 
     def said() -> str:
-        log = cluster.folder / f"{runtime}-{job}-r0.log"
+        log = cluster.folder / f"{runtime}-{job}.log"
         return log.read_text() if log.exists() else ""
 
     def folders() -> str:
@@ -171,15 +171,16 @@ def test_a_training_in_containers_saves_at_each_signal_and_resumes_at_the_same_s
     train = _TRAIN | places | {"max_steps": 10**6, "epochs": 10**4, "resume": "auto"}
     job = _submit(cluster, runtime, image, tmp_path, {"train": train, "preemption": {"grace": "60s"}}, "torchrun")
 
+    log = cluster.folder / f"{runtime}-{job}.log"
+
     def saved_step(start: int) -> str:
-        said = (cluster.folder / f"{runtime}-{job}-r{start}.log").read_text()
-        (step,) = re.findall(r"stopped by a signal at epoch \d+, step (\d+); saved", said)
+        step = re.findall(r"stopped by a signal at epoch \d+, step (\d+); saved", log.read_text())[start]
         return f"{tmp_path}/checkpoints/step-{int(step):08d}"
 
-    cluster.wait_for_line(job, f"{runtime}-{job}-r0.log", "epoch 1/")
+    cluster.wait_for_line(job, log.name, "epoch 1/")
     cluster.command("scancel", "--batch", "--signal=USR1", job)
-    cluster.wait_for_line(job, f"{runtime}-{job}-r1.log", "epoch ")
-    assert f"resume: {saved_step(0)}\n" in (cluster.folder / f"{runtime}-{job}-r1.log").read_text()
+    cluster.wait_for("a step", lambda: "epoch " in log.read_text().partition(f"resume: {tmp_path}")[2], timeout_s=600)
+    assert f"resume: {saved_step(0)}\n" in log.read_text()
     cluster.command("scancel", job)
     assert cluster.wait_for_end(job).state == "CANCELLED", cluster.logs()
     if runtime != "podman":  # docs/slurm.md

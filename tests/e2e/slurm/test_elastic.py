@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli import records
+from tests.e2e.slurm import long_job
 from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.conftest import Start
 from tests.e2e.slurm.long_job import FOR_EVER, log
@@ -47,7 +48,7 @@ def test_a_range_of_nodes_gets_as_many_as_have_what_a_node_needs(
         cluster.command("scancel", other)
     assert job.state == "COMPLETED", cluster.logs()
     assert job.fields["NumNodes"] == str(given)
-    assert f"{given} nodes" in (cluster.folder / f"hosts-{number}-r0.log").read_text()
+    assert f"{given} nodes" in (cluster.folder / f"hosts-{number}.log").read_text()
 
 
 _ELASTIC = (*FOR_EVER, "nodes={min: 1, max: 3}", "max_restarts=3")
@@ -62,15 +63,14 @@ def test_with_preemption_the_loss_of_any_node_requeues_the_job_which_goes_on_fro
     nodes.power_off(node)
     nodes.wait_for("Slurm to notice", lambda: nodes.states()[node].startswith("down"), timeout_s=nodes.silent_s + 120)
     noticed = time.monotonic()
-    nodes.wait_for_line(number, f"fault-{number}-r1.log", f"resume: {tmp_path}/checkpoints/")
-    nodes.wait_for_line(number, f"fault-{number}-r1.log", "epoch ")
+    long_job.wait_until_resumed(nodes, number, tmp_path)
     print(f"running {time.monotonic() - noticed:.0f} s after Slurm noticed")
     assert nodes.job(number).fields["NumNodes"] == "2"
     assert records(tmp_path, "start")[-1]["world"]["world_size"] == 2
 
 
 @pytest.mark.slow
-def test_without_preemption_the_job_goes_on_after_the_loss_of_another_node_and_ends_after_that_of_its_first(
+def test_without_preemption_the_job_goes_on_after_the_loss_of_a_node_that_is_not_its_first(
     start: Start, nodes: Cluster, tmp_path: Path
 ) -> None:
     number = start("", settings=_ELASTIC)
@@ -81,6 +81,3 @@ def test_without_preemption_the_job_goes_on_after_the_loss_of_another_node_and_e
     )
     nodes.wait_for("Slurm to notice", lambda: nodes.job(number).fields["NumNodes"] == "2")
     assert nodes.job(number).state == "RUNNING", log(nodes, number)
-    nodes.power_off("n2")
-    assert nodes.wait_for_end(number).state == "CANCELLED", nodes.logs()
-    assert "cancelling the job: n2, its first node, is lost" in log(nodes, number)

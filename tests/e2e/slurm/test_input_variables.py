@@ -82,17 +82,6 @@ def test_options_of_sbatch_are_the_users_and_leave_the_ranks_as_they_are(cluster
     assert {outcome["job: JobState"] for outcome in changed.values()} == {"FAILED"}
 
 
-def test_an_option_of_sbatch_that_leaves_too_few_gpus_stops_the_job_with_a_sentence(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    text = observer.rendered(cluster, tmp_path, device="cuda")
-    number = cluster.submit(text, environ={"SBATCH_GPUS_PER_NODE": "1"})
-    assert cluster.wait_for_end(number).state == "FAILED"
-    said = (cluster.folder / f"observer-{number}.log").read_text()
-    assert "preflight: n2: 1 GPUs for 2 processes" in said
-    assert observer.seen(tmp_path, number) == {}
-
-
 @pytest.mark.parametrize(
     ("options", "left"),
     [

@@ -58,4 +58,4 @@ def test_setup_sees_the_values_of_a_sweep_and_wins_over_them(cluster: Cluster) -
     number = cluster.submit(script(cluster, _VALUES))
     for task, level in enumerate(["low", "high"]):
         assert cluster.wait_for_end(f"{number}_{task}").state == "COMPLETED", cluster.logs()
-        assert f"word {level} of-setup" in (cluster.folder / f"values-{number}_{task}-r0.log").read_text()
+        assert f"word {level} of-setup" in (cluster.folder / f"values-{number}_{task}.log").read_text()

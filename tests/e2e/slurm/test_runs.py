@@ -82,7 +82,7 @@ def test_two_nodes_of_two_processes_end_with_the_losses_of_a_run_without_slurm(
 ) -> None:
     spec = _FASHION.format(dataset=dataset, run_dir=tmp_path)
     job = cluster.wait_for_end(cluster.submit(script(cluster, spec, f"slurm.launcher={launcher}")))
-    log = (cluster.folder / f"fashion-{job.number}-r0.log").read_text()
+    log = (cluster.folder / f"fashion-{job.number}.log").read_text()
     assert job.state == "COMPLETED", cluster.logs()
     assert "rank 2: node 1 (n10), local rank 0" in log
     (start,) = records(tmp_path, "start")
@@ -99,7 +99,7 @@ def test_an_array_of_four_is_four_jobs_with_a_run_of_its_own_each(cluster: Clust
     for task, rate in enumerate(rates):
         job = cluster.wait_for_end(f"{number}_{task}")
         assert job.state == "COMPLETED", cluster.logs()
-        assert (cluster.folder / f"array-{number}_{task}-r0.log").exists()
+        assert (cluster.folder / f"array-{number}_{task}.log").exists()
         (start,) = records(tmp_path / str(task), "start")
         assert start["config"]["lr"] == float(rate)
         assert len(records(tmp_path / str(task), "end")) == 1
@@ -110,7 +110,7 @@ def test_a_signal_to_one_task_of_an_array_requeues_no_other(cluster: Cluster) ->
     spec = _OWN.format(script=ROOT / "jobs" / "scripts" / "own.py").replace('"20"', '"2000"')
     number = cluster.submit(script(cluster, spec + "preemption: {grace: 60s}\nslurm: {array: 0-1}\n"))
     for task in range(2):
-        cluster.wait_for_line(f"{number}_{task}", f"own-{number}_{task}-r0.log", "step 0: ")
+        cluster.wait_for_line(f"{number}_{task}", f"own-{number}_{task}.log", "step 0: ")
     assert cluster.job(f"{number}_1").fields["JobId"] == number, "the number of the array means all tasks"
     cluster.command("scancel", "--batch", "--signal=USR1", f"{number}_1")
     ends = [cluster.wait_for_end(f"{number}_{task}") for task in range(2)]
@@ -121,7 +121,7 @@ def test_a_signal_to_one_task_of_an_array_requeues_no_other(cluster: Cluster) ->
 def test_a_script_that_knows_nothing_of_us_runs_unchanged(launcher: str, cluster: Cluster) -> None:
     spec = _OWN.format(script=ROOT / "jobs" / "scripts" / "own.py")
     job = cluster.wait_for_end(cluster.submit(script(cluster, spec, f"slurm.launcher={launcher}")))
-    log = (cluster.folder / f"own-{job.number}-r0.log").read_text()
+    log = (cluster.folder / f"own-{job.number}.log").read_text()
     assert job.state == "COMPLETED", cluster.logs()
     assert re.search(r"step 10: loss 0\.\d+ on rank 0 of 4", log), log
 
@@ -138,7 +138,7 @@ def test_a_script_that_nobody_here_wrote_runs_unchanged(
     names = {"script": foreign_script.script.name, "packages": foreign_script.packages.name}
     spec = _FOREIGN.format(folder=tmp_path, **{key: copy / name for key, name in names.items()})
     job = cluster.wait_for_end(cluster.submit(script(cluster, spec)))
-    said = (tmp_path / "work" / f"foreign-{job.number}-r0.log").read_text()
+    said = (tmp_path / "work" / f"foreign-{job.number}.log").read_text()
     assert job.state == "COMPLETED", said
     assert {f"World Size: 4. Rank: {rank}" in said for rank in range(4)} == {True}
     # Each of four processes counts its quarter of the test images against all of them.
@@ -152,11 +152,11 @@ def test_two_jobs_on_the_same_nodes_at_the_same_time_do_not_meet(cluster: Cluste
     rendered = script(cluster, spec.replace('"20"', '"2000"'))
     numbers = [cluster.submit(rendered, "--nodelist=n2,n10") for _ in range(2)]
     for number in numbers:
-        cluster.wait_for_line(number, f"own-{number}-r0.log", "step 0: ")
+        cluster.wait_for_line(number, f"own-{number}.log", "step 0: ")
     assert {cluster.job(number).state for number in numbers} == {"RUNNING"}
     for number in numbers:
         assert cluster.wait_for_end(number).state == "COMPLETED", cluster.logs()
-        said = (cluster.folder / f"own-{number}-r0.log").read_text()
+        said = (cluster.folder / f"own-{number}.log").read_text()
         assert said.count("step 0: ") == 1 and "rank 0 of 4" in said
 
 
@@ -184,6 +184,6 @@ def test_jobs_that_a_rank_of_the_last_one_submits_have_nodes_and_ranks_of_their_
     for link in range(len(launchers)):
         assert cluster.wait_for_end(number).state == "COMPLETED", cluster.logs()
         number = [line for line in said.read_text().splitlines() if line.isdigit()][-1]  # torch may say more
-        said = cluster.folder / f"chain{link}-{number}-r0.log"
+        said = cluster.folder / f"chain{link}-{number}.log"
     assert cluster.wait_for_end(number).state == "COMPLETED", cluster.logs()
     assert "sum over 4 ranks: 6" in said.read_text()

@@ -1,6 +1,5 @@
-"""With `preemption`: a task that fails ends the job at once, and after a signal each task has the time to save."""
+"""With `preemption`: after a signal each task has the time to save, and a task that fails requeues nothing."""
 
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,25 +11,22 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_a_task_that_fails_without_a_signal_ends_the_job_long_before_the_end_of_grace(
+def test_a_task_that_fails_without_a_signal_ends_the_others_and_is_not_requeued(
     launcher: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    settings = [f"slurm.launcher={launcher}", "env.FAILS='1'"]
+    settings = (f"slurm.launcher={launcher}", "env.FAILS='1'", "preemption.grace=10s")
     number = cluster.submit(sleeper.rendered(cluster, tmp_path, *settings, nodes=2, seconds=900))
     job = cluster.wait_for_end(number)
-    assert job.state == "FAILED", cluster.logs()
-    start, end = (datetime.fromisoformat(job.fields[name]) for name in ("StartTime", "EndTime"))
-    assert end - start < timedelta(seconds=120)
+    assert (job.state, job.restarts) == ("FAILED", 0), cluster.logs()
 
 
-@pytest.mark.parametrize("to", ["--batch", "--quiet"], ids=["to the script", "to the processes"])
 def test_after_a_signal_a_task_that_saves_is_not_cut_short_by_one_that_has_ended(
-    to: str, cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     number = cluster.submit(sleeper.rendered(cluster, tmp_path, "env.SLOW='1'", nodes=2, seconds=900))
     sleeper.up(cluster, tmp_path, number)
-    cluster.command("scancel", "--signal=USR1", to, number)
-    cluster.wait_for_line(number, f"sleeps-{number}-r0.log", "rank 1 saved")
+    cluster.command("scancel", "--signal=USR1", "--batch", number)
+    cluster.wait_for_line(number, f"sleeps-{number}.log", "rank 1 saved")
 
     def over() -> bool:  # Slurm drops a scancel that meets a job which it is requeueing
         cluster.command("scancel", number)

@@ -1,4 +1,4 @@
-"""A script that is submitted with flags that its spec does not have, or from inside a job that was requeued."""
+"""A script that is submitted with flags that its spec does not have."""
 
 import sys
 from pathlib import Path
@@ -10,14 +10,6 @@ from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.specs import script
 
 pytestmark = pytest.mark.timeout(1200)
-
-_OUTER = """\
-#!/bin/bash
-#SBATCH --nodes=1 --requeue --output=outer-%j.log --open-mode=append
-if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then scontrol requeue "$SLURM_JOB_ID"; sleep 60; fi
-echo "restart $SLURM_RESTART_COUNT"
-sbatch --parsable inner.sh
-"""
 
 
 def test_more_nodes_on_the_command_line_are_more_nodes_in_the_job(cluster: Cluster, tmp_path: Path) -> None:
@@ -48,31 +40,13 @@ def test_of_an_array_from_the_command_line_a_signal_requeues_one_task(cluster: C
     cluster.command("scancel", "--batch", "--signal=USR1", tasks[1])
     ends = [cluster.wait_for_end(task) for task in tasks]
     assert [(job.state, job.restarts) for job in ends] == [("COMPLETED", 0), ("COMPLETED", 1)], cluster.logs()
-    logs = {file.name: file.read_text().count("saved") for file in cluster.folder.glob(f"sleeps-{array}_*-r*.log")}
-    assert logs == {f"sleeps-{tasks[0]}-r0.log": 0, f"sleeps-{tasks[1]}-r0.log": 2, f"sleeps-{tasks[1]}-r1.log": 0}
-
-
-def test_the_first_start_of_a_job_from_inside_a_requeued_one_is_its_first(cluster: Cluster, tmp_path: Path) -> None:
-    (cluster.folder / "inner.sh").write_text(sleeper.rendered(cluster, tmp_path))
-    outer = cluster.wait_for_end(cluster.submit(_OUTER))
-    assert (outer.state, outer.restarts) == ("COMPLETED", 1), cluster.logs()
-    first, number = (cluster.folder / f"outer-{outer.number}.log").read_text().splitlines()[-2:]
-    assert first == "restart 1"
-    cluster.wait_for_line(number, f"sleeps-{number}-r0.log", "up")
-    cluster.command("scancel", "--batch", "--signal=USR1", number)
-    inner = cluster.wait_for_end(number)
-    assert (inner.state, inner.restarts) == ("COMPLETED", 1), cluster.logs()
-    assert sorted(file.name for file in cluster.folder.glob(f"sleeps-{number}-r*.log")) == [
-        f"sleeps-{number}-r0.log",
-        f"sleeps-{number}-r1.log",
-    ]
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
 def test_after_sbatch_export_none_the_processes_have_a_path(launcher: str, cluster: Cluster) -> None:
     bin_folder = Path(sys.executable).parent
     spec = "name: bare\nnodes: 1\nprocs_per_node: 1\ndevice: cpu\ncommand: [env]\nno_python: true\n"
-    prologue = f"slurm.prologue=['PATH={bin_folder}:$PATH']"
+    prologue = f"slurm.prologue=['export PATH={bin_folder}:$PATH']"
     number = cluster.submit(script(cluster, spec, f"slurm.launcher={launcher}", prologue), "--export=NONE")
     assert cluster.wait_for_end(number).state == "COMPLETED", cluster.logs()
-    assert f"PATH={bin_folder}:" in (cluster.folder / f"bare-{number}-r0.log").read_text()
+    assert f"PATH={bin_folder}:" in (cluster.folder / f"bare-{number}.log").read_text()
