@@ -1,8 +1,8 @@
-"""Wall time of `render.py` against torchx and NeMo-Run, for the same job on 2 and on 64 nodes.
+"""Wall time of `render-job` against torchx and NeMo-Run, for the same job on 2 and on 64 nodes.
 
     python -m benchmarks.render [--torchx PATH] [--nemo-run PYTHON]
 
-    ours        render.py slurm, render.py pytorchjob
+    ours        render-job slurm, render-job pytorchjob
     torchx      torchx run --dryrun --scheduler slurm, kubernetes, with the component dist.ddp
     nemo_run    Experiment.dryrun() with a SlurmExecutor.  Its KubeflowExecutor is not measured: it contacts the cluster
                 of the user's kubectl before it makes anything.
