@@ -152,8 +152,8 @@ def _given(node: Any, above: str = "") -> Iterator[tuple[str, str]]:
 
 def _flags() -> Iterator[str]:
     yield "Flags of `python -m train`"
-    yield "Each is also a key of `train:` in a job spec and of a file for `--config`, with `_` for `-`."
-    yield "`--config FILE.yaml` (flags override it) and `--procs N` (start N processes here) are flags only."
+    yield "Each is also a key of `train:` in a job spec, with `_` for `-`."
+    yield "`--procs N` (start N processes here) is a flag only."
     yield from ["", _row("flag", "type", "default", "meaning"), "---|---|---|---"]
     for key, field in TrainConfig.model_fields.items():
         words = " or ".join(choices(key)) or _type(field.annotation, [m for m in field.metadata if not callable(m)])

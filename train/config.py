@@ -1,4 +1,4 @@
-"""TrainConfig: every setting of a run; train/flags.py reads it from flags and files, jobspec from a job spec.
+"""TrainConfig: every setting of a run; train/flags.py reads it from flags, jobspec from a job spec.
 
 This file imports no torch, because jobspec imports it to reject a wrong `train:` section before anything is submitted.
 """
@@ -71,14 +71,6 @@ def _one_of(kind: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _is_one_strategy(name: str) -> str:
-    words = re.findall(r"\w+", name)
-    if len(set(words) & set(available("strategies"))) > 1:
-        reason = "a run has one strategy for all processes; two, such as pipeline and fsdp, cannot be combined"
-        raise PydanticCustomError("unexpected", "must be {expected}", {"expected": f"a single name ({reason})"})
-    return name
-
-
 def _names(kind: str) -> WithJsonSchema:
     """Describe the names as an enumeration in the schema, so that an editor completes them."""
     return WithJsonSchema({"type": "string", "enum": available(kind)})
@@ -92,17 +84,9 @@ def _steps_in_order(text: str) -> str:
     return text
 
 
-def _ranks_or_all(text: str) -> str:
-    if text != "all" and not re.fullmatch(r"\d{1,18}(,\d{1,18})*", text):
-        raise PydanticCustomError("unexpected", "must be {expected}", {"expected": "ranks such as 0,3 or the word all"})
-    return text
-
-
-_DAY_S = 86_400.0
-YEAR_S = 365 * _DAY_S
+YEAR_S = 365 * 86_400.0
 _MOST = 10**12  # more than any run has, and a number that floats and sizes can still hold
 PATHS = ("data_root", "run_dir", "checkpoint_dir", "resume", "export")
-_NAME_BYTES = 255  # what the file systems of Linux allow
 _SWITCHES = ("yes", "no", "true", "false", "on", "off")
 _STEPS = "steps FIRST:LAST, with 2 <= FIRST <= LAST"
 
@@ -125,8 +109,6 @@ class TrainConfig(BaseModel):
     """every dropout rate of the model (0 turns dropout off); default: the model's own"""
     sync_batchnorm: bool = True
     """with more than one process, BatchNorm uses the statistics of the global batch"""
-    batchnorm_group: Literal["shared", "own"] = "shared"
-    """communicator of a synchronised BatchNorm. own: it waits for no gradient; never run on a GPU"""
 
     epochs: int = Field(1, gt=0, le=_MOST)
     """passes over the training set"""
@@ -146,28 +128,23 @@ class TrainConfig(BaseModel):
     """weight decay; unlike in torch, none with adamw either"""
     clip_norm: float | None = Field(None, gt=0, allow_inf_nan=False)
     """scale the whole gradient down to this norm if its norm is larger"""
-    on_nonfinite: Literal["stop", "skip", "stop_late"] = "stop"
+    on_nonfinite: Literal["stop", "skip"] = "stop"
     """what all processes do together when a loss or the gradient is not finite. stop: save the state before that step,
-    and stop; skip: skip the step, but stop after ten in a row. Both make the host wait for a GPU once a step. stop_late
-    avoids this wait: it stops when losses are next written, and saves nothing"""
+    and stop; skip: skip the step, but stop after ten in a row"""
     on_oom: Literal["stop", "halve"] = "stop"
     """what happens when a process runs out of memory. stop: the run ends; halve: all ranks halve their micro-batches
     and repeat the step, with the same global batch. With halve, gradients are always averaged after backward, not
     during it"""
-    decay_norms_and_biases: bool = True
-    """apply weight decay to all parameters; false: only to those with two or more dimensions"""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """part of each training label that is spread over all classes"""
     ema: float | None = Field(None, gt=0, lt=1)
     """keep a moving average of the weights with this decay (such as 0.999), for evaluation and --export"""
     scheduler: Literal["none", "step", "cosine", "one_cycle"] = "none"
-    """how the learning rate changes. none: not at all; step: multiplied by lr_gamma after each epoch; cosine: falls
-    each step, along a cosine to 0; one_cycle: rises each step from lr / 25 to lr, then falls to almost 0"""
+    """how the learning rate changes. none: not at all; step: multiplied by 0.7 after each epoch; cosine: falls each
+    step, along a cosine to 0; one_cycle: rises each step from lr / 25 to lr, then falls to almost 0"""
     warmup_steps: int = Field(0, ge=0, le=_MOST)
     """number of first steps in which the learning rate rises to lr; 0: no warmup, but one_cycle rises in the first 30 %
     of all steps"""
-    lr_gamma: float = Field(0.7, gt=0, le=1)
-    """factor of the learning rate after each epoch, if scheduler is step"""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """fp32 computes in full float32; tf32 rounds the inputs of float32 convolutions and matrix products to 10 mantissa
     bits, on GPUs with Ampere or newer; bf16 and fp16 use autocast, fp16 with loss scaling"""
@@ -180,23 +157,10 @@ class TrainConfig(BaseModel):
     """compute the same bits on any number of processes up to this one: each step is cut into so many slices, which are
     added in one order. Implies deterministic; on CPUs one thread, or OMP_NUM_THREADS"""
 
-    strategy: Annotated[str, AfterValidator(_is_one_strategy), _one_of("strategies"), _names("strategies")] = (
-        "custom_ddp"
-    )
+    strategy: Annotated[str, _one_of("strategies"), _names("strategies")] = "custom_ddp"
     """a file in train/strategies/: how the processes share the model"""
     sync: Annotated[str, _one_of("sync"), _names("sync")] = "all_reduce"
     """a file in train/sync/: how custom_ddp sends gradients. all_reduce: as they are; bf16: rounded, half the bytes"""
-    bucket_mib: float = Field(25.0, gt=0, le=16384)
-    """size in MiB of a gradient bucket of custom_ddp and ddp; if fsdp_wrap is size, the least that fsdp gathers at
-    once"""
-    fsdp_wrap: Literal["block", "size"] = "block"
-    """what fsdp gathers at once. block: one layer; size: neighbouring layers of at least bucket_mib"""
-    fsdp_reshard: bool = True
-    """let fsdp free gathered parameters after the forward and gather them again for the backward; false keeps them:
-    more memory, fewer messages"""
-    pipeline_schedule: Literal["gpipe", "1f1b"] = "1f1b"
-    """with strategy pipeline: the order of a step's micro-batches, whose number is accumulate. gpipe: all forwards,
-    then all backwards; 1f1b: forwards and backwards in turns, equally fast, and with fewer activations"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA if torch sees a GPU, else the CPU"""
     seed: int = Field(0, ge=0, lt=2**32)
@@ -217,16 +181,12 @@ class TrainConfig(BaseModel):
     tensorboard: bool = False
     """write TensorBoard's files into run_dir/tensorboard"""
     profile: Annotated[str, AfterValidator(_steps_in_order)] | None = None
-    """steps FIRST:LAST to profile, into a Chrome trace and a summary in run_dir/profile; FIRST is at least 2, because
-    step 1 connects the ranks"""
-    profile_ranks: Annotated[str, AfterValidator(_ranks_or_all)] = "0"
-    """ranks to profile: numbers such as 0,3, or all"""
+    """steps FIRST:LAST that rank 0 profiles, into a Chrome trace and a summary in run_dir/profile; FIRST is at least 2,
+    because step 1 connects the ranks"""
     checkpoint_dir: str | None = Field(None, min_length=1)
-    """folder for checkpoints; none are saved without it"""
+    """folder for checkpoints, of which the newest three stay; none are saved without it"""
     checkpoint_every: int = Field(0, ge=0)
     """save every so many optimizer steps and after each epoch; 0: only after each epoch"""
-    keep_checkpoints: int = Field(3, gt=0)
-    """how many of the newest checkpoints stay on disk"""
     resume: str = Field("never", min_length=1, json_schema_extra={"not": {"enum": [*_SWITCHES]}})
     """never, auto (the newest undamaged checkpoint in checkpoint_dir, if any) or the path of one checkpoint"""
     export: str | None = Field(None, min_length=1)
@@ -237,16 +197,6 @@ class TrainConfig(BaseModel):
     """how long to wait for the other processes at the start, in seconds"""
     collective_timeout_s: float = Field(300.0, ge=1, le=YEAR_S)
     """how long one collective (a message between all processes) may take, in seconds"""
-    resolve_timeout_s: float = Field(60.0, gt=0, le=_DAY_S)
-    """how long to wait until the name in MASTER_ADDR resolves, in seconds"""
-
-    @field_validator(*PATHS)
-    @classmethod
-    def _names_fit(cls, path: str | None) -> str | None:
-        if any(len(name.encode()) > _NAME_BYTES for name in (path or "").split("/")):
-            expected = f"a path in which each name has at most {_NAME_BYTES} bytes"
-            raise PydanticCustomError("unexpected", "must be {expected}", {"expected": expected})
-        return path
 
     @field_validator("resume")
     @classmethod

@@ -9,23 +9,12 @@ from pydantic_core import PydanticCustomError
 _NEEDS = [
     ("resume", "checkpoint_dir", "say where checkpoints are"),
     ("checkpoint_every", "checkpoint_dir", "say where checkpoints are"),
-    ("keep_checkpoints", "checkpoint_dir", "say where checkpoints are"),
     ("tensorboard", "run_dir", "say where its files belong"),
     ("profile", "run_dir", "say where its files belong"),
-    ("profile_ranks", "profile", "say which steps to profile"),
     ("log_slices", "run_dir", "say where its files belong"),
     ("log_slices", "logical_world", "only then has a step slices"),
     ("evaluate_only", "resume", "say which checkpoint to evaluate: auto, or its path"),
 ]
-# Keys that have an effect with one value of another key only.
-_ONLY = {
-    "fsdp_wrap": ("strategy", "fsdp"),
-    "fsdp_reshard": ("strategy", "fsdp"),
-    "pipeline_schedule": ("strategy", "pipeline"),
-    "batchnorm_group": ("sync_batchnorm", True),
-    "momentum": ("optimizer", "sgd"),
-    "lr_gamma": ("scheduler", "step"),
-}
 # What fsdp and pipeline cannot do on any machine: (key, value, why).  The value None stands for every value but None.
 _NO_WHOLE_MODEL: list[tuple[str, Any, str]] = [
     ("precision", "fp16", "each rank would see only its own overflows, and ranks would skip different steps; use bf16"),
@@ -39,7 +28,6 @@ _EXACT: list[tuple[str, Any, str]] = [
     ("sync", "all_reduce", "it sends what ranks, not slices, have added up"),
     ("on_oom", "stop", "halved slices would add up in another order"),
     ("compile", False, "what the compiler makes depends on the sizes that a process has seen"),
-    ("bucket_mib", 25.0, "slices are added after the backward, without buckets"),
 ]
 # What these models read; other files in train/models/ and train/datasets/ say themselves what they cannot.
 _IMAGE_MODELS = ("mlp", "mnist_bn", "mnist_cnn", "resnet18")
@@ -68,18 +56,10 @@ def _contradictions(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> I
     if values["dataset"] == "tokens" and values["model"] in _IMAGE_MODELS:
         sentence = "{key} is tokens, but {other} is {theirs}, which reads images; only the model gpt reads tokens"
         yield "dataset", "model", sentence
-    if values["evaluate_only"] and values["profile"]:
-        yield "profile", "evaluate_only", "{key} is given, but with {other} there are no steps to profile"
     if values["sync"] != "all_reduce" and values["strategy"] != "custom_ddp":
         yield "sync", "strategy", "{key} is {value}, which {other} {theirs} does not support; only custom_ddp does"
-    has_buckets = values["strategy"] in ("custom_ddp", "ddp", "fsdp" if values["fsdp_wrap"] == "size" else "")
-    if values["bucket_mib"] != defaults["bucket_mib"] and not has_buckets:
-        sentence = "{key} is {value}, but {other} is {theirs}; custom_ddp, ddp, and fsdp with fsdp_wrap=size use it"
-        yield "bucket_mib", "strategy", sentence
-    for key, (other, only) in _ONLY.items():
-        if values[key] != defaults[key] and values[other] != only:
-            sentence = "{key} is {value}, but {other} is {theirs}; only " + str(only).lower() + " has this setting"
-            yield key, other, sentence
+    if values["momentum"] and values["optimizer"] != "sgd":
+        yield "momentum", "optimizer", "{key} is {value}, but {other} is {theirs}; only sgd has this setting"
     for key, needed, why in _EXACT if values["logical_world"] is not None else ():
         if values[key] != needed:
             yield key, "logical_world", "{key} is {value}, which {other} cannot be used with: " + why

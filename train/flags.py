@@ -1,14 +1,12 @@
-"""Read the flags and a YAML file into a TrainConfig, or report every mistake in them at once."""
+"""Read the flags into a TrainConfig, or report every mistake in them at once."""
 
 import argparse
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from os.path import expanduser
-from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
@@ -17,31 +15,27 @@ from train.errors import UserError
 
 
 def from_argv(argv: list[str] | None = None) -> TrainConfig:
-    """Read the flags and the file of `--config`; flags win.  Raises UserError with all problems and their places."""
+    """Read the flags.  Raises UserError with all problems in them."""
     words = sys.argv[1:] if argv is None else argv
     parsed, unknown = _parser().parse_known_args(words)
     given = {key: value for key, value in vars(parsed).items() if value is not None}
-    problems = _unknown_words(words, unknown)
-    # A shell replaces ~ neither after = nor in a file.  Path.expanduser would raise for an unknown user.
-    file = given.pop("config", None)
-    where = {key: flag(key) for key in given}
-    if file is not None:
-        file = expanduser(file)  # noqa: PTH111
-        values, lines = _read_yaml(Path(file))
-        where = {key: f"{file}:{line}: {key}" for key, line in lines.items()} | where
-        given = values | given
-    return checked(given, where, problems)
+    return checked(given, flag, _unknown_words(words, unknown))
 
 
-def checked(given: dict[str, Any], where: Mapping[str, str], problems: list[str]) -> TrainConfig:
-    """Return the settings `given`; `where` has the place of each.  Raises UserError with these and other problems."""
+def checked(given: dict[str, Any], written: Callable[[str], str], problems: list[str]) -> TrainConfig:
+    """Return the settings `given`; `written`: how a key was written.  Raises UserError with these and other problems.
+
+    A leading ~ in a path is the home folder, because a shell does not replace it after =.
+    """
+    # Path.expanduser would raise for an unknown user.
     given |= {key: expanduser(given[key]) for key in PATHS if isinstance(given.get(key), str)}  # noqa: PTH111
     try:
         config = TrainConfig.model_validate(given)
     except ValidationError as error:
-        problems += [_sentence(problem, where) for problem in error.errors()]
+        problems += [_sentence(problem, written) for problem in error.errors()]
     if problems:
-        raise UserError(_listed(problems, "with the settings; nothing was run"))
+        number = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
+        raise UserError("\n".join([f"{number} with the settings; nothing was run", *problems]))
     return config
 
 
@@ -60,10 +54,6 @@ def split_launch(argv: list[str]) -> tuple[int | None, bool, list[str]]:
     if not re.fullmatch("0*[1-9][0-9]{,8}", parsed.procs):
         raise UserError(f'--procs: "{parsed.procs}" is not accepted; it must be a whole number above 0')
     return int(parsed.procs), parsed.check_exact, others
-
-
-def _listed(problems: list[str], about: str) -> str:
-    return "\n".join([f"{len(problems)} problem{'s' * (len(problems) > 1)} {about}", *problems])
 
 
 def _unknown_words(words: list[str], unknown: list[str]) -> list[str]:
@@ -89,26 +79,23 @@ def _unknown_words(words: list[str], unknown: list[str]) -> list[str]:
     return problems
 
 
-def _sentence(problem: ErrorDetails, where: Mapping[str, str]) -> str:
-    """Return one line for one pydantic error: where the value was given, what is wrong, what was probably meant."""
+def _sentence(problem: ErrorDetails, written: Callable[[str], str]) -> str:
+    """Return one line for one pydantic error: which setting, what is wrong, what was probably meant."""
     key = str(problem["loc"][0] if problem["loc"] else problem["ctx"]["key"])
-    place = where.get(key, key)
     if problem["type"] == "keys_disagree":
-        return f"  {place}{problem['msg'].removeprefix(key)}"
+        return f"  {written(key)}{problem['msg'].removeprefix(key)}"
     if problem["type"] == "extra_forbidden":
-        if flag(key) in _NOT_SETTINGS:
-            return f"  {place}: {flag(key)} is a flag of the command line, and cannot stand in a file"
         said, meant = "unknown key", nearest(key, TrainConfig.model_fields)
     else:
         wanted = expected(problem)
         said = problem["msg"] if wanted is None else f'"{problem["input"]}" is not accepted; it must be {wanted}'
         is_a_name = problem["type"] in ("unknown_name", "literal_error")
         meant = nearest(str(problem["input"]), choices(key)) if is_a_name else None
-    return f"  {place}: {said}" + (f'; did you mean "{meant}"?' if meant else "")
+    return f"  {written(key)}: {said}" + (f'; did you mean "{meant}"?' if meant else "")
 
 
 # Flags that are no settings of a run.
-_NOT_SETTINGS = ("--config", "--procs", "--check-exact", "--help")
+_NOT_SETTINGS = ("--procs", "--check-exact", "--help")
 # Flags without a value → how to turn the same setting on and off.
 _SWITCHES = {
     name: (flag(key), flag(f"no_{key}"))
@@ -135,11 +122,10 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m train",
-        usage="python -m train [--procs N] [--check-exact] [--config FILE.yaml] [--SETTING VALUE]...",
+        usage="python -m train [--procs N] [--check-exact] [--SETTING VALUE]...",
         description="Train a model on one or many processes.",
         allow_abbrev=False,
     )
-    parser.add_argument("--config", metavar="FILE.yaml", help="a YAML file with the same settings; flags override it")
     parser.add_argument(
         "--procs",
         metavar="N",
@@ -163,45 +149,3 @@ def _parser() -> argparse.ArgumentParser:
         else:
             group.add_argument(flag(key), metavar=key.upper(), help=text)
     return parser
-
-
-def _read_yaml(file: Path) -> tuple[dict[str, str], dict[str, int]]:
-    """Return the values of a flat YAML mapping as text (typed later, exactly like flags), and the line of each key."""
-    try:
-        root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
-    except OSError as error:
-        raise UserError(f"--config: cannot read {file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"--config: cannot read {file}: not UTF-8 text") from None
-    except (ValueError, OverflowError):
-        raise UserError(f"--config: {file} is not YAML: a number in an escape or a %YAML line is too large") from None
-    except RecursionError:
-        raise UserError(f"--config: {file} must be a mapping of keys to values, not nested lists") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"--config: {file} is not YAML: {' '.join(str(error).split())}") from None
-    if root is None:
-        return {}, {}
-    if not isinstance(root, yaml.MappingNode):
-        raise UserError(f"--config: {file} must be a mapping of keys to values")
-    values: dict[str, str] = {}
-    lines: dict[str, int] = {}
-    problems = []
-    for key, value in root.value:
-        line = key.start_mark.line + 1
-        if not isinstance(key, yaml.ScalarNode) or not key.value.isprintable():
-            problems.append(f"  {file}:{line}: a key must be a single word")
-        elif key.value == "train":
-            problems.append(f"  {file}:{line}: train: this is a job spec, for `render-job TARGET {file}`")
-        elif not isinstance(value, yaml.ScalarNode):
-            problems.append(f"  {file}:{line}: {key.value}: the value must be a single word or number")
-        elif "\0" in value.value:
-            problems.append(f"  {file}:{line}: {key.value}: the value holds a zero byte, which no setting allows")
-        elif key.value in lines:
-            problems.append(f"  {file}:{line}: {key.value}: given twice, first on line {lines[key.value]}")
-        else:
-            lines[key.value] = line
-            if value.style or value.value not in ("", "~", "null"):
-                values[key.value] = value.value
-    if problems:
-        raise UserError(_listed(problems, f"in {file}"))
-    return values, lines

@@ -37,8 +37,8 @@ from train.world.rendezvous import open_process_group
 
 _OF_A_CLASSIFIER = {
     *("model", "dataset", "data_root", "dropout", "optimizer", "lr", "momentum", "weight_decay", "clip_norm"),
-    *("decay_norms_and_biases", "label_smoothing", "ema", "scheduler", "warmup_steps", "lr_gamma", "workers", "input"),
-    *("epochs", "batch_size", "accumulate", "pipeline_schedule", "export", "evaluate_only"),
+    *("label_smoothing", "ema", "scheduler", "warmup_steps", "workers", "input"),
+    *("epochs", "batch_size", "accumulate", "export", "evaluate_only"),
 }
 _RECORDED = {*TrainConfig.model_fields} - _OF_A_CLASSIFIER | {"epochs", "batch_size", "accumulate"}
 
@@ -69,8 +69,8 @@ class Run:
     Args:
         settings: named as the flags of `python -m train`, whose --help explains each: seed, device, strategy (any but
             pipeline), sync_batchnorm, precision, compile, deterministic, on_nonfinite, on_oom, max_steps;
-            checkpoint_dir, checkpoint_every (steps), keep_checkpoints, resume; run_dir, log_every (steps), tensorboard,
-            profile; collective_timeout_s, rendezvous_timeout_s (seconds) and others.
+            checkpoint_dir, checkpoint_every (steps), resume; run_dir, log_every (steps), tensorboard, profile;
+            collective_timeout_s, rendezvous_timeout_s (seconds) and others.
     Raises UserError if a setting is wrong or the processes cannot be connected.
     """
 
@@ -81,7 +81,7 @@ class Run:
                 raise UserError(
                     f"{', '.join(wrong)}: only `python -m train` has this setting; your own loop decides it"
                 )
-            config = checked(given, {}, [])
+            config = checked(given, str, [])
             if config.strategy == "pipeline":
                 raise UserError("strategy is pipeline, which only `python -m train` can use")
             self._begin(config, Process(), (), _RECORDED)

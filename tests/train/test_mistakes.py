@@ -69,7 +69,7 @@ MISTAKES = {
         [*_QUICK, "--strategy=single"], ["--strategy=single trains one process, but 2 were started"]
     ),
     "name that does not resolve": Mistake(
-        [*_QUICK, "--resolve-timeout-s=1"],
+        [*_QUICK, "--rendezvous-timeout-s=1"],
         ['MASTER_ADDR is "no-such-host.invalid"', "does not resolve", "tried for 1 s"],
         {"MASTER_ADDR": "no-such-host.invalid"},
     ),

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -18,6 +19,8 @@ from train import datasets, models
 from train.config import available
 from train.data.shard import epoch_order
 from train.datasets._torchvision import TensorSamples
+from train.ddp.wrapper import CustomDDP
+from train.strategies import custom_ddp
 from train.world.environment import World
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -49,7 +52,6 @@ class Drawn(NamedTuple):
         given = [f"--{key.replace('_', '-')}={getattr(self, key)}" for key in keys]
         given += [f"--model={'mnist_bn' if self.batchnorm else 'mlp'}", f"--lr={_RATES[self.optimizer]}"]
         given += ["--momentum=0.9"] if self.optimizer == "sgd" else []
-        given += ["--bucket-mib=0.0005"] if self.strategy in ("custom_ddp", "ddp") else []
         return [*given, "--device=cpu", "--weight-decay=0.01", f"--epochs={_EPOCHS}"]
 
 
@@ -160,7 +162,11 @@ def _train(world: World, run_dir: Path, one: Drawn) -> list[float]:
     def load(name: str, data_root: str, split: str, seed: int) -> TensorSamples:
         return _samples(one.num_samples if split == "train" else _VALIDATION)
 
-    with mock.patch.object(models, "build", _build), mock.patch.object(datasets, "load", load):
+    with (
+        mock.patch.object(models, "build", _build),
+        mock.patch.object(datasets, "load", load),
+        mock.patch.object(custom_ddp, "CustomDDP", partial(CustomDDP, bucket_mib=0.0005)),
+    ):
         trainer = make_trainer(world, *one.flags, f"--run-dir={run_dir}")
         trainer.run.engine.scaler = _scaler(one)
         trainer.fit()

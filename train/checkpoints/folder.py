@@ -37,7 +37,7 @@ class Checkpoints:
     Raises UserError if the folder cannot be written, or (later) if a save failed.
     """
 
-    def __init__(self, folder: Path, keep: int, say: Callable[[str], None] = print, cleans: bool = True) -> None:
+    def __init__(self, folder: Path, keep: int = 3, say: Callable[[str], None] = print, cleans: bool = True) -> None:
         self.folder, self.keep, self.say = folder, keep, say
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._pending: Future[None] | None = None

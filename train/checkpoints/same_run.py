@@ -11,8 +11,8 @@ _SAME_WEIGHTS = ("model", "dataset", "ema")
 # If one of these has another value now, the run is no continuation of the saved one.
 _SAME_RUN = (
     *_SAME_WEIGHTS,
-    *("seed", "optimizer", "lr", "momentum", "weight_decay", "decay_norms_and_biases", "label_smoothing"),
-    *("scheduler", "lr_gamma", "warmup_steps", "clip_norm", "sync_batchnorm", "dropout", "precision", "deterministic"),
+    *("seed", "optimizer", "lr", "momentum", "weight_decay", "label_smoothing"),
+    *("scheduler", "warmup_steps", "clip_norm", "sync_batchnorm", "dropout", "precision", "deterministic"),
     "logical_world",
 )
 # Schedulers whose learning rate depends on --epochs and --max-steps.

@@ -34,11 +34,11 @@ class ShardedCheckpoints(Checkpoints):
     Making it is a collective.  Raises SharedError if the folder cannot be written or another rank does not see it.
     """
 
-    def __init__(self, folder: Path, keep: int, say: Callable[[str], None], world: World) -> None:
+    def __init__(self, folder: Path, say: Callable[[str], None], world: World) -> None:
         self._world, self._group = world, new_group(_CPU, YEAR_S)
         probe = folder / thing_of_rank_0(f".unfinished-{uuid.uuid4().hex}")
         with mistakes_shared_by_all_ranks():
-            super().__init__(folder, keep, say, cleans=world.rank == 0)
+            super().__init__(folder, say=say, cleans=world.rank == 0)
             if world.rank == 0:
                 probe.mkdir()
         with mistakes_shared_by_all_ranks():

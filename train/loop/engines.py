@@ -44,9 +44,7 @@ def wrap(engine: Step, model: nn.Module, micro_batch: Tensor | None) -> Wrapped:
             "--no-sync-batchnorm (each slice is normalised by its own samples)"
         )
     if config.sync_batchnorm and several and has_batchnorm(model):
-        group, waits_s = context.group, config.collective_timeout_s
-        own = placement.new_group(engine.device, waits_s) if config.batchnorm_group == "own" else group
-        model = SyncBatchNorm.convert_sync_batchnorm(model, own)
+        model = SyncBatchNorm.convert_sync_batchnorm(model, context.group)
     if config.compile:
         compile_model(model, engine.device)
     apart = any(part._buffers for part in model.modules() if not isinstance(part, SyncBatchNorm))

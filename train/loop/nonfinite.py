@@ -1,5 +1,6 @@
 """A loss or gradient that is not finite: every rank learns at the same step which samples led to it."""
 
+import math
 from typing import Any
 
 import torch
@@ -19,6 +20,11 @@ MOST_SKIPPED_IN_A_ROW = 10
 
 class NonFinite(SharedError):
     """Error that all ranks raise at the same step, before the optimizer has used the gradient."""
+
+
+def is_finite(norm: Tensor) -> bool:
+    """Return True if a gradient with this norm is finite: the one thing for which the host waits in a step."""
+    return math.isfinite(float(norm))
 
 
 def marked(loss: Tensor) -> Tensor:

@@ -2,13 +2,13 @@
 
 import torch
 from torch import Tensor
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage
 
 from train.loop import nonfinite
 from train.loop.step import Step, StepResult, Work
 from train.strategies import Wrapped
+from train.strategies.pipeline import schedule
 
-_SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 # Cross entropy leaves out samples with this label.
 _NO_LABEL = -100
 
@@ -22,9 +22,8 @@ class PipelineStep(Step):
     def add(self, wrapped: Wrapped) -> None:
         super().add(wrapped)
         self.stage: PipelineStage = wrapped.stage
-        self._schedule = _SCHEDULES[self.config.pipeline_schedule](
-            self.stage, self.config.accumulate, loss_fn=self._loss_of_micro_batch
-        )
+        make = schedule(self.device)
+        self._schedule = make(self.stage, self.config.accumulate, loss_fn=self._loss_of_micro_batch)
         self._schedule.scale_grads = False  # the losses are parts of one mean already
 
     def _gradients(self, work: Work) -> StepResult:

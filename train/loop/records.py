@@ -1,27 +1,24 @@
 """What a run tells its observers: its start, each step once its loss is known, incidents, epochs and its end."""
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn, optim
 
 from train.collectives.agreement import mistakes_shared_by_all_ranks
 from train.config import TrainConfig
 from train.errors import SharedError, UserError
-from train.loop.losses import Means, PendingLosses, refuse_if_not_finite
+from train.loop.losses import Means, PendingLosses
 from train.loop.position import Position
 from train.loop.step import StepResult
 from train.loop.watchdog import Watchdog
 from train.records.metrics import MetricsFile
 from train.records.observer import Best, EpochRecord, Observer, RunEnd, StepRecord, own_names
-from train.records.profile import Profile, profiles, without_effect
+from train.records.profile import Profile, without_effect
 from train.records.progress import Progress
 from train.records.tensorboard import TensorBoard
 from train.world.environment import World
@@ -95,8 +92,8 @@ class Records:
                 added.append(files.enter_context(MetricsFile(config.run_dir)))
             if config.tensorboard and is_rank_0:
                 added.append(TensorBoard(str(config.run_dir), device))
-            if config.profile is not None and profiles(config.profile_ranks, world.rank):
-                added.append(Profile(config.profile, str(config.run_dir), world.rank, device))
+            if config.profile is not None and is_rank_0:
+                added.append(Profile(config.profile, str(config.run_dir), device))
         if world.world_size > 1:
             added.append(Watchdog(world, 0.95 * config.collective_timeout_s, expects))
         self.observers = [*added, *self.observers]
@@ -111,7 +108,7 @@ class Records:
 
     def report_unprofiled(self, config: TrainConfig, position: Position, last_step: int | None) -> None:
         """Report once if no step of this start is profiled as asked; last_step: None if it is not known."""
-        if self._profile and (text := without_effect(config, dist.get_world_size(), position.first_step, last_step)):
+        if self._profile and (text := without_effect(config, position.first_step, last_step)):
             self._profile = None
             self.incident(position.steps, "not_profiled", text)
             self.observers = [each for each in self.observers if not isinstance(each, Profile)]
@@ -139,11 +136,8 @@ class Records:
     def read_losses(self, step: int, now: bool = True) -> None:
         """Tell the observers that the step has ended, with the losses of all pending steps if `now`.  A collective."""
         known = self.pending.reduce(self.means) if now else []
-        finite = [*takewhile(lambda record: math.isfinite(record.loss), known)]
         for observer in self.observers:
-            observer.step_ended(step, finite)
-        for record in known[len(finite) :]:  # with --on-nonfinite=stop_late
-            refuse_if_not_finite(record.loss, f"loss of step {record.step}")
+            observer.step_ended(step, known)
 
     def begin_epoch(self) -> None:
         self.values, self.epoch_began = {}, time.monotonic()

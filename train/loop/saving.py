@@ -93,10 +93,10 @@ class Saving:
             # Imported here: torch takes a second to import what it needs.
             from train.checkpoints.sharded import ShardedCheckpoints
 
-            self.checkpoints = ShardedCheckpoints(Path(folder), config.keep_checkpoints, tell, self.world)
+            self.checkpoints = ShardedCheckpoints(Path(folder), tell, self.world)
         with mistakes_shared_by_all_ranks():
             if self.world.rank == 0 and not config.spreads_model:
-                self.checkpoints = Checkpoints(Path(folder), config.keep_checkpoints, tell)
+                self.checkpoints = Checkpoints(Path(folder), say=tell)
 
     def _load_shards(self, step: int) -> None:
         from train.checkpoints.sharded import load_shards

@@ -1,6 +1,5 @@
 """One optimizer step: the loss of each micro-batch, the mean of the gradients, a common verdict, the update."""
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -182,9 +181,7 @@ class Step:
         if work.clip_norm is not None:
             nn.utils.clip_grads_with_norm_(params, work.clip_norm, grad_norm)
         skipped = None
-        # With fp16 the host has to know in any case: the scaler lets no overflow reach the optimizer.
-        looks = self.config.on_nonfinite != "stop_late" or self.scaler.is_enabled()
-        if looks and not math.isfinite(float(grad_norm)):
+        if not nonfinite.is_finite(grad_norm):
             skipped = self._refuse_gradient(work, result)
         if skipped is None:
             self.phase = Phase.UPDATED
@@ -279,14 +276,12 @@ class Step:
     def _sizes(self, position: ShardSampler) -> list[int]:
         return [len(part) for part in position.shares()]
 
-    def _refuse_gradient(self, work: Work, result: StepResult) -> str | None:
-        """Return why the step is skipped; None if --on-nonfinite=stop_late is to find the loss.  A collective."""
+    def _refuse_gradient(self, work: Work, result: StepResult) -> str:
+        """Return why the step is skipped.  A collective."""
         position = work.position
         why = nonfinite.found(position, work.batch, result.of_samples)
         if why is None and self.scaler.is_enabled():
             return f"the gradient overflowed fp16 at a loss scale of {self.scaler.get_scale():g}"
-        if self.config.on_nonfinite == "stop_late":
-            return None
         advice = "Try" if why is None else "Check these samples, or try"
         why = why or "the gradient is not finite, although all losses are finite"
         self._buffers.restore()

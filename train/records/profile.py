@@ -22,39 +22,31 @@ _STEP = "step"
 _COLLECTIVES = ("gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
 
 
-def profiles(ranks: str, rank: int) -> bool:
-    """Return True if `ranks` (`all`, or numbers such as 0,3) holds this rank."""
-    return ranks == "all" or rank in map(int, ranks.split(","))
-
-
-def without_effect(config: TrainConfig, world_size: int, first_step: int, last_step: int | None) -> str | None:
+def without_effect(config: TrainConfig, first_step: int, last_step: int | None) -> str | None:
     """Return why `profile` has no effect in a start that makes these steps, or None; last_step: None if unknown."""
-    steps, ranks = config.profile, config.profile_ranks
-    if steps is None:
+    if config.profile is None:
         return None
-    first, last = map(int, steps.split(":"))
+    first, last = map(int, config.profile.split(":"))
     fits = first_step < first and (last_step is None or last <= last_step)  # the step before is needed, too
-    has_rank = any(profiles(ranks, rank) for rank in range(world_size))
     is_done = first_step > 1 and any(Path(str(config.run_dir)).glob("profile/rank-*.txt"))
-    if is_done or (fits and has_rank):
+    if is_done or fits:
         return None
     can = f"steps from {first_step + 1} on" if last_step is None else f"steps {first_step + 1} to {last_step}"
-    ours = f"this start can profile {can} on ranks 0 to {world_size - 1}"
-    return f"--profile={steps} --profile-ranks={ranks} profiles nothing: {ours}"
+    return f"--profile={config.profile} profiles nothing: this start can profile {can}"
 
 
 class Profile(Observer):
-    """The observer that profiles the steps FIRST to LAST of this rank.
+    """The observer that profiles the steps FIRST to LAST of rank 0.
 
-    It writes RUN_DIR/profile/rank-N.pt.trace.json, which chrome://tracing, ui.perfetto.dev and TensorBoard's profile
-    plugin read, and rank-N.txt with the summary; rank 0 prints it, too.
+    It writes RUN_DIR/profile/rank-0.pt.trace.json, which chrome://tracing, ui.perfetto.dev and TensorBoard's profile
+    plugin read, and rank-0.txt with the summary, which it prints, too.
     Raises UserError if the folder cannot be written.
     """
 
-    def __init__(self, steps: str, run_dir: str, rank: int, device: torch.device) -> None:
+    def __init__(self, steps: str, run_dir: str, device: torch.device) -> None:
         first, _, last = steps.partition(":")
-        self._first, self._last, self._rank, self._device = int(first), int(last), rank, device
-        self._file = Path(run_dir) / "profile" / f"rank-{rank}.pt.trace.json"
+        self._first, self._last, self._device = int(first), int(last), device
+        self._file = Path(run_dir) / "profile" / "rank-0.pt.trace.json"
         self._failure = f"--run-dir: cannot write {self._file.parent}"
         with naming_failures(self._failure):
             self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -84,9 +76,8 @@ class Profile(Observer):
         running.export_chrome_trace(str(self._file))
         text = in_words(summarize(running), self._last - self._first + 1)
         with naming_failures(self._failure):
-            self._file.with_name(f"rank-{self._rank}.txt").write_text(text + "\n")
-        if self._rank == 0:
-            say(f"{text}\ntrace for chrome://tracing and ui.perfetto.dev: {self._file}")
+            self._file.with_name("rank-0.txt").write_text(text + "\n")
+        say(f"{text}\ntrace for chrome://tracing and ui.perfetto.dev: {self._file}")
 
 
 @dataclass(frozen=True)

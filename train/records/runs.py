@@ -12,8 +12,8 @@ from train.records.slices import Slices, first_difference, read_slices
 Record = dict[str, Any]
 
 # Settings that change where records go and how often, not what is computed.
-_WITHOUT_EFFECT = {"run_dir", "checkpoint_dir", "checkpoint_every", "keep_checkpoints", "resume", "log_every", "config"}
-_WITHOUT_EFFECT |= {"tensorboard", "profile", "profile_ranks", "log_slices"}
+_WITHOUT_EFFECT = {"run_dir", "checkpoint_dir", "checkpoint_every", "resume", "log_every"}
+_WITHOUT_EFFECT |= {"tensorboard", "profile", "log_slices"}
 # Rounding changes a loss by less than the first limit; its consequences, by less than the second.
 _APART = (1e-4, 0.01)
 

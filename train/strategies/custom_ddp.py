@@ -14,7 +14,6 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
     wrapped = CustomDDP(
         model,
         sync=sync.named(context.config.sync),
-        bucket_mib=context.config.bucket_mib,
         broadcast_buffers=context.ranks_have_own_buffers,
         process_group=context.group,
     )

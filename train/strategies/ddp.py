@@ -17,7 +17,6 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
     wrapped = DistributedDataParallel(
         model,
         process_group=context.group,
-        bucket_cap_mb=context.config.bucket_mib,
         gradient_as_bucket_view=True,
         **options,
     )

@@ -47,12 +47,12 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
         mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     options: dict[str, Any] = {
         "mesh": DeviceMesh.from_group(group, context.device.type),
-        "reshard_after_forward": context.config.fsdp_reshard,
         "mp_policy": mixed,
     }
-    for unit in units(model, context.config.fsdp_wrap, context.config.bucket_mib):
-        fully_shard(unit, **options)
-    sharded: Any = fully_shard(model, **options)  # the parameters in no unit
+    for layer in model.children():
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer, **options)
+    sharded: Any = fully_shard(model, **options)  # the parameters in no layer
 
     def norm(gradients: list[Tensor]) -> Tensor:
         of_ranks = nn.utils.get_total_norm(gradients)
@@ -66,25 +66,6 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
         state_dict=lambda: get_model_state_dict(sharded, options=whole),
         norm=norm,
     )
-
-
-def units(model: nn.Module, by: str, bucket_mib: float) -> Iterator[list[nn.Module]]:
-    """Yield the units that are gathered together: layers of the model, which are its children with parameters.
-
-    by: `block` makes each layer a separate unit; `size` joins neighbours until a unit has at least bucket_mib.
-    """
-    unit: list[nn.Module] = []
-    num_bytes = 0
-    for layer in model.children():
-        of_layer = sum(param.nbytes for param in layer.parameters())
-        if of_layer:
-            unit.append(layer)
-            num_bytes += of_layer
-        if unit and (by == "block" or num_bytes >= bucket_mib * 2**20):
-            yield unit
-            unit, num_bytes = [], 0
-    if unit:
-        yield unit
 
 
 @contextmanager

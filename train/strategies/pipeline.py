@@ -13,7 +13,8 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -30,7 +31,6 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
     Raises SharedError if the model cannot be cut into one stage for each rank.
     """
     layers = refuse_what_cannot_be_cut(model, context)
-    refuse_lost_messages(context)
     assert context.micro_batch is not None
     broadcast_from_rank_0([*model.parameters(), *model.buffers()], context.group)
     rank, num_stages = dist.get_rank(context.group), context.world_size
@@ -85,18 +85,14 @@ def refuse_what_cannot_be_cut(model: nn.Module, context: Context) -> Layers:
     raise SharedError(f"--strategy=pipeline cannot be used here: {why}. Models that work: gpt, mlp, mnist_cnn")
 
 
-def refuse_lost_messages(context: Context) -> None:
-    """Refuse 1F1B where torch loses messages.
+def schedule(device: torch.device) -> type[PipelineScheduleSingle]:
+    """Return 1F1B; all forwards before all backwards (GPipe) where torch would lose messages of 1F1B.
 
     torch/distributed/pipelining/schedules.py starts several sends and receives together.  Before 2.8 it keeps only the
     last.  Gloo drops the others, so ranks wait forever or read unfinished buffers.  NCCL joins them into one.
     """
-    loses = torch.__version__ < TorchVersion("2.8") and context.device.type == "cpu" and context.world_size > 1
-    if loses and context.config.pipeline_schedule == "1f1b":
-        raise SharedError(
-            f"--pipeline-schedule=1f1b would hang: between CPUs, torch {torch.__version__} loses some of its messages. "
-            "Give --pipeline-schedule=gpipe, or install torch 2.8 or newer"
-        )
+    loses = torch.__version__ < TorchVersion("2.8") and device.type == "cpu"
+    return ScheduleGPipe if loses else Schedule1F1B
 
 
 def _with_parameters(model: nn.Sequential) -> Layers:
@@ -155,7 +151,7 @@ def bubble(works: Sequence[float], micro_batches: int) -> float:
 
 def _in_words(layers: Layers, works: Sequence[int], stages: Sequence[range], formula: float, context: Context) -> str:
     lines = [
-        f"pipeline: {len(stages)} stage{'s' * (len(stages) > 1)} ({context.config.pipeline_schedule}), "
+        f"pipeline: {len(stages)} stage{'s' * (len(stages) > 1)} ({schedule(context.device).__name__}), "
         f"micro-batches per step: {context.config.accumulate}; expected bubble: {formula:.1%} of the time"
     ]
     for number, stage in enumerate(stages):

@@ -24,6 +24,8 @@ from train.world.threads import in_thread
 
 # Rank 0 answers once it listens; whatever stays silent for longer than this is another program.
 _ANSWER_TIMEOUT_S = 30.0
+# A wrong name is reported after this long, however long the ranks may take to arrive.
+_RESOLVE_S = 60.0
 
 # Kept alive on purpose.  torch 2.6 destroys a gloo group by waiting for its threads while it holds the GIL.  These
 # threads may need the GIL to free the tensors of the last collective: a deadlock.  The end of the process ends them.
@@ -41,7 +43,7 @@ def open_process_group(world: World, attempt: Attempt, config: TrainConfig) -> I
     of_collectives = timedelta(seconds=config.collective_timeout_s)
     store: dist.Store = dist.HashStore()  # a single process needs no port, so no port can be taken
     if world.world_size > 1 or world.store_is_served:
-        wait_until_resolvable(world.master_addr, config.resolve_timeout_s)
+        wait_until_resolvable(world.master_addr, config.rendezvous_timeout_s)
         choose_interfaces(world)
         server = connect_to_store(world, timeout)
         attempt.join(_of_attempt(server, world.store_attempt), timeout)
@@ -72,12 +74,13 @@ def choose_interfaces(world: World) -> None:
 
 
 def wait_until_resolvable(name: str, timeout_s: float) -> None:
-    """Return as soon as `name` has an address; raise UserError if it has none within `timeout_s`."""
+    """Return as soon as `name` has an address; raise UserError if it has none within `timeout_s` or a minute."""
+    timeout_s = min(timeout_s, _RESOLVE_S)
     failure = _failure_of(lambda: socket.getaddrinfo(name, None), timeout_s, pause_s=1.0)
     if failure is not None:
         raise UserError(
             f'MASTER_ADDR is "{name}", which does not resolve on {socket.gethostname()}: {failure.strerror} '
-            f"(tried for {timeout_s:g} s). Check the name and the DNS of this node; --resolve-timeout-s sets the limit"
+            f"(tried for {timeout_s:g} s). Check the name and the DNS of this node"
         )
 
 

@@ -97,7 +97,6 @@ def test_stopped_within_an_epoch_the_run_continues_at_the_next_step_bit_for_bit(
 ) -> None:
     more = ["--checkpoint-every=1", f"--strategy={strategy}", *(["--accumulate=3"] if strategy == "pipeline" else [])]
     more += ["--model=mlp"] if world_size > 1 else []
-    more += ["--pipeline-schedule=gpipe"] if strategy == "pipeline" else []  # works with each release of torch
     train_on_ranks(world_size, *_flags(data_root, tmp_path / "whole", *more))
     train_on_ranks(world_size, *_flags(data_root, tmp_path / "halved", *more, f"--max-steps={stop}"))
     train_on_ranks(world_size, *_flags(data_root, tmp_path / "halved", *more))

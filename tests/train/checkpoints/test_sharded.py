@@ -84,7 +84,7 @@ def test_a_damaged_part_is_skipped_and_another_strategy_refused(tmp_path: Path) 
 
 def _save(world: World, folder: str, own_folders: bool, fails: bool) -> str:
     where = Path(folder) / str(world.rank) if own_folders else Path(folder)
-    checkpoints = ShardedCheckpoints(where, 3, print, world)
+    checkpoints = ShardedCheckpoints(where, print, world)
     if fails and world.rank == 1:
 
         def full(*_: Any, **__: Any) -> None:

@@ -145,7 +145,7 @@ def test_a_loop_of_ones_own_has_the_same_bits_on_any_number_of_processes(
 
 
 def _sets_a_buffer_and_fails_in_the_second_step(folder: Path, logical_world: int | None) -> tuple[list[int], int]:
-    run = Run(logical_world=logical_world, sync_batchnorm=False, checkpoint_dir=str(folder), on_nonfinite="stop_late")
+    run = Run(logical_world=logical_world, sync_batchnorm=False, checkpoint_dir=str(folder))
     model = run.wrap(_Counting())
     optimizer = torch.optim.SGD((param for param in model.parameters() if param.requires_grad), lr=0.1)
     run.restore(model=model, optimizer=optimizer)

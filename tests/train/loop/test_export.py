@@ -90,7 +90,7 @@ def _contents(folder: Path) -> dict[str, bytes | None]:
 
 def test_an_evaluation_needs_only_the_settings_that_shape_the_weights(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    train_on_ranks(1, *_FLAGS, "--optimizer=sgd", "--no-decay-norms-and-biases", f"--checkpoint-dir={folder}")
+    train_on_ranks(1, *_FLAGS, "--optimizer=sgd", f"--checkpoint-dir={folder}")
     others = ["--batch-size=100", "--lr=3", "--seed=5", "--optimizer=adamw", "--precision=bf16"]
     others.append(f"--run-dir={tmp_path}")
     train_on_ranks(1, *_FLAGS[:3], *others, f"--resume={folder / 'step-00000020'}", "--evaluate-only")

@@ -46,12 +46,3 @@ def test_three_steps_equal_torchs_own(name: str) -> None:
     for weights, given in zip(ours, settings, strict=True):
         assert torch.equal(weights, weights_after_three_steps(partial(make, lr=0.1, **given)))
     assert not torch.equal(ours[0], start) and not torch.equal(*ours), "three steps and the settings change something"
-
-
-def test_norms_and_biases_can_go_without_weight_decay() -> None:
-    model = nn.Sequential(nn.Linear(5, 30), nn.BatchNorm1d(30))
-    config = TrainConfig(weight_decay=0.1, decay_norms_and_biases=False)
-    groups = make_optimizer(config, model.parameters()).param_groups
-    decay_of = {id(param): group["weight_decay"] for group in groups for param in group["params"]}
-    decays = {name: decay_of[id(param)] for name, param in model.named_parameters()}
-    assert decays == {"0.weight": 0.1, "0.bias": 0.0, "1.weight": 0.0, "1.bias": 0.0}

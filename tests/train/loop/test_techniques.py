@@ -19,7 +19,7 @@ from train.world.environment import World
 
 _MLP = ["--model=mlp", "--device=cpu", "--batch-size=500"]
 _EVERYTHING = ["--ema=0.9", "--scheduler=one_cycle", "--warmup-steps=4", "--precision=fp16", "--accumulate=2"]
-_EVERYTHING += ["--label-smoothing=0.1", "--optimizer=adamw", "--weight-decay=0.1", "--no-decay-norms-and-biases"]
+_EVERYTHING += ["--label-smoothing=0.1", "--optimizer=adamw", "--weight-decay=0.1"]
 
 
 def _checkpoint(folder: Path) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from tests.train.strategies.dtypes import Dtypes, dtypes_of_a_run
 from train import models, strategies
 from train.config import TrainConfig
 from train.errors import SharedError
-from train.strategies.fsdp import units
 from train.world.environment import World
 
 
@@ -24,7 +23,7 @@ from train.world.environment import World
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("world_size", "flags"),
-    [(1, ()), (2, ()), (2, ("--fsdp-wrap=size", "--no-fsdp-reshard")), (2, ("--accumulate=3",)), (4, ())],
+    [(1, ()), (2, ()), (2, ("--accumulate=3",)), (4, ())],
     ids=str,
 )
 def test_the_loss_of_each_step_equals_one_process(gpt_losses: Any, world_size: int, flags: tuple[str, ...]) -> None:
@@ -70,19 +69,6 @@ def test_each_rank_holds_one_part_of_the_parameters(world_size: int) -> None:
         # Rows are dealt out whole, and the test holds a few numbers of its own.
         assert sharded == pytest.approx(whole / world_size, rel=0.02)
         assert trained == pytest.approx(whole / world_size, rel=0.02)
-
-
-def _layers(*mib: float) -> nn.Module:
-    return nn.Sequential(*(nn.Linear(256, int(4 * part * 256), bias=False) if part else nn.ReLU() for part in mib))
-
-
-@pytest.mark.parametrize(
-    ("by", "sizes"), [("block", [[1.0], [1.0], [2.0], [3.0], [0.5]]), ("size", [[1.0, 1.0], [2.0], [3.0], [0.5]])]
-)
-def test_a_unit_is_a_layer_or_layers_of_bucket_mib(by: str, sizes: list[list[float]]) -> None:
-    found = units(_layers(1, 0, 1, 2, 0, 3, 0.5), by, bucket_mib=2.0)
-    of_layers = [[sum(param.nbytes for param in layer.parameters()) / 2**20 for layer in unit] for unit in found]
-    assert of_layers == sizes
 
 
 @needs_fsdp_on_cpus

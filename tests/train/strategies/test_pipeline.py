@@ -1,6 +1,5 @@
 """pipeline trains as one process does, cuts models evenly, and says what it cannot cut."""
 
-from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as drawn
 from torch import nn
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.torch_version import TorchVersion
 
 from tests.cli import records
@@ -18,24 +18,20 @@ from tests.train.strategies.dtypes import Dtypes, dtypes_of_a_run
 from train import models, strategies
 from train.config import TrainConfig
 from train.errors import SharedError
-from train.strategies.pipeline import bubble, even_stretches, refuse_lost_messages, refuse_what_cannot_be_cut
+from train.strategies.pipeline import bubble, even_stretches, refuse_what_cannot_be_cut, schedule
 
 CPU = torch.device("cpu")
-_ONE_F_ONE_B = pytest.param(
-    "1f1b",
-    marks=pytest.mark.skipif(torch.__version__ < TorchVersion("2.8"), reason="torch before 2.8 loses messages of 1f1b"),
-)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("schedule", ["gpipe", _ONE_F_ONE_B])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_the_loss_of_each_step_equals_one_process(gpt_losses: Any, world_size: int, schedule: str) -> None:
+def test_the_loss_of_each_step_equals_one_process(gpt_losses: Any, world_size: int) -> None:
     expected = gpt_losses(1, "--strategy=single")
     assert min(expected) < 0.7 * expected[0], "nothing was learned, so equal losses would mean little"
-    flags = ("--strategy=pipeline", f"--pipeline-schedule={schedule}", f"--accumulate={world_size}")
-    assert gpt_losses(world_size, *flags) == pytest.approx(expected, rel=1e-4)
+    assert gpt_losses(world_size, "--strategy=pipeline", f"--accumulate={world_size}") == pytest.approx(
+        expected, rel=1e-4
+    )
 
 
 @pytest.mark.slow
@@ -44,8 +40,7 @@ def test_short_batches_and_evaluations_equal_one_process(tmp_path: Path, precisi
     # 10,000 samples in batches of 999: the last has 10, which do not fill the 4 micro-batches of 250.
     flags = ["--model=mlp", "--batch-size=999", "--epochs=2", "--max-steps=13", "--lr=0.1", f"--precision={precision}"]
     train_on_ranks(1, *flags, f"--run-dir={tmp_path / 'one'}")
-    schedule = "--pipeline-schedule=gpipe"  # works with each release of torch
-    train_on_ranks(2, *flags, "--strategy=pipeline", schedule, "--accumulate=4", f"--run-dir={tmp_path / 'two'}")
+    train_on_ranks(2, *flags, "--strategy=pipeline", "--accumulate=4", f"--run-dir={tmp_path / 'two'}")
     for event, figures in {"step": ("loss", "samples"), "epoch": ("train_loss", "val_loss", "samples")}.items():
         one, two = ([[r[f] for f in figures] for r in records(tmp_path / run, event)] for run in ("one", "two"))
         assert [pytest.approx(row, rel=rel) for row in one] == two
@@ -55,7 +50,7 @@ def test_short_batches_and_evaluations_equal_one_process(tmp_path: Path, precisi
 
 @pytest.mark.slow
 def test_bf16_computes_in_bf16_and_keeps_the_weights_in_float32() -> None:
-    flags = ["--model=mlp", "--batch-size=64", "--max-steps=2", "--pipeline-schedule=gpipe", "--accumulate=2"]
+    flags = ["--model=mlp", "--batch-size=64", "--max-steps=2", "--accumulate=2"]
     for seen in run_ranks(2, dtypes_of_a_run, *flags, "--strategy=pipeline", "--precision=bf16"):
         assert seen == Dtypes(weights={torch.float32}, outputs={torch.bfloat16}, parameters={torch.float32})
 
@@ -103,14 +98,9 @@ def test_what_cannot_be_cut_is_refused_with_the_reason(
         refuse_what_cannot_be_cut(model(), _context(world_size, micro_batches))
 
 
-@pytest.mark.parametrize("version", ["2.6.0", "2.7.1", "2.8.0"])
-def test_1f1b_between_cpus_is_refused_where_torch_loses_messages(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("version", "between_cpus"), [("2.7.1", ScheduleGPipe), ("2.8.0", Schedule1F1B)])
+def test_1f1b_is_not_used_between_cpus_where_torch_loses_messages(
+    version: str, between_cpus: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch, "__version__", TorchVersion(version))
-    refuse_lost_messages(_context(1, 1))
-    gpipe = TrainConfig(strategy="pipeline", pipeline_schedule="gpipe")
-    refuse_lost_messages(replace(_context(2, 2), config=gpipe))
-    if version == "2.8.0":
-        refuse_lost_messages(_context(2, 2))
-    else:
-        with pytest.raises(SharedError, match=f"torch {version} loses .* Give --pipeline-schedule=gpipe"):
-            refuse_lost_messages(_context(2, 2))
+    assert (schedule(CPU), schedule(torch.device("cuda"))) == (between_cpus, Schedule1F1B)
