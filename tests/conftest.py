@@ -26,8 +26,7 @@ _SLOW_FILES = """
     jobspec/test_rendezvous_timeout jobspec/test_slurm_preemption jobspec/test_torchrun_ssh
     jobspec/test_torchrun_ssh_faults train/checkpoints/test_resume train/checkpoints/test_transfer
     train/collectives/test_missing_ranks train/data/test_workers train/datasets/test_image_folder
-    train/ddp/test_torch_tests train/ddp/test_two_ranks_on_a_gpu train/ddp/test_wrapper train/ddp/test_workloads
-    train/loop/test_interrupt train/loop/test_export train/loop/test_finished_run
+    train/ddp/test_wrapper train/loop/test_interrupt train/loop/test_export train/loop/test_finished_run
     train/loop/test_nonfinite train/loop/test_numerics train/loop/test_out_of_memory train/loop/test_preemption
     train/loop/test_runs_on_a_gpu train/loop/test_techniques train/loop/test_watchdog train/records/test_profile
     train/records/test_report train/records/test_tensorboard train/sync/test_sync train/test_mistakes
@@ -36,7 +35,6 @@ _SLOW_FILES = """
 _SLOW = tuple(f"{name}.py" for name in _SLOW_FILES.split())
 # Single tests that take seconds, where a quicker one proves nearly the same.
 _SLOW_TESTS = (
-    "test_a_collective_that_never_completes_names_bucket_parameters_and_missing_rank[network]",
     "test_a_program_that_python_does_not_run_gets_every_argument[srun]",
     "test_after_many_fast_steps_a_signal_is_heard_by_all_within_32_steps",
     "test_all_ranks_refuse_together",
@@ -51,7 +49,7 @@ _SLOW_OVER_NETWORK = ("train/ddp/test_backward.py", "train/ddp/test_buckets.py",
 
 # Files whose slow tests train for minutes: `make test-all` runs them last, as `make e2e-train`.
 _LONG_FILES = """
-    benchmarks/test_ddp_benchmarks train/checkpoints/test_sharded train/ddp/test_torch_tests
+    benchmarks/test_ddp_benchmarks train/checkpoints/test_sharded
     train/loop/test_out_of_memory train/loop/test_preemption train/loop/test_runs_on_a_gpu train/loop/test_techniques
     train/strategies/test_fsdp train/strategies/test_pipeline train/test_combinations
 """

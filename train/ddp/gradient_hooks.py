@@ -1,6 +1,6 @@
 """Access of CustomDDP to autograd's engine: the only file that calls the engine's private functions.
 
-torch itself relies on each of them elsewhere; tests/train/ddp/test_gradient_hooks.py calls them all.
+torch itself relies on each of them elsewhere.
 """
 
 import sys

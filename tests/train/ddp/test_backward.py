@@ -1,15 +1,20 @@
 """What a backward through CustomDDP does with gradients, on real processes."""
 
+import copy
 import threading
 from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.ranks import run_ranks
 from tests.train.ddp.cases import SYNCS, Branches, large, plain, syncs
+from tests.train.devices import device_of, devices
+from train import models
+from train.collectives.sync_batchnorm import SyncBatchNorm
 from train.ddp.wrapper import CustomDDP
 from train.sync import Payload, Waitable
 from train.world.environment import World
@@ -44,25 +49,22 @@ def _batchnorm_twice(called: nn.Module, rank: int) -> Tensor:
     return cast(Tensor, called(real).square().mean() - called(fake).mean())
 
 
-def _with_batchnorm() -> nn.Module:
+def _two_forwards_with_batchnorm(world: World) -> list[list[Tensor | None]]:
+    """The gradients of CustomDDP, and the mean of those of both ranks, computed here."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
-
-
-def _two_forwards_with_batchnorm(world: World) -> list[Tensor]:
-    wrapped = CustomDDP(_with_batchnorm())
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    wrapped, alone = CustomDDP(model), copy.deepcopy(model)
     for _ in range(2):
         wrapped.zero_grad()
         _batchnorm_twice(wrapped, world.rank).backward()
-    return [param.grad for param in wrapped.parameters() if param.grad is not None]
+    for rank in range(2):
+        (_batchnorm_twice(alone, rank) / 2).backward()
+    return [[param.grad for param in each.parameters()] for each in (model, alone)]
 
 
 def test_two_forwards_before_a_backward_work_with_batchnorm_too() -> None:
-    model = _with_batchnorm()
-    for rank in range(2):
-        (_batchnorm_twice(model, rank) / 2).backward()
-    for grads in run_ranks(2, _two_forwards_with_batchnorm):
-        torch.testing.assert_close(grads, [param.grad for param in model.parameters()])
+    for ours, expected in run_ranks(2, _two_forwards_with_batchnorm):
+        torch.testing.assert_close(ours, expected)
 
 
 class _NoGradient(torch.autograd.Function):
@@ -105,40 +107,36 @@ def test_a_parameter_for_which_an_operator_has_no_gradient_counts_as_unused(sync
     assert run_ranks(2, _hidden, sync) == [[[1.0, 4.0], [1.0, 2.0], [1.0, None]]] * 2
 
 
-def _frozen_before_backward(world: World, sync: str) -> list[list[Tensor | None]]:
+def _freezes_between(called: nn.Module, model: nn.Module, rank: int, frozen: bool) -> Tensor:
+    """The loss of a forward; the last layer is frozen after it or not."""
+    loss = called(torch.full((2, 8), 1.0 + rank)).sum()
+    list(model.children())[-1].requires_grad_(not frozen)
+    return cast(Tensor, loss)
+
+
+def _frozen_before_backward(world: World, sync: str) -> list[list[list[Tensor | None]]]:
+    """The gradients of CustomDDP, and the mean of those of both ranks, computed here."""
     results = []
     for build in (plain, large):
-        torch.manual_seed(0)
         model = build()
-        wrapped = CustomDDP(model, sync=SYNCS[sync])
-        head = list(model.children())[-1]
+        wrapped, alone = CustomDDP(model, sync=SYNCS[sync]), copy.deepcopy(model)
         for frozen_on in [(), (1,), (0, 1)]:
-            model.zero_grad()
-            loss = wrapped(torch.full((2, 8), 1.0 + world.rank)).sum()
-            head.requires_grad_(world.rank not in frozen_on)
-            loss.backward()
-            head.requires_grad_(True)
-            results.append([None if param.grad is None else param.grad.clone() for param in model.parameters()])
+            for each in (model, alone):
+                each.requires_grad_(True).zero_grad()
+            _freezes_between(wrapped, model, world.rank, world.rank in frozen_on).backward()
+            for rank in range(2):
+                (_freezes_between(alone, alone, rank, rank in frozen_on) / 2).backward()
+                alone.requires_grad_(True)
+            both = [[param.grad for param in each.parameters()] for each in (model, alone)]
+            results.append(copy.deepcopy(both))
     return results
 
 
 @syncs
 def test_parameters_frozen_between_forward_and_backward_count_as_unused_and_all_others_are_averaged(sync: str) -> None:
-    expected = []
-    for build in (plain, large):
-        torch.manual_seed(0)
-        model = build()
-        head = list(model.children())[-1]
-        for frozen_on in [(), (1,), (0, 1)]:
-            model.zero_grad()
-            for rank in range(2):
-                loss = model(torch.full((2, 8), 1.0 + rank)).sum() / 2
-                head.requires_grad_(rank not in frozen_on)
-                loss.backward()
-                head.requires_grad_(True)
-            expected.append([None if param.grad is None else param.grad.clone() for param in model.parameters()])
     for results in run_ranks(2, _frozen_before_backward, sync):
-        torch.testing.assert_close(results, expected)
+        for ours, expected in results:
+            torch.testing.assert_close(ours, expected)
 
 
 def _checkpointed_wrapper(world: World) -> list[Tensor]:
@@ -226,3 +224,36 @@ def test_autograd_grad_on_one_rank_waits_for_nobody_and_a_gradient_penalty_is_av
         [slope] = torch.autograd.grad(model(x).sum(), x, create_graph=True)
         ((model(x).sum() + slope.square().sum()) / 2).backward()
     torch.testing.assert_close(first, next(model.parameters()).grad)
+
+
+def _collectives_of_resnet18(world: World, device_name: str) -> tuple[list[str], list[Tensor | None]]:
+    """Collectives of three steps in which rank 1 has no samples, and the gradients of the last step."""
+    device = device_of(device_name)
+    torch.manual_seed(0)
+    model = SyncBatchNorm.convert_sync_batchnorm(models.build("resnet18", (1, 28, 28), 10, None), None).to(device)
+    # Buckets so small that some start between the statistics of two layers.
+    wrapped = CustomDDP(model, sync=SYNCS["network"], bucket_mib=0.05)
+    names: list[str] = []
+    for name in ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor"):
+        collective = getattr(dist, name)
+
+        def noted(first: Any, *args: Any, collective: Any = collective, **kwargs: Any) -> Any:
+            tensor = first[0] if isinstance(first, list) else first
+            names.append(f"{collective.__name__} of {tensor.numel()} {tensor.dtype}")
+            return collective(first, *args, **kwargs)
+
+        setattr(dist, name, noted)
+    for _ in range(3):
+        wrapped.zero_grad()
+        samples = 0 if world.rank == 1 else 2
+        wrapped(torch.randn(samples, 1, 28, 28, device=device)).square().sum().backward()
+    return names, [None if param.grad is None else param.grad.cpu() for param in wrapped.parameters()]
+
+
+@devices
+def test_collectives_of_a_rank_without_samples_are_those_of_the_others_one_by_one(device: str) -> None:
+    (names, grads), (of_empty, grads_of_empty) = run_ranks(2, _collectives_of_resnet18, device)
+    assert of_empty == names
+    reductions = [name for name in names[len(names) // 2 :] if name.startswith("all_reduce")]
+    assert len(reductions) > 5, "buckets and statistics take turns"
+    torch.testing.assert_close(grads_of_empty, grads, rtol=0, atol=0)

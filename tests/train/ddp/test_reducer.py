@@ -101,13 +101,11 @@ def test_buckets_start_in_the_order_of_the_first_backward_also_when_gradients_ar
     assert started == [1, 2, 3, 1, 2, 3, 0]
 
 
-def test_without_averages_gradients_only_add_up() -> None:
-    model = nn.Linear(4, 1)
-    reducer, sync = _reducer(model)
-    reducer.averages = False
-    for _ in range(2):
-        _backward(reducer, model(torch.ones(1, 4)))
-    assert sync.events == [] and torch.equal(_grads(model)[0], torch.full((1, 4), 2.0))
+def test_parameters_that_the_first_backward_leaves_out_are_laid_out_from_the_last_to_the_first() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4)))
+    reducer, _ = _reducer(model)
+    _backward(reducer, model[3](torch.ones(1, 4)))
+    assert [bucket.names for bucket in reducer.buckets] == [[f"{layer}.weight"] for layer in (3, 2, 1, 0)]
 
 
 def test_at_the_end_of_the_first_backward_no_more_than_one_bucket_is_held_twice() -> None:
