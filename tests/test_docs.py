@@ -15,7 +15,7 @@ import yaml
 from docs.overview import draw
 from jobspec import targets
 from jobspec.spec.schema import json_schema
-from tests.render.command import command_line
+from tests.command_line import command_line
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]

@@ -9,7 +9,7 @@ import pytest
 
 from jobspec.artifact import render
 from jobspec.examples import FOLDERS, check
-from tests.render.command import command_line
+from tests.command_line import command_line
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = Path("docker/quickstart-2x3.torchrun.sh")

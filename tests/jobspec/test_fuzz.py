@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from jobspec import targets
 from jobspec.spec.job import Job
-from tests.render.command import command_line
+from tests.command_line import command_line
 from tests.tables import cases
 
 ROOT = Path(__file__).parents[2]

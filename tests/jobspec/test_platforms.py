@@ -10,9 +10,9 @@ import pytest
 from jobspec import filters, targets
 from jobspec.artifact import load
 from tests.cli import free_port
+from tests.command_line import command_line
 from tests.hostile import ARGUMENTS
 from tests.platforms import NODES, Seen, resolved, run
-from tests.render.command import command_line
 
 # How each target runs the job of two nodes; Slurm can do without torchrun, too.
 TWO_NODES = [*((target, ()) for target in targets.names()), ("slurm", ("slurm.launcher=srun",))]

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from jobspec import commands
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 QUICKSTART = str(ROOT / "jobs" / "quickstart.yaml")
-SITE = "slurm: {partition: gpu}\nenv: {NOTE: ours}\n+secrets: [TOKEN]\n"
 
 
 def closed(stream: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.render.command import QUICKSTART, ROOT, closed, command_line
+from tests.command_line import QUICKSTART, ROOT, closed, command_line
 
 
 def test_head_names_the_file_of_o_or_a_file_of_the_job_and_the_target(tmp_path: Path) -> None:
@@ -60,7 +60,9 @@ def test_output_that_cannot_be_written_is_named_as_it_was_given(output: str, why
     assert sorted(file.name for file in tmp_path.iterdir()) == ["job.yaml"]
 
 
-def test_closed_stdout_is_a_mistake_and_no_bug() -> None:
+def test_closed_stdin_and_stdout_are_mistakes_and_no_bugs() -> None:
+    done = closed("<", "slurm", "-")
+    assert (done.returncode, done.stderr) == (1, b"<stdin>: Bad file descriptor\n")
     done = closed(">", "torchrun", QUICKSTART)
     assert (done.returncode, done.stderr) == (1, b"stdout: Bad file descriptor\n")
 
