@@ -20,6 +20,9 @@ from yaml import safe_load as load_yaml
 from jobspec.spec.shell import run_lines
 
 _WIDTH = 104  # columns of a command before it continues on the next line; what stands before it takes up to 16
+# Words that a reader of YAML 1.1 or 1.2 takes as they are, between brackets too: no number, date or sign of YAML.
+_PLAIN = re.compile(r"(?:[A-Za-z/_]|--?[A-Za-z])(?:[\w./=+@%:-]*[\w./=+@%-])?|[1-9][0-9]*[A-Za-z]+", re.ASCII)
+_NOT_TEXT = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}  # in any case
 # Unescaped, YAML reads these as line breaks or rejects them; json.dumps does not escape them.
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
@@ -69,7 +72,9 @@ def directive(value: str) -> str:
 
 
 def yaml(value: Any) -> str:
-    """Write a value as JSON, which every YAML reader reads with the same type."""
+    """Write a value as every YAML reader reads it with the same type: a word as it is, anything else as JSON."""
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT:
+        return value
     text = json.dumps(value, ensure_ascii=False)
     return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
@@ -112,9 +117,7 @@ def merged(pod: str, patch: Mapping[str, Any], container: str) -> str:
 def _yaml_lines(value: Any, indent: str) -> Iterator[str]:
     pairs = value.items() if isinstance(value, Mapping) else ((None, element) for element in value)
     for key, below in pairs:
-        # As people write a key; as JSON where a reader of YAML 1.1 reads it as something else, such as `no`.
-        plain = key and key.isidentifier() and load_yaml(key) == key and key not in ("y", "n", "Y", "N")
-        head = f"{indent}-" if key is None else f"{indent}{key if plain else yaml(key)}:"
+        head = f"{indent}-" if key is None else f"{indent}{yaml(key)}:"
         if not isinstance(below, Mapping | list) or not below:
             yield f"{head} {yaml(below)}"
         elif key is None:

@@ -31,7 +31,8 @@ def job_flags(plan: Plan, max_restarts: int | None = None) -> list[str]:
     """Return these flags with --nnodes and the name of the rendezvous, for nodes that get both from nowhere else."""
     nodes, common = plan.job.nodes, flags(plan, max_restarts)
     number = f"{nodes.min}:{nodes.max}" if nodes.elastic else nodes.max
-    return common if nodes.max == 1 else [f"--nnodes={number}", *common, f"--rdzv-id={plan.job.name}"]
+    name = [f"--rdzv-id={run_id(plan)}"] if plan.backend == "c10d" else []
+    return common if nodes.max == 1 else [f"--nnodes={number}", *common, *name]
 
 
 def pod_flags(plan: Plan, static: bool = True) -> list[str]:
@@ -40,11 +41,15 @@ def pod_flags(plan: Plan, static: bool = True) -> list[str]:
     static: True for a fixed number of pods, which restart together, so torchrun restarts nothing; False for pods that
         come and go, where torchrun restarts the processes with the pods that are left.
     """
-    flags = [f"--nproc-per-node={plan.job.procs_per_node}", f"--rdzv-id={plan.job.name}"]
+    processes = f"--nproc-per-node={plan.job.procs_per_node}"
     if not static:
-        return [*flags, f"--max-restarts={plan.job.max_restarts}"]
-    flags += ["--max-restarts=0", "--rdzv-backend=static"]
-    return [*flags, *_static_conf(plan)] if plan.job.nodes.max > 1 else flags
+        return [processes, f"--rdzv-id={run_id(plan)}", f"--max-restarts={plan.job.max_restarts}"]
+    return [processes, *(_static_conf(plan) if plan.job.nodes.max > 1 else [])]
+
+
+def run_id(plan: Plan) -> str:
+    """Return the name of the rendezvous, by which c10d keeps two jobs apart; else torchrun's default."""
+    return plan.job.name if plan.backend == "c10d" else "none"
 
 
 def _static_conf(plan: Plan) -> list[str]:

@@ -21,7 +21,7 @@ from jobspec.spec.fields import SecretName, quantity
 from jobspec.spec.job import Job
 from jobspec.spec.keys import all_of, keys
 from jobspec.spec.shell import before
-from jobspec.torchrun import SHUTDOWN_TIMEOUT, notes, pod_flags, shutdown_timeout_s
+from jobspec.torchrun import SHUTDOWN_TIMEOUT, notes, pod_flags, run_id, shutdown_timeout_s
 
 # Label on every pod, with the job's name; anti-affinity and people select pods by it.
 INSTANCE_LABEL = "app.kubernetes.io/instance"
@@ -204,7 +204,7 @@ def indexed_environment(plan: Plan, rank: Rank, master_addr: str, operators_port
     if "JOB_COMPLETION_INDEX" not in plan.env:  # the Job controller leaves the spec's
         numbers.append(Variable("JOB_COMPLETION_INDEX", str(rank.node), "scheduler"))
     # Pods are restarted, not their processes.
-    theirs = torchrun_variables(plan, rank, master_addr, str(plan.port), plan.job.name, max_restarts=0)
+    theirs = torchrun_variables(plan, rank, master_addr, str(plan.port), run_id(plan), max_restarts=0)
     return [*pod_variables(plan), *numbers, *theirs]
 
 

@@ -11,6 +11,7 @@ from jobspec.environment import Variable, common_variables, variables_of_meeting
 from jobspec.plan import IN_CONTAINERS, Plan, Rank, container_shm
 from jobspec.problems import Finding
 from jobspec.spec import files, mounts
+from jobspec.spec.fields import quantity
 from jobspec.spec.job import Job
 from jobspec.spec.keys import all_of
 from jobspec.spec.rules import image_runs, leaves_room
@@ -37,11 +38,12 @@ def template_values(plan: Plan) -> dict[str, Any]:
     flags = [*torchrun.job_flags(plan, _torchrun_restarts(plan)), *(at_node_0 if job.nodes.max > 1 else [])]
     return {
         "notes": [*_notes(job), *torchrun.notes(plan)],
-        "entrypoint": [*_wait(plan), *before(["torchrun"], job.setup)],
+        "entrypoint": before(["torchrun"], job.setup),
         "words": [*flags, *plan.torchrun_program],
         "environment": {variable.name: variable.value for variable in _own_variables(plan)} | dict(plan.env),
         "nodes": [_node(plan, node) for node in range(job.nodes.max)],
-        "shm": container_shm(job),
+        "memory": job.resources.memory and _size(job.resources.memory),
+        "shm": _size(container_shm(job)),
         "restarts": job.max_restarts - _torchrun_restarts(plan),
         "stop_grace": job.preemption.grace if job.preemption else _STOP_GRACE,
         "workdir": files.workdir(job),
@@ -53,6 +55,11 @@ def template_values(plan: Plan) -> dict[str, Any]:
         ],
         "claims": sorted({mount.claim for mount in job.mounts if mount.claim is not None and mount.source is None}),
     }
+
+
+def _size(size: int) -> str:
+    """Write bytes (whole MiB) as compose does: 4g is 4 GiB."""
+    return quantity(size).removesuffix("i").lower()
 
 
 def _notes(job: Job) -> Iterator[str]:
@@ -67,7 +74,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
         order.sort(key=lambda number: node_name(plan, number))
     ours = [Variable(name, value, "script") for name, value in _node_environment(plan, order[rank.node]).items()]
     first, restarts = node_name(plan, order[0]), _torchrun_restarts(plan)
-    return [*common, *ours, *variables_of_meeting(plan, rank, first, str(plan.port), plan.job.name, restarts)]
+    return [*common, *ours, *variables_of_meeting(plan, rank, first, str(plan.port), torchrun.run_id(plan), restarts)]
 
 
 def node_name(plan: Plan, node: int) -> str:
@@ -103,17 +110,6 @@ def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
         if path in ("/", "/dev", "/proc", "/sys") or path.startswith(("/proc/", "/sys/")):
             message = f"mounts[{number}].path is {mount.path}, which belongs to the container itself"
             yield Finding(("mounts", number, "path"), message, "choose another path, such as /data")
-
-
-def _wait(plan: Plan) -> list[str]:
-    """Return what waits until node 0 has a name, as long as torchrun would; then torchrun says that it has none.
-
-    depends_on would do it, too, but compose then stops node 0 after the others.  In between the engine restarts it,
-    and the signal to stop is lost.
-    """
-    there = 'i=0; while [ "$i" -lt {} ] && command -v getent >/dev/null && ! getent hosts "$0" >/dev/null'
-    text = there.format(plan.rendezvous_timeout_s) + '; do sleep 1; i=$((i + 1)); done; exec "$@"'
-    return ["sh", "-c", text, node_name(plan, 0)] if plan.job.nodes.max > 1 else []
 
 
 def _torchrun_restarts(plan: Plan) -> int:

@@ -16,7 +16,7 @@ from jobspec.plan import Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
 from jobspec.spec.rules import leaves_room
-from jobspec.torchrun import c10d_conf, pod_flags
+from jobspec.torchrun import c10d_conf, pod_flags, run_id
 
 USES = pod.USES | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
@@ -99,7 +99,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
             Variable("PET_RDZV_ENDPOINT", f"{plan.job.name}-worker-0:{plan.port}", "operator"),
             Variable("PET_RDZV_BACKEND", "c10d", "operator"),
             Variable("PET_NNODES", f"{nodes.min}:{nodes.max}", "operator"),
-            *torchrun_variables(plan, rank, NODE_OF_RANK_0, FREE_PORT, plan.job.name),
+            *torchrun_variables(plan, rank, NODE_OF_RANK_0, FREE_PORT, run_id(plan)),
         ]
     master = f"{plan.job.name}-master-0"
     theirs = [
@@ -108,7 +108,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
         Variable("WORLD_SIZE", str(plan.job.world_size), "operator"),
         Variable("RANK", str(rank.node), "operator"),
         *pod.node_variables(plan, rank, master, plan.port, set_by="operator"),
-        *torchrun_variables(plan, rank, master, str(plan.port), plan.job.name, max_restarts=0),
+        *torchrun_variables(plan, rank, master, str(plan.port), run_id(plan), max_restarts=0),
     ]
     return [*common, *theirs]
 

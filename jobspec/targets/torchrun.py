@@ -47,5 +47,5 @@ def template_values(plan: Plan) -> dict[str, Any]:
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
     node = str(rank.node) if plan.backend == "static" else "<number of the node>"
     by_hand = [Variable("NODE_RANK", node, "person"), Variable("MASTER_ADDR", NODE_0, "person")]
-    by_torchrun = variables_of_meeting(plan, rank, NODE_0, str(plan.port), plan.job.name)
+    by_torchrun = variables_of_meeting(plan, rank, NODE_0, str(plan.port), torchrun.run_id(plan))
     return [*common_variables(plan), *(by_hand if plan.job.nodes.max > 1 else []), *by_torchrun]

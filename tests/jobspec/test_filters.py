@@ -7,10 +7,11 @@ from pathlib import Path
 import jinja2
 import pytest
 import yaml as pyyaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobspec import filters
+from jobspec.reading.yaml_source import typed
 from tests.clusters import YAML
 
 any_text = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
@@ -94,9 +95,33 @@ def test_comment_replaces_only_what_would_end_the_line() -> None:
     assert filters.comment("größe 図\nb\rc") == "größe 図?b?c"
 
 
-@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.integers() | st.booleans() | st.none())
+@settings(max_examples=500)
+@given(any_text | st.text("aeoxyEnN019.:-_/+=~ ,#", max_size=6) | st.integers() | st.booleans() | st.none())
+@example("NO")
+@example("y")
+@example("1e3")
+@example("0o17")
+@example("12:30:00")
+@example("2026-11-27")
+@example("0x_1F")
+@example("~")
+@example("a: b")
+@example("a:")
+@example("a #b")
+@example("--- a")
 def test_yaml_is_read_back_as_the_same_value(value: str | int | bool | None) -> None:
-    assert pyyaml.safe_load(filters.yaml(value)) == value
+    written = filters.yaml(value)
+    text = f"- {written}\n- {{a: {written}}}\n- [{written}]\n- {written}: b\n"
+    wanted = [value, {"a": value}, [value], {value: "b"}]
+    assert pyyaml.safe_load(text) == pyyaml.load(text, YAML) == wanted
+    assert written.startswith('"') or typed(written) == value  # as YAML 1.2
+
+
+@pytest.mark.parametrize(
+    "word", ["torchrun", "a/b:1.0", "--lr=0.1", "-m", "kueue.x-k8s.io/queue-name", "4Gi", "/data", "PET_NODE_RANK"]
+)
+def test_yaml_quotes_no_word_that_needs_no_quotes(word: str) -> None:
+    assert filters.yaml(word) == word
 
 
 @given(any_text)
