@@ -132,18 +132,19 @@ def _indexed_job(manifests: Sequence[Manifest]) -> _Pods:
 
 def _jobset(manifests: Sequence[Manifest]) -> _Pods:
     jobset = of_kind(manifests, "JobSet")
-    yield from _replicated_job(jobset["metadata"]["name"], jobset["spec"])
+    job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert job["completions"] == job["parallelism"]
+    yield from _replicated_job(jobset["metadata"]["name"], jobset["spec"], job["completions"])
 
 
 def _trainjob(manifests: Sequence[Manifest]) -> _Pods:
     job, runtime = of_kind(manifests, "TrainJob"), of_kind(manifests, "TrainingRuntime")
     assert manifests.index(runtime) < manifests.index(job)
-    reference = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": runtime["metadata"]["name"]}
-    assert job["spec"]["runtimeRef"] == reference
+    assert job["spec"]["runtimeRef"] == {"kind": "TrainingRuntime", "name": runtime["metadata"]["name"]}
     assert job["metadata"].get("namespace") == runtime["metadata"].get("namespace")
     assert runtime["spec"]["mlPolicy"]["torch"] is not None
     name, trainer = job["metadata"]["name"], job["spec"]["trainer"]  # without it nothing is added
-    for pod, template, index in _replicated_job(name, runtime["spec"]["template"]["spec"]):
+    for pod, template, index in _replicated_job(name, runtime["spec"]["template"]["spec"], trainer["numNodes"]):
         assert [container["name"] for container in template["spec"]["containers"]] == ["node"]
         added = [
             _variable("PET_NNODES", trainer["numNodes"]),
@@ -156,12 +157,13 @@ def _trainjob(manifests: Sequence[Manifest]) -> _Pods:
         yield pod, template, added
 
 
-def _replicated_job(name: str, spec: Manifest) -> _Pods:
-    assert spec["network"] == {"enableDNSHostnames": True, "publishNotReadyAddresses": True}
+def _replicated_job(name: str, spec: Manifest, nodes: int) -> _Pods:
     (replicated,) = spec["replicatedJobs"]
-    job = replicated["template"]["spec"]
-    for index in range(job["completions"]):
-        yield f"{name}-{replicated['name']}-0-{index}.{name}", *_indexed(job["template"], index)
+    for index in range(nodes):
+        yield (
+            f"{name}-{replicated['name']}-0-{index}.{name}",
+            *_indexed(replicated["template"]["spec"]["template"], index),
+        )
 
 
 def _pytorchjob(manifests: Sequence[Manifest]) -> _Pods:

@@ -25,8 +25,6 @@ from jobspec.torchrun import SHUTDOWN_TIMEOUT, notes, pod_flags, run_id, shutdow
 
 # Label on every pod, with the job's name; anti-affinity and people select pods by it.
 INSTANCE_LABEL = "app.kubernetes.io/instance"
-# Labels on every object and pod unless the spec says otherwise; kubernetes.io/docs, "Recommended Labels".
-OUR_LABELS = {"app.kubernetes.io/managed-by": "render-job", "app.kubernetes.io/name": "torchrun"}
 DISK = "ephemeral-storage"  # the node's own disk: the container's layer, its logs and its emptyDirs
 HOME = files.WORKDIR  # a folder of the pod that any user can write to; the folders of an image mostly belong to root
 
@@ -71,17 +69,16 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
     topology = {f"kueue.x-k8s.io/podset-{kind}-topology": label for kind, label in wanted.items()}
     gpus = {job.kubernetes.gpu_resource: job.gpus} if job.gpus and job.kubernetes.gpu_claim is None else {}
     rdma = {job.kubernetes.rdma_resource: 1} if job.resources.rdma and job.kubernetes.rdma_resource else {}
-    # Both requests and limits: pods of the class Guaranteed are the last to be evicted.
+    # Requests are equal to limits by default: pods of the class Guaranteed are the last to be evicted.
     memory = None if job.resources.memory is None else quantity(job.resources.memory)
     amounts = {"cpu": job.resources.cpus, "memory": memory, DISK: job.resources.devices.get(DISK)}
-    requests = {name: str(amount) for name, amount in amounts.items() if amount is not None}
     devices = {**gpus, **rdma, **job.resources.devices}
     if patch and workdir is not None:  # a TrainJob has no key for it
         setup = [f"cd {shlex.quote(workdir)}", *setup]
     return {
         "versions": f"{kubernetes.OLDEST} to {kubernetes.NEWEST}",
         "notes": [*_notes(job), *notes(plan, own_port=False)],
-        "labels": {**OUR_LABELS, INSTANCE_LABEL: job.name, **job.kubernetes.labels},
+        "labels": {INSTANCE_LABEL: job.name, **job.kubernetes.labels},
         "annotations": {**_ANNOTATIONS, **topology, **job.kubernetes.annotations},
         "patch": patch,
         "secrets": [(name, holder_of(job, name), name.key) for name in job.secrets],
@@ -93,7 +90,7 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
         # A pod that starts again mounts what the name holds then; so other files get another name.
         "config_map": f"{job.name}-files-{hashlib.sha256(repr(travelling).encode()).hexdigest()[:8]}",
         "waits": False,  # whether the command waits first in a container that was restarted
-        "port_name": "rendezvous",
+        "port_name": None,  # of the container, where an operator looks for it
         "env": pod_env(plan),
         "fields": {},  # variables that the kubelet takes from fields of the pod, and the path of each field
         "subdomain": None,  # name of the headless Service; None where an operator sets it
@@ -102,8 +99,7 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
         "grace_s": grace_s(job),
         # None leaves the user to the image, which `restricted` does not allow.
         "user": _NOT_ROOT if user is None and job.kubernetes.security == "restricted" else user,
-        "requests": requests,
-        "limits": {**requests, **{name: str(amount) for name, amount in devices.items()}},
+        "limits": {name: str(amount) for name, amount in {**amounts, **devices}.items() if amount is not None},
         "scratch": {number: quantity(mount.scratch) for number, mount in enumerate(job.mounts) if mount.scratch},
         "node_selector": {**job.kubernetes.gpu_types.get(job.gpu or "", {}), **job.kubernetes.node_selector},
         "home": HOME,
@@ -160,7 +156,7 @@ def _notes(job: Job) -> Iterator[str]:
         yield f'Needed beforehand: Secret "{secret}" with the keys {", ".join(dict.fromkeys(keys))}.'
     patches = [one for one in containers if one["name"] == pod_patch.NODE]
     requested = {"cpu": job.resources.cpus, "memory": job.resources.memory}
-    requested |= {key: 1 for one in patches for key in one.get("resources", {}).get("requests", {})}
+    requested |= {key: 1 for one in patches for key in one.get("resources", {}).get("requests") or ()}
     absent = [f"resources.{key}" for key in ("cpus", "memory") if requested[key.removesuffix("s")] is None]
     if absent and job.kubernetes.runtime is None:
         yield f"Not given: {' and '.join(absent)}.  Such pods are among the first to be evicted,"

@@ -18,9 +18,7 @@ from jobspec.spec.job import Job
 from jobspec.spec.rules import image_runs, rules_in
 from jobspec.torchrun import SHUTDOWN_TIMEOUT
 
-_MOST_ANNOTATIONS = 256 << 10  # bytes of all keys and values together
 _LARGEST_CONFIG_MAP = 1 << 20  # bytes; core/validation MaxSecretSize
-_MOST_SECONDS = 2**31 - 1  # the most that a field of 32 bits holds
 _AS_SHOWN = "write the name that `kubectl describe node` shows, such as"
 
 # Labels that the operators, Kueue and this program set; with another value, they would not find the pod.
@@ -127,18 +125,11 @@ def queues_have_their_scheduler(job: Job) -> Iterator[Finding]:
         yield Finding(("kubernetes", "volcano_queue"), message, "kubernetes: {scheduler: volcano}", on_key=True)
 
 
-def amounts_fit_their_fields(job: Job) -> Iterator[Finding]:
+def shared_memory_is_part_of_the_memory(job: Job) -> Iterator[Finding]:
     shm, memory = job.resources.shm, job.resources.memory
     if shm is not None and memory is not None and shm >= memory:
         message = "resources.shm must be below resources.memory: files in /dev/shm count as memory of the pod"
         yield Finding(("resources", "shm"), message)
-    size = sum(len(f"{key}{value}".encode()) for key, value in job.kubernetes.annotations.items())
-    if size > _MOST_ANNOTATIONS:
-        message = f"kubernetes.annotations have {size} bytes; at most {_MOST_ANNOTATIONS} are allowed"
-        yield Finding(("kubernetes", "annotations"), message, "put long texts in a ConfigMap", on_key=True)
-    for key, seconds in (("kubernetes.ttl", job.kubernetes.ttl), ("time_limit", job.time_limit)):
-        if seconds is not None and seconds > _MOST_SECONDS:
-            yield Finding(tuple(key.split(".")), f"{key} must be at most {_MOST_SECONDS} seconds (68 years)")
 
 
 def mounts_are_possible(job: Job) -> Iterator[Finding]:
@@ -157,11 +148,9 @@ def tolerations_make_sense(job: Job) -> Iterator[Finding]:
         name = f"kubernetes.tolerations[{number}]"
         if toleration.operator == "Exists" and toleration.value:
             yield Finding((*path, "value"), f"{name}.value: operator Exists takes no value", "leave value out")
-        if toleration.operator == "Equal" and toleration.key is None and toleration.value:
+        if toleration.operator == "Equal" and toleration.key is None:
             hint = "add key: NAME, the key of the taint"
-            yield Finding((*path, "value"), f"{name} has a value, but no key", hint, on_key=True)
-        elif toleration.operator == "Equal" and toleration.key is None:
-            yield Finding(path, f"{name} has no key, so its operator must be Exists", "operator: Exists", on_key=True)
+            yield Finding(path, f"{name} has no key, so its operator must be Exists", hint, on_key=True)
         if toleration.seconds is not None and toleration.effect != "NoExecute":
             yield Finding((*path, "seconds"), f"{name}.seconds is only for effect NoExecute", "effect: NoExecute")
 

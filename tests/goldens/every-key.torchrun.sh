@@ -46,7 +46,7 @@ for JOB_LINE in \
   eval "$JOB_LINE" || { echo "setup: this line failed: $JOB_LINE" >&2; exit 1; }
 done </dev/null
 echo "every-key: node $NODE_RANK meets the others at $MASTER_ADDR:29400 over $GLOO_SOCKET_IFNAME" >&2
-exec torchrun --nnodes=2 --nproc-per-node=4 --max-restarts=3 --rdzv-conf=timeout=3600 --rdzv-id=every-key \
+exec torchrun --nnodes=2 --nproc-per-node=4 --max-restarts=3 --rdzv-conf=timeout=3600 \
   --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port=29400 \
   -m train --device=cuda --model=resnet18 --dataset=fashion_mnist --batch-size=256 \
   --checkpoint-dir=/checkpoints --resume=auto

@@ -132,7 +132,7 @@ class Compose:
 
     def log_by_its_head(self) -> str:
         """What the command prints that the file's head names for the time after Ctrl-C."""
-        (words,) = re.findall(r"^#   docker (compose .* logs .*)", self.file.read_text(), re.MULTILINE)
+        (words,) = re.findall(r"^# After Ctrl-C .*: docker (compose .* logs .*)", self.file.read_text(), re.MULTILINE)
         return self.docker(*words.split())
 
     def start(self) -> subprocess.Popen[str]:
@@ -159,9 +159,7 @@ class Compose:
             process.wait()
 
     def _up(self) -> list[str]:
-        (command,) = re.findall(
-            r"^# Start it with `docker compose -f FILE (up.*?)`", self.file.read_text(), re.MULTILINE
-        )
+        (command,) = re.findall(r"^# Start it with `docker compose -f \S+ (up.*?)`", self.file.read_text(), re.M)
         return [*command.split(), "--no-color"]
 
     def containers(self) -> list[str]:
