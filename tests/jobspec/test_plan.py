@@ -94,7 +94,7 @@ def test_job_with_a_range_of_nodes_survives_a_lost_node_by_default_and_says_so(t
     [
         ("slurm", "#SBATCH --gpus-per-node=h100:8\n"),
         ("compose", 'device_ids: ["8", "9", "10", "11", "12", "13", "14", "15"]'),
-        ("jobset", '"nvidia.com/gpu": "8"'),
+        ("jobset", 'nvidia.com/gpu: "8"'),
     ],
 )
 def test_gpus_per_node_is_apart_from_the_processes(target: str, part: str, tmp_path: Path) -> None:
