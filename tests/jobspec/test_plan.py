@@ -60,12 +60,6 @@ def test_threads_are_each_process_share_of_the_cpus(keys: dict[str, Any], thread
     assert plan_of(**keys).env.get("OMP_NUM_THREADS") == threads
 
 
-def test_environment_of_the_spec_wins_and_is_sorted() -> None:
-    env = plan_of(env={"Z": "1", "PYTHONUNBUFFERED": "0", "A": "2"}).env
-    assert env["PYTHONUNBUFFERED"] == "0"
-    assert list(env) == sorted(env)
-
-
 @pytest.mark.parametrize(("given", "expected"), [(None, "3"), (0, "0")])
 def test_torchruns_limit_of_restarts_is_the_jobs_unless_something_else_restarts_it(
     given: int | None, expected: str

@@ -57,13 +57,6 @@ def test_each_value_keeps_its_place(
     assert (place.name, place.line, place.written) == (name, line, written)
 
 
-def test_each_key_keeps_its_place(merged: Source) -> None:
-    assert merged.keys["slurm", "options", "nice"].name == "site.yaml"
-    assert merged.keys["mounts", 1, "path"].line == 6
-    assert merged.keys["secrets",].written == "+secrets"
-    assert merged.keys["slurm",].name == "job.yaml"
-
-
 @pytest.mark.parametrize(
     ("nothing", "path"),
     [("preemption:", ("preemption",)), ("mounts: null", ("mounts",)), ("slurm: {options: ~}", ("slurm", "options"))],

@@ -98,7 +98,6 @@ def test_hint_for_a_text_of_an_option_survives_the_shell(setting: str) -> None:
         ("gpu: 4090", 'put it in quotes: "4090"'),
         ("gpu: 8", ""),
         ("setup: [null]", ""),
-        ("resources: {memory: 2000TiB}", "no node has more than 1024TiB"),
     ],
 )
 def test_hint_does_not_lead_to_the_next_mistake(keys: str, hint: str) -> None:
