@@ -151,9 +151,9 @@ class Run:
 
     def _open(self, things: dict[str, Any]) -> None:
         def begin_records() -> None:
-            self.records.open(self.config, self.world, self.device, self.saving.files, self.loop.expects_step)
+            self.records.open(self.config, self.world, self.device, self.saving.files)
 
-        self.saving.open(things, begin_records)
+        self.saving.open(things, self.loop.expects_step, begin_records)
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the number of each epoch that is left, from 1 to `number`; record and save at the end of each.

@@ -1,10 +1,9 @@
 """Questions that all ranks settle together before they continue: has one of them found a mistake, and do they stop?"""
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -15,6 +14,7 @@ from train.collectives.broadcast import of_all_ranks
 from train.errors import SharedError, UserError
 from train.world.environment import World
 from train.world.signals import EXIT_STOPPED, StopSignal
+from train.world.threads import in_thread
 
 # Limits of the time from a signal to the ranks' next agreement: in seconds (one step may take longer), in steps.
 _REACTION_S, _MOST_STEPS = 1.0, 32
@@ -53,18 +53,14 @@ def while_others_wait(world: World, work: Callable[[], Result], what: str = "rea
     `work` may run collectives only in a group that nothing else uses.
     Raises SharedError on all ranks if one of them raised UserError.
     """
-    result: Future[Result] = Future()
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
-    def run() -> None:
-        try:
-            if device is not None:
-                torch.cuda.set_device(device)  # each thread has its own choice
-            result.set_result(work())
-        except Exception as error:
-            result.set_exception(error)
+    def run() -> Result:
+        if device is not None:
+            torch.cuda.set_device(device)  # each thread has its own choice
+        return work()
 
-    threading.Thread(target=run, daemon=True).start()
+    result = in_thread(run)
     ended, begun, told = torch.zeros(1), time.monotonic(), False
     while not ended:
         works = bool(wait([result], _MEET_S).not_done)

@@ -26,7 +26,7 @@ from torch import Tensor
 from train.collectives.broadcast import of_all_ranks
 from train.collectives.missing_ranks import MissingRanks
 from train.errors import UserError
-from train.world.owner import stat_of
+from train.world.owner import started
 
 # This much stays in the cache of a core between the sum and its copies.
 _BLOCK_BYTES = 2**18
@@ -161,7 +161,7 @@ class SharedMemory:
 
     def _raise_if_peers_are_gone(self, number: int, timed_out: bool) -> None:
         behind = [rank for rank, counters in enumerate(self._counters) if counters[_REDUCED] < number]
-        ended = [rank for rank in behind if stat_of(self.pids[rank])[0] in ("gone", "Z", "X")]
+        ended = [rank for rank in behind if not started(self.pids[rank])]
         if ended:
             raise MissingRanks(self.group, ended, "ended")
         if timed_out:

@@ -1,7 +1,7 @@
 """What a run tells its observers: its start, each step once its loss is known, incidents, epochs and its end."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,6 @@ from train.errors import SharedError, UserError
 from train.loop.losses import Means, PendingLosses
 from train.loop.position import Position
 from train.loop.step import StepResult
-from train.loop.watchdog import Watchdog
 from train.records.metrics import MetricsFile
 from train.records.observer import Best, EpochRecord, Observer, RunEnd, StepRecord, own_names
 from train.records.profile import Profile, without_effect
@@ -77,13 +76,8 @@ class Records:
         self.epoch_began: float | None = None
         self._trained_at = 0.0
 
-    def open(
-        self, config: TrainConfig, world: World, device: torch.device, files: ExitStack, expects: Callable[[], bool]
-    ) -> None:
-        """Add the observers that the config asks for.  A collective.
-
-        files: closes their files.  expects: returns False while no step is expected.
-        """
+    def open(self, config: TrainConfig, world: World, device: torch.device, files: ExitStack) -> None:
+        """Add the observers that the config asks for; `files` closes their files.  A collective."""
         is_rank_0 = world.rank == 0
         with mistakes_shared_by_all_ranks():
             # Progress comes first: the disk of the metrics may be full.
@@ -94,8 +88,6 @@ class Records:
                 added.append(TensorBoard(str(config.run_dir), device))
             if config.profile is not None and is_rank_0:
                 added.append(Profile(config.profile, str(config.run_dir), device))
-        if world.world_size > 1:
-            added.append(Watchdog(world, 0.95 * config.collective_timeout_s, expects))
         self.observers = [*added, *self.observers]
 
     def started(self, start: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from train.errors import SharedError, UserError, first_line, naming_failures
 from train.loop.position import Position
 from train.loop.records import Records
 from train.loop.step import Step
+from train.loop.watchdog import Watchdog
 from train.records.progress import say
 from train.world.environment import World
 from train.world.owner import Owner
@@ -53,17 +54,22 @@ class Saving:
         self._data_sha256: str | None = None
         self._things: dict[str, Any] = {}
 
-    def open(self, things: dict[str, Any], begin_records: Callable[[], None]) -> None:
+    def open(self, things: dict[str, Any], expects: Callable[[], bool], begin_records: Callable[[], None]) -> None:
         """Own the folders of the run, and continue the checkpoint that it asks for, if there is one.  A collective.
 
-        things: what a checkpoint holds, by name.  begin_records: is called once the folders are ours.
+        things: what a checkpoint holds, by name.  expects: returns False while no step is expected.
+        begin_records: is called once the folders are ours.
         """
         config, is_rank_0 = self.config, self.world.rank == 0
         tell: Callable[[str], None] = say if is_rank_0 else lambda text: None
         # A training may be saving in the folder that is evaluated.
         saves_in = None if config.evaluate_only else config.checkpoint_dir
         folders = {"--run-dir": config.run_dir, "--checkpoint-dir": saves_in} if is_rank_0 else {}
-        self.files.enter_context(while_others_wait(self.world, lambda: own(folders, tell)))
+        owners = while_others_wait(self.world, lambda: own(folders, tell))
+        watchdog = Watchdog(self.world, 0.9 * config.collective_timeout_s, expects, owners)
+        for end in (*(owner.release for owner in owners), watchdog.stop):  # the last one is called first
+            self.files.callback(end)
+        self.records.observers.append(watchdog)
         content = find(config, self.world, tell)
         self._things, self.is_open = things, True
         self._open_folder(saves_in, tell)
@@ -216,13 +222,13 @@ class Saving:
             say(f"saved the last complete step, {self.position.steps}; --resume=auto continues there")
 
 
-def own(folders: Mapping[str, str | Path | None], say: Callable[[str], None]) -> ExitStack:
-    """Own the folders, given by flag, until the stack is closed.  Raises UserError if another run owns one."""
-    with ExitStack() as owned:
-        for folder, flag in {Path(name).resolve(): flag for flag, name in folders.items() if name is not None}.items():
-            with naming_failures(f"{flag}: cannot write {folder}"):
-                owned.callback(Owner(folder, say).release)
-        return owned.pop_all()
+def own(folders: Mapping[str, str | Path | None], say: Callable[[str], None]) -> list[Owner]:
+    """Own the folders, given by flag.  Raises UserError if another run owns one."""
+    owners = []
+    for folder, flag in {Path(name).resolve(): flag for flag, name in folders.items() if name is not None}.items():
+        with naming_failures(f"{flag}: cannot write {folder}"):
+            owners.append(Owner(folder, say))
+    return owners
 
 
 def find(config: TrainConfig, world: World, say: Callable[[str], None]) -> BytesIO | None:

@@ -1,6 +1,7 @@
-"""Signs of life of each rank during the steps, and a warning that names the rank for which the others wait.
+"""The heartbeat of a rank: one thread that says what the rank does, and warns when the run hangs.
 
-A thread of each rank writes into the store what its main thread does.  Nothing is read as long as steps end in time.
+It writes what the main thread does into the store of the job.  Nothing is read as long as steps end in time.  On rank 0
+it also shows that this run owns its folders.
 """
 
 import faulthandler
@@ -14,20 +15,25 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
 
-from train.records.observer import Observer, RunEnd, StepRecord
+from train.errors import UserError
+from train.records.observer import Observer, StepRecord
 from train.world.environment import World
+from train.world.owner import Owner
 from train.world.rendezvous import connect_to_store
+from train.world.threads import in_thread
 
-_BEAT_S, _TICK_S = 3.0, 0.5
+_BEAT_S, _SILENCE_S, _CONNECT = 3.0, 20.0, timedelta(seconds=60)
 # A step is late after the longer of these.
 _LATE_S, _LATE_STEPS = 15.0, 10
 # While the main thread is in one of these functions, no step is expected.
@@ -38,81 +44,109 @@ _SHOWN = 8
 
 
 class Watchdog(Observer):
-    """The observer, on each rank of several, that writes to stderr if no step ends for long.
+    """The observer on each rank that writes to stderr if no step ends for long.
 
     stacks_s: after this time, when the other ranks are about to give up, it also writes the stacks of this process.
     expects: returns False while no step is expected: between two loops over batches.
+    owners: of the folders that this rank owns.
     """
 
-    def __init__(self, world: World, stacks_s: float, expects: Callable[[], bool]) -> None:
-        self._expects = expects
-        self._world, self._stacks_s, self._main = world, stacks_s, threading.main_thread().ident
-        self._step, self._durations = 0, deque[float](maxlen=50)
-        self._since = self._answered = time.monotonic()
+    def __init__(
+        self, world: World, stacks_s: float, expects: Callable[[], bool], owners: Sequence[Owner] = ()
+    ) -> None:
+        self._world, self._stacks_s, self._expects, self._owners = world, stacks_s, expects, owners
+        self._client = replace(world, store_is_served=True)  # by now it is, perhaps by rank 0
+        self._main = threading.main_thread().ident
+        self._step, self._since, self._durations = 0, time.monotonic(), deque[float](maxlen=50)
+        self._warned = set[str]()
         self._stopped = threading.Event()
-        for run in (self._beat, self._tick):
-            threading.Thread(target=run, daemon=True).start()
+        if owners or world.world_size > 1:
+            threading.Thread(target=self._run, daemon=True).start()
 
     def step_ended(self, step: int, known: Sequence[StepRecord]) -> None:
         now = time.monotonic()
         self._durations.append(now - self._since)
         self._step, self._since = step, now
 
-    def run_ended(self, end: RunEnd) -> None:
+    def stop(self) -> None:
         self._stopped.set()
 
-    def _late_s(self) -> float:
-        """Return for how long a step is overdue, since the last one; 0 if it is not."""
-        waited = time.monotonic() - self._since
-        usual = statistics.median(self._durations) if self._durations else float("inf")
-        return waited if waited > max(_LATE_S, _LATE_STEPS * usual) else 0.0
-
-    def _tick(self) -> None:
-        told = 0
-        while not self._stopped.wait(_TICK_S):
-            if self._is_excused(self._frames()):
-                self._since = time.monotonic()
+    def _run(self) -> None:
+        store = self._store() if self._world.world_size > 1 else None
+        looking: Future[bool] | None = None
+        began = 0.0
+        while True:
+            for owner in self._owners:
+                owner.renew()
+            try:
+                if store is not None:
+                    # A TCPStore without its server prints a page of stack; a plain socket does not.
+                    socket.create_connection((self._world.master_addr, self._world.master_port), _BEAT_S).close()
+                    store.set(str(self._world.rank), json.dumps(self._sign()))
+            except OSError:
+                pass  # a link may come back
+            except RuntimeError:
+                store = None  # the main thread says why
             late_s = self._late_s()
-            if late_s and time.monotonic() - self._answered > 5 * _BEAT_S and told < 1:
-                told = 1
+            if not late_s:
+                looking = None
+                self._warned.clear()
+            elif store is not None and (looking is None or (looking.done() and not looking.result())):
+                # In another thread, because a store that hangs would stop this one.
+                looking, began = in_thread(partial(self._look, late_s)), time.monotonic()
+            elif looking is not None and not looking.done() and time.monotonic() > began + _SILENCE_S:
                 where = "the torchrun of rank 0's node" if self._world.launcher == "torchrun" else "rank 0"
-                _warn(f"no step has ended for {late_s:.0f} s, and the store does not answer: it runs in {where}")
-            if late_s > self._stacks_s and told < 2:
-                told = 2
-                _warn(f"rank {self._world.rank}: no step has ended for {late_s:.0f} s; the stacks of its threads:")
+                text = f"no step has ended for {late_s:.0f} s, and the store does not answer: it runs in {where}"
+                self._warn_once(text, "store")
+            if late_s > self._stacks_s and self._warn_once(
+                f"rank {self._world.rank}: no step has ended for {late_s:.0f} s; the stacks of its threads:", "stacks"
+            ):
                 with suppress(OSError, ValueError, AttributeError):
                     faulthandler.dump_traceback(sys.__stderr__ or 2)
+            if self._stopped.wait(_BEAT_S):
+                return
 
-    def _beat(self) -> None:
-        before, told = dict[int, Any](), False
-        with suppress(OSError, RuntimeError):  # the store is gone: the main thread says why
-            world = replace(self._world, store_is_served=True)
-            store = dist.PrefixStore(f"alive-{world.store_attempt}", connect_to_store(world, timedelta(seconds=60)))
-            # At once, or others would wait for the key of a rank that stops now.
-            store.set(str(world.rank), json.dumps(self._state()))
-            while not self._stopped.wait(_BEAT_S):
-                # A TCPStore without its server prints a page of stack; a plain socket does not.
-                socket.create_connection((world.master_addr, world.master_port), _BEAT_S).close()
-                store.set(str(world.rank), json.dumps(self._state()))
-                late_s, now = self._late_s(), dict[int, Any]()
-                if late_s:
-                    # Only now: asking for an answer from a server that just ended prints the page, too.
-                    store.check([str(world.rank)])
-                if late_s and not told:
-                    if before:  # compared only after two beats of all ranks
-                        self._stopped.wait(_BEAT_S)
-                    now = {rank: json.loads(store.get(str(rank))) for rank in range(world.world_size)}
-                self._answered = time.monotonic()
-                if any(state["excused"] for state in now.values()):
-                    now = {}
-                if before and now:
-                    told = True
-                    # The first rank of those that are alive speaks.
-                    if world.rank == min(rank for rank in now if now[rank] != before[rank]):
-                        _warn(f"no step has ended for {late_s:.0f} s. " + _judgement(before, now))
-                before = now
+    def _store(self) -> dist.Store | None:
+        """Return a connection that no other thread uses; None if there is no store any more."""
+        with suppress(UserError):
+            return dist.PrefixStore(f"alive-{self._client.store_attempt}", connect_to_store(self._client, _CONNECT))
+        return None
 
-    def _state(self) -> dict[str, Any]:
+    def _look(self, late_s: float) -> bool:
+        """Compare the signs of all ranks with those of two beats later; return False if one of them is excused."""
+        keys = [str(rank) for rank in range(self._world.world_size)]
+        with suppress(RuntimeError):
+            if (store := self._store()) is None:
+                return True
+            before = [json.loads(sign) for sign in store.multi_get(keys)]
+            self._stopped.wait(2 * _BEAT_S)
+            now = [json.loads(sign) for sign in store.multi_get(keys)]
+            if any(sign["excused"] for sign in now):
+                return False
+            # The first rank of those that are alive speaks.
+            alive = [rank for rank, sign in enumerate(now) if sign != before[rank]]
+            if alive[:1] == [self._world.rank] and self._late_s():
+                self._warn_once(f"no step has ended for {late_s:.0f} s. {_judgement(before, now)}", "rank")
+        return True
+
+    def _warn_once(self, text: str, kind: str) -> bool:
+        """Print a warning, once of each kind until the next step ends; return True if it was printed."""
+        if kind in self._warned:
+            return False
+        self._warned.add(kind)
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+        return True
+
+    def _late_s(self) -> float:
+        """Return for how long a step is overdue, since the last one; 0 if it is not, and before the first."""
+        if not self._step:
+            return 0.0
+        if self._is_excused(self._frames()):
+            self._since = time.monotonic()
+        waited = time.monotonic() - self._since
+        return waited if waited > max(_LATE_S, _LATE_STEPS * statistics.median(self._durations)) else 0.0
+
+    def _sign(self) -> dict[str, Any]:
         frames = self._frames()
         # Where its own code or ours is: the line in torch says less.
         inner = next((frame for frame in frames if "/torch/" not in frame.f_code.co_filename), None)
@@ -133,17 +167,13 @@ class Watchdog(Observer):
         return [frame for frame, _ in traceback.walk_stack(sys._current_frames().get(self._main or 0))]
 
 
-def _judgement(before: dict[int, Any], now: dict[int, Any]) -> str:
-    silent = [state for rank, state in now.items() if state["time"] == before[rank]["time"]]
-    busy = [state for state in now.values() if not state["waits"]]
+def _judgement(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> str:
+    silent = [sign for then, sign in zip(before, now, strict=True) if sign == then]
+    busy = [sign for sign in now if not sign["waits"]]
     if silent:
-        found = [f"{state['who']} has given no sign of life since step {state['step']}" for state in silent]
+        found = [f"{sign['who']} has given no sign of life since step {sign['step']}" for sign in silent]
         advice = "its process is stopped, swapped out or gone, or its node is"
     else:
-        found = [f"{state['who']} is in step {state['step']} at {state['place']}" for state in busy or now.values()]
+        found = [f"{sign['who']} is in step {sign['step']} at {sign['place']}" for sign in busy or now]
         advice = "the other ranks wait for it" if len(busy) == 1 else "py-spy dump --pid PID shows more"
     return "; ".join(found[:_SHOWN]) + f"{' …' * (len(found) > _SHOWN)}: {advice}"
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -1,6 +1,5 @@
 """A rank that is killed: the others end within seconds, and say in a line or two what they know of it."""
 
-import functools
 import signal
 import subprocess
 from collections.abc import Callable
@@ -84,47 +83,36 @@ def _wrapped(module: nn.Module, timeout_s: float) -> CustomDDP:
     return CustomDDP(module, sync=partial(AllReduce, shared_memory=False), process_group=group)
 
 
-def _apart(world: World) -> list[str]:
-    """Rank 0 is alone in a first backward, rank 1 in a forward; then they go on, and rank 0 is alone again."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(missing_ranks, "_REPORTS_S", 2.0)
+def _apart(world: World) -> str:
+    """Rank 0 is alone in a first backward, and rank 1 in a forward."""
     x = torch.ones(2, 4)
-    messages = []
     first, second = _wrapped(nn.Linear(4, 4), timeout_s=1), _wrapped(nn.BatchNorm1d(4), timeout_s=1)
     outputs = first(x).sum()
-    if world.rank == 0:
-        messages.append(_told(outputs.backward))
-    else:
-        messages.append(_told(lambda: second(x)))
+    message = _told(outputs.backward) if world.rank == 0 else _told(lambda: second(x))
     dist.barrier()
-    third = _wrapped(nn.Linear(4, 4), timeout_s=1)
-    third(x).sum().backward()
-    outputs = third(x).sum()
-    if world.rank == 0:
-        messages.append(_told(outputs.backward))
-    # Rank 1 stays alive until then.
-    dist.barrier()
-    return messages
+    return message
 
 
-@functools.cache
-def apart() -> list[list[str]]:
-    return run_ranks(2, _apart)
+def test_ranks_that_wait_at_different_places_name_them() -> None:
+    of_ranks = run_ranks(2, _apart)
+    assert of_ranks[0].startswith("agreeing on the buckets failed: ")
+    assert of_ranks[0].endswith("rank 1 gave up at another place: forward after backward 0")
+    assert of_ranks[1].startswith("sending rank 0's buffers failed: ")
+    assert of_ranks[1].endswith("rank 0 gave up at another place: end of backward 1")
 
 
-def test_a_rank_that_misses_the_first_backward_is_named() -> None:
-    assert apart()[0][0].startswith("agreeing on the buckets failed: ")
-    assert apart()[0][0].endswith("rank 1 gave up at another place: forward after backward 0")
+def _alone(world: World) -> str:
+    model = _wrapped(nn.Linear(4, 4), timeout_s=1)
+    model(torch.ones(2, 4)).sum().backward()
+    message = _told(model(torch.ones(2, 4)).sum().backward) if world.rank == 0 else ""
+    dist.barrier()  # rank 1 stays alive until then
+    return message
 
 
-def test_a_rank_that_misses_the_buffers_of_a_forward_is_named() -> None:
-    assert apart()[1][0].startswith("sending rank 0's buffers failed: ")
-    assert apart()[1][0].endswith("rank 0 gave up at another place: end of backward 1")
-
-
-def test_a_later_failure_says_nothing_of_an_earlier_one_after_which_the_ranks_went_on() -> None:
-    assert apart()[0][1].startswith("the gradients of bias, weight (backward 2, bucket 1) were not averaged: ")
-    assert apart()[0][1].splitlines()[1:] == ["no report within 2 s from rank 1 (ended or still waiting): see its log"]
+def test_a_rank_that_takes_no_part_is_named_with_the_gradients_that_wait_for_it() -> None:
+    what, who = run_ranks(2, _alone)[0].splitlines()
+    assert what.startswith("the gradients of bias, weight (backward 2, bucket 1) were not averaged: ")
+    assert who == "no report within 5 s from rank 1 (ended or still waiting): see its log"
 
 
 def _ended(world: World, reason: str | None) -> str:
