@@ -1,5 +1,6 @@
 """What `pip install .` puts into site-packages renders, without torch and without this checkout."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -19,8 +20,8 @@ import sys
 sys.path.insert(0, {site!r})
 for name in ("torch", "torchvision", "numpy", "tqdm"):
     sys.modules[name] = None
-from jobspec.commands import command_line
-command_line()
+from {module} import {function}
+{function}()
 """
 
 
@@ -56,6 +57,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_every_command_works(words: list[str], part: str, site: Path, tmp_path: Path) -> None:
     shutil.copy(ROOT / "jobs" / "quickstart.yaml", tmp_path / "job.yaml")
-    command = [sys.executable, "-I", "-c", RENDER_JOB.format(site=str(site)), *words]
+    entry = re.search(r'^render-job = "(.+):(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert entry
+    code = RENDER_JOB.format(site=str(site), module=entry[1], function=entry[2])
+    command = [sys.executable, "-I", "-c", code, *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert part in done.stdout, done.stderr
