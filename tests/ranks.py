@@ -16,7 +16,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from train import __main__
-from train.config import TrainConfig
+from train.config import TrainConfig, name_settings_as_flags
 from train.flags import from_argv
 from train.records.observer import Observer
 from train.trainer import Trainer
@@ -56,6 +56,7 @@ def train_on_ranks(world_size: int, *flags: str, timeout_s: float = 600.0) -> No
 
 def make_trainer(world: World, *flags: str, observers: Sequence[Observer] = ()) -> Trainer:
     """The trainer of `python -m train FLAGS` on this rank."""
+    name_settings_as_flags()
     return Trainer(from_argv([*flags]), Process(world), observers)
 
 

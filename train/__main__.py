@@ -10,7 +10,7 @@ import os
 import sys
 
 from train.check_exact import check_exact
-from train.config import TrainConfig
+from train.config import TrainConfig, name_settings_as_flags
 from train.errors import leave, report
 from train.flags import from_argv, split_launch
 from train.world.environment import World
@@ -46,6 +46,7 @@ def train(config: TrainConfig, process: Process) -> int:
     # Imported here: importing torch takes seconds, and a wrong flag should be reported at once.
     from train.trainer import Trainer
 
+    name_settings_as_flags()
     trainer = Trainer(config, process)
     try:
         trainer.fit()

@@ -243,6 +243,26 @@ def flag(key: str) -> str:
     return "--" + key.replace("_", "-")
 
 
+_named_as_flags = False
+
+
+def name_settings_as_flags() -> None:
+    """Let `setting` return flags from now on, because this process is `python -m train`."""
+    global _named_as_flags
+    _named_as_flags = True
+
+
+def setting(key: str, value: str | bool | None = None) -> str:
+    """Return a setting as the caller writes it, for messages: a keyword of Run(), or a flag of `python -m train`.
+
+    >>> setting("lr"), setting("sync_batchnorm", False), setting("resume", "auto")
+    ('lr', 'sync_batchnorm=False', 'resume="auto"')
+    """
+    if _named_as_flags:
+        return flag(key) if value is None else to_argv({key: value})[0]
+    return key if value is None else f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
+
+
 def to_argv(values: Mapping[str, Any]) -> list[str]:
     """Return the flags for these settings, which `flags.from_argv` reads back.  A key that is None gets no flag."""
     argv: list[str] = []

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from train.collectives.broadcast import of_all_ranks
 from train.collectives.missing_ranks import naming_missing_ranks
-from train.config import TrainConfig
+from train.config import TrainConfig, name_settings_as_flags
 from train.errors import SharedError, UserError, differences, leave, report
 from train.flags import from_argv
 from train.world.attempt import Attempt
@@ -69,6 +69,7 @@ class Card:
 
 def main(argv: list[str] | None = None) -> int:
     """Examine, report and return the exit code: 0 if nothing is wrong, 1 otherwise."""
+    name_settings_as_flags()
     try:
         config = from_argv([*_WAITS, *(sys.argv[1:] if argv is None else argv)])
         world = World.detect(os.environ)

@@ -167,7 +167,7 @@ class Run:
         if not self.saving.is_open:
             self._open({})
         position, first = self.position, self.position.epoch
-        if reached := [*["--epochs"] * (first > number), *["--max-steps"] * position.has_all_steps()]:
+        if reached := [*["epochs"] * (first > number), *["max_steps"] * position.has_all_steps()]:
             self.report("already_ended", already_ended(self.config, reached))
         for epoch in range(first, number + 1):
             if position.has_all_steps():

@@ -25,7 +25,6 @@ from tests.cli import records, start_ranks
 from tests.ranks import launched
 from train.collectives.agreement import Stopped
 from train.data.shard import epoch_order
-from train.loop.program import in_settings
 from train.records import progress
 from train.run import Run
 from train.world.signals import SIGNALS
@@ -357,10 +356,6 @@ def test_wrong_settings_are_refused_by_name() -> None:
     unknown, classifier = launched(2, _wrong_setting)
     assert 'precison: unknown key; did you mean "precision"?' in unknown
     assert "lr: only `python -m train` has this setting" in classifier
-
-
-def test_advice_about_flags_is_given_in_settings() -> None:
-    assert in_settings("add --no-sync-batchnorm, not --on-oom") == "add sync_batchnorm=False, not on_oom"
 
 
 def _examples() -> list[str]:

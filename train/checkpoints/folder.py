@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from train.config import setting
 from train.errors import UserError, naming_failures
 
 _STATE, _MANIFEST = "state.pt", "manifest.json"
@@ -42,7 +43,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._pending: Future[None] | None = None
         self._buffer = io.BytesIO()
-        with naming_failures(f"--checkpoint-dir: cannot write {folder}"):
+        with naming_failures(f"{setting('checkpoint_dir')}: cannot write {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
@@ -68,8 +69,8 @@ class Checkpoints:
         self._buffer.seek(0)
         if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(self._buffer):
             raise UserError(
-                f"a checkpoint cannot hold {', '.join(unsafe)}, which --resume would refuse to load: return tensors, "
-                "numbers, text, lists and dicts from state_dict()"
+                f"a checkpoint cannot hold {', '.join(unsafe)}, which {setting('resume')} would refuse to load: return "
+                "tensors, numbers, text, lists and dicts from state_dict()"
             )
         return self._buffer.getbuffer()[:num_bytes]
 
@@ -197,8 +198,8 @@ def find_checkpoint(
         return content
     if resume != "auto" and found:
         raise UserError(
-            f"--checkpoint-dir {folder} holds {found[0].name} of an earlier run: continue that run with "
-            "--resume=auto; for a new run, give another folder or move this one away"
+            f"{setting('checkpoint_dir')} {folder} holds {found[0].name} of an earlier run: continue that run with "
+            f"{setting('resume', 'auto')}; for a new run, give another folder or move this one away"
         )
     for path in found:
         try:
@@ -210,8 +211,8 @@ def find_checkpoint(
             return content
     if found:
         raise UserError(
-            f"--resume=auto: every checkpoint in {folder} is incomplete or damaged ({len(found)} in all); "
-            "move them away to start a new run"
+            f"{setting('resume', 'auto')}: every checkpoint in {folder} is incomplete or damaged ({len(found)} in "
+            "all); move them away to start a new run"
         )
     return None
 

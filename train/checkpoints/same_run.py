@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from train.config import TrainConfig
+from train.config import TrainConfig, setting
 from train.errors import UserError
 
 # If one of these has another value now, the weights cannot be evaluated as they were.
@@ -30,7 +30,7 @@ def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
     spread = TrainConfig.model_validate({"strategy": saved["strategy"]}).spreads_model
     if spread != config.spreads_model:
         raise UserError(
-            f"the checkpoint was saved with --strategy={saved['strategy']}, "
+            f"the checkpoint was saved with {setting('strategy', saved['strategy'])}, "
             + ("each rank's part in separate files" if spread else "the whole model in one file")
             + f", which {config.strategy} cannot read: continue with "
             + ("fsdp or pipeline" if spread else "any strategy except fsdp and pipeline")
@@ -39,7 +39,7 @@ def refuse_other_run(saved: dict[str, Any], config: TrainConfig) -> None:
     if changed:
         raise UserError(
             f"the checkpoint belongs to another run: {', '.join(changed)}. "
-            "Give the old settings, or another --checkpoint-dir for a new run"
+            f"Give the old settings, or another {setting('checkpoint_dir')} for a new run"
         )
 
 
@@ -53,7 +53,7 @@ def misfit(thing: str, saved: Mapping[str, Any], now: Mapping[str, Any], otherwi
         f"{name} is {old.get(name, 'absent')} in the checkpoint and {new.get(name, 'absent')} now" for name in names
     ]
     why = ", ".join(differ[:3] + [f"{len(differ) - 3} more"] * (len(differ) > 3)) or otherwise
-    advice = "Give the old model, optimizer and data, or another --checkpoint-dir for a new run"
+    advice = f"Give the old model, optimizer and data, or another {setting('checkpoint_dir')} for a new run"
     return why and f"the checkpoint does not fit {thing}: {why}. {advice}"
 
 
@@ -69,10 +69,10 @@ def other_data(saved: str | None, now: str | None, config: TrainConfig, step: in
 
 
 def already_ended(config: TrainConfig, reached: list[str]) -> str:
-    """Return that the checkpoint has reached these limits, which are flags, and how to train on."""
-    to_train_on = "to train on, give " + " and ".join(f"a larger {name}" for name in reached)
+    """Return that the checkpoint has reached these limits, which are settings, and how to train on."""
+    to_train_on = "to train on, give " + " and ".join(f"a larger {setting(name)}" for name in reached)
     if config.scheduler in _NEEDS_ALL_EPOCHS:
-        to_train_on = f"{config.scheduler} cannot be prolonged: start a new run in another --checkpoint-dir"
-    values = {"--epochs": config.epochs, "--max-steps": config.max_steps}
-    limits = " and ".join(f"{name}={values[name]}" for name in reached)
+        to_train_on = f"{config.scheduler} cannot be prolonged: start a new run in another {setting('checkpoint_dir')}"
+    values = {"epochs": config.epochs, "max_steps": config.max_steps}
+    limits = " and ".join(f"{setting(name)}={values[name]}" for name in reached)
     return f"the loaded checkpoint has already reached {limits}, so nothing is trained; {to_train_on}"

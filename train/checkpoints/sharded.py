@@ -18,7 +18,7 @@ from train.checkpoints.folder import Checkpoints
 from train.checkpoints.same_run import misfit
 from train.collectives.agreement import mistakes_shared_by_all_ranks, while_others_wait
 from train.collectives.broadcast import thing_of_rank_0
-from train.config import YEAR_S
+from train.config import YEAR_S, setting
 from train.errors import UserError
 from train.world.environment import World
 from train.world.placement import new_group
@@ -44,8 +44,8 @@ class ShardedCheckpoints(Checkpoints):
         with mistakes_shared_by_all_ranks():
             if not probe.is_dir():
                 raise UserError(
-                    f"--checkpoint-dir {folder} is not the same folder as on rank 0. With fsdp and pipeline every rank "
-                    "writes its part there: give a folder on a disk that all nodes share"
+                    f"{setting('checkpoint_dir')} {folder} is not the same folder as on rank 0. With fsdp and "
+                    "pipeline every rank writes its part there: give a folder on a disk that all nodes share"
                 )
         if world.rank == 0:
             probe.rmdir()

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from train.config import setting
 from train.errors import UserError
 
 
@@ -57,7 +58,8 @@ class SyncBatchNorm(_BatchNorm):
             if forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
                 raise UserError(
                     f"{name or 'the model'} is a {type(norm).__name__}, whose own forward would be lost in "
-                    "synchronised BatchNorm: put what it adds into another module, or give --no-sync-batchnorm"
+                    "synchronised BatchNorm: put what it adds into another module, or give "
+                    f"{setting('sync_batchnorm', False)}"
                 )
         for _, norm in norms:
             norm.__class__ = cls
@@ -113,7 +115,8 @@ class _Normalize(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise UserError(
                 "SyncBatchNorm has no second derivatives, which backward(create_graph=True) and "
-                "autograd.grad(create_graph=True) ask for: drop create_graph, or keep BatchNorm (--no-sync-batchnorm)"
+                "autograd.grad(create_graph=True) ask for: drop create_graph, or keep BatchNorm "
+                f"({setting('sync_batchnorm', False)})"
             )
         input, weight, mean, variance, count = ctx.saved_tensors
         channels, precise = input.size(1), mean.dtype

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from train import strategies
 from train.collectives.sync_batchnorm import SyncBatchNorm, has_batchnorm
-from train.config import TrainConfig
+from train.config import TrainConfig, setting
 from train.errors import SharedError
 from train.loop import exact_step
 from train.loop.halving_step import HalvingStep
@@ -40,8 +40,8 @@ def wrap(engine: Step, model: nn.Module, micro_batch: Tensor | None) -> Wrapped:
     several = context.world_size > 1 or config.strategy == "fsdp"  # whose bf16 fits no other BatchNorm
     if config.sync_batchnorm and config.logical_world and has_batchnorm(model):
         raise SharedError(
-            "--logical-world computes slice by slice, and synchronised BatchNorm all slices at once: add "
-            "--no-sync-batchnorm (each slice is normalised by its own samples)"
+            f"{setting('logical_world')} computes slice by slice, and synchronised BatchNorm all slices at once: add "
+            f"{setting('sync_batchnorm', False)} (each slice is normalised by its own samples)"
         )
     if config.sync_batchnorm and several and has_batchnorm(model):
         model = SyncBatchNorm.convert_sync_batchnorm(model, context.group)

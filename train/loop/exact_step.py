@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from train.collectives.broadcast import broadcast_from_rank_0
-from train.config import TrainConfig
+from train.config import TrainConfig, setting
 from train.cpu.shared_memory import SharedMemory
 from train.data.batches import pieces
 from train.ddp.gradient_hooks import num_holders
@@ -40,7 +40,7 @@ class ExactStep(Step):
 
     def __init__(self, config: TrainConfig, world: World, context: Context) -> None:
         super().__init__(config, world, context)
-        reason = "their bits may differ. Choose nodes of one kind, or leave out --logical-world"
+        reason = f"their bits may differ. Choose nodes of one kind, or leave out {setting('logical_world')}"
         refuse_unlike(", ".join(self.computes_on().values()), context.group, reason)
         self.ranks_averaged = 1  # gradients are sums
         self._at, self._nth = (0, 0), 0  # the position of the last step, and how many steps it had before

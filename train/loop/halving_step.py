@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from train.config import setting
 from train.data.batches import pieces
 from train.data.sampler import ShardSampler
 from train.data.shard import share
@@ -45,8 +46,9 @@ class HalvingStep(Step):
         super().add(wrapped)
         if self._runs_on_empty_batches:
             raise SharedError(
-                "--on-oom=halve cannot be used with synchronised BatchNorm: other ranks would wait for the one that "
-                "is out of memory. Add --no-sync-batchnorm, or leave out --on-oom"
+                f"{setting('on_oom', 'halve')} cannot be used with synchronised BatchNorm: other ranks would wait "
+                f"for the one that is out of memory. Add {setting('sync_batchnorm', False)}, or leave "
+                f"out {setting('on_oom')}"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -58,7 +60,9 @@ class HalvingStep(Step):
 
     def _gradients(self, work: Work) -> StepResult:
         if not work.split:
-            raise SharedError("split=False cannot be used with --on-oom=halve, which has to split a batch")
+            raise SharedError(
+                f"split=False cannot be used with {setting('on_oom', 'halve')}, which has to split a batch"
+            )
         of_device = torch.cuda.default_generators if self.device.type == "cuda" else ()
         before = [(generator, generator.get_state()) for generator in (torch.default_generator, *of_device)]
         repeated = None

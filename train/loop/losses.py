@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from train.collectives import waiting
+from train.config import setting
 from train.errors import SharedError
 from train.loop.step import StepResult
 from train.records.observer import StepRecord
@@ -157,5 +158,6 @@ def refuse_if_not_finite(loss: float, what: str) -> None:
     """Raise WorthlessWeights for a loss that is not finite: on all ranks, because they have the same sums."""
     if not math.isfinite(loss):
         raise WorthlessWeights(
-            f"the {what} is {loss}: training cannot continue. Try --clip-norm, --precision=fp32 or a lower --lr"
+            f"the {what} is {loss}: training cannot continue. "
+            f"Try {setting('clip_norm')}, {setting('precision', 'fp32')} or a lower {setting('lr')}"
         )

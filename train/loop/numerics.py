@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from train.collectives.sync_batchnorm import has_sync_batchnorm
-from train.config import TrainConfig
+from train.config import TrainConfig, setting
 from train.cpu.malloc import keep_freed_memory
 from train.data.shard import seed_of
 from train.errors import SharedError
@@ -46,15 +46,14 @@ def compile_model(model: nn.Module, device: torch.device) -> None:
     compiler = os.environ.get("CXX") or "g++"
     if shutil.which(compiler) is None and shutil.which("clang++") is None:
         raise SharedError(
-            f"--compile needs a C++ compiler, and neither {compiler} nor clang++ is on PATH: install one, or leave out "
-            "--compile"
+            f"{setting('compile')} needs a C++ compiler, and neither {compiler} nor clang++ is on PATH: install one"
         )
     if device.type == "cuda" and find_spec("triton") is None:
-        raise SharedError("--compile needs the package triton on CUDA: install it, or leave out --compile")
+        raise SharedError(f"{setting('compile')} needs the package triton on CUDA: install it")
     if has_sync_batchnorm(model):
         raise SharedError(
-            "--compile cannot be used with synchronised BatchNorm: add "
-            "--no-sync-batchnorm (each process normalises by its own samples), or leave out --compile"
+            f"{setting('compile')} cannot be used with synchronised BatchNorm: add {setting('sync_batchnorm', False)} "
+            f"(each process normalises by its own samples), or leave out {setting('compile')}"
         )
     model.compile()
 

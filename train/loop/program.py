@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -70,13 +69,5 @@ class Program:
                     raise error
             except Exception as named:
                 error = named
-        if isinstance(error, UserError):
-            error = type(error)(in_settings(str(error))).with_traceback(error.__traceback__)
         report(error)
         leave(1)
-
-
-def in_settings(text: str) -> str:
-    """Return a text about flags with the settings as they are written in Run(…): sync_batchnorm=False for the flag."""
-    off = {None: "", "no-": "=False"}
-    return re.sub(r"--(no-)?([a-z][a-z-]+)", lambda flag: flag[2].replace("-", "_") + off[flag[1]], text)

@@ -15,7 +15,7 @@ from train.checkpoints.folder import Checkpoints, checkpoint_path, find_checkpoi
 from train.checkpoints.same_run import misfit, other_data, refuse_other_run
 from train.collectives.agreement import mistakes_shared_by_all_ranks, while_others_wait
 from train.collectives.broadcast import broadcast_from_rank_0, thing_of_rank_0
-from train.config import TrainConfig
+from train.config import TrainConfig, setting
 from train.errors import SharedError, UserError, first_line, naming_failures
 from train.loop.position import Position
 from train.loop.records import Records
@@ -64,7 +64,7 @@ class Saving:
         tell: Callable[[str], None] = say if is_rank_0 else lambda text: None
         # A training may be saving in the folder that is evaluated.
         saves_in = None if config.evaluate_only else config.checkpoint_dir
-        folders = {"--run-dir": config.run_dir, "--checkpoint-dir": saves_in} if is_rank_0 else {}
+        folders = {"run_dir": config.run_dir, "checkpoint_dir": saves_in} if is_rank_0 else {}
         owners = while_others_wait(self.world, lambda: own(folders, tell))
         watchdog = Watchdog(self.world, 0.9 * config.collective_timeout_s, expects, owners)
         for end in (*(owner.release for owner in owners), watchdog.stop):  # the last one is called first
@@ -205,7 +205,8 @@ class Saving:
             why_not = None if _is_idle(device) else "the GPU waits for another rank"
         if why_not is not None:
             if self.world.rank == 0:
-                say(f"nothing is saved now, because {why_not}; --resume=auto continues from the last checkpoint")
+                resume = setting("resume", "auto")
+                say(f"nothing is saved now, because {why_not}; {resume} continues from the last checkpoint")
             return False
         try:
             self.engine.undo()
@@ -219,14 +220,14 @@ class Saving:
 
     def _say_saved(self) -> None:
         if self.checkpoints is not None and self.world.rank == 0:
-            say(f"saved the last complete step, {self.position.steps}; --resume=auto continues there")
+            say(f"saved the last complete step, {self.position.steps}; {setting('resume', 'auto')} continues there")
 
 
 def own(folders: Mapping[str, str | Path | None], say: Callable[[str], None]) -> list[Owner]:
-    """Own the folders, given by flag.  Raises UserError if another run owns one."""
+    """Own the folders, given by setting.  Raises UserError if another run owns one."""
     owners = []
-    for folder, flag in {Path(name).resolve(): flag for flag, name in folders.items() if name is not None}.items():
-        with naming_failures(f"{flag}: cannot write {folder}"):
+    for folder, key in {Path(name).resolve(): key for key, name in folders.items() if name is not None}.items():
+        with naming_failures(f"{setting(key)}: cannot write {folder}"):
             owners.append(Owner(folder, say))
     return owners
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn, optim
 
 from train.collectives.sync_batchnorm import has_sync_batchnorm
-from train.config import TrainConfig
+from train.config import TrainConfig, setting
 from train.data.batches import pieces
 from train.data.sampler import ShardSampler
 from train.data.shard import num_steps
@@ -293,7 +293,8 @@ class Step:
         raise nonfinite.NonFinite(
             f"step {step}: {why}, so all ranks stop before the optimizer's step"
             + (f" ({self._skipped_in_a_row} such steps in a row)" if self._skipped_in_a_row > 1 else "")
-            + f". {advice} --clip-norm, --precision=fp32, --on-nonfinite=skip or a lower --lr"
+            + f". {advice} {setting('clip_norm')}, {setting('precision', 'fp32')}, "
+            + f"{setting('on_nonfinite', 'skip')} or a lower {setting('lr')}"
         )
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from train import __version__
-from train.config import TrainConfig
+from train.config import TrainConfig, setting
 from train.data.sampler import ShardSampler
 from train.data.shard import num_steps
 from train.errors import naming_failures
@@ -34,7 +34,7 @@ class MetricsFile(Observer, AbstractContextManager["MetricsFile"]):
 
     def __init__(self, run_dir: str) -> None:
         path = Path(run_dir) / "metrics.jsonl"
-        self._failure = f"--run-dir: cannot write {path}"
+        self._failure = f"{setting('run_dir')}: cannot write {path}"
         with naming_failures(self._failure):
             path.parent.mkdir(parents=True, exist_ok=True)
             torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")

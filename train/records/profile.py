@@ -11,7 +11,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from train.collectives.waiting import range_name
-from train.config import TrainConfig
+from train.config import TrainConfig, setting
 from train.errors import naming_failures
 from train.records.observer import Observer, StepRecord
 from train.records.progress import say
@@ -32,7 +32,7 @@ def without_effect(config: TrainConfig, first_step: int, last_step: int | None) 
     if is_done or fits:
         return None
     can = f"steps from {first_step + 1} on" if last_step is None else f"steps {first_step + 1} to {last_step}"
-    return f"--profile={config.profile} profiles nothing: this start can profile {can}"
+    return f"{setting('profile', config.profile)} profiles nothing: this start can profile {can}"
 
 
 class Profile(Observer):
@@ -47,7 +47,7 @@ class Profile(Observer):
         first, _, last = steps.partition(":")
         self._first, self._last, self._device = int(first), int(last), device
         self._file = Path(run_dir) / "profile" / "rank-0.pt.trace.json"
-        self._failure = f"--run-dir: cannot write {self._file.parent}"
+        self._failure = f"{setting('run_dir')}: cannot write {self._file.parent}"
         with naming_failures(self._failure):
             self._file.parent.mkdir(parents=True, exist_ok=True)
         self._running: profile | None = None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from train.config import setting
 from train.records.metrics import in_words
 from train.records.observer import EpochRecord, Observer, RunEnd, StepRecord
 
@@ -77,9 +78,10 @@ class Progress(Observer):
         """Say how the run went, or where a signal has stopped it.  Batch scripts look for the line about a signal."""
         self._close()
         if end.weights_sha256 is None:
+            again, folder = setting("resume", "auto"), setting("checkpoint_dir")
             say(
                 f"stopped by a signal at epoch {end.epoch}, step {end.step}; "
-                + ("saved, --resume=auto continues there" if end.saved else "nothing is saved without --checkpoint-dir")
+                + (f"saved, {again} continues there" if end.saved else f"nothing is saved without {folder}")
             )
             return
         best = f"; best accuracy {end.best.accuracy:.2%} in epoch {end.best.epoch}" if end.best else ""

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from train.config import setting
 from train.errors import naming_failures
 
 # (epoch, step of the epoch, how many steps this batch had before, slice) → loss, and the hash of each gradient.
@@ -16,7 +17,7 @@ Slices = dict[tuple[int, ...], tuple[str, dict[str, str]]]
 def log_slice(run_dir: str, rank: int, at: tuple[int, ...], loss: float, hashes: Mapping[str, str]) -> None:
     """Append a line to RUN_DIR/slices-RANK.jsonl.  Raises UserError if it cannot be written."""
     path = Path(run_dir, f"slices-{rank}.jsonl")
-    with naming_failures(f"--log-slices: cannot write {path}"):
+    with naming_failures(f"{setting('log_slices')}: cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([time.time(), at, repr(loss), hashes]) + "\n")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from train.config import setting
 from train.errors import naming_failures, refuse_without
 from train.records.observer import EpochRecord, Observer, RunEnd, StepRecord
 
@@ -19,9 +20,9 @@ class TensorBoard(Observer):
     """
 
     def __init__(self, run_dir: str, device: torch.device) -> None:
-        refuse_without("tensorboard", "--tensorboard", "tensorboard")
+        refuse_without("tensorboard", setting("tensorboard"), "tensorboard")
         self._folder, self._device = Path(run_dir) / "tensorboard", device
-        with naming_failures(f"--run-dir: cannot write {self._folder}"):
+        with naming_failures(f"{setting('run_dir')}: cannot write {self._folder}"):
             self._folder.mkdir(parents=True, exist_ok=True)
         self._writer: Any = None  # torch.utils.tensorboard's SummaryWriter, from the first step on
 

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from train.collectives.sync_batchnorm import has_batchnorm
+from train.config import setting
 from train.errors import SharedError
 from train.records.progress import say
 from train.strategies import Autocasting, Context, Wrapped, replicated
@@ -15,23 +16,23 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
     Raises SharedError if there are several processes, if BatchNorm would use the statistics of a GPU's share, or if a
     compiled model would run on several GPUs.
     """
+    ours, instead = setting("strategy", "data_parallel"), setting("strategy", "custom_ddp")
     if context.world_size > 1:
         raise SharedError(
-            f"--strategy=data_parallel runs one process for all GPUs of a machine, but {context.world_size} were "
-            "started: each would train its own model. Start one, or use --strategy=custom_ddp"
+            f"{ours} runs one process for all GPUs of a machine, but {context.world_size} were started: each would "
+            f"train its own model. Start one, or use {instead}"
         )
     devices = torch.cuda.device_count() if context.device.type == "cuda" else 1
     if devices > 1 and has_batchnorm(model) and context.config.sync_batchnorm:
         raise SharedError(
-            "--strategy=data_parallel cannot synchronise BatchNorm between the GPUs of one process: use "
-            "--strategy=custom_ddp with one process per GPU, or --no-sync-batchnorm for statistics of each GPU alone"
+            f"{ours} cannot synchronise BatchNorm between the GPUs of one process: use {instead} with one process per "
+            f"GPU, or {setting('sync_batchnorm', False)} for statistics of each GPU alone"
         )
     if devices > 1 and model._compiled_call_impl is not None:
         # A copy of the model shares the compiled forward, which always uses the weights of the original.
         raise SharedError(
-            f"--compile cannot be used with --strategy=data_parallel on {devices} GPUs: the copies of the model would "
-            "run with the first GPU's weights. Use --strategy=custom_ddp with one process per GPU, or leave out "
-            "--compile"
+            f"{setting('compile')} cannot be used with {ours} on {devices} GPUs: the copies of the model would run "
+            f"with the first GPU's weights. Use {instead} with one process per GPU, or leave out {setting('compile')}"
         )
     where = f"split over {devices} GPUs" if devices > 1 else f"computed on {context.device}, the only device"
     say(f"data_parallel: each micro-batch is {where}")

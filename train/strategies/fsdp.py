@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from train.collectives.broadcast import broadcast_from_rank_0
 from train.collectives.sync_batchnorm import has_batchnorm, has_sync_batchnorm
+from train.config import setting
 from train.errors import SharedError
 from train.strategies import Context, Wrapped
 
@@ -31,13 +32,13 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
         # torch 2.6 shards the model, and its first forward then ends in an AttributeError.  Mended by pull request
         # 145935 of pytorch/pytorch.
         raise SharedError(
-            f"--strategy=fsdp cannot be used here: fully_shard of torch {torch.__version__} does not run on CPUs. "
-            "Install torch 2.7 or newer, or use --strategy=custom_ddp"
+            f"{setting('strategy', 'fsdp')} cannot be used here: fully_shard of torch {torch.__version__} does not run "
+            f"on CPUs. Install torch 2.7 or newer, or use {setting('strategy', 'custom_ddp')}"
         )
     if context.config.precision == "bf16" and has_batchnorm(model) and not has_sync_batchnorm(model):
         raise SharedError(
-            "--strategy=fsdp with --precision=bf16 needs synchronised BatchNorm: leave out --no-sync-batchnorm, or use "
-            "--precision=fp32"
+            f"{setting('strategy', 'fsdp')} with {setting('precision', 'bf16')} needs synchronised BatchNorm: leave "
+            f"out {setting('sync_batchnorm', False)}, or use {setting('precision', 'fp32')}"
         )
     broadcast_from_rank_0([*model.parameters(), *model.buffers()], context.group)
     group = context.group or dist.group.WORLD

@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from train.config import TrainConfig
+from train.config import TrainConfig, setting
 from train.errors import SharedError, UserError, differences
 from train.world.environment import World
 
@@ -28,7 +28,7 @@ def pick_device(world: World, wanted: str) -> torch.device:
         raise UserError(
             f"LOCAL_RANK is {world.local_rank} but torch sees {count} CUDA devices on "
             f"{socket.gethostname()} (CUDA_VISIBLE_DEVICES is {'not set' if visible is None else repr(visible)}): "
-            f"start at most one process per device, or use --device=cpu"
+            f"start at most one process per device, or use {setting('device', 'cpu')}"
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
@@ -52,12 +52,12 @@ def refuse_impossible(config: TrainConfig, world: World, device: torch.device) -
     _, readers = config.reader(world.rank, world.world_size)
     if config.logical_world is not None and config.logical_world < world.world_size:
         raise SharedError(
-            f"--logical-world is {config.logical_world}, and {world.world_size} processes were started: each computes "
-            "whole slices, so give at least one for each"
+            f"{setting('logical_world')} is {config.logical_world}, and {world.world_size} processes were started: "
+            "each computes whole slices, so give at least one for each"
         )
     if config.batch_size < readers:
         raise SharedError(
-            f"--batch-size is {config.batch_size}, the global batch, but "
+            f"{setting('batch_size')} is {config.batch_size}, the global batch, but "
             f"{readers} processes share it: give at least {readers}"
         )
     if config.strategy == "pipeline" and config.batch_size < config.accumulate:
@@ -66,7 +66,8 @@ def refuse_impossible(config: TrainConfig, world: World, device: torch.device) -
             "sample in each micro-batch. Give a larger --batch-size or a smaller --accumulate"
         )
     if config.precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
-        raise SharedError(f"--precision=tf32 needs a GPU with Ampere or newer, and this is {device}; fp32 works here")
+        wanted = setting("precision", "tf32")
+        raise SharedError(f"{wanted} needs a GPU with Ampere or newer, and this is {device}; fp32 works here")
 
 
 def where_ranks_are(world: World, device: torch.device) -> list[str]:
@@ -122,7 +123,7 @@ def refuse_different_devices(kind_of: Mapping[int, str]) -> None:
     if listed := differences(kind_of):
         raise SharedError(
             f"the ranks compute on different devices: {listed}. Find out why some see no GPU (the driver, "
-            "CUDA_VISIBLE_DEVICES, the scheduler's GPU binding), or give --device=cpu"
+            f"CUDA_VISIBLE_DEVICES, the scheduler's GPU binding), or give {setting('device', 'cpu')}"
         )
 
 

@@ -16,7 +16,7 @@ from functools import partial
 
 import torch.distributed as dist
 
-from train.config import TrainConfig
+from train.config import TrainConfig, setting
 from train.errors import SharedError, UserError, differences, first_line
 from train.world.attempt import Attempt
 from train.world.environment import World, interface_towards
@@ -107,7 +107,8 @@ def connect_to_store(world: World, timeout: timedelta) -> dist.TCPStore:
         if failure is not None:
             raise UserError(
                 f"rank {world.rank} found no rank 0 at {place} within {limit_s:g} s: {failure.strerror or failure}. "
-                "Is rank 0 running, and does a firewall let the port through? --rendezvous-timeout-s sets the limit"
+                "Is rank 0 running, and does a firewall let the port through? "
+                f"{setting('rendezvous_timeout_s')} sets the limit"
             )
     # TCPStore's timeout does not work with a foreign server that accepts and then stays silent.
     store = partial(dist.TCPStore, *address, is_master=serve, timeout=timeout, wait_for_workers=False)
@@ -165,7 +166,7 @@ def wait_for_all_ranks(world: World, server: dist.Store, timeout: timedelta) -> 
         raise UserError(
             f"{len(missing)} of {world.world_size} processes did not arrive at {place} within "
             f"{timeout.total_seconds():g} s: rank {', '.join(map(str, missing))}. Look at their logs; "
-            f"--rendezvous-timeout-s sets the limit{others if world.store_attempt else ''}"
+            f"{setting('rendezvous_timeout_s')} sets the limit{others if world.store_attempt else ''}"
         )
     on_loopback = [str(rank) for rank, (_, interface, _) in arrived.items() if interface == "lo"]
     if on_loopback and len({host for _, _, host in arrived.values()}) > 1:

@@ -47,7 +47,7 @@ def test_states_of_different_sizes_one_after_the_other_come_back(tmp_path: Path)
 
 
 def test_a_state_that_no_restart_could_load_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot hold numpy.*, which --resume would refuse to load: return tensors"):
+    with pytest.raises(UserError, match=r"cannot hold numpy.*, which resume would refuse to load: return tensors"):
         Checkpoints(tmp_path, keep=1).save(1, {"best": np.float64(1)})
 
 
@@ -87,7 +87,7 @@ def test_a_named_checkpoint_that_is_damaged_or_not_there_or_a_file_is_an_error_a
 
 def test_a_new_run_does_not_start_over_the_checkpoints_of_an_earlier_one(tmp_path: Path) -> None:
     save(tmp_path, 3)
-    with pytest.raises(UserError, match="holds step-00000003 of an earlier run: continue that run with --resume=auto"):
+    with pytest.raises(UserError, match='holds step-00000003 of an earlier run: continue that run with resume="auto"'):
         find_checkpoint("never", tmp_path, pytest.fail)
 
 
@@ -189,7 +189,7 @@ def test_a_step_saved_again_replaces_the_damaged_one(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UserError, match=rf"^--checkpoint-dir: cannot write {folder}: "):
+        with pytest.raises(UserError, match=rf"^checkpoint_dir: cannot write {folder}: "):
             Checkpoints(folder, keep=1)
 
 

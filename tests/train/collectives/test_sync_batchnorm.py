@@ -224,7 +224,7 @@ def test_evaluation_without_running_statistics_takes_those_of_the_rank_and_waits
 def test_second_derivatives_are_refused_rather_than_wrong() -> None:
     for _, message in beside_training():
         assert message.startswith("SyncBatchNorm has no second derivatives")
-        assert "create_graph=True" in message and "--no-sync-batchnorm" in message
+        assert "create_graph=True" in message and "sync_batchnorm=False" in message
 
 
 class _Backward(TorchDispatchMode):

@@ -88,7 +88,7 @@ def test_the_end_of_an_epoch_a_stop_and_the_end_of_the_run_are_said(capsys: pyte
     progress.run_ended(RunEnd(3, 120, saved=True, weights_sha256="ab", best=Best(1, 0.875)))
     assert _lines(capsys) == [
         "epoch 1/3  train loss 0.5000 of 380/395 samples  validation loss 0.2500  accuracy 87.50%  12.3 s",
-        "stopped by a signal at epoch 2, step 50; saved, --resume=auto continues there",
-        "stopped by a signal at epoch 2, step 50; nothing is saved without --checkpoint-dir",
+        'stopped by a signal at epoch 2, step 50; saved, resume="auto" continues there',
+        "stopped by a signal at epoch 2, step 50; nothing is saved without checkpoint_dir",
         "done after 0:00:00; best accuracy 87.50% in epoch 1; records in runs/a",
     ]
