@@ -5,7 +5,7 @@ What sbatch itself refuses at once is left to it.
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from jobspec.filters import sh
 from jobspec.problems import Finding
@@ -20,39 +20,37 @@ _LONGEST_TASK = 120 * 1024  # bytes; Linux allows 128 KiB in one variable, and t
 # Variables that the script itself sets.
 VARIABLES_OF_SCRIPT = {"code", "gpus", "job", "name", "restarts", "scratch", "step"}
 
-# Options of sbatch that follow from keys of the spec.  If one were given again, one of the two would be lost.
-_OPTIONS_OF_KEYS = {
-    "job-name": "name",
-    "nodes": "nodes",
-    "ntasks": "nodes, procs_per_node and slurm.launcher",
-    **dict.fromkeys(["ntasks-per-node", "ntasks-per-gpu", "tasks-per-node"], "procs_per_node and slurm.launcher"),
+# Options that follow from keys of the spec.  If one were given again, one of the two would be lost.
+_OF_BOTH = {
     "cpus-per-task": "resources.cpus",
+    "distribution": "slurm.launcher",
     "gpus": "nodes and gpus_per_node (or procs_per_node)",
     "gpus-per-node": "gpus_per_node (or procs_per_node)",
     "gpus-per-task": "procs_per_node; this option would hide the other GPUs from each process",
-    "tres-per-task": "procs_per_node and resources.cpus; this option would hide the other GPUs from each process",
-    "time": "time_limit",
-    **dict.fromkeys(["signal", "requeue", "no-requeue", "open-mode"], "preemption"),
     "no-kill": "nodes (if nodes is a range)",
-    "distribution": "slurm.launcher",
-    **{key: f"slurm.{key}" for key in ("partition", "account", "qos", "constraint", "reservation", "array")},
+    "nodes": "nodes",
+    "ntasks": "nodes, procs_per_node and slurm.launcher",
+    **dict.fromkeys(["ntasks-per-node", "ntasks-per-gpu", "tasks-per-node"], "procs_per_node and slurm.launcher"),
+    "open-mode": "preemption",
+    "tres-per-task": "procs_per_node and resources.cpus; this option would hide the other GPUs from each process",
 }
-# Options of sbatch that may stand in place of a key of `resources`, never beside it.
-_OPTIONS_INSTEAD_OF_KEYS = {"cpus-per-gpu": "cpus", "mem": "memory", "mem-per-cpu": "memory", "mem-per-gpu": "memory"}
-
-# Options of srun that the script sets itself.
-_ALSO_OF_SRUN = "nodes no-kill ntasks ntasks-per-node tasks-per-node gpus gpus-per-node gpus-per-task tres-per-task"
-_SRUN_OPTIONS_OF_SCRIPT = {
-    **{key: _OPTIONS_OF_KEYS[key] for key in [*_ALSO_OF_SRUN.split(), "cpus-per-task", "open-mode", "distribution"]},
+_OF_SBATCH = _OF_BOTH | {
+    "job-name": "name",
+    **{key: f"slurm.{key}" for key in ("partition", "account", "qos", "constraint", "reservation", "array")},
+    **dict.fromkeys(["signal", "requeue", "no-requeue"], "preemption"),
+    "time": "time_limit",
+}
+_OF_SRUN = _OF_BOTH | {
     "export": "env and secrets",
     "jobid": "the ID of the job",
     "kill-on-bad-exit": "nodes and preemption",
     "wait": "preemption",
 }
-_SRUN_OPTIONS_FOR_PYXIS = {"container-image": "image", "container-mounts": "mounts", "container-env": "env and secrets"}
-
+_OF_PYXIS = {"container-image": "image", "container-mounts": "mounts", "container-env": "env and secrets"}
+# Options of sbatch that may stand in place of a key of `resources`, never beside it.
+_INSTEAD_OF_KEYS = {"cpus-per-gpu": "cpus", "mem": "memory", "mem-per-cpu": "memory", "mem-per-gpu": "memory"}
 # sbatch hands these on to the steps in SLURM_ variables only, which the script unsets.
-_OF_SRUN = ["acctg-freq", "gpu-bind", "gpu-freq", "mem-bind", "oom-kill-step", "overcommit", "profile", "tres-bind"]
+_LOST = ("acctg-freq", "gpu-bind", "gpu-freq", "mem-bind", "oom-kill-step", "overcommit", "profile", "tres-bind")
 
 _GPUS = re.compile(r"(.*,)?(gres:|gres/)?gpu(?=[:=,]|$)")
 _NUMBER_OF_GPUS = (
@@ -60,23 +58,18 @@ _NUMBER_OF_GPUS = (
     "to choose the type of GPU, set the key gpu, such as gpu: h100",
 )
 
-_OF_SLURM = re.compile(r"\$\{?(SLURM_\w+)")
-_TRAP = re.compile(r"(?:^|[;&|{])\s*trap\b")
+_SLURM_VARIABLE = re.compile(r"\$\{?(SLURM_\w+)")
 
 
 def lines_of_the_script_find_what_they_use(job: Job) -> Iterator[Finding]:
-    has_traps = job.preemption or job.slurm.epilogue or any(mount.empty for mount in job.mounts)
     for key, lines in {"prologue": job.slurm.prologue, "epilogue": job.slurm.epilogue}.items():
         for number, line in enumerate(lines):
-            path, where = ("slurm", key, number), f"slurm.{key}[{number}]"
             read = re.sub(r"'[^']*'|(?:^|(?<=\s))#.*", "", line)  # in these a shell replaces nothing
-            for name in sorted({*_OF_SLURM.findall(read)}):
+            for name in sorted({*_SLURM_VARIABLE.findall(read)}):
                 if re.match(shell.KEPT_BY_A_BATCH_SCRIPT, name) is None and f"{name}=" not in line:
+                    message = f"slurm.{key}[{number}]: {name} is unset here; it may be that of an enclosing job"
                     hint = "SLURM_JOB_NUM_NODES, SLURM_JOB_NODELIST and all others with SLURM_JOB_ are there"
-                    yield Finding(path, f"{where}: {name} is unset here; it may be that of an enclosing job", hint)
-            if key == "prologue" and has_traps and _TRAP.search(read):
-                hint = "what runs at the end of the job is slurm.epilogue"
-                yield Finding(path, f"{where}: the script sets traps, which would replace this one", hint)
+                    yield Finding(("slurm", key, number), message, hint)
 
 
 def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
@@ -96,26 +89,15 @@ def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
 
 def values_fit_into_one_variable(job: Job) -> Iterator[Finding]:
     """Limit the program and its variables: they reach the tasks as one variable, so that srun gets no value."""
-    swept: list[str] = []
-    number = math.prod(map(len, job.sweep.values()))
-    for key, values in job.sweep.items():
-        swept += [f"--{key}={value}" for value in values] * (number // len(values))
-    sizes = {
-        "command": _shell_bytes(job.command or ()),
-        "setup": _shell_bytes(job.setup),
-        # Swept variables count under "sweep", once for each combination.
-        "env": _shell_bytes(f"{name}={value}" for name, value in job.env.items() if f"env.{name}" not in job.sweep),
-        "sweep": _shell_bytes(swept),
-    }
-    size = sum(sizes.values())
+    runs = math.prod(map(len, job.sweep.values()))
+    swept = [f"--{key}={value}" for key, values in job.sweep.items() for value in values * (runs // len(values))]
+    shared = [f"{name}={value}" for name, value in job.env.items() if f"env.{name}" not in job.sweep]
+    words = [*(job.command or ()), *job.setup, *shared, *swept]
+    size = sum(len(sh(word).encode()) + word.count("$") + 16 for word in words)  # 16: what bash writes around a word
     if size > _LONGEST_TASK:
         message = f"command, setup, env and sweep take {size} bytes as shell text; at most {_LONGEST_TASK} are allowed"
-        largest = max(sizes, key=lambda key: sizes[key])
-        yield Finding((largest,), message, "put long values in a file", on_key=True)
-
-
-def _shell_bytes(words: Iterable[str]) -> int:
-    return sum(len(sh(word).encode()) + word.count("$") + 16 for word in words)  # 16: what bash writes around a word
+        path = ("sweep",) if job.sweep else ("command",)
+        yield Finding(path, message, "put long values in a file", on_key=True)
 
 
 def arrays_are_possible(job: Job) -> Iterator[Finding]:
@@ -166,12 +148,12 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
     for name, value in job.slurm.options.items():
         path, hint = ("slurm", "options", name), "leave it out"
         exported = {word.partition("=")[0] for word in str(value).split(",")}
-        key = _OPTIONS_INSTEAD_OF_KEYS.get(name)
-        if name in _OPTIONS_OF_KEYS:
-            message = f"--{name} is set from {_OPTIONS_OF_KEYS[name]}"
+        key = _INSTEAD_OF_KEYS.get(name)
+        if name in _OF_SBATCH:
+            message = f"--{name} is set from {_OF_SBATCH[name]}"
         elif key and getattr(job.resources, key) is not None:
             message = f"{name} is given, and resources.{key} too; Slurm takes only one of them"
-        elif name in _OF_SRUN:
+        elif name in _LOST:
             message = f"{name} has no effect on the tasks: the script unsets SLURM_{name.replace('-', '_').upper()}"
             hint = "leave it out, or write it in slurm.srun_options"
         elif name == "gres" and _GPUS.match(str(value)):
@@ -186,7 +168,7 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
 
 
 def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
-    decided = _SRUN_OPTIONS_OF_SCRIPT | (_SRUN_OPTIONS_FOR_PYXIS if job.slurm.runtime == "pyxis" else {})
+    decided = _OF_SRUN | (_OF_PYXIS if job.slurm.runtime == "pyxis" else {})
     for name, value in job.slurm.srun_options.items():
         message, hint = f"{name} is set from {decided.get(name)}", "leave it out"
         if name == "gres" and _GPUS.match(str(value)):
