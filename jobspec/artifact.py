@@ -16,7 +16,6 @@ from jobspec.reading.validate import validate
 from jobspec.reading.yaml_source import Source
 from jobspec.spec.doubts import doubts
 from jobspec.spec.keys import given, only
-from jobspec.spec.rules import rules_in
 
 
 def load(target: targets.Target, files: str | Sequence[str], overrides: Sequence[str] = ()) -> Plan:
@@ -30,7 +29,7 @@ def read(files: str | Sequence[str], overrides: Sequence[str] = (), notes: list[
 
 def plan_of(spec: Source, target: targets.Target) -> Plan:
     """Return the plan of a parsed spec for a target."""
-    job = validate(spec, [*rules_in(target), partial(only, targets.name_of(target), target.USES, target.NOT_USED)])
+    job = validate(spec, [*target.RULES, partial(only, targets.name_of(target), target.USES, target.NOT_USED)])
     if spec.suffix:
         # All runs of a sweep share a label, and read one Secret: its default name is the job's without the number.
         labels = {"app.kubernetes.io/part-of": job.name, **job.kubernetes.labels}

@@ -5,7 +5,6 @@ Sources: pkg/apis/core/validation/validation.go of Kubernetes; the validating we
 Security Standards.
 """
 
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path as File
@@ -15,7 +14,7 @@ from jobspec.kubernetes.pod import DISK, HOME, INSTANCE_LABEL, grace_s
 from jobspec.problems import Finding, Path
 from jobspec.spec import files, mounts
 from jobspec.spec.job import Job
-from jobspec.spec.rules import image_runs, rules_in
+from jobspec.spec.rules import image_runs
 from jobspec.torchrun import SHUTDOWN_TIMEOUT
 
 _LARGEST_CONFIG_MAP = 1 << 20  # bytes; core/validation MaxSecretSize
@@ -185,8 +184,23 @@ def files_fit_a_config_map(job: Job) -> Iterator[Finding]:
         yield Finding(("files",), message, "put them in the image or on a claim", on_key=True)
 
 
-_OF_OTHER_FILES = (files.files_are_here, mounts.mounts_over_shm, pod_patch.patch_keeps_the_plumbing)
-POD = (*rules_in(sys.modules[__name__]), *_OF_OTHER_FILES)
+POD = (
+    image_is_given,
+    standard_is_kept,
+    pods_get_their_gpus,
+    devices_have_full_names,
+    further_resources_are_known_to_a_cluster,
+    queues_have_their_scheduler,
+    shared_memory_is_part_of_the_memory,
+    mounts_are_possible,
+    tolerations_make_sense,
+    labels_of_others_are_not_set,
+    processes_end_before_the_pod,
+    files_fit_a_config_map,
+    files.files_are_here,
+    mounts.mounts_over_shm,
+    pod_patch.patch_keeps_the_plumbing,
+)
 
 
 def fixed_size(reason: str, job: Job) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from jobspec.problems import SpecError
 from jobspec.reading.yaml_source import Source
 from jobspec.spec import rules
 from jobspec.spec.job import Job
-from jobspec.spec.rules import Rule, rules_in
+from jobspec.spec.rules import Rule
 
 
 def validate(source: Source, target_rules: Iterable[Rule] = ()) -> Job:
@@ -19,6 +19,6 @@ def validate(source: Source, target_rules: Iterable[Rule] = ()) -> Job:
         from jobspec.reading.wording import findings  # only here: a correct spec does not need it
 
         raise SpecError(map(source.locate, findings(error, source))) from None
-    if broken := [finding for rule in [*rules_in(rules), *target_rules] for finding in rule(job)]:
+    if broken := [finding for rule in [*rules.RULES, *target_rules] for finding in rule(job)]:
         raise SpecError(map(source.locate, broken))
     return job

@@ -1,12 +1,9 @@
-"""Rules between the keys of a job spec, one public function each; those of a target are in its own file."""
+"""Rules between the keys of a job spec; those of a target are in its own file."""
 
 import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
-from types import FunctionType
-from typing import get_args
 
 from jobspec.problems import Finding, Path
 from jobspec.spec import shell
@@ -25,19 +22,6 @@ _NO_SCRIPT = re.compile(
 )
 
 Rule = Callable[[Job], Iterator[Finding]]
-
-
-def rules_in(module: object) -> list[Rule]:
-    """List the rules of a module, alone or in a tuple: public functions from a job to findings, and partial ones."""
-    public = [value for name, value in vars(module).items() if not name.startswith("_")]
-    every = [one for value in public for one in (value if isinstance(value, tuple) else (value,))]
-    return [one for one in every if _is_rule(one)]
-
-
-def _is_rule(one: object) -> bool:
-    function = one.func if isinstance(one, partial) else one
-    types = function.__annotations__ if isinstance(function, FunctionType) else {}
-    return get_args(types.get("return")) == (Finding,) and (function is not one or [*types] == ["job", "return"])
 
 
 def image_runs(
@@ -191,3 +175,16 @@ def mounts_have_one_source_and_one_place(job: Job) -> Iterator[Finding]:
         if normal(mount.path) in [normal(earlier.path) for earlier in job.mounts[:number]]:
             message = f"mounts[{number}].path: an earlier mount has the path {normal(mount.path)}, too"
             yield Finding(("mounts", number, "path"), message)
+
+
+RULES: tuple[Rule, ...] = (
+    one_program,
+    command_begins_with_what_runs,
+    shell_lines_are_whole_commands,
+    range_is_possible,
+    train_fits_the_job,
+    keys_of_gpus_need_gpus,
+    preempted_training_resumes,
+    variables_may_be_set,
+    mounts_have_one_source_and_one_place,
+)

@@ -1,12 +1,12 @@
 """The targets: one file each, with the target's name, and one template with the same stem.
 
-A target's module is a `Target`.  Its rules are the public functions that jobspec/spec/rules.py describes.
+A target's module is a `Target`.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jobspec.environment import Variable
     from jobspec.plan import Plan, Rank
     from jobspec.spec.job import Job
+    from jobspec.spec.rules import Rule
 
 _PACKAGE = Path(__file__).parents[1]
 # Beside jobspec in a checkout, inside jobspec if pip installed it.
@@ -34,6 +35,9 @@ class Target(Protocol):
     """
     NOT_USED: Mapping[str, str]
     """Keys that cannot change the job's result here, and why; the artifact's head says so."""
+
+    RULES: Sequence[Rule]
+    """What its jobs must keep besides the rules of every job."""
 
     def template_values(self, plan: Plan) -> dict[str, Any]:
         """Return what the template needs besides `plan`, `job` and `command`; `notes` are plan.notes by default."""

@@ -82,11 +82,6 @@ def node_name(plan: Plan, node: int) -> str:
     return f"{plan.job.name}-{node}"
 
 
-of_other_files = (files.files_are_here, mounts.empty_mounts_have_no_folders, mounts.mounts_over_shm)
-there_is_an_image = partial(image_runs, "compose")
-name_fits = partial(leaves_room, "a host", lambda job: f"-{job.nodes.max - 1}")
-
-
 def each_node_has_its_gpus(job: Job) -> Iterator[Finding]:
     gpus, needed = job.compose.gpus, job.nodes.max * job.gpus
     if gpus and job.device == "cpu":
@@ -110,6 +105,17 @@ def mounts_leave_the_container_what_it_needs(job: Job) -> Iterator[Finding]:
         if path in ("/", "/dev", "/proc", "/sys") or path.startswith(("/proc/", "/sys/")):
             message = f"mounts[{number}].path is {mount.path}, which belongs to the container itself"
             yield Finding(("mounts", number, "path"), message, "choose another path, such as /data")
+
+
+RULES = (
+    files.files_are_here,
+    mounts.empty_mounts_have_no_folders,
+    mounts.mounts_over_shm,
+    partial(image_runs, "compose"),
+    partial(leaves_room, "a host", lambda job: f"-{job.nodes.max - 1}"),
+    each_node_has_its_gpus,
+    mounts_leave_the_container_what_it_needs,
+)
 
 
 def _torchrun_restarts(plan: Plan) -> int:

@@ -17,10 +17,10 @@ from jobspec.spec.rules import leaves_room
 USES = pod.USES | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
 
-POD_RULES = rules.POD
 name_fits = partial(leaves_room, "a pod", lambda job: f"-{job.nodes.max - 1}")
 size_is_fixed = partial(fixed_size, "a Job is complete only when each of its pods has completed")
 preemption_restarts = partial(preemption_needs_restarts, "when a pod is preempted, the others fail, too")
+RULES = (*rules.POD, name_fits, size_is_fixed, preemption_restarts)
 
 
 def template_values(plan: Plan) -> dict[str, Any]:

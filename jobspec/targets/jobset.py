@@ -16,10 +16,10 @@ from jobspec.spec.rules import leaves_room
 USES = pod.USES | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
 
-POD_RULES = rules.POD
 name_fits = partial(leaves_room, "a pod", lambda job: f"-node-0-{job.nodes.max - 1}-xxxxx")
 size_is_fixed = partial(fixed_size, "a JobSet restarts all pods when one fails, so it never continues with fewer nodes")
 preemption_restarts = partial(preemption_needs_restarts, "the peers of a preempted pod may fail before the pod ends")
+RULES = (*rules.POD, name_fits, size_is_fixed, preemption_restarts)
 
 
 def template_values(plan: Plan) -> dict[str, Any]:

@@ -21,9 +21,6 @@ from jobspec.torchrun import c10d_conf, pod_flags, run_id
 USES = pod.USES | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
 
-POD_RULES = rules.POD
-preemption_restarts = partial(preemption_needs_restarts, "a preempted pod counts as failed", of_one_node=True)
-
 _UNBUFFERED = "PYTHONUNBUFFERED"  # the operator adds it to every container
 
 # The kubelet restarts a container at once, when its peers have not yet noticed that it is gone.  torchrun would join
@@ -39,13 +36,18 @@ def _workers_only(job: Job) -> bool:
     return job.nodes.elastic or job.rendezvous.backend == "c10d"
 
 
-name_fits = partial(leaves_room, "a pod", lambda job: f"-worker-{max(0, job.nodes.max - 2 + _workers_only(job))}")
-
-
 def output_is_unbuffered(job: Job) -> Iterator[Finding]:
     if job.env.get(_UNBUFFERED, "1") != "1":
         message = f"env.{_UNBUFFERED} has no effect: the operator of PyTorchJob sets it to 1"
         yield Finding(("env", _UNBUFFERED), message, "leave it out", on_key=True)
+
+
+RULES = (
+    *rules.POD,
+    partial(leaves_room, "a pod", lambda job: f"-worker-{max(0, job.nodes.max - 2 + _workers_only(job))}"),
+    partial(preemption_needs_restarts, "a preempted pod counts as failed", of_one_node=True),
+    output_is_unbuffered,
+)
 
 
 def template_values(plan: Plan) -> dict[str, Any]:

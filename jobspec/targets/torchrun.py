@@ -35,6 +35,9 @@ def variables_are_not_those_of_the_script(job: Job) -> Iterator[Finding]:
             yield Finding(path, message, "choose another name", on_key=True)
 
 
+RULES = (variables_are_not_those_of_the_script,)
+
+
 def template_values(plan: Plan) -> dict[str, Any]:
     return {
         "notes": torchrun.notes(plan),

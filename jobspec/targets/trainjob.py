@@ -30,10 +30,7 @@ NOT_USED = {
     "kubernetes.ttl": "Trainer 2.3 runs a failed job again and again once its JobSet is deleted (trainer#3779)",
 }
 
-POD_RULES = tuple(rule for rule in rules.POD if rule is not rules.image_is_given)
-name_fits = jobset.name_fits
 node_name = jobset.node_name
-size_is_fixed = partial(fixed_size, "the operator of TrainJob tells torchrun one number of nodes, not a range")
 
 # Keys that a TrainJob cannot change in a runtime of the cluster.
 _OF_PODS = keys("gpu_claim host_network pod image_pull_policy priority_class scheduler", "kubernetes")
@@ -44,10 +41,6 @@ def _without_runtime(rule: Rule, job: Job) -> Iterator[Finding]:
     yield from rule(job) if job.kubernetes.runtime is None else ()
 
 
-image_is_given = partial(_without_runtime, rules.image_is_given)
-preemption_restarts = partial(_without_runtime, jobset.preemption_restarts)
-
-
 def runtime_of_the_cluster_decides(job: Job) -> Iterator[Finding]:
     for key in given(job) if job.kubernetes.runtime is not None else ():
         if key in _OF_RUNTIMES:
@@ -55,6 +48,15 @@ def runtime_of_the_cluster_decides(job: Job) -> Iterator[Finding]:
             hint = "leave one of them out; without kubernetes.runtime the manifest brings a runtime along"
             yield Finding(tuple(key.split(".")), message, hint, on_key=True)
 
+
+RULES = (
+    *(rule for rule in rules.POD if rule is not rules.image_is_given),
+    partial(_without_runtime, rules.image_is_given),
+    partial(_without_runtime, jobset.preemption_restarts),
+    jobset.name_fits,
+    partial(fixed_size, "the operator of TrainJob tells torchrun one number of nodes, not a range"),
+    runtime_of_the_cluster_decides,
+)
 
 _OPERATORS_PORT = 29500
 REMARKS = {"PET_MASTER_PORT": "the operator sets this for all jobs; the flag --master-port wins"}
