@@ -25,7 +25,6 @@ from train.collectives.missing_ranks import naming_missing_ranks
 from train.config import TrainConfig, name_settings_as_flags
 from train.errors import SharedError, UserError, differences, leave, report
 from train.flags import from_argv
-from train.world.attempt import Attempt
 from train.world.environment import World
 from train.world.placement import (
     device_identity,
@@ -34,8 +33,8 @@ from train.world.placement import (
     refuse_different_devices,
     refuse_shared_devices,
 )
+from train.world.process import Process
 from train.world.rendezvous import open_process_group
-from train.world.signals import stop_with_parent
 from train.world.threads import in_thread
 
 # Shorter than those of a training; flags replace them.
@@ -72,12 +71,10 @@ def main(argv: list[str] | None = None) -> int:
     name_settings_as_flags()
     try:
         config = from_argv([*_WAITS, *(sys.argv[1:] if argv is None else argv)])
-        world = World.detect(os.environ)
-        if world.launcher == "torchrun":
-            stop_with_parent()
+        process = Process()
         own_name = os.environ.get("GLOO_SOCKET_IFNAME") or _address_of_own_name()
-        with open_process_group(world, Attempt(world), config):
-            examine(world, config, own_name)
+        with open_process_group(process.world, process.attempt, config):
+            examine(process.world, config, own_name)
         return 0
     except Exception as error:
         report(error, "PROBLEM")

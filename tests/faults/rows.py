@@ -1,4 +1,4 @@
-"""The rows of rows.yaml: what happens where, how soon it is noticed, what is said, and how the job ends."""
+"""The rows of rows.yaml: what happens where, what is said, and how the job ends."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +31,8 @@ class Row:
 
     ends: `goes on` in the same processes; `restarts` under the same torchrun; `resumes` when it is started again, then
         on three processes; `refused`.
-    says: patterns of the output, TO for the fault's; the first one must come within `noticed_s`.
-    lost: the most steps that are trained again.  limit_s: the most that one start may take.
+    says: patterns of the output, TO for the fault's.
+    lost: the most steps that are trained again.
     where: one machine, two nodes (each runs the rendered script), or ranks: two nodes without torchrun.
     outside: what the test does when it is asked: with nodes and cables, or a command in the job's folder.
     nine: the job has run for 9 steps before.  before, mend: commands in its folder before the two starts.
@@ -41,9 +41,7 @@ class Row:
     ends: Literal["goes on", "restarts", "resumes", "refused"]
     fault: Fault | None = None
     says: tuple[str, ...] = ()
-    noticed_s: float = 30
     lost: int = 4
-    limit_s: float = 150
     where: Literal["machine", "nodes", "ranks"] = "machine"
     outside: str = ""
     nine: bool = False

@@ -26,7 +26,7 @@ STEPS, BATCH = 12, 20
 _SETTINGS: dict[str, object] = {
     **{"model": "mnist_cnn", "dataset": "mnist", "batch_size": BATCH, "epochs": 1, "momentum": 0.9, "log_every": 1},
     **{"logical_world": 4, "checkpoint_every": 4, "resume": "auto"},
-    **{"collective_timeout_s": 40, "rendezvous_timeout_s": 40},
+    **{"collective_timeout_s": 40, "rendezvous_timeout_s": 120},
 }
 _FOLDERS = {"data_root": "data", "run_dir": "run", "checkpoint_dir": "checkpoints"}
 _PORT = 20124

@@ -7,14 +7,8 @@ reported at once; `train/world/rendezvous.py` opens the connections.
 from __future__ import annotations
 
 import re
-import shutil
-import socket
-import struct
-import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from train.errors import UserError
 
@@ -104,18 +98,25 @@ class World:
     @classmethod
     def _from_slurm(cls, environ: Mapping[str, str]) -> World:
         rank, local_rank, node_rank, job, step = _numbers(
-            environ, "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID", "SLURM_STEP_ID"
+            environ,
+            *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+            also=("SLURM_GTIDS",),
         )
-        # The step's own numbers; SLURM_NTASKS may be the allocation's.
-        world_size = _number(environ, "SLURM_STEP_NUM_TASKS", _number(environ, "SLURM_NTASKS", 1))
-        tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", str(world_size)))
+        # The step's own numbers; those without STEP may be the allocation's.
+        several_nodes = environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES")) != "1"
+        address = environ.get("MASTER_ADDR") or ("" if several_nodes else "127.0.0.1")
+        if not address:
+            raise UserError(
+                "MASTER_ADDR is not set, and the step has several nodes: in the batch script, export "
+                'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)'
+            )
         return cls(
             rank=rank,
-            world_size=world_size,
+            world_size=_number(environ, "SLURM_STEP_NUM_TASKS", _number(environ, "SLURM_NTASKS", 1)),
             local_rank=local_rank,
-            local_world_size=_tasks_of_node(tasks, node_rank),
+            local_world_size=len(environ["SLURM_GTIDS"].split(",")),  # the ranks of this node
             node_rank=node_rank,
-            master_addr=environ.get("MASTER_ADDR") or _first_slurm_node(environ),
+            master_addr=address,
             # Below the ephemeral range (32768-60999), and different for jobs and steps that share a node.
             master_port=_number(environ, "MASTER_PORT", 10000 + (job * 31 + step) % 20000),
             launcher="slurm",
@@ -158,74 +159,3 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     if not re.fullmatch("[0-9]+", text):
         raise UserError(f'{name}="{text}": must be a whole number, 0 or more')
     return int(text)
-
-
-def _tasks_of_node(text: str, node: int) -> int:
-    """Return entry `node` of Slurm's list of tasks per node: `2(x3),1` means 2, 2, 2, 1."""
-    counts: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if match is None:
-            raise UserError(f'SLURM_STEP_TASKS_PER_NODE="{text}": must look like 2(x3),1')
-        counts += [int(match[1])] * int(match[2] or 1)
-    if node >= len(counts):
-        raise UserError(f'SLURM_NODEID is {node}, but SLURM_STEP_TASKS_PER_NODE="{text}" lists {len(counts)} nodes')
-    return counts[node]
-
-
-def _first_slurm_node(environ: Mapping[str, str]) -> str:
-    """Return the name of the step's first node; only Slurm's own tool can expand a list like `rack[0-1]n[2,10]`."""
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-    if environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES")) == "1":
-        return "127.0.0.1"
-    if "[" not in nodes and "," not in nodes and nodes:
-        return nodes
-    scontrol = shutil.which("scontrol")
-    if scontrol is None:
-        raise UserError(
-            f"MASTER_ADDR is not set, and the node list {nodes} cannot be expanded without scontrol (containers "
-            "usually lack it): export MASTER_ADDR in the batch script, outside the container"
-        )
-    command = [scontrol, "show", "hostnames", nodes]
-    listed = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
-    if listed.returncode or not listed.stdout.split():
-        raise UserError(f"MASTER_ADDR is not set and `{' '.join(command)}` failed: {listed.stderr.strip()}")
-    return listed.stdout.split()[0]
-
-
-def interface_towards(address: str) -> str | None:
-    """Return the name of the network interface that this machine uses to reach `address`, or None if it is unknown.
-
-    Gloo wants one exact name, and a host often resolves its own name to the loopback.  If an address is both IPv4 and
-    IPv6, IPv4 decides, as it does in gloo.  Linux only.
-    """
-    found = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)
-    for family, kind, protocol, _, target in sorted(found, key=lambda entry: entry[0] != socket.AF_INET):
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                # Connecting a datagram socket sends nothing; it only looks the route up.
-                probe.connect(target)
-                own = probe.getsockname()[0]
-            if family == socket.AF_INET:
-                name = next((name for _, name in socket.if_nameindex() if ipv4_of(name) == own), None)
-            else:
-                digits = socket.inet_pton(socket.AF_INET6, own.partition("%")[0]).hex()
-                # A line holds the address without colons, four numbers, and the name.
-                lines = Path("/proc/net/if_inet6").read_text().splitlines()
-                name = next((line.split()[-1] for line in lines if line.startswith(digits)), None)
-        except OSError:
-            continue  # this machine has no address or no route of that family
-        if name is not None:
-            return name
-    return None
-
-
-def ipv4_of(interface: str) -> str | None:
-    """Return the IPv4 address of a network interface; None if it has none."""
-    import fcntl
-
-    siocgifaddr = 0x8915
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        answer = fcntl.ioctl(probe, siocgifaddr, struct.pack("256s", interface.encode()[:15]))
-        return socket.inet_ntoa(answer[20:24])
-    return None

@@ -7,8 +7,7 @@ still tell the others.  On CUDA gradients travel in a second group, over NCCL.
 import json
 import os
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import TimeoutError
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,13 +18,12 @@ import torch.distributed as dist
 from train.config import TrainConfig, setting
 from train.errors import SharedError, UserError, differences, first_line
 from train.world.attempt import Attempt
-from train.world.environment import World, interface_towards
+from train.world.environment import World
+from train.world.network import choose_interfaces, failure_of, wait_until_resolvable
 from train.world.threads import in_thread
 
 # Rank 0 answers once it listens; whatever stays silent for longer than this is another program.
 _ANSWER_TIMEOUT_S = 30.0
-# A wrong name is reported after this long, however long the ranks may take to arrive.
-_RESOLVE_S = 60.0
 
 # Kept alive on purpose.  torch 2.6 destroys a gloo group by waiting for its threads while it holds the GIL.  These
 # threads may need the GIL to free the tensors of the last collective: a deadlock.  The end of the process ends them.
@@ -63,47 +61,13 @@ def open_process_group(world: World, attempt: Attempt, config: TrainConfig) -> I
     dist.destroy_process_group()
 
 
-def choose_interfaces(world: World) -> None:
-    """Let gloo, and NCCL if the job spans hosts, use the interface towards rank 0, unless the user has chosen one."""
-    if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_towards(world.master_addr)):
-        os.environ["GLOO_SOCKET_IFNAME"] = name
-    interfaces = os.environ.get("GLOO_SOCKET_IFNAME")
-    if interfaces and world.local_world_size < world.world_size:
-        # NCCL takes a name as a prefix unless "=" stands before it.
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interfaces}")
-
-
-def wait_until_resolvable(name: str, timeout_s: float) -> None:
-    """Return as soon as `name` has an address; raise UserError if it has none within `timeout_s` or a minute."""
-    timeout_s = min(timeout_s, _RESOLVE_S)
-    failure = _failure_of(lambda: socket.getaddrinfo(name, None), timeout_s, pause_s=1.0)
-    if failure is not None:
-        raise UserError(
-            f'MASTER_ADDR is "{name}", which does not resolve on {socket.gethostname()}: {failure.strerror} '
-            f"(tried for {timeout_s:g} s). Check the name and the DNS of this node"
-        )
-
-
-def _failure_of(attempt: Callable[[], object], timeout_s: float, pause_s: float) -> OSError | None:
-    """Repeat the attempt until it raises no OSError; return the last one if there is no time left."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            attempt()
-            return None
-        except OSError as error:
-            if time.monotonic() >= deadline:
-                return error
-        time.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
-
-
 def connect_to_store(world: World, timeout: timedelta) -> dist.TCPStore:
     """Return a client of the store at master_addr:master_port; rank 0 also serves it unless the launcher does."""
     address, limit_s = (world.master_addr, world.master_port), timeout.total_seconds()
     place = f"{world.master_addr}:{world.master_port} (MASTER_ADDR:MASTER_PORT)"
     serve = world.rank == 0 and not world.store_is_served
     if not serve:
-        failure = _failure_of(lambda: socket.create_connection(address, timeout=5).close(), limit_s, pause_s=0.1)
+        failure = failure_of(lambda: socket.create_connection(address, timeout=5).close(), limit_s, pause_s=0.1)
         if failure is not None:
             raise UserError(
                 f"rank {world.rank} found no rank 0 at {place} within {limit_s:g} s: {failure.strerror or failure}. "

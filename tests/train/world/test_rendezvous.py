@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import run_ranks
-from train.world import rendezvous
+from train.world import network
 from train.world.environment import World
 
 pytestmark = pytest.mark.timeout(240)
@@ -51,6 +51,6 @@ def test_nccl_follows_gloos_interface_across_hosts(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     world = World(world_size=2, local_world_size=local_world_size, master_addr="127.0.0.1", master_port=1)
-    rendezvous.choose_interfaces(world)
+    network.choose_interfaces(world)
     assert os.environ.get("GLOO_SOCKET_IFNAME") == gloo
     assert os.environ.get("NCCL_SOCKET_IFNAME") == nccl
