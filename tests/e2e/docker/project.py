@@ -49,12 +49,6 @@ class Project:
         return [record for record in map(json.loads, text.splitlines()) if record["event"] == event]
 
 
-def run_on_one_machine(spec: Path, run_dir: Path) -> None:
-    """Run a spec by the script for torchrun, once for each of two nodes, both of which are this machine."""
-    script = render("torchrun", str(spec), [f"train.run_dir={run_dir}"])
-    _run([["bash", "-c", script]] * 2, "127.0.0.1")
-
-
 def run_on_two_machines(spec: Path, run_dir: Path) -> None:
     """Run a spec by the script for torchrun on two machines that have only a network in common, as containers have.
 

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ import yaml
 from jobspec import targets
 from jobspec.artifact import load, render
 from tests.cli import records
-from tests.e2e import foreign
 from tests.e2e.docker.client import ROOT, Compose, Docker
-from tests.e2e.docker.project import Project, run_on_one_machine, run_on_two_machines
+from tests.e2e.docker.project import Project, run_on_two_machines
 
 EXAMPLES = sorted((ROOT / "docker").glob("*.compose.yaml"))
 SPECS = [*sorted((ROOT / "jobs").glob("*.yaml")), ROOT / "tests" / "specs" / "ok" / "every-key.yaml"]
@@ -120,26 +118,15 @@ def trained(
         yield project
 
 
-def test_two_nodes_of_two_processes_have_the_first_losses_of_the_same_run_on_one_machine(
-    trained: Project, tmp_path: Path
-) -> None:
-    """Not the same bits: on one machine sums go through shared memory, which adds in another order."""
-    (start,) = trained.records("start")
-    assert start["world"]["world_size"] == 4
-    hosts = [line.partition("(")[2].partition(")")[0] for line in start["world"]["ranks"]]
-    assert hosts == ["job-0", "job-0", "job-1", "job-1"]
-    run_on_one_machine(trained.spec, tmp_path)
-    here, there = ([step["loss"] for step in steps] for steps in (records(tmp_path, "step"), trained.records("step")))
-    assert len(here) == len(there) == STEPS
-    assert there[:20] == pytest.approx(here[:20], abs=1e-4)
-
-
 def test_two_nodes_of_two_processes_end_with_the_weights_of_the_same_run_on_two_machines(
     trained: Project, tmp_path: Path
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("playing two machines needs root: run it with sudo")
     (start,) = trained.records("start")
+    assert [line.partition("(")[2].partition(")")[0] for line in start["world"]["ranks"]] == ["job-0"] * 2 + [
+        "job-1"
+    ] * 2
     if start["versions"]["torch"] != torch.__version__:
         pytest.skip(f"torch is {start['versions']['torch']} in the image and {torch.__version__} here")
     run_on_two_machines(trained.spec, tmp_path / "run")
@@ -197,46 +184,23 @@ def test_user_sees_which_step_was_saved_and_resumed_and_the_job_ends_like_one_th
     with project.compose() as compose:
         running = compose.start()
         read_until(running, "step 50/", said)
-        asked = time.monotonic()
         if way == "Ctrl-C":
             os.killpg(running.pid, signal.SIGINT)
         else:
             stopped = compose.run("stop")
             assert stopped.returncode == 0, stopped.stdout
         running.communicate(timeout=60)
-        stop_s = time.monotonic() - asked
         (stop,) = project.records("stop")
         assert f"stopped by a signal at epoch {stop['epoch']}, step {stop['step']}; saved" in compose.log_by_its_head()
         found = [project.docker.inspect(compose.container(f"job-{node}")) for node in range(2)]
         assert f"resume: /runs/step-{stop['step']:08}" in compose.up()
         (end,) = project.records("end")
-    print(f"{way} took {stop_s:.2f} s")
     # Codes of a stop, not that of a process that was killed at the end of the grace period (137).
     states = [each["State"] | {"Restarts": each["RestartCount"]} for each in found]
     assert {state["ExitCode"] for state in states} <= {1, 143}, json.dumps(states)
     assert not any(state["Running"] for state in states)
     assert stop["saved"] and stop["step"] < STEPS
     assert (end["step"], end["weights_sha256"]) == (STEPS, weights(trained))
-
-
-@pytest.mark.slow
-def test_script_that_nobody_here_wrote_runs_unchanged(
-    project: Project, foreign_script: foreign.Foreign, data_root: Path, tmp_path: Path
-) -> None:
-    foreign.unpack(data_root / "FashionMNIST" / "raw", tmp_path / "data" / "FashionMNIST" / "raw")
-    mounts = [
-        {"source": str(foreign_script.script), "path": "/app/mnist.py", "read_only": True},
-        {"source": str(foreign_script.packages), "path": "/packages", "read_only": True},
-        {"source": str(tmp_path / "data"), "path": "/data", "read_only": True},
-    ]
-    command = ["mnist.py", "--epochs=1", "--batch-size=250", "--lr=0.05", "--dir=/tmp/logs"]
-    project.write(command=command, env={"PYTHONPATH": "/packages"}, mounts=mounts)
-    with project.compose() as compose:
-        said = compose.up()
-    assert {f"World Size: 4. Rank: {rank}" in said for rank in range(4)} == {True}
-    accuracies = [float(line.partition("accuracy=")[2]) for line in said.splitlines() if "accuracy=" in line]
-    # Each of four processes counts its quarter of the test images against all of them; a guess is right at a tenth.
-    assert len(accuracies) == 4 and sum(accuracies) > 0.4
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """`docker run`: training as a user without rights, and `docker stop` in the middle of it."""
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,18 +19,6 @@ FLAGS = [
     "--checkpoint-dir=/checkpoints",
     "--run-dir=/checkpoints",
 ]
-SAVE = """
-import time, sys, torch
-from pathlib import Path
-from train.checkpoints.folder import Checkpoints
-*_, saved = sorted(Path("/checkpoints").glob("step-*/state.pt"))
-state = torch.load(saved, weights_only=True)
-again = Checkpoints(Path("/checkpoints/again"), keep=1)
-started = time.monotonic()
-again.save(1, state)
-again.wait()
-print(time.monotonic() - started)
-"""
 
 
 def records(docker: Docker, volume: str, image: str) -> list[dict[str, Any]]:
@@ -48,20 +35,17 @@ def wait_for(lines: Iterator[str], words: str) -> None:
     raise AssertionError("".join(said))
 
 
-def run_and_stop(docker: Docker, words: list[str], code: int) -> float:
-    """Start a training, stop it in the middle, and see that it ends by itself with this code: seconds that it took."""
+def run_and_stop(docker: Docker, words: list[str], code: int) -> None:
+    """Start a training, stop it in the middle, and see that it ends by itself with this code."""
     container = docker("run", "--detach", *words)
     try:
         logs = docker.start("logs", "--follow", container)
         assert logs.stdout is not None
         wait_for(logs.stdout, "loss")
-        asked = time.monotonic()
         docker("stop", "--time=60", container)
-        took_s = time.monotonic() - asked
         wait_for(logs.stdout, "stopped by a signal")
         logs.wait()
-        assert docker.inspect(container)["State"]["ExitCode"] == code
-        return took_s
+        assert docker.inspect(container)["State"]["ExitCode"] == code  # 137 after a kill
     finally:
         docker("rm", "--force", container)
 
@@ -80,18 +64,11 @@ def test_trains_without_rights_on_a_read_only_root(docker: Docker, image: str, v
 
 
 @pytest.mark.parametrize(("launcher", "code"), [(ALONE, 143), (TORCHRUN, 1)], ids=["alone", "torchrun"])
-def test_docker_stop_saves_and_ends_within_two_seconds_and_the_next_start_resumes_there(
+def test_docker_stop_saves_and_ends_before_the_kill_and_the_next_start_resumes_there(
     docker: Docker, image: str, volume: str, launcher: list[str], code: int
 ) -> None:
     common = [*CONFINED, f"--volume={volume}:/checkpoints", image, *launcher, *FLAGS, "--log-every=10", "--resume=auto"]
-    stop_s = run_and_stop(docker, [*common, "--epochs=1000"], code)
-    save_s = float(docker("run", "--rm", f"--volume={volume}:/checkpoints", image, "python3", "-c", SAVE))
-    for _ in range(2):  # a machine that has other work to do takes longer, never shorter
-        if stop_s >= save_s + 2.0:
-            stop_s = min(stop_s, run_and_stop(docker, [*common, "--epochs=1000"], code))
-    print(f"docker stop took {stop_s:.2f} s, a save {save_s:.2f} s")
-    assert stop_s < save_s + 2.0
-
+    run_and_stop(docker, [*common, "--epochs=1000"], code)
     stopped = records(docker, volume, image)[-1]
     assert (stopped["event"], stopped["saved"]) == ("stop", True)
     docker("run", "--rm", *common, f"--max-steps={stopped['step'] + 1}")

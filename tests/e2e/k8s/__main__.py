@@ -15,7 +15,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.e2e import foreign
 from tests.e2e.k8s import parts
 
 REPOSITORY = Path(__file__).parents[3]
@@ -34,7 +33,7 @@ def main(words: list[str]) -> int:
         return subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "E2E_K8S": "current"}).returncode
     problem = _cannot_isolate()
     if not built_only and not problem:
-        problem = parts.build() or _fetch_foreign_script()
+        problem = parts.build()
     found = parts.find()
     if found is None or _cannot_isolate():
         hint = "`python -m tests.e2e.k8s.parts --build` builds them"
@@ -48,15 +47,6 @@ def main(words: list[str]) -> int:
     isolated = ["unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
     os.chdir(REPOSITORY)
     os.execvp("unshare", [*isolated, "sh", "-euc", script, "sh", *command])
-
-
-def _fetch_foreign_script() -> str:
-    """In words why that is impossible, or nothing; from inside of the isolation nothing can be fetched."""
-    try:
-        foreign.fetch()
-    except foreign.Absent as reason:
-        return str(reason)
-    return ""
 
 
 def current_cluster() -> str:

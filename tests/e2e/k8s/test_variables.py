@@ -81,21 +81,3 @@ def test_processes_have_the_variables_that_explain_foretells(
         assert {name for name in found["pod"] if name.startswith(("PET_", "MASTER_"))} <= {
             variable["name"] for variable in all_of_it
         }
-
-
-@pytest.mark.parametrize("target", KINDS)
-def test_nodes_have_the_names_that_explain_shows(target: str, cluster: Cluster, namespace: str, tmp_path: Path) -> None:
-    """The pods' names in DNS, from the objects that the controllers made: host name and Service."""
-    cluster.needs_controllers(target)
-    spec = job(cluster.image, nodes=3, command=["jobs/scripts/own.py", "--steps", "1"])
-    cluster.apply(rendered(target, spec, namespace, tmp_path))
-    module = targets.load(target)
-    names = json.loads(as_json(explain(load(module, str(tmp_path / "job.yaml")), module)))["node_names"]
-    cluster.until(lambda: len(cluster.pods(namespace)) == 3, "three pods are there")
-    assert sorted(name_in_dns(pod["spec"], pod["metadata"]["name"]) for pod in cluster.pods(namespace)) == sorted(names)
-    cluster.succeeds(namespace, target, "job")
-
-
-def name_in_dns(spec: dict[str, str], name: str) -> str:
-    """Of a pod with a host name that is under its Service; the training operator makes a Service for each pod."""
-    return f"{spec['hostname']}.{spec['subdomain']}" if "subdomain" in spec else name
