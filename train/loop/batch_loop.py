@@ -54,8 +54,8 @@ class BatchLoop:
             loop.close()
 
     def expects_step(self) -> bool:
-        """Return False between two loops over batches."""
-        return self.present.is_out or self.engine.phase is Phase.AWAITED
+        """Return False between two loops over batches, and during a save."""
+        return not self.saving.is_busy and (self.present.is_out or self.engine.phase is Phase.AWAITED)
 
     def held_by(self, method: str) -> tuple[Present, ShardSampler]:
         """Return the present batch and its place.  Raises UserError if a method of Run is not called in the loop."""

@@ -1,8 +1,8 @@
 """What a run saves: the folders that it owns, the checkpoint that it continues, each save, also after a failure."""
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Saving:
         self.files = ExitStack()
         self.is_open = self.saves = False
         self.saved_step = 0
+        self.is_busy = False
         self.checkpoints: Checkpoints | None = None
         self.hash_of_data: Callable[[], str] | None = None
         self._data_sha256: str | None = None
@@ -170,16 +171,18 @@ class Saving:
         if not self.saves or self.position.sampler is None:  # an evaluation may be stopped before the training
             return
         self.wait_until_saved()  # for the previous save
-        state = self.state_dict()
-        if self.checkpoints is not None:
-            self.checkpoints.save(self.position.steps, state)
+        with self._busy():
+            state = self.state_dict()
+            if self.checkpoints is not None:
+                self.checkpoints.save(self.position.steps, state)
         self.saved_step = self.position.steps
 
     def wait_until_saved(self) -> None:
         """Return when the last save is on the disk.  A collective.  Raises SharedError if it could not be written."""
         if self.saves:
             save = self.checkpoints
-            while_others_wait(self.world, lambda: None if save is None else save.wait(), "saving a checkpoint")
+            with self._busy():
+                while_others_wait(self.world, lambda: None if save is None else save.wait(), "saving a checkpoint")
 
     def save_unless_saved(self) -> None:
         """Save the state after the current step, and say so, unless it is saved already.  A collective."""
@@ -209,14 +212,24 @@ class Saving:
                 say(f"nothing is saved now, because {why_not}; {resume} continues from the last checkpoint")
             return False
         try:
-            self.engine.undo()
-            self.checkpoints.save(step, self.state_dict())
-            self.checkpoints.wait()
+            with self._busy():
+                self.engine.undo()
+                self.checkpoints.save(step, self.state_dict())
+                self.checkpoints.wait()
         except Exception as error:
             say(f"step {step} could not be saved: {error}")
             return False
         self._say_saved()
         return True
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """No step is expected in the block."""
+        self.is_busy = True
+        try:
+            yield
+        finally:
+            self.is_busy = False
 
     def _say_saved(self) -> None:
         if self.checkpoints is not None and self.world.rank == 0:

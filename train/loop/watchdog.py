@@ -36,8 +36,8 @@ from train.world.threads import in_thread
 _BEAT_S, _SILENCE_S, _CONNECT = 3.0, 20.0, timedelta(seconds=60)
 # A step is late after the longer of these.
 _LATE_S, _LATE_STEPS = 15.0, 10
-# While the main thread is in one of these functions, no step is expected.
-_EXCUSED = {"save", "wait_until_saved", "save_after_failure", "convert_frame_assert", "_compile"}
+# While the main thread is in this file, torch.compile compiles, and no step is expected.
+_COMPILES = "/torch/_dynamo/convert_frame.py"
 # In these files a rank waits for other ranks.
 _WAITING = ("/torch/distributed/", "/train/collectives/", "/train/cpu/shared_memory.py", "/train/ddp/reducer.py")
 _SHOWN = 8
@@ -47,7 +47,7 @@ class Watchdog(Observer):
     """The observer on each rank that writes to stderr if no step ends for long.
 
     stacks_s: after this time, when the other ranks are about to give up, it also writes the stacks of this process.
-    expects: returns False while no step is expected: between two loops over batches.
+    expects: returns False while no step is expected: between two loops over batches, and during a save.
     owners: of the folders that this rank owns.
     """
 
@@ -160,7 +160,7 @@ class Watchdog(Observer):
         }
 
     def _is_excused(self, frames: Sequence[FrameType]) -> bool:
-        return not self._expects() or any(frame.f_code.co_name in _EXCUSED for frame in frames)
+        return not self._expects() or any(_COMPILES in frame.f_code.co_filename for frame in frames)
 
     def _frames(self) -> list[FrameType]:
         """Return the frames of the main thread, the innermost first."""
