@@ -160,9 +160,13 @@ def _check(args: argparse.Namespace) -> tuple[str, int]:
 
 
 def _ssh(args: argparse.Namespace) -> tuple[str, int]:
-    from jobspec.ssh import start
+    from jobspec.ssh import Job
 
-    return "", start(args.script, args.nodes)
+    try:
+        job = Job(args.script, args.nodes)
+    except ValueError as error:
+        args.parser.error(str(error))
+    return "", job.run()
 
 
 def _schema(args: argparse.Namespace) -> tuple[str, int]:

@@ -23,8 +23,8 @@ else:
 # Files whose tests take longest, mostly because they start many processes: `make test` leaves them out.
 _SLOW_FILES = """
     benchmarks/test_benchmarks benchmarks/test_ddp_benchmarks benchmarks/test_ranks benchmarks/test_render_benchmark
-    jobspec/test_rendezvous_timeout jobspec/test_slurm_preemption jobspec/test_torchrun_ssh
-    jobspec/test_torchrun_ssh_faults train/checkpoints/test_resume train/checkpoints/test_transfer
+    jobspec/test_rendezvous_timeout jobspec/test_slurm_preemption jobspec/test_ssh jobspec/test_ssh_faults
+    train/checkpoints/test_resume train/checkpoints/test_transfer
     train/collectives/test_missing_ranks train/data/test_workers train/datasets/test_image_folder
     train/ddp/test_wrapper train/loop/test_interrupt train/loop/test_export train/loop/test_finished_run
     train/loop/test_nonfinite train/loop/test_numerics train/loop/test_out_of_memory train/loop/test_preemption

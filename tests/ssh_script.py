@@ -1,4 +1,4 @@
-"""The torchrun script at the desk of a user, with nodes that it reaches over ssh; see tests/ssh.py."""
+"""`render-job ssh` at the desk of a user, with nodes that it reaches over ssh; see tests/ssh.py."""
 
 import os
 import pty
@@ -21,8 +21,7 @@ MINE = BASE + "command: [mine.py]\n"
 # An agent that saves when it is told to stop, prints before and after it, and exits 1 as torchrun does.
 SAVING = """#!/bin/bash
 trap 'echo saving $NODE_RANK; touch saved-$NODE_RANK; echo saved $NODE_RANK; exit 1' TERM
-touch running-$NODE_RANK
-while true; do read -rt 0.1 _ <> <(:); done
+while true; do touch running-$NODE_RANK; read -rt 0.1 _ <> <(:); done
 """
 
 
@@ -39,7 +38,7 @@ class Started:
     def signal(self, name: str) -> None:
         self.lab.machines[DESK].run("kill", f"-{name}", (self.folder / "pid").read_text().strip())
 
-    def ended(self, timeout_s: float = 60) -> tuple[int, str]:
+    def ended(self, timeout_s: float = 200) -> tuple[int, str]:
         """The exit code, and what the script and its nodes wrote."""
         deadline = time.monotonic() + timeout_s
         while not (self.folder / "ended").exists():
@@ -57,6 +56,17 @@ class Started:
         with suppress(OSError):  # nothing there, or the terminal is closed
             while data := os.read(self.terminal, 65536):
                 self.out += data
+
+    def wait_for_line(self, *parts: str, timeout_s: float = 100) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not any(all(part in line for part in parts) for line in self.out.decode().splitlines()):
+            self.read()
+            assert time.monotonic() < deadline, self.out
+            time.sleep(0.02)
+
+    def type(self, keys: bytes) -> None:
+        assert self.terminal is not None
+        os.write(self.terminal, keys)
 
     def close_terminal(self) -> None:
         """Close it, and signal the script as the shell in a terminal does."""
@@ -116,14 +126,14 @@ class Nodes:
         return started
 
     def run(self, spec: str, *hosts: str, **env: str) -> tuple[int, str]:
-        return self.start(spec, *hosts, terminal=False, wrapper="", **env).ended(100)
+        return self.start(spec, *hosts, terminal=False, wrapper="", **env).ended()
 
     def by_hand(self, name: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run the written script on one machine to its end."""
         command = self.lab.command(["bash", "job.sh"], self.folder, name, **env)
         return subprocess.run(command, capture_output=True, text=True, timeout=250)
 
-    def wait_for(self, *names: str, timeout_s: float = 60) -> None:
+    def wait_for(self, *names: str, timeout_s: float = 200) -> None:
         """Until these files are there."""
         deadline = time.monotonic() + timeout_s
         while not all((self.folder / name).exists() for name in names):

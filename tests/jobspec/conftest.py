@@ -49,4 +49,4 @@ def new_nodes(lab: ssh.Lab, tmp_path: Path) -> Iterator[Callable[[str], Nodes]]:
             return nodes
 
         yield make
-        lab.wait_until_nothing_runs(10)
+        lab.wait_until_nothing_runs()

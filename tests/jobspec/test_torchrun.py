@@ -60,7 +60,10 @@ def test_only_node_0_of_an_elastic_job_hosts_the_rendezvous(folder: Path) -> Non
         {},
         {"NODE_RANK": "0"},
         {"MASTER_ADDR": "head"},
-        *({"NODE_RANK": rank, "MASTER_ADDR": "head"} for rank in ["", "2", "-1", "1a", "x[$(touch pwned)]", "9" * 20]),
+        *(
+            {"NODE_RANK": rank, "MASTER_ADDR": "head"}
+            for rank in ["", "2", "-1", "01", "1a", "x[$(touch pwned)]", "9" * 20]
+        ),
     ],
 )
 def test_node_without_a_right_number_or_master_does_not_start(folder: Path, env: dict[str, str]) -> None:
