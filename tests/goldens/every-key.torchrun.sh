@@ -18,12 +18,13 @@ refuse() { echo "every-key: $1" >&2; exit 1; }
 (( $# == 0 )) || refuse "takes no arguments, so not $*: edit the spec"
 : "${WANDB_API_KEY:?is a secret of this job; export it before the start}"
 : "${HF_TOKEN:?is a secret of this job; export it before the start}"
-[[ ${NODE_RANK-} =~ ^[0-9]{1,5}$ && ${MASTER_ADDR-} ]] && (( 10#$NODE_RANK < 2 )) ||
+[[ ${NODE_RANK-} =~ ^(0|[1-9][0-9]{0,4})$ && ${MASTER_ADDR-} ]] && (( NODE_RANK < 2 )) ||
   refuse "set NODE_RANK (this node's number, 0 to 1) and MASTER_ADDR (name or address of node 0)"
 # torchrun reads a flag from each PET_ variable; one that was left over in this shell would change the job.
 unset "${!PET_@}"
 
-# Node 0's name must not lead each node to itself.  On node 0 it may: `render-job ssh` gives the name of another node.
+# A name that leads to this machine itself: the nodes would wait for each other in vain, or gloo would.
+# `render-job ssh` sets OTHER_NODE, on node 0 to another node.
 node=${OTHER_NODE:-$MASTER_ADDR}
 address=$(getent ahosts "$node" | awk 'NR == 1 { print $1 }') ||
   refuse "$node has no address here: look at DNS and /etc/hosts, or set MASTER_ADDR to an address"
