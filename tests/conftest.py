@@ -51,7 +51,7 @@ _SLOW_OVER_NETWORK = ("train/ddp/test_backward.py", "train/ddp/test_buckets.py",
 _LONG_FILES = """
     benchmarks/test_ddp_benchmarks train/checkpoints/test_sharded
     train/loop/test_out_of_memory train/loop/test_preemption train/loop/test_runs_on_a_gpu train/loop/test_techniques
-    train/strategies/test_fsdp train/strategies/test_pipeline train/test_combinations
+    train/strategies/test_fsdp train/strategies/test_pipeline
 """
 _LONG = tuple(f"{name}.py" for name in _LONG_FILES.split())
 

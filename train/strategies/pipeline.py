@@ -37,9 +37,8 @@ def wrap(model: nn.Module, context: Context) -> Wrapped:
     works, shapes = _meta_forward(layers, context.micro_batch)
     stages = even_stretches(works, num_stages)
     mine = stages[rank]
-    formula = bubble([sum(works[at] for at in stretch) for stretch in stages], context.config.accumulate)
     if rank == 0:
-        say(_in_words(layers, works, stages, formula, context))
+        say(_in_words(layers, works, stages, context))
     for name in [name for at, group in enumerate(layers) if at not in mine for name in group]:
         delattr(model, name)
     module = Autocasting(model, context)
@@ -139,20 +138,10 @@ def even_stretches(works: Sequence[int], stages: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(cuts)]
 
 
-def bubble(works: Sequence[float], micro_batches: int) -> float:
-    """Return the share of the time in which a stage waits, as the mean over the stages, if messages take no time.
-
-    A step takes as long as one micro-batch through all stages and the other micro-batches through the slowest stage.
-    works: of each stage, for one micro-batch, in any unit.
-    """
-    step = sum(works) + (micro_batches - 1) * max(works)
-    return 1.0 - micro_batches * sum(works) / (len(works) * step)
-
-
-def _in_words(layers: Layers, works: Sequence[int], stages: Sequence[range], formula: float, context: Context) -> str:
+def _in_words(layers: Layers, works: Sequence[int], stages: Sequence[range], context: Context) -> str:
     lines = [
         f"pipeline: {len(stages)} stage{'s' * (len(stages) > 1)} ({schedule(context.device).__name__}), "
-        f"micro-batches per step: {context.config.accumulate}; expected bubble: {formula:.1%} of the time"
+        f"micro-batches per step: {context.config.accumulate}"
     ]
     for number, stage in enumerate(stages):
         names = [name for at in stage for name in layers[at]]

@@ -113,13 +113,6 @@ def plain() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 8))
 
 
-def frozen() -> nn.Module:
-    model = plain()
-    assert isinstance(model, nn.Sequential)
-    model[0].requires_grad_(False)
-    return model
-
-
 def channels_last() -> nn.Module:
     layers = nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 4, 2, padding=1), nn.Flatten(), nn.Linear(36, 8))
     return layers.to(memory_format=torch.channels_last)
@@ -156,7 +149,6 @@ CASES = [
     Case("accumulation into kept gradients", accumulate=3, set_to_none=False),
     Case("large gradients", large, lr=0.002),
     Case("large gradients accumulated and kept", large, accumulate=2, set_to_none=False, lr=0.002),
-    Case("frozen parameters", frozen),
     Case("frozen later", freeze_at=10, native=UNUSED),
     Case("gradients changed by hooks", halve=True),
     Case("large and kept gradients changed by hooks", large, halve=True, set_to_none=False, lr=0.002),

@@ -1,10 +1,8 @@
 """What a backward through CustomDDP does with gradients, on real processes."""
 
 import copy
-import threading
 from typing import Any, cast
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -16,7 +14,6 @@ from tests.train.devices import device_of, devices
 from train import models
 from train.collectives.sync_batchnorm import SyncBatchNorm
 from train.ddp.wrapper import CustomDDP
-from train.sync import Payload, Waitable
 from train.world.environment import World
 
 
@@ -161,41 +158,6 @@ def test_a_wrapper_inside_of_checkpointing_averages_as_without() -> None:
     expected = [param.grad for param in model.parameters()]
     for results in run_ranks(2, _checkpointed_wrapper):
         torch.testing.assert_close(results, [*expected, *expected])
-
-
-def _from_two_threads(world: World) -> int:
-    """Gradients arrive from two threads, as from two devices; how often collectives began out of order."""
-    # As large as may move when a bucket is started: meanwhile the other thread runs.
-    model = nn.ParameterList(torch.ones(60_000) for _ in range(16))
-    wrapped = CustomDDP(nn.ModuleList([model]), bucket_mib=0.1)
-    cast(Tensor, sum(param.sum() for param in model)).backward()
-    order: list[int] = []
-    reduce = wrapped.reducer.sync.reduce
-
-    def reduce_and_note(payload: Payload) -> Waitable:
-        order.append([bucket.payload for bucket in wrapped.reducer.buckets].index(payload))
-        return reduce(payload)
-
-    pytest.MonkeyPatch().setattr(wrapped.reducer.sync, "reduce", reduce_and_note)
-    wrong = 0
-    for _ in range(50):
-        order.clear()
-        losses = [cast(Tensor, sum(param.sum() for param in list(model)[part::2])) for part in (0, 1)]
-        wrapped.reducer._share()
-        wrapped.reducer._backward = 0
-        threads = [threading.Thread(target=loss.backward) for loss in losses]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        wrapped.reducer.finish()
-        wrong += order != list(range(len(wrapped.reducer.buckets)))
-    return wrong
-
-
-@pytest.mark.slow
-def test_gradients_may_arrive_from_the_threads_of_several_devices() -> None:
-    assert run_ranks(2, _from_two_threads) == [0, 0]
 
 
 def _gradient_of_inputs(world: World) -> Tensor:

@@ -114,30 +114,3 @@ def test_at_the_end_of_the_first_backward_no_more_than_one_bucket_is_held_twice(
     _backward(reducer, model(torch.ones(1, 16)))
     # What is still outside gets less with each bucket: 4, 3, 2 and 1 gradients.
     assert sync.outside == [4 * 256, 3 * 256, 2 * 256, 256]
-
-
-def test_a_backward_that_raised_is_completed_with_nan_at_the_next_forward() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    reducer, sync = _reducer(model)
-    _backward(reducer, model(torch.ones(1, 4)))
-    sent: list[Tensor] = []
-    reduce = sync.reduce
-
-    def note(payload: Payload) -> Waitable:
-        sent.append(payload.flat.clone())
-        return reduce(payload)
-
-    sync.reduce = note  # type: ignore[method-assign]
-
-    def fail(_: Tensor) -> None:
-        raise ArithmeticError
-
-    hidden = model[0](torch.ones(1, 4))
-    hidden.register_hook(fail)
-    try:
-        _backward(reducer, model[1](hidden))
-    except ArithmeticError:
-        assert reducer._is_shared
-    reducer.forward_begins()
-    assert not reducer._is_shared and len(sent) == 4
-    assert [bool(flat.isnan().all()) for flat in sent] == [False, False, True, True]

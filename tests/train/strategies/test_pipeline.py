@@ -18,7 +18,7 @@ from tests.train.strategies.dtypes import Dtypes, dtypes_of_a_run
 from train import models, strategies
 from train.config import TrainConfig
 from train.errors import SharedError
-from train.strategies.pipeline import bubble, even_stretches, refuse_what_cannot_be_cut, schedule
+from train.strategies.pipeline import even_stretches, refuse_what_cannot_be_cut, schedule
 
 CPU = torch.device("cpu")
 
@@ -64,11 +64,6 @@ def test_stretches_are_as_even_as_any(works: list[int], stages: int) -> None:
     every = [[0, *cuts, len(works)] for cuts in combinations(range(1, len(works)), stages - 1)]
     least = min(max(sum(works[start:stop]) for start, stop in pairwise(cuts)) for cuts in every)
     assert max(sum(works[at] for at in stretch) for stretch in found) == least
-
-
-@given(drawn.integers(1, 16), drawn.integers(1, 64))
-def test_the_bubble_of_even_stages_is_the_published_one(stages: int, micro_batches: int) -> None:
-    assert bubble([3.0] * stages, micro_batches) == pytest.approx((stages - 1) / (micro_batches + stages - 1))
 
 
 def _context(world_size: int, micro_batches: int) -> strategies.Context:

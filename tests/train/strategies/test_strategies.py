@@ -3,13 +3,15 @@
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
-from tests.cli import start_ranks
+from tests.cli import records, start_ranks
 from tests.ranks import make_trainer, run_ranks
 from tests.train.devices import needs_fsdp_on_cpus
 from train import strategies
@@ -69,6 +71,24 @@ def test_a_run_prints_no_warning_of_torch(name: str, python: str) -> None:
         _, stderr = rank.communicate(timeout=90)
         assert rank.returncode == 0, stderr
         assert "Warning" not in stderr
+
+
+def _compiles(world: World, name: str, folder: str) -> int:
+    """Train a few steps without and with --compile; return how many graphs were compiled."""
+    flags = ["--model=mlp", "--max-steps=4", "--accumulate=2", "--device=cpu", f"--strategy={name}"]
+    for compiled in (False, True):
+        run_dir = f"--run-dir={folder}/{compiled}" if world.rank == 0 else "--log-every=50"
+        make_trainer(world, *flags, *(["--compile"] if compiled else []), run_dir).fit()
+    return int(counters["stats"]["unique_graphs"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", [name for name in available("strategies") if name not in ("fsdp", "pipeline")])
+def test_a_compiled_model_trains_as_without(name: str, tmp_path: Path) -> None:
+    assert all(number > 0 for number in run_ranks(_world_size(name), _compiles, name, str(tmp_path), timeout_s=280))
+    losses = [[record["loss"] for record in records(tmp_path / str(way), "step")] for way in (False, True)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 @pytest.fixture
