@@ -97,11 +97,9 @@ class _Merged(Source):
         if key in new:
             hint = f"write all elements in one list under {key}"
             self._refuse(source, read_at, f'one file has both "{key}" and "+{key}"', hint)
-        elif not isinstance(value, list):
-            hint = f"write +{key}: […] to add to a list, or {key}: without the + to set another kind of value"
-            self._refuse(source, read_at, f"{dotted(read_at)} must be a list, not {shown(value, read_at)}", hint)
-        elif old is not None and not isinstance(old, list):
-            message = f"{dotted(read_at)} appends to a list, but {dotted(path)} {self._said(path, old)}"
+        elif not isinstance(value, list) or not isinstance(old or [], list):
+            other = f"is {shown(value, read_at)}" if not isinstance(value, list) else f"{key} {self._said(path, old)}"
+            message = f"{dotted(read_at)} appends to a list, but {other}"
             self._refuse(source, read_at, message, f"write {key}: without the + to replace the value")
         else:
             if old is None:

@@ -19,12 +19,12 @@ MOST = 1000  # the most combinations; Slurm's MaxArraySize allows numbers up to 
 
 def size(source: Source) -> int:
     """Return the number of combinations; 0 without a sweep, or if it is not a mapping with non-empty lists."""
-    sweep = source.values.get("sweep")
-    if not isinstance(sweep, dict) or not sweep:
+    sweep = source.values.get("sweep") or {}
+    if not isinstance(sweep, dict) or not all(
+        isinstance(values, list) and values and _path(key) for key, values in sweep.items()
+    ):
         return 0
-    if not all(isinstance(values, list) and values and _path(key) for key, values in sweep.items()):
-        return 0
-    number = math.prod(map(len, sweep.values()))
+    number = math.prod(map(len, sweep.values())) if sweep else 0
     if number > MOST:
         message = f"sweep has {number} combinations; at most {MOST} are allowed"
         raise SpecError([source.locate(Finding(("sweep",), message, on_key=True))])

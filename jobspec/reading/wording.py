@@ -62,20 +62,18 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
     wanted = expected(detail)
     if wanted is None:
         return Finding(path, f"{dotted(path)}: {detail['msg']}", on_key=True)
-    hint = context.get("hint", "") or _hint(kind, value, path)
-    if hint == QUOTES and path in source.items and not isinstance(value, dict):
+    hint = context.get("hint", "")
+    if kind == "model_type":
+        hint = f"its keys: {', '.join(_fields_at(path))}"
+    elif kind == "list_type" and isinstance(value, str):
+        hint = f"write {path[-1]}: […]"
+    elif hint == QUOTES and path in source.items and not isinstance(value, dict):
         place = source.items[path]
         quoted = f'"{place.written}"'
         hint += f": {shlex.quote(quoted) if place.option else quoted}"  # a shell removes the outer quotes
     # The carets go under the key if the value has several lines or none.
     on_key = value is None or isinstance(value, dict | list)
     return Finding(path, f"{dotted(path)} must be {wanted}, not {shown(value, path)}", hint, on_key)
-
-
-def _hint(kind: str, value: Any, path: Path) -> str:
-    if kind == "model_type":
-        return f"its keys: {', '.join(_fields_at(path))}"
-    return f"write {path[-1]}: […]" if kind == "list_type" and isinstance(value, str) else ""
 
 
 def _unknown_key(path: Path) -> Finding:

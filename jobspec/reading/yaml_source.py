@@ -139,8 +139,8 @@ class Reader:
                     self.add(self._place(event), "a second document begins here; a job spec is one document")
         except ReaderError as error:
             lines = _LINE_BREAK.split(self._text[: error.position])
-            message = f"character U+{error.character:04X} is not allowed in YAML"
-            self.add(self._at(len(lines) - 1, len(lines[-1]), 1), message)
+            place = self._at(len(lines) - 1, len(lines[-1]), 1)
+            self.add(place, f"character U+{error.character:04X} is not allowed in YAML")
         except yaml.MarkedYAMLError as error:
             # Where PyYAML stopped, or where it began something that has no end.
             begun = error.problem in ("could not find expected ':'", "found unexpected end of stream")
@@ -201,8 +201,7 @@ class Reader:
         try:
             return str(event.value).encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
-            message = "this escape is half of a surrogate pair, which is not a character"
-            self.add(place, message, "write the character itself")
+            self.add(place, "this escape is half of a surrogate pair: write the character itself")
             return ""
 
     def _place(self, event: Any) -> Place:

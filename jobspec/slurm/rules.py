@@ -75,12 +75,10 @@ def lines_of_the_script_find_what_they_use(job: Job) -> Iterator[Finding]:
 def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
     if job.slurm.launcher == "torchrun":
         return
-    if job.nodes.elastic:
-        message = "slurm.launcher is srun, but only torchrun continues when nodes come and go (nodes is a range)"
+    if job.nodes.elastic or job.rendezvous.backend == "c10d":
+        needed = "a range of nodes" if job.nodes.elastic else "rendezvous.backend c10d"
+        message = f"slurm.launcher is srun, but only torchrun can do with {needed}"
         yield Finding(("slurm", "launcher"), message, "launcher: torchrun")
-    elif job.rendezvous.backend == "c10d":
-        message = "slurm.launcher is srun, but only torchrun has rendezvous.backend c10d"
-        yield Finding(("slurm", "launcher"), message, "leave rendezvous.backend out")
     if "max_restarts" in given(job):
         message = f"max_restarts is {job.max_restarts}, but slurm.launcher is srun: nothing restarts processes"
         hint = "write slurm: {launcher: torchrun}; or set preemption, which requeues the whole job"
@@ -120,17 +118,16 @@ def tasks_of_an_array_keep_apart(job: Job) -> Iterator[Finding]:
     """Check that the tasks of an array, which all have one spec, do not write to the same path."""
     if job.slurm.array is None or job.train is None:
         return
-    for key, what in (("checkpoint_dir", "folder"), ("run_dir", "folder"), ("export", "file")):
+    for key in ("checkpoint_dir", "run_dir", "export"):
         if getattr(job.train, key) is not None:
-            message = f"train.{key} is one {what}, but slurm.array starts several jobs that would all write to it"
-            hint = f"use sweep instead of slurm.array: it gives each run its own values and {what}"
+            message = f"train.{key} is one path, but slurm.array starts several jobs that would all write to it"
+            hint = "use sweep instead of slurm.array: it gives each run its own values and paths"
             yield Finding(("train", key), message, hint)
 
 
 def grace_fits(job: Job) -> Iterator[Finding]:
     if job.preemption and job.time_limit is not None and job.preemption.grace >= job.time_limit:
-        limit = f"time_limit ({job.time_limit} s)"
-        message = f"preemption.grace ({job.preemption.grace} s) must be below {limit}: no time is left to train"
+        message = f"preemption.grace ({job.preemption.grace} s) must be below time_limit ({job.time_limit} s)"
         yield Finding(("preemption", "grace"), message)
 
 

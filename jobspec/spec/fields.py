@@ -23,22 +23,16 @@ DNS_NAME = rf"(?!.{{254}}){DNS}(?:\.{DNS})*"
 _LABEL = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _JOB_NAME = 'a DNS label such as my-job (a lower-case letter, then at most 62 lower-case letters, digits and "-")'
 JobName = Annotated[str, matching(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?", _JOB_NAME)]
-DnsLabel = Annotated[
-    str, matching(rf"(?!.{{64}}){DNS}", 'a DNS label such as team-a (at most 63 lower-case letters, digits and "-")')
-]
-DnsName = Annotated[
-    str, matching(DNS_NAME, 'a DNS name such as team-a (at most 253 lower-case letters, digits, "-" and ".")')
-]
-LabelKey = Annotated[
-    str, matching(rf"(?![^/]{{254}})(?:{DNS}(?:\.{DNS})*/)?{_LABEL}", "a Kubernetes label key such as example.com/pool")
-]
+DnsLabel = Annotated[str, matching(rf"(?!.{{64}}){DNS}", 'a DNS label such as team-a (at most 63 of a-z, 0-9 and "-")')]
+DnsName = Annotated[str, matching(DNS_NAME, 'a DNS name such as team-a (at most 253 of a-z, 0-9, "-" and ".")')]
+_LABEL_KEY = rf"(?![^/]{{254}})(?:{DNS}(?:\.{DNS})*/)?{_LABEL}"
+LabelKey = Annotated[str, matching(_LABEL_KEY, "a Kubernetes label key such as example.com/pool")]
 _LABEL_VALUE = 'a Kubernetes label value such as a100 (at most 63 letters, digits, "-", "_" and ".")'
 LabelValue = Annotated[str, matching(f"(?:{_LABEL})?", _LABEL_VALUE)]
 ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 EnvName = Annotated[str, matching(ENV_NAME, 'the name of a variable (letters, digits and "_", no digit first)')]
-Image = Annotated[
-    str, matching(r"[A-Za-z0-9/.][A-Za-z0-9._/:@+-]*", "an image reference such as registry.example/team/train:1.0")
-]
+_IMAGE = "an image reference such as registry.example/team/train:1.0"
+Image = Annotated[str, matching(r"[A-Za-z0-9/.][A-Za-z0-9._/:@+-]*", _IMAGE)]
 _PATH = rf'/[^{_BREAKS}:,"\\$]*'
 _FOLDER = 'an absolute path such as /data, without ":", ",", "$", quotes or backslashes'
 FolderPath = Annotated[str, matching(_PATH, _FOLDER)]

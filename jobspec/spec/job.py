@@ -66,18 +66,13 @@ class Mount(Section):
     """A folder, claim or other volume, seen inside the container under `path`.
 
     `source` can be given together with one of the others.  Slurm and compose then mount `source`, Kubernetes the other.
-    Each target with containers can make the empty space of `scratch`.
     """
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [_given(key) for key in ("source", *VOLUMES)]})
 
-    source: fields.FolderPath | None = optional(
-        "folder on every node; Kubernetes ignores it if claim, scratch, config_map or secret is given"
-    )
+    source: fields.FolderPath | None = optional("folder on every node; on Kubernetes, the others go before it")
     claim: fields.DnsName | None = optional("PersistentVolumeClaim (Kubernetes) or volume (compose)")
-    scratch: Size | None = optional(
-        "empty space on the node's own disk; its content is lost when the pod or container ends"
-    )
+    scratch: Size | None = optional("empty space on the node's own disk, lost when the pod or container ends")
     config_map: fields.DnsName | None = optional("ConfigMap whose keys become files (Kubernetes)")
     secret: fields.DnsName | None = optional("Secret whose keys become files (Kubernetes)")
     sub_path: fields.SubPath | None = optional("only this folder or file of the source or volume, such as team/data")
@@ -107,30 +102,19 @@ class Resources(Section):
 
     cpus: int | None = optional("CPU cores of a node; each process gets its share as OMP_NUM_THREADS", ge=1, le=65536)
     memory: Size | None = optional("memory of a node, such as 200GiB")
-    shm: Size | None = optional(
-        "size of /dev/shm, for DataLoader workers and NCCL; without it some containers have only 64 MiB"
-    )
+    shm: Size | None = optional("size of /dev/shm, for DataLoader workers and NCCL; some containers have only 64 MiB")
     rdma: bool = optional("RDMA devices, and the right to lock memory for them", False)
     devices: dict[fields.LabelKey, Amount] = optional(
-        "further resources of a node by their name in Kubernetes, such as {vpc.amazonaws.com/efa: 32}", {}
+        "further resources of a node as Kubernetes names them, such as {vpc.amazonaws.com/efa: 32}", {}
     )
 
 
 class Rendezvous(Section):
     """How the nodes find each other."""
 
-    backend: Literal["static", "c10d"] | None = optional(
-        "static: ranks follow node numbers; c10d: nodes may come and go; default: static, or c10d if nodes is a range"
-    )
-    port: fields.Port = optional(
-        "port of the rendezvous on node 0; auto derives a port below the ephemeral range from the job's "
-        "name, or on Slurm from the job's ID",
-        "auto",
-    )
-    timeout: Duration | None = optional(
-        "how long the nodes wait for the last node; default: 15m, or 1h on Kubernetes, where images are "
-        "pulled and nodes added"
-    )
+    backend: Literal["static", "c10d"] | None = optional("static: fixed ranks; c10d: nodes come and go, as in a range")
+    port: fields.Port = optional("port on node 0; auto: from the job's name, or on Slurm from its ID", "auto")
+    timeout: Duration | None = optional("how long the nodes wait for the last one; default: 15m, or 1h on Kubernetes")
 
 
 class Preemption(Section):
@@ -144,9 +128,7 @@ class Compose(Section):
     """Keys that only compose has."""
 
     project: fields.DnsLabel | None = optional("name of the project; default: the job's name")
-    gpus: list[Annotated[int, Field(ge=0)]] = optional(
-        "numbers of the GPUs, those of node 0 first, such as [2, 3]; default: from 0", []
-    )
+    gpus: list[Annotated[int, Field(ge=0)]] = optional("numbers of the GPUs, those of node 0 first, such as [2, 3]", [])
     run_as_user: int | None = optional("user and group ID of the processes; default: the image's user", ge=0, lt=2**31)
 
 
@@ -163,58 +145,28 @@ class Job(Section):
         description="processes on each node: one per GPU, or any number that shares the CPUs",
     )
     device: Literal["cuda", "cpu"] = optional("what the processes compute on", "cuda")
-    gpus_per_node: int | None = optional(
-        "GPUs of each node, if a process starts further processes for them; default: procs_per_node",
-        ge=1,
-        le=MAX_PROCS_PER_NODE,
-    )
-    gpu: fields.GpuType | None = optional(
-        "type of GPU, such as h100; passed to Slurm as it is; on Kubernetes a key of kubernetes.gpu_types"
-    )
+    gpus_per_node: int | None = optional("GPUs of each node; default: procs_per_node", ge=1, le=MAX_PROCS_PER_NODE)
+    gpu: fields.GpuType | None = optional("type of GPU, such as h100; on Kubernetes a key of kubernetes.gpu_types")
     image: fields.Image | None = optional("container image; not needed by targets that run no container")
     setup: list[fields.ShellLine] = optional(
-        "lines of bash that run before the processes, such as [module load cuda]; "
-        "in a container, the container's bash runs them",
-        [],
+        "lines of bash to run before the processes, such as [module load cuda]", []
     )
-    workdir: fields.FolderPath | None = optional(
-        "folder in which setup and the processes start; default: the image's working folder, or without "
-        "a container the folder in which you submit"
-    )
+    workdir: fields.FolderPath | None = optional("folder in which setup and the processes start; default: the image's")
     train: TrainConfig | None = optional("settings of python -m train; a spec has either train or command")
-    command: list[fields.Lines] | None = optional(
-        "your own script and its arguments, as you write them after torchrun; either this or train", min_length=1
-    )
-    no_python: bool = optional(
-        "torchrun starts command itself, without Python: for a shell script or another program", False
-    )
-    files: list[fields.FilePattern] = optional(
-        "your files, such as [train.py, lib/*.py]; Kubernetes gets them in the manifest (1 MiB at most), "
-        "compose mounts them; elsewhere the processes see the folder in which you submit",
-        [],
-    )
+    command: list[fields.Lines] | None = optional("your script and its arguments, as after torchrun", min_length=1)
+    no_python: bool = optional("torchrun starts command itself: a shell script or another program", False)
+    files: list[fields.FilePattern] = optional("your files, such as [train.py, lib/*.py], for pods and for compose", [])
     env: dict[fields.EnvName, fields.Lines] = optional("environment of the processes; values are text", {})
-    secrets: list[SecretRef] = optional(
-        "names of environment variables whose values stay out of the spec; "
-        "{HF_TOKEN: {secret: hf, key: token}} if a Secret of Kubernetes has the value under another name",
-        [],
-    )
+    secrets: list[SecretRef] = optional("names of secret variables, or {HF_TOKEN: {secret: hf, key: token}}", [])
     mounts: list[Mount] = optional("folders and claims inside the container", [])
     resources: Resources = optional("what each node gives to the job", Resources())
     time_limit: Duration | None = optional("the job is ended after this time, such as 2h")
     rendezvous: Rendezvous = optional("how the nodes find each other", Rendezvous())
-    max_restarts: int = optional(
-        "maximum number of restarts of the processes after failures; default: 0, or 3 if nodes is a range, "
-        "where the torchrun of each node counts its own",
-        0,
-        ge=0,
-        le=10000,
-    )
+    max_restarts: int = optional("restarts after failures; default: 0, or 3 if nodes is a range", 0, ge=0, le=10000)
     preemption: Preemption | None = optional("the scheduler may preempt the job")
     sweep: dict[fields.SweepKey, Annotated[list[fields.SweptValue], Field(min_length=1)]] = optional(
-        "lists of values, such as {train.lr: [0.1, 0.01], train.seed: [0, 1]}; each combination is one "
-        "run. args.lr adds --lr=VALUE to command, env.LR sets a variable. "
-        "Slurm gets one array, Kubernetes one object per run; other targets take the run that --sweep-index names",
+        "lists of values, such as {train.lr: [0.1, 0.01], train.seed: [0, 1]}; each combination is one run. "
+        "args.lr adds --lr=VALUE to command, env.LR sets a variable",
         {},
     )
     slurm: Slurm = optional("keys that only Slurm has", Slurm())

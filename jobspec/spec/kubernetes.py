@@ -12,9 +12,7 @@ class Toleration(Section):
     key: LabelKey | None = optional("key of the taint; left out: all keys")
     operator: Literal["Equal", "Exists"] = optional("Equal compares the value, Exists does not", "Equal")
     value: LabelValue | None = optional("value of the taint, with operator Equal")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = optional(
-        "effect of the taint; left out: all effects"
-    )
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = optional("effect; left out: all")
     seconds: int | None = optional("how long NoExecute is tolerated", ge=0, lt=2**31)
 
 
@@ -22,9 +20,7 @@ class Topology(Section):
     """How near to one another Kueue places the pods of a job: one of the two."""
 
     required: LabelKey | None = optional("node label, such as cloud.example/block: all pods below one value of it")
-    preferred: LabelKey | None = optional(
-        "node label, such as cloud.example/rack: all pods below as few of its values as possible"
-    )
+    preferred: LabelKey | None = optional("node label, such as cloud.example/rack: all pods below few of its values")
 
 
 class Kubernetes(Section):
@@ -32,39 +28,26 @@ class Kubernetes(Section):
 
     namespace: DnsLabel | None = optional("namespace; left out: the current namespace of kubectl")
     queue: DnsName | None = optional("Kueue LocalQueue")
-    topology: Topology | None = optional(
-        "Kueue places the pods below one label of its Topology: {required: LABEL} or {preferred: LABEL}"
-    )
+    topology: Topology | None = optional("Kueue places the pods below a label: {required: LABEL}, {preferred: LABEL}")
     workload_priority_class: DnsLabel | None = optional("Kueue WorkloadPriorityClass: the job's place in the queue")
     priority_class: DnsName | None = optional("PriorityClass of the pods")
-    runtime: DnsName | None = optional(
-        "ClusterTrainingRuntime, such as torch-distributed; left out: the manifest brings its own runtime"
-    )
+    runtime: DnsName | None = optional("ClusterTrainingRuntime, such as torch-distributed; default: in the manifest")
     volcano_queue: DnsName | None = optional("queue of Volcano, with scheduler: volcano")
     scheduler: DnsName | None = optional("schedulerName of the pods: a gang scheduler, such as volcano")
     service_account: DnsName | None = optional("ServiceAccount of the pods")
     image_pull_secrets: list[DnsName] = optional("Secrets with registry passwords", [])
-    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = optional(
-        "when the image is pulled; left out: Kubernetes decides"
-    )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = optional("when the image is pulled")
     secret: DnsName | None = optional("Secret that holds the keys named in `secrets`; default: the job's name")
-    security: Literal["restricted", "baseline", "privileged"] = optional(
-        "Pod Security Standard that the pods meet", "restricted"
-    )
+    security: Literal["restricted", "baseline", "privileged"] = optional("Pod Security Standard of pods", "restricted")
     run_as_user: int | None = optional(
-        "user ID of the processes; left out: 1000 with security: restricted, otherwise the image's "
-        "user; restricted forbids 0 (root)",
-        ge=0,
-        lt=2**31,
+        "user ID; default: 1000 if security is restricted, or the image's", ge=0, lt=2**31
     )
     fs_group: int | None = optional("group ID that owns the mounted volumes", ge=1, lt=2**31)
     gpu_types: dict[GpuType, dict[LabelKey, LabelValue]] = optional(
         "labels of the nodes with each type of GPU, such as {h100: {nvidia.com/gpu.product: NVIDIA-H100}}", {}
     )
     gpu_resource: LabelKey = optional("resource name of GPUs, such as amd.com/gpu", "nvidia.com/gpu")
-    gpu_claim: DnsName | None = optional(
-        "ResourceClaimTemplate, such as gpus, that gives each pod its GPUs (DRA), not gpu_resource"
-    )
+    gpu_claim: DnsName | None = optional("ResourceClaimTemplate, such as gpus, that gives each pod its GPUs (DRA)")
     rdma_resource: LabelKey | None = optional("resource name of RDMA devices, such as rdma/hca_shared_devices_a")
     host_network: bool = optional("pods use the network of their node", False)
     node_selector: dict[LabelKey, LabelValue] = optional("labels that the nodes must have", {})
@@ -72,8 +55,7 @@ class Kubernetes(Section):
     labels: dict[LabelKey, LabelValue] = optional("labels on the objects and pods", {})
     annotations: dict[LabelKey, Lines] = optional("annotations on the top object and the pods", {})
     pod: dict[str, Any] = optional(
-        "further keys of the pods' spec, merged as they are: affinity, initContainers and others, "
-        "such as {runtimeClassName: nvidia}; {containers: [{name: node, …}]} is the container of the processes",
+        "further keys of the pods' spec, such as {runtimeClassName: nvidia}, merged as they are; node is our container",
         {},
     )
     ttl: Duration | None = optional("how long the finished job is kept, such as 1d")

@@ -122,22 +122,16 @@ def keys_of_gpus_need_gpus(job: Job) -> Iterator[Finding]:
 
 
 def preempted_training_resumes(job: Job) -> Iterator[Finding]:
-    if job.train is None or job.preemption is None:
-        return
-    if job.train.checkpoint_dir is None:
-        message = "preemption is given, but train.checkpoint_dir is not: there would be nothing to resume from"
+    train = job.train
+    if job.preemption is not None and train and (train.checkpoint_dir is None or train.resume == "never"):
+        message = "preemption is given, but train does not resume: a requeued job would start from the beginning"
         yield Finding(("preemption",), message, "train: {checkpoint_dir: /checkpoints, resume: auto}", on_key=True)
-    elif job.train.resume == "never":
-        message = "preemption is given, but train.resume is never: a requeued job would start from the beginning"
-        yield Finding(("preemption",), message, "train: {resume: auto}", on_key=True)
 
 
 def names_in_env(job: Job) -> Iterator[tuple[Path, str]]:
     """Yield the path and name of each variable that the spec sets or requests."""
-    for name in job.env:
-        yield ("env", name), name
-    for number, name in enumerate(job.secrets):
-        yield ("secrets", number), name
+    yield from ((("env", name), name) for name in job.env)
+    yield from ((("secrets", number), name) for number, name in enumerate(job.secrets))
 
 
 def variables_may_be_set(job: Job) -> Iterator[Finding]:
