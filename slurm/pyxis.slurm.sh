@@ -16,7 +16,7 @@
 #SBATCH --output=pyxis-%j.log
 #SBATCH --open-mode=append
 set -euo pipefail
-: "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
+: "${SLURM_JOB_ID:?submit this script with sbatch}"
 
 job_task() {  # on each node: torchrun starts its 4 processes
   # A node that finds itself under the name of the first one would wait in vain.
@@ -54,7 +54,8 @@ export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
 # Once one node has saved or failed, the others have 120 s to save and end.
 srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 \
   '--container-image=registry.example#change-me:1.0' \
-  --container-mounts=/change-me/data:/data:ro,/change-me/checkpoints:/checkpoints bash -ec job_task & step=$!
+  --container-mounts=/change-me/data:/data:ro,/change-me/checkpoints:/checkpoints \
+  bash -ec job_task & step=$!
 
 # What Slurm calls this job; of an array, each task has its own name.
 job=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format="%A %i" | awk -v job="$SLURM_JOB_ID" '$1 == job { print $2 }')

@@ -53,7 +53,7 @@ for task in range(count):
         os.setsid()
         os.environ.update(
             SLURM_PROCID=str(task), SLURM_NODEID=str(node), SLURM_LOCALID=str(local), SLURMD_NODENAME=nodes[node],
-            SLURM_STEP_ID="0", SLURM_NTASKS=str(count), SLURM_NNODES=str(len(nodes)), SLURM_STEP_GPUS="2,3",
+            SLURM_STEP_ID="0", SLURM_NTASKS=str(count), SLURM_NNODES=str(len(nodes)),
             CUDA_VISIBLE_DEVICES=os.environ.get("STEP_GPUS", "0,1"),
         )
         os.execvp(words[split], words[split:])
@@ -166,8 +166,6 @@ for number in index[5:].split(","):
 # comes first.  In Python, because a shell changes variables such as IFS and PS4 before its first line.
 RECORDER = f"""#!{sys.executable} -IS
 import os, sys
-if sys.argv[1:2] == ["-c"]:  # python3, before what it starts
-    os.execvp(sys.argv[3], sys.argv[3:])
 with open(os.path.expandvars("{{file}}"), "wb") as file, open("/proc/self/environ", "rb") as environ:
     file.write(os.fsencode("\\0".join([str(len(sys.argv) - 1), "", *sys.argv, ""])) + environ.read())
 """

@@ -3,19 +3,15 @@
 What sbatch itself refuses at once is left to it.
 """
 
-import math
 import re
 from collections.abc import Iterator
 
-from jobspec.filters import sh
 from jobspec.problems import Finding
 from jobspec.runtimes import tasks_per_node
 from jobspec.spec import shell
 from jobspec.spec.job import Job
 from jobspec.spec.keys import given
 from jobspec.spec.rules import Rule, names_in_env
-
-_LONGEST_TASK = 120 * 1024  # bytes; Linux allows 128 KiB in one variable, and the rest of the function needs some
 
 # Variables that the script itself sets.
 VARIABLES_OF_SCRIPT = {"code", "gpus", "job", "name", "restarts", "scratch", "step"}
@@ -31,13 +27,12 @@ _OF_BOTH = {
     "nodes": "nodes",
     "ntasks": "nodes, procs_per_node and slurm.launcher",
     **dict.fromkeys(["ntasks-per-node", "ntasks-per-gpu", "tasks-per-node"], "procs_per_node and slurm.launcher"),
-    "open-mode": "preemption",
     "tres-per-task": "procs_per_node and resources.cpus; this option would hide the other GPUs from each process",
 }
 _OF_SBATCH = _OF_BOTH | {
     "job-name": "name",
     **{key: f"slurm.{key}" for key in ("partition", "account", "qos", "constraint", "reservation", "array")},
-    **dict.fromkeys(["signal", "requeue", "no-requeue"], "preemption"),
+    **dict.fromkeys(["signal", "requeue", "no-requeue", "open-mode"], "preemption"),
     "time": "time_limit",
 }
 _OF_SRUN = _OF_BOTH | {
@@ -83,19 +78,6 @@ def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
         message = f"max_restarts is {job.max_restarts}, but slurm.launcher is srun: nothing restarts processes"
         hint = "write slurm: {launcher: torchrun}; or set preemption, which requeues the whole job"
         yield Finding(("max_restarts",), message, hint)
-
-
-def values_fit_into_one_variable(job: Job) -> Iterator[Finding]:
-    """Limit the program and its variables: they reach the tasks as one variable, so that srun gets no value."""
-    runs = math.prod(map(len, job.sweep.values()))
-    swept = [f"--{key}={value}" for key, values in job.sweep.items() for value in values * (runs // len(values))]
-    shared = [f"{name}={value}" for name, value in job.env.items() if f"env.{name}" not in job.sweep]
-    words = [*(job.command or ()), *job.setup, *shared, *swept]
-    size = sum(len(sh(word).encode()) + word.count("$") + 16 for word in words)  # 16: what bash writes around a word
-    if size > _LONGEST_TASK:
-        message = f"command, setup, env and sweep take {size} bytes as shell text; at most {_LONGEST_TASK} are allowed"
-        path = ("sweep",) if job.sweep else ("command",)
-        yield Finding(path, message, "put long values in a file", on_key=True)
 
 
 def arrays_are_possible(job: Job) -> Iterator[Finding]:
@@ -178,7 +160,6 @@ def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
 RULES: tuple[Rule, ...] = (
     lines_of_the_script_find_what_they_use,
     what_only_torchrun_does,
-    values_fit_into_one_variable,
     arrays_are_possible,
     each_task_has_a_cpu,
     tasks_of_an_array_keep_apart,

@@ -12,7 +12,7 @@
 #SBATCH --no-requeue
 #SBATCH --output=apptainer-%j.log
 set -euo pipefail
-: "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
+: "${SLURM_JOB_ID:?submit this script with sbatch}"
 
 job_task() {  # on each node: torchrun starts its 4 processes
   # A node that finds itself under the name of the first one would wait in vain.

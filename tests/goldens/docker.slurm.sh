@@ -12,7 +12,7 @@
 #SBATCH --no-requeue
 #SBATCH --output=docker-%j.log
 set -euo pipefail
-: "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
+: "${SLURM_JOB_ID:?submit this script with sbatch}"
 : "${WANDB_API_KEY:?is a secret of this job; export it before sbatch}"
 
 job_task() {  # on each node: torchrun starts its 4 processes

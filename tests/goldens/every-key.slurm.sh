@@ -23,7 +23,7 @@
 #SBATCH --nice=100
 #SBATCH --mail-type=END,FAIL
 set -euo pipefail
-: "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
+: "${SLURM_JOB_ID:?submit this script with sbatch}"
 : "${WANDB_API_KEY:?is a secret of this job; export it before sbatch}"
 : "${HF_TOKEN:?is a secret of this job; export it before sbatch}"
 
@@ -87,7 +87,8 @@ trap epilogue EXIT
 srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 --mpi=pmix \
   '--container-image=registry.example#team/train:1.0' \
   --container-mounts=/data:/data:ro,/lustre/checkpoints/team/job:/checkpoints,/local:/cache,/etc/settings:/settings,/etc/keys:/keys \
-  --container-env=WANDB_API_KEY,HF_TOKEN bash -ec job_task & step=$!
+  --container-env=WANDB_API_KEY,HF_TOKEN \
+  bash -ec job_task & step=$!
 
 # What Slurm calls this job; of an array, each task has its own name.
 job=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format="%A %i" | awk -v job="$SLURM_JOB_ID" '$1 == job { print $2 }')

@@ -8,7 +8,7 @@
 #SBATCH --no-requeue
 #SBATCH --output=job-%j.log
 set -euo pipefail
-: "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
+: "${SLURM_JOB_ID:?submit this script with sbatch}"
 
 job_task() {  # on each node: torchrun starts its 1 process
   export PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \

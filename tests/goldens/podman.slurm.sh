@@ -14,7 +14,7 @@
 #SBATCH --output=podman-%j.log
 #SBATCH --open-mode=append
 set -euo pipefail
-: "${SLURM_JOB_ID:?is not set, so this is not a Slurm job: submit this script with sbatch}"
+: "${SLURM_JOB_ID:?submit this script with sbatch}"
 
 job_task() {  # on each node, once per process
   # A node that finds itself under the name of the first one would wait in vain.

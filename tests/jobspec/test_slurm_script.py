@@ -101,9 +101,3 @@ def test_a_secret_is_no_variable_of_the_script(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as error:
         render("slurm", str(job))
     assert len(error.value.problems) == len(names)
-
-
-def test_values_that_together_fit_into_no_variable_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(f"{TWO_NODES}env: {{A: {'a' * 70000}, B: {'b' * 70000}}}\n")
-    with pytest.raises(SpecError, match="command, setup, env and sweep take 14"):
-        render("slurm", str(tmp_path / "job.yaml"))

@@ -1,4 +1,4 @@
-"""What can happen to a job with `preemption` in the middle: it goes on where it was saved."""
+"""What can happen to a job in the middle: with `preemption` it goes on where it was saved."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from tests.cli import records
 from tests.e2e.slurm import long_job
 from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.conftest import Start
-from tests.e2e.slurm.long_job import FOR_EVER, STEPS, log
+from tests.e2e.slurm.long_job import FOR_EVER, log
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -69,16 +69,6 @@ def test_a_job_of_higher_priority_sends_it_back_into_the_queue_and_it_resumes(
 
 
 @pytest.mark.slow
-def test_scontrol_requeue_goes_on_from_the_last_checkpoint(
-    start: Start, nodes: Cluster, undisturbed: dict[str, Any], tmp_path: Path
-) -> None:
-    number = start()
-    nodes.command("scontrol", "requeue", number)
-    assert long_job.ended_as(undisturbed, nodes, number, tmp_path).restarts == 1
-    assert f"resume: {tmp_path}/checkpoints/" in log(nodes, number)
-
-
-@pytest.mark.slow
 def test_a_node_that_is_set_down_sends_the_job_back_into_the_queue_and_it_goes_on(
     start: Start, nodes: Cluster, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -104,31 +94,6 @@ def test_a_node_that_loses_power_sends_the_job_to_other_nodes_and_it_goes_on(
 
 
 @pytest.mark.slow
-def test_a_slurmd_that_dies_does_not_disturb_the_job(
-    start: Start, nodes: Cluster, undisturbed: dict[str, Any], tmp_path: Path
-) -> None:
-    number = start()
-    nodes.kill_slurmd("n10")
-    nodes.wait_for_line(number, f"fault-{number}.log", f"epoch {STEPS // 100 + 1}/9  step")
-    nodes.start_slurmd("n10")
-    assert long_job.ended_as(undisturbed, nodes, number, tmp_path).restarts == 0
-    assert long_job.no_step_twice(tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("node", ["n2", "n10"], ids=["first", "second"])
-def test_a_slurmd_that_stays_dead_sends_the_job_to_other_nodes_and_it_goes_on(
-    node: str, start: Start, nodes: Cluster, tmp_path: Path
-) -> None:
-    number = start(settings=FOR_EVER)
-    nodes.kill_slurmd(node)
-    nodes.wait_for_state(number, "PENDING")
-    long_job.wait_until_resumed(nodes, number, tmp_path)
-    assert node not in nodes.command("scontrol", "show", "hostnames", nodes.job(number).fields["NodeList"]).split()
-    assert [start["world"]["world_size"] for start in records(tmp_path, "start")] == [2, 2]
-
-
-@pytest.mark.slow
 def test_a_process_that_is_killed_is_started_again_as_often_as_max_restarts_says(
     start: Start, nodes: Cluster, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -136,3 +101,21 @@ def test_a_process_that_is_killed_is_started_again_as_often_as_max_restarts_says
     long_job.kill_a_process(nodes)
     assert long_job.ended_as(undisturbed, nodes, number, tmp_path).restarts == 0
     assert len(records(tmp_path, "start")) == 2
+
+
+@pytest.mark.slow
+def test_without_preemption_a_process_that_is_killed_ends_the_job(start: Start, nodes: Cluster) -> None:
+    number = start("")
+    long_job.kill_a_process(nodes)
+    assert nodes.wait_for_end(number).state == "FAILED"
+    assert "Signal 9 (SIGKILL)" in log(nodes, number)
+
+
+def test_a_node_that_finds_itself_under_the_name_of_the_first_one_says_so(cluster: Cluster, tmp_path: Path) -> None:
+    text = long_job.rendered(cluster, tmp_path, "")
+    first_node = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)'
+    assert first_node in text
+    number = cluster.submit(text.replace(first_node, "localhost"))
+    assert cluster.wait_for_end(number).state == "FAILED"
+    assert "n10: localhost, the first node, is a loopback address here" in log(cluster, number)
+    assert "n2: localhost" not in log(cluster, number)

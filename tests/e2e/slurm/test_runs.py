@@ -1,16 +1,13 @@
 """What Slurm runs from a rendered script ends as it does without Slurm."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.cli import ROOT, records
-from tests.e2e import foreign
 from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.specs import losses, run_with_torchrun, script
-from tests.e2e.slurm.user import give
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -31,16 +28,6 @@ device: cpu
 command: [{script}, --steps, "20"]
 time_limit: 20m
 """
-_ARRAY = """
-name: array
-nodes: 1
-procs_per_node: 1
-device: cpu
-train: {{model: mlp, run_dir: {folder}, max_steps: 20}}
-sweep: {{train.lr: [{rates}]}}
-time_limit: 20m
-"""
-
 # Rank 0 submits the next job of the chain.
 _CHAIN = """
 import subprocess, sys, torch
@@ -52,18 +39,6 @@ if distributed.get_rank() == 0:
     print(f"sum over {distributed.get_world_size()} ranks: {total}", flush=True)
     subprocess.run(["sbatch", "--parsable", f"chain{sys.argv[2]}.sh"], check=True)
 distributed.destroy_process_group()
-"""
-
-# The script looks for its images in ../data.
-_FOREIGN = """
-name: foreign
-nodes: 2
-procs_per_node: 2
-device: cpu
-command: [{script}, --epochs=1, --batch-size=250, --lr=0.05, --dir={folder}/logs]
-env: {{PYTHONPATH: {packages}}}
-time_limit: 20m
-slurm: {{options: {{chdir: {folder}/work}}}}
 """
 
 
@@ -91,32 +66,6 @@ def test_two_nodes_of_two_processes_end_with_the_losses_of_a_run_without_slurm(
     assert losses(tmp_path) == pytest.approx(local_losses, rel=1e-4)
 
 
-@pytest.mark.slow
-def test_an_array_of_four_is_four_jobs_with_a_run_of_its_own_each(cluster: Cluster, tmp_path: Path) -> None:
-    rates = ["0.03", "0.01", "0.003", "0.001"]
-    spec = _ARRAY.format(rates=",".join(rates), folder=tmp_path)
-    number = cluster.submit(script(cluster, spec))
-    for task, rate in enumerate(rates):
-        job = cluster.wait_for_end(f"{number}_{task}")
-        assert job.state == "COMPLETED", cluster.logs()
-        assert (cluster.folder / f"array-{number}_{task}.log").exists()
-        (start,) = records(tmp_path / str(task), "start")
-        assert start["config"]["lr"] == float(rate)
-        assert len(records(tmp_path / str(task), "end")) == 1
-
-
-@pytest.mark.slow
-def test_a_signal_to_one_task_of_an_array_requeues_no_other(cluster: Cluster) -> None:
-    spec = _OWN.format(script=ROOT / "jobs" / "scripts" / "own.py").replace('"20"', '"2000"')
-    number = cluster.submit(script(cluster, spec + "preemption: {grace: 60s}\nslurm: {array: 0-1}\n"))
-    for task in range(2):
-        cluster.wait_for_line(f"{number}_{task}", f"own-{number}_{task}.log", "step 0: ")
-    assert cluster.job(f"{number}_1").fields["JobId"] == number, "the number of the array means all tasks"
-    cluster.command("scancel", "--batch", "--signal=USR1", f"{number}_1")
-    ends = [cluster.wait_for_end(f"{number}_{task}") for task in range(2)]
-    assert [(job.state, job.restarts) for job in ends] == [("COMPLETED", 0), ("COMPLETED", 1)], cluster.logs()
-
-
 @pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "srun"])
 def test_a_script_that_knows_nothing_of_us_runs_unchanged(launcher: str, cluster: Cluster) -> None:
     spec = _OWN.format(script=ROOT / "jobs" / "scripts" / "own.py")
@@ -124,26 +73,6 @@ def test_a_script_that_knows_nothing_of_us_runs_unchanged(launcher: str, cluster
     log = (cluster.folder / f"own-{job.number}.log").read_text()
     assert job.state == "COMPLETED", cluster.logs()
     assert re.search(r"step 10: loss 0\.\d+ on rank 0 of 4", log), log
-
-
-@pytest.mark.slow
-def test_a_script_that_nobody_here_wrote_runs_unchanged(
-    cluster: Cluster, foreign_script: foreign.Foreign, data_root: Path, tmp_path: Path
-) -> None:
-    foreign.unpack(data_root / "FashionMNIST" / "raw", tmp_path / "data" / "FashionMNIST" / "raw")
-    (tmp_path / "work").mkdir()
-    give(tmp_path / "work")
-    copy = tmp_path / "foreign"  # the original lies in the home folder of who runs the tests
-    shutil.copytree(foreign_script.script.parent, copy)
-    names = {"script": foreign_script.script.name, "packages": foreign_script.packages.name}
-    spec = _FOREIGN.format(folder=tmp_path, **{key: copy / name for key, name in names.items()})
-    job = cluster.wait_for_end(cluster.submit(script(cluster, spec)))
-    said = (tmp_path / "work" / f"foreign-{job.number}.log").read_text()
-    assert job.state == "COMPLETED", said
-    assert {f"World Size: 4. Rank: {rank}" in said for rank in range(4)} == {True}
-    # Each of four processes counts its quarter of the test images against all of them.
-    accuracies = [float(value) for value in re.findall(r"accuracy=([\d.]+)", said)]
-    assert len(accuracies) == 4 and sum(accuracies) > 0.4
 
 
 @pytest.mark.slow
