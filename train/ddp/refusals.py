@@ -13,20 +13,13 @@ from train.ddp.gradient_hooks import is_compiled_backward
 from train.errors import SharedError, UserError
 
 
-def refuse_what_has_no_mean(module: nn.Module) -> None:
-    """Raise UserError if nothing can be averaged, or if a gradient fits in no bucket or is used before the average."""
-    if not any(param.requires_grad for param in module.parameters()):
-        raise UserError("no parameter requires a gradient, so there is nothing to average: leave the module unwrapped")
+def refuse_steps_in_backward(module: nn.Module) -> None:
+    """Raise UserError if a gradient is used before it is averaged."""
     for name, param in module.named_parameters():
         if hasattr(param, "_in_backward_optimizers"):  # set by torch.distributed.optim._apply_optimizer_in_backward
             raise UserError(
                 f"{name} has an optimizer that steps inside backward, before gradients are averaged: "
                 "call its step() after backward instead"
-            )
-    for name, part in module.named_modules():
-        if getattr(part, "sparse", False) and isinstance(part, nn.Embedding | nn.EmbeddingBag):
-            raise UserError(
-                f"{name or 'the module'} has sparse gradients, which do not fit in a bucket: use sparse=False"
             )
 
 
