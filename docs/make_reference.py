@@ -125,8 +125,8 @@ def _used_by(key: str) -> str:
     using = {
         name
         for name in targets.names()
-        for one in targets.load(name).USES
-        if f"{one}.".startswith(f"{bare}.") or (bare.startswith(f"{one}.") and bare not in targets.load(name).NOT_USED)
+        for one in targets.load(name).uses
+        if f"{one}.".startswith(f"{bare}.") or (bare.startswith(f"{one}.") and bare not in targets.load(name).not_used)
     }
     return _named(using)
 

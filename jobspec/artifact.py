@@ -29,14 +29,14 @@ def read(files: str | Sequence[str], overrides: Sequence[str] = (), notes: list[
 
 def plan_of(spec: Source, target: targets.Target) -> Plan:
     """Return the plan of a parsed spec for a target."""
-    job = validate(spec, [*target.RULES, partial(only, targets.name_of(target), target.USES, target.NOT_USED)])
+    job = validate(spec, [*target.rules, partial(only, target.name, target.uses, target.not_used)])
     if spec.suffix:
         # All runs of a sweep share a label, and read one Secret: its default name is the job's without the number.
         labels = {"app.kubernetes.io/part-of": job.name, **job.kubernetes.labels}
         update = {"secret": job.kubernetes.secret or job.name, "labels": labels}
         kubernetes = job.kubernetes.model_copy(update=update)
         job = job.model_copy(update={"name": job.name + spec.suffix, "kubernetes": kubernetes})
-    return make_plan(job, target.RENDEZVOUS_TIMEOUT_S)
+    return make_plan(job, target.rendezvous_timeout_s)
 
 
 def plans_of(
@@ -55,7 +55,7 @@ def plans_of(
             plans.append(plan_of(one, target))
         except SpecError as error:
             problems += error.problems
-    if number and target.SWEEPS is None and not problems:
+    if number and target.sweeps is None and not problems:
         message = f"sweep has {number} combinations, but this target runs only one job"
         hint = f"choose one with --sweep-index, 0 to {number - 1}"
         problems = [spec.locate(Finding(("sweep",), message, hint, on_key=True))]
@@ -63,8 +63,8 @@ def plans_of(
         raise SpecError(problems)
     if notes is not None:
         jobs = (plan.job for plan in plans)
-        notes += dict.fromkeys(odd for job in jobs for odd in doubts(job, target.hides_the_node(job), target.NOT_USED))
-    return [as_array(plans)] if number and target.SWEEPS == "array" else plans
+        notes += dict.fromkeys(odd for job in jobs for odd in doubts(job, target.hides_the_node(job), target.not_used))
+    return [as_array(plans)] if number and target.sweeps == "array" else plans
 
 
 def _specs_of(spec: Source, target: targets.Target, index: int | None = None) -> list[Source]:
@@ -77,7 +77,7 @@ def _specs_of(spec: Source, target: targets.Target, index: int | None = None) ->
         raise SpecError([Problem(option_place("--sweep-index", str(index)), message, hint)])
     if number == 0:
         return [spec]
-    specs = list(sweep.combinations(spec, named=target.SWEEPS != "array" or index is not None))
+    specs = list(sweep.combinations(spec, named=target.sweeps != "array" or index is not None))
     return specs if index is None else [specs[index]]
 
 
@@ -125,7 +125,7 @@ def text_of(plan: Plan, name: str, command: str, file: str) -> str:
     """Return the artifact of a plan for the target `name`; its head says that `command` made it, as `file`."""
     target = targets.load(name)
     values = target.template_values(plan)
-    notes = [f"Not used here: {key}; {target.NOT_USED[key]}." for key in given(plan.job) if key in target.NOT_USED]
+    notes = [f"Not used here: {key}; {target.not_used[key]}." for key in given(plan.job) if key in target.not_used]
     notes += values.get("notes", plan.notes)
     values |= {"plan": plan, "job": plan.job, "command": command, "file": shlex.quote(file), "notes": notes}
     return environment(targets.TEMPLATES).get_template(targets.template(name)).render(values)

@@ -15,7 +15,7 @@ from jobspec.problems import Problem, SpecError, option_place, printable
 from jobspec.slurm.task import train_timeout
 from jobspec.spec.fields import quantity
 from jobspec.spec.files import workdir
-from jobspec.targets import Target, name_of, template
+from jobspec.targets import Target, template
 
 _HEADS = {"rank": "RANK", "node": "NODE_RANK", "local_rank": "LOCAL_RANK"}
 _MANY = 32  # processes; above, the table has one row a node
@@ -80,7 +80,7 @@ def as_json(explanation: Explanation) -> str:
 
     head = {
         "job": plan.job.name,
-        "target": name_of(explanation.target),
+        "target": explanation.target.name,
         "backend": plan.backend,
         "nodes": plan.job.nodes.max,
         "procs_per_node": plan.job.procs_per_node,
@@ -138,7 +138,7 @@ def _named(value: str, known: Mapping[str, str]) -> str:
 
 
 def _summary(explanation: Explanation) -> Iterator[str]:
-    plan, nodes, target = explanation.plan, explanation.plan.job.nodes, name_of(explanation.target)
+    plan, nodes, target = explanation.plan, explanation.plan.job.nodes, explanation.target.name
     count = f"{nodes.min} to {nodes.max} nodes" if nodes.elastic else f"{nodes.max} node{'s' * (nodes.max > 1)}"
     without_agent = target == "slurm" and plan.job.slurm.launcher == "srun"
     waits = nodes.max > 1 and (not without_agent or train_timeout(plan))
@@ -168,7 +168,7 @@ def _rank_rows(explanation: Explanation) -> Iterator[list[str]]:
 def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
     """Yield one row for each variable, in the order in which they are first set, with the value that counts."""
     values = explanation.values
-    target, remarks = name_of(explanation.target), explanation.target.REMARKS
+    target, remarks = explanation.target.name, explanation.target.remarks
     script = "compose file" if target == "compose" else "script" if ".sh." in template(target) else "manifest"
     names = dict.fromkeys(name for name, _ in values)
     for name in sorted(names, key=lambda name: (*_MATTER_MOST, name).index(name)):
@@ -207,10 +207,10 @@ def _shown(value: str) -> str:
 
 def _inside(explanation: Explanation) -> dict[str, str]:
     """Return what the processes see in place of their node's files, in words, by kind; empty without a container."""
-    job, name = explanation.plan.job, name_of(explanation.target)
-    if "image" not in explanation.target.USES or job.image is None or (name == "slurm" and job.slurm.runtime == "none"):
+    job, name = explanation.plan.job, explanation.target.name
+    if "image" not in explanation.target.uses or job.image is None or (name == "slurm" and job.slurm.runtime == "none"):
         return {}
-    mounts, has_pods = list[str](), "kubernetes.namespace" in explanation.target.USES
+    mounts, has_pods = list[str](), "kubernetes.namespace" in explanation.target.uses
     for mount in job.mounts:
         # Where a spec gives both, Kubernetes mounts the volume, the others the folder.
         held = mount.scratch and quantity(mount.scratch)

@@ -8,7 +8,7 @@ from typing import Any
 
 from jobspec import torchrun
 from jobspec.environment import Variable, common_variables, variables_of_meeting
-from jobspec.plan import IN_CONTAINERS, Plan, Rank, container_shm
+from jobspec.plan import IN_CONTAINERS, RENDEZVOUS_TIMEOUT_S, Plan, Rank, container_shm
 from jobspec.problems import Finding
 from jobspec.spec import files, mounts
 from jobspec.spec.fields import quantity
@@ -16,6 +16,7 @@ from jobspec.spec.job import Job
 from jobspec.spec.keys import all_of
 from jobspec.spec.rules import image_runs, leaves_room
 from jobspec.spec.shell import before
+from jobspec.targets import Target
 
 USES = IN_CONTAINERS | all_of("compose")
 NOT_USED = {
@@ -149,3 +150,16 @@ def _own_variables(plan: Plan) -> list[Variable]:
         return []
     seconds = torchrun.shutdown_timeout_s(plan.job.preemption.grace)
     return [Variable(torchrun.SHUTDOWN_TIMEOUT, str(seconds), "script")]
+
+
+TARGET = Target(
+    name="compose",
+    uses=USES,
+    not_used=NOT_USED,
+    rules=RULES,
+    template_values=template_values,
+    environment=environment,
+    rendezvous_timeout_s=RENDEZVOUS_TIMEOUT_S,
+    node_name=node_name,
+    hides_the_node=lambda job: True,
+)

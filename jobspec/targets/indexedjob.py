@@ -11,8 +11,9 @@ from typing import Any
 from jobspec.environment import Variable
 from jobspec.kubernetes import pod, rules
 from jobspec.kubernetes.rules import fixed_size, preemption_needs_restarts
-from jobspec.plan import Plan, Rank
+from jobspec.plan import OF_PODS_S, Plan, Rank
 from jobspec.spec.rules import leaves_room
+from jobspec.targets import Target
 
 USES = pod.USES | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
@@ -34,3 +35,17 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
 
 def node_name(plan: Plan, node: int) -> str:
     return f"{plan.job.name}-{node}.{plan.job.name}"
+
+
+TARGET = Target(
+    name="indexedjob",
+    uses=USES,
+    not_used=NOT_USED,
+    rules=RULES,
+    template_values=template_values,
+    environment=environment,
+    rendezvous_timeout_s=OF_PODS_S,
+    sweeps="objects",
+    node_name=node_name,
+    hides_the_node=lambda job: True,
+)

@@ -12,10 +12,11 @@ from typing import Any
 from jobspec.environment import FREE_PORT, NODE_OF_RANK_0, THIS_NODE, Variable, torchrun_variables
 from jobspec.kubernetes import pod, rules
 from jobspec.kubernetes.rules import preemption_needs_restarts
-from jobspec.plan import Plan, Rank
+from jobspec.plan import OF_PODS_S, Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
 from jobspec.spec.rules import leaves_room
+from jobspec.targets import Target
 from jobspec.torchrun import c10d_conf, pod_flags, run_id
 
 USES = pod.USES | {"kubernetes.ttl"}
@@ -130,3 +131,17 @@ def _notes(job: Job) -> Iterator[str]:
         yield "a namespace that enforces this standard refuses the Workers."
     if job.kubernetes.queue is not None:
         yield "Kueue 0.19 and later manages PyTorchJobs only if its configuration names kubeflow.org/pytorchjob."
+
+
+TARGET = Target(
+    name="pytorchjob",
+    uses=USES,
+    not_used=NOT_USED,
+    rules=RULES,
+    template_values=template_values,
+    environment=environment,
+    rendezvous_timeout_s=OF_PODS_S,
+    sweeps="objects",
+    node_name=node_name,
+    hides_the_node=lambda job: True,
+)

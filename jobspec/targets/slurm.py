@@ -5,18 +5,16 @@ from typing import Any
 
 from jobspec import runtimes, torchrun
 from jobspec.filters import sh
-from jobspec.plan import IN_CONTAINERS, Plan
+from jobspec.plan import IN_CONTAINERS, RENDEZVOUS_TIMEOUT_S, Plan
 from jobspec.slurm import rules, task
 from jobspec.slurm.environment import REMARKS, assigned, environment, passed, port
 from jobspec.spec import shell
 from jobspec.spec.job import Job
 from jobspec.spec.keys import all_of, keys
-
-__all__ = ["NOT_USED", "REMARKS", "RULES", "SWEEPS", "USES", "environment", "template_values"]
+from jobspec.targets import Target
 
 USES = IN_CONTAINERS | keys("gpu time_limit preemption.max_requeues") | all_of("slurm")
 NOT_USED = {"resources.devices": "only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}"}
-SWEEPS = "array"
 RULES = (*rules.RULES, runtimes.problems)
 
 
@@ -83,3 +81,17 @@ def _notes(job: Job) -> Iterator[str]:
             yield f"Create the folder of {log} first: without it Slurm ends the job and reports no error."
     if slurm.launcher == "srun" and (left := (job.resources.cpus or 0) % job.procs_per_node):
         yield f"Not used here: {left} of {job.resources.cpus} resources.cpus; each task gets the same number."
+
+
+TARGET = Target(
+    name="slurm",
+    uses=USES,
+    not_used=NOT_USED,
+    rules=RULES,
+    template_values=template_values,
+    environment=environment,
+    rendezvous_timeout_s=RENDEZVOUS_TIMEOUT_S,
+    sweeps="array",
+    remarks=REMARKS,
+    hides_the_node=hides_the_node,
+)

@@ -5,10 +5,11 @@ from typing import Any
 
 from jobspec import torchrun
 from jobspec.environment import NODE_0, Variable, common_variables, variables_of_meeting
-from jobspec.plan import PROCESSES, Plan, Rank
+from jobspec.plan import PROCESSES, RENDEZVOUS_TIMEOUT_S, Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
 from jobspec.spec.rules import names_in_env
+from jobspec.targets import Target
 
 USES = PROCESSES
 NOT_USED = {
@@ -52,3 +53,14 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
     by_hand = [Variable("NODE_RANK", node, "person"), Variable("MASTER_ADDR", NODE_0, "person")]
     by_torchrun = variables_of_meeting(plan, rank, NODE_0, str(plan.port), torchrun.run_id(plan))
     return [*common_variables(plan), *(by_hand if plan.job.nodes.max > 1 else []), *by_torchrun]
+
+
+TARGET = Target(
+    name="torchrun",
+    uses=USES,
+    not_used=NOT_USED,
+    rules=RULES,
+    template_values=template_values,
+    environment=environment,
+    rendezvous_timeout_s=RENDEZVOUS_TIMEOUT_S,
+)

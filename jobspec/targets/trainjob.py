@@ -15,12 +15,12 @@ from typing import Any
 from jobspec.environment import Variable
 from jobspec.kubernetes import pod, rules
 from jobspec.kubernetes.rules import fixed_size
-from jobspec.plan import Plan, Rank
+from jobspec.plan import OF_PODS_S, Plan, Rank
 from jobspec.problems import Finding
 from jobspec.spec.job import Job
 from jobspec.spec.keys import given, keys
 from jobspec.spec.rules import Rule
-from jobspec.targets import jobset
+from jobspec.targets import Target, jobset
 from jobspec.torchrun import pod_flags
 
 USES = pod.USES | {"kubernetes.runtime"}
@@ -88,3 +88,18 @@ def _notes(job: Job) -> Iterator[str]:
     if job.kubernetes.scheduler == "volcano" and job.kubernetes.priority_class is not None:
         yield "Trainer 2.3 must get, list and watch priorityclasses, but its own role does not permit this."
         yield "Without this permission its webhook refuses the TrainJob after 10 s."
+
+
+TARGET = Target(
+    name="trainjob",
+    uses=USES,
+    not_used=NOT_USED,
+    rules=RULES,
+    template_values=template_values,
+    environment=environment,
+    rendezvous_timeout_s=OF_PODS_S,
+    sweeps="objects",
+    remarks=REMARKS,
+    node_name=node_name,
+    hides_the_node=lambda job: True,
+)

@@ -125,13 +125,13 @@ def test_a_key_changes_the_artifact_or_is_named_in_its_head_or_is_refused(
     before = outcome(name, written(tmp_path, only_with)) if only_with else _OF_SMALL_JOB[name]
     after = outcome(name, written(tmp_path, {**only_with, key: _EVERY_KEY[key]}))
     section = key.partition(".")[0]
-    if key in target.NOT_USED:
+    if key in target.not_used:
         head = takewhile(lambda line: line.startswith("#"), after.splitlines())
-        assert f"# Not used here: {key}; {target.NOT_USED[key]}." in head
-    elif key in target.USES:
+        assert f"# Not used here: {key}; {target.not_used[key]}." in head
+    elif key in target.uses:
         assert before != after
-    elif section not in target.NOT_USED and (section not in SECTIONS_OF_TARGETS or section == name):
-        is_refused_whole = section not in target.USES and Job.model_fields[section].default is None
+    elif section not in target.not_used and (section not in SECTIONS_OF_TARGETS or section == name):
+        is_refused_whole = section not in target.uses and Job.model_fields[section].default is None
         assert f"{section if is_refused_whole else key} is given, but target {name} does not use it" in after
 
 

@@ -27,7 +27,7 @@ EVERY_KEY = parse((Path(__file__).parents[2] / "specs" / "ok" / "every-key.yaml"
 def messages(spec: Source, target: str) -> list[str]:
     """The messages, without their places."""
     with pytest.raises(SpecError) as error:
-        validate(spec, targets.load(target).RULES)
+        validate(spec, targets.load(target).rules)
     return [problem.message for problem in error.value.problems]
 
 
@@ -62,7 +62,7 @@ def test_each_wrong_value_is_reported_once_whatever_else_is_wrong(wrong: dict[An
     except ValidationError as error:
         refused = {detail["loc"] for detail in error.errors() if detail["type"] != "missing"} & set(wrong)
     try:
-        validate(spec, targets.load(target).RULES)
+        validate(spec, targets.load(target).rules)
         found: Counter[Any] = Counter()
     except SpecError as error:
         found = Counter(problem.place for problem in error.problems)
