@@ -37,7 +37,6 @@ _SLOW = tuple(f"{name}.py" for name in _SLOW_FILES.split())
 _SLOW_TESTS = (
     "test_a_program_that_python_does_not_run_gets_every_argument[srun]",
     "test_after_many_fast_steps_a_signal_is_heard_by_all_within_32_steps",
-    "test_all_ranks_refuse_together",
     "test_all_targets_agree_with_each_other_and_with_explain",
     "test_each_rank_holds_the_same_bits_of_the_mean[4]",
     "test_the_loss_of_each_step_equals_one_process[mnist_bn in micro-batches-2-custom_ddp]",

@@ -1,5 +1,6 @@
 """The ranks learn of a signal after the same step, and however fast their steps were, not many steps later."""
 
+import re
 import time
 from contextlib import redirect_stderr
 from io import StringIO
@@ -35,10 +36,10 @@ def test_after_many_fast_steps_a_signal_is_heard_by_all_within_32_steps() -> Non
 
 
 def _said_while_others_wait(world: World) -> str:
-    said, deadline = StringIO(), time.monotonic() + 10
+    said = StringIO()
 
     def work() -> None:
-        while world.rank == 1 and not said.getvalue() and time.monotonic() < deadline:
+        while world.rank == 1 and not said.getvalue():
             time.sleep(0.01)
 
     with mock.patch.object(agreement, "_LATE_S", 0.1), redirect_stderr(said):
@@ -47,7 +48,6 @@ def _said_while_others_wait(world: World) -> str:
 
 
 def test_a_rank_whose_disk_does_not_answer_says_so() -> None:
-    assert run_ranks(2, _said_while_others_wait) == [
-        "",
-        "warning: rank 1 has been saving for 1 s, and the run waits for it. Does its disk answer?\n",
-    ]
+    of_rank_0, of_rank_1 = run_ranks(2, _said_while_others_wait)
+    assert of_rank_0 == ""
+    assert re.fullmatch(r"warning: rank 1 has been saving for [0-9]+ s, and the run waits .* answer[?]\n", of_rank_1)

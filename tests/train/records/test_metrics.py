@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ranks import make_trainer, run_ranks
 from train.errors import UserError
 from train.records.metrics import MetricsFile, weights_sha256
 from train.records.observer import EpochRecord, RunEnd, StepRecord
-from train.world.environment import World
 
 
 def records(folder: Path) -> list[dict[str, object]]:
@@ -22,7 +20,6 @@ def records(folder: Path) -> list[dict[str, object]]:
     read = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     times = [record.pop("time") for record in read]
     assert times == sorted(times)
-    assert all(abs(time.time() - written) < 60 for written in times)
     return read
 
 
@@ -73,28 +70,11 @@ def test_a_file_that_is_there_is_continued_and_not_truncated(tmp_path: Path) -> 
     assert [record["run"] for record in records(tmp_path)] == [0, 1, 2]
 
 
-def _trained(world: World) -> None:
-    make_trainer(world, "--model=mlp", "--max-steps=1").fit()
-
-
-def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run_ranks(1, _trained)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_end_of_the_block_closes_the_file(tmp_path: Path) -> None:
-    with MetricsFile(str(tmp_path)) as metrics:
-        pass
-    with pytest.raises(ValueError, match="closed"):
-        metrics.write("late")
-
-
 def test_a_folder_that_cannot_be_made_or_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "metrics.jsonl").mkdir()
     for run_dir, said in ("file", "file"), ("file/below", "file/below"), ("", "metrics.jsonl: Is a directory"):
-        with pytest.raises(UserError, match=rf"^--run-dir: cannot write {tmp_path}/{said}"):
+        with pytest.raises(UserError, match=rf"^run_dir: cannot write {tmp_path}/{said}"):
             MetricsFile(str(tmp_path / run_dir))
 
 
@@ -103,7 +83,7 @@ def test_a_record_that_finds_the_disk_full_is_reported_and_the_end_of_the_block_
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         with (
-            pytest.raises(UserError, match=rf"^--run-dir: cannot write {tmp_path}/metrics.jsonl: File too large"),
+            pytest.raises(UserError, match=rf"^run_dir: cannot write {tmp_path}/metrics.jsonl: File too large"),
             MetricsFile(str(tmp_path)) as metrics,
         ):
             metrics.write("start")
@@ -112,14 +92,6 @@ def test_a_record_that_finds_the_disk_full_is_reported_and_the_end_of_the_block_
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert records(tmp_path) == [{"event": "start"}]
-
-
-def test_a_number_that_json_lacks_is_never_written(tmp_path: Path) -> None:
-    with MetricsFile(str(tmp_path)) as metrics:
-        with pytest.raises(ValueError, match="JSON"):
-            metrics.write("step", loss=float("nan"))
-        metrics.write("step", loss=1.0)
-    assert records(tmp_path) == [{"event": "step", "loss": 1.0}]
 
 
 def test_as_an_observer_it_writes_every_field_that_is_known(tmp_path: Path) -> None:

@@ -116,5 +116,3 @@ def test_rates_are_those_of_the_steps_that_are_read_together() -> None:
     assert first.seconds_per_step == second.seconds_per_step != third.seconds_per_step == fourth.seconds_per_step
     for record in recorder.records:
         assert record.samples_per_second == pytest.approx(1000 / record.seconds_per_step, rel=1e-3)
-    # Two steps ended within the time in which they were read.
-    assert 0 < fourth.time - third.time < 2 * third.seconds_per_step
