@@ -172,8 +172,18 @@ def test_elastic_job_trains_on_after_a_node_was_lost_and_takes_it_back(
 
 
 TORCHRUN = f'#!/bin/sh\nexec {Path(sys.executable).parent}/torchrun "$@"\n'
-# A worker that needs no torch: it works until it is asked to end.
-WORKER = "import os, pathlib, signal\npathlib.Path('running-' + os.environ['RANK']).touch()\nsignal.pause()\n"
+# A worker that needs no torch: it works until it is asked to end, and then prints before it saves.
+WORKER = """
+import os, pathlib, signal
+def save(*_):
+    print("saving", flush=True)
+    pathlib.Path("saved-" + os.environ["RANK"]).touch()
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path("running-" + os.environ["RANK"]).touch()
+while True:
+    signal.pause()
+"""
 MOUNT = ["mount", "-t", "tmpfs", "none"]
 
 
@@ -214,3 +224,4 @@ def test_fault_on_a_node_ends_the_job_and_leaves_nothing(
         status, out = job.ended()
     assert status == code and f"sshn1 failed first: exit code {code}; {reason}" in last_line(out), out
     nodes.lab.wait_until_nothing_runs()
+    assert (nodes.folder / "saved-1").exists() or code != 255
