@@ -24,8 +24,8 @@ def read_all(files: Sequence[str], notes: list[str] | None = None) -> Source:
     problems: list[Problem] = []
     for file in files:
         try:
-            text, name = yaml_source.read(file), yaml_source.name_of(file)
-            sources.append(yaml_source.parse(text, name, may_be_empty=len(files) > 1))
+            name = yaml_source.STDIN if file == "-" else file
+            sources.append(yaml_source.parse(yaml_source.read(name), name, may_be_empty=len(files) > 1))
         except SpecError as error:
             problems += error.problems
     if problems:

@@ -21,6 +21,7 @@ from jobspec.problems import Finding, Path, Place, Problem, SpecError
 from jobspec.reading.notation import Line, hidden, is_secret, line_of, lines_with_secrets
 
 MAX_BYTES = 1 << 20  # a job spec is a page; this stops /dev/zero and a data set given by mistake
+STDIN = "<stdin>"  # what messages call it
 MAX_DEPTH = 20  # the deepest key of the spec is at 5; much deeper nesting would exhaust Python's stack
 
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # what PyYAML counts as a line break
@@ -62,21 +63,15 @@ class Source:
         return lines_with_secrets(self.values, self.keys, self.items)
 
 
-def name_of(file: str) -> str:
-    """Return what messages call a spec file; "-" is stdin."""
-    return "<stdin>" if file == "-" else file
-
-
-def read(file: str) -> str:
-    """Return the text of a spec file; "-" is stdin.  Text in UTF-8 of at most MAX_BYTES is expected."""
-    name = name_of(file)
+def read(name: str) -> str:
+    """Return the text of a spec file, or of STDIN.  Text in UTF-8 of at most MAX_BYTES is expected."""
     try:
-        if file == "-":
+        if name == STDIN:
             if sys.stdin is None:  # closed by the caller
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             data = sys.stdin.buffer.read(MAX_BYTES + 1)
         else:
-            with pathlib.Path(file).open("rb") as stream:
+            with pathlib.Path(name).open("rb") as stream:
                 data = stream.read(MAX_BYTES + 1)
     except OSError as error:  # that of a read names no file
         raise OSError(error.errno, error.strerror, name) from None

@@ -55,8 +55,7 @@ SlurmOption = Annotated[str, matching(r"[a-z][a-z0-9-]+", "the long name of an s
 _PORT_SCHEMA = {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1024, "maximum": 65535}]}
 Port = Annotated[int | Literal["auto"], fitting(_PORT_SCHEMA, "auto or a port from 1024 to 65535")]
 _OPTION_SCHEMA = {"anyOf": [{"const": True}, {"type": "integer"}, _LINE_SCHEMA]}
-_OPTION = "true (a flag), a whole number or one line of text"
-OptionValue = Annotated[bool | int | str, fitting(_OPTION_SCHEMA, _OPTION)]
+OptionValue = Annotated[bool | int | str, fitting(_OPTION_SCHEMA, "true (a flag), a whole number or one line")]
 
 
 def _read_size(value: Any) -> int:

@@ -27,10 +27,7 @@ Rule = Callable[[Job], Iterator[Finding]]
 def image_runs(
     runner: str, job: Job, wrong: tuple[str, str] = FILE_OR_URL, path: Path = ("image",)
 ) -> Iterator[Finding]:
-    """Yield that there is no image, or none that `runner`, which the key at `path` requests, can run.
-
-    wrong: a pattern of images that it cannot run, and what to write instead.
-    """
+    """Yield that there is no image, or one that `runner`, which the key at `path` requests, cannot run: see `wrong`."""
     if job.image is None:
         hint = "image: registry.example/team/train:1.0"
         yield Finding(path, f"image is missing, but {runner} needs one", hint, on_key=path == ("image",))
@@ -96,8 +93,8 @@ def train_fits_the_job(job: Job) -> Iterator[Finding]:
     for key in shared:  # need not be divisible: train weighs uneven shares exactly
         value = getattr(train, key)
         if value is not None and value < world:
-            nodes = f"nodes {job.nodes.max} x procs_per_node {job.procs_per_node}"
-            message = f"train.{key} is {value}, but {world} processes ({nodes}) share it"
+            product = f"{job.nodes.max} nodes x {job.procs_per_node}"
+            message = f"train.{key} is {value}, but {world} processes ({product}) share it"
             yield Finding(("train", key), message, f"{key}: {world}, or more")
     if train.device not in ("auto", job.device):
         message = f"train.device is {train.device}, but device is {job.device}"

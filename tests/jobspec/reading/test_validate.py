@@ -75,9 +75,7 @@ def test_rules_are_checked_once_all_values_are_right() -> None:
     wrong = parse("name: job\nnodes: 8\nprocs_per_node: 2\ntrain: {batch_size: 4, lr: fast}\n", "a.yaml")
     assert messages(wrong, "torchrun") == ['train.lr must be a number, not "fast"']
     right = override(wrong, ["train.lr=0.1"])
-    assert messages(right, "torchrun") == [
-        "train.batch_size is 4, but 16 processes (nodes 8 x procs_per_node 2) share it"
-    ]
+    assert messages(right, "torchrun") == ["train.batch_size is 4, but 16 processes (8 nodes x 2) share it"]
 
 
 @pytest.mark.parametrize("setting", ["env.A=1", "env={A: 1e3}"])
