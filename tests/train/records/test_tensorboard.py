@@ -58,5 +58,5 @@ def test_without_tensorboard_installed_the_flag_is_refused_with_the_command_that
     from train.records.tensorboard import TensorBoard
 
     monkeypatch.setattr("train.errors.find_spec", lambda name: importlib.util.find_spec("no_such_module"))
-    with pytest.raises(UserError, match=r"^--tensorboard needs the package tensorboard.*: pip install "):
+    with pytest.raises(UserError, match=r"^tensorboard needs the package tensorboard.*: pip install "):
         TensorBoard(str(tmp_path), torch.device("cpu"))
