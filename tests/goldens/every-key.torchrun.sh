@@ -18,7 +18,7 @@ refuse() { echo "every-key: $1" >&2; exit 1; }
 (( $# == 0 )) || refuse "takes no arguments, so not $*: edit the spec"
 : "${WANDB_API_KEY:?is a secret of this job; export it before the start}"
 : "${HF_TOKEN:?is a secret of this job; export it before the start}"
-[[ ${NODE_RANK-} =~ ^(0|[1-9][0-9]{0,4})$ && ${MASTER_ADDR-} ]] && (( NODE_RANK < 2 )) ||
+[[ ${NODE_RANK-} =~ ^(0|[1-9][0-9]{0,4})$ && $NODE_RANK -lt 2 && ${MASTER_ADDR-} ]] ||
   refuse "set NODE_RANK (this node's number, 0 to 1) and MASTER_ADDR (name or address of node 0)"
 # torchrun reads a flag from each PET_ variable; one that was left over in this shell would change the job.
 unset "${!PET_@}"
