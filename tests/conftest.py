@@ -22,9 +22,8 @@ else:
 
 # Files whose tests take longest, mostly because they start many processes: `make test` leaves them out.
 _SLOW_FILES = """
-    benchmarks/test_benchmarks benchmarks/test_ddp_benchmarks benchmarks/test_ranks benchmarks/test_render_benchmark
-    jobspec/test_rendezvous_timeout jobspec/test_slurm_preemption jobspec/test_ssh jobspec/test_ssh_faults
-    train/checkpoints/test_resume train/checkpoints/test_transfer
+    benchmarks/test_benchmarks jobspec/test_rendezvous_timeout jobspec/test_slurm_preemption
+    jobspec/test_ssh jobspec/test_ssh_faults train/checkpoints/test_resume train/checkpoints/test_transfer
     train/collectives/test_missing_ranks train/data/test_workers train/datasets/test_image_folder
     train/ddp/test_wrapper train/loop/test_interrupt train/loop/test_export train/loop/test_finished_run
     train/loop/test_nonfinite train/loop/test_numerics train/loop/test_out_of_memory train/loop/test_preemption
@@ -40,7 +39,6 @@ _SLOW_TESTS = (
     "test_all_targets_agree_with_each_other_and_with_explain",
     "test_each_rank_holds_the_same_bits_of_the_mean[4]",
     "test_the_loss_of_each_step_equals_one_process[mnist_bn in micro-batches-2-custom_ddp]",
-    "test_the_loss_of_each_step_equals_one_process[mnist_bn in micro-batches-2-ddp]",
 )
 # Of these files the variants over the network: the reducer is the same, and tests/train/sync runs over it, too.
 _SLOW_OVER_NETWORK = ("train/ddp/test_backward.py", "train/ddp/test_buckets.py", "train/ddp/test_failed_backward.py")
@@ -48,9 +46,8 @@ _SLOW_OVER_NETWORK = ("train/ddp/test_backward.py", "train/ddp/test_buckets.py",
 
 # Files whose slow tests train for minutes: `make test-all` runs them last, as `make e2e-train`.
 _LONG_FILES = """
-    benchmarks/test_ddp_benchmarks train/checkpoints/test_sharded
-    train/loop/test_out_of_memory train/loop/test_preemption train/loop/test_runs_on_a_gpu train/loop/test_techniques
-    train/strategies/test_fsdp train/strategies/test_pipeline
+    train/checkpoints/test_sharded train/loop/test_out_of_memory train/loop/test_runs_on_a_gpu
+    train/loop/test_techniques train/strategies/test_fsdp train/strategies/test_pipeline
 """
 _LONG = tuple(f"{name}.py" for name in _LONG_FILES.split())
 

@@ -77,9 +77,7 @@ def test_three_processes_have_the_bits_of_one() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--logical-world=4 --checkpoint-dir=never", "leave out --checkpoint-dir"),
         ("--logical-world=4 --run-dir=never", "leave out --run-dir"),
-        ("--logical-world=4 --procs=5", "a --logical-world of at least as many"),
         ("--batch-size=8", "a --logical-world of at least as many"),
     ],
 )

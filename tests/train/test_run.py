@@ -4,7 +4,6 @@ import doctest
 import functools
 import itertools
 import os
-import random
 import runpy
 import signal
 import sys
@@ -33,17 +32,22 @@ _SCRIPTS = Path(__file__).parents[2] / "jobs" / "scripts"
 _SEED, _SAMPLES, _BATCH = 1, 1003, 77
 
 
-def _script(name: str, folder: Path, killed: int = -1, killed_at: int = 0) -> None:
-    """Run jobs/scripts/NAME.py in this process; SIGKILL rank `killed` before one of its optimizer's steps."""
-    steps = itertools.count()
+def _script(name: str, folder: Path) -> None:
+    """Run jobs/scripts/NAME.py in this process."""
+    sys.argv = [name, f"--folder={folder}"]
+    runpy.run_path(str(_SCRIPTS / f"{name}.py"), run_name="__main__")
+
+
+def _killed_script(folder: Path, killed: int, step: int) -> None:
+    """Run regression.py, with a SIGKILL of one rank before a step of its optimizer."""
+    steps = itertools.count(1)
 
     def kill(*_: object) -> None:
-        if int(os.environ["RANK"]) == killed and next(steps) == killed_at:
+        if int(os.environ["RANK"]) == killed and next(steps) == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
     register_optimizer_step_pre_hook(kill)
-    sys.argv = [name, f"--folder={folder}"]
-    runpy.run_path(str(_SCRIPTS / f"{name}.py"), run_name="__main__")
+    _script("regression", folder)
 
 
 def _orders(epochs: int = 3) -> list[Tensor]:
@@ -114,25 +118,18 @@ def test_losses_of_the_scripts_equal_a_plain_loop(name: str, world_size: int, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", _PLAIN)
-def test_ten_kills_at_random_steps_and_other_world_sizes_repeat_and_skip_no_sample(name: str, tmp_path: Path) -> None:
-    draw = random.Random(name)
-    for _ in range(10):
-        world_size = draw.choice([1, 2, 3])
+def test_kills_before_any_step_and_other_world_sizes_repeat_and_skip_no_sample(tmp_path: Path) -> None:
+    for rank, world_size, step in [(0, 1, 7), (1, 2, 9), (2, 3, 6), (0, 2, 8)]:
         with pytest.raises(RuntimeError, match="died without a result"):
-            launched(world_size, _script, name, tmp_path, draw.randrange(world_size), draw.randrange(2, 10))
-    launched(2, _script, name, tmp_path)
-    assert _recorded(tmp_path) == pytest.approx(_PLAIN[name](), rel=2e-6)
-    starts = [start["arithmetic"] for start in records(tmp_path, "start")]
-    assert {(start["steps_per_epoch"], start["last_batch"]) for start in starts} == {(14, 2)}
+            launched(world_size, _killed_script, tmp_path, rank, step)
+    launched(2, _script, "regression", tmp_path)
+    assert _recorded(tmp_path) == pytest.approx(_plain_regression(), rel=2e-6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "number"), [*zip(["regression", "gan", "regression"], SIGNALS, strict=True)])
-def test_a_signal_to_one_rank_saves_and_ends_all_with_the_same_code(
-    name: str, number: signal.Signals, tmp_path: Path
-) -> None:
-    ranks = start_ranks(2, f"--folder={tmp_path}", "--epochs=1000", program=(str(_SCRIPTS / f"{name}.py"),))
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_to_one_rank_saves_and_ends_all_with_the_same_code(number: signal.Signals, tmp_path: Path) -> None:
+    ranks = start_ranks(2, f"--folder={tmp_path}", "--epochs=1000", program=(str(_SCRIPTS / "regression.py"),))
     assert ranks[0].stdout is not None
     assert any("epoch 2/" in line for line in ranks[0].stdout)
     ranks[1].send_signal(number)

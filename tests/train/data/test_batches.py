@@ -1,18 +1,12 @@
 """The fast input path gives what torchvision's transforms give, in memory and through a DataLoader."""
 
-from contextlib import nullcontext
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.torch_version import TorchVersion
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision import transforms
 
 from tests.train.devices import device_of, devices
-from train import datasets
 from train.data.batches import Batches
 from train.data.sampler import ShardSampler
 from train.datasets import Samples
@@ -103,52 +97,3 @@ def test_a_dataset_that_only_resembles_the_projects_is_not_normalised() -> None:
     theirs.mean, theirs.std, theirs.num_classes = 0.5, 0.5, 2  # type: ignore[attr-defined]
     [(inputs, _)] = Batches(theirs, [[0, 1]], CPU)
     assert torch.equal(inputs, theirs.tensors[0])
-
-
-@pytest.mark.parametrize(("name", "theirs"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
-def test_real_batches_equal_those_of_torchvisions_dataset_in_a_dataloader(
-    name: str, theirs: str, data_root: Path
-) -> None:
-    import torchvision.datasets
-
-    samples = datasets.load(name, str(data_root), "validation", seed=0)
-    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(samples.mean, samples.std)])
-    published = getattr(torchvision.datasets, theirs)(str(data_root), train=False, transform=transform)
-    steps = [list(range(start, start + 250)) for start in range(0, 1000, 250)]
-    loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(published, batch_sampler=steps)
-    for (images, labels), (their_images, their_labels) in zip(Batches(samples, steps, CPU), loader, strict=True):
-        torch.testing.assert_close(images, their_images, rtol=1e-5, atol=1e-5)
-        assert torch.equal(labels, their_labels)
-
-
-class _Stream(torch.Stream):
-    """Stands for a CUDA stream where there is none: what is done on it is done at once."""
-
-    made = 0
-
-    def __new__(cls, *_: object) -> "_Stream":
-        cls.made += 1
-        return super().__new__(cls, device="cpu")
-
-    def wait_stream(self, stream: torch.Stream) -> None:
-        pass
-
-
-@pytest.mark.skipif(torch.__version__ < TorchVersion("2.7"), reason="fake CUDA tensors of torch 2.6 need a driver")
-def test_on_cuda_one_side_stream_serves_all_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Fake tensors are on CUDA without a driver, so the code for CUDA itself runs; only streams are stood in for.
-    current = _Stream()
-    monkeypatch.setattr(torch.cuda, "Stream", _Stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
-    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
-    samples = generated(40, 3)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        before = _Stream.made
-        # "memory": the samples are copied to the device whole.
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**40, 2**40))
-        batches = Batches(samples, [[0, 1], [2]], torch.device("cuda"), "memory")
-        for _ in range(3):
-            sizes = [(images.device.type, len(labels)) for images, labels in batches]
-            assert sizes == [("cuda", 2), ("cuda", 1)]
-        assert _Stream.made == before + 1

@@ -3,14 +3,11 @@
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from train.data.sampler import ShardSampler
-from train.data.shard import epoch_order, num_steps, share
+from train.data.shard import epoch_order, share
 
 # The one pair of seeds and epochs that Python's generator takes for the same: it adds up the words of its seed.
 SAME_ORDER = {(0, 1), (2**32 - 1, 1)}
 
-sizes = st.integers(1, 400)
-batch_sizes = st.integers(1, 500)
 world_sizes = st.integers(1, 12)
 seeds = st.integers(0, 2**32 - 1)
 epochs = st.integers(1, 10_000)
@@ -47,15 +44,6 @@ def test_every_sample_comes_at_every_place_equally_often() -> None:
         seen = [order[position] for order in orders]
         chi_squared = sum((seen.count(sample) - draws / size) ** 2 / (draws / size) for sample in range(size))
         assert chi_squared < 27.9  # 9 degrees of freedom: exceeded once in 1000 fair shuffles, and ours never changes
-
-
-@given(size=sizes, batch_size=batch_sizes)
-def test_steps_follow_one_another_and_cover_the_epoch(size: int, batch_size: int) -> None:
-    sampler = ShardSampler(size, batch_size, rank=0, world_size=1, seed=0)
-    steps = [sampler.stretch(step) for step in range(num_steps(size, batch_size))]
-    assert [position for step in steps for position in step] == list(range(size))
-    assert all(len(step) == batch_size for step in steps[:-1])
-    assert 1 <= len(steps[-1]) <= batch_size
 
 
 @given(start=st.integers(0, 1000), length=st.integers(0, 300), world_size=world_sizes)

@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tests.cli import records
-from tests.ranks import train_on_ranks
 from train import datasets
 from train.data.batches import Batches
 from train.datasets import tokens
@@ -19,7 +17,6 @@ from train.errors import UserError
 
 Array = npt.NDArray[np.generic]
 CPU = torch.device("cpu")
-PAGES = sorted((Path(__file__).parents[3] / "docs").glob("*.md"))
 
 
 def write(folder: Path, train: Array, vocabulary: int, context: int) -> None:
@@ -149,13 +146,13 @@ def test_a_file_that_does_not_fit_is_named(tmp_path: Path, array: Array, says: s
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY", b"<!DOCTYPE html>"])
-def test_a_damaged_file_is_named(tmp_path: Path, damage: bytes) -> None:
+@pytest.mark.parametrize(
+    ("file", "says"), [("train.npy", ".*Replace it"), ("tokens.json", r', which must be like \{"vocabulary"')]
+)
+def test_a_damaged_file_is_named(tmp_path: Path, file: str, says: str, damage: bytes) -> None:
     write(tmp_path, np.zeros(100, dtype=np.uint8), 256, 8)
-    (tmp_path / "tokens" / "train.npy").write_bytes(damage)
-    with pytest.raises(UserError, match=r"cannot read .*train\.npy.*Replace it"):
-        datasets.load("tokens", str(tmp_path), "train", 0)
-    (tmp_path / "tokens" / "tokens.json").write_bytes(damage)
-    with pytest.raises(UserError, match=r'cannot read .*tokens\.json, which must be like \{"vocabulary"'):
+    (tmp_path / "tokens" / file).write_bytes(damage)
+    with pytest.raises(UserError, match=rf"cannot read .*{file}{says}"):
         datasets.load("tokens", str(tmp_path), "train", 0)
 
 
@@ -165,19 +162,3 @@ def test_texts_that_are_missing_or_too_short_are_refused(tmp_path: Path, capsys:
     (tmp_path / "short.txt").write_text("short")
     assert tokens.main(["--data-root", str(tmp_path), str(tmp_path / "short.txt")]) == 1
     assert "the texts have 5 bytes" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_gpt_learns_the_text_of_the_docs_the_same_on_two_processes(tmp_path: Path) -> None:
-    tokens.write(PAGES[:3], tmp_path, context=16)
-    flags = ["--model=gpt", "--dataset=tokens", f"--data-root={tmp_path}", "--optimizer=adamw", "--lr=1e-3"]
-    length = ["--batch-size=9", "--max-steps=20", "--clip-norm=1"]
-    losses = []
-    for world_size in (1, 2):
-        run_dir = tmp_path / str(world_size)
-        train_on_ranks(world_size, *flags, *length, f"--run-dir={run_dir}")
-        losses.append([record["loss"] for record in records(run_dir, "step")])
-        [epoch] = records(run_dir, "epoch")
-        assert epoch["val_loss"] < 3.6 < 5.5 < losses[-1][0], "log(256) = 5.5 is what guessing gives"
-        assert 0.1 < epoch["val_accuracy"] < 1
-    assert losses[1] == pytest.approx(losses[0], rel=1e-3)

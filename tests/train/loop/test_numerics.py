@@ -5,6 +5,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from tests.cli import ROOT, environment
 
 # Asked for by the names of torch 2.6 and, where there are any, by those of 2.9.
@@ -39,18 +41,12 @@ def _look(*flags: str, **extra: str) -> dict[str, Any]:
 
 def test_fp32_is_full_and_nothing_is_deterministic_unless_asked_for() -> None:
     seen = _look("--precision=fp32")
-    assert seen["tf32"] == [False, False]
-    assert not any(seen["newer"])
+    assert seen["tf32"] == [False, False] and not any(seen["newer"])
     assert seen["deterministic"] == [False, False, None]
 
 
-def test_tf32_and_deterministic_are_set_and_the_users_workspace_stays() -> None:
-    seen = _look("--precision=tf32", "--deterministic", CUBLAS_WORKSPACE_CONFIG=":16:8")
-    assert seen["tf32"] == [True, True]
-    assert all(seen["newer"])
-    assert seen["deterministic"] == [True, True, ":16:8"]
-    assert seen["benchmark"] is False
-
-
-def test_deterministic_gives_cublas_a_workspace() -> None:
-    assert _look("--deterministic")["deterministic"] == [True, True, ":4096:8"]
+@pytest.mark.parametrize(("given", "workspace"), [({}, ":4096:8"), ({"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, ":16:8")])
+def test_tf32_and_deterministic_are_set_and_the_users_workspace_stays(given: dict[str, str], workspace: str) -> None:
+    seen = _look("--precision=tf32", "--deterministic", **given)
+    assert seen["tf32"] == [True, True] and all(seen["newer"])
+    assert seen["deterministic"] == [True, True, workspace] and not seen["benchmark"]

@@ -2,8 +2,6 @@
 
 import math
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from torch import Tensor
 
 from tests.cli import records
 from tests.ranks import make_trainer, run_ranks, train_on_ranks
-from train.collectives.agreement import Stopped
 from train.records.metrics import weights_sha256
 from train.world.environment import World
 
@@ -100,29 +97,3 @@ def _averaged(world: World) -> tuple[str, str, str]:
         for average, param in zip(expected, trainer.module.parameters(), strict=True):
             torch.testing.assert_close(param.detach(), average)
     return before, inside, weights_sha256(trainer.module.state_dict())
-
-
-def _stopped_in_an_evaluation(world: World, folder: str) -> bool:
-    trainer = make_trainer(
-        world, *_MLP, "--ema=0.9", "--lr=0.1", "--max-steps=2", f"--checkpoint-dir={folder}/checkpoints"
-    )
-    assert trainer.ema is not None
-    stop, measured, swap, trained = trainer.run.loop.stop._signal, trainer._measured, trainer.ema._swap, [""]
-
-    def signalled(batch: Any) -> Any:
-        stop.heard = True
-        return measured(batch)
-
-    def averages() -> Iterator[None]:  # without `finally`
-        trained[0] = weights_sha256(trainer.module.state_dict())
-        yield swap()
-        swap()
-
-    trainer._measured, trainer.evaluated_weights = signalled, contextmanager(averages)  # type: ignore[method-assign]
-    with pytest.raises(Stopped):
-        trainer.fit()
-    return weights_sha256(_checkpoint(Path(folder))["model"]) == trained[0]
-
-
-def test_a_signal_in_the_evaluation_of_averages_saves_the_weights_that_are_trained(tmp_path: Path) -> None:
-    assert run_ranks(1, _stopped_in_an_evaluation, str(tmp_path)) == [True]
