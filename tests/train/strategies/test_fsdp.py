@@ -116,5 +116,5 @@ def test_a_save_within_an_epoch_keeps_rank_0s_buffers_on_every_rank() -> None:
 def test_a_torch_whose_fully_shard_fails_on_cpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cpu.Stream, "record_event", raising=False)
     context = strategies.Context(TrainConfig(), torch.device("cpu"), None, 2)
-    with pytest.raises(SharedError, match=r"--strategy=fsdp .* torch 2\.7 or newer"):
+    with pytest.raises(SharedError, match=r'strategy="fsdp" .* torch 2\.7 or newer'):
         strategies.wrap("fsdp", nn.Linear(1, 1), context)
