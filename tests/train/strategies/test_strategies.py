@@ -165,7 +165,7 @@ def test_each_gpu_of_data_parallel_draws_random_numbers_of_its_own_from_the_posi
 def test_fsdp_in_bf16_refuses_batchnorm_that_is_not_synchronised() -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
     context = strategies.Context(TrainConfig(precision="bf16"), _CPU, None, 2, ranks_have_own_buffers=True)
-    with pytest.raises(SharedError, match='fsdp" with precision="bf16" .*sync_batchnorm=False'):
+    with pytest.raises(SharedError, match=r'fsdp" with precision="bf16" .*sync_batchnorm=False'):
         strategies.wrap("fsdp", model, context)
 
 
