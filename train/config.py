@@ -226,6 +226,14 @@ for _field in TrainConfig.model_fields.values():  # in one line, however many it
     _field.description = " ".join((_field.description or "").split())
 
 
+OF_A_CLASSIFIER = {
+    *("model", "dataset", "data_root", "dropout", "optimizer", "lr", "momentum", "weight_decay", "clip_norm"),
+    *("label_smoothing", "ema", "scheduler", "warmup_steps", "workers", "input"),
+    *("epochs", "batch_size", "accumulate", "export", "evaluate_only"),
+}
+"""Settings of `python -m train` that a loop of one's own decides itself."""
+
+
 def choices(key: str) -> list[str]:
     """Return the values of a setting that allows only certain words; an empty list for any other setting."""
     field = TrainConfig.model_fields.get(key)

@@ -11,12 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 
-from train.checkpoints.same_run import already_ended
 from train.collectives.agreement import StopAgreement, Stopped, mistakes_shared_by_all_ranks
 from train.collectives.broadcast import gather
 from train.collectives.sync_batchnorm import has_batchnorm
-from train.config import TrainConfig
-from train.data.shard import share
+from train.config import OF_A_CLASSIFIER, TrainConfig
 from train.errors import UserError
 from train.flags import checked
 from train.loop import engines
@@ -29,18 +27,12 @@ from train.loop.reading import Reading
 from train.loop.records import Records
 from train.loop.saving import OWN_KEYS, Saving
 from train.loop.step import StepResult, Work
-from train.records.metrics import start_record
 from train.records.observer import Observer
 from train.world import placement
 from train.world.process import Process
 from train.world.rendezvous import open_process_group
 
-_OF_A_CLASSIFIER = {
-    *("model", "dataset", "data_root", "dropout", "optimizer", "lr", "momentum", "weight_decay", "clip_norm"),
-    *("label_smoothing", "ema", "scheduler", "warmup_steps", "workers", "input"),
-    *("epochs", "batch_size", "accumulate", "export", "evaluate_only"),
-}
-_RECORDED = {*TrainConfig.model_fields} - _OF_A_CLASSIFIER | {"epochs", "batch_size", "accumulate"}
+_RECORDED = {*TrainConfig.model_fields} - OF_A_CLASSIFIER | {"epochs", "batch_size", "accumulate"}
 
 
 class Run:
@@ -67,20 +59,17 @@ class Run:
     with the ranks that are missing, and rank 0 saves the last complete step.
 
     Args:
-        settings: named as the flags of `python -m train`, whose --help explains each: seed, device, strategy (any but
-            pipeline), sync_batchnorm, precision, compile, deterministic, on_nonfinite, on_oom, max_steps;
-            checkpoint_dir, checkpoint_every (steps), resume; run_dir, log_every (steps), tensorboard, profile;
-            collective_timeout_s, rendezvous_timeout_s (seconds) and others.
+        settings: those of `python -m train --help` that do not choose a model, data or an optimizer, such as seed,
+            strategy (any but pipeline), precision, max_steps, checkpoint_dir, checkpoint_every, resume and run_dir.
     Raises UserError if a setting is wrong or the processes cannot be connected.
     """
 
     def __init__(self, **settings: Any) -> None:
         with Program() as program:
             given = {name: os.fspath(x) if isinstance(x, os.PathLike) else x for name, x in settings.items()}
-            if wrong := sorted(given.keys() & _OF_A_CLASSIFIER):
-                raise UserError(
-                    f"{', '.join(wrong)}: only `python -m train` has this setting; your own loop decides it"
-                )
+            if wrong := sorted(given.keys() & OF_A_CLASSIFIER):
+                names = ", ".join(wrong)
+                raise UserError(f"{names}: only `python -m train` has this setting; your own loop decides it")
             config = checked(given, str, [])
             if config.strategy == "pipeline":
                 raise UserError("strategy is pipeline, which only `python -m train` can use")
@@ -95,17 +84,16 @@ class Run:
         return run
 
     def _begin(self, config: TrainConfig, process: Process, observers: Iterable[Observer], recorded: set[str]) -> None:
-        self.world, self._recorded, self._connection = process.world, recorded, ExitStack()
+        self.world, self._connection = process.world, ExitStack()
         if not dist.is_initialized():
             set_numerics(config)
             self._connection.enter_context(open_process_group(self.world, process.attempt, config))
             process.stop.listen(answers=self.world.rank == 0)
         with mistakes_shared_by_all_ranks():
             self.device = placement.pick_device(self.world, config.device)
-        self._where = placement.where_ranks_are(self.world, self.device)
+        self.records = Records(config, self.world, self.device, observers, recorded)
         torch.manual_seed(config.seed)
-        self.engine = engines.make_engine(config, self.world, self.device)
-        self.position, self.records = Position(config.max_steps), Records(config, observers)
+        self.engine, self.position = engines.make_engine(config, self.world, self.device), Position(config.max_steps)
         self.saving = Saving(config, self.world, self.engine, self.position, self.records)
         self.reading, stop = Reading(config, self.world, self.device), StopAgreement(process.stop)
         self.loop = BatchLoop(self.engine, self.reading, self.position, self.records, self.saving, stop)
@@ -147,13 +135,7 @@ class Run:
             raise UserError(f"run.restore(): {', '.join(wrong)} is a name that the run itself uses: choose another one")
         if self.config.spreads_model and {"model", "optimizer"} - things.keys():
             raise UserError("with fsdp, run.restore() needs one model and one optimizer, as model= and optimizer=")
-        self._open(things)
-
-    def _open(self, things: dict[str, Any]) -> None:
-        def begin_records() -> None:
-            self.records.open(self.config, self.world, self.device, self.saving.files)
-
-        self.saving.open(things, self.loop.expects_step, begin_records)
+        self.saving.open(things, self.loop.expects_step)
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the number of each epoch that is left, from 1 to `number`; record and save at the end of each.
@@ -165,20 +147,8 @@ class Run:
         """
         self.saving.config = self.config.model_copy(update={"epochs": number})
         if not self.saving.is_open:
-            self._open({})
-        position, first = self.position, self.position.epoch
-        if reached := [*["epochs"] * (first > number), *["max_steps"] * position.has_all_steps()]:
-            self.report("already_ended", already_ended(self.config, reached))
-        for epoch in range(first, number + 1):
-            if position.has_all_steps():
-                break
-            self.records.begin_epoch()
-            yield epoch
-            if self.records.epoch_began is None:  # run.end() was called
-                return
-            self.loop.leave()
-            self.loop.end_epoch()
-        self.loop.finish()
+            self.saving.open({}, self.loop.expects_step)
+        return self.loop.epochs(number)
 
     def end(self) -> None:
         """Record and save what the epoch has so far, and end the run before its last epoch.  A collective.
@@ -187,12 +157,7 @@ class Run:
         """
         if self.records.epoch_began is None:
             raise UserError("run.end() belongs into the loop over run.epochs()")
-        self.loop.leave()
-        if self.engine.is_updating:
-            self.loop.commit()
-        if self.position.sampler is not None and self.position.sampler.step:
-            self.loop.end_epoch(is_left=True)
-        self.loop.finish()
+        self.loop.end()
 
     def batches(
         self,
@@ -223,18 +188,12 @@ class Run:
         ...     break
         """
         if not self.saving.is_open:
-            self._open({})
+            self.saving.open({}, self.loop.expects_step)
         config = self.config.model_copy(update={"batch_size": batch_size, "accumulate": micro_batches})
         placement.refuse_impossible(config, self.world, self.device)
         sampler = self.reading.sampler(dataset, batch_size, micro_batches, collate, workers)
         if sampler is not None:
-            self.saving.config, is_first = config, self.position.sampler is None
-            self.position.follow(sampler)
-            self.engine.micro_batches = max(micro_batches, self.engine.micro_batches)
-            if is_first:
-                start = start_record(config, self.world, self.device, self._where, sampler, self._recorded)
-                self.records.started(start)
-                self.records.report_unprofiled(config, self.position, config.max_steps)
+            self.loop.read_by(sampler, config)
         return self.loop.begin()
 
     def step(
@@ -298,9 +257,8 @@ class Run:
         nothing = torch.zeros((), dtype=torch.float64, device=self.device)
         losses = present.by_hand or StepResult(nothing.expand(0), nothing, 0, 0)
         with self.loop.saved_if_not_finite():
-            result = self.engine.update(
-                Work(present.batch, optimizer, sampler, clip_norm=clip_norm, closure=closure), losses
-            )
+            work = Work(present.batch, optimizer, sampler, clip_norm=clip_norm, closure=closure)
+            result = self.engine.update(work, losses)
             if closure is not None and present.by_hand is not None:
                 result = replace(present.by_hand, grad_norm=result.grad_norm, skipped=result.skipped)
         present.note(result, optimizer)
@@ -315,11 +273,8 @@ class Run:
             raise UserError("run.gather() cannot be used with logical_world, which computes slice by slice")
         present, sampler = self.loop.held_by("gather")
         if present.splits and (self.engine.micro_batches > 1 or self.config.on_oom == "halve"):
-            raise UserError(
-                "run.gather() needs the whole batch, and run.step() cuts it: give it split=False, without on_oom"
-            )
-        size, parts = self.world.world_size, sampler.parts()
-        sizes = [sum(len(share(part, rank, size)) for part in parts) for rank in range(size)]
+            raise UserError("run.gather() needs the whole batch, and run.step() cuts it: give split=False, no on_oom")
+        sizes = [sum(map(len, sampler.shares(rank=rank))) for rank in range(self.world.world_size)]
         return gather(rows[: sizes[self.rank]], sizes, self.engine.context.group)
 
     def evaluate(
@@ -345,11 +300,9 @@ class Run:
         """
         batches = self.reading.evaluation(dataset, batch_size, collate, workers)
         modules = [wrapped.module for wrapped in self.engine.models]
-        # Not within a step, nor after a `break`: its update is in the weights, but it is not counted.
-        waits = self.loop.present.is_out or self.engine.is_updating
-        waits |= not stoppable and self.records.epoch_began is not None
+        stop = self.loop.stop if self.loop.may_stop(stoppable) else None
         with weights or nullcontext(), suppress(Stopped):  # so `weights` ends without an error, also without `finally`
-            return evaluate(function, batches, modules, self.engine.context, None if waits else self.loop.stop)
+            return evaluate(function, batches, modules, self.engine.context, stop)
         self.loop.save_and_stop()
 
     def mean(self, value: Tensor | float, weight: float = 1.0) -> float:
@@ -367,14 +320,7 @@ class Run:
 
         In a step, the mean over the ranks' samples is recorded; call it on all ranks.  Of an epoch, rank 0's are.
         """
-        present = self.loop.present if self.loop.present.is_out else None
-        if self.records.epoch_began is None and present is None:
-            raise UserError("run.record() belongs into the loop over run.epochs()")
-        self.records.add(values, present)
-
-    def report(self, kind: str, text: str) -> None:
-        """Record a rare event that changed the course of the run on all ranks, in one word and in a sentence."""
-        self.records.incident(self.position.steps, kind, text)
+        self.records.add(values, self.loop.present)
 
     def close(self) -> None:
         """End the workers, close the files and, unless the run has failed, leave the other processes."""

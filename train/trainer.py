@@ -110,7 +110,7 @@ class Trainer:
         """Evaluate the loaded weights and report the result as an incident.  Raises Stopped if a signal asks for it."""
         means = self.evaluate()
         figures = f"validation loss {means['val_loss']:.4f}, accuracy {means['val_accuracy']:.2%}"
-        self.run.report("evaluation", f"{figures} of {len(self.validation)} samples")
+        self.run.records.incident(self.run.steps_done, "evaluation", f"{figures} of {len(self.validation)} samples")
 
     def evaluate(self) -> dict[str, float]:
         """Return val_loss and val_accuracy over the validation set.  Raises Stopped if a signal asks for it."""

@@ -326,7 +326,7 @@ def _misused(what: str, folder: Path) -> str:
         ("unwrapped", "2 of 2 parameters of the optimizer belong to no model that run.wrap() has returned"),
         ("no mean", "returned a tensor of shape (4, 2) for 4 samples: return the mean"),
         ("no values", "run.evaluate() returned a tensor of shape (4, 2) for 4 samples: return the mean"),
-        ("cut", "run.gather() needs the whole batch, and run.step() cuts it: give it split=False"),
+        ("cut", "run.gather() needs the whole batch, and run.step() cuts it: give split=False"),
         ("uncut", "a batch of 4 samples holds a tensor of shape (9, 9), which cannot be cut"),
         ("record", "run.record(): loss, time is a name that the record uses: choose another one"),
         ("second Run after a cut", "Run() connects the processes, but they are connected already: make one Run in a"),

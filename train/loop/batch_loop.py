@@ -5,9 +5,11 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from train.checkpoints.same_run import already_ended
 from train.collectives import missing_ranks
 from train.collectives.agreement import StopAgreement, Stopped
 from train.collectives.waiting import waiting_for_each
+from train.config import TrainConfig
 from train.data.sampler import ShardSampler
 from train.errors import UserError
 from train.loop.losses import WorthlessWeights
@@ -43,6 +45,41 @@ class BatchLoop:
         self.is_stopped = False
         self._last: Callable[[], Generator[Any, None, None] | None] = lambda: None
 
+    def epochs(self, number: int) -> Iterator[int]:
+        """Yield the number of each epoch that is left; record and save at the end of each, and end the run."""
+        position, records, config = self.position, self.records, self.saving.config
+        first = position.epoch
+        if reached := [*["epochs"] * (first > number), *["max_steps"] * position.has_all_steps()]:
+            records.incident(position.steps, "already_ended", already_ended(config, reached))
+        for epoch in range(first, number + 1):
+            if position.has_all_steps():
+                break
+            records.begin_epoch()
+            yield epoch
+            if records.epoch_began is None:  # end() was called
+                return
+            self.leave()
+            self.end_epoch()
+        self.finish()
+
+    def end(self) -> None:
+        """Record and save what the epoch has so far, and end the run; a batch that a step has used counts."""
+        self.leave()
+        if self.engine.is_updating:
+            self.commit()
+        if self.position.sampler is not None and self.position.sampler.step:
+            self.end_epoch(is_left=True)
+        self.finish()
+
+    def read_by(self, sampler: ShardSampler, config: TrainConfig) -> None:
+        """Read by this sampler from here on, and report the start of the run if it is the first.  A collective."""
+        self.saving.config, is_first = config, self.position.sampler is None
+        self.position.follow(sampler)
+        self.engine.micro_batches = max(config.accumulate, self.engine.micro_batches)
+        if is_first:
+            self.records.started(config, sampler)
+            self.records.report_unprofiled(config, self.position, config.max_steps)
+
     def begin(self) -> Generator[Any, None, None]:
         """Return an iterator over the batches that are left of the epoch."""
         loop = self._batches()
@@ -62,6 +99,14 @@ class BatchLoop:
         if not self.present.is_out or self.position.sampler is None:
             raise UserError(f"run.{method}() belongs into a loop over run.batches()")
         return self.present, self.position.sampler
+
+    def may_stop(self, in_epoch: bool) -> bool:
+        """Return True if the run may stop in an evaluation: not in a batch, and in an epoch only if the user says so.
+
+        Nor after a `break`: its update is in the weights, but it is not counted.
+        """
+        in_batch = self.present.is_out or self.engine.is_updating
+        return not in_batch and (in_epoch or self.records.epoch_began is None)
 
     @contextmanager
     def saved_if_not_finite(self) -> Iterator[None]:

@@ -11,15 +11,17 @@ from torch import Tensor, nn, optim
 
 from train.collectives.agreement import mistakes_shared_by_all_ranks
 from train.config import TrainConfig
+from train.data.sampler import ShardSampler
 from train.errors import SharedError, UserError
 from train.loop.losses import Means, PendingLosses
 from train.loop.position import Position
 from train.loop.step import StepResult
-from train.records.metrics import MetricsFile
+from train.records.metrics import MetricsFile, start_record
 from train.records.observer import Best, EpochRecord, Observer, RunEnd, StepRecord, own_names
 from train.records.profile import Profile, without_effect
 from train.records.progress import Progress
 from train.records.tensorboard import TensorBoard
+from train.world import placement
 from train.world.environment import World
 
 
@@ -63,12 +65,22 @@ class Present:
 class Records:
     """The records of a run on this rank, and the means of its epoch.
 
+    recorded: the names of the settings that the record of the start has.  Making it is a collective.
     observers: who gets them.  epoch_began: when; None outside of the loop over epochs.
     values: what run.record() has added to the epoch.
     """
 
-    def __init__(self, config: TrainConfig, observers: Iterable[Observer]) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        world: World,
+        device: torch.device,
+        observers: Iterable[Observer],
+        recorded: set[str],
+    ) -> None:
         self.observers: list[Observer] = [*observers]
+        self._world, self._device, self._recorded = world, device, recorded
+        self._where = placement.where_ranks_are(world, device)
         self._log_every, self._profile = config.log_every, config.profile
         self.means, self.pending = Means(), PendingLosses()
         self.best: Best | None = None
@@ -76,9 +88,9 @@ class Records:
         self.epoch_began: float | None = None
         self._trained_at = 0.0
 
-    def open(self, config: TrainConfig, world: World, device: torch.device, files: ExitStack) -> None:
+    def open(self, config: TrainConfig, files: ExitStack) -> None:
         """Add the observers that the config asks for; `files` closes their files.  A collective."""
-        is_rank_0 = world.rank == 0
+        is_rank_0, device = self._world.rank == 0, self._device
         with mistakes_shared_by_all_ranks():
             # Progress comes first: the disk of the metrics may be full.
             added: list[Observer] = [Progress()] if is_rank_0 else []
@@ -90,7 +102,8 @@ class Records:
                 added.append(Profile(config.profile, str(config.run_dir), device))
         self.observers = [*added, *self.observers]
 
-    def started(self, start: dict[str, Any]) -> None:
+    def started(self, config: TrainConfig, sampler: ShardSampler) -> None:
+        start = start_record(config, self._world, self._device, self._where, sampler, self._recorded)
         for observer in self.observers:
             observer.run_started(start)
 
@@ -105,14 +118,16 @@ class Records:
             self.incident(position.steps, "not_profiled", text)
             self.observers = [each for each in self.observers if not isinstance(each, Profile)]
 
-    def add(self, values: dict[str, Tensor | float], present: Present | None) -> None:
-        """Add values to the record of the step, or of the epoch if there is none."""
-        record = EpochRecord if present is None else StepRecord
+    def add(self, values: dict[str, Tensor | float], present: Present) -> None:
+        """Add values to the record of the step, or, between two loops over batches, of the epoch."""
+        if self.epoch_began is None and not present.is_out:
+            raise UserError("run.record() belongs into the loop over run.epochs()")
+        record = StepRecord if present.is_out else EpochRecord
         if wrong := sorted(values.keys() & own_names(record)):
             raise UserError(f"run.record(): {', '.join(wrong)} is a name that the record uses: choose another one")
         # As they are now: the loop may change a tensor in place.
         now = {name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in values.items()}
-        (self.values if present is None else present.values).update(now)
+        (present.values if present.is_out else self.values).update(now)
 
     def step_ended(self, position: Position, present: Present, samples: int, own: int, now: bool) -> None:
         """Record the step that was just counted: `samples` of all ranks, `own` of this one.  A collective.

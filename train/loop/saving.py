@@ -55,11 +55,10 @@ class Saving:
         self._data_sha256: str | None = None
         self._things: dict[str, Any] = {}
 
-    def open(self, things: dict[str, Any], expects: Callable[[], bool], begin_records: Callable[[], None]) -> None:
+    def open(self, things: dict[str, Any], expects: Callable[[], bool]) -> None:
         """Own the folders of the run, and continue the checkpoint that it asks for, if there is one.  A collective.
 
         things: what a checkpoint holds, by name.  expects: returns False while no step is expected.
-        begin_records: is called once the folders are ours.
         """
         config, is_rank_0 = self.config, self.world.rank == 0
         tell: Callable[[str], None] = say if is_rank_0 else lambda text: None
@@ -77,7 +76,7 @@ class Saving:
         with mistakes_shared_by_all_ranks():
             if is_rank_0 and config.evaluate_only and content is None:
                 raise UserError(f"--evaluate-only: there is no checkpoint in {config.checkpoint_dir} to evaluate")
-        begin_records()
+        self.records.open(config, self.files)
         state = load_on_all_ranks(self.world, content if is_rank_0 else None)
         del content  # the memory
         data = self.hash_of_data
