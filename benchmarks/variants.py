@@ -7,6 +7,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from train.cpu.shared_memory import SharedMemory
 from train.ddp.wrapper import CustomDDP
 from train.strategies.average_after_backward import AverageAfterBackward
 from train.strategies.hook_per_parameter import HookPerParameter
@@ -25,8 +26,8 @@ def _native_bf16(model: nn.Module) -> nn.Module:
 
 VARIANTS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "bare": lambda model: model,
-    "ours": CustomDDP,
-    "ours_gloo": partial(CustomDDP, sync=partial(AllReduce, shared_memory=False)),
+    "ours": partial(CustomDDP, sync=partial(AllReduce, share=SharedMemory.of_one_host)),
+    "ours_gloo": CustomDDP,
     "ours_bf16": partial(CustomDDP, sync=Bf16),
     "native": DistributedDataParallel,
     "native_bucket_view": partial(DistributedDataParallel, gradient_as_bucket_view=True),

@@ -45,7 +45,7 @@ JOBSPEC = [
     {"spec"},
     {"problems"},
 ]
-KNOW_CPU = {"sync", "models", "loop", "__main__"}
+KNOW_CPU = {"strategies", "loop"}
 
 
 def imported(file: Path) -> set[str]:

@@ -1,30 +1,43 @@
-"""The mean in the gradients' own type: over the network, or through shared memory where all ranks are on one host."""
+"""The mean in the gradients' own type, by the backend of the group."""
+
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # early: docs/troubleshooting.md, SIGABRT
 from torch import Tensor
 
-from train.cpu.shared_memory import SharedMemory
 from train.sync import Payload, Sync, Waitable
 
 
+class Memory(Protocol):
+    """Memory of a CPU that all ranks of a group share; each allocates the same tensors in the same order."""
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> Tensor: ...
+
+    def renew(self, flat: Tensor) -> Tensor: ...
+
+    def average(self, flat: Tensor) -> Waitable: ...
+
+
 class AllReduce(Sync):
-    """Averages buckets on a CPU through memory that all ranks share, if they can, and other buckets by the backend.
+    """Averages buckets by the backend, and those of a CPU in memory that the ranks share, if there is some.
 
     NCCL averages float32 and wider types.  Everything else is prescaled and summed.
-    shared_memory: False sends everything to the backend.
+    share: returns this memory for a group; None if its ranks cannot share any.  A collective.
     """
 
-    def __init__(self, group: dist.ProcessGroup, *, shared_memory: bool = True) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, share: Callable[[dist.ProcessGroup], Memory | None] | None = None
+    ) -> None:
         super().__init__(group)
-        self._try_shared_memory = shared_memory
-        self._shared: SharedMemory | None = None
+        self._share = share  # until it was tried
+        self._shared: Memory | None = None
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        if device.type == "cpu" and self._try_shared_memory:
-            self._shared = self._shared or SharedMemory.of_one_host(self.group)
-            self._try_shared_memory = self._shared is not None
+        if device.type == "cpu" and self._share is not None:
+            self._shared, self._share = self._share(self.group), None
         if device.type == "cpu" and self._shared is not None:
             return self._shared.allocate(numel, dtype)
         return super().allocate(numel, dtype, device)

@@ -4,7 +4,6 @@ import signal
 import subprocess
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from tests.ranks import run_ranks
 from train.collectives import missing_ranks
 from train.ddp.wrapper import CustomDDP
 from train.errors import UserError
-from train.sync.all_reduce import AllReduce
 from train.world.environment import World
 
 pytestmark = pytest.mark.timeout(300)
@@ -80,7 +78,7 @@ def _wrapped(module: nn.Module, timeout_s: float) -> CustomDDP:
     """Over the network, in a group of its own, so that what is left of one failure does not disturb the next."""
     group = dist.new_group(timeout=timedelta(seconds=timeout_s))
     assert isinstance(group, dist.ProcessGroup)
-    return CustomDDP(module, sync=partial(AllReduce, shared_memory=False), process_group=group)
+    return CustomDDP(module, process_group=group)
 
 
 def _apart(world: World) -> str:

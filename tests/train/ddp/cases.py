@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from train.cpu.shared_memory import SharedMemory
 from train.data.shard import share
 from train.sync import MakeSync
 from train.sync.all_reduce import AllReduce
@@ -20,7 +21,8 @@ STEPS = 20
 BATCH = 12
 
 # The two ways in which gradients travel on a CPU; a test with `@syncs` runs on each.
-SYNCS: dict[str, MakeSync] = {"shared memory": AllReduce, "network": partial(AllReduce, shared_memory=False)}
+IN_MEMORY: MakeSync = partial(AllReduce, share=SharedMemory.of_one_host)
+SYNCS: dict[str, MakeSync] = {"shared memory": IN_MEMORY, "network": AllReduce}
 syncs = pytest.mark.parametrize("sync", SYNCS)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
 from tests.ranks import run_ranks
-from tests.train.ddp.cases import plain
+from tests.train.ddp.cases import IN_MEMORY, plain
 from train.ddp.wrapper import CustomDDP
 from train.sync.all_reduce import AllReduce
 from train.world.environment import World
@@ -73,7 +73,7 @@ def test_models_that_differ_are_refused_on_all_ranks_naming_what_differs() -> No
 def _missing_rank(world: World) -> str:
     group = dist.new_group(timeout=timedelta(seconds=3))
     assert isinstance(group, dist.ProcessGroup)
-    wrapped = CustomDDP(plain(), process_group=group, bucket_mib=0.001)
+    wrapped = CustomDDP(plain(), sync=IN_MEMORY, process_group=group, bucket_mib=0.001)
     wrapped(torch.ones(2, 8)).sum().backward()
     message = "" if world.rank == 1 else _message(lambda: wrapped(torch.ones(2, 8)).sum().backward())
     # Rank 1 stays alive and does something else until the others have given up.

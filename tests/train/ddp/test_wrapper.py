@@ -10,17 +10,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.ranks import run_ranks
-from tests.train.ddp.cases import CASES, Case, build, train
+from tests.train.ddp.cases import CASES, IN_MEMORY, Case, build, train
 from tests.train.devices import device_of, devices
 from train.ddp.wrapper import CustomDDP
-from train.sync.all_reduce import AllReduce
 from train.world.environment import World
 
 # Small buckets, so that even these models have several.
 _SMALL = partial(CustomDDP, bucket_mib=0.001, first_bucket_mib=0.0005)
 WAYS: dict[str, Callable[[Case], Callable[[nn.Module], nn.Module]]] = {
-    "shared memory": lambda case: _SMALL,
-    "network": lambda case: partial(_SMALL, sync=partial(AllReduce, shared_memory=False)),
+    "shared memory": lambda case: partial(_SMALL, sync=IN_MEMORY),
+    "network": lambda case: _SMALL,
     "one bucket": lambda case: CustomDDP,
     "native": lambda case: partial(DistributedDataParallel, bucket_cap_mb=0.001, **case.native),
 }
