@@ -17,6 +17,7 @@
 #SBATCH --open-mode=append
 set -euo pipefail
 : "${SLURM_JOB_ID:?submit this script with sbatch}"
+(( $# == 0 )) || { echo "takes no arguments, so not $*: edit the spec" >&2; exit 1; }
 
 job_task() {  # on each node: torchrun starts its 4 processes
   # A node that finds itself under the name of the first one would wait in vain.
@@ -51,26 +52,30 @@ done
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
 
-# Once one node has saved or failed, the others have 120 s to save and end.
-srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 \
-  '--container-image=registry.example#change-me:1.0' \
-  --container-mounts=/change-me/data:/data:ro,/change-me/checkpoints:/checkpoints \
-  bash -ec job_task & step=$!
-
 # What Slurm calls this job; of an array, each task has its own name.
-job=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format="%A %i" | awk -v job="$SLURM_JOB_ID" '$1 == job { print $2 }')
+until job=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format="%A %i" | awk -v job="$SLURM_JOB_ID" '$1 == job { print $2 }')
+do sleep 5; done
+step=
 # Slurm signals 120 s before it takes the nodes: the processes save and end, then the job is requeued.
 requeue() {
   trap "" USR1
-  scancel --signal=TERM "$job" || true
-  wait "$step" && exit 0  # they had made their last step
-  restarts=$(squeue --noheader --jobs="$job" --Format=RestartCnt)
+  if [[ $step ]]; then
+    scancel --signal=TERM "$job" || true
+    wait "$step" && exit 0  # they had made their last step
+  fi
+  restarts=$(squeue --noheader --jobs="$job" --Format=RestartCnt) || restarts=0
   (( restarts < 20 )) ||
     { echo "not requeued: preemption.max_requeues (20) is reached" >&2; exit 1; }
   echo "requeueing the job" >&2
   exec scontrol requeue "$job"
 }
 trap requeue USR1
+
+# Once one node has saved or failed, the others have 120 s to save and end.
+srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 \
+  '--container-image=registry.example#change-me:1.0' \
+  --container-mounts=/change-me/data:/data:ro,/change-me/checkpoints:/checkpoints \
+  bash -ec job_task & step=$!
 wait "$step" && exit 0 || code=$?
 # Slurm signals the processes itself if it preempts the job.
 [[ $(squeue --noheader --jobs="$job" --Format=PreemptTime) != *[0-9]* ]] || requeue

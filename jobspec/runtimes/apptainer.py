@@ -32,6 +32,6 @@ class Apptainer(Runtime):
         if plan.job.device == "cuda":
             lines.append("gpus=--nv; [[ -e /dev/nvidiactl ]] || gpus=--rocm")
         # If the image sets a variable too, the image's value wins unless the variable has this prefix.
-        if names := " ".join(name for name in passed if not name.startswith(("SLURM_", "MASTER_"))):
-            lines.append(f'for name in {names}; do export "APPTAINERENV_$name=${{!name}}"; done')
+        names = [name for name in passed if not name.startswith(("SLURM_", "MASTER_"))]
+        lines += [f'export APPTAINERENV_{name}="${name}"' for name in names]
         return lines

@@ -13,6 +13,7 @@
 #SBATCH --output=apptainer-%j.log
 set -euo pipefail
 : "${SLURM_JOB_ID:?submit this script with sbatch}"
+(( $# == 0 )) || { echo "takes no arguments, so not $*: edit the spec" >&2; exit 1; }
 
 job_task() {  # on each node: torchrun starts its 4 processes
   # A node that finds itself under the name of the first one would wait in vain.

@@ -13,6 +13,7 @@
 #SBATCH --output=docker-%j.log
 set -euo pipefail
 : "${SLURM_JOB_ID:?submit this script with sbatch}"
+(( $# == 0 )) || { echo "takes no arguments, so not $*: edit the spec" >&2; exit 1; }
 : "${WANDB_API_KEY:?is a secret of this job; export it before sbatch}"
 
 job_task() {  # on each node: torchrun starts its 4 processes

@@ -24,6 +24,7 @@
 #SBATCH --mail-type=END,FAIL
 set -euo pipefail
 : "${SLURM_JOB_ID:?submit this script with sbatch}"
+(( $# == 0 )) || { echo "takes no arguments, so not $*: edit the spec" >&2; exit 1; }
 : "${WANDB_API_KEY:?is a secret of this job; export it before sbatch}"
 : "${HF_TOKEN:?is a secret of this job; export it before sbatch}"
 
@@ -62,6 +63,26 @@ done
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export MASTER_ADDR MASTER_PORT=29400
 
+# What Slurm calls this job; of an array, each task has its own name.
+until job=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format="%A %i" | awk -v job="$SLURM_JOB_ID" '$1 == job { print $2 }')
+do sleep 5; done
+step=
+# Slurm signals 120 s before it takes the nodes: the processes save and end, then the job is requeued.
+requeue() {
+  trap "" USR1
+  if [[ $step ]]; then
+    scancel --signal=TERM "$job" || true
+    wait "$step" && exit 0  # they had made their last step
+    (epilogue) || true
+  fi
+  restarts=$(squeue --noheader --jobs="$job" --Format=RestartCnt) || restarts=0
+  (( restarts < 5 )) ||
+    { echo "not requeued: preemption.max_requeues (5) is reached" >&2; exit 1; }
+  echo "requeueing the job" >&2
+  exec scontrol requeue "$job"
+}
+trap requeue USR1
+
 # slurm.prologue of the spec.
 set +u  # the lines may source files that read unset variables
 # shellcheck disable=SC2041
@@ -89,22 +110,6 @@ srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 --mp
   --container-mounts=/data:/data:ro,/lustre/checkpoints/team/job:/checkpoints,/local:/cache,/etc/settings:/settings,/etc/keys:/keys \
   --container-env=WANDB_API_KEY,HF_TOKEN \
   bash -ec job_task & step=$!
-
-# What Slurm calls this job; of an array, each task has its own name.
-job=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format="%A %i" | awk -v job="$SLURM_JOB_ID" '$1 == job { print $2 }')
-# Slurm signals 120 s before it takes the nodes: the processes save and end, then the job is requeued.
-requeue() {
-  trap "" USR1
-  scancel --signal=TERM "$job" || true
-  wait "$step" && exit 0  # they had made their last step
-  restarts=$(squeue --noheader --jobs="$job" --Format=RestartCnt)
-  (( restarts < 5 )) ||
-    { echo "not requeued: preemption.max_requeues (5) is reached" >&2; exit 1; }
-  (epilogue) || true
-  echo "requeueing the job" >&2
-  exec scontrol requeue "$job"
-}
-trap requeue USR1
 wait "$step" && exit 0 || code=$?
 # Slurm signals the processes itself if it preempts the job.
 [[ $(squeue --noheader --jobs="$job" --Format=PreemptTime) != *[0-9]* ]] || requeue

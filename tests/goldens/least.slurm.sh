@@ -9,6 +9,7 @@
 #SBATCH --output=job-%j.log
 set -euo pipefail
 : "${SLURM_JOB_ID:?submit this script with sbatch}"
+(( $# == 0 )) || { echo "takes no arguments, so not $*: edit the spec" >&2; exit 1; }
 
 job_task() {  # on each node: torchrun starts its 1 process
   export PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
