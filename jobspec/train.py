@@ -12,7 +12,10 @@ from typing import Any
 
 
 def _load() -> ModuleType:
+    loaded = sys.modules.get("train")
     place = Path(__file__).resolve().parent.parent / "train"
+    if loaded is not None and loaded.__file__ == str(place / "__init__.py"):
+        return loaded
     spec = spec_from_file_location("train", place / "__init__.py", submodule_search_locations=[str(place)])
     assert spec is not None and spec.loader is not None
     package = sys.modules["train"] = module_from_spec(spec)

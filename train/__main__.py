@@ -16,7 +16,7 @@ from train.flags import from_argv, split_launch
 from train.world.environment import World
 from train.world.local import refuse_second_launcher, train_on_this_machine
 from train.world.process import Process
-from train.world.signals import StopSignal
+from train.world.signals import EXIT_STOPPED, StopSignal
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,17 +44,20 @@ def main(argv: list[str] | None = None) -> int:
 def train(config: TrainConfig, process: Process) -> int:
     """Connect the processes, train, and write the last record; return the exit code."""
     # Imported here: importing torch takes seconds, and a wrong flag should be reported at once.
+    from train.collectives.agreement import Stopped
     from train.trainer import Trainer
 
     name_settings_as_flags()
     trainer = Trainer(config, process)
+    code = 0
     try:
         trainer.fit()
-    except SystemExit as stopped:
-        trainer.run.close()
-        return int(str(stopped.code))
+    except Stopped:
+        code = EXIT_STOPPED
+    finally:
+        trainer.run.saving.files.close()  # after an error, too: the folders are free again
     trainer.run.close()
-    return 0
+    return code
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ class Trainer:
     """Trains and evaluates the model of a config; all ranks make one each and call the same methods.
 
     Making it is a collective: it loads data, model and checkpoint, and reports the start.
+    `run.close()` ends what it holds open.
     Raises SharedError if any of them is missing, damaged or impossible on any rank.
     """
 

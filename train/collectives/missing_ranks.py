@@ -92,7 +92,11 @@ def _by_rank(reports: dict[int, str]) -> list[str]:
 
 def report_failure(error: Exception) -> None:
     """Write the reason why this rank ends into the store for the other ranks, unless they are the reason."""
-    if isinstance(error, SharedError) or (isinstance(error, UserError) and error.__cause__ is not None):
+    if (
+        not dist.is_initialized()
+        or isinstance(error, SharedError)
+        or (isinstance(error, UserError) and error.__cause__ is not None)
+    ):
         return
     with suppress(OSError, RuntimeError):
         _store().set(str(dist.get_rank()), f"failed: {error if isinstance(error, UserError) else repr(error)}")

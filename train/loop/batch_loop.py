@@ -27,7 +27,8 @@ from train.records.progress import say
 class BatchLoop:
     """Moves a run on, batch by batch and epoch by epoch; what is done with a batch is not its business.
 
-    present: the batch that was given out last, and what is known of it.  is_stopped: by a signal.
+    present: the batch that was given out last, and what is known of it.
+    on_stop: is called once a signal has stopped the run.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class BatchLoop:
         self.engine, self.reading, self.position = engine, reading, position
         self.records, self.saving, self.stop = records, saving, stop
         self.present = Present()
-        self.is_stopped = False
+        self.on_stop: Callable[[], object] = lambda: None
         self._last: Callable[[], Generator[Any, None, None] | None] = lambda: None
 
     def epochs(self, number: int) -> Iterator[int]:
@@ -74,7 +75,11 @@ class BatchLoop:
     def read_by(self, sampler: ShardSampler, config: TrainConfig) -> None:
         """Read by this sampler from here on, and report the start of the run if it is the first.  A collective."""
         self.saving.config, is_first = config, self.position.sampler is None
-        self.position.follow(sampler)
+        try:
+            self.position.follow(sampler)
+        except UserError:
+            self.reading.forget()
+            raise
         self.engine.micro_batches = max(config.accumulate, self.engine.micro_batches)
         if is_first:
             self.records.started(config, sampler)
@@ -166,11 +171,12 @@ class BatchLoop:
         samples, own, epoch = len(sampler.stretch()), sum(map(len, sampler.shares())), sampler.epoch
         position.count_step()
         self.engine.phase = Phase.AWAITED
+        self.records.note_step(position, present, samples, own)
         stops = self.stop.reached()
         ends = len(sampler) == 0 or position.is_last_step()
         every = self.saving.config.checkpoint_every
         saves = every > 0 and position.steps % every == 0
-        self.records.step_ended(position, present, samples, own, now=stops or ends or saves)
+        self.records.step_ended(position.steps, now=stops or ends or saves)
         if stops:
             self.save_and_stop()
         if ends:
@@ -200,7 +206,7 @@ class BatchLoop:
         self.saving.save()
         self.saving.wait_until_saved()
         self.records.run_ended(self.position, self.saving.saves, None)
-        self.is_stopped = True
+        self.on_stop()
         raise Stopped
 
     def finish(self) -> None:

@@ -5,10 +5,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import TracebackType
 
 import torch.distributed as dist
 
+from train.collectives import missing_ranks
 from train.errors import UserError, leave, report
 from train.loop.batch_loop import BatchLoop
 from train.records.progress import say
@@ -35,6 +37,7 @@ class Program:
     def has(self, loop: BatchLoop, close: Callable[[], None]) -> None:
         """Take over the end of a run; close: ends all that it holds open."""
         self._loop, self._close = loop, close
+        loop.on_stop = lambda: atexit.register(self._leave_stopped)  # runs before what was registered earlier
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         # Only now: torch wraps the hook that it finds, and ours must come outside of that.
@@ -45,9 +48,6 @@ class Program:
     def _leave(self) -> None:
         loop = self._loop
         assert loop is not None
-        if loop.is_stopped:
-            loop.saving.files.close()
-            leave(EXIT_STOPPED)
         if loop.saving.world.rank == 0 and loop.records.epoch_began is not None:
             lost = "the loop over run.epochs() was left early, so its last epoch is neither recorded nor saved"
             say(f"{lost}: call run.end() on all ranks before `break`")
@@ -57,17 +57,22 @@ class Program:
         # A thread of gloo that still freed a tensor while Python shuts down would abort the process.
         time.sleep(_IDLE_S)
 
+    def _leave_stopped(self) -> None:
+        assert self._loop is not None
+        self._loop.saving.files.close()
+        leave(EXIT_STOPPED)
+
     def _fail(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Report an uncaught error, save what can be saved, and end at once: other ranks may be gone."""
         sys.excepthook = self._excepthook
         if not isinstance(error, Exception):
             sys.excepthook(kind, error, trace)
             os._exit(130)
-        if self._loop is not None:
-            try:
-                with self._loop.saved_after_failure():
-                    raise error
-            except Exception as named:
-                error = named
+        connected = missing_ranks.naming_missing_ranks() if dist.is_initialized() else nullcontext()
+        try:
+            with connected if self._loop is None else self._loop.saved_after_failure():
+                raise error
+        except Exception as named:
+            error = error.with_traceback(trace) if named is error else named
         report(error)
         leave(1)

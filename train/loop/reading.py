@@ -45,6 +45,10 @@ class Reading:
         self.training, self._training_key = self._loaded(dataset, sampler, collate, workers), key
         return sampler
 
+    def forget(self) -> None:
+        """Let the next call of `sampler` prepare the training set anew."""
+        self._training_key = ()
+
     def evaluation(
         self, dataset: Any, batch_size: int, collate: Collate, workers: int
     ) -> Iterator[tuple[Any, list[int]]]:

@@ -113,7 +113,8 @@ class Records:
 
     def report_unprofiled(self, config: TrainConfig, position: Position, last_step: int | None) -> None:
         """Report once if no step of this start is profiled as asked; last_step: None if it is not known."""
-        if self._profile and (text := without_effect(config, position.first_step, last_step)):
+        nothing_trains = position.sampler is None or (last_step is not None and last_step < position.first_step)
+        if self._profile and not nothing_trains and (text := without_effect(config, position.first_step, last_step)):
             self._profile = None
             self.incident(position.steps, "not_profiled", text)
             self.observers = [each for each in self.observers if not isinstance(each, Profile)]
@@ -129,16 +130,16 @@ class Records:
         now = {name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in values.items()}
         (present.values if present.is_out else self.values).update(now)
 
-    def step_ended(self, position: Position, present: Present, samples: int, own: int, now: bool) -> None:
-        """Record the step that was just counted: `samples` of all ranks, `own` of this one.  A collective.
-
-        Losses are read once log_every are pending, or `now`.
-        """
+    def note_step(self, position: Position, present: Present, samples: int, own: int) -> None:
+        """Keep what is known of the step that was just counted: `samples` of all ranks, `own` of this one."""
         for kind, text in present.incidents:
             self.incident(position.steps, kind, text)
         if present.result is not None:
             self.pending.add(present.result, present.values, own, position.epoch, position.steps, present.lr, samples)
-        self.read_losses(position.steps, now or len(self.pending) == self._log_every)
+
+    def step_ended(self, step: int, now: bool) -> None:
+        """Record a step; losses are read once log_every are pending, or `now`.  A collective."""
+        self.read_losses(step, now or len(self.pending) == self._log_every)
 
     def read_losses(self, step: int, now: bool = True) -> None:
         """Tell the observers that the step has ended, with the losses of all pending steps if `now`.  A collective."""

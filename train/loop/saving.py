@@ -65,10 +65,10 @@ class Saving:
         # A training may be saving in the folder that is evaluated.
         saves_in = None if config.evaluate_only else config.checkpoint_dir
         folders = {"run_dir": config.run_dir, "checkpoint_dir": saves_in} if is_rank_0 else {}
-        owners = while_others_wait(self.world, lambda: own(folders, tell))
+        owners, release = while_others_wait(self.world, lambda: own(folders, tell))
+        self.files.enter_context(release)
         watchdog = Watchdog(self.world, 0.9 * config.collective_timeout_s, expects, owners)
-        for end in (*(owner.release for owner in owners), watchdog.stop):  # the last one is called first
-            self.files.callback(end)
+        self.files.callback(watchdog.stop)  # before the release
         self.records.observers.append(watchdog)
         content = find(config, self.world, tell)
         self._things, self.is_open = things, True
@@ -235,13 +235,15 @@ class Saving:
             say(f"saved the last complete step, {self.position.steps}; {setting('resume', 'auto')} continues there")
 
 
-def own(folders: Mapping[str, str | Path | None], say: Callable[[str], None]) -> list[Owner]:
-    """Own the folders, given by setting.  Raises UserError if another run owns one."""
+def own(folders: Mapping[str, str | Path | None], say: Callable[[str], None]) -> tuple[list[Owner], ExitStack]:
+    """Own the folders, given by setting, until the stack is closed.  Raises UserError if another run owns one."""
     owners = []
-    for folder, key in {Path(name).resolve(): key for key, name in folders.items() if name is not None}.items():
-        with naming_failures(f"{setting(key)}: cannot write {folder}"):
-            owners.append(Owner(folder, say))
-    return owners
+    with ExitStack() as owned:
+        for folder, key in {Path(name).resolve(): key for key, name in folders.items() if name is not None}.items():
+            with naming_failures(f"{setting(key)}: cannot write {folder}"):
+                owners.append(Owner(folder, say))
+            owned.callback(owners[-1].release)
+        return owners, owned.pop_all()
 
 
 def find(config: TrainConfig, world: World, say: Callable[[str], None]) -> BytesIO | None:

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, TimeoutError
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -59,7 +59,8 @@ class Watchdog(Observer):
         self._main = threading.main_thread().ident
         self._step, self._since, self._durations = 0, time.monotonic(), deque[float](maxlen=50)
         self._warned = set[str]()
-        self._stopped = threading.Event()
+        self._stopped, self._lock, self._renewing = threading.Event(), threading.Lock(), Future[None]()
+        self._renewing.set_result(None)
         if owners or world.world_size > 1:
             threading.Thread(target=self._run, daemon=True).start()
 
@@ -69,15 +70,33 @@ class Watchdog(Observer):
         self._step, self._since = step, now
 
     def stop(self) -> None:
-        self._stopped.set()
+        """End the thread; when this returns, no owner is being renewed, unless its disk does not answer."""
+        with self._lock:
+            self._stopped.set()
+        with suppress(TimeoutError):
+            self._renewing.result(_BEAT_S)
+
+    def _renew(self) -> None:
+        """Renew the owners in another thread, because a disk that hangs would stop this one."""
+
+        def renew() -> None:
+            for owner in self._owners:
+                owner.renew()
+
+        with self._lock:
+            if self._renewing.done() and not self._stopped.is_set():
+                self._renewing = in_thread(renew)
 
     def _run(self) -> None:
-        store = self._store() if self._world.world_size > 1 else None
+        several = self._world.world_size > 1
+        connecting = in_thread(self._store) if several else None
+        store: dist.Store | None = None
         looking: Future[bool] | None = None
         began = 0.0
         while True:
-            for owner in self._owners:
-                owner.renew()
+            self._renew()
+            if connecting is not None and connecting.done():
+                store, connecting = connecting.result(), None
             try:
                 if store is not None:
                     # A TCPStore without its server prints a page of stack; a plain socket does not.
@@ -87,7 +106,7 @@ class Watchdog(Observer):
                 pass  # a link may come back
             except RuntimeError:
                 store = None  # the main thread says why
-            late_s = self._late_s()
+            late_s = self._late_s() if several else 0.0
             if not late_s:
                 looking = None
                 self._warned.clear()
