@@ -32,7 +32,7 @@ def _resumed_step(world: World, *flags: str) -> int:
 
 def _saved(world: World, *flags: str) -> None:
     trainer = _trainer(world, *flags)
-    trainer.save()
+    trainer.saving.save()
     trainer.saving.wait_until_saved()
 
 
