@@ -39,6 +39,7 @@ _OF_SRUN = _OF_BOTH | {
     "export": "env and secrets",
     "jobid": "the ID of the job",
     "kill-on-bad-exit": "nodes and preemption",
+    "multi-prog": "command or train; with this option srun would read the program as a list of programs",
     "wait": "preemption",
 }
 _OF_PYXIS = {"container-image": "image", "container-mounts": "mounts", "container-env": "env and secrets"}
@@ -52,6 +53,8 @@ _NUMBER_OF_GPUS = (
     "the number of GPUs is set from gpus_per_node (or procs_per_node)",
     "to choose the type of GPU, set the key gpu, such as gpu: h100",
 )
+
+_ONE_GPU = re.compile(r"(verbose,)?(single|map_gpu|per_task:1\b)", re.IGNORECASE)  # values of gpu-bind
 
 _SLURM_VARIABLE = re.compile(r"\$\{?(SLURM_\w+)")
 
@@ -148,10 +151,13 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
 
 def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
     decided = _OF_SRUN | (_OF_PYXIS if job.slurm.runtime == "pyxis" else {})
+    shared = job.slurm.launcher == "torchrun" and job.procs_per_node > 1  # the GPUs of a task
     for name, value in job.slurm.srun_options.items():
         message, hint = f"{name} is set from {decided.get(name)}", "leave it out"
         if name == "gres" and _GPUS.match(str(value)):
             message, hint = _NUMBER_OF_GPUS
+        elif name == "gpu-bind" and shared and _ONE_GPU.match(str(value)):
+            message = f"gpu-bind {value} would leave one GPU for the {job.procs_per_node} processes of a task"
         elif name not in decided:
             continue
         yield Finding(("slurm", "srun_options", name), f"slurm.srun_options: {message}", hint, on_key=True)
