@@ -118,9 +118,10 @@ def grace_fits(job: Job) -> Iterator[Finding]:
 
 def variables_are_not_those_of_slurm_or_the_script(job: Job) -> Iterator[Finding]:
     for path, name in names_in_env(job):
-        if path[0] == "secrets" and name in VARIABLES_OF_SCRIPT:
-            message = f"secrets: the batch script has its own variable {name}, which would replace the secret"
-            yield Finding(path, message, "choose another name")
+        in_the_shell = path[0] == "secrets" or f"env.{name}" in job.sweep
+        if in_the_shell and name in VARIABLES_OF_SCRIPT:
+            message = f"{path[0]}: the batch script has its own variable {name}, which would replace this one"
+            yield Finding(path, message, "choose another name", on_key=True)
         if name.startswith(("SLURM_", "SLURMD_", "SRUN_", "SBATCH_")):
             message = f"{path[0]}: {name} is Slurm's own variable"
             yield Finding(path, message, "leave it out; set sbatch options in slurm.options", on_key=True)
