@@ -27,12 +27,15 @@ NOT_USED = {
 
 # Variables that a script for several nodes has of its own.
 OF_SCRIPT = ("address", "interface", "node", "own")
+# Variables that `render-job ssh` sets on a node before it starts the script there.
+OF_SSH = ("OTHER_NODE", "RENDER_JOB_START", "folder", "name", "script", "start")
 
 
 def variables_are_not_those_of_the_script(job: Job) -> Iterator[Finding]:
     for path, name in names_in_env(job):
-        if job.nodes.max > 1 and name in OF_SCRIPT:
-            message = f"{path[0]}: the script has its own variable {name}, which would replace this one"
+        owner = "the script" if name in OF_SCRIPT else "`render-job ssh`" if name in OF_SSH else ""
+        if job.nodes.max > 1 and owner and (path[0] == "secrets" or name in OF_SCRIPT):
+            message = f"{path[0]}: {owner} has its own variable {name}, which would replace this one"
             yield Finding(path, message, "choose another name", on_key=True)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jobspec import ssh
 from jobspec.artifact import render
 from jobspec.problems import SpecError
 from jobspec.targets import torchrun
@@ -109,8 +110,15 @@ def test_env_and_secrets_are_no_variables_of_the_script(folder: Path) -> None:
     sizes = ("nodes: 2\n", "nodes: {min: 1, max: 2}\n")
     script = "".join(render_text(folder, f"{BASE}{size}command: [a.py]\n") for size in sizes)
     assert {*re.findall(r"^([a-z]\w*)=", script, re.MULTILINE)} == {*torchrun.OF_SCRIPT}
-    for given in (f"env: {dict.fromkeys(torchrun.OF_SCRIPT, 'x')}\n", f"secrets: {[*torchrun.OF_SCRIPT]}\n"):
+    (_, on_a_node), _ = ssh._texts("", "job.sh", ["a", "b"])
+    before = {*re.findall(r"^ *(\w+)=", on_a_node.partition("bash -c")[0], re.MULTILINE)}
+    assert before - {"PATH", "NODE_RANK", "MASTER_ADDR"} == {*torchrun.OF_SSH}
+    secrets = [*torchrun.OF_SCRIPT, *torchrun.OF_SSH]
+    for given, refused in (
+        (f"env: {dict.fromkeys(secrets, 'x')}\n", len(torchrun.OF_SCRIPT)),
+        (f"secrets: {secrets}\n", len(secrets)),
+    ):
         with pytest.raises(SpecError) as error:
             render_text(folder, f"{BASE}nodes: 2\ncommand: [a.py]\n{given}")
-        assert len(error.value.problems) == len(torchrun.OF_SCRIPT)
+        assert len(error.value.problems) == refused
         assert render_text(folder, f"{BASE}nodes: 1\ncommand: [a.py]\n{given}")
