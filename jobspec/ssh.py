@@ -15,7 +15,7 @@ from threading import Thread
 
 from jobspec.targets import TEMPLATES
 
-_NODES = re.compile(r"^exec torchrun --nnodes=([0-9:]+) ", re.MULTILINE)
+_NODES = re.compile(r"(?:#.*\n)+?# Start (?:([0-9]+) to )?([0-9]+) nodes, ")  # in the head, above all values of a spec
 _SECRET = re.compile(r'^: "\$\{(\w+):\?', re.MULTILINE)
 _FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) ")  # torchrun's words
 _SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=20", "--"]
@@ -68,12 +68,13 @@ class Job:
 
     def __init__(self, file: Path, hosts: Sequence[str]) -> None:
         script = file.read_text(encoding="utf-8")
-        sizes = _NODES.findall(script)
-        if not sizes:
+        sizes = _NODES.match(script)
+        if sizes is None:
             raise ValueError(f"{file} is no torchrun script for several nodes; `render-job torchrun` writes one")
-        least, _, most = sizes[-1].partition(":")
-        if not int(least) <= len(hosts) <= int(most or least):
-            raise ValueError(f"{file} is for {sizes[-1].replace(':', ' to ')} nodes, not {len(hosts)}")
+        self.least, most = int(sizes[1] or sizes[2]), int(sizes[2])
+        if not self.least <= len(hosts) <= most:
+            limits = most if self.least == most else f"{self.least} to {most}"
+            raise ValueError(f"{file} is for {limits} nodes, not {len(hosts)}")
         self.news: SimpleQueue[Node | int] = SimpleQueue()  # a node that has ended, or a signal
         for number in _SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
@@ -81,7 +82,7 @@ class Job:
         self.nodes = [Node(host, text, self.news) for host, text in _texts(script, file.name, hosts)]
         self.running = list(self.nodes)
         self.first: Node | None = None  # that failed
-        self.least, self.signal = int(least), 0
+        self.signal = 0
 
     def run(self) -> int:
         """Wait until all nodes have ended, and return the exit code."""

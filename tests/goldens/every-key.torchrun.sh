@@ -10,7 +10,7 @@
 # Not used here: resources.devices; the machine's devices are used.
 # Not used here: time_limit; torchrun has no time limit.
 # Not used here: preemption; no scheduler preempts the job.
-# Start all nodes, node 0 first: render-job ssh every-key.torchrun.sh node0 node1
+# Start 2 nodes, node 0 first: render-job ssh every-key.torchrun.sh node0 node1
 # Or start it on each node with its number and the name or address of node 0:
 #   NODE_RANK=1 MASTER_ADDR=node0 bash every-key.torchrun.sh
 set -euo pipefail

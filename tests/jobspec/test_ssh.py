@@ -158,6 +158,7 @@ def test_elastic_job_goes_on_without_a_node_that_fails(new_nodes: Callable[[str]
     nodes = new_nodes(SAVING.replace("while", "[ $NODE_RANK = 0 ] || exit 7\nwhile"))
     job = nodes.start(ELASTIC, *NAMES)
     job.wait_for_line("render-job: sshn1 failed: exit code 7; ", "; the other nodes go on")
+    nodes.wait_for("running-0")
     job.signal("TERM")
     status, out = job.ended()
     assert (status, last_line(out)) == (143, "render-job: SIGTERM ended sshn0 sshn1")

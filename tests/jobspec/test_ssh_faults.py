@@ -13,7 +13,7 @@ from tests.e2e.slurm.user import give
 from tests.platforms import SCRIPT
 from tests.slurm import RECORDER, Call
 from tests.ssh import NAMES, SILENT
-from tests.ssh_script import MINE, SAVING, Nodes, last_line
+from tests.ssh_script import BASE, MINE, SAVING, Nodes, last_line
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(ssh.missing() is not None, reason=str(ssh.missing()))]
 
@@ -53,7 +53,8 @@ def known_hosts_without(nodes: Nodes, address: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("hosts", [["node0"], [*NAMES, "node2"]])
 def test_wrong_number_of_nodes_is_refused(new_nodes: Callable[[str], Nodes], hosts: list[str]) -> None:
-    status, out = new_nodes(SAVING).run(MINE, *hosts)
+    spec = BASE + 'command: [mine.py, "\\nexec torchrun --nnodes=3 \\n# Start 1 to 3 nodes, "]\n'
+    status, out = new_nodes(SAVING).run(spec, *hosts)
     assert status == 2
     assert last_line(out) == f"render-job ssh: error: job.sh is for 2 nodes, not {len(hosts)}"
 
