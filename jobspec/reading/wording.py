@@ -1,5 +1,6 @@
 """Turn pydantic's errors into findings in the words of the spec's author."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -8,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from jobspec.filters import yaml
 from jobspec.problems import Finding, Path
 from jobspec.reading.notation import dotted, shown
 from jobspec.reading.yaml_source import Source
@@ -66,7 +68,8 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
     if kind == "model_type":
         hint = f"its keys: {', '.join(_fields_at(path))}"
     elif kind == "list_type" and isinstance(value, str):
-        hint = f"write {path[-1]}: […]"
+        words = _words(value, source.values.get("no_python") is True) if path == ("command",) else "…"
+        hint = f"write {path[-1]}: [{words}]"
     elif hint == QUOTES and path in source.items and not isinstance(value, dict):
         place = source.items[path]
         quoted = f'"{place.written}"'
@@ -74,6 +77,15 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
     # The carets go under the key if the value has several lines or none.
     on_key = value is None or isinstance(value, dict | list)
     return Finding(path, f"{dotted(path)} must be {wanted}, not {shown(value, path)}", hint, on_key)
+
+
+def _words(command: str, no_python: bool) -> str:
+    """Return a command line as the elements of a list, without the `python` that torchrun starts itself."""
+    try:
+        words = shlex.split(command if no_python else re.sub(r"^python3? +(?=-m |[^-])", "", command))
+    except ValueError:  # a quotation mark without another
+        return "…"
+    return ", ".join(map(yaml, words))
 
 
 def _unknown_key(path: Path) -> Finding:
