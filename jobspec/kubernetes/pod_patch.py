@@ -67,7 +67,7 @@ def _secured(container: Mapping[str, Any], default: Mapping[str, Any] | None) ->
     if isinstance(context, Mapping):
         capabilities = context.get("capabilities")
         added = capabilities.get("add") if isinstance(capabilities, Mapping) else None
-        if context.get("privileged") is True or "SYS_ADMIN" in (added or ()):
+        if context.get("privileged") is True or (isinstance(added, list) and "SYS_ADMIN" in added):
             context = {key: value for key, value in context.items() if value or key != "allowPrivilegeEscalation"}
     return {**container, **({} if context is None else {"securityContext": context})}
 
@@ -101,7 +101,7 @@ def patch_keeps_the_plumbing(job: Job) -> Iterator[Finding]:
         yield Finding((*at, key), f"kubernetes.pod: {key} is set from {decided[key]}", "leave it out", on_key=True)
     for kind in ("containers", "initContainers", "volumes"):
         elements = patch.get(kind, [])
-        if not isinstance(elements, list) or any(not isinstance(one, dict) or "name" not in one for one in elements):
+        if not isinstance(elements, list) or not all(map(_has_a_name, elements)):
             yield Finding((*at, kind), f"kubernetes.pod.{kind} must be a list of mappings with a name", on_key=True)
             continue
         for number, element in enumerate(elements):
@@ -116,6 +116,10 @@ def patch_keeps_the_plumbing(job: Job) -> Iterator[Finding]:
                 yield from _node_keeps(job, element, here)
 
 
+def _has_a_name(element: Any) -> bool:
+    return isinstance(element, dict) and isinstance(element.get("name"), str)
+
+
 def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Finding]:
     for key in container.keys() & _DECIDED_IN_NODE.keys():
         message = f'kubernetes.pod: {key} of container "{NODE}" is set from {_DECIDED_IN_NODE[key]}'
@@ -124,6 +128,9 @@ def _node_keeps(job: Job, container: Mapping[str, Any], at: Path) -> Iterator[Fi
     if not isinstance(resources, dict) or resources.keys() - {"requests", "claims"}:
         message = f'kubernetes.pod: resources of container "{NODE}" can have requests and claims, no other keys'
         yield Finding((*at, "resources"), message, "limits are set from the spec's key resources", on_key=True)
+    elif not isinstance(resources.get("requests") or {}, dict):
+        message = f'kubernetes.pod: requests of container "{NODE}" must be a mapping'
+        yield Finding((*at, "resources", "requests"), message, "such as requests: {cpu: 8}", on_key=True)
     for number, name in enumerate(one.get("name") for one in _variables(container)):
         if isinstance(name, str) and (is_set_by_launcher(name) or name in job.env or name in job.secrets):
             message = f"kubernetes.pod: the job itself sets the variable {name}"
