@@ -68,7 +68,8 @@ def fitting(schema: Mapping[str, Any], expected: str) -> Value:
         if _fits(value, schema):
             return value
         # `- echo a: b` is a mapping, and 012 a number.
-        unquoted = isinstance(value, dict) or (isinstance(value, bool | int | float) and _fits(str(value), schema))
+        text = "a: b" if isinstance(value, dict) else str(value)
+        unquoted = isinstance(value, dict | bool | int | float) and _fits(text, schema)
         raise ValueError(QUOTES if unquoted and schema.get("type") == "string" else "")
 
     return Value(expected, read, schema)
