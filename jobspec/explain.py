@@ -168,7 +168,7 @@ def _rank_rows(explanation: Explanation) -> Iterator[list[str]]:
 def _variable_rows(explanation: Explanation) -> Iterator[list[str]]:
     """Yield one row for each variable, in the order in which they are first set, with the value that counts."""
     values = explanation.values
-    target, remarks = explanation.target.name, explanation.target.remarks
+    target, remarks = explanation.target.name, explanation.target.remarks(explanation.plan.job)
     script = "compose file" if target == "compose" else "script" if ".sh." in template(target) else "manifest"
     names = dict.fromkeys(name for name, _ in values)
     for name in sorted(names, key=lambda name: (*_MATTER_MOST, name).index(name)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,7 +45,7 @@ class Target:
     environment: Callable[[Plan, Rank], list[Variable]]
     rendezvous_timeout_s: int
     sweeps: Literal["array", "objects"] | None = None
-    remarks: Mapping[str, str] = field(default_factory=dict)
+    remarks: Callable[[Job], Mapping[str, str]] = lambda job: {}
     node_name: Callable[[Plan, int], str | None] = lambda plan, node: None
     hides_the_node: Callable[[Job], bool] = lambda job: False
 

@@ -7,7 +7,7 @@ from jobspec import runtimes, torchrun
 from jobspec.filters import sh
 from jobspec.plan import IN_CONTAINERS, RENDEZVOUS_TIMEOUT_S, Plan
 from jobspec.slurm import rules, task
-from jobspec.slurm.environment import REMARKS, assigned, environment, passed, port
+from jobspec.slurm.environment import assigned, environment, passed, port, remarks
 from jobspec.spec import shell
 from jobspec.spec.job import Job
 from jobspec.spec.keys import all_of, keys
@@ -92,6 +92,6 @@ TARGET = Target(
     environment=environment,
     rendezvous_timeout_s=RENDEZVOUS_TIMEOUT_S,
     sweeps="array",
-    remarks=REMARKS,
+    remarks=remarks,
     hides_the_node=hides_the_node,
 )

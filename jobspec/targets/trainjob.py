@@ -99,7 +99,7 @@ TARGET = Target(
     environment=environment,
     rendezvous_timeout_s=OF_PODS_S,
     sweeps="objects",
-    remarks=REMARKS,
+    remarks=lambda job: REMARKS,
     node_name=node_name,
     hides_the_node=lambda job: True,
 )

@@ -171,6 +171,7 @@ def test_the_variables_that_sbatch_nodes_changes_say_so(spec: Path) -> None:
     (three, table), (four, _) = (explained("slurm", spec, f"nodes={nodes}") for nodes in (3, 4))
     changing = {name for name, value in seen_by(three, 0).items() if seen_by(four, 0)[name] != value}
     assert {line.split()[0] for line in table.splitlines() if "(changes with sbatch --nodes=N)" in line} == changing
+    assert "--nodes=N" not in explained("slurm", spec, "nodes=1")[1]
 
 
 @pytest.mark.parametrize(
