@@ -67,6 +67,8 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if unknown:
         args.files += unknown
+    if args.output == "-":
+        args.parser.error("-o - names no file; without -o, the output goes to stdout")
     return args
 
 

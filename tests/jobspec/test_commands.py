@@ -23,6 +23,7 @@ from tests.command_line import QUICKSTART, ROOT, command_line
         (["torchrun", QUICKSTART, "--noes=3"], "render-job torchrun: error: unrecognized arguments: --noes=3\n"),
         (["torchrun", QUICKSTART, "--sweep-index", "-1"], "--sweep-index: must be a number from 0 to 999, not -1\n"),
         (["torchrun", QUICKSTART, "--sweep-index", "1000"], "must be a number from 0 to 999, not 1000\n"),
+        (["torchrun", QUICKSTART, "-o", "-"], "error: -o - names no file; without -o, the output goes to stdout\n"),
         (["schema", QUICKSTART], "render-job schema: error: unrecognized arguments: "),
     ],
     ids=lambda value: " ".join(value[::2]) or "nothing" if isinstance(value, list) else "",
