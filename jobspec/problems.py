@@ -1,5 +1,6 @@
 """Report what is wrong with a file: `file:line:column: message`, the source line, a caret and a hint."""
 
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -71,9 +72,15 @@ def option_place(option: str, value: str, number: int = 1) -> Place:
     return Place(f"{option} {typed}", 1, 1, max(1, len(value)), value, number)
 
 
+def key_of(typed: str) -> str:
+    """Return the key of KEY=VALUE, also if another sign stands for `=`."""
+    return re.split(r"[=:\s]", typed, maxsplit=1)[0]
+
+
 def masked(place: Place, stays: str) -> Place:
     """Return the place without its line, which may hold a secret's value; of its piece, only `stays` is left."""
-    name = f"{place.name.partition('=')[0]}=…" if place.option else place.name
+    option, _, typed = place.name.partition(" ")
+    name = f"{option} {key_of(typed)}=…" if place.option else place.name
     return replace(place, name=name, length=max(1, len(stays)), text=f"{' ' * (place.column - 1)}{stays}…")
 
 

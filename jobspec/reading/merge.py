@@ -43,7 +43,8 @@ def merge(sources: Sequence[Source]) -> Source:
     first, *others = sources
     if not others and not any(_appends(path[-1]) for path in first.keys):
         return first
-    merged = _Merged({}, {}, {(): first.items[()]})
+    secrets = frozenset[str]().union(*(source.secrets for source in sources))
+    merged = _Merged({}, {}, {(): first.items[()]}, earlier=secrets)
     for source in sources:
         merged.add(source, source.values, merged.values, ())
     if merged.problems:
@@ -51,7 +52,7 @@ def merge(sources: Sequence[Source]) -> Source:
     # Without the places of what was replaced or removed.
     there = set(_paths(merged.values))
     keys, items = ({at: of[at] for at in of if at in there} for of in (merged.keys, merged.items))
-    return Source(merged.values, keys, items)
+    return Source(merged.values, keys, items, earlier=secrets)
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class _Merged(Source):
                 hint = f"name {this} before {place.name}; or write +{written} here, too"
                 self._refuse(source, read_at, message, hint)
             elif old is not None and isinstance(old, dict) != isinstance(value, dict):
-                message = f"{dotted(read_at)} is {shown(value, read_at)} here, but {self._said(read_at, old)}"
+                message = f"{dotted(read_at)} is {self._shown(read_at, value)} here, but {self._said(read_at, old)}"
                 self._refuse(source, read_at, message, "write a mapping in both files or in neither")
             elif isinstance(value, dict):
                 if old is None:
@@ -109,13 +110,16 @@ class _Merged(Source):
             there[key] = [*(old or []), *value]
             self.appended[path] = source.keys[read_at]
 
+    def _shown(self, path: Path, value: Any) -> str:
+        return shown(value, path, self.earlier)
+
     def _said(self, path: Path, old: Any) -> str:
         place = self.items[path]
-        return f"is {shown(old, path)} in {place.name}:{place.line}:{place.column}"
+        return f"is {self._shown(path, old)} in {place.name}:{place.line}:{place.column}"
 
     def _refuse(self, source: Source, read_at: Path, message: str, hint: str) -> None:
         problem = Problem(source.keys[read_at], message, hint)
-        self.problems.append(hidden(problem) if is_secret(read_at) else problem)
+        self.problems.append(hidden(problem) if is_secret(read_at, self.earlier) else problem)
 
     def _take_places(self, source: Source, read_at: Path, path: Path, value: Any) -> None:
         """Record where a value of the source and everything in it were written."""

@@ -10,7 +10,7 @@ from jobspec.problems import Path, Place, Problem, SpecError, option_place
 from jobspec.reading.notation import hidden, is_secret
 from jobspec.reading.yaml_source import MAX_DEPTH, Reader, Source
 
-_KEY = re.compile(r"[.=\[]")  # what follows the first part of a key
+_KEY = re.compile(r"[.=\[:\s]")  # what follows a part of a key, also where = is forgotten
 
 
 def override(source: Source, overrides: Sequence[str]) -> Source:
@@ -18,13 +18,14 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
 
     Without VALUE, a key that is there is removed.  The place of a value is in the option as typed.
     """
-    result = copy.deepcopy(source)
+    result = replace(copy.deepcopy(source), earlier=source.secrets)
     problems: list[Problem] = []
     for number, assignment in enumerate(overrides, start=1):
         try:
             _apply(result, assignment, number)
         except SpecError as error:
-            problems += map(hidden, error.problems) if is_secret(_KEY.split(assignment)) else error.problems
+            of_secret = is_secret(_KEY.split(assignment), source.secrets)
+            problems += map(hidden, error.problems) if of_secret else error.problems
     if problems:
         raise SpecError(problems)
     return result

@@ -38,7 +38,7 @@ def combinations(source: Source, *, named: bool) -> Iterator[Source]:
     for number, positions in enumerate(chosen):
         values = copy.deepcopy(source.values)
         suffix = f"-{number}" if named else ""
-        one = Source(values, dict(source.keys), dict(source.items), suffix)
+        one = Source(values, dict(source.keys), dict(source.items), suffix, source.earlier)
         for key, position in zip(sweep, positions, strict=True):
             _put(one, _path(key), sweep[key][position], ("sweep", key, position))
         train: Any = values.get("train")

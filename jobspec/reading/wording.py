@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from jobspec.filters import yaml
 from jobspec.problems import Finding, Path
-from jobspec.reading.notation import dotted, shown
+from jobspec.reading.notation import dotted, is_secret, shown
 from jobspec.reading.yaml_source import Source
 from jobspec.spec.job import Job
 from jobspec.spec.value import QUOTES
@@ -70,13 +70,15 @@ def _finding(detail: ErrorDetails, source: Source) -> Finding:
     elif kind == "list_type" and isinstance(value, str):
         words = _words(value, source.values.get("no_python") is True) if path == ("command",) else "…"
         hint = f"write {path[-1]}: [{words}]"
+    elif hint == QUOTES and is_secret(path, source.secrets):
+        hint = ""
     elif hint == QUOTES and path in source.items and not isinstance(value, dict):
         place = source.items[path]
         quoted = f'"{place.written}"'
         hint += f": {shlex.quote(quoted) if place.option else quoted}"  # a shell removes the outer quotes
     # The carets go under the key if the value has several lines or none.
     on_key = value is None or isinstance(value, dict | list)
-    return Finding(path, f"{dotted(path)} must be {wanted}, not {shown(value, path)}", hint, on_key)
+    return Finding(path, f"{dotted(path)} must be {wanted}, not {shown(value, path, source.secrets)}", hint, on_key)
 
 
 def _words(command: str, no_python: bool) -> str:

@@ -18,7 +18,7 @@ import yaml
 from yaml.reader import ReaderError
 
 from jobspec.problems import Finding, Path, Place, Problem, SpecError
-from jobspec.reading.notation import Line, hidden, is_secret, line_of, lines_with_secrets
+from jobspec.reading.notation import Line, hidden, is_secret, line_of, lines_with_secrets, names_of_secrets
 
 MAX_BYTES = 1 << 20  # a job spec is a page; this stops /dev/zero and a data set given by mistake
 STDIN = "<stdin>"  # what messages call it
@@ -41,12 +41,14 @@ class Source:
     """The values of a spec; `keys` and `items` hold the place of each key and of each value by path.
 
     `suffix` is appended to the job's name once the spec is known to be correct.
+    `earlier` are names of secrets in a list that another file or option may have replaced.
     """
 
     values: dict[str, Any]
     keys: dict[Path, Place]
     items: dict[Path, Place]
     suffix: str = ""
+    earlier: frozenset[str] = frozenset()
 
     def locate(self, finding: Finding) -> Problem:
         """Return the problem at the finding's key or value, or at the nearest parent that is in the file."""
@@ -58,9 +60,13 @@ class Source:
         problem = Problem(place, finding.message, finding.hint)
         return hidden(problem) if line_of(place) in self._hidden_lines else problem
 
+    @property
+    def secrets(self) -> frozenset[str]:
+        return names_of_secrets(self.values) | self.earlier
+
     @cached_property
     def _hidden_lines(self) -> frozenset[Line]:
-        return lines_with_secrets(self.values, self.keys, self.items)
+        return lines_with_secrets(self.values, self.secrets, self.keys, self.items)
 
 
 def read(name: str) -> str:

@@ -8,6 +8,7 @@ from jobspec import commands, targets
 from jobspec.artifact import render as rendered
 
 VALUE = "hush-7f3a"
+CODE = 7031990  # a value that YAML takes for a number
 SPEC = """\
 name: job
 nodes: 2
@@ -43,7 +44,10 @@ def test_no_command_prints_the_value_of_a_secret(
     [
         *(f"{key}WANDB_API_KEY={VALUE}" for key in ("secrets.0=", "secrets[0]=", "secrets.", "secrets=[")),
         *(f"{key}=[WANDB_API_KEY={VALUE}]" for key in ("secrets", "secret")),
-        *(f"{key}={VALUE}" for key in ("secrets", "env.HF_TOKEN")),
+        *(f"{key}={VALUE}" for key in ("secrets", "env.HF_TOKEN", "sweep.env.HF_TOKEN", "HF_TOKEN")),
+        *(f"secret{sign}{VALUE}" for sign in (" ", ": ")),
+        *(f"{key}={CODE}" for key in ("env.HF_TOKEN", "sweep.env.HF_TOKEN")),
+        f"sweep={{env.HF_TOKEN: [{CODE}]}}",
         f"secrets={{WANDB_API_KEY: {VALUE}}}",
     ],
 )
@@ -51,17 +55,20 @@ def test_value_in_place_of_a_name_is_not_shown(wrong: str, spec: str, capfd: pyt
     assert commands.main(["slurm", spec, "--set", wrong]) == 1
     told = "".join(capfd.readouterr())
     assert "secret" in told or "HF_TOKEN" in told
-    assert VALUE not in told
+    assert VALUE not in told and str(CODE) not in told
 
 
 def test_value_in_one_of_two_files_is_not_shown(spec: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     site = tmp_path / "site.yaml"
-    for text in (f"secrets: {{A: {VALUE}}}\n", f"+secrets: A={VALUE}\n", f"+secrets: [A={VALUE}]\n"):
+    wrong = [f"secrets: {{A: {VALUE}}}\n", f"+secrets: A={VALUE}\n", f"+secrets: [A={VALUE}]\n"]
+    # These hide the names of the first file.
+    wrong += [f"secrets: A B\nenv: {{HF_TOKEN: {value}}}\n" for value in (CODE, f'"{VALUE}\\a"')]
+    for text in wrong:
         site.write_text(text)
         assert commands.main(["slurm", spec, str(site)]) == 1
         told = "".join(capfd.readouterr())
         assert "secrets" in told
-        assert VALUE not in told
+        assert VALUE not in told and str(CODE) not in told
 
 
 @pytest.mark.parametrize("target", targets.names())
