@@ -122,7 +122,7 @@ def _times_given_back(world: World) -> int:
     """How often a bucket for gradients makes the process give freed memory back to the kernel."""
     large = nn.Parameter(torch.empty(2**21))
     with mock.patch.object(shared_memory._libc, "malloc_trim") as trim:
-        Bucket([large], ["large"], [1], AllReduce(_group()))
+        Bucket([large], ["large"], [1], AllReduce(_group(), SharedMemory.of_one_host))
     times: int = trim.call_count
     return times
 
