@@ -68,8 +68,7 @@ class Job:
 
     def __init__(self, file: Path, hosts: Sequence[str]) -> None:
         script = file.read_text(encoding="utf-8")
-        sizes = _NODES.match(script)
-        if sizes is None:
+        if (sizes := _NODES.match(script)) is None:
             raise ValueError(f"{file} is no torchrun script for several nodes; `render-job torchrun` writes one")
         self.least, most = int(sizes[1] or sizes[2]), int(sizes[2])
         if not self.least <= len(hosts) <= most:

@@ -102,9 +102,9 @@ def test_program_that_is_killed_takes_the_nodes_with_it(new_nodes: Callable[[str
 
 
 def test_reader_of_the_output_that_goes_ends_the_job(new_nodes: Callable[[str], Nodes]) -> None:
-    nodes = new_nodes(SAVING)
+    nodes = new_nodes(SAVING.replace("do touch", "do echo runs; touch"))
     nodes.write(MINE)
-    text = '"$@" | head -n 1; echo "${PIPESTATUS[0]}"'
+    text = '"$@" | until [[ -e running-0 && -e running-1 ]]; do sleep 0.1; done; echo "${PIPESTATUS[0]}"'
     command = nodes.lab.command(["bash", "-c", text, "shell", *RENDER_JOB, "ssh", "job.sh", *NAMES], nodes.folder)
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.stdout.splitlines()[-1] == "129"
