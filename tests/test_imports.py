@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 # The rooms of a package from the top to the bottom: each may import those below it, never one beside or above it.
 TRAIN = [
     {"__main__", "doctor", "report"},
-    {"trainer"},
+    {"examination", "trainer"},
     {"run", "check_exact"},
     {"loop"},
     {"strategies"},
@@ -107,6 +107,14 @@ def test_render_imports_no_torch() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("module", ["train", "train.doctor"])
+def test_without_torch_a_command_says_what_to_install(module: str) -> None:
+    code = f"import runpy, sys; sys.modules['torch'] = None; runpy.run_module('{module}', run_name='__main__')"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    assert "needs the package torch, which is not installed here: pip install torch, or" in ended.stderr
 
 
 def test_public_names_of_train_are_loaded_on_first_use() -> None:

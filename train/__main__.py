@@ -11,10 +11,10 @@ import sys
 
 from train.check_exact import check_exact
 from train.config import TrainConfig, name_settings_as_flags
-from train.errors import leave, report
+from train.errors import leave, refuse_without, report
 from train.flags import from_argv, split_launch
 from train.world.environment import World
-from train.world.local import refuse_second_launcher, train_on_this_machine
+from train.world.local import refuse_second_launcher, run_on_this_machine
 from train.world.process import Process
 from train.world.signals import EXIT_STOPPED, StopSignal
 
@@ -30,11 +30,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         procs, checks_exact, argv = split_launch(sys.argv[1:] if argv is None else argv)
         config = from_argv(argv)
+        refuse_without("torch", "python -m train", "train")
         world = World.detect(os.environ)
         stop.let_through()  # until the processes have met there is nothing to save and nobody to agree with
         if procs is not None:
             refuse_second_launcher(world, "--check-exact" if checks_exact else "--procs")
-            return check_exact(config, argv, procs) if checks_exact else train_on_this_machine(procs, argv)
+            return check_exact(config, argv, procs) if checks_exact else run_on_this_machine(procs, argv)
         return train(config, Process(world))
     except Exception as error:
         report(error)

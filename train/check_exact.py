@@ -6,7 +6,7 @@ from pathlib import Path
 from train.config import TrainConfig, flag
 from train.errors import UserError
 from train.records.runs import RunRecords, difference, read_runs
-from train.world.local import train_on_this_machine
+from train.world.local import run_on_this_machine
 
 _STEPS = 5
 
@@ -30,7 +30,7 @@ def check_exact(config: TrainConfig, argv: list[str], procs: int) -> int:
         folders = [Path(folder, "one process"), Path(folder, f"{procs} processes")]
         for number, run_dir in zip((1, procs), folders, strict=True):
             records = [f"--run-dir={run_dir}", "--log-slices", "--log-every=1"]
-            code = train_on_this_machine(number, [*argv, *limit, *records])
+            code = run_on_this_machine(number, [*argv, *limit, *records])
             if code != 0:
                 return code
         one, several = read_runs(folders)

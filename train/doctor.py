@@ -6,71 +6,35 @@ Start it exactly as the training is started, on the same nodes; it takes the fla
     render-job slurm jobs/doctor.yaml sites/mine.yaml | sbatch
 """
 
-import hashlib
 import os
-import platform
 import socket
 import sys
-import time
-from collections.abc import Sequence
-from concurrent.futures import TimeoutError
-from dataclasses import dataclass
-from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
-from train.collectives.broadcast import of_all_ranks
-from train.collectives.missing_ranks import naming_missing_ranks
-from train.config import TrainConfig, name_settings_as_flags
-from train.errors import SharedError, UserError, differences, leave, report
-from train.flags import from_argv
+from train.config import name_settings_as_flags
+from train.errors import leave, refuse_without, report
+from train.flags import from_argv, split_launch
 from train.world.environment import World
-from train.world.placement import (
-    device_identity,
-    gradient_group,
-    pick_device,
-    refuse_different_devices,
-    refuse_shared_devices,
-)
+from train.world.local import refuse_second_launcher, run_on_this_machine
 from train.world.process import Process
-from train.world.rendezvous import open_process_group
-from train.world.threads import in_thread
 
 # Shorter than those of a training; flags replace them.
 _WAITS = ["--rendezvous-timeout-s=60", "--collective-timeout-s=60"]
-_MIB = 16  # of the all-reduce
-
-
-@dataclass(frozen=True)
-class Card:
-    """What a rank says of itself.
-
-    device: "none" if there is none; `mistake` says why.  gpu: UUID, None for a CPU.
-    own_name: the address of the host's own name, where gloo listens in a script that chooses no interface; or the name
-        of the chosen one.
-    """
-
-    rank: int
-    host: str
-    pid: int
-    device: str
-    gpu: str | None
-    interface: str
-    own_name: str
-    versions: str
-    mistake: str | None
-
-    @property
-    def backend(self) -> str:
-        return "nccl" if self.device.startswith("cuda") else "gloo"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Examine, report and return the exit code: 0 if nothing is wrong, 1 otherwise."""
     name_settings_as_flags()
     try:
-        config = from_argv([*_WAITS, *(sys.argv[1:] if argv is None else argv)])
+        procs, _, argv = split_launch(sys.argv[1:] if argv is None else argv)
+        config = from_argv([*_WAITS, *argv])
+        refuse_without("torch", "train.doctor", "train")
+        if procs is not None:
+            refuse_second_launcher(World.detect(os.environ), "--procs")
+            return run_on_this_machine(procs, argv, "train.doctor")
+        # Imported here: importing torch takes seconds, and a wrong flag should be reported at once.
+        from train.examination import examine
+        from train.world.rendezvous import open_process_group
+
         process = Process()
         own_name = os.environ.get("GLOO_SOCKET_IFNAME") or _address_of_own_name()
         with open_process_group(process.world, process.attempt, config):
@@ -81,89 +45,11 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def examine(world: World, config: TrainConfig, own_name: str) -> None:
-    """Let rank 0 print where the ranks are, and time an all-reduce.  Raises UserError if something is wrong."""
-    with naming_missing_ranks():
-        cards = of_all_ranks(_own_card(world, config.device, own_name))
-        if world.rank == 0:
-            print(_table(cards, f"{world.master_addr}:{world.master_port}"), flush=True)
-        if found := mistakes(cards):
-            raise SharedError("\n".join(found))
-        device = torch.device(cards[world.rank].device)
-        group = gradient_group(device, config.collective_timeout_s)
-        try:
-            # In a thread, because NCCL would wait for a missing rank without a word.
-            times = in_thread(lambda: _times(device, group)).result(3 * config.collective_timeout_s)
-        except TimeoutError:
-            raise UserError(
-                "the all-reduce over NCCL did not end: set NCCL_DEBUG=INFO, and look at the network"
-            ) from None
-    if world.rank == 0:
-        by_rank = " ".join(f"{1000 * seconds:.2f}" for seconds in times)
-        print(f"all-reduce of {_MIB} MiB over {cards[0].backend}, milliseconds by rank: {by_rank}\nno problem found")
-
-
-def _times(device: torch.device, group: dist.ProcessGroup | None) -> list[float]:
-    for _ in range(2):  # the first all-reduce connects
-        values = torch.ones(_MIB * 2**18, device=device)
-        dist.barrier()
-        started = time.perf_counter()
-        dist.all_reduce(values, group=group)
-        right = bool((values == dist.get_world_size()).all())  # waits for a GPU
-        seconds = time.perf_counter() - started
-    if not right:
-        raise UserError(f"rank {dist.get_rank()}: the all-reduce of ones gives a wrong sum")
-    return of_all_ranks(seconds)
-
-
-def _own_card(world: World, wanted: str, own_name: str) -> Card:
-    mistake, device, host, gpu = None, "none", socket.gethostname(), None
-    try:
-        found = pick_device(world, wanted)
-        device, (host, gpu) = str(found), device_identity(found)
-    except UserError as error:
-        mistake = f"rank {world.rank}: {error}"
-    code = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
-        code.update(file.read_bytes())
-    versions = f"torch {torch.__version__}, Python {platform.python_version()}, code {code.hexdigest()[:8]}"
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "gloo's choice")
-    return Card(world.rank, host, os.getpid(), device, gpu, interface, own_name, versions, mistake)
-
-
 def _address_of_own_name() -> str:
     try:
         return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
         return "127.0.0.1"  # to which gloo falls back
-
-
-def mistakes(cards: Sequence[Card]) -> list[str]:
-    """Return a sentence for each thing that keeps these processes from training together."""
-    found = [card.mistake for card in cards if card.mistake is not None]
-    if listed := differences({card.rank: card.versions for card in cards}):
-        found.append(f"versions or files of train/ differ: {listed}. Use the same image or environment on all nodes")
-    loopback = {f"{card.host} is {card.own_name}" for card in cards if card.own_name.startswith(("127.", "::1"))}
-    if loopback and len({card.host for card in cards}) > 1:
-        found.append(
-            "a script of your own would hang or fail over gloo, which listens at the address of the host's own name: "
-            f"{', '.join(sorted(loopback))} there. Correct /etc/hosts (Debian has a line 127.0.1.1), or set "
-            f"GLOO_SOCKET_IFNAME={cards[0].interface}; python -m train chooses the interface itself"
-        )
-    try:
-        refuse_different_devices({card.rank: card.device.partition(":")[0] for card in cards if not card.mistake})
-        refuse_shared_devices([(card.host, card.gpu) for card in cards])
-    except SharedError as error:
-        found.append(str(error))
-    return found
-
-
-def _table(cards: Sequence[Card], address: str) -> str:
-    rows = [("rank", "host", "pid", "device", "interface", "versions")]
-    rows += [(str(card.rank), card.host, str(card.pid), card.device, card.interface, card.versions) for card in cards]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([f"{len(cards)} processes met at {address}", *lines])
 
 
 if __name__ == "__main__":

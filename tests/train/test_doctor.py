@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from tests.cli import ROOT, environment, free_port, start_ranks
 from tests.ranks import run_ranks
-from train import doctor
-from train.doctor import Card, mistakes
+from train import examination
 from train.errors import UserError
+from train.examination import Card, mistakes
 from train.flags import from_argv
 from train.world.environment import World
 
@@ -25,13 +25,20 @@ _CARDS = [replace(_CARD, rank=rank, gpu=f"GPU-{rank}") for rank in range(4)]
 
 
 @pytest.mark.slow
-def test_a_healthy_pair_under_torchrun_is_found_healthy() -> None:
-    torchrun = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "-m", "train.doctor", "--device=cpu", "--model=mlp"]
+@pytest.mark.parametrize(
+    ("launcher", "address"),
+    [
+        ([str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node=2"], "localhost"),
+        ([sys.executable], "127.0.0.1"),
+    ],
+)
+def test_a_healthy_pair_is_found_healthy(launcher: list[str], address: str) -> None:
+    procs = ["--procs=2"] * (len(launcher) == 1)
+    command = [*launcher, "-m", "train.doctor", *procs, "--device=cpu", "--model=mlp"]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     met, head, *rows, times, last = done.stdout.splitlines()
-    assert met.startswith("2 processes met at localhost:")
+    assert met.startswith(f"2 processes met at {address}:")
     assert head.split() == ["rank", "host", "pid", "device", "interface", "versions"]
     assert [row.split()[0] for row in rows] == ["0", "1"]
     assert all(socket.gethostname() in row and " cpu " in row for row in rows)
@@ -61,11 +68,11 @@ def _without_rank_1(world: World) -> str:
     store = dist.distributed_c10d._get_default_store()
     config = from_argv(["--device=cpu"])
     if world.rank == 1:
-        with mock.patch.object(doctor, "_times", lambda *_: store.wait(["over"])):
-            doctor.examine(world, config, "10.0.0.1")
+        with mock.patch.object(examination, "_times", lambda *_: store.wait(["over"])):
+            examination.examine(world, config, "10.0.0.1")
         return ""
     with pytest.raises(UserError) as refusal:
-        doctor.examine(world, config, "10.0.0.1")
+        examination.examine(world, config, "10.0.0.1")
     store.set("over", "")
     return str(refusal.value)
 

@@ -21,8 +21,8 @@ _GRACE_S = 30.0
 _POLL_S = 0.05
 
 
-def train_on_this_machine(procs: int, argv: list[str]) -> int:
-    """Run `python -m train ARGV` as `procs` ranks; return 0, or the exit code of the first that failed.
+def run_on_this_machine(procs: int, argv: list[str], module: str = "train") -> int:
+    """Run `python -m MODULE ARGV` as `procs` ranks; return 0, or the exit code of the first that failed.
 
     The ranks have the environment that torchrun would give them, so the result is the same.  The first failure ends the
     other ranks, and its reason is printed as the last line, unless it is a mistake that the ranks have printed.  A
@@ -30,7 +30,7 @@ def train_on_this_machine(procs: int, argv: list[str]) -> int:
     """
     with tempfile.TemporaryDirectory(prefix="train-procs-") as folder:
         files = [Path(folder, f"rank-{rank}.json") for rank in range(procs)]
-        ranks = _started(files, argv)
+        ranks = _started(files, [module, *argv])
 
         def send(number: int, frame: FrameType | None = None) -> None:
             for process in ranks:
@@ -85,7 +85,7 @@ def _started(files: list[Path], argv: list[str]) -> list[subprocess.Popen[bytes]
         for rank, file in enumerate(files)
     ]
     # In new sessions: Ctrl-C in the terminal reaches only this process, which passes it on once to each rank.
-    command = [sys.executable, "-m", "train", *argv]
+    command = [sys.executable, "-m", *argv]
     return [subprocess.Popen(command, env=os.environ | common | own, start_new_session=True) for own in of_ranks]
 
 
