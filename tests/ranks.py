@@ -4,10 +4,8 @@ import multiprocessing
 import os
 import pickle
 import signal
-import time
 import traceback
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
@@ -15,6 +13,7 @@ from unittest import mock
 
 import torch.distributed as dist
 
+from tests.cli import HANG_S
 from train import __main__
 from train.config import TrainConfig, name_settings_as_flags
 from train.flags import from_argv
@@ -37,21 +36,20 @@ def run_ranks(
     world_size: int,
     function: Callable[..., Result],
     *args: Any,
-    timeout_s: float = 600.0,
-    collective_timeout_s: float | None = None,
+    collective_timeout_s: float = HANG_S,
 ) -> list[Result]:
     """`function(world, *args)` on each of `world_size` processes, connected over gloo; what they return, by rank.
 
     A process sees the GPUs that this one's CUDA_VISIBLE_DEVICES names now.
     Raises RuntimeError with the traceback of the first rank that failed; nothing is left running.
     """
-    waits = TrainConfig(rendezvous_timeout_s=timeout_s, collective_timeout_s=collective_timeout_s or timeout_s)
-    return _start(world_size, _connected, timeout_s, waits, function, *args)
+    waits = TrainConfig(rendezvous_timeout_s=HANG_S, collective_timeout_s=collective_timeout_s)
+    return _start(world_size, _connected, waits, function, *args)
 
 
-def train_on_ranks(world_size: int, *flags: str, timeout_s: float = 600.0) -> None:
+def train_on_ranks(world_size: int, *flags: str) -> None:
     """`python -m train FLAGS` on `world_size` processes, without the seconds that each would take to import torch."""
-    _start(world_size, _train, timeout_s, *flags)
+    _start(world_size, _train, *flags)
 
 
 def make_trainer(world: World, *flags: str, observers: Sequence[Observer] = ()) -> Trainer:
@@ -60,12 +58,12 @@ def make_trainer(world: World, *flags: str, observers: Sequence[Observer] = ()) 
     return Trainer(from_argv([*flags]), Process(world), observers)
 
 
-def launched(world_size: int, function: Callable[..., Result], *args: Any, timeout_s: float = 600.0) -> list[Result]:
+def launched(world_size: int, function: Callable[..., Result], *args: Any) -> list[Result]:
     """`function(*args)` on processes with the environment that torchrun gives them, not yet connected."""
-    return _start(world_size, _launched, timeout_s, function, *args)
+    return _start(world_size, _launched, function, *args)
 
 
-def _launched(world: World, timeout_s: float, function: Callable[..., Result], *args: Any) -> Result:
+def _launched(world: World, function: Callable[..., Result], *args: Any) -> Result:
     numbers = {"RANK": world.rank, "WORLD_SIZE": world.world_size, "MASTER_PORT": world.master_port}
     numbers |= {"LOCAL_RANK": world.local_rank, "LOCAL_WORLD_SIZE": world.local_world_size}
     os.environ.update({name: str(number) for name, number in numbers.items()})
@@ -73,19 +71,17 @@ def _launched(world: World, timeout_s: float, function: Callable[..., Result], *
     return function(*args)
 
 
-def _connected(
-    world: World, timeout_s: float, waits: TrainConfig, function: Callable[..., Result], *args: Any
-) -> Result:
+def _connected(world: World, waits: TrainConfig, function: Callable[..., Result], *args: Any) -> Result:
     with open_process_group(world, Attempt(world), waits):
         return function(world, *args)
 
 
-def _train(world: World, timeout_s: float, *flags: str) -> None:
-    waits = [f"--rendezvous-timeout-s={timeout_s}", f"--collective-timeout-s={timeout_s}"]
+def _train(world: World, *flags: str) -> None:
+    waits = [f"--rendezvous-timeout-s={HANG_S}", f"--collective-timeout-s={HANG_S}"]
     __main__.train(from_argv([*flags, *waits]), Process(world))
 
 
-def _start(world_size: int, function: Callable[..., Any], timeout_s: float, *args: Any) -> list[Any]:
+def _start(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     # As torchrun starts them: one thread for the ranks and for those of gloo, in which native DDP's hooks compute, too.
     with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):
         forkserver.ensure_running()
@@ -104,13 +100,13 @@ def _start(world_size: int, function: Callable[..., Any], timeout_s: float, *arg
             launcher="environment",
             store_is_served=True,
         )
-        process = _processes.Process(target=_rank, args=(theirs, visible, function, world, timeout_s, *args))
+        process = _processes.Process(target=_rank, args=(theirs, visible, function, world, *args))
         process.start()
         theirs.close()
         processes.append(process)
         pipes.append(ours)
     try:
-        return _collect(pipes, timedelta(seconds=timeout_s))
+        return _collect(pipes)
     finally:
         for process in processes:
             process.kill()
@@ -129,15 +125,11 @@ def _rank(pipe: Connection, visible: str | None, function: Callable[..., Any], *
         pipe.send((False, traceback.format_exc()))
 
 
-def _collect(pipes: list[Any], timeout: timedelta) -> list[Any]:
-    deadline = time.monotonic() + timeout.total_seconds()
+def _collect(pipes: list[Any]) -> list[Any]:
     results: dict[int, Any] = {}
     while len(results) < len(pipes):
         waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
-        ready: list[Any] = wait(waiting, max(0.0, deadline - time.monotonic()))
-        if not ready:
-            missing = [rank for rank in range(len(pipes)) if rank not in results]
-            raise RuntimeError(f"no result from rank {missing} within {timeout.total_seconds():g} s")
+        ready: list[Any] = wait(waiting)
         for pipe in ready:
             rank = pipes.index(pipe)
             try:

@@ -26,8 +26,6 @@ BASE = "name: job\nprocs_per_node: 2\ndevice: cpu\n"
 TWO_NODES = BASE + "nodes: 2\ncommand: [mine.py]\n"
 RUNTIMES = get_args(Slurm.model_fields["runtime"].annotation)
 
-_TIMEOUT_S = 500.0  # of a whole job; the tests have their own, which is shorter as a rule
-
 # srun: one process a task, with Slurm's variables in its own environment only; the GPUs of the job count from 0.  The
 # first task that fails ends the others with SIGKILL after --kill-on-bad-exit=1, the first that ends at all does so
 # after --wait seconds.  SIGTERM to srun itself is SIGKILL for the tasks.
@@ -247,17 +245,18 @@ class Cluster:
         """Run a batch script to its end; its exit status, and what it and its tasks wrote."""
         job = self.start(script, **env)
         try:
-            out = job.communicate(timeout=_TIMEOUT_S)[0].decode()
+            out = job.communicate()[0].decode()
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(job.pid, signal.SIGTERM)  # each srun that is left, too, which ends its tasks
         return job.returncode, out
 
-    def wait_for(self, *names: str, timeout_s: float = 30) -> None:
+    def wait_for(self, job: subprocess.Popen[bytes], *names: str) -> None:
         """Until the job has written these files."""
-        deadline = time.monotonic() + timeout_s
+        ended = False
         while not all((self.folder / name).exists() for name in names):
-            assert time.monotonic() < deadline, f"{names} did not appear"
+            assert not ended, f"the job ended without {names}: {job.communicate()[0].decode()}"
+            ended = job.poll() is not None
             time.sleep(0.02)
 
     def calls(self) -> dict[tuple[int, int], Call]:

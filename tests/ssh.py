@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cli import ROOT
+from tests.cli import HANG_S, ROOT
 from tests.e2e.slurm.machine import Machine, connect
 from tests.e2e.slurm.user import account_files, as_user, give
 
@@ -43,8 +43,8 @@ class Lab:
         found = {name: [line for line in text.splitlines() if "sshd:" not in line] for name, text in shown.items()}
         return {name: lines for name, lines in found.items() if lines}
 
-    def wait_until_nothing_runs(self, timeout_s: float = 200) -> None:
-        deadline = time.monotonic() + timeout_s
+    def wait_until_nothing_runs(self) -> None:
+        deadline = time.monotonic() + HANG_S
         while left := self.processes():
             assert time.monotonic() < deadline, f"left: {left}"
             time.sleep(0.1)
@@ -114,7 +114,7 @@ def started(folder: Path) -> Iterator[Lab]:
 
 
 def _wait_for_sshd(lab: Lab, name: str, log: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG_S
     while subprocess.run(lab.command(["ssh", "-o", "BatchMode=yes", name, "true"], lab.home)).returncode:
         assert time.monotonic() < deadline, f"sshd of {name} did not start: {log.read_text()}"
         time.sleep(0.1)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jobspec import filters
 from jobspec.artifact import render
-from tests.cli import ROOT
+from tests.cli import HANG_S, ROOT
 from tests.ssh import DESK, Lab
 
 RENDER_JOB = [sys.executable, str(ROOT / "render.py")]
@@ -38,14 +38,14 @@ class Started:
     def signal(self, name: str) -> None:
         self.lab.machines[DESK].run("kill", f"-{name}", (self.folder / "pid").read_text().strip())
 
-    def ended(self, timeout_s: float = 200) -> tuple[int, str]:
+    def ended(self) -> tuple[int, str]:
         """The exit code, and what the script and its nodes wrote."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + HANG_S
         while not (self.folder / "ended").exists():
             self.read()
             assert time.monotonic() < deadline, f"not ended: {self.out!r} {self.lab.processes()}"
             time.sleep(0.02)
-        self.process.wait(timeout=10)
+        self.process.wait()
         self.read()
         return int((self.folder / "ended").read_text()), self.out.decode().replace("\r", "").replace("^C", "")
 
@@ -57,8 +57,8 @@ class Started:
             while data := os.read(self.terminal, 65536):
                 self.out += data
 
-    def wait_for_line(self, *parts: str, timeout_s: float = 100) -> None:
-        deadline = time.monotonic() + timeout_s
+    def wait_for_line(self, *parts: str) -> None:
+        deadline = time.monotonic() + HANG_S
         while not any(all(part in line for part in parts) for line in self.out.decode().splitlines()):
             self.read()
             assert time.monotonic() < deadline, self.out
@@ -131,11 +131,11 @@ class Nodes:
     def by_hand(self, name: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run the written script on one machine to its end."""
         command = self.lab.command(["bash", "job.sh"], self.folder, name, **env)
-        return subprocess.run(command, capture_output=True, text=True, timeout=250)
+        return subprocess.run(command, capture_output=True, text=True)
 
-    def wait_for(self, *names: str, timeout_s: float = 200) -> None:
+    def wait_for(self, *names: str) -> None:
         """Until these files are there."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + HANG_S
         while not all((self.folder / name).exists() for name in names):
             assert time.monotonic() < deadline, f"{names} did not appear"
             time.sleep(0.02)

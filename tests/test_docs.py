@@ -51,7 +51,6 @@ def _few_steps(line: str) -> str:
     return f"{line} --max-steps {_STEPS_OF_A_PROFILE if '--profile ' in line else _STEPS}"
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("block", _parameters("sh"))
 def test_commands_of_a_block_work_one_after_the_other(block: str, tmp_path: Path) -> None:
     for entry in ROOT.iterdir():
@@ -86,7 +85,6 @@ os._exit(0)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_sigterm_to_one_rank_stops_both_in_the_same_call_of_the_class_shown(tmp_path: Path) -> None:
     (block,) = (block for _, block in blocks("python") if "class Stop" in block)
     (tmp_path / "stop.py").write_text(block + _USE)

@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_START_S = 120.0  # to import torch on a busy machine
-
 # Stands for the process: hands it signals, and ends as it does.  If this one is killed, so is the process.
 _CLIENT = """
 import json, os, signal, socket, sys
@@ -52,12 +50,10 @@ def started() -> Iterator[Path]:
     )
     try:
         assert server.stdout is not None
-        with selectors.DefaultSelector() as ready:
-            ready.register(server.stdout, selectors.EVENT_READ)
-            assert ready.select(_START_S) and server.stdout.read(1) == b"+", "torch was not imported in time"
+        assert server.stdout.read(1) == b"+", "torch cannot be imported"
         yield folder
     finally:
-        server.communicate(timeout=30)  # the end of its stdin is the end of the server
+        server.communicate()  # the end of its stdin is the end of the server
         shutil.rmtree(folder)
 
 

@@ -58,7 +58,7 @@ def test_container_of_a_pytorchjob_that_starts_again_waits_for_its_peers_and_end
     argv = [word.replace("/dev/shm", str(tmp_path)) for word in pod.argv]
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **pod.env}
 
-    subprocess.run(argv, env=env, check=True, timeout=60)
+    subprocess.run(argv, env=env, check=True)
     flags, program = (tmp_path / "argv").read_text().split("--\n")
     assert (flags.splitlines()[0], program) == ("--nproc-per-node=2", "mine.py\n")
 
@@ -69,7 +69,7 @@ def test_container_of_a_pytorchjob_that_starts_again_waits_for_its_peers_and_end
             assert again.poll() is None, "it did not wait"
     finally:
         again.terminate()
-        code = again.wait(timeout=60)
+        code = again.wait()
     for pid in waiting:  # which in a pod the kernel ends with its first process
         os.kill(pid, signal.SIGKILL)
     assert code == 143

@@ -114,7 +114,7 @@ def test_scratch_on_slurm_is_empty_folders_of_the_node_which_end_with_the_job(
 
 
 def test_scratch_of_tasks_that_slurm_killed_is_removed(own_cluster: Cluster) -> None:
-    own_cluster.install("torchrun", "#!/bin/sh\n[ $SLURM_NODEID = 1 ] && exit 7\nsleep 60\n")
+    own_cluster.install("torchrun", "#!/bin/sh\n[ $SLURM_NODEID = 1 ] && exit 7\nsleep 1000\n")
     code, out = own_cluster.run(rendered(own_cluster, _SCRATCH, "slurm.runtime=apptainer"))
     assert code != 0, out
     assert [*(own_cluster.folder / "disk").iterdir()] == []
@@ -175,11 +175,11 @@ signal.pause()
 def test_scratch_lasts_until_the_processes_have_saved(own_cluster: Cluster) -> None:
     own_cluster.nodes = ["n1"]
     own_cluster.install("torchrun", _SAVING)
-    settings = ("nodes=1", "slurm.runtime=apptainer", "preemption={grace: 20s}")
+    settings = ("nodes=1", "slurm.runtime=apptainer", "preemption={grace: 600s}")
     job = own_cluster.start(rendered(own_cluster, _SCRATCH, *settings))
-    own_cluster.wait_for("running-0")
+    own_cluster.wait_for(job, "running-0")
     job.send_signal(signal.SIGUSR1)
-    out = job.communicate(timeout=30)[0].decode()
+    out = job.communicate()[0].decode()
     assert (own_cluster.folder / "saved-0").read_text() == "1", out
     assert (own_cluster.folder / "requeued").exists()
     assert [*(own_cluster.folder / "disk").iterdir()] == []

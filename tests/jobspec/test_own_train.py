@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 def run(words: list[str], folder: Path, path: Path = ROOT) -> subprocess.CompletedProcess[str]:
     programs = f"{folder / 'bin'}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": programs, "PYTHONPATH": str(path), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not know PYTHONSAFEPATH")

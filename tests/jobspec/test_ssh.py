@@ -16,7 +16,7 @@ from tests.slurm import RECORDER, Call
 from tests.ssh import NAMES
 from tests.ssh_script import BASE, MINE, RENDER_JOB, SAVING, Nodes, last_line
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(ssh.missing() is not None, reason=str(ssh.missing()))]
+pytestmark = pytest.mark.skipif(ssh.missing() is not None, reason=str(ssh.missing()))
 ELASTIC = MINE.replace("nodes: 2", "nodes: {min: 1, max: 3}")
 
 accepted = st.text(
@@ -106,7 +106,7 @@ def test_reader_of_the_output_that_goes_ends_the_job(new_nodes: Callable[[str], 
     nodes.write(MINE)
     text = '"$@" | until [[ -e running-0 && -e running-1 ]]; do sleep 0.1; done; echo "${PIPESTATUS[0]}"'
     command = nodes.lab.command(["bash", "-c", text, "shell", *RENDER_JOB, "ssh", "job.sh", *NAMES], nodes.folder)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "129"
     nodes.wait_for("saved-0", "saved-1")
 
@@ -135,7 +135,7 @@ def test_tmux_keeps_the_job_of_a_detached_session_and_ends_that_of_a_killed_one(
     person = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs)
     nodes.wait_for("running-0", "running-1")
     subprocess.run(at_desk("detach-client"), check=True)
-    assert person.wait(timeout=100) == 0
+    assert person.wait() == 0
     for number in range(2):
         (nodes.folder / f"running-{number}").unlink()
     nodes.wait_for("running-0", "running-1")

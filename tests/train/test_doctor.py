@@ -18,8 +18,6 @@ from train.examination import Card, mistakes
 from train.flags import from_argv
 from train.world.environment import World
 
-pytestmark = pytest.mark.timeout(180)
-
 _CARD = Card(0, "n0", 1, "cuda:0", "GPU-0", "eth0", "10.0.0.1", "torch 2.15", None)
 _CARDS = [replace(_CARD, rank=rank, gpu=f"GPU-{rank}") for rank in range(4)]
 
@@ -35,7 +33,7 @@ _CARDS = [replace(_CARD, rank=rank, gpu=f"GPU-{rank}") for rank in range(4)]
 def test_a_healthy_pair_is_found_healthy(launcher: list[str], address: str) -> None:
     procs = ["--procs=2"] * (len(launcher) == 1)
     command = [*launcher, "-m", "train.doctor", *procs, "--device=cpu", "--model=mlp"]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     met, head, *rows, times, last = done.stdout.splitlines()
     assert met.startswith(f"2 processes met at {address}:")
@@ -57,7 +55,7 @@ def test_each_rank_says_what_it_misses() -> None:
         start_ranks(1, *flags, program=("-m", "train.doctor"), **places | {"RANK": str(rank)} | other)[0]
         for rank, other in enumerate(of_ranks)
     ]
-    said = [rank.communicate(timeout=150)[1] for rank in ranks]
+    said = [rank.communicate()[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [1, 1, 1]
     assert 'PROBLEM: MASTER_ADDR is "no-such-host.invalid", which does not resolve on ' in said[1]
     assert "PROBLEM: WORLD_SIZE is 4 on rank 0; 3 on rank 2: start all nodes with the same numbers" in said[0]

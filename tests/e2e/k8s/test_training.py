@@ -15,7 +15,7 @@ from train.config import to_argv
 def weights_sha256(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of the same training without a cluster: torchrun on this machine."""
     folder = tmp_path_factory.mktemp("alone")
-    done = cli.train(2, *to_argv({**TRAINING, "device": "cpu", "run_dir": str(folder)}), timeout_s=400)
+    done = cli.train(2, *to_argv({**TRAINING, "device": "cpu", "run_dir": str(folder)}))
     assert done.returncode == 0, done.stderr
     return str(cli.records(folder, "end")[0]["weights_sha256"])
 

@@ -55,5 +55,5 @@ def run_with_torchrun(spec: Path, nodes: int, run_dir: Path) -> None:
 
 def run_on_ranks(world_size: int, train: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     """The same training by as many processes of this machine, without a launcher."""
-    train_on_ranks(world_size, *to_argv({**train, "device": "cpu", "run_dir": str(run_dir)}), timeout_s=_TIMEOUT_S)
+    train_on_ranks(world_size, *to_argv({**train, "device": "cpu", "run_dir": str(run_dir)}))
     return end_record(run_dir)

@@ -12,8 +12,6 @@ from train import datasets
 from train.datasets import tokens
 from train.world.environment import World
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def _write_tokens(root: Path, text: bytes) -> None:
     (root / "text").write_bytes(text)

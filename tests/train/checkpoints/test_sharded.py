@@ -32,9 +32,7 @@ def _losses(folder: Path, data: list[str], legs: list[Leg]) -> list[float]:
         kept = [f"--run-dir={folder}", f"--checkpoint-dir={folder / 'checkpoints'}", "--resume=auto"]
         if leg.strategy == "--strategy=single":
             kept = kept[:1]
-        train_on_ranks(
-            leg.world_size, *data, *kept, leg.strategy, "--accumulate=4", f"--max-steps={leg.until}", timeout_s=200
-        )
+        train_on_ranks(leg.world_size, *data, *kept, leg.strategy, "--accumulate=4", f"--max-steps={leg.until}")
     assert [record["step"] for record in records(folder, "step")] == [*range(1, legs[-1].until + 1)]
     assert len(bytes.fromhex(records(folder, "end")[-1]["weights_sha256"])) == 32
     return [record["loss"] for record in records(folder, "step")]
@@ -47,7 +45,6 @@ def _compare(tmp_path: Path, data: list[str], legs: list[Leg]) -> None:
 
 @needs_fsdp_on_cpus
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_stopped_and_resumed_on_1_2_and_4_processes(tmp_path: Path) -> None:
     # Adam's state would show if it were not restored, or restored for another parameter.
     data = ["--model=mlp", "--batch-size=64", "--optimizer=adamw", "--lr=1e-3"]
@@ -57,7 +54,6 @@ def test_stopped_and_resumed_on_1_2_and_4_processes(tmp_path: Path) -> None:
 
 @needs_fsdp_on_cpus
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_stages_of_a_gpt_are_resumed_on_another_number_of_processes(tmp_path: Path) -> None:
     tokens.write(PAGES, tmp_path, context=16)
     data = ["--model=gpt", "--dataset=tokens", f"--data-root={tmp_path}", "--batch-size=8", "--lr=0.05"]
@@ -67,19 +63,18 @@ def test_the_stages_of_a_gpt_are_resumed_on_another_number_of_processes(tmp_path
 
 @needs_fsdp_on_cpus
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_damaged_part_is_skipped_and_another_strategy_refused(tmp_path: Path) -> None:
     quick = ["--model=mlp", "--batch-size=64", f"--checkpoint-dir={tmp_path}", "--resume=auto", "--checkpoint-every=2"]
-    train_on_ranks(2, *quick, "--max-steps=4", FSDP, timeout_s=200)
+    train_on_ranks(2, *quick, "--max-steps=4", FSDP)
     [part, *_] = sorted((tmp_path / "step-00000004").glob("*1_0.distcp"))
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
-    said = train(2, *quick, "--max-steps=4", FSDP, timeout_s=200).stdout
+    said = train(2, *quick, "--max-steps=4", FSDP).stdout
     assert f"step-00000004 is damaged: the size or SHA-256 of {part.name} is not the one in manifest.json" in said
     assert f"resume: {tmp_path / 'step-00000002'}" in said
     with pytest.raises(RuntimeError, match="saved with --strategy=fsdp, each rank's part in separate files, which s"):
-        train_on_ranks(1, *quick, "--max-steps=6", "--strategy=single", timeout_s=200)
+        train_on_ranks(1, *quick, "--max-steps=6", "--strategy=single")
 
 
 def _save(world: World, folder: str, own_folders: bool, fails: bool) -> str:

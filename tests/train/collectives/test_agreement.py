@@ -6,15 +6,11 @@ from contextlib import redirect_stderr
 from io import StringIO
 from unittest import mock
 
-import pytest
-
 from tests.ranks import run_ranks
 from train.collectives import agreement
 from train.collectives.agreement import StopAgreement
 from train.world.environment import World
 from train.world.signals import StopSignal
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def _steps_until_agreed(world: World) -> int:

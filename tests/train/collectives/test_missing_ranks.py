@@ -18,8 +18,6 @@ from train.ddp.wrapper import CustomDDP
 from train.errors import UserError
 from train.world.environment import World
 
-pytestmark = pytest.mark.timeout(300)
-
 # Where a failure shows: in CustomDDP's own wait, or in a collective that is not ours.
 WAYS = {
     "CustomDDP over the network": ["--sync=bf16"],
@@ -37,7 +35,7 @@ def _start(tmp_path: Path, way: str) -> list[subprocess.Popen[str]]:
 
 def _message(rank: subprocess.Popen[str]) -> list[str]:
     """The lines of the one paragraph with which a rank ended."""
-    _, stderr = rank.communicate(timeout=120)
+    _, stderr = rank.communicate()
     assert rank.returncode == 1
     before, paragraph = stderr.split("error: ")
     assert "Traceback" not in before and "frame #" not in stderr

@@ -44,7 +44,7 @@ def _train_all(world: World, device_name: str) -> Results:
 @functools.cache
 def trained(world_size: int, device: str) -> list[Results]:
     """Weights or error of each case, by rank; one start of processes for all of them."""
-    return run_ranks(world_size, _train_all, device, timeout_s=100)
+    return run_ranks(world_size, _train_all, device)
 
 
 @functools.cache

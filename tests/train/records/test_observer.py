@@ -10,8 +10,6 @@ from train.errors import SharedError
 from train.records.observer import EpochRecord, Observer, RunEnd, StepRecord
 from train.world.environment import World
 
-pytestmark = pytest.mark.timeout(120)
-
 _FLAGS = ["--model=mlp", "--dataset=synthetic", "--device=cpu", "--batch-size=1000", "--lr=0.1"]
 _STEPS_PER_EPOCH = 10
 

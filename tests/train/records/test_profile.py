@@ -17,8 +17,6 @@ from train.errors import UserError
 from train.flags import from_argv
 from train.records.profile import Summary, in_words, summarize
 
-pytestmark = pytest.mark.timeout(120)
-
 _FLAGS = ["--model=mlp", "--dataset=synthetic", "--device=cpu", "--batch-size=1000", "--optimizer=adam"]
 
 

@@ -10,8 +10,6 @@ from tests.cli import records
 from tests.ranks import train_on_ranks
 from train.errors import UserError
 
-pytestmark = pytest.mark.timeout(120)
-
 _FLAGS = ["--model=mlp", "--dataset=synthetic", "--device=cpu", "--batch-size=1000", "--log-every=4", "--clip-norm=1"]
 
 

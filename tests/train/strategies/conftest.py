@@ -26,7 +26,7 @@ def gpt_losses(tmp_path_factory: pytest.TempPathFactory) -> Any:
             run_dir = tmp_path_factory.mktemp("run")
             data = ["--model=gpt", "--dataset=tokens", f"--data-root={data_root}", "--batch-size=8", "--epochs=9"]
             length = ["--lr=0.05", "--momentum=0.9", "--clip-norm=1", f"--max-steps={STEPS}", f"--run-dir={run_dir}"]
-            train_on_ranks(world_size, *data, *length, *flags, timeout_s=280)
+            train_on_ranks(world_size, *data, *length, *flags)
             made[key] = [record["loss"] for record in records(run_dir, "step")]
             assert len(made[key]) == STEPS
         return made[key]

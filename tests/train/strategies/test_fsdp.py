@@ -20,7 +20,6 @@ from train.world.environment import World
 
 @needs_fsdp_on_cpus
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("world_size", "flags"),
     [(1, ()), (2, ()), (2, ("--accumulate=3",)), (4, ())],

@@ -24,7 +24,6 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_the_loss_of_each_step_equals_one_process(gpt_losses: Any, world_size: int) -> None:
     expected = gpt_losses(1, "--strategy=single")

@@ -7,13 +7,11 @@ import pytest
 
 from tests.cli import train
 
-pytestmark = pytest.mark.timeout(400)
-_TIMEOUT_S = 180.0
 _FLAGS = ["--model=mlp", "--batch-size=500", "--device=cpu", "--lr=0.1"]
 
 
 def _procs(number: str, *flags: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    return train(1, f"--procs={number}", *flags, timeout_s=_TIMEOUT_S, **extra)
+    return train(1, f"--procs={number}", *flags, **extra)
 
 
 @pytest.mark.parametrize(

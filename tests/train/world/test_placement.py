@@ -74,7 +74,6 @@ def _on_other_devices(world: World) -> str:
     return "no error"
 
 
-@pytest.mark.timeout(240)
 def test_a_rank_that_computes_on_another_kind_of_device_is_named_at_the_start() -> None:
     assert {text.partition(". ")[0] for text in run_ranks(3, _on_other_devices)} == {
         "the ranks compute on different devices: cpu on rank 0, 2; meta on rank 1"
