@@ -4,10 +4,12 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, zip_longest
+from pathlib import PurePosixPath
 from typing import Literal
 
 from jobspec.spec.job import Job
 from jobspec.spec.keys import keys
+from jobspec.spec.mounts import normal
 from train.config import to_argv
 
 # Below 30000, because Kubernetes gives services node ports from there on, and Linux gives clients ports from 32768 on.
@@ -123,10 +125,12 @@ def make_plan(job: Job, rendezvous_timeout_s: int = RENDEZVOUS_TIMEOUT_S) -> Pla
     # By the port that follows from its name, a job very likely keeps apart from others.
     number = int.from_bytes(hashlib.sha256(job.name.encode()).digest()[:8], "big")
     program: Sequence[str] = job.command or ()
+    # Some runtimes mount in the order of the list, and a mount over the parent of an earlier one would hide that one.
+    mounts = sorted(job.mounts, key=lambda mount: len(PurePosixPath(normal(mount.path)).parts))
     if job.train is not None:
         program = ("-m", "train", *to_argv({"device": job.device, **job.train.model_dump(exclude_unset=True)}))
     return Plan(
-        job=job,
+        job=job.model_copy(update={"mounts": mounts}),
         backend=job.rendezvous.backend or ("c10d" if job.nodes.elastic else "static"),
         port=PORTS[number % len(PORTS)] if job.rendezvous.port == "auto" else job.rendezvous.port,
         rendezvous_timeout_s=job.rendezvous.timeout or rendezvous_timeout_s,

@@ -76,6 +76,16 @@ def test_compose_takes_the_folders_and_else_makes_volumes(spec: str) -> None:
     assert found["volumes"] == {"data": {}}
 
 
+@pytest.mark.parametrize("target", [*KINDS, "compose", "slurm-apptainer", "slurm-docker", "slurm-podman", "slurm-pyxis"])
+def test_a_mount_inside_another_is_mounted_after_it(target: str, spec: str) -> None:
+    name, _, runtime = target.partition("-")
+    mounts = ", ".join(f"{{source: /from, claim: c, path: {path}}}" for path in ["/in/sub/a", "/in/", "/in/sub"])
+    Path(spec).write_text(f"{SPEC.partition('mounts:')[0]}mounts: [{mounts}]\n")
+    text = render(name, spec, [f"slurm.runtime={runtime}"] if runtime else [])
+    order = [found.rstrip("/") for found in re.findall(r"(?:path: |Path: |target: |target=|:)\"?(/in[a-z/]*)", text)]
+    assert order[:3] == ["/in", "/in/sub", "/in/sub/a"]
+
+
 _SCRATCH = """
 name: job
 nodes: 2
