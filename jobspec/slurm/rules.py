@@ -16,18 +16,23 @@ from jobspec.spec.rules import Rule, names_in_env
 # Variables that the script itself sets.
 VARIABLES_OF_SCRIPT = {"code", "gpus", "job", "name", "restarts", "scratch", "step"}
 
-# Options that follow from keys of the spec.  If one were given again, one of the two would be lost.
+_HIDES_GPUS = "this option may hide GPUs from the processes"
+
+# Options that follow from keys of the spec: given again, one of the two would be lost, or processes would not see their
+# GPUs.
 _OF_BOTH = {
+    **dict.fromkeys(["container", "container-id", "container-image"], "image and slurm.runtime"),
+    "container-env": "env and secrets",
+    "container-mounts": "mounts",
     "cpus-per-task": "resources.cpus",
     "distribution": "slurm.launcher",
     "gpus": "nodes and gpus_per_node (or procs_per_node)",
-    "gpus-per-node": "gpus_per_node (or procs_per_node)",
-    "gpus-per-task": "procs_per_node; this option would hide the other GPUs from each process",
+    **dict.fromkeys(["gpus-per-node", "gpus-per-socket"], "gpus_per_node (or procs_per_node)"),
+    **dict.fromkeys(["gpu-bind", "gpus-per-task", "tres-bind", "tres-per-task"], f"procs_per_node; {_HIDES_GPUS}"),
     "no-kill": "nodes (if nodes is a range)",
     "nodes": "nodes",
     "ntasks": "nodes, procs_per_node and slurm.launcher",
     **dict.fromkeys(["ntasks-per-node", "ntasks-per-gpu", "tasks-per-node"], "procs_per_node and slurm.launcher"),
-    "tres-per-task": "procs_per_node and resources.cpus; this option would hide the other GPUs from each process",
 }
 _OF_SBATCH = _OF_BOTH | {
     "job-name": "name",
@@ -42,19 +47,16 @@ _OF_SRUN = _OF_BOTH | {
     "multi-prog": "command or train; with this option srun would read the program as a list of programs",
     "wait": "preemption",
 }
-_OF_PYXIS = {"container-image": "image", "container-mounts": "mounts", "container-env": "env and secrets"}
 # Options of sbatch that may stand in place of a key of `resources`, never beside it.
 _INSTEAD_OF_KEYS = {"cpus-per-gpu": "cpus", "mem": "memory", "mem-per-cpu": "memory", "mem-per-gpu": "memory"}
 # sbatch hands these on to the steps in SLURM_ variables only, which the script unsets.
-_LOST = ("acctg-freq", "gpu-bind", "gpu-freq", "mem-bind", "oom-kill-step", "overcommit", "profile", "tres-bind")
+_LOST = ("acctg-freq", "gpu-freq", "mem-bind", "oom-kill-step", "overcommit", "profile")
 
 _GPUS = re.compile(r"(.*,)?(gres:|gres/)?gpu(?=[:=,]|$)")
 _NUMBER_OF_GPUS = (
     "the number of GPUs is set from gpus_per_node (or procs_per_node)",
     "to choose the type of GPU, set the key gpu, such as gpu: h100",
 )
-
-_ONE_GPU = re.compile(r"(verbose,)?(single|map_gpu|per_task:1\b)", re.IGNORECASE)  # values of gpu-bind
 
 _SLURM_VARIABLE = re.compile(r"\$\{?(SLURM_\w+)")
 
@@ -139,6 +141,9 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
         elif name in _LOST:
             message = f"{name} has no effect on the tasks: the script unsets SLURM_{name.replace('-', '_').upper()}"
             hint = "leave it out, or write it in slurm.srun_options"
+        elif name.startswith("container"):
+            message = f"{name} would run the batch script itself in a container"
+            hint = "write it in slurm.srun_options"
         elif name == "gres" and _GPUS.match(str(value)):
             message, hint = _NUMBER_OF_GPUS
         elif name == "export" and (exposed := [one for one in job.secrets if f",{one}=" in f",{value}"]):
@@ -151,15 +156,14 @@ def options_do_not_contradict_keys(job: Job) -> Iterator[Finding]:
 
 
 def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
-    decided = _OF_SRUN | (_OF_PYXIS if job.slurm.runtime == "pyxis" else {})
-    shared = job.slurm.launcher == "torchrun" and job.procs_per_node > 1  # the GPUs of a task
     for name, value in job.slurm.srun_options.items():
-        message, hint = f"{name} is set from {decided.get(name)}", "leave it out"
+        message, hint = f"{name} is set from {_OF_SRUN.get(name)}", "leave it out"
         if name == "gres" and _GPUS.match(str(value)):
             message, hint = _NUMBER_OF_GPUS
-        elif name == "gpu-bind" and shared and _ONE_GPU.match(str(value)):
-            message = f"gpu-bind {value} would leave one GPU for the {job.procs_per_node} processes of a task"
-        elif name not in decided:
+        elif name == "gres" and job.device == "cuda":
+            message = "with gres, the processes get only what it names, so no GPUs"
+            hint = "write it in slurm.options: the processes get all that the job has"
+        elif name not in _OF_SRUN:
             continue
         yield Finding(("slurm", "srun_options", name), f"slurm.srun_options: {message}", hint, on_key=True)
 
