@@ -63,7 +63,8 @@ REMARKS = {"PET_MASTER_PORT": "the operator sets this for all jobs; the flag --m
 
 
 def template_values(plan: Plan) -> dict[str, Any]:
-    patch = plan.job.kubernetes.runtime is not None
+    runtime = plan.job.kubernetes.runtime
+    patch = runtime is not None
     torchrun = ["torchrun", *pod_flags(plan), f"--master-port={plan.port}"]  # REMARKS says why
     shared = pod.template_values(plan, container="node", torchrun=torchrun, patch=patch)
     # The operator reads Volcano's queue in the JobSet's annotations, to which it passes on none of the TrainJob's own.
@@ -71,6 +72,7 @@ def template_values(plan: Plan) -> dict[str, Any]:
     queue = {"scheduling.volcano.sh/queue-name": volcano} if volcano else {}
     return {
         **shared,
+        "runtime": runtime or f"TrainingRuntime/{plan.job.name}",
         "restart_policy": None if patch else "Never",
         "notes": [*shared["notes"], *_notes(plan.job)],
         "jobset_annotations": {**plan.job.kubernetes.annotations, **queue},
@@ -83,7 +85,8 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
 
 def _notes(job: Job) -> Iterator[str]:
     if job.kubernetes.runtime is not None:
-        yield f"Needed beforehand: ClusterTrainingRuntime {job.kubernetes.runtime} for torch, with a job and a"
+        kind, _, name = job.kubernetes.runtime.rpartition("/")
+        yield f"Needed beforehand: {kind or 'ClusterTrainingRuntime'} {name} for torch, with a job and a"
         yield "container that are both called node.  The runtime decides whether the job restarts after a failure."
     if job.kubernetes.scheduler == "volcano" and job.kubernetes.priority_class is not None:
         yield "Trainer 2.3 must get, list and watch priorityclasses, but its own role does not permit this."

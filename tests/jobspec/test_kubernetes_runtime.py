@@ -39,6 +39,11 @@ def test_trainjob_says_itself_what_the_pod_of_our_own_runtime_says(schemas: Path
     assert {**container, **trainer, **resources} == whole
 
 
+def test_the_runtime_may_be_one_of_the_namespace() -> None:
+    (job,) = manifests_of("trainjob", "least", "kubernetes.runtime=TrainingRuntime/ours")
+    assert job["spec"]["runtimeRef"] == {"kind": "TrainingRuntime", "name": "ours"}
+
+
 def test_image_may_be_the_runtimes(tmp_path: Path) -> None:
     (job,) = manifests_of("trainjob", "least", "image=null", "kubernetes.runtime=torch-distributed")
     assert "image" not in job["spec"]["trainer"]

@@ -68,15 +68,16 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
 
 @pytest.fixture
 def cluster_runtime(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """A runtime as the cluster's administrator makes it: of torch, with an image and a variable of its own."""
+    """A runtime as an administrator makes it, for the cluster and in the namespace: an image, a variable of its own."""
     container = {"name": "node", "image": "pytorch/pytorch", "env": [{"name": "OF_THE_RUNTIME", "value": "1"}]}
     pod = {"spec": {"containers": [container]}}
     labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     replicated = {"name": "node", "template": {"metadata": {"labels": labels}, "spec": {"template": pod}}}
     spec = {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": {"replicatedJobs": [replicated]}}}
     metadata = {"name": namespace, "labels": {"trainer.kubeflow.org/framework": "torch"}}
-    kind = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "ClusterTrainingRuntime"}
-    cluster.apply(json.dumps({**kind, "metadata": metadata, "spec": spec}))
+    for kind in ("ClusterTrainingRuntime", "TrainingRuntime"):
+        head = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": kind, "metadata": metadata}
+        cluster.apply(json.dumps({**head, "spec": spec}), "--namespace", namespace)
     yield namespace
     cluster.kubectl("delete", "clustertrainingruntimes.trainer.kubeflow.org", namespace, "--wait=false")
 

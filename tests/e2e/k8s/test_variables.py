@@ -31,17 +31,18 @@ dist.destroy_process_group()
 @pytest.mark.parametrize(
     ("target", "nodes", "runtime"),
     [
-        *((target, 2, False) for target in KINDS),
-        ("pytorchjob", {"min": 1, "max": 2}, False),
-        ("jobset", 1, False),
-        ("trainjob", 2, True),
+        *((target, 2, None) for target in KINDS),
+        ("pytorchjob", {"min": 1, "max": 2}, None),
+        ("jobset", 1, None),
+        ("trainjob", 2, "{}"),
+        ("trainjob", 2, "TrainingRuntime/{}"),
     ],
 )
 def test_processes_have_the_variables_that_explain_foretells(
-    target: str, nodes: object, runtime: bool, cluster: Cluster, namespace: str, tmp_path: Path, request: Any
+    target: str, nodes: object, runtime: str | None, cluster: Cluster, namespace: str, tmp_path: Path, request: Any
 ) -> None:
     cluster.needs_controllers(target)
-    kubernetes = {"runtime": request.getfixturevalue("cluster_runtime")} if runtime else {}
+    kubernetes = {"runtime": runtime.format(request.getfixturevalue("cluster_runtime"))} if runtime else {}
     work = cluster.claim(namespace, "work")
     (work / "mine.py").write_text(SCRIPT)
     secret = {"data": {"of-hf": base64.b64encode(SECRET.encode()).decode()}, "metadata": {"name": "hf"}}
