@@ -63,7 +63,11 @@ def plans_of(
         raise SpecError(problems)
     if notes is not None:
         jobs = (plan.job for plan in plans)
-        notes += dict.fromkeys(odd for job in jobs for odd in doubts(job, target.hides_the_node(job), target.not_used))
+        notes += dict.fromkeys(
+            odd
+            for job in jobs
+            for odd in (*doubts(job, target.hides_the_node(job), target.not_used), *target.doubts(job))
+        )
     return [as_array(plans)] if number and target.sweeps == "array" else plans
 
 

@@ -68,12 +68,17 @@ def _in_setup(job: Job) -> Iterator[str]:
 
 def _lost_with_the_container(job: Job) -> Iterator[str]:
     kept = [normal(mount.path) for mount in job.mounts if mount.source is not None or mount.claim is not None]
-    for key in ("checkpoint_dir", "run_dir", "export"):
+    why = dict.fromkeys(
+        ("checkpoint_dir", "run_dir", "export"), "lost with the container: mount a source or claim there"
+    )
+    if job.train and job.train.dataset != "synthetic":
+        why["data_root"] = "inside the container: mount a source or claim there, unless the image has the data"
+    for key, reason in why.items():
         path = getattr(job.train, key, None)
         if path is not None and job.workdir and not path.startswith("~"):
             path = posixpath.join(job.workdir, path)
         if path is not None and not any(PurePosixPath(path).is_relative_to(folder) for folder in kept):
-            yield f"train.{key} is {path}, which is lost with the container: mount a source or claim there"
+            yield f"train.{key} is {path}, which is {reason}"
     script = job.command[0] if job.command and not job.setup and job.workdir is None else "-m"
     if Path(script).is_file() and not posixpath.isabs(script) and posixpath.normpath(script) not in files.listed(job):
         yield f"{script} does not travel with the job: list it in files, or have it in the image or a mount"

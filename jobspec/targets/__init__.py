@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,6 +35,7 @@ class Target:
     remarks: notes on variables whose values do not say enough, by name.
     node_name: the name of a node by its number (a pod, a service); None if only the running job knows it.
     hides_the_node: True if the processes see only those files of their node that the spec mounts.
+    doubts: what looks odd on this target alone, each with what to do.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Target:
     remarks: Callable[[Job], Mapping[str, str]] = lambda job: {}
     node_name: Callable[[Plan, int], str | None] = lambda plan, node: None
     hides_the_node: Callable[[Job], bool] = lambda job: False
+    doubts: Callable[[Job], Iterable[str]] = lambda job: ()
 
 
 def names() -> list[str]:

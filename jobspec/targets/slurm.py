@@ -6,6 +6,7 @@ from typing import Any
 from jobspec import runtimes, torchrun
 from jobspec.filters import sh
 from jobspec.plan import IN_CONTAINERS, RENDEZVOUS_TIMEOUT_S, Plan
+from jobspec.runtimes import tasks_per_node
 from jobspec.slurm import rules, task
 from jobspec.slurm.environment import assigned, environment, passed, port, remarks
 from jobspec.spec import shell
@@ -21,6 +22,15 @@ RULES = (*rules.RULES, runtimes.problems)
 def hides_the_node(job: Job) -> bool:
     """Return True for docker and podman.  apptainer and pyxis also show what no spec names, such as the home."""
     return job.slurm.runtime in ("docker", "podman")
+
+
+def doubts(job: Job) -> Iterator[str]:
+    number_given = job.resources.cpus or {"cpus-per-gpu", "exclusive"} & job.slurm.options.keys()
+    if tasks_per_node(job) < job.procs_per_node and not number_given:
+        yield (
+            f"resources.cpus is not given, so the site decides how many CPUs the {job.procs_per_node} processes of a "
+            "node share, perhaps one; give it"
+        )
 
 
 def template_values(plan: Plan) -> dict[str, Any]:
@@ -94,4 +104,5 @@ TARGET = Target(
     sweeps="array",
     remarks=remarks,
     hides_the_node=hides_the_node,
+    doubts=doubts,
 )

@@ -14,7 +14,7 @@ ALL = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
 
 @pytest.fixture
 def notes_of(tmp_path: Path) -> NotesOf:
-    (tmp_path / "job.yaml").write_text(TWO_NODES)
+    (tmp_path / "job.yaml").write_text(f"{TWO_NODES}resources: {{cpus: 2}}\n")
 
     def rendered(target: str, *settings: str) -> list[str]:
         notes: list[str] = []
@@ -56,7 +56,7 @@ def test_a_script_that_lies_here_and_does_not_travel_to_the_pods_is_named(
 
 
 def test_an_empty_preemption_is_doubted(notes_of: NotesOf, tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(f"{TWO_NODES}preemption:\n")
+    (tmp_path / "job.yaml").write_text(f"{TWO_NODES}resources: {{cpus: 2}}\npreemption:\n")
     assert notes_of("slurm") == ["preemption is empty, as if it were not there; preemption: {} takes the defaults"]
 
 
@@ -116,10 +116,21 @@ def test_a_folder_that_ends_with_the_container_is_doubted(path: str, kept: bool,
     ]:
         assert notes_of(target, *train, *settings) == (lost if in_container and not kept else [])
     assert notes_of("compose", *train, "workdir=/runs", "train.checkpoint_dir=ck") == []
+    data = ["train.checkpoint_dir=/runs/a", "train.dataset=mnist", f"train.data_root={path}"]
+    ours = f"train.data_root is {path}, which is inside the container: mount a source or claim there"
+    said = [] if kept else [f"{ours}, unless the image has the data"]
+    assert (notes_of("compose", *train, *data), notes_of("torchrun", *train, *data)) == (said, [])
+
+
+def test_slurm_is_asked_how_many_cpus_the_processes_of_a_task_get(notes_of: NotesOf) -> None:
+    (note,) = notes_of("slurm", "resources.cpus=")
+    assert note.startswith("resources.cpus is not given, so the site decides how many CPUs the 2 processes of a node")
+    for enough in ("slurm.options={exclusive: true}", "procs_per_node=1", "slurm.launcher=srun"):
+        assert notes_of("slurm", "resources.cpus=", enough) == []
 
 
 @pytest.mark.parametrize("job", ALL, ids=lambda job: job.stem)
 def test_examples_raise_no_doubt(job: Path) -> None:
     notes: list[str] = []
-    render("slurm", str(job), (), notes)
+    render("slurm", str(job), ["resources.cpus=8"], notes)
     assert notes == []
