@@ -31,7 +31,7 @@ class Kubernetes(Section):
     topology: Topology | None = optional("Kueue places the pods below a label: {required: LABEL}, {preferred: LABEL}")
     workload_priority_class: DnsLabel | None = optional("Kueue WorkloadPriorityClass: the job's place in the queue")
     priority_class: DnsName | None = optional("PriorityClass of the pods")
-    runtime: RuntimeName | None = optional("ClusterTrainingRuntime, such as torch-distributed; default: in the manifest")
+    runtime: RuntimeName | None = optional("TrainingRuntime, such as torch-distributed; default: in the manifest")
     volcano_queue: DnsName | None = optional("queue of Volcano, with scheduler: volcano")
     scheduler: DnsName | None = optional("schedulerName of the pods: a gang scheduler, such as volcano")
     service_account: DnsName | None = optional("ServiceAccount of the pods")

@@ -11,7 +11,7 @@ import pytest
 from jobspec.artifact import render
 from tests.clusters import KINDS, documents, pod_templates
 from tests.compose import read
-from tests.slurm import NVIDIA_SMI, Cluster, rendered, run
+from tests.slurm import NVIDIA_SMI, RUNTIMES, Cluster, rendered, run
 
 SPEC = """
 name: job
@@ -76,7 +76,7 @@ def test_compose_takes_the_folders_and_else_makes_volumes(spec: str) -> None:
     assert found["volumes"] == {"data": {}}
 
 
-@pytest.mark.parametrize("target", [*KINDS, "compose", "slurm-apptainer", "slurm-docker", "slurm-podman", "slurm-pyxis"])
+@pytest.mark.parametrize("target", [*KINDS, "compose", *(f"slurm-{runtime}" for runtime in RUNTIMES[1:])])
 def test_a_mount_inside_another_is_mounted_after_it(target: str, spec: str) -> None:
     name, _, runtime = target.partition("-")
     mounts = ", ".join(f"{{source: /from, claim: c, path: {path}}}" for path in ["/in/sub/a", "/in/", "/in/sub"])
