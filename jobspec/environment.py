@@ -75,5 +75,5 @@ def variables_of_meeting(
     if plan.job.nodes.max == 1:
         node_0, port, run_id = "127.0.0.1", FREE_PORT, RANDOM_ID
     elif plan.backend == "c10d":  # renumbers the nodes by name, in text order
-        node_0, port = NODE_OF_RANK_0 if node_0 == NODE_0 else node_0, FREE_PORT
+        node_0, port = node_0.replace(NODE_0, NODE_OF_RANK_0), FREE_PORT
     return torchrun_variables(plan, rank, node_0, port, run_id, max_restarts)

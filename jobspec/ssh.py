@@ -16,6 +16,7 @@ from threading import Thread
 from jobspec.targets import TEMPLATES
 
 _NODES = re.compile(r"(?:#.*\n)+?# Start (?:([0-9]+) to )?([0-9]+) nodes, ")  # in the head, above all values of a spec
+_HOST = re.compile(r"(?:#.*\n)+?# The nodes reach each other by these names: (\S+)\n")
 _SECRET = re.compile(r'^: "\$\{(\w+):\?', re.MULTILINE)
 _FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) ")  # torchrun's words
 _SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=20", "--"]
@@ -132,7 +133,8 @@ def _texts(script: str, name: str, hosts: Sequence[str]) -> Iterator[tuple[str, 
     """Yield each host with what bash reads there."""
     folder = check_output(["pwd", "-L"], text=True).removesuffix("\n")  # a link may lead elsewhere on another machine
     master = os.environ.get("MASTER_ADDR")
-    names = [master] if master else [host.rpartition("@")[2] for host in hosts]
+    called = found[1] if (found := _HOST.match(script)) else "{node}"
+    names = [master] if master else [called.replace("{node}", host.rpartition("@")[2]) for host in hosts]
     exported = {key: os.environ[key] for key in ("PATH", *_SECRET.findall(script)) if key in os.environ}
     for number, host in enumerate(hosts):
         exported |= {"NODE_RANK": str(number), "MASTER_ADDR": names[0], "OTHER_NODE": names[0 if number else -1]}

@@ -77,6 +77,7 @@ def started(folder: Path) -> Iterator[Lab]:
     opened = [folder.parent, ROOT, Path(sys.base_prefix)]
     for name, file in hosts.items():
         others = "".join(f"{address}\t{other}\n" for other, address in _ADDRESSES.items() if other != name)
+        others += "".join(f"{address}\t{one}-ib\n" for one, address in _ADDRESSES.items())
         file.write_text(f"127.0.0.1\tlocalhost\n127.0.1.1\t{name}.lab\t{name}\n::1\tlocalhost\n{others}")
     for key, comment in ((folder / "host", "host"), (keys / "id_ed25519", "ada")):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", key], check=True)

@@ -30,7 +30,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
     if job.slurm.launcher == "srun":
         return start
     run_id = "<job ID>" if plan.backend == "c10d" else "none"
-    return [*start, *variables_of_meeting(plan, rank, NODE_0, port(plan)[1], run_id)]
+    return [*start, *variables_of_meeting(plan, rank, job.rendezvous.name_of(NODE_0), port(plan)[1], run_id)]
 
 
 def remarks(job: Job) -> dict[str, str]:
@@ -66,7 +66,8 @@ def _variables(plan: Plan, of: Rank | None = None) -> Iterator[_Variable]:
     rank = of or next(plan.ranks())
     yield from _given(plan, rank)
     if plan.job.slurm.launcher == "srun":
-        yield _Variable("MASTER_ADDR", NODE_0 if plan.job.nodes.max > 1 else "127.0.0.1", "script")
+        several = plan.job.nodes.max > 1
+        yield _Variable("MASTER_ADDR", plan.job.rendezvous.name_of(NODE_0) if several else "127.0.0.1", "script")
         yield _Variable("MASTER_PORT", port(plan)[1], "script")
         yield from _numbers(plan, rank)
     for name, value in {**_of_torchrun(plan), **plan.env}.items():

@@ -106,7 +106,8 @@ def launcher(plan: Plan) -> list[str]:
         number = f"{nodes.min}:$SLURM_NNODES" if nodes.elastic else "$SLURM_NNODES"
         conf = torchrun.c10d_conf(plan, "$(( SLURM_NODEID == 0 ))")
         meeting = [f'--nnodes="{number}"', '--rdzv-id="$SLURM_JOB_ID"', '--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"']
-        meeting += [f'--rdzv-conf="{conf}"', '--local-addr="$SLURMD_NODENAME"']
+        own = job.rendezvous.name_of("${SLURMD_NODENAME}")
+        meeting += [f'--rdzv-conf="{conf}"', f'--local-addr="{own}"']
     else:
         meeting = ['--nnodes="$SLURM_NNODES"', '--node-rank="$SLURM_NODEID"']
         meeting += ['--master-addr="$MASTER_ADDR"', '--master-port="$MASTER_PORT"']

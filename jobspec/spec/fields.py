@@ -56,6 +56,8 @@ GpuType = Annotated[str, matching(_GPU, "a type of GPU such as h100 or a100-80gb
 SlurmOption = Annotated[str, matching(r"[a-z][a-z0-9-]+", "the long name of an sbatch option, without --")]
 _PORT_SCHEMA = {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1024, "maximum": 65535}]}
 Port = Annotated[int | Literal["auto"], fitting(_PORT_SCHEMA, "auto or a port from 1024 to 65535")]
+_HOST = "a host name with {node} for the name of the node, such as '{node}-ib'"
+HostOfNode = Annotated[str, matching(r"[A-Za-z0-9._-]*\{node\}[A-Za-z0-9._-]*", _HOST)]
 _OPTION_SCHEMA = {"anyOf": [{"const": True}, {"type": "integer"}, _LINE_SCHEMA]}
 OptionValue = Annotated[bool | int | str, fitting(_OPTION_SCHEMA, "true (a flag), a whole number or one line")]
 

@@ -113,8 +113,13 @@ class Rendezvous(Section):
     """How the nodes find each other."""
 
     backend: Literal["static", "c10d"] | None = optional("static: fixed ranks; c10d: nodes come and go, as in a range")
+    host: fields.HostOfNode | None = optional("names by which the nodes meet, such as '{node}-ib'; default: their own")
     port: fields.Port = optional("port on node 0; auto: from the job's name, or on Slurm from its ID", "auto")
     timeout: Duration | None = optional("how long the nodes wait for the last one; default: 15m, or 1h on Kubernetes")
+
+    def name_of(self, node: str) -> str:
+        """Return the name by which the other nodes reach a node."""
+        return (self.host or "{node}").replace("{node}", node)
 
 
 class Preemption(Section):

@@ -10,7 +10,7 @@ from jobspec.spec import shell
 from jobspec.spec.fields import LINES, LINES_EXPECTED
 from jobspec.spec.job import VOLUMES, Job
 from jobspec.spec.mounts import normal
-from jobspec.spec.variables import SET_BY_US, is_bash_variable, is_set_by_launcher
+from jobspec.spec.variables import SET_BY_LAUNCHER, SET_BY_US, is_bash_variable, is_set_by_launcher
 
 _LONGEST_NAME = 63  # characters of a label of DNS (RFC 1123)
 FILE_OR_URL = (r"[/.].*|.*://.*", "write REGISTRY/NAME:TAG, not a file or a URL")
@@ -154,6 +154,16 @@ def variables_may_be_set(job: Job) -> Iterator[Finding]:
             yield Finding(("secrets", number), f"secrets: {name} is given twice", "leave this one out")
 
 
+def lines_leave_the_ranks_to_the_launcher(job: Job) -> Iterator[Finding]:
+    """Yield what setup exports too late: torchrun has its flags by then.  It still counts in slurm.prologue."""
+    for number, line in enumerate(job.setup):
+        for exported in re.findall(r"\bexport\s+([^;&|]*)", line):
+            for name in sorted({*re.findall(r"(?:^|\s)(\w+)=", exported)} & SET_BY_LAUNCHER):
+                message = f"setup[{number}] exports {name}, but the launcher sets it for each process"
+                hint = "leave it out; rendezvous.port and, on Slurm and over ssh, rendezvous.host say where nodes meet"
+                yield Finding(("setup", number), message, hint)
+
+
 def mounts_have_one_source_and_one_place(job: Job) -> Iterator[Finding]:
     for number, mount in enumerate(job.mounts):
         volumes = [key for key in VOLUMES if getattr(mount, key) is not None]
@@ -177,5 +187,6 @@ RULES: tuple[Rule, ...] = (
     keys_of_gpus_need_gpus,
     preempted_training_resumes,
     variables_may_be_set,
+    lines_leave_the_ranks_to_the_launcher,
     mounts_have_one_source_and_one_place,
 )

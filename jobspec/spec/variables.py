@@ -2,7 +2,7 @@
 
 import re
 
-_SET_BY_LAUNCHER = {
+SET_BY_LAUNCHER = {
     *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
 }
@@ -23,7 +23,7 @@ _SECRET = re.compile(
 
 def is_set_by_launcher(name: str) -> bool:
     """Return True if the launcher sets a variable: a value in the spec would be lost or break the job."""
-    return name in _SET_BY_LAUNCHER or name.startswith(("PET_", "TORCHELASTIC_"))
+    return name in SET_BY_LAUNCHER or name.startswith(("PET_", "TORCHELASTIC_"))
 
 
 def is_bash_variable(name: str) -> bool:

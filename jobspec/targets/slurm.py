@@ -14,7 +14,7 @@ from jobspec.spec.job import Job
 from jobspec.spec.keys import all_of, keys
 from jobspec.targets import Target
 
-USES = IN_CONTAINERS | keys("gpu time_limit preemption.max_requeues") | all_of("slurm")
+USES = IN_CONTAINERS | keys("gpu time_limit preemption.max_requeues rendezvous.host") | all_of("slurm")
 NOT_USED = {"resources.devices": "only Kubernetes knows these names; on Slurm use slurm.options, such as {gres: nic:1}"}
 RULES = (*rules.RULES, runtimes.problems)
 
@@ -82,6 +82,8 @@ def _notes(job: Job) -> Iterator[str]:
     if slurm.launcher == "srun" and job.rendezvous.timeout and job.train is None:
         decides = "the command itself decides how long it waits for the other nodes"
         yield f"Not used here: rendezvous.timeout; slurm.launcher is srun, so {decides}."
+    if slurm.launcher == "srun" and job.rendezvous.host and job.nodes.max == 1:
+        yield "Not used here: rendezvous.host; one node meets no other."
     if slurm.runtime != "none" and any(mount.empty for mount in job.mounts):
         yield "Not used here: the size of scratch; nothing limits it."
     if slurm.runtime == "pyxis" and "@" in (job.image or ""):

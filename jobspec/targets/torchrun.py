@@ -11,7 +11,7 @@ from jobspec.spec.job import Job
 from jobspec.spec.rules import names_in_env
 from jobspec.targets import Target
 
-USES = PROCESSES
+USES = PROCESSES | {"rendezvous.host"}
 NOT_USED = {
     **dict.fromkeys(["gpu", "gpus_per_node"], "the machine's GPUs are used"),
     "image": "this script runs in the shell's own environment, not in a container",
@@ -53,8 +53,9 @@ def template_values(plan: Plan) -> dict[str, Any]:
 
 def environment(plan: Plan, rank: Rank) -> list[Variable]:
     node = str(rank.node) if plan.backend == "static" else "<number of the node>"
-    by_hand = [Variable("NODE_RANK", node, "person"), Variable("MASTER_ADDR", NODE_0, "person")]
-    by_torchrun = variables_of_meeting(plan, rank, NODE_0, str(plan.port), torchrun.run_id(plan))
+    node_0 = plan.job.rendezvous.name_of(NODE_0)
+    by_hand = [Variable("NODE_RANK", node, "person"), Variable("MASTER_ADDR", node_0, "person")]
+    by_torchrun = variables_of_meeting(plan, rank, node_0, str(plan.port), torchrun.run_id(plan))
     return [*common_variables(plan), *(by_hand if plan.job.nodes.max > 1 else []), *by_torchrun]
 
 

@@ -20,7 +20,7 @@ job_task() {  # on each node: torchrun starts its 2 processes
   exec torchrun --nnodes="1:$SLURM_NNODES" --rdzv-id="$SLURM_JOB_ID" \
     --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" \
     --rdzv-conf="is_host=$(( SLURM_NODEID == 0 )),join_timeout=900,read_timeout=900" \
-    --local-addr="$SLURMD_NODENAME" --nproc-per-node=2 --max-restarts=5 --rdzv-backend=c10d -m train \
+    --local-addr="${SLURMD_NODENAME}" --nproc-per-node=2 --max-restarts=5 --rdzv-backend=c10d -m train \
     --device=cpu \
     --model=mnist_cnn \
     --dataset=synthetic \

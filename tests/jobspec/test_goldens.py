@@ -51,6 +51,7 @@ APART = {
     "command": "a job has either command or train",
     "no_python": "it goes with command",
     "files": "they are below the folder in which render-job is called",
+    "rendezvous.host": "only Slurm and torchrun take it",
     "sweep": "it is several jobs",
     "slurm.array": "its tasks would share train.checkpoint_dir",
     "slurm.array_limit": "it goes with slurm.array or sweep",

@@ -74,6 +74,22 @@ def test_torchrun_gets_what_differs_between_jobs_and_nodes_as_flags(cluster: Clu
         assert " ".join(cluster.calls()[node, 0].argv[1:]) == f"--nnodes=2 --node-rank={node} {same}"
 
 
+def test_nodes_meet_by_the_names_of_rendezvous_host_or_of_the_prologue(own_cluster: Cluster) -> None:
+    named = ["rendezvous.host='ib-{node}.x'"]
+    run(own_cluster, TWO_NODES, *named)
+    assert "--master-addr=ib-n1.x" in own_cluster.calls()[1, 0].argv
+    run(own_cluster, TWO_NODES, *named, "nodes={min: 1, max: 2}")
+    assert {"--rdzv-endpoint=ib-n1.x:20123", "--local-addr=ib-n2.x"} < {*own_cluster.calls()[1, 0].argv}
+    own_cluster.install("getent", '#!/bin/sh\n[ "$2" = mine ] && echo 127.0.0.1 STREAM')
+    status, out = own_cluster.run(rendered(own_cluster, TWO_NODES, *named))
+    assert status and ": ib-n1.x has no address here: see rendezvous.host of the spec" in out
+    status, out = own_cluster.run(rendered(own_cluster, TWO_NODES, "slurm.prologue=[export MASTER_ADDR=mine]"))
+    assert status and "n2: mine, the first node, is a loopback address here" in out
+    own_cluster.install("getent", "#!/bin/sh\necho 192.0.2.1 STREAM")
+    run(own_cluster, TWO_NODES, "slurm.prologue=[export MASTER_ADDR=mine MASTER_PORT=7]")
+    assert {"--master-addr=mine", "--master-port=7"} < {*own_cluster.calls()[1, 0].argv}
+
+
 def test_only_the_first_node_of_an_elastic_job_hosts_and_the_range_ends_at_what_slurm_gave(cluster: Cluster) -> None:
     cluster.nodes = ("n1", "n2")
     script = rendered(cluster, BASE + "nodes: {min: 1, max: 5}\ncommand: [mine.py]\n")

@@ -51,6 +51,17 @@ def test_hostile_values_and_secrets_arrive_on_every_node_and_run_nothing(new_nod
     check()
 
 
+def test_nodes_meet_by_the_names_of_rendezvous_host(new_nodes: Callable[[str], Nodes]) -> None:
+    nodes = new_nodes(RECORDER.format(file="call-$NODE_RANK"))
+    status, out = nodes.run(MINE + "rendezvous: {host: '{node}-ib'}\n", *NAMES)
+    assert status == 0, out
+    for number in range(2):
+        assert "--master-addr=sshn0-ib" in Call.read(nodes.folder / f"call-{number}").argv
+        assert f"node {number} meets the others at sshn0-ib:" in out
+    nodes.run(MINE + "rendezvous: {host: '{node}-ib'}\n", *NAMES, MASTER_ADDR="10.77.0.10")
+    assert "--master-addr=10.77.0.10" in Call.read(nodes.folder / "call-1").argv
+
+
 def test_secret_is_in_no_argument_of_any_process(new_nodes: Callable[[str], Nodes]) -> None:
     nodes = new_nodes(SAVING)
     job = nodes.start(MINE + "secrets: [TOKEN]\n", *NAMES, TOKEN="hush-5d1c")

@@ -32,6 +32,7 @@ _OTHERWISE: dict[str, Any] = {
     "mounts": [{"source": "/data", "claim": "data", "path": "/data"}],
     "resources.cpus": 8,
     "rendezvous.backend": "c10d",
+    "rendezvous.host": "{node}-ib",
     "rendezvous.timeout": "7m",
     "preemption": {"grace": "240s"},
     "preemption.grace": "240s",

@@ -278,7 +278,7 @@ class Cluster:
         (self.folder / "bin").mkdir()
         hosts = {"localhost": "127.0.0.1", "control": f"{_NETWORK}.1"}
         hosts |= {name: self._address(name) for name in self.names}
-        (self.system / "hosts").write_text("".join(f"{address} {name}\n" for name, address in hosts.items()))
+        (self.system / "hosts").write_text("".join(f"{address} {name} {name}-ib\n" for name, address in hosts.items()))
         self._accounts = user.account_files(self.system, self.folder)
         nodes = "".join(_NODE.format(name=name, address=self._address(name)) for name in self.names)
         values = {"address": f"{_NETWORK}.1", "folder": self.system, "nodes": nodes, "silent_s": self.silent_s}
