@@ -180,7 +180,7 @@ class Run:
             batch_size: samples of one step over all ranks together.
             micro_batches: into how many parts run.step() cuts a batch, to save memory.
             collate: makes a batch of a list of samples: tensors with one row a sample, in dicts, lists or tuples.
-            workers: processes that read ahead.
+            workers: processes that read ahead, forked from this one.
         A rank for which a short batch has no sample left gets samples that run.step() and run.evaluate() do not count.
         Raises SharedError for fewer samples than ranks in a batch, and for another dataset than at the checkpoint.
 

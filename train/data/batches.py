@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 from train.data.reading import Augmented, Stream
 from train.data.sampler import ShardSampler
-from train.data.workers import init_worker, worker_context
+from train.data.workers import deaf, init_worker
 from train.errors import UserError
 from train.world.cgroup import host_memory_bytes
 
@@ -81,7 +81,7 @@ class Batches:
                 pin_memory=device.type == "cuda",
                 persistent_workers=workers > 0 and self._is_ours,  # another dataset may change between epochs
                 worker_init_fn=init_worker,
-                multiprocessing_context=worker_context() if workers > 0 else None,
+                multiprocessing_context="fork" if workers > 0 else None,
             )
         of_channels = (samples.std, samples.mean) if self._is_ours else ((), ())
         std, mean = (
@@ -93,7 +93,9 @@ class Batches:
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._prepare, self._raw_batches) if self._side is None else self._prepared_ahead(self._side)
+        with deaf():
+            raw = iter(self._raw_batches)
+        return map(self._prepare, raw) if self._side is None else self._prepared_ahead(self._side, raw)
 
     def _prepare(self, batch: Any) -> Any:
         batch = tree_map_only(Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
@@ -105,10 +107,9 @@ class Batches:
         # One pass casts and scales; (x/255 − mean)/std is x·scale − shift.
         return torch.mul(inputs, self._scale).sub_(self._shift), targets
 
-    def _prepared_ahead(self, side: torch.cuda.Stream) -> Iterator[Any]:
+    def _prepared_ahead(self, side: torch.cuda.Stream, raw: Iterator[Any]) -> Iterator[Any]:
         current = torch.cuda.current_stream(self.device)
         side.wait_stream(current)  # for the samples, if they were moved here just now
-        raw = iter(self._raw_batches)
         batch = self._prepare_on(side, raw)
         while batch is not None:
             current.wait_stream(side)

@@ -58,12 +58,12 @@ class StopSignal:
                 os.write(_STDERR, b"\nstopping after this step; Ctrl-C again ends at once\n")
 
 
-def stop_with_parent() -> None:
-    """Let Linux send this process a SIGTERM when its parent dies; elsewhere nothing happens.
+def stop_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Let Linux send this process a signal when its parent dies; elsewhere nothing happens.
 
     If torchrun is killed, or gets a signal it does not handle, its processes continue, and nothing ends them.
     """
     pr_set_pdeathsig = 1
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
-        prctl(pr_set_pdeathsig, signal.SIGTERM)
+        prctl(pr_set_pdeathsig, number)
