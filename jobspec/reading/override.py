@@ -9,6 +9,7 @@ from typing import Any
 from jobspec.problems import Path, Place, Problem, SpecError, option_place
 from jobspec.reading.notation import hidden, is_secret
 from jobspec.reading.yaml_source import MAX_DEPTH, Reader, Source
+from jobspec.spec.fields import ENV_NAME
 
 _KEY = re.compile(r"[.=\[:\s]")  # what follows a part of a key, also where = is forgotten
 
@@ -24,7 +25,8 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
         try:
             _apply(result, assignment, number)
         except SpecError as error:
-            of_secret = is_secret(_KEY.split(assignment), source.secrets)
+            words = {*re.findall(ENV_NAME, assignment)}
+            of_secret = is_secret(_KEY.split(assignment), source.secrets) or words & source.secrets
             problems += map(hidden, error.problems) if of_secret else error.problems
     if problems:
         raise SpecError(problems)

@@ -19,11 +19,14 @@ from yaml.reader import ReaderError
 
 from jobspec.problems import Finding, Path, Place, Problem, SpecError
 from jobspec.reading.notation import Line, hidden, is_secret, line_of, lines_with_secrets, names_of_secrets
+from jobspec.spec.fields import ENV_NAME
+from jobspec.spec.variables import names_secret
 
 MAX_BYTES = 1 << 20  # a job spec is a page; this stops /dev/zero and a data set given by mistake
 STDIN = "<stdin>"  # what messages call it
 MAX_DEPTH = 20  # the deepest key of the spec is at 5; much deeper nesting would exhaust Python's stack
 
+_NAME = re.compile(ENV_NAME)
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # what PyYAML counts as a line break
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -120,11 +123,20 @@ class Reader:
         self.items: dict[Path, Place] = {}
         self._text, self._name, self._option = text, name, option
         self._lines = _LINE_BREAK.split(text)
-        self._section: Path = ()  # the key at the top that is being read
+        self._path: Path = ()  # of the key that is being read
 
     def add(self, place: Place, message: str, hint: str = "") -> None:
         problem = Problem(place, message, hint)
-        self.problems.append(hidden(problem) if is_secret(self._section) else problem)
+        of_secret = is_secret(self._path, self._names) or self._names & {*_NAME.findall(place.text)}
+        self.problems.append(hidden(problem) if of_secret else problem)
+
+    @cached_property
+    def _names(self) -> set[str]:
+        """Names that the text has for secrets, found without its structure: it may be no YAML."""
+        text = self._text if self._option is None else self._option.text
+        named = {name for name in _NAME.findall(text) if name.isupper() and names_secret(name)}
+        listed = " ".join(re.findall(r"""secrets["']?\s*:(.*(?:\n[ \t#-].*)*)""", text))
+        return named | {*_NAME.findall(listed)} - {"secret", "key"}
 
     def document(self) -> Any:
         """Return the one document of the text, None if it is empty; raise SpecError with all mistakes."""
@@ -188,7 +200,7 @@ class Reader:
                 raise SpecError(self.problems)
             key = self._text_of(event, place)
             below = (*path, key)
-            self._section = below[:1]
+            self._path = below
             if key in values:
                 self.add(place, f'"{key}" is given twice', f"it is first given on line {self.keys[below].line}")
             else:

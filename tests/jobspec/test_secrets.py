@@ -71,6 +71,24 @@ def test_value_in_one_of_two_files_is_not_shown(spec: str, tmp_path: Path, capfd
         assert VALUE not in told and str(CODE) not in told
 
 
+NO_YAML = ["&V x", "!V x", "V: x", "'V", '"V" x', '"V\\ud83d"', '"V\1"', "V\n  NAME: x", '"x\n   V" V']
+
+
+@pytest.mark.parametrize("value", NO_YAML)
+def test_value_in_a_line_that_is_no_yaml_is_not_shown(
+    value: str, spec: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wrong = [["--set", f"env={{HF_TOKEN: {value}}}"]]
+    for number, name in enumerate(("HF_TOKEN", "LISTED")):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(f"secrets:\n  - LISTED\nenv:\n  NAME: {value}\n".replace("NAME", name).replace("V", VALUE))
+        wrong.append([str(file)])
+    for words in wrong:
+        assert commands.main(["slurm", spec, *(word.replace("V", VALUE) for word in words)]) == 1
+        told = "".join(capfd.readouterr())
+        assert "problem" in told and VALUE not in told
+
+
 @pytest.mark.parametrize("target", targets.names())
 def test_no_script_traces_its_commands(target: str, spec: str) -> None:
     text = rendered(target, spec)
