@@ -65,6 +65,7 @@ class Stops(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         if self.stop():
             control.should_save = control.should_training_stop = True
+os.makedirs("kept", exist_ok=True)
 arguments = TrainingArguments("kept", use_cpu=True, per_device_train_batch_size=4, num_train_epochs=3, report_to=[])
 Trainer(Net(), arguments, train_dataset=DATA, callbacks=[Stops()]).train(get_last_checkpoint("kept"))
 """,
@@ -74,6 +75,7 @@ from accelerate.utils import DataLoaderConfiguration, set_seed
 set_seed(1)
 accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
 net, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(DATA, 4, shuffle=True))
+os.makedirs("kept", exist_ok=True)
 stop, step = Stop(), int(max(os.listdir("kept"), default=0))
 step and accelerator.load_state(f"kept/{step}")
 os.write(1, b"from %d\\n" % step)
@@ -94,7 +96,6 @@ for epoch in range(step // len(loader), 3):
 def test_all_ranks_save_the_same_step_at_sigterm_and_the_next_start_resumes_there(name: str, tmp_path: Path) -> None:
     pytest.importorskip(name, reason=f"{name} is no dependency of the project: pip install {name}")
     stop, save = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "frameworks.md").read_text(), re.M | re.S)
-    (tmp_path / "kept").mkdir()
     (tmp_path / "mine.py").write_text(_COMMON % stop + _PROGRAMS[name].replace("%s", save))
     files = [tmp_path / f"seen-{rank}" for rank in range(2)]
     command = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 mine.py >>said 2>&1"

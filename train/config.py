@@ -130,9 +130,9 @@ class TrainConfig(BaseModel):
     """scale the whole gradient down to this norm if its norm is larger"""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """what all processes do together when a loss or the gradient is not finite. stop: save the state before that step,
-    and stop; skip: skip the step, but stop after ten in a row"""
+    and stop. skip: skip the step, but stop after ten in a row"""
     on_oom: Literal["stop", "halve"] = "stop"
-    """what happens when a process runs out of memory. stop: the run ends; halve: all ranks halve their micro-batches
+    """what happens when a process runs out of memory. stop: the run ends. halve: all ranks halve their micro-batches
     and repeat the step, with the same global batch. With halve, gradients are always averaged after backward, not
     during it"""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
@@ -140,21 +140,21 @@ class TrainConfig(BaseModel):
     ema: float | None = Field(None, gt=0, lt=1)
     """keep a moving average of the weights with this decay (such as 0.999), for evaluation and --export"""
     scheduler: Literal["none", "step", "cosine", "one_cycle"] = "none"
-    """how the learning rate changes. none: not at all; step: multiplied by 0.7 after each epoch; cosine: falls each
-    step, along a cosine to 0; one_cycle: rises each step from lr / 25 to lr, then falls to almost 0"""
+    """how the learning rate changes. none: not at all. step: multiplied by 0.7 after each epoch. cosine: falls each
+    step, along a cosine to 0. one_cycle: rises each step from lr / 25 to lr, then falls to almost 0"""
     warmup_steps: int = Field(0, ge=0, le=_MOST)
-    """number of first steps in which the learning rate rises to lr; 0: no warmup, but one_cycle rises in the first 30 %
+    """number of first steps in which the learning rate rises to lr. 0: no warmup, but one_cycle rises in the first 30 %
     of all steps"""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """fp32 computes in full float32; tf32 rounds the inputs of float32 convolutions and matrix products to 10 mantissa
-    bits, on GPUs with Ampere or newer; bf16 and fp16 use autocast, fp16 with loss scaling"""
+    """fp32 computes in full float32. tf32 rounds the inputs of float32 convolutions and matrix products to 10 mantissa
+    bits, on GPUs with Ampere or newer. bf16 and fp16 use autocast, fp16 with loss scaling"""
     compile: bool = False
     """torch.compile the model: the first steps take a minute or so, later ones are faster"""
     deterministic: bool = False
-    """use only algorithms that give the same bits each time, also on CUDA; training is slower, and fails if torch has
+    """use only algorithms that give the same bits each time, also on CUDA. Training is slower, and fails if torch has
     no such algorithm for an operation"""
     logical_world: int | None = Field(None, ge=1, le=_MOST)
-    """compute the same bits on any number of processes up to this one: each step is cut into so many slices, which are
+    """compute the same bits on any number of processes up to this one. Each step is cut into so many slices, which are
     added in one order. Implies deterministic; on CPUs one thread, or OMP_NUM_THREADS"""
 
     strategy: Annotated[str, _one_of("strategies"), _names("strategies")] = "custom_ddp"
@@ -166,8 +166,8 @@ class TrainConfig(BaseModel):
     seed: int = Field(0, ge=0, lt=2**32)
     """seed of weights, sample order and dropout"""
     input: Literal["auto", "memory", "loader"] = "auto"
-    """memory keeps all samples on the device, or on the host if they do not fit there; loader reads them with a
-    DataLoader; auto takes memory if they fit and are not augmented"""
+    """memory keeps all samples on the device, or on the host if they do not fit there. loader reads them with a
+    DataLoader. auto takes memory if they fit and are not augmented"""
     workers: int = Field(2, ge=0, le=1024)
     """processes of each rank's DataLoader, if input is loader"""
 
@@ -176,12 +176,12 @@ class TrainConfig(BaseModel):
     log_every: int = Field(50, gt=0)
     """steps between two writes of metrics and progress"""
     log_slices: bool = False
-    """with logical_world: write what each slice computed into run_dir, so that train.report --diff names the first
-    slice and tensor in which two runs differ; slow"""
+    """with logical_world: write what each slice computed into run_dir; slow. train.report --diff then names the first
+    slice and tensor in which two runs differ"""
     tensorboard: bool = False
     """write TensorBoard's files into run_dir/tensorboard"""
     profile: Annotated[str, AfterValidator(_steps_in_order)] | None = None
-    """steps FIRST:LAST that rank 0 profiles, into a Chrome trace and a summary in run_dir/profile; FIRST is at least 2,
+    """steps FIRST:LAST that rank 0 profiles, into a Chrome trace and a summary in run_dir/profile. FIRST is at least 2,
     because step 1 connects the ranks"""
     checkpoint_dir: str | None = Field(None, min_length=1)
     """folder for checkpoints, of which the newest three stay; none are saved without it"""

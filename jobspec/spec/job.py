@@ -170,7 +170,7 @@ class Job(Section):
     max_restarts: int = optional("restarts after failures; default: 0, or 3 if nodes is a range", 0, ge=0, le=10000)
     preemption: Preemption | None = optional("the scheduler may preempt the job")
     sweep: dict[fields.SweepKey, Annotated[list[fields.SweptValue], Field(min_length=1)]] = optional(
-        "lists of values, such as {train.lr: [0.1, 0.01], train.seed: [0, 1]}; each combination is one run. "
+        "lists of values, such as {train.lr: [0.1, 0.01], train.seed: [0, 1]}. Each combination is one run. "
         "args.lr adds --lr=VALUE to command, env.LR sets a variable",
         {},
     )

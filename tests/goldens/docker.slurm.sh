@@ -14,7 +14,6 @@
 set -euo pipefail
 : "${SLURM_JOB_ID:?submit this script with sbatch}"
 (( $# == 0 )) || { echo "takes no arguments, so not $*: edit the spec" >&2; exit 1; }
-: "${WANDB_API_KEY:?is a secret of this job; export it before sbatch}"
 
 job_task() {  # on each node: torchrun starts its 4 processes
   # A node that finds itself under the name of the first one would wait in vain.
@@ -27,7 +26,7 @@ job_task() {  # on each node: torchrun starts its 4 processes
   exec docker run --rm --network=host --ipc=host --name="$name" --user="$(id -u):$(id -g)" --init --cpus=32 \
     --memory=214748364800b --memory-swap=214748364800b --gpus="\"device=${gpus//[[:space:]]/,}\"" \
     --env=USER --env=SLURM_JOB_ID --env=SLURM_NODEID --env=SLURM_PROCID --env=SLURM_LOCALID \
-    --env=WANDB_API_KEY --mount=type=bind,source=/shared/data,target=/data,readonly \
+    --mount=type=bind,source=/shared/data,target=/data,readonly \
     --mount=type=bind,source=/shared/checkpoints/docker,target=/checkpoints --entrypoint= \
     registry.example/team/train:1.0 \
     env OMP_NUM_THREADS=8 PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \
