@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from jobspec.artifact import render
-from tests.cli import ROOT, environment
+from tests.cli import HANG_S, ROOT, environment
 from tests.e2e.slurm.machine import Machine, connect
 from tests.faults.rows import Fault
 
@@ -26,7 +26,7 @@ STEPS, BATCH = 12, 20
 _SETTINGS: dict[str, object] = {
     **{"model": "mnist_cnn", "dataset": "mnist", "batch_size": BATCH, "epochs": 1, "momentum": 0.9, "log_every": 1},
     **{"logical_world": 4, "checkpoint_every": 4, "resume": "auto"},
-    **{"collective_timeout_s": 40, "rendezvous_timeout_s": 120},
+    **{"collective_timeout_s": 100, "rendezvous_timeout_s": 300},
 }
 _FOLDERS = {"data_root": "data", "run_dir": "run", "checkpoint_dir": "checkpoints"}
 _PORT = 20124
@@ -53,7 +53,7 @@ class Job:
 
     def start_on_nodes(self, torchrun: bool, clock: bool, **train: object) -> list[subprocess.Popen[str]]:
         """Start it on each node, or a rank without torchrun; with `clock` that of node 1 is wrong."""
-        rendezvous = {"port": _PORT, "timeout": "30s"}
+        rendezvous = {"port": _PORT, "timeout": "100s"}
         words = ["bash", self._script({"nodes": 2, "procs_per_node": 1, "rendezvous": rendezvous}, train)]
         if not torchrun:
             flags = [f"--{name.replace('_', '-')}={value}" for name, value in self._settings(train).items()]
@@ -101,29 +101,29 @@ class Job:
                 self.lines.append((time.time(), line))
                 self._more.notify()
 
-    def wait_until_it_says(self, pattern: str, limit_s: float) -> None:
+    def wait_until_it_says(self, pattern: str) -> None:
         with self._more:
-            assert self._more.wait_for(lambda: re.search(pattern, self.said), limit_s), self.said
+            assert self._more.wait_for(lambda: re.search(pattern, self.said), HANG_S), self.said
 
-    def wait_for_a_step(self, limit_s: float) -> None:
+    def wait_for_a_step(self) -> None:
         """Return when the start that has just begun has trained a step, or nothing was left to train."""
         with self._more:
             before = len(self.lines)
             new = re.compile("  step |done after")
-            assert self._more.wait_for(lambda: any(new.search(s) for _, s in self.lines[before:]), limit_s), self.said
+            assert self._more.wait_for(lambda: any(new.search(s) for _, s in self.lines[before:]), HANG_S), self.said
 
     @property
     def said(self) -> str:
         return "".join(line for _, line in self.lines)
 
-    def ends(self, processes: list[subprocess.Popen[str]], limit_s: float, alone: bool = True) -> list[int]:
+    def ends(self, processes: list[subprocess.Popen[str]], alone: bool = True) -> list[int]:
         """The exit codes; fails if a process is left of the job after the limit, unless another start runs."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + HANG_S
         for process in processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
         while alone and (left := self.left()):
-            assert time.monotonic() < deadline, f"left after {limit_s} s: {left}: {self.said}"
+            assert time.monotonic() < deadline, f"left after {HANG_S:g} s: {left}: {self.said}"
             with suppress(OSError):
                 select.select([os.pidfd_open(left[0])], [], [], max(0.0, deadline - time.monotonic()))
         return [process.returncode for process in processes]
@@ -143,9 +143,9 @@ class Job:
                 os.kill(pid, signal.SIGKILL)
         subprocess.run(["umount", "-q", self.folder / "checkpoints"], stderr=subprocess.DEVNULL)
 
-    def wait_for_question(self, limit_s: float) -> None:
+    def wait_for_question(self) -> None:
         pipe = os.open(self.folder / "asks", os.O_RDONLY | os.O_NONBLOCK)
-        assert select.select([pipe], [], [], limit_s)[0] and os.read(pipe, 1), self.said
+        assert select.select([pipe], [], [], HANG_S)[0] and os.read(pipe, 1), self.said
         os.close(pipe)
 
     def answer(self) -> None:
@@ -171,5 +171,5 @@ class Job:
         """Listen at the rendezvous port of node 0."""
         listens = f"import socket; s = socket.create_server(('', {_PORT})); open('asks', 'w').write('?'); s.accept()"
         program = subprocess.Popen(self.nodes[0].inside([sys.executable, "-c", listens], self.folder))
-        self.wait_for_question(60)
+        self.wait_for_question()
         return program

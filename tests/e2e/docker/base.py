@@ -40,12 +40,12 @@ def make_base(tag: str, environ: Mapping[str, str], *packages: str) -> None:
         # Mounts and processes that it leaves when it is interrupted end with their namespaces.
         namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         command = [*WITH_US, *namespaces, "debootstrap", *options, suite, str(root)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
             raise NoBaseError(f"debootstrap failed: {done.stdout[-500:]}")
         # Images of Ubuntu have such a user since 23.04.
         user = ["useradd", "--root", str(root), "--uid", "1000", "--create-home", "ubuntu"]
-        subprocess.run(user, check=True, stdin=subprocess.DEVNULL, timeout=60)
+        subprocess.run(user, check=True, stdin=subprocess.DEVNULL)
         # A machine behind a proxy of its own trusts that proxy; so must pip in the image.
         shutil.copy(_CERTIFICATES, root / _CERTIFICATES.relative_to("/"))
         loading = subprocess.Popen(
@@ -56,7 +56,7 @@ def make_base(tag: str, environ: Mapping[str, str], *packages: str) -> None:
             archive.add(root, ".")
             for name, file in _files_of(*packages).items():
                 _add(archive, file, name)
-        assert loading.wait(timeout=120) == 0
+        assert loading.wait() == 0
 
 
 def _suite() -> str:

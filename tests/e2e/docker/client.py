@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Docker:
 
     def __call__(self, *words: str) -> str:
         """What a docker command prints.  Raises AssertionError, with all it printed, if it fails."""
-        done = subprocess.run(["docker", *words], env=self.environ, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        done = subprocess.run(["docker", *words], env=self.environ, capture_output=True, text=True)
         assert done.returncode == 0, f"docker {' '.join(words)}\n{done.stdout}{done.stderr}"
         return done.stdout.strip()
 
@@ -112,7 +111,6 @@ class Compose:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=_TIMEOUT_S,
         )
 
     def up(self) -> str:

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # Program, and Debian's package that has it.
@@ -25,7 +25,6 @@ _NEEDS = {
     "unshare": "util-linux",
     "setpriv": "util-linux",
 }
-_START_S = 60.0
 _CGROUPS = Path("/sys/fs/cgroup")
 # The kernel ends these processes when we end, also by SIGKILL.
 WITH_US = ["setpriv", "--pdeathsig=KILL", "--"]
@@ -123,13 +122,10 @@ def _listening(path: Path) -> Iterator[socket.socket]:
 def _says_ready(ready: socket.socket, process: subprocess.Popen[bytes]) -> bool:
     """Wait for the message that dockerd sends to systemd when its API answers."""
     ready.settimeout(1.0)
-    for _ in range(int(_START_S)):
-        try:
+    while process.poll() is None:
+        with suppress(TimeoutError):
             if b"READY=1" in ready.recv(4096):
                 return True
-        except TimeoutError:
-            if process.poll() is not None:
-                return False
     return False
 
 
@@ -163,7 +159,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     for child in children.read_text().split() if process.poll() is None else []:
         os.kill(int(child), signal.SIGKILL)
-    process.wait(timeout=60)
+    process.wait()
 
 
 def cgroups(name: str) -> list[Path]:

@@ -4,9 +4,7 @@ Only what bears the run's own name or number is looked at: other engines may com
 """
 
 import os
-import select
 import subprocess
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -43,17 +41,6 @@ def processes_in(those: set[str]) -> list[str]:
             if _namespaces(process) & those:
                 found.append((process / "cmdline").read_text().replace("\0", " "))
     return found
-
-
-def still_running(handles: Iterable[int], timeout_s: float) -> int:
-    """Wait until the processes of these pidfds have ended; how many have not in that time."""
-    waiting, deadline = set(handles), time.monotonic() + timeout_s
-    while waiting:
-        ended, _, _ = select.select(list(waiting), [], [], max(0.0, deadline - time.monotonic()))
-        waiting -= set(ended)
-        if not ended:
-            break
-    return len(waiting)
 
 
 def seen_outside(bridge: str, folder: Path) -> list[str]:

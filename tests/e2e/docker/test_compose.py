@@ -16,7 +16,7 @@ import yaml
 
 from jobspec import targets
 from jobspec.artifact import load, render
-from tests.cli import records
+from tests.cli import HANG_S, records
 from tests.e2e.docker.client import ROOT, Compose, Docker
 from tests.e2e.docker.project import Project, run_on_two_machines
 
@@ -63,10 +63,10 @@ def project(docker: Docker, composes: None, image: str, tmp_path: Path) -> Proje
     return Project(docker, image, tmp_path)
 
 
-def read_until(process: subprocess.Popen[str], words: str, said: list[str], timeout_s: float = 180.0) -> None:
+def read_until(process: subprocess.Popen[str], words: str, said: list[str]) -> None:
     """Read what a process prints, up to a line with these words."""
     assert process.stdout is not None
-    patience = threading.Timer(timeout_s, process.kill)
+    patience = threading.Timer(HANG_S, process.kill)
     patience.start()
     try:
         for line in process.stdout:
@@ -75,7 +75,7 @@ def read_until(process: subprocess.Popen[str], words: str, said: list[str], time
                 return
     finally:
         patience.cancel()
-    raise AssertionError(f"no {words!r} in {timeout_s:g} s:\n{''.join(said)}")
+    raise AssertionError(f"no {words!r} in {HANG_S:g} s:\n{''.join(said)}")
 
 
 @pytest.fixture(scope="session")
@@ -163,9 +163,9 @@ def test_killed_node_is_started_again_and_the_job_ends_like_one_that_was_not_kil
         read_until(running, "step 50/", said)
         project.docker.kill(compose.container(f"job-{node}"), project.image)
         for _ in range(2):
-            read_until(ends, "ended with 0.", said, timeout_s=300.0)
+            read_until(ends, "ended with 0.", said)
         ends.kill()
-        said += [ends.communicate()[0], running.communicate(timeout=60)[0]]
+        said += [ends.communicate()[0], running.communicate()[0]]
         assert "resume: /runs/step-" in project.docker("logs", compose.container("job-0")), "".join(said)
         killed = project.docker.inspect(compose.container(f"job-{node}"))
         assert killed["RestartCount"] >= 1
@@ -189,7 +189,7 @@ def test_user_sees_which_step_was_saved_and_resumed_and_the_job_ends_like_one_th
         else:
             stopped = compose.run("stop")
             assert stopped.returncode == 0, stopped.stdout
-        running.communicate(timeout=60)
+        running.communicate()
         (stop,) = project.records("stop")
         assert f"stopped by a signal at epoch {stop['epoch']}, step {stop['step']}; saved" in compose.log_by_its_head()
         found = [project.docker.inspect(compose.container(f"job-{node}")) for node in range(2)]
@@ -339,8 +339,8 @@ def test_elastic_job_goes_on_without_a_killed_node_and_ends_well(
         running = compose.start()
         read_until(running, "step 50/", said)
         project.docker.kill(compose.container("job-1"), project.image)
-        read_until(ends, "job-0 ended with 0.", said, timeout_s=300.0)
-        running.communicate(timeout=60)
+        read_until(ends, "job-0 ended with 0.", said)
+        running.communicate()
         (end,), starts = project.records("end"), project.records("start")
     assert [start["world"]["world_size"] for start in starts] == [4, 2]
     assert end["step"] == STEPS

@@ -54,7 +54,7 @@ def current_cluster() -> str:
     if not shutil.which("kubectl"):
         return ""
     context = subprocess.run(["kubectl", "config", "current-context"], capture_output=True, text=True)
-    alive = subprocess.run(["kubectl", "get", "--raw", "/readyz", "--request-timeout=10s"], capture_output=True)
+    alive = subprocess.run(["kubectl", "get", "--raw", "/readyz", "--request-timeout=60s"], capture_output=True)
     return context.stdout.strip() if context.returncode == alive.returncode == 0 else ""
 
 

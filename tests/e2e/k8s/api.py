@@ -67,7 +67,7 @@ class Api:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, {"Content-Type": kind}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request) as answer:
                 found: Object = json.load(answer)
                 return found
         except urllib.error.HTTPError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli import HANG_S
 from tests.e2e.k8s.api import Object
 from tests.e2e.k8s.kubelet import Kubelet
 
@@ -19,7 +20,6 @@ RESOURCES = {
     "trainjob": "trainjobs.trainer.kubeflow.org",
 }
 DONE = {"indexedjob": "Complete", "jobset": "Completed", "pytorchjob": "Succeeded", "trainjob": "Complete"}
-_WAIT_S = 400.0  # several jobs, each with several processes that import torch, on a busy machine
 
 # The webhook of TrainJob looks into what the operator has heard of so far, not at the API server; and an operator that
 # could not renew its lease on a busy machine starts again.
@@ -36,7 +36,7 @@ class Cluster:
 
     def try_kubectl(self, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
         command = ["kubectl", *self._options, *words]
-        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=_WAIT_S)
+        return subprocess.run(command, input=text, capture_output=True, text=True)
 
     def kubectl(self, *words: str, text: str | None = None) -> str:
         """What kubectl prints; a failure and a warning end the test."""
@@ -107,7 +107,7 @@ class Cluster:
         self.until(done, f"{target} {name} has succeeded")
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + _WAIT_S
+        end = time.monotonic() + HANG_S
         while not condition():
             assert time.monotonic() < end, f"it did not come to pass that {what}"
             time.sleep(0.2)
@@ -117,7 +117,7 @@ class Cluster:
         names = self.kubectl("get", "namespaces", "--output=name").split()
         for name in names:
             if name.startswith(f"namespace/{start}"):
-                self.kubectl("wait", "--for=delete", name, "--timeout=300s")
+                self.kubectl("wait", "--for=delete", name, f"--timeout={HANG_S}s")
 
     def told(self, namespace: str) -> str:
         """Everything that explains a test that failed: pods, events, and what the pods printed."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tests.cli import HANG_S
 from tests.e2e.k8s.parts import Parts
 from tests.e2e.k8s.sandbox import GATEWAY
 
@@ -18,7 +19,6 @@ _CONTROLLERS = """
     persistentvolumeclaim-protection-controller replicaset-controller root-ca-certificate-publisher-controller
     serviceaccount-controller ttl-after-finished-controller
 """
-_WAIT_S = 240.0
 
 
 class ControlPlane:
@@ -75,7 +75,7 @@ class ControlPlane:
                 # By the server: the definitions are too large for the annotation that the client would leave.
                 self._checked("apply", "--server-side", "--filename", str(self._parts.manifests[name]))
             everywhere = ("deployments", "--all", "--all-namespaces")
-            self._checked("wait", "--for=condition=Available", f"--timeout={_WAIT_S}s", *everywhere)
+            self._checked("wait", "--for=condition=Available", f"--timeout={HANG_S}s", *everywhere)
 
     def close(self) -> None:
         for process in reversed(self._processes):
@@ -107,7 +107,7 @@ class ControlPlane:
 
     def _kubectl(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = ["kubectl", "--kubeconfig", str(self.kubeconfig), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=_WAIT_S + 30)
+        return subprocess.run(command, capture_output=True, text=True)
 
     def _checked(self, *words: str) -> None:
         done = self._kubectl(*words)
@@ -115,7 +115,7 @@ class ControlPlane:
             raise RuntimeError(f"kubectl {' '.join(words)}: {done.stderr}\n{self._last_words()}")
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + _WAIT_S
+        end = time.monotonic() + HANG_S
         while not condition():
             if time.monotonic() > end or any(process.poll() is not None for process in self._processes):
                 raise RuntimeError(f"it did not come to pass that {what}\n{self._last_words()}")

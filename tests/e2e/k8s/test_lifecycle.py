@@ -81,7 +81,7 @@ def test_deleted_job_saves_within_the_grace_period_and_a_new_one_of_its_name_goe
     target: str, cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
     manifests, run = started(cluster, target, namespace, tmp_path)
-    cluster.kubectl("delete", "--filename", "-", f"--timeout={GRACE_S}s", text=manifests)
+    cluster.kubectl("delete", "--filename", "-", f"--timeout={cli.HANG_S}s", text=manifests)
     gone(cluster, namespace)
     assert len(cli.records(run, "stop")) == 1
     left = ("get", "services,jobs", "--namespace", namespace, "--output=name")

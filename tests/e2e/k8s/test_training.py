@@ -48,7 +48,7 @@ def test_pod_that_is_killed_is_replaced_and_the_job_resumes(
 
 
 def _fails(cluster: Cluster, namespace: str, target: str) -> None:
-    words = ("--for=condition=Failed", f"--timeout={300}s", "--namespace", namespace, f"{RESOURCES[target]}/job")
+    words = ("--for=condition=Failed", f"--timeout={cli.HANG_S}s", "--namespace", namespace, f"{RESOURCES[target]}/job")
     cluster.kubectl("wait", *words)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli import HANG_S
 from tests.clusters import KINDS
 from tests.e2e.k8s.cluster import RESOURCES, Cluster
 from tests.e2e.k8s.specs import job, rendered
@@ -41,6 +42,6 @@ def test_job_that_may_restart_ends_at_its_time_limit(
     keys = {"command": ["mine.py"], "files": ["mine.py"], "max_restarts": 3, "time_limit": "40s"}
     cluster.apply(rendered(target, job(cluster.image, **keys), namespace, tmp_path))
     name = f"{RESOURCES[target]}/job"
-    cluster.kubectl("wait", "--for=condition=Failed", "--timeout=200s", "--namespace", namespace, name)
+    cluster.kubectl("wait", "--for=condition=Failed", f"--timeout={HANG_S}s", "--namespace", namespace, name)
     gone = ("get", "pods", "--namespace", namespace, "--field-selector=status.phase=Running", "--output=name")
     cluster.until(lambda: not cluster.kubectl(*gone), "no pod runs")

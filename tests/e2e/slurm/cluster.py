@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from tests.cli import ROOT
+from tests.cli import HANG_S, ROOT
 from tests.e2e.slurm import user
 from tests.e2e.slurm.machine import Machine, connect
 
@@ -194,21 +194,20 @@ class Cluster:
             self.administer("scontrol", "update", f"NodeName={','.join(down)}", "State=RESUME")
         return {*states.values()} == {"idle"}
 
-    def command(self, *words: str, environ: Mapping[str, str] | None = None, timeout_s: float = 120.0) -> str:
+    def command(self, *words: str, environ: Mapping[str, str] | None = None) -> str:
         """Run one of Slurm's commands as the user on the control machine; what it wrote."""
-        return self._run(user.as_user(words), self.environment() | dict(environ or {}), timeout_s)
+        return self._run(user.as_user(words), self.environment() | dict(environ or {}))
 
     def administer(self, *words: str) -> str:
         """Run one of Slurm's commands as root, who may do what users may not; what it wrote."""
         return self._run(words, self.environment())
 
-    def _run(self, words: Sequence[str], environ: Mapping[str, str], timeout_s: float = 120.0) -> str:
+    def _run(self, words: Sequence[str], environ: Mapping[str, str]) -> str:
         done = subprocess.run(
             self.control.inside(words, self.folder),
             env=environ,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
         )
         if done.returncode:
             raise RuntimeError(f"{' '.join(words)}: {done.stdout}{done.stderr}")
@@ -231,9 +230,9 @@ class Cluster:
         text = self.command("scontrol", "show", "job", number, "--oneliner")
         return Job(number, dict(re.findall(r"(\w+)=(\S*)", text.splitlines()[0])))
 
-    def wait_for_state(self, number: str, *states: str, timeout_s: float = 600.0) -> Job:
+    def wait_for_state(self, number: str, *states: str) -> Job:
         """Wait until a job is in one of the states.  RuntimeError with all logs if it is not in time."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + 2 * HANG_S
         while (job := self.job(number)).state not in states:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"job {number} is {job.state}, not {' or '.join(states)}:\n{self.logs()}")
@@ -241,14 +240,14 @@ class Cluster:
             time.sleep(0.3)
         return job
 
-    def wait_for_end(self, number: str, timeout_s: float = 900.0) -> Job:
+    def wait_for_end(self, number: str) -> Job:
         """Wait until a job is over and Slurm has cleared away after it."""
-        return self.wait_for_state(number, *_ENDS, timeout_s=timeout_s)
+        return self.wait_for_state(number, *_ENDS)
 
-    def wait_for_line(self, number: str, log: str, text: str, timeout_s: float = 600.0) -> None:
+    def wait_for_line(self, number: str, log: str, text: str) -> None:
         """Wait until a log of a job has the text in it.  RuntimeError with all logs if the job ends without."""
         file = self.folder / log
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + 2 * HANG_S
         ended = False
         while not (file.exists() and text in file.read_text()):
             if ended or time.monotonic() > deadline:
@@ -293,7 +292,7 @@ class Cluster:
         smi.write_text(_NVIDIA_SMI)
         smi.chmod(0o755)
         key = self.system / "munge.key"
-        subprocess.run(["mungekey", "--create", f"--keyfile={key}"], check=True, capture_output=True, timeout=60)
+        subprocess.run(["mungekey", "--create", f"--keyfile={key}"], check=True, capture_output=True)
 
     def _munged_flags(self) -> list[str]:
         files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
@@ -306,9 +305,9 @@ class Cluster:
         with (self.system / "daemons.log").open("a") as output:
             machine.start(command, output)
 
-    def wait_for(self, what: str, ready: Callable[[], bool], timeout_s: float = 120.0) -> None:
+    def wait_for(self, what: str, ready: Callable[[], bool]) -> None:
         """Wait until `ready` says so; Slurm may refuse to answer until then.  RuntimeError with all logs if not."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + HANG_S
         problem = "not ready"
         while time.monotonic() < deadline:
             try:

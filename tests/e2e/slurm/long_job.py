@@ -58,7 +58,7 @@ def log(cluster: Cluster, number: str) -> str:
 def wait_until_resumed(cluster: Cluster, number: str, run_dir: Path) -> None:
     """Wait until a later start trains on from a checkpoint."""
     resumed = f"resume: {run_dir}/checkpoints/"
-    cluster.wait_for("a step", lambda: "epoch " in log(cluster, number).partition(resumed)[2], timeout_s=600)
+    cluster.wait_for("a step", lambda: "epoch " in log(cluster, number).partition(resumed)[2])
 
 
 def lower_limit(cluster: Cluster, number: str) -> None:

@@ -62,7 +62,7 @@ class Machine:
 
     def run(self, *command: str) -> str:
         """Run a command there to its end; what it wrote.  RuntimeError if it fails."""
-        done = subprocess.run(self.inside(command), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(self.inside(command), capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{self.name}: {shlex.join(command)}: {done.stdout}{done.stderr}")
         return done.stdout
@@ -105,7 +105,7 @@ def connect(network: Machine, bridge: str, machine: Machine, address: str) -> No
     """Plug `machine` into a bridge of the machine `network`; `address` is with the length of its prefix."""
     cable = f"to-{machine.name}"
     ends = ["name", cable, "netns", str(network.pid), "type", "veth", "peer", "name", "eth0", "netns", str(machine.pid)]
-    subprocess.run(["ip", "link", "add", *ends], check=True, capture_output=True, timeout=60)
+    subprocess.run(["ip", "link", "add", *ends], check=True, capture_output=True)
     network.run("ip", "link", "set", cable, "master", bridge, "up")
     machine.run("ip", "address", "add", address, "dev", "eth0")
     machine.run("ip", "link", "set", "eth0", "up")

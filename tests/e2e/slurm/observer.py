@@ -64,11 +64,7 @@ def seen(folder: Path, number: str) -> dict[int, dict[str, Any]]:
 
 def outcome(cluster: Cluster, folder: Path, number: str) -> dict[str, str]:
     """What became of a job: its record, its step's and its logs in Slurm's words, and what each process saw."""
-    try:
-        job = cluster.wait_for_end(number, timeout_s=120.0)
-    except RuntimeError:
-        cluster.command("scancel", number)
-        job = cluster.wait_for_end(number)
+    job = cluster.wait_for_end(number)
     logs = sorted(file.name.replace(number, "<number>") for file in cluster.folder.glob(f"*-{number}[-.]*log"))
     said = {"logs": ", ".join(logs)}
     said |= {f"job: {name}": value for name, value in job.fields.items() if name not in _TIMES | _NAMES}

@@ -40,7 +40,7 @@ def test_a_range_of_nodes_gets_as_many_as_have_what_a_node_needs(
     settings: tuple[str, ...], busy: list[str], given: int, cluster: Cluster
 ) -> None:
     if busy:
-        other = cluster.submit("#!/bin/bash\nsleep 600\n", "--nodes=1", "--nodelist=n2", *busy)
+        other = cluster.submit("#!/bin/bash\nsleep 3600\n", "--nodes=1", "--nodelist=n2", *busy)
         cluster.wait_for_state(other, "RUNNING")
     number = cluster.submit(script(cluster, _HOSTS, *settings))
     job = cluster.wait_for_end(number)
@@ -61,7 +61,7 @@ def test_with_preemption_the_loss_of_any_node_requeues_the_job_which_goes_on_fro
 ) -> None:
     number = start(settings=_ELASTIC)
     nodes.power_off(node)
-    nodes.wait_for("Slurm to notice", lambda: nodes.states()[node].startswith("down"), timeout_s=nodes.silent_s + 120)
+    nodes.wait_for("Slurm to notice", lambda: nodes.states()[node].startswith("down"))
     noticed = time.monotonic()
     long_job.wait_until_resumed(nodes, number, tmp_path)
     print(f"running {time.monotonic() - noticed:.0f} s after Slurm noticed")
@@ -75,7 +75,7 @@ def test_without_preemption_the_job_goes_on_after_the_loss_of_a_node_that_is_not
 ) -> None:
     number = start("", settings=_ELASTIC)
     nodes.power_off("n10")
-    nodes.wait_for("two processes", lambda: records(tmp_path, "start")[-1]["world"]["world_size"] == 2, timeout_s=300)
+    nodes.wait_for("two processes", lambda: records(tmp_path, "start")[-1]["world"]["world_size"] == 2)
     nodes.wait_for(
         "steps of the two", lambda: records(tmp_path, "step")[-1]["time"] > records(tmp_path, "start")[-1]["time"]
     )

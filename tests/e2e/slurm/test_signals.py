@@ -37,7 +37,7 @@ def test_after_a_signal_a_task_that_saves_is_not_cut_short_by_one_that_has_ended
 
 def test_a_line_of_the_epilogue_that_fails_does_not_prevent_the_requeue(cluster: Cluster, tmp_path: Path) -> None:
     epilogue = "slurm.epilogue=['echo first line', 'ls no-such-file', 'echo third line']"
-    number = cluster.submit(sleeper.rendered(cluster, tmp_path, epilogue))
+    number = cluster.submit(sleeper.rendered(cluster, tmp_path, epilogue, seconds=900))
     sleeper.up(cluster, tmp_path, number)
     cluster.command("scancel", "--signal=USR1", "--batch", number)
     cluster.wait_for("back", lambda: cluster.job(number).restarts == 1 or cluster.job(number).state == "FAILED")

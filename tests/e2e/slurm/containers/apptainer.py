@@ -23,7 +23,7 @@ def ready(cluster: Cluster, root: Path, folder: Path) -> Iterator[Image]:
     variables.parent.mkdir(parents=True)
     variables.write_text("".join(f"export {name}={shlex.quote(value)}\n" for name, value in OWN.items()))
     file = folder / "image.sif"
-    subprocess.run(["apptainer", "build", str(file), str(root)], check=True, capture_output=True, timeout=600)
+    subprocess.run(["apptainer", "build", str(file), str(root)], check=True, capture_output=True)
     machines = cluster.machines.values()
     if _FUSE.exists():  # users mount a .sif file with it; as on a cluster, every user may open it
         device = folder / "fuse"

@@ -57,7 +57,7 @@ def ready(cluster: Cluster, root: Path, folder: Path) -> Iterator[Image]:
         tmpfs_on_each(machines, node, OF_THE_USER, "--lazy"),
     ):
         podman = ["podman", "import", "--quiet", *OWN_IN_OCI, str(folder / "root.tar"), _IMAGE]
-        cluster.command(*podman, environ=own, timeout_s=600.0)
+        cluster.command(*podman, environ=own)
         yield Image(_IMAGE, own)
         for machine in machines:
             assert machine.run("ls", str(groups)) == "", "podman made groups"

@@ -20,7 +20,7 @@ def ready(cluster: Cluster, root: Path, folder: Path) -> Iterator[Image]:
     (root / "etc/environment").write_text("".join(f"{name}={value}\n" for name, value in OWN.items()))
     file = folder / "image.sqsh"
     command = ["mksquashfs", str(root), str(file), "-all-root", "-no-progress"]
-    subprocess.run(command, check=True, capture_output=True, timeout=600)
+    subprocess.run(command, check=True, capture_output=True)
     node = folder / "node"
     node.mkdir()
     # pyxis keeps enroot's own variables of a job from enroot, but not these, on which enroot's defaults build.
