@@ -6,11 +6,13 @@ import pickle
 import signal
 import traceback
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 
 from tests.cli import HANG_S
@@ -61,6 +63,12 @@ def make_trainer(world: World, *flags: str, observers: Sequence[Observer] = ()) 
 def launched(world_size: int, function: Callable[..., Result], *args: Any) -> list[Result]:
     """`function(*args)` on processes with the environment that torchrun gives them, not yet connected."""
     return _start(world_size, _launched, function, *args)
+
+
+def shorten_timeout(group: dist.ProcessGroup | None, timeout_s: float) -> None:
+    """Give the later collectives of a group this timeout: those up to now may have taken as long as they liked."""
+    assert isinstance(group, dist.ProcessGroup)
+    group._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=timeout_s))
 
 
 def _launched(world: World, function: Callable[..., Result], *args: Any) -> Result:

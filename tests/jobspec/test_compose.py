@@ -8,8 +8,7 @@ import jsonschema
 import pytest
 import yaml
 
-from jobspec import targets
-from jobspec.artifact import load, render
+from jobspec.artifact import render
 from tests.compose import MissingError, read
 
 ROOT = Path(__file__).parents[2]
@@ -37,23 +36,6 @@ def test_every_file_is_what_the_compose_specification_allows(spec: Path, schemas
     schema = json.loads((schemas / "compose-spec.json").read_text())
     text = render("compose", str(spec), sweep_index=0 if spec.stem == "sweep" else None)
     jsonschema.Draft7Validator(schema).validate(yaml.safe_load(text))
-
-
-@pytest.mark.parametrize("nodes", ["1", "2", "{min: 1, max: 3}"])
-def test_every_node_is_a_service_with_what_settings_say(folder: Path, nodes: str) -> None:
-    spec = BASE + f"nodes: {nodes}\nenv: {{A: b}}\nsecrets: [TOKEN]\npreemption: {{grace: 60s}}\n"
-    found = services(folder, spec, TOKEN="s3cret")
-    target = targets.load("compose")
-    plan = load(target, str(folder / "job.yaml"))
-    assert list(found) == [target.node_name(plan, node) for node in range(plan.job.nodes.max)]
-    for rank in plan.ranks():
-        service = found[f"job-{rank.node}"]
-        told = {one.name: one.value for one in target.environment(plan, rank) if one.set_by != "torchrun"}
-        assert set(told) == set(service["environment"])
-        known = {name: value for name, value in told.items() if not value.startswith("<")}
-        assert known == {name: service["environment"][name] for name in known}
-        assert service["environment"]["TOKEN"] == "s3cret"
-        assert service["hostname"] == f"job-{rank.node}"
 
 
 @pytest.mark.parametrize("nodes", ["1", "2"])

@@ -142,16 +142,6 @@ def plain_merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]
     return merged
 
 
-@given(mappings)
-def test_merging_with_itself_or_with_nothing_changes_nothing(values: dict[str, Any]) -> None:
-    source = source_of(values, "job.yaml")
-    nothing = parse("{}", "job.yaml")
-    assert merge([source]) == source
-    assert merge([source, source]) == source
-    assert merge([source, nothing]) == source
-    assert merge([nothing, source]).values == source.values
-
-
 @given(mappings, mappings)
 def test_values_are_those_of_plain_merging_and_their_places_hold_them(
     first: dict[str, Any], second: dict[str, Any]

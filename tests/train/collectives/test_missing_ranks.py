@@ -3,16 +3,16 @@
 import signal
 import subprocess
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.cli import start_ranks, wait_until_it_trains
-from tests.ranks import run_ranks
+from tests.cli import HANG_S, start_ranks, wait_until_it_trains
+from tests.ranks import run_ranks, shorten_timeout
 from train.collectives import missing_ranks
 from train.ddp.wrapper import CustomDDP
 from train.errors import UserError
@@ -72,9 +72,9 @@ def _told(function: Callable[[], object]) -> str:
     return str(told.value)
 
 
-def _wrapped(module: nn.Module, timeout_s: float) -> CustomDDP:
+def _wrapped(module: nn.Module) -> CustomDDP:
     """Over the network, in a group of its own, so that what is left of one failure does not disturb the next."""
-    group = dist.new_group(timeout=timedelta(seconds=timeout_s))
+    group = dist.new_group()
     assert isinstance(group, dist.ProcessGroup)
     return CustomDDP(module, process_group=group)
 
@@ -82,9 +82,12 @@ def _wrapped(module: nn.Module, timeout_s: float) -> CustomDDP:
 def _apart(world: World) -> str:
     """Rank 0 is alone in a first backward, and rank 1 in a forward."""
     x = torch.ones(2, 4)
-    first, second = _wrapped(nn.Linear(4, 4), timeout_s=1), _wrapped(nn.BatchNorm1d(4), timeout_s=1)
+    first, second = _wrapped(nn.Linear(4, 4)), _wrapped(nn.BatchNorm1d(4))
+    for wrapped in (first, second):
+        shorten_timeout(wrapped.group, 1)
     outputs = first(x).sum()
-    message = _told(outputs.backward) if world.rank == 0 else _told(lambda: second(x))
+    with mock.patch.object(missing_ranks, "_REPORTS_S", HANG_S):  # they may give up at different times
+        message = _told(outputs.backward) if world.rank == 0 else _told(lambda: second(x))
     dist.barrier()
     return message
 
@@ -98,8 +101,9 @@ def test_ranks_that_wait_at_different_places_name_them() -> None:
 
 
 def _alone(world: World) -> str:
-    model = _wrapped(nn.Linear(4, 4), timeout_s=1)
+    model = _wrapped(nn.Linear(4, 4))
     model(torch.ones(2, 4)).sum().backward()
+    shorten_timeout(model.group, 1)
     message = _told(model(torch.ones(2, 4)).sum().backward) if world.rank == 0 else ""
     dist.barrier()  # rank 1 stays alive until then
     return message

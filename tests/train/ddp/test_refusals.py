@@ -1,7 +1,6 @@
 """What CustomDDP refuses: in words, on all ranks, and within its timeout, on real processes."""
 
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -71,10 +70,9 @@ def test_models_that_differ_are_refused_on_all_ranks_naming_what_differs() -> No
 
 
 def _missing_rank(world: World) -> str:
-    group = dist.new_group(timeout=timedelta(seconds=3))
-    assert isinstance(group, dist.ProcessGroup)
-    wrapped = CustomDDP(plain(), sync=IN_MEMORY, process_group=group, bucket_mib=0.001)
+    wrapped = CustomDDP(plain(), sync=IN_MEMORY, bucket_mib=0.001)
     wrapped(torch.ones(2, 8)).sum().backward()
+    wrapped.reducer.sync._shared.timeout_s = 1  # type: ignore[attr-defined]  # the first may take as long as it likes
     message = "" if world.rank == 1 else _message(lambda: wrapped(torch.ones(2, 8)).sum().backward())
     # Rank 1 stays alive and does something else until the others have given up.
     dist.barrier()

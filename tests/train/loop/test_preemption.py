@@ -1,4 +1,4 @@
-"""A signal to any process of a run: all ranks save the same step and end, and the next start goes on there."""
+"""A signal in an evaluation: all ranks cut it short, save and end, and the next start makes up for it."""
 
 import itertools
 import os
@@ -16,7 +16,6 @@ from tests.ranks import launched, train_on_ranks
 from train.__main__ import main
 from train.trainer import Trainer
 
-_STEPS = 12  # of an epoch
 # Dropout and momentum: both would show a random state or an optimizer that was not restored.
 _SETTINGS = ("--model=mnist_cnn", "--dataset=mnist", "--optimizer=sgd", "--momentum=0.9", "--batch-size=20")
 _STOPPED = 143
@@ -46,24 +45,6 @@ def _signalled(flags: list[str], rank: int, number: int, method: str, call: int,
     said = StringIO()
     with mock.patch.object(Trainer, method, signals_itself), redirect_stdout(said), redirect_stderr(said):
         return main(flags), said.getvalue()
-
-
-def test_a_signal_to_one_rank_stops_all_in_mid_epoch_and_the_next_start_goes_on_there(tmp_path: Path) -> None:
-    write_small_mnist(tmp_path, 20 * _STEPS, 100)
-    stopped, whole = (_flags(tmp_path, tmp_path / name, "--epochs=3") for name in ("stopped", "whole"))
-    for rank, number in [(1, signal.SIGTERM), (0, signal.SIGUSR1)]:
-        (code, said), other = launched(2, _signalled, stopped, rank, number, "loss", 5)
-        stop = records(tmp_path / "stopped", "stop")[-1]
-        assert code == other[0] == _STOPPED
-        assert f"stopped by a signal at epoch {stop['epoch']}, step {stop['step']}; saved, --resume=auto" in said
-    assert 0 < records(tmp_path / "stopped", "stop")[0]["step"] < _STEPS, "in the middle of an epoch"
-    train_on_ranks(2, *stopped)
-    train_on_ranks(2, *whole)
-    assert [record["step"] for record in records(tmp_path / "stopped", "step")] == [*range(1, 3 * _STEPS + 1)]
-    epochs, ends = ([records(tmp_path / name, event) for name in ("stopped", "whole")] for event in ("epoch", "end"))
-    for name in ("train_loss", "val_loss", "val_accuracy"):
-        assert [record[name] for record in epochs[0]] == [record[name] for record in epochs[1]]
-    assert ends[0][0]["weights_sha256"] == ends[1][0]["weights_sha256"]
 
 
 def test_a_signal_to_one_rank_in_the_evaluation_cuts_it_short_and_the_next_start_makes_up_for_it(

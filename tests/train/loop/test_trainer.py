@@ -1,12 +1,9 @@
 """The same losses on any number of processes; evaluation that counts each sample once; what a run writes."""
 
-import itertools
 import json
-import os
-import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +16,7 @@ from tests.cli import records
 from tests.idx import write_small_mnist
 from tests.ranks import run_ranks, train_on_ranks
 from train import models
-from train.collectives.agreement import StopAgreement, Stopped
+from train.collectives.agreement import StopAgreement
 from train.config import TrainConfig
 from train.data.batches import Batches
 from train.data.sampler import evaluation_parts
@@ -208,33 +205,6 @@ def test_no_batch_of_an_evaluation_makes_the_host_wait() -> None:
     [(few, many)] = run_ranks(1, _calls_of_two_evaluations)
     assert many["argmax"] == 5 * few["argmax"] > 0
     assert {name: many[name] for name in _WAITS} == {name: few[name] for name in _WAITS}
-
-
-_BATCHES, _SIGNAL_AT = 500, 3
-
-
-def _evaluate_until_rank_is_signalled(world: World) -> int:
-    """Batches that this rank evaluates; rank 1 sends itself a SIGTERM at one of the first."""
-    stop = StopSignal()
-    stop.listen()
-    read = []
-
-    def steps() -> Iterator[list[int]]:
-        for batch in range(_BATCHES):
-            if batch == _SIGNAL_AT and world.rank == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-            read.append(batch)
-            yield [batch]
-
-    with pytest.raises(Stopped):
-        _evaluate_steps(world, steps(), itertools.repeat([1]), _BATCHES, stop)
-    return len(read)
-
-
-def test_a_signal_to_one_rank_cuts_the_evaluation_of_all_short_after_the_same_batch() -> None:
-    of_ranks = run_ranks(3, _evaluate_until_rank_is_signalled)
-    assert len(set(of_ranks)) == 1
-    assert _SIGNAL_AT < of_ranks[0] < _BATCHES / 10
 
 
 def test_records_hold_world_arithmetic_steps_epochs_and_hash(tmp_path: Path) -> None:
