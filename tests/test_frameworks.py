@@ -26,11 +26,13 @@ from torch.utils.data import DataLoader
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
+        self.layer, self.seen = torch.nn.Linear(1, 1), 0
     def forward(self, x):
         with open("seen-" + os.environ["RANK"], "a") as seen:
             seen.writelines(f"{int(one)}\\n" for one in x.flatten())
-        time.sleep(0.05)
+        self.seen += len(x)
+        while self.seen == 104 and not os.path.exists("signalled"):  # in the second epoch
+            time.sleep(0.01)
         return {"loss": self.layer(x / 1000).square().mean()}
 DATA = [{"x": x} for x in torch.arange(160.0)[:, None]]
 net = Net()
@@ -101,12 +103,13 @@ def test_all_ranks_save_the_same_step_at_sigterm_and_the_next_start_resumes_ther
     command = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 mine.py >>said 2>&1"
     environ = os.environ | _SLURM
     torchrun = subprocess.Popen(["sh", "-c", f"exec {command}"], cwd=tmp_path, env=environ)
-    while not files[0].exists() or len(files[0].read_text().split()) < 104:  # in the second epoch
+    while not files[0].exists() or len(files[0].read_text().split()) < 104:
         assert torchrun.poll() is None, (tmp_path / "said").read_text()
         time.sleep(0.05)
     # As a script for Slurm does it: a process gets the signal from Slurm, and again from torchrun.
     os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGTERM)
     torchrun.terminate()
+    (tmp_path / "signalled").touch()
     torchrun.wait()
     steps, others = (len(file.read_text().split()) // 4 for file in files)
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environ)
