@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from jobspec import targets
 from jobspec.artifact import render
 
 ROOT = Path(__file__).parents[2]
@@ -41,13 +40,6 @@ def test_script_starts_our_package_and_no_other_program_called_train(file: str, 
     done = run(["bash", "-c", render("torchrun", str(folder / "job.yaml"))], folder)
     assert "--logical-world" in done.stdout, done.stderr
     assert not (folder / "theirs").exists()
-
-
-@pytest.mark.parametrize("target", targets.names())
-def test_only_jobs_with_train_leave_the_working_folder_out(target: str, folder: Path) -> None:
-    assert "PYTHONSAFEPATH" in render(target, str(folder / "job.yaml"))
-    (folder / "job.yaml").write_text(f"{SPEC}command: [-m, mine]\n")
-    assert "PYTHONSAFEPATH" not in render(target, str(folder / "job.yaml"))
 
 
 def test_render_runs_our_packages_in_a_folder_with_others_of_their_names(folder: Path) -> None:

@@ -46,15 +46,6 @@ def call(folder: Path, script: str, **env: str) -> Call:
     return Call(made.argv[1:], made.env)
 
 
-def test_only_node_0_of_an_elastic_job_hosts_the_rendezvous(folder: Path) -> None:
-    script = render_text(folder, BASE + "nodes: {min: 1, max: 3}\ncommand: [mine.py]\n")
-    first = call(folder, script, NODE_RANK="0", MASTER_ADDR="127.0.0.1")
-    other = call(folder, script, NODE_RANK="2", MASTER_ADDR="127.0.0.1")
-    timeouts = "join_timeout=900,read_timeout=900"
-    assert {"--nnodes=1:3", "--rdzv-backend=c10d", f"--rdzv-conf=is_host=1,{timeouts}"} < set(first.argv)
-    assert f"--rdzv-conf=is_host=0,{timeouts}" in other.argv
-
-
 @pytest.mark.parametrize(
     "env",
     [

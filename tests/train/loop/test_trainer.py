@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,22 +123,15 @@ def _measuring(model: nn.Module) -> Callable[[Batch], dict[str, torch.Tensor]]:
     return measure
 
 
-def _evaluate_steps(
-    world: World, steps: Iterable[list[int]], sizes: Iterable[list[int]], size: int, stop: StopSignal
-) -> dict[str, float]:
-    """What `steps`, which read as many as `sizes` say of `size` random samples, give."""
-    torch.manual_seed(0)
-    model = models.build("mlp", (1, 28, 28), 10, None)
-    context = Context(TrainConfig(), _CPU, None, world.world_size)
-    batches = zip(Batches(_random_samples(size), steps, _CPU), sizes, strict=False)
-    return evaluate(_measuring(model), batches, [model], context, StopAgreement(stop))
-
-
 def _evaluate(world: World) -> list[dict[str, float]]:
+    context = Context(TrainConfig(), _CPU, None, world.world_size)
     results = []
     for size, batch_size in _EVALUATIONS:
+        torch.manual_seed(0)
+        model = models.build("mlp", (1, 28, 28), 10, None)
         steps, sizes = evaluation_parts(size, batch_size, world.rank, world.world_size, world.world_size)
-        results.append(_evaluate_steps(world, steps, sizes, size, StopSignal()))
+        batches = zip(Batches(_random_samples(size), steps, _CPU), sizes, strict=False)
+        results.append(evaluate(_measuring(model), batches, [model], context, StopAgreement(StopSignal())))
     return results
 
 
