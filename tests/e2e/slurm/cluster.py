@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -23,14 +22,13 @@ from types import TracebackType
 
 from tests.cli import HANG_S, ROOT
 from tests.e2e.slurm import user
-from tests.e2e.slurm.machine import Machine, connect
+from tests.e2e.slurm.machine import HERE, Machine, connect
 
 _NETWORK = "10.231.7"
 _BRIDGE = "switch"
 _ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY")
 _NOT_THE_USERS = ("SLURM", "SBATCH", "SRUN", "PET_", "XDG_", "SUDO_", "MAIL", "TMPDIR")
 PYXIS = Path("/usr/local/lib/slurm/spank_pyxis.so")  # where its own Makefile installs it
-PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch")
 
 # Times: a node that is silent for SlurmdTimeout is down; SIGKILL comes KillWait after SIGTERM; a job that was requeued
 # waits until its old credentials have expired.
@@ -83,14 +81,6 @@ for gpu in $CUDA_VISIBLE_DEVICES; do echo "GPU $gpu: stand-in"; done
 """
 
 
-def missing() -> str | None:
-    """Why there can be no cluster here, or None."""
-    if os.getuid() != 0:
-        return "it takes root to make network namespaces"
-    absent = [program for program in PROGRAMS if shutil.which(program) is None]
-    return f"{', '.join(absent)} not installed: apt-get install slurm-wlm munge" if absent else None
-
-
 @dataclass(frozen=True)
 class Job:
     """What Slurm knows of a job, one `scontrol show job` later."""
@@ -115,13 +105,22 @@ class Cluster:
         nodes: the nodes' names; each has 8 CPUs and two stand-ins for GPUs.
         opened: folders that jobs need beside `folder`, this checkout and this Python.
         silent_s: after how long without an answer a node counts as down.
+        release: the root folder of the Debian release whose Slurm it is (releases.py).
     """
 
-    def __init__(self, folder: Path, nodes: Sequence[str], silent_s: int = 60, opened: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nodes: Sequence[str],
+        silent_s: int = 60,
+        opened: Sequence[Path] = (),
+        release: Path = HERE,
+    ) -> None:
         self.folder = user.give(folder)
         self.system = folder / "system"
         self.names = list(nodes)
         self.silent_s = silent_s
+        self.release = release
         self.machines: dict[str, Machine] = {}
         self._opened = [folder, ROOT, Path(sys.prefix), Path(sys.base_prefix), *opened]
         self._ends = ExitStack()
@@ -133,6 +132,7 @@ class Cluster:
             self.control.run("ip", "link", "add", _BRIDGE, "type", "bridge")
             self.control.run("ip", "address", "add", f"{_NETWORK}.1/24", "dev", _BRIDGE)
             self.control.run("ip", "link", "set", _BRIDGE, "up")
+            self.control.run("mungekey", "--create", f"--keyfile={self.system}/munge.key")
             self._daemon(self.control, "munged", *self._munged_flags())
             self.wait_for("munged", lambda: (self.system / "munge.socket").exists())
             self._daemon(self.control, "slurmctld", "-D", "-f", str(self._conf))
@@ -286,20 +286,20 @@ class Cluster:
             os.mknod(self.system / f"gpu{number}", 0o666 | 0o020000, os.makedev(1, 3))  # like /dev/null
         (self.system / "gres.conf").write_text(f"Name=gpu File={self.system}/gpu[0-1]\n")
         (self.system / "cgroup.conf").write_text("")
-        pyxis = f"required {PYXIS} runtime_path={self.system}/pyxis\n" if PYXIS.exists() else ""
+        pyxis = (
+            f"required {PYXIS} runtime_path={self.system}/pyxis\n" if self.release == HERE and PYXIS.exists() else ""
+        )
         (self.system / "plugstack.conf").write_text(pyxis)
         smi = self.folder / "bin" / "nvidia-smi"
         smi.write_text(_NVIDIA_SMI)
         smi.chmod(0o755)
-        key = self.system / "munge.key"
-        subprocess.run(["mungekey", "--create", f"--keyfile={key}"], check=True, capture_output=True)
 
     def _munged_flags(self) -> list[str]:
         files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         return ["--foreground", "--force", *(f"--{flag}={self.system}/munge.{end}" for flag, end in files.items())]
 
     def _machine(self, name: str) -> Machine:
-        return Machine(name, self.system / "hosts", self._accounts, self._opened)
+        return Machine(name, self.system / "hosts", self._accounts, self._opened, self.release)
 
     def _daemon(self, machine: Machine, *command: str) -> None:
         with (self.system / "daemons.log").open("a") as output:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.cli import ROOT
-from tests.e2e.slurm import long_job
-from tests.e2e.slurm.cluster import Cluster, missing
+from tests.e2e.go_modules import CannotBuildError
+from tests.e2e.slurm import long_job, releases
+from tests.e2e.slurm.cluster import Cluster
 from tests.e2e.slurm.specs import run_on_ranks
 from tests.e2e.slurm.user import give
 
@@ -23,14 +24,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: not in `make e2e-slurm QUICK=1`")
 
 
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if reason := missing():
-        pytest.skip(f"no Slurm: {reason}")
+# The Slurm of this machine's own Debian, of trixie (24.11) and of forky (26.05).
+_OLDER = [pytest.param(release, marks=pytest.mark.slow) for release in ("here", "trixie")]
+
+
+@pytest.fixture(scope="session", params=[*_OLDER, "forky"])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    try:
+        release = releases.find(request.param)
+    except CannotBuildError as reason:
+        pytest.skip(f"no Slurm of {request.param}: {reason}")
     base = tmp_path_factory.getbasetemp()
     base.chmod(0o711)  # pytest closes it to all but its own user
     data = [Path(os.environ.get("DATA_ROOT") or ROOT.parent / "shared" / "data")]
-    with Cluster(tmp_path_factory.mktemp("slurm"), NODES, opened=[base, *filter(Path.is_dir, data)]) as running:
+    opened = [base, *filter(Path.is_dir, data)]
+    with Cluster(tmp_path_factory.mktemp("slurm"), NODES, opened=opened, release=release) as running:
         yield running
 
 

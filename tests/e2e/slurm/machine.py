@@ -16,8 +16,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+HERE = Path("/")  # the root folder of this machine's own system
+
 # Ends when the pipe to its starter closes; as process 1 bash also clears away the processes that lost their parent.
 _FIRST_PROCESS = "set -e; hostname {name}; {mounts} ip link set lo up; echo ready; read -r _"
+# A copy of /etc as a whole: what is mounted on one file is gone once a package is installed that replaces the file.
+_OWN_ETC = "mount -t tmpfs -o mode=755 none /mnt; cp -a {etc}/. /mnt; {files} mount --move /mnt /etc;"
+# All of the release but what this machine has in /usr/local.
+_USR = "exec {{local}}</usr/local; mount --bind {usr} /usr; {bind}/$local /usr/local; exec {{local}}<&-;"
+_BIND_OPEN = "mount --no-canonicalize --bind /proc/$$/fd"
 
 
 class Machine:
@@ -26,18 +33,27 @@ class Machine:
     Args:
         name: its host name.
         hosts: the file that is its /etc/hosts.
-        files: further files in place of those of this machine.
+        files: further files of /etc in place of those of this machine.
         opened: folders that every user reaches there, also where they lie within a closed one, such as /root.
+        release: the root folder of the Debian release that it runs; that of this machine unless given.
     Raises RuntimeError if the kernel or the user's rights do not allow it.
     """
 
     def __init__(
-        self, name: str, hosts: Path, files: Mapping[str, Path] | None = None, opened: Sequence[Path] = ()
+        self,
+        name: str,
+        hosts: Path,
+        files: Mapping[str, Path] | None = None,
+        opened: Sequence[Path] = (),
+        release: Path = HERE,
     ) -> None:
         self.name = name
         self._started: list[subprocess.Popen[str]] = []
-        replaced = {"/etc/hosts": hosts, **(files or {})}
-        mounts = [f"mount --bind {shlex.quote(str(file))} {path};" for path, file in replaced.items()]
+        replaced = {"hosts": hosts, **(files or {})}
+        copied = " ".join(f"cp {shlex.quote(str(file))} /mnt/{path};" for path, file in replaced.items())
+        mounts = [_OWN_ETC.format(etc=shlex.quote(str(release / "etc")), files=copied)]
+        if release != HERE:
+            mounts.append(_USR.format(usr=shlex.quote(str(release / "usr")), bind=_BIND_OPEN))
         first = _FIRST_PROCESS.format(name=shlex.quote(name), mounts=" ".join([*mounts, *_reopened(opened)]))
         unshare = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         # A session of its own: Ctrl-C on the terminal is for the tests, which then close the machine.
@@ -127,5 +143,5 @@ def _reopened(folders: Sequence[Path]) -> Iterator[str]:
         yield from (f"exec {{folder{number}}}<{word};" for number, word in enumerate(words))
         yield f"mount -t tmpfs -o mode=755 none {shlex.quote(str(closed_one))};"
         for number, word in enumerate(words):
-            yield f"mkdir -p {word}; mount --no-canonicalize --bind /proc/$$/fd/$folder{number} {word};"
+            yield f"mkdir -p {word}; {_BIND_OPEN}/$folder{number} {word};"
             yield f"exec {{folder{number}}}<&-;"

@@ -30,8 +30,8 @@ def test_all_variables_of_srun_and_of_an_outer_job_at_once_change_nothing(
     [
         ("--gpus=1 --cpus-per-gpu=2 --mem-per-gpu=100", []),
         # salloc sets SLURM_HINT, which sbatch takes for its own: sockets, cores and threads that it asks for.
-        ("--gres=gpu:1 --mem-per-cpu=100 --hint=nomultithread", ["job: T is 0:0:*:1, not 0:0:*:*"]),
-        ("--ntasks=4 --cpus-per-task=2 --distribution=cyclic --threads-per-core=1 --overcommit --no-kill", []),
+        ("--gres=gpu:1 --mem-per-cpu=100 --hint=nomultithread --overcommit", ["job: T is 0:0:*:1, not 0:0:*:*"]),
+        ("--ntasks=4 --cpus-per-task=2 --distribution=cyclic --threads-per-core=1 --no-kill", []),
     ],
 )
 def test_a_job_on_the_cpu_that_is_submitted_inside_salloc_is_as_from_a_clean_shell(

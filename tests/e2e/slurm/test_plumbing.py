@@ -84,3 +84,9 @@ def _compare(process: dict[str, Any], env: dict[str, Any], job_id: str) -> None:
     assert set(told) <= set(env)
     plumbing = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "PET_", "GROUP_", "LOCAL_WORLD", "NODE_RANK")
     assert {name for name in env if name.startswith(plumbing)} <= set(told), "a variable that explain does not tell of"
+
+
+def test_a_node_keeps_its_accounts_when_a_package_replaces_those_of_the_machine(cluster: Cluster) -> None:
+    """A mount on one file ends when the file is replaced, as dpkg does."""
+    for machine in cluster.machines.values():
+        assert machine.run("stat", "--format=%m", "/etc/passwd", "/etc/hosts").split() == ["/etc", "/etc"]

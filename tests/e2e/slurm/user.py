@@ -9,22 +9,25 @@ UID = 54321
 
 _ACCOUNT = "{name}:x:{uid}:{uid}::{home}:/bin/bash\n"
 _GROUP = "{name}:x:{uid}:\n"
+_SHADOW = "{name}:*:20000::::::\n"
 _IDS_OF_CONTAINERS = "{name}:200000:65536\n"
 
 
 def account_files(folder: Path, home: Path) -> dict[str, Path]:
-    """Write this machine's accounts and the user's into `folder`; the files by the path that they replace."""
+    """Write this machine's accounts and the user's into `folder`; the files by their names in /etc."""
     lines = {
-        "/etc/passwd": _ACCOUNT,
-        "/etc/group": _GROUP,
-        "/etc/subuid": _IDS_OF_CONTAINERS,
-        "/etc/subgid": _IDS_OF_CONTAINERS,
+        "passwd": _ACCOUNT,
+        "group": _GROUP,
+        "shadow": _SHADOW,  # slurmd 26.05 looks each user up there
+        "subuid": _IDS_OF_CONTAINERS,
+        "subgid": _IDS_OF_CONTAINERS,
     }
     files = {}
-    for path, line in lines.items():
-        if Path(path).exists():  # what the package of accounts has not made is for podman alone
-            files[path] = folder / Path(path).name
-            files[path].write_text(Path(path).read_text() + line.format(name=NAME, uid=UID, home=home))
+    for name, line in lines.items():
+        of_machine = Path("/etc", name)
+        if of_machine.exists():  # what the package of accounts has not made is for podman alone
+            files[name] = folder / name
+            files[name].write_text(of_machine.read_text() + line.format(name=NAME, uid=UID, home=home))
     return files
 
 
