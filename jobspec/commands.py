@@ -24,7 +24,7 @@ from typing import NoReturn
 from jobspec import targets
 from jobspec.output import unusable_file, write
 from jobspec.problems import SpecError, printable
-from train import __version__
+from jobspec.train import __version__  # PYTHONPATH may have another train
 
 
 def main(argv: Sequence[str] | None = None) -> int:

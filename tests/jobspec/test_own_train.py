@@ -42,6 +42,14 @@ def test_script_starts_our_package_and_no_other_program_called_train(file: str, 
     assert not (folder / "theirs").exists()
 
 
+def test_installed_render_job_runs_our_train_where_pythonpath_has_another(folder: Path) -> None:
+    (folder / "train.py").write_text(THEIRS)
+    start = "from jobspec.commands import command_line; command_line()"  # as pip's script render-job does
+    done = run([sys.executable, "-c", start, "torchrun", "job.yaml"], folder, path=Path(f"{folder}:{ROOT}"))
+    assert done.returncode == 0, done.stderr
+    assert not (folder / "theirs").exists()
+
+
 def test_render_runs_our_packages_in_a_folder_with_others_of_their_names(folder: Path) -> None:
     for name in ("train", "jobspec"):
         (folder / f"{name}.py").write_text(THEIRS)
