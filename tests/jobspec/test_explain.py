@@ -102,6 +102,9 @@ def test_hosts_are_numbered_as_given_and_by_c10d_in_the_order_of_their_text(targ
     told, table = explained(target, spec, "nodes={min: 1, max: 3}", hosts="gpu2,gpu10,gpu1")
     assert [rank["node"] for rank in told["ranks"][::2]] == ["gpu1", "gpu10", "gpu2"]
     assert "c10d numbers the nodes in alphabetical order" in table
+    for nodes, first in (("3", "gpu2-ib"), ("{min: 1, max: 3}", "gpu1-ib")):
+        named = f"nodes={nodes}", "rendezvous.host='{node}-ib'"
+        assert seen_by(explained(target, spec, *named, hosts="gpu2,gpu10,gpu1")[0], 5)["MASTER_ADDR"] == first
 
 
 @named_nodes
