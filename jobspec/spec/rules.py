@@ -21,6 +21,8 @@ _NO_SCRIPT = re.compile(
     r"|(ba|da|z|k)?sh|[^/ ]*\.sh)( .*)?|-.*"
 )
 
+_MASTER = {"MASTER_ADDR", "MASTER_PORT"}
+
 Rule = Callable[[Job], Iterator[Finding]]
 
 
@@ -155,13 +157,18 @@ def variables_may_be_set(job: Job) -> Iterator[Finding]:
 
 
 def lines_leave_the_ranks_to_the_launcher(job: Job) -> Iterator[Finding]:
-    """Yield what setup exports too late: torchrun has its flags by then.  It still counts in slurm.prologue."""
-    for number, line in enumerate(job.setup):
-        for exported in re.findall(r"\bexport\s+([^;&|]*)", line):
-            for name in sorted({*re.findall(r"(?:^|\s)(\w+)=", exported)} & SET_BY_LAUNCHER):
-                message = f"setup[{number}] exports {name}, but the launcher sets it for each process"
+    """Yield exports that come too late, or that the launcher replaces.  The batch script obeys those of _MASTER."""
+    for key, names, lines in (
+        ("setup", SET_BY_LAUNCHER, job.setup),
+        ("slurm.prologue", SET_BY_LAUNCHER - _MASTER, job.slurm.prologue),
+    ):
+        for number, line in enumerate(lines):
+            unquoted = re.sub(r"""'[^']*'|"[^"]*"|(?:^|(?<=\s))#.*""", "", line)
+            exported = re.findall(r"\bexport\s+([^;&|]*)", unquoted)
+            for name in sorted({*re.findall(r"(?:^|\s)(\w+)=", " ".join(exported))} & names):
+                message = f"{key}[{number}] exports {name}, but the launcher sets it for each process"
                 hint = "leave it out; rendezvous.port and, on Slurm and over ssh, rendezvous.host say where nodes meet"
-                yield Finding(("setup", number), message, hint)
+                yield Finding((*key.split("."), number), message, hint)
 
 
 def mounts_have_one_source_and_one_place(job: Job) -> Iterator[Finding]:
