@@ -19,7 +19,7 @@ _CALLS = {
     "rendezvous": ("/train/world/rendezvous.py", "wait_for_all_ranks"),
     "step": ("/train/run.py", "step"),
     "forward": ("/train/trainer.py", "loss"),
-    "bucket": ("/train/loop/tree_sum.py", "total"),
+    "bucket": ("/train/collectives/tree_sum.py", "total"),
 }
 # Within a save, a place is before one of these events.
 _OF_FILES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}

@@ -1,1 +1,1 @@
-"""Messages between ranks: agreements, broadcasts, statistics of a global batch, reports of a missing rank."""
+"""Messages between ranks: agreements, broadcasts, exact sums, statistics of a global batch, missing ranks."""

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from train.collectives.broadcast import of_all_ranks
 from train.collectives.missing_ranks import MissingRanks
+from train.collectives.tree_sum import Block
 from train.errors import UserError
 from train.world.owner import started
 
@@ -38,8 +39,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mremap.restype = ctypes.c_size_t
 _MAY_MOVE, _FIXED, _FAILED = 1, 2, ctypes.c_size_t(-1).value
 _SPINS, _NAP_S, _PEERS_ALIVE_S = 200, 50e-6, 0.5
-# Block[n][rank]: of the n-th tensor of those handed in together; and what makes one block of all.
-Block = tuple[list[Tensor], ...]
 _Combine = Callable[[Block], Tensor]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from train.collectives.broadcast import broadcast_from_rank_0
+from train.collectives.tree_sum import TreeSum
 from train.config import TrainConfig, setting
 from train.cpu.shared_memory import SharedMemory
 from train.data.batches import pieces
@@ -21,7 +22,6 @@ from train.ddp.gradient_hooks import num_holders
 from train.errors import UserError
 from train.loop.numerics import seed
 from train.loop.step import BufferCopies, Step, StepResult, Work
-from train.loop.tree_sum import TreeSum
 from train.records.metrics import weights_sha256
 from train.records.slices import log_slice
 from train.strategies import Context, Wrapped, replicated

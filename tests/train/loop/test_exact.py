@@ -21,13 +21,13 @@ from torch.utils.data import TensorDataset
 from tests.cli import ROOT, records, start_ranks
 from tests.idx import write_small_mnist
 from tests.ranks import launched, make_trainer, run_ranks, train_on_ranks
+from train.collectives import tree_sum
+from train.collectives.tree_sum import SubtreeSums, TreeSum, subtrees
 from train.cpu.shared_memory import SharedMemory
 from train.data.shard import share
 from train.datasets import tokens
 from train.errors import UserError
-from train.loop import tree_sum
 from train.loop.exact_step import parts_of_sum, unpack
-from train.loop.tree_sum import SubtreeSums, TreeSum, subtrees
 from train.run import Run
 from train.world.environment import World
 

@@ -6,16 +6,18 @@ wholly in its range of numbers.  The ranks then exchange pieces of these sums: e
 all gather the pieces.  With one subtree a rank these are the bytes of a ring's all-reduce.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from train.collectives.waiting import waiting
-from train.cpu.shared_memory import Block, SharedMemory
 
+# Block[n][rank]: of the rank's n-th tensor of those that are added together.
+Block = tuple[list[Tensor], ...]
 # So much of a sum is on its way at a time: enough for a network's speed, and little beside the gradients.
 _CHUNK_BYTES = 25 * 2**20
 
@@ -62,6 +64,16 @@ def subtrees(numbers: range) -> tuple[list[tuple[int, int]], int]:
     return [(level, number) for level, number, _ in sums.nodes], most
 
 
+class Memory(Protocol):
+    """Memory that the ranks of one host share: train.cpu.shared_memory.SharedMemory."""
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> Tensor: ...
+
+    def renew(self, flat: Tensor) -> Tensor: ...
+
+    def replace(self, flats: Sequence[Tensor], combine: Callable[[Block], Tensor]) -> Any: ...
+
+
 class TreeSum:
     """Adds vectors of one size, one for each slice, over slices and ranks.  Its memory stays for the next step.
 
@@ -69,7 +81,7 @@ class TreeSum:
     shared: memory of the host, if all ranks are on one; otherwise the backend's messages are used.
     """
 
-    def __init__(self, size: int, like: Tensor, group: dist.ProcessGroup | None, shared: SharedMemory | None) -> None:
+    def __init__(self, size: int, like: Tensor, group: dist.ProcessGroup | None, shared: Memory | None) -> None:
         self._size, self._like, self._group, self._shared = size, like, group, shared
         self._rows: list[Tensor] = []
 
@@ -134,7 +146,7 @@ class TreeSum:
 
 
 def _add_up(nodes: list[list[tuple[int, int]]], parts: Block) -> Tensor:
-    """Return the sum of all subtrees, in the memory of the first.  parts[n][rank]: of the rank's n-th vector."""
+    """Return the sum of all subtrees, in the memory of the first."""
     sums = SubtreeSums()
     for rank, each in enumerate(nodes):
         for index, (level, number) in enumerate(each):
