@@ -241,5 +241,5 @@ def _environment(
         elif "secretKeyRef" in source:
             env[variable["name"]] = secrets[source["secretKeyRef"]["key"]]
         else:
-            env[variable["name"]] = expand(variable["value"], env)
+            env[variable["name"]] = expand(variable.get("value", ""), env)  # the API server drops an empty one
     return env

@@ -16,7 +16,7 @@ from jobspec import kubernetes
 from jobspec.environment import SetBy, Variable, common_variables, torchrun_variables
 from jobspec.kubernetes import pod_patch
 from jobspec.plan import IN_CONTAINERS, Plan, Rank, container_shm
-from jobspec.spec import files
+from jobspec.spec import files, mounts
 from jobspec.spec.fields import SecretName, quantity
 from jobspec.spec.job import Job
 from jobspec.spec.keys import all_of, keys
@@ -41,10 +41,12 @@ NOT_USED = {
     "preemption.max_requeues": "a preempted pod is replaced every time",
 }
 
-_NOT_ROOT = 1000  # restricted allows all but 0; this is the first user of most images
+_HOME_SIZE = "100Gi"  # of HOME, so that one job cannot fill the disk of its node
 
+_POD_LABELS = {"istio.io/dataplane-mode": "none"}  # a mesh must not stand between the processes
 _ANNOTATIONS = {
     "sidecar.istio.io/inject": "false",
+    "linkerd.io/inject": "disabled",
     # Autoscalers empty nodes that are little used: one pod that moves would restart all.
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
@@ -60,7 +62,8 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
     patch: True for only what a TrainJob may change in the pods of a runtime of the cluster.
     """
     job = plan.job
-    setup, workdir, user = job.setup, files.workdir(job), job.kubernetes.run_as_user
+    setup, workdir, restricted = job.setup, files.workdir(job), job.kubernetes.security == "restricted"
+    read_only_root = restricted if job.kubernetes.read_only_root is None else job.kubernetes.read_only_root
     travelling = [
         {"key": file_key(number, name), "path": files.target(job, name), "text": File(name).read_bytes().decode()}
         for number, name in enumerate(files.listed(job))
@@ -79,6 +82,7 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
         "versions": f"{kubernetes.OLDEST} to {kubernetes.NEWEST}",
         "notes": [*_notes(job), *notes(plan, own_port=False)],
         "labels": {INSTANCE_LABEL: job.name, **job.kubernetes.labels},
+        "pod_labels": {INSTANCE_LABEL: job.name, **_POD_LABELS, **job.kubernetes.labels},
         "annotations": {**_ANNOTATIONS, **topology, **job.kubernetes.annotations},
         "patch": patch,
         "secrets": [(name, holder_of(job, name), name.key) for name in job.secrets],
@@ -97,12 +101,16 @@ def template_values(plan: Plan, *, container: str, torchrun: Sequence[str], patc
         "restart_policy": None,  # None where an operator sets it
         "deadline_s": None,  # seconds after which the kubelet ends the pod
         "grace_s": grace_s(job),
-        # None leaves the user to the image, which `restricted` does not allow.
-        "user": _NOT_ROOT if user is None and job.kubernetes.security == "restricted" else user,
+        # Of the containers, not of the pod: an operator's init container may have an image that runs as root.
+        "not_root": restricted or None,
+        "read_only_root": read_only_root or None,
+        "tmp": read_only_root and not any(mounts.normal(mount.path) == "/tmp" for mount in job.mounts),
+        "waits_for": None,  # name of the pod for which the others wait before they start
         "limits": {name: str(amount) for name, amount in {**amounts, **devices}.items() if amount is not None},
         "scratch": {number: quantity(mount.scratch) for number, mount in enumerate(job.mounts) if mount.scratch},
         "node_selector": {**job.kubernetes.gpu_types.get(job.gpu or "", {}), **job.kubernetes.node_selector},
         "home": HOME,
+        "home_size": job.resources.devices.get(DISK) or _HOME_SIZE,
         "shm": quantity(container_shm(job)),
     }
 
@@ -145,6 +153,8 @@ def _notes(job: Job) -> Iterator[str]:
     if beside := [one["name"] for one in containers if one["name"] != pod_patch.NODE]:
         yield f"The job ends only when its other containers have ended, too: {', '.join(beside)}.  One that serves the"
         yield "others belongs under initContainers, with restartPolicy: Always."
+    if job.kubernetes.security == "restricted" and job.kubernetes.run_as_user is None:
+        yield "The image's user must be a number, not 0 (USER 1000), or set by kubernetes.run_as_user or OpenShift."
     if job.kubernetes.queue is not None and (job.kubernetes.tolerations or "tolerations" in job.kubernetes.pod):
         yield "If the queue's ResourceFlavor has tolerations, repeat them in kubernetes.tolerations: Kueue adds what is"
         yield "not there to the list of a Job, JobSet or PyTorchJob, and a second apply would be refused."
@@ -164,6 +174,14 @@ def _notes(job: Job) -> Iterator[str]:
     if job.kubernetes.gpu_claim is not None:
         gpus = f"{job.gpus} GPU{'s' if job.gpus > 1 else ''}"
         yield f"Needed beforehand: ResourceClaimTemplate {job.kubernetes.gpu_claim}, which asks for {gpus}."
+    if job.kubernetes.gpu_claim is not None and job.kubernetes.queue is not None:
+        yield "Kueue admits the claim only if its configuration maps the DeviceClass (resources.deviceClassMappings)."
+    if job.gpus and "/mig-" in job.kubernetes.gpu_resource and job.procs_per_node > 1:
+        yield "CUDA shows a process one MIG slice only: the processes of a pod would share it, which NCCL refuses."
+        yield "Write procs_per_node: 1, and more nodes."
+    if job.max_restarts or job.preemption:
+        yield "If a node dies, its pod holds up every restart until the Node object is deleted, or is marked:"
+        yield "kubectl taint nodes NODE node.kubernetes.io/out-of-service=x:NoExecute"
     for kind, key in (("PersistentVolumeClaim", "claim"), ("ConfigMap", "config_map"), ("Secret", "secret")):
         if names := sorted({getattr(mount, key) for mount in job.mounts} - {None}):
             yield f"Needed beforehand: {kind} {', '.join(names)}{'' if key == 'claim' else ', mounted as files'}."

@@ -5,6 +5,7 @@ other elements are appended.  For every kind of job, the container `node` is the
 Source: Kubernetes API reference, PodSpec v1.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -43,7 +44,9 @@ def merge(spec: Mapping[str, Any], patch: Mapping[str, Any], container: str) -> 
     (ours,) = (one["securityContext"] for one in spec["containers"])
     named = [{**one, "name": container} if one["name"] == NODE else one for one in patch.get("containers", [])]
     merged: dict[str, Any] = _merge(dict(spec), {**patch, **({"containers": named} if named else {})}, "")
-    default = ours if spec["securityContext"].get("runAsNonRoot") else None  # `restricted` looks at each container
+    # `restricted` looks at each container; whether another one can do without its root is not ours to say.
+    mild = {key: value for key, value in ours.items() if key != "readOnlyRootFilesystem"}
+    default = mild if ours.get("runAsNonRoot") else None
     kinds = {"containers", "initContainers"} & merged.keys()
     return {**merged, **{kind: [_secured(one, default) for one in merged[kind]] for kind in kinds}}
 
@@ -54,8 +57,10 @@ def variables(patch: Mapping[str, Any]) -> Iterator[Variable]:
         source = entry.get("valueFrom")
         kind, of = next(iter(source.items())) if isinstance(source, Mapping) and source else ("", {})
         words = f"<{of.get('fieldPath') or of.get('resource') or kind} of the pod>" if isinstance(of, Mapping) else ""
-        value = "<secret>" if kind == "secretKeyRef" else words if kind else entry.get("value") or ""
-        yield Variable(str(entry.get("name")), str(value), "spec")
+        value = "<secret>" if kind == "secretKeyRef" else words if kind else str(entry.get("value") or "")
+        if not kind and re.search(r"(?<!\$)(\$\$)*\$\(", value):
+            value = f"<{value} as the kubelet expands it>"
+        yield Variable(str(entry.get("name")), value.replace("$$", "$"), "spec")
 
 
 def _secured(container: Mapping[str, Any], default: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -87,8 +92,8 @@ def _merge(old: Any, new: Any, key: str) -> Any:
         if (at := next(same, None)) is None:
             result.append(element)
         else:
-            # A variable has a value or takes one from elsewhere, never both.
-            result[at] = element if key == "env" else _merge(result[at], element, "")
+            # A variable has a value or takes one from elsewhere, never both; a path shows one volume.
+            result[at] = element if key in ("env", "volumeMounts") else _merge(result[at], element, "")
     return result
 
 

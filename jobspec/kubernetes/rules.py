@@ -26,6 +26,8 @@ _RESERVED_LABELS = (
     *("trainer.kubeflow.org/", "training.kubeflow.org/", INSTANCE_LABEL, "controller-uid", "job-name"),
 )
 
+_SIZES_OF_KUEUE = ("kueue.x-k8s.io/job-min-parallelism", "kueue.x-k8s.io/elastic-job")
+
 image_is_given = partial(image_runs, "a pod")
 
 
@@ -161,6 +163,9 @@ def labels_of_others_are_not_set(job: Job) -> Iterator[Finding]:
             message = f"kubernetes.labels: {key} is set by the cluster or by render-job"
             yield Finding(("kubernetes", "labels", key), message, hint, on_key=True)
     for key in job.kubernetes.annotations:
+        if key in _SIZES_OF_KUEUE:
+            message = f"kubernetes.annotations: with {key}, Kueue starts fewer pods than torchrun waits for"
+            yield Finding(("kubernetes", "annotations", key), message, "leave it out", on_key=True)
         if key.startswith("kueue.x-k8s.io/podset-") and key.endswith("-topology") and "slice" not in key:
             message = f"kubernetes.annotations: {key} would not hold for all pods of a PyTorchJob together"
             hint = "write kubernetes: {topology: {required: LABEL}} or {preferred: LABEL}"

@@ -39,8 +39,9 @@ class Kubernetes(Section):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = optional("when the image is pulled")
     secret: DnsName | None = optional("Secret that holds the keys named in `secrets`; default: the job's name")
     security: Literal["restricted", "baseline", "privileged"] = optional("Pod Security Standard of pods", "restricted")
-    run_as_user: int | None = optional(
-        "user ID; default: 1000 if security is restricted, or the image's", ge=0, lt=2**31
+    run_as_user: int | None = optional("user ID; default: the image's, or what OpenShift chooses", ge=0, lt=2**31)
+    read_only_root: bool | None = optional(
+        "only mounts, HOME and /tmp can be written to; default: true if security is restricted"
     )
     fs_group: int | None = optional("group ID that owns the mounted volumes", ge=1, lt=2**31)
     gpu_types: dict[GpuType, dict[LabelKey, LabelValue]] = optional(

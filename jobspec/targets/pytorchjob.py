@@ -22,6 +22,7 @@ from jobspec.torchrun import c10d_conf, pod_flags, run_id
 USES = pod.USES | {"kubernetes.ttl"}
 NOT_USED = {**pod.NOT_USED, "kubernetes.runtime": "only a TrainJob has one"}
 
+_MANY_NODES = 256  # for which the operator needs half a minute
 _UNBUFFERED = "PYTHONUNBUFFERED"  # the operator adds it to every container
 
 # The kubelet restarts a container at once, when its peers have not yet noticed that it is gone.  torchrun would join
@@ -73,6 +74,9 @@ def template_values(plan: Plan) -> dict[str, Any]:
     return {
         **shared,
         "waits": waits,
+        "waits_for": f"{job.name}-master-0" if job.nodes.max > 1 and not workers_only else None,
+        # As those of the processes, so that a quota or a LimitRange that takes these takes both; no devices.
+        "limits_of_waiting": {name: shared["limits"][name] for name in ("cpu", "memory") if name in shared["limits"]},
         "port_name": "pytorchjob-port",  # the operator looks for this name
         "fields": fields,
         # The operator looks at the job's own deadline only when something happens: this pod's end (trainer#3358).
@@ -126,9 +130,12 @@ def node_name(plan: Plan, node: int) -> str | None:
 def _notes(job: Job) -> Iterator[str]:
     yield "A PyTorchJob takes a changed manifest while it runs, and pods made later then run something else:"
     yield "delete the job before you apply another version of it."
-    if job.kubernetes.security == "restricted" and job.nodes.max > 1 and not _workers_only(job):
-        yield "The operator adds to each Worker an init container (alpine:3.10) that violates the standard restricted:"
-        yield "a namespace that enforces this standard refuses the Workers."
+    if job.nodes.max > 1 and not _workers_only(job):
+        yield "The operator adds an init container (alpine:3.10, with limits of its own) to each Worker.  If a policy"
+        yield "refuses it (Pod Security restricted, registries, digests, LimitRange), the Master waits in vain: use a"
+        yield "JobSet, or the operator's --pytorch-init-container-image and --pytorch-init-container-template-file."
+    if job.nodes.max >= _MANY_NODES:
+        yield "The operator needs about 2 minutes for 1,000 pods, and starts no other job meanwhile; JobSet needs 30 s."
     if job.kubernetes.queue is not None:
         yield "Kueue 0.19 and later manages PyTorchJobs only if its configuration names kubeflow.org/pytorchjob."
 

@@ -84,6 +84,7 @@ def environment(plan: Plan, rank: Rank) -> list[Variable]:
 
 
 def _notes(job: Job) -> Iterator[str]:
+    yield "A changed manifest is taken while the job runs, but changes nothing: delete the job before you apply it."
     if job.kubernetes.runtime is not None:
         kind, _, name = job.kubernetes.runtime.rpartition("/")
         yield f"Needed beforehand: {kind or 'ClusterTrainingRuntime'} {name} for torch, with a job and a"

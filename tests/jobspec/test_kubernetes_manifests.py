@@ -91,7 +91,7 @@ def test_every_pod_has_what_training_in_a_pod_needs(plan: Plan, manifests: list[
         volumes = {volume["name"]: volume for volume in spec["volumes"]}
         places = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
         assert places["/dev/shm"]["emptyDir"]["medium"] == "Memory"
-        assert places[env["HOME"]]["emptyDir"] == {}
+        assert places[env["HOME"]]["emptyDir"]["sizeLimit"]
         assert re.fullmatch("[0-9]+[MGT]i", places["/dev/shm"]["emptyDir"]["sizeLimit"])
         gpus = container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu")
         assert gpus == (str(plan.job.procs_per_node) if plan.job.device == "cuda" else None)
@@ -99,9 +99,12 @@ def test_every_pod_has_what_training_in_a_pod_needs(plan: Plan, manifests: list[
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
                 "capabilities": {"drop": ["ALL"]},
+                "runAsNonRoot": True,
+                "readOnlyRootFilesystem": True,
             }
             assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-            assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"]
+            assert spec["securityContext"].get("runAsUser") == plan.job.kubernetes.run_as_user  # OpenShift has its own
+            assert "emptyDir" in places["/tmp"]
         if plan.job.kubernetes.host_network:
             assert spec["dnsPolicy"] == "ClusterFirstWithHostNet"
             assert spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]

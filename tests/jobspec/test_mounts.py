@@ -48,7 +48,7 @@ def test_pods_take_what_the_cluster_has_and_need_no_other_standard(kind: str, sp
             "/keys": {"secret": {"secretName": "keys"}},
         }
         sub_paths = {path: mount["subPath"] for path, mount in mounts.items() if "subPath" in mount}
-        assert sub_paths == {"/data": "team/a", "/settings/one.yaml": "one.yaml"}
+        assert sub_paths == {"/data": "team/a", "/settings/one.yaml": "one.yaml", "/tmp": "tmp"}
         assert mounts["/data"]["readOnly"]
     assert "# Needed beforehand: PersistentVolumeClaim data." in text
     assert "# Needed beforehand: ConfigMap settings, mounted as files." in text

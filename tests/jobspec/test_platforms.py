@@ -37,6 +37,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "name: my-job\nnodes: 2\nprocs_per_node: 2\nimage: train:1\nsecrets: [TOKEN]\n"
         f"command: {filters.yaml(['mine.py', *ARGUMENTS])}\n"
         f"env: {{GLOO_SOCKET_IFNAME: lo, NOTE: '$(OUT) $HOME $$ $é'}}\nrendezvous: {{port: {free_port()}}}\n"
+        "kubernetes: {pod: {containers: [{name: node, env: [{name: C, value: $(NOTE)$$}, {name: D, value: $$(A)}]}]}}\n"
     )
     return file
 

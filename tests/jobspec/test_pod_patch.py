@@ -60,12 +60,14 @@ def test_patch_is_in_every_pod_and_the_rest_stays(kind: str, spec: str) -> None:
         assert (new.pop("runtimeClassName"), new.pop("hostIPC")) == ("nvidia", True)
         terms = new.pop("affinity")["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         assert terms["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] == ["012", "no"]
-        assert new.pop("initContainers")[0]["command"][2] == "echo '$(A)' \"x: y\""
+        *ours, theirs = new.pop("initContainers")
+        assert theirs["command"][2] == "echo '$(A)' \"x: y\""
+        new |= {"initContainers": ours} if ours else {}
         assert new.pop("resourceClaims") == [{"name": "nic", "resourceClaimTemplateName": "rdma"}]
         assert new["tolerations"].pop() == {"key": "spot", "operator": "Equal", "value": "1e3"}
         assert new["securityContext"].pop("supplementalGroups") == [7]
         assert new["volumes"].pop()["name"] == "driver"
-        security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True}
         assert new["containers"].pop() == {"name": "sidecar", "image": "c", "securityContext": security}
         (container,) = new["containers"]
         assert container["resources"].pop("claims") == [{"name": "nic"}]
@@ -81,6 +83,17 @@ def test_a_variable_of_the_patch_replaces_ours_as_a_whole(spec: str) -> None:
     (template,) = pod_templates(documents(render("jobset", spec, [f"kubernetes.pod={json.dumps(patch)}"])))
     env = template["spec"]["containers"][0]["env"]
     assert [one for one in env if one["name"] == "OMP_NUM_THREADS"] == [theirs]
+
+
+_BIG = "[{name: node, volumeMounts: [{name: big, mountPath: /tmp}]}]"
+
+
+@pytest.mark.parametrize("setting", ["mounts=[{path: /tmp/, claim: big}]", f"kubernetes.pod.containers={_BIG}"])
+def test_a_mount_at_tmp_takes_the_place_of_ours(setting: str, spec: str) -> None:
+    (template,) = pod_templates(documents(render("jobset", spec, [setting])))
+    mounts = template["spec"]["containers"][0]["volumeMounts"]
+    (at_tmp,) = (mount for mount in mounts if mount["mountPath"].rstrip("/") == "/tmp")
+    assert "subPath" not in at_tmp
 
 
 @pytest.mark.parametrize("kind", KINDS)

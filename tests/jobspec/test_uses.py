@@ -44,6 +44,7 @@ _OTHERWISE: dict[str, Any] = {
     "kubernetes.runtime": "torch-distributed",
     "kubernetes.gpu_resource": "amd.com/gpu",
     "kubernetes.gpu_claim": "one-gpu",
+    "kubernetes.read_only_root": False,
     "compose.gpus": [2, 3, 4, 5],
 }
 
@@ -144,6 +145,10 @@ _SCRATCH = {"mounts": [{"scratch": "1GiB", "path": "/d"}]}
     [
         ("torchrun", {"nodes": 1, "rendezvous.port": 2000}, "rendezvous.port; one node meets no other."),
         ("jobset", {"nodes": 1, "rendezvous": {"port": 2000, "timeout": "5m"}}, "here: rendezvous.timeout; one node"),
+        ("jobset", {"kubernetes": {"gpu_claim": "one", "queue": "lq"}}, "maps the DeviceClass"),
+        ("jobset", {"kubernetes": {"gpu_resource": "nvidia.com/mig-1g.10gb"}}, "one MIG slice only"),
+        ("indexedjob", {"max_restarts": 1}, "kubectl taint nodes NODE node.kubernetes.io/out-of-service=x:NoExecute"),
+        ("pytorchjob", {"nodes": 256}, "starts no other job meanwhile"),
         ("slurm", {"slurm": {"options": {"error": "e/e.log"}}}, "Create the folder of e/e.log first"),
         ("slurm", {"resources.cpus": 7, "procs_per_node": 2, "slurm": {"launcher": "srun"}}, "Not used here: 1 of 7"),
         ("slurm", {"image": "a@sha256:0", "slurm": {"runtime": "pyxis"}}, "An image with a digest needs enroot 4.0"),

@@ -26,7 +26,7 @@ _PLACES = ("/srv", "/media", "/mnt", "/opt")
 
 def main(words: list[str]) -> int:
     built_only = "--built" in words
-    command = [sys.executable, "-m", "pytest", str(HERE), "--timeout=900", "-rs", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", str(HERE), "--timeout=1800", "-rs", "-p", "no:cacheprovider"]
     command += [word for word in words if word != "--built"]
     if context := current_cluster():
         print(f"e2e-k8s: the cluster of kubectl's context {context}", flush=True)

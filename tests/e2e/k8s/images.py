@@ -9,6 +9,7 @@ from tests.e2e.k8s.sandbox import REPOSITORY
 
 _PATH = "/bin-of-images:/usr/local/bin:/usr/bin:/bin"
 _NOBODY = 65532  # the user of images without a distribution in them
+_OURS = 1000  # as docker/Dockerfile has it
 
 
 class Images:
@@ -30,4 +31,5 @@ class Images:
         if name == "alpine:3.10":  # the training operator's init container, which looks a name up
             return Image(env={"PATH": _PATH})
         path = f"{Path(sys.prefix, 'bin')}:{_PATH}"
-        return Image(env={"PATH": path, "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"})
+        env = {"PATH": path, "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"}
+        return Image(env=env, user=_OURS)

@@ -255,12 +255,15 @@ class Pod(threading.Thread):
         words, env = words_and_environment(container, self._pod, self._secrets(container), sandbox.address)
         argv = words if container.get("command") else [*image.entrypoint, *words]
         security = {**self._spec.get("securityContext", {}), **container.get("securityContext", {})}
+        user = security.get("runAsUser", image.user)
+        # A real one leaves such a container in CreateContainerConfigError, forever.
+        assert user or not security.get("runAsNonRoot"), f"{container['name']} would run as root"
         return Container(
             argv,
             {**image.env, "HOSTNAME": self._hostname(), **self._kubelet.server, **env},
             {**image.files, **volumes.mounts(container)},
             folder=container.get("workingDir", str(REPOSITORY)),
-            user=security.get("runAsUser", image.user),
+            user=user,
             group=security.get("runAsGroup", 0),
             read_only=security.get("readOnlyRootFilesystem", False),
         )

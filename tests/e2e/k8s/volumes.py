@@ -42,11 +42,14 @@ class Volumes:
 
     def mounts(self, container: Object) -> dict[str, Path]:
         """Where in a container which folder or file is."""
-        paths = {volume["name"]: self._path(volume) for volume in self._volumes}
-        return {
-            mount["mountPath"]: paths[mount["name"]] / mount.get("subPath", "")
-            for mount in container.get("volumeMounts", [])
-        }
+        found = {}
+        for mount in container.get("volumeMounts", []):
+            (volume,) = (one for one in self._volumes if one["name"] == mount["name"])
+            path = found[mount["mountPath"]] = self._path(volume) / mount.get("subPath", "")
+            if "emptyDir" in volume:  # a folder that is not there yet gets the rights of its volume
+                path.mkdir(exist_ok=True)
+                path.chmod(0o777)
+        return found
 
     def close(self) -> None:
         for path in self._mounted:
