@@ -53,19 +53,20 @@ MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
 
 # What Slurm calls this job; of an array, each task has its own name.
-until job=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format="%A %i" | awk -v job="$SLURM_JOB_ID" '$1 == job { print $2 }')
-do sleep 5; done
+until job=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format="%A %i" | sed -n "s/^$SLURM_JOB_ID //p"); do sleep 5; done
+# Slurm 24.11 starts a job again that completes after it was preempted: the comment of the job says that it did.
+[[ $(squeue --noheader --jobs="$job" --format=%k) != *completed ]] || exit 0
+completed() { scontrol update job="$job" Comment="$(squeue --noheader --jobs="$job" --format=%k) completed" || true; exit 0; }
 step=
 # Slurm signals 120 s before it takes the nodes: the processes save and end, then the job is requeued.
 requeue() {
   trap "" USR1
   if [[ $step ]]; then
     scancel --signal=TERM "$job" || true
-    wait "$step" && exit 0  # they had made their last step
+    wait "$step" && completed  # they had made their last step
   fi
-  restarts=$(squeue --noheader --jobs="$job" --Format=RestartCnt) || restarts=0
-  (( restarts < 20 )) ||
-    { echo "not requeued: preemption.max_requeues (20) is reached" >&2; exit 1; }
+  (( 10#0$(squeue --noheader --jobs="$job" --Format=RestartCnt) < 20 )) ||
+    { echo "not requeued: preemption.max_requeues (20) is reached" >&2; scontrol update job="$job" Requeue=0; exit 1; }
   echo "requeueing the job" >&2
   exec scontrol requeue "$job"
 }
@@ -76,7 +77,7 @@ srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=0 --wait=120 \
   '--container-image=registry.example#change-me:1.0' \
   --container-mounts=/change-me/data:/data:ro,/change-me/checkpoints:/checkpoints \
   bash -ec job_task & step=$!
-wait "$step" && exit 0 || code=$?
+wait "$step" && completed || code=$?
 # Slurm signals the processes itself if it preempts the job.
 [[ $(squeue --noheader --jobs="$job" --Format=PreemptTime) != *[0-9]* ]] || requeue
 # If a node is lost, its part of the step stays until Slurm notices (SlurmdTimeout); then Slurm requeues the job.

@@ -52,6 +52,7 @@ for task in range(count):
         os.environ.update(
             SLURM_PROCID=str(task), SLURM_NODEID=str(node), SLURM_LOCALID=str(local), SLURMD_NODENAME=nodes[node],
             SLURM_STEP_ID="0", SLURM_NTASKS=str(count), SLURM_NNODES=str(len(nodes)),
+            SLURM_STEP_TASKS_PER_NODE=os.environ.get("STEP_LAYOUT") or f"{per_node}(x{len(nodes)})",
             CUDA_VISIBLE_DEVICES=os.environ.get("STEP_GPUS", "0,1"),
         )
         os.execvp(words[split], words[split:])
@@ -86,6 +87,7 @@ _SCONTROL = """#!/bin/sh
 case "$1 $2" in
 "show hostnames") [ "$3" = "$SLURM_JOB_NODELIST" ] && cat "$STAND_IN/nodes" ;;
 requeue*) echo "$2" >> "$STAND_IN/requeued" ;;
+"update job="*) [ "${3%%=*}" != Comment ] || echo "${3#*=}" > "$STAND_IN/comment" ;;
 *) exit 99 ;;
 esac
 """
@@ -106,6 +108,7 @@ words=$*
 case $words in
 "--noheader --jobs=$SLURM_JOB_ID --format=%A %i") echo "9 9_1"; echo "$SLURM_JOB_ID $name" ;;
 "--noheader --jobs=$name --Format="*) cat "$STAND_IN/${words##*=}" ;;
+"--noheader --jobs=$name --format=%k") cat "$STAND_IN/comment" ;;
 "--noheader --steps --jobs=$name --format=%i") cat "$STAND_IN/steps" ;;
 *) exit 99 ;;
 esac
@@ -205,6 +208,7 @@ class Cluster:
         # Names of nodes resolve, to an address that other machines could reach.
         self.install("getent", "#!/bin/sh\necho 192.0.2.1 STREAM")
         (self.folder / "RestartCnt").write_text("0\n")
+        (self.folder / "comment").write_text("of the user\n")
         (self.folder / "PreemptTime").write_text("N/A\n")
         (self.folder / "steps").write_text(f"{self.job_id}.batch\n")
 

@@ -21,6 +21,9 @@ job_task() {  # on each node, once per process
   # A node that finds itself under the name of the first one would wait in vain.
   [[ $SLURM_NODEID == 0 || ! $(getent ahosts "$MASTER_ADDR") =~ ^(127\.|::1) ]] ||
     { echo "$SLURMD_NODENAME: $MASTER_ADDR, the first node, is a loopback address here: see /etc/hosts" >&2; exit 1; }
+  # Where salloc left a node too few CPUs, Slurm puts its tasks on another one.
+  [[ $SLURM_STEP_TASKS_PER_NODE =~ ^4(\(x[0-9]+\))?$ ]] ||
+    { echo "$SLURM_STEP_TASKS_PER_NODE tasks on the nodes, not 4 on each: allocate them by --ntasks-per-node=4" >&2; exit 1; }
   gpus=${CUDA_VISIBLE_DEVICES:?is not set: Slurm gave this task no GPU}
   [[ $gpus == *-* ]] || gpus=$(nvidia-smi --id="$gpus" --query-gpu=uuid --format=csv,noheader)
   read -rd "" -a gpus <<< "${gpus//,/ }" || true
@@ -59,8 +62,10 @@ MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export MASTER_ADDR MASTER_PORT=$(( 20000 + SLURM_JOB_ID % 10000 ))
 
 # What Slurm calls this job; of an array, each task has its own name.
-until job=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format="%A %i" | awk -v job="$SLURM_JOB_ID" '$1 == job { print $2 }')
-do sleep 5; done
+until job=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format="%A %i" | sed -n "s/^$SLURM_JOB_ID //p"); do sleep 5; done
+# Slurm 24.11 starts a job again that completes after it was preempted: the comment of the job says that it did.
+[[ $(squeue --noheader --jobs="$job" --format=%k) != *completed ]] || exit 0
+completed() { scontrol update job="$job" Comment="$(squeue --noheader --jobs="$job" --format=%k) completed" || true; exit 0; }
 step=
 # Slurm signals 120 s before it takes the nodes: the processes save and end, then the job is requeued.
 requeue() {
@@ -68,11 +73,10 @@ requeue() {
   if [[ $step ]]; then
     { sleep 105; kill "$step"; } >/dev/null 2>&1 &  # a process that hangs must not prevent the requeue
     timeout 20 srun --overlap --ntasks-per-node=1 --kill-on-bad-exit=0 bash -c 'podman kill --signal=TERM $(podman ps --quiet --filter "name=^slurm-$SLURM_JOB_ID-$SLURMD_NODENAME-")' >/dev/null || true
-    wait "$step" && exit 0  # they had made their last step
+    wait "$step" && completed  # they had made their last step
   fi
-  restarts=$(squeue --noheader --jobs="$job" --Format=RestartCnt) || restarts=0
-  (( restarts < 20 )) ||
-    { echo "not requeued: preemption.max_requeues (20) is reached" >&2; exit 1; }
+  (( 10#0$(squeue --noheader --jobs="$job" --Format=RestartCnt) < 20 )) ||
+    { echo "not requeued: preemption.max_requeues (20) is reached" >&2; scontrol update job="$job" Requeue=0; exit 1; }
   echo "requeueing the job" >&2
   exec scontrol requeue "$job"
 }
@@ -80,7 +84,7 @@ trap requeue USR1
 
 # Once one node has saved or failed, the others have 120 s to save and end.
 srun --ntasks-per-node=4 --cpus-per-task=8 --kill-on-bad-exit=0 --wait=120 bash -ec job_task & step=$!
-wait "$step" && exit 0 || code=$?
+wait "$step" && completed || code=$?
 # Slurm signals the processes itself if it preempts the job.
 [[ $(squeue --noheader --jobs="$job" --Format=PreemptTime) != *[0-9]* ]] || requeue
 # If a node is lost, its part of the step stays until Slurm notices (SlurmdTimeout); then Slurm requeues the job.

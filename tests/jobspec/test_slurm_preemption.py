@@ -144,6 +144,16 @@ def test_signal_to_only_the_processes_requeues_if_slurm_preempts_and_they_do_not
     assert bool(requeued(own_cluster)) == again
 
 
+def test_a_completed_job_that_slurm_starts_again_runs_nothing_and_keeps_its_comment(own_cluster: Cluster) -> None:
+    script = rendered(own_cluster, TWO_NODES + "preemption: {}\n")
+    own_cluster.install_recorder("torchrun")
+    assert own_cluster.run(script)[0] == 0
+    assert own_cluster.calls()
+    assert (own_cluster.folder / "comment").read_text() == "of the user completed\n"
+    assert own_cluster.run(script)[0] == 0
+    assert not own_cluster.calls()
+
+
 def test_cancelled_job_stays_out_of_the_queue(own_cluster: Cluster) -> None:
     job = preemptible(own_cluster, SAVING)
     for pid in (own_cluster.folder / "pids").read_text().split():

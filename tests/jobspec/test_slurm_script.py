@@ -101,3 +101,11 @@ def test_a_secret_is_no_variable_of_the_script(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as error:
         render("slurm", str(job))
     assert len(error.value.problems) == len(names)
+
+
+def test_nodes_that_get_different_numbers_of_tasks_are_refused(own_cluster: Cluster) -> None:
+    own_cluster.install_recorder("python3")
+    script = rendered(own_cluster, TWO_NODES + "slurm: {launcher: srun}\n")
+    status, out = own_cluster.run(script, STEP_LAYOUT="3,1")
+    assert status != 0 and own_cluster.calls() == {}
+    assert "3,1 tasks on the nodes, not 2 on each: allocate them by --ntasks-per-node=2" in out

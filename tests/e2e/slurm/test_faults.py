@@ -64,7 +64,7 @@ def test_a_job_of_higher_priority_sends_it_back_into_the_queue_and_it_resumes(
     high = nodes.submit(wants_all)
     assert nodes.wait_for_end(high).state == "COMPLETED"
     job = long_job.ended_as(undisturbed, nodes, number, tmp_path)
-    assert job.restarts == 1
+    assert job.restarts in (1, 2)  # 24.11 starts the completed job again, which ends at once
     assert long_job.no_step_twice(tmp_path), "it was asked to save, not killed"
 
 

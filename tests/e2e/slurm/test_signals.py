@@ -46,3 +46,13 @@ def test_a_line_of_the_epilogue_that_fails_does_not_prevent_the_requeue(cluster:
     assert said.count("first line") == 1 and "requeueing the job" in said, said
     cluster.command("scancel", number)
     assert (cluster.wait_for_end(number)).restarts == 1
+
+
+def test_a_preempted_job_that_completes_runs_nothing_more(cluster: Cluster, tmp_path: Path) -> None:
+    """Slurm 24.11 starts it once more."""
+    number = cluster.submit(sleeper.rendered(cluster, tmp_path, nodes=2, seconds=5))
+    sleeper.up(cluster, tmp_path, number)
+    high = "#!/bin/bash\n#SBATCH --partition=high --nodes=3 --exclusive --output=high-%j.log\nhostname\n"
+    assert cluster.wait_for_end(cluster.submit(high)).state == "COMPLETED"
+    assert cluster.wait_for_end(number).state == "COMPLETED", cluster.logs()
+    assert (cluster.folder / f"sleeps-{number}.log").read_text().count("up\n") == 4

@@ -50,3 +50,12 @@ def test_after_sbatch_export_none_the_processes_have_a_path(launcher: str, clust
     number = cluster.submit(script(cluster, spec, f"slurm.launcher={launcher}", prologue), "--export=NONE")
     assert cluster.wait_for_end(number).state == "COMPLETED", cluster.logs()
     assert f"PATH={bin_folder}:" in (cluster.folder / f"bare-{number}.log").read_text()
+
+
+def test_in_salloc_nodes_that_would_get_different_numbers_of_tasks_are_refused(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (cluster.folder / "here.sh").write_text(observer.rendered(cluster, tmp_path, "resources={memory: 1GiB}"))
+    with pytest.raises(RuntimeError, match="3,1 tasks on the nodes, not 2 on each: allocate them by"):
+        cluster.command("salloc", "--quiet", "--nodes=2", "--ntasks=4", "--distribution=cyclic", "bash", "here.sh")
+    cluster.command("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2", "bash", "here.sh")
