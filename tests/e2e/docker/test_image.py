@@ -40,7 +40,7 @@ def other(docker: Docker) -> Iterator[str]:
 @pytest.fixture
 def context(tmp_path: Path) -> Path:
     """A copy of what an image is built from."""
-    for folder in ("docker", "jobs", "train"):
+    for folder in ("docker", "jobs", "jobspec", "train"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copy(ROOT / ".dockerignore", tmp_path)
     return tmp_path
