@@ -241,7 +241,7 @@ class Run:
             text = f"precision={self.config.precision}: a forward of your own is float32 outside of torch.autocast"
             warnings.warn(text, stacklevel=2)  # once for each place
         present, sampler = self.loop.held_by("backward")
-        present.by_hand = self.engine.backward(loss, weight, sampler)
+        present.keep(self.engine.backward(loss, weight, sampler))
 
     def apply(
         self, optimizer: optim.Optimizer, *, clip_norm: float | None = None, closure: Callable[[], Any] | None = None
@@ -260,7 +260,8 @@ class Run:
             work = Work(present.batch, optimizer, sampler, clip_norm=clip_norm, closure=closure)
             result = self.engine.update(work, losses)
             if closure is not None and present.by_hand is not None:
-                result = replace(present.by_hand, grad_norm=result.grad_norm, skipped=result.skipped)
+                skipped = result.skipped or present.by_hand.skipped
+                result = replace(present.by_hand, grad_norm=result.grad_norm, skipped=skipped)
         present.note(result, optimizer)
         return result
 

@@ -274,11 +274,13 @@ def test_a_signal_in_an_evaluation_saves_no_half_counted_step(left_at: int, tmp_
 
 
 def _misused(what: str, folder: Path) -> str:
-    run, model, optimizer, dataset = _regression(**({"checkpoint_dir": folder} if what == "restore" else {}))
+    run, model, optimizer, dataset = _regression(**({"checkpoint_dir": folder} if "restore" in what else {}))
     loss = lambda b: F.mse_loss(model(b[0]), b[1])  # noqa: E731
     if what == "cut":
         loss = lambda b: F.mse_loss(run.gather(model(b[0])), run.gather(b[1]))  # noqa: E731
     try:
+        if what == "restore the optimizer":
+            run.restore(optimizer=optimizer)
         if what == "outside":
             for _ in run.batches(dataset, 4):
                 break
@@ -325,7 +327,7 @@ def _misused(what: str, folder: Path) -> str:
         ("outside", "run.step() belongs into a loop over run.batches()"),
         ("unwrapped", "2 of 2 parameters of the optimizer belong to no model that run.wrap() has returned"),
         ("no mean", "returned a tensor of shape (4, 2) for 4 samples: return the mean"),
-        ("no values", "run.evaluate() returned a tensor of shape (4, 2) for 4 samples: return the mean"),
+        ("no values", "run.evaluate() returned a tensor of shape (4, 2) as error for 4 samples: return the mean"),
         ("cut", "run.gather() needs the whole batch, and run.step() cuts it: give split=False"),
         ("uncut", "a batch of 4 samples holds a tensor of shape (9, 9), which cannot be cut"),
         ("record", "run.record(): loss, time is a name that the record uses: choose another one"),
@@ -333,6 +335,7 @@ def _misused(what: str, folder: Path) -> str:
         ("late", "run.record() belongs into the loop over run.epochs()"),
         ("used up", "an epoch ended without a new loop over run.batches(): nothing was trained"),
         ("restore", "checkpoint_dir is given, but run.restore() has not said"),
+        ("restore the optimizer", "run.restore() lacks a model that run.wrap() has returned: no checkpoint would have"),
         ("side by side", "run.batches(): another loop over batches has begun; a run has one training set"),
         ("no update", "run.backward() without run.apply() after it in the same batch"),
         ("changed data", "run.batches(): num_samples was 11 and is 3"),

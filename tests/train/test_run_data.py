@@ -23,10 +23,12 @@ def _masked(samples: list[tuple[Tensor]]) -> tuple[Tensor, Tensor]:
 
 def _masks(seed: int, workers: int) -> list[list[int]]:
     run, dataset = Run(seed=seed), TensorDataset(torch.arange(32).view(-1, 1))
-    run.wrap(nn.Linear(1, 1))
-    masks = []
+    model = run.wrap(nn.Linear(1, 1))
+    optimizer, masks = torch.optim.SGD(model.parameters(), lr=0.1), []
     for _ in run.epochs(1):
-        masks += [mask.tolist() for _, mask in run.batches(dataset, 16, collate=_masked, workers=workers)]
+        for batch in run.batches(dataset, 16, collate=_masked, workers=workers):
+            masks.append(batch[1].tolist())
+            run.step(lambda b: model(b[0].float()[:, None]).mean(), batch, optimizer)
     return masks
 
 
@@ -104,17 +106,16 @@ class Level(torch.utils.data.Dataset):
     def __len__(self): return 8
     def __getitem__(self, index): return torch.tensor([float(self.level)])
 
-if __name__ == "__main__":
-    run, dataset = Run(seed=1, precision="bf16"), Level()
-    model = run.wrap(torch.nn.Linear(1, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in run.epochs(2):
-        dataset.level = epoch
-        for batch in run.batches(dataset, 4, workers=1):
-            print("level", int(batch[0]), flush=True)
-            run.backward(model(batch).mean())
-            run.apply(optimizer)
-            if epoch == 2: run.end(); break
+run, dataset = Run(seed=1, precision="bf16"), Level()
+model = run.wrap(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in run.epochs(2):
+    dataset.level = epoch
+    for batch in run.batches(dataset, 4, workers=1):
+        print("level", int(batch[0]), flush=True)
+        run.backward(model(batch).mean())
+        run.apply(optimizer)
+        if epoch == 2: run.end(); break
 """
 
 

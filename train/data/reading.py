@@ -1,6 +1,7 @@
 """Reads samples by (epoch, index).  What they draw at random depends on the seed and these two alone."""
 
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
 
 from train.collectives.agreement import mistakes_shared_by_all_ranks
-from train.collectives.broadcast import thing_of_rank_0
+from train.collectives.broadcast import of_all_ranks, thing_of_rank_0
 from train.data.shard import seed_of
-from train.errors import SharedError, UserError
+from train.errors import SharedError, UserError, differences
 from train.world.environment import World
 
 
@@ -38,6 +39,9 @@ class Augmented:
             found = [self.read(*key) for key in keys]
             self.draw_for(*keys[0])
             batch = self.collate(found)
+        if batch is None:
+            indices = ", ".join(str(index) for _, index in keys)
+            raise UserError(f"collate returned None for samples {indices}: keep bad samples, with a weight of 0 each")
         random.setstate(of_python)
         np.random.set_state(of_numpy)
         return batch
@@ -81,15 +85,24 @@ class Stream(Augmented):
                     f"the stream ended after {self._next} of the {len(self.samples)} samples that its len() promises"
                 ) from None
             self._next += 1
+            if self._next == len(self.samples) and next(self._left, self) is not self:
+                text = f"the stream goes on after the {self._next} samples that its len() promises; they alone are read"
+                print(f"warning: {text}", file=sys.stderr, flush=True)
         return self._last
 
 
 def refuse_unreadable(dataset: Any, workers: int, seed: int, world: World) -> None:
-    """Raise SharedError for a dataset without len(), and for a stream that is not the same on all ranks."""
+    """Raise SharedError for a dataset that has no len(), is empty or differs between ranks.  A collective."""
     if not hasattr(dataset, "__len__"):
         raise SharedError(
             f"a {type(dataset).__name__} has no len(), which says how many samples an epoch has: give it a __len__()"
         )
+    nums = of_all_ranks(len(dataset))
+    if unlike := differences(dict(enumerate(nums))):
+        what = "each rank gets the whole dataset, and run.batches() reads its share"
+        raise SharedError(f"the numbers of samples differ: {unlike}: {what}")
+    if not nums[0]:
+        raise SharedError(f"the dataset, a {type(dataset).__name__}, has 0 samples: there is nothing to read")
     if not isinstance(dataset, IterableDataset):
         return
     if workers > 1:

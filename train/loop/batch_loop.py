@@ -16,7 +16,7 @@ from train.loop.losses import WorthlessWeights
 from train.loop.nonfinite import NonFinite
 from train.loop.numerics import seed
 from train.loop.position import Position
-from train.loop.reading import Reading
+from train.loop.reading import Reading, refuse_wrong_counts
 from train.loop.records import Present, Records
 from train.loop.saving import Saving
 from train.loop.step import Phase, Step
@@ -48,6 +48,7 @@ class BatchLoop:
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the number of each epoch that is left; record and save at the end of each, and end the run."""
+        refuse_wrong_counts("epochs", number=number)
         position, records, config = self.position, self.records, self.saving.config
         first = position.epoch
         if reached := [*["epochs"] * (first > number), *["max_steps"] * position.has_all_steps()]:
@@ -167,6 +168,8 @@ class BatchLoop:
         """Count the step whose batch was used, record it, and save or stop if it is time; return True at the end."""
         present, position, sampler = self.present, self.position, self.position.sampler
         assert sampler is not None
+        if self.records.epoch_began is None:
+            raise UserError("run.batches() belongs into the loop over run.epochs(), which records and saves its epoch")
         present.refuse_left_gradient(wrapped.module for wrapped in self.engine.models)
         samples, own, epoch = len(sampler.stretch()), sum(map(len, sampler.shares())), sampler.epoch
         position.count_step()

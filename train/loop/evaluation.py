@@ -12,8 +12,9 @@ from train.collectives.agreement import StopAgreement, Stopped
 from train.collectives.broadcast import broadcast_from_rank_0, of_all_ranks
 from train.data.batches import pieces
 from train.data.shard import share
-from train.errors import UserError
+from train.errors import SharedError
 from train.loop.halving_step import is_out_of_memory
+from train.loop.returned import refuse_unlike_values
 from train.strategies import Context, autocast
 
 
@@ -61,7 +62,9 @@ def evaluate(
     for name in {name: None for of_rank in of_ranks for name in of_rank}:
         pairs = [pair for of_rank in of_ranks for pair in of_rank.get(name, [])]
         total, weight = (math.fsum(numbers) for numbers in zip(*pairs, strict=True))
-        means[name] = total / weight if weight else math.nan
+        if not weight:
+            raise SharedError(f"run.evaluate(): the weights of {name} sum to 0 over the dataset, so it has no mean")
+        means[name] = total / weight
     return means
 
 
@@ -72,7 +75,10 @@ def _values(
     sizes = [len(share(range(num), piece, num_pieces)) for num in nums for piece in range(num_pieces)]
     try:
         with autocast(context.config.precision, context.device):
-            return [(function(piece), size) for piece, size in zip(pieces(batch, sizes), sizes, strict=True)]
+            found = [(function(piece), size) for piece, size in zip(pieces(batch, sizes), sizes, strict=True)]
+        for values, size in found:
+            refuse_unlike_values(values, size)
+        return found
     except Exception as error:
         if context.config.on_oom != "halve" or num_pieces >= max(nums) or not is_out_of_memory(error):
             raise
@@ -91,16 +97,12 @@ def _sum_and_weight(value: Any, size: int) -> tuple[Tensor, int | Tensor]:
 
     A number of samples stays on the host: a number sent to a GPU would wait for the batch.
     """
-    if isinstance(value, tuple):
-        total, weight = value
-        return _double(total) * bool(size), weight * bool(size)
-    values = _double(value)
-    if values.ndim > 1 or (values.ndim and size not in (len(values), 0)):
-        raise UserError(
-            f"the function of run.evaluate() returned a tensor of shape {tuple(values.shape)} for {size} samples: "
-            "return the mean over the samples, or the value of each, or (sum, weight)"
-        )
-    return (values[:size].sum() if values.ndim else values * size), size
+    total, weight = value if isinstance(value, tuple) else (value, size)
+    weight = weight.sum() if isinstance(weight, Tensor) else weight
+    values = _double(total)
+    if not size:  # of samples that do not count, which may be NaN
+        return 0.0 * values.nan_to_num().sum(), weight * 0
+    return (values.sum() if values.ndim or isinstance(value, tuple) else values * size), weight
 
 
 def _double(value: Tensor | float) -> Tensor:

@@ -1,6 +1,7 @@
 """What a run reads: its training set, batch by batch, and the sets that it evaluates."""
 
 from collections.abc import Callable, Iterable, Iterator
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from train.config import TrainConfig
 from train.data.batches import Batches
 from train.data.reading import refuse_unreadable
 from train.data.sampler import ShardSampler, evaluation_parts
+from train.errors import UserError
 from train.world.environment import World
 
 Collate = Callable[[list[Any]], Any] | None
@@ -35,6 +37,7 @@ class Reading:
         key = (*_identity(dataset), batch_size, micro_batches, collate, workers)
         if key == self._training_key:
             return None
+        refuse_wrong_counts("batches", batch_size=batch_size, micro_batches=micro_batches, workers=workers)
         refuse_unreadable(dataset, workers, self._config.seed, self._world)
         slices, in_order = self._config.logical_world, isinstance(dataset, IterableDataset)
         reader = self._config.reader(self._world.rank, self._world.world_size)
@@ -55,6 +58,7 @@ class Reading:
         """Return this rank's batches of a dataset, and the sizes of the parts of which each consists."""
         key = (*_identity(dataset), batch_size, collate, workers)
         if key not in self._evaluated:
+            refuse_wrong_counts("evaluate", batch_size=batch_size, workers=workers)
             refuse_unreadable(dataset, workers, self._config.seed, self._world)
             rank, ranks = self._config.reader(self._world.rank, self._world.world_size)
             slices = self._config.logical_world or ranks
@@ -69,6 +73,14 @@ class Reading:
     def _loaded(self, dataset: Any, steps: Iterable[list[int]], collate: Collate, workers: int) -> Batches:
         own = self._config.input, workers, self._world.local_world_size, collate
         return Batches(dataset, steps, self._device, *own)
+
+
+def refuse_wrong_counts(method: str, **counts: Any) -> None:
+    """Raise UserError unless all are whole numbers of at least 1, and workers of at least 0."""
+    for name, count in counts.items():
+        least = int(name != "workers")
+        if not isinstance(count, Integral) or int(count) < least:
+            raise UserError(f"run.{method}(): {name} is {count!r}: give a whole number of at least {least}")
 
 
 def _identity(dataset: Any) -> tuple[int, int | None]:

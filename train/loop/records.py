@@ -30,12 +30,13 @@ class Present:
     """What is known of the present batch of a loop.
 
     Of several steps with one batch, the loss of the first that was not skipped counts.
-    is_out: the loop has it now.  splits: a step runs that may cut the batch.
+    is_out: the loop has it now.  is_used: by run.step() or run.apply().  splits: a step runs that may cut the batch.
     by_hand: what run.backward() has returned, until run.apply() uses it.
     """
 
     batch: Any = None
     is_out: bool = False
+    is_used: bool = False
     splits: bool = False
     by_hand: StepResult | None = None
     result: StepResult | None = None
@@ -52,8 +53,13 @@ class Present:
                 "accumulate, give run.batches() the whole batch and micro_batches="
             )
 
+    def keep(self, found: StepResult) -> None:
+        """Remember what run.backward() has returned: of several in a batch, the last with a loss."""
+        if self.by_hand is None or found.skipped is None:
+            self.by_hand = found
+
     def note(self, result: StepResult, optimizer: optim.Optimizer) -> None:
-        self.by_hand = None
+        self.by_hand, self.is_used = None, True
         if result.repeated is not None:
             self.incidents.append(("halved_micro_batch", result.repeated))
         if result.skipped is not None:
@@ -67,7 +73,7 @@ class Records:
 
     recorded: the names of the settings that the record of the start has.  Making it is a collective.
     observers: who gets them.  epoch_began: when; None outside of the loop over epochs.
-    values: what run.record() has added to the epoch.
+    values: what run.record() has added to the epoch.  trains: a batch of the epoch was used.
     """
 
     def __init__(
@@ -86,6 +92,7 @@ class Records:
         self.best: Best | None = None
         self.values: dict[str, Any] = {}
         self.epoch_began: float | None = None
+        self.trains = False
         self._trained_at = 0.0
 
     def open(self, config: TrainConfig, files: ExitStack) -> None:
@@ -132,6 +139,7 @@ class Records:
 
     def note_step(self, position: Position, present: Present, samples: int, own: int) -> None:
         """Keep what is known of the step that was just counted: `samples` of all ranks, `own` of this one."""
+        self.trains |= present.is_used
         for kind, text in present.incidents:
             self.incident(position.steps, kind, text)
         if present.result is not None:
@@ -151,7 +159,7 @@ class Records:
         self.values, self.epoch_began = {}, time.monotonic()
 
     def begin_means(self) -> None:
-        self.means = Means()
+        self.means, self.trains = Means(), False
 
     def batches_ended(self) -> None:
         self._trained_at = time.monotonic()
@@ -180,9 +188,11 @@ class Records:
             observer.epoch_ended(record)
 
     def refuse_empty(self, epoch: int, present: Present) -> None:
-        """Raise SharedError at the end of an epoch if all its steps were skipped."""
+        """Raise SharedError at the end of an epoch if no batch was used, or all steps were skipped."""
         if self.means.samples == 0 and present.incidents:
             raise SharedError(f"every step of epoch {epoch} was skipped; the run ends here")
+        if self.means.samples == 0 and not self.trains:
+            raise SharedError(f"no batch of epoch {epoch} reached run.step() or run.apply(): nothing was trained")
 
     def run_ended(self, position: Position, saved: bool, weights: str | None) -> None:
         """weights: the hash of the last ones; None if a signal has stopped the run."""

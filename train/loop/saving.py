@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn, optim
+from torch.optim.lr_scheduler import LRScheduler
 
 from train.checkpoints.folder import Checkpoints, checkpoint_path, find_checkpoint, read_checkpoint
 from train.checkpoints.same_run import misfit, other_data, refuse_other_run
@@ -19,6 +20,7 @@ from train.config import TrainConfig, setting
 from train.errors import SharedError, UserError, first_line, naming_failures
 from train.loop.position import Position
 from train.loop.records import Records
+from train.loop.returned import described
 from train.loop.step import Step
 from train.loop.watchdog import Watchdog
 from train.records.progress import say
@@ -60,6 +62,10 @@ class Saving:
 
         things: what a checkpoint holds, by name.  expects: returns False while no step is expected.
         """
+        for name, thing in things.items():
+            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+                what = f"{name} is {described(thing)} without state_dict() and load_state_dict()"
+                raise UserError(f"run.restore(): {what}: give a model, an optimizer or a class that has both")
         config, is_rank_0 = self.config, self.world.rank == 0
         tell: Callable[[str], None] = say if is_rank_0 else lambda text: None
         # A training may be saving in the folder that is evaluated.
@@ -94,6 +100,11 @@ class Saving:
             return
         if not self._things:
             raise SharedError("checkpoint_dir is given, but run.restore() has not said what a checkpoint holds")
+        things = self._things.values()
+        parts = {id(part) for thing in things if isinstance(thing, nn.Module) for part in thing.modules()}
+        are_plain = all(isinstance(thing, nn.Module | optim.Optimizer | LRScheduler) for thing in things)
+        if are_plain and not all({id(one.call), id(one.module)} & parts for one in self.engine.models):
+            raise SharedError("run.restore() lacks a model that run.wrap() has returned: no checkpoint would have it")
         config, self.saves = self.config, True
         if config.spreads_model:
             # Imported here: torch takes a second to import what it needs.

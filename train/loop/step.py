@@ -18,6 +18,7 @@ from train.data.sampler import ShardSampler
 from train.data.shard import num_steps
 from train.errors import UserError
 from train.loop import nonfinite
+from train.loop.returned import NOTHING, refuse_unlike_loss, refuse_unlike_mean
 from train.strategies import Context, Wrapped, autocast
 from train.world.environment import World
 
@@ -155,15 +156,17 @@ class Step:
     def backward(self, loss: Tensor, weight: float | None, position: ShardSampler) -> StepResult:
         """Add the gradient of a mean over this rank's samples, or over `weight` things, to that of the other ranks."""
         num = sum(map(len, position.shares()))
+        refuse_unlike_mean(loss)
         own, whole = float(num), float(len(position.stretch()))
         if weight is not None:
             own = weight * bool(num)
             weights = torch.tensor(own, dtype=torch.float64)
             dist.all_reduce(weights)
             whole = float(weights)
-        factor = own * self.world.world_size / whole
-        self.scaler.scale(nonfinite.marked(loss * factor) if own else 0.0 * loss).backward()
-        return StepResult(loss.detach().expand(num), loss.detach().double() * own, own, whole)
+        mean = loss if own else 0.0 * loss.nan_to_num()  # a mean over nothing is NaN
+        self.scaler.scale(nonfinite.marked(mean * (own * self.world.world_size / (whole or 1.0)))).backward()
+        loss_sum, skipped = mean.detach().double() * own, None if whole else NOTHING
+        return StepResult(loss.detach().expand(num), loss_sum, own, whole, skipped=skipped)
 
     def update(self, work: Work, result: StepResult) -> StepResult:
         """Judge the gradients together with the other ranks, and let the optimizer use them unless they are bad."""
@@ -171,24 +174,27 @@ class Step:
         for wrapped in models:
             wrapped.after_backward()
         params = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+        skipped = result.skipped
         if isinstance(result.weight, Tensor):
             dist.all_reduce(result.weight, group=self.context.group)
-            torch._foreach_mul_([param.grad for param in params], work.samples / float(result.weight))
+            if whole := float(result.weight):
+                torch._foreach_mul_([param.grad for param in params], work.samples / whole)
+            else:
+                skipped = NOTHING
         self.scaler.unscale_(optimizer)
         its = {id(param): param.grad for param in params}  # another optimizer of the same model may come later
         norms = [w.norm([its[id(param)] for param in w.module.parameters() if id(param) in its]) for w in models]
         grad_norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
         if work.clip_norm is not None:
             nn.utils.clip_grads_with_norm_(params, work.clip_norm, grad_norm)
-        skipped = None
-        if not nonfinite.is_finite(grad_norm):
+        if skipped is not None:
+            self._buffers.restore()
+        elif not nonfinite.is_finite(grad_norm):
             skipped = self._refuse_gradient(work, result)
-        if skipped is None:
-            self.phase = Phase.UPDATED
         self.scaler.update()
         if skipped is None:
+            self.phase, self._skipped_in_a_row = Phase.UPDATED, 0
             optimizer.step() if work.closure is None else optimizer.step(work.closure)
-            self._skipped_in_a_row = 0
         optimizer.zero_grad(set_to_none=True)
         return replace(result, grad_norm=grad_norm, skipped=skipped)
 
@@ -254,6 +260,7 @@ class Step:
         with autocast(self.config.precision, self.device):
             assert work.function is not None
             returned = work.function(piece)
+        refuse_unlike_loss(returned, size)
         if isinstance(returned, tuple):
             loss, weight = returned
             own = torch.as_tensor(weight, dtype=torch.float64, device=self.device).detach() * bool(size)
@@ -261,17 +268,12 @@ class Step:
             part = StepResult(of_samples, loss.detach().double() * bool(size), own, own)
             loss = loss * per_sample
         else:
-            if returned.ndim > 1 or (returned.ndim and size not in (len(returned), 0)):
-                raise UserError(
-                    f"the function of run.step() returned a tensor of shape {tuple(returned.shape)} for {size} "
-                    "samples: return the mean over the samples, or the loss of each, or (sum, weight)"
-                )
             of_samples = returned.detach()[:size] if returned.ndim else returned.detach().expand(size)
             part = StepResult(of_samples, of_samples.sum(dtype=torch.float64), size, size)
             if not work.split:
                 return nonfinite.marked(returned.mean()), part
             loss = returned.sum() * per_sample if returned.ndim else returned * (size * per_sample)
-        return (nonfinite.marked(loss) if size else 0.0 * loss), part
+        return (nonfinite.marked(loss) if size else 0.0 * loss.nan_to_num()), part
 
     def _sizes(self, position: ShardSampler) -> list[int]:
         return [len(part) for part in position.shares()]
@@ -280,7 +282,7 @@ class Step:
         """Return why the step is skipped.  A collective."""
         position = work.position
         why = nonfinite.found(position, work.batch, result.of_samples)
-        if why is None and self.scaler.is_enabled():
+        if why is None and self.scaler.is_enabled() and self.scaler.get_scale():
             return f"the gradient overflowed fp16 at a loss scale of {self.scaler.get_scale():g}"
         advice = "Try" if why is None else "Check these samples, or try"
         why = why or "the gradient is not finite, although all losses are finite"
