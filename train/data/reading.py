@@ -1,49 +1,57 @@
 """Reads samples by (epoch, index).  What they draw at random depends on the seed and these two alone."""
 
-import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
 
 from train.collectives.agreement import mistakes_shared_by_all_ranks
 from train.collectives.broadcast import of_all_ranks, thing_of_rank_0
-from train.data.shard import seed_of
+from train.data.generators import Generators
 from train.errors import SharedError, UserError, differences
 from train.world.environment import World
 
 
 @dataclass
 class Augmented:
-    """Reads samples as a batch; if they vary, with the generators of torch, NumPy and Python seeded, then restored.
+    """Reads samples as a batch; if they vary, with all generators seeded, then restored.
 
-    What a sample draws follows from it alone, and what collate draws from the batch's first sample.
+    What a sample draws follows from it alone, and what collate draws from the batch's first sample.  The generators
+    that the dataset keeps are looked for in the first batch of each epoch.
     """
 
     samples: Any
     seed: int
     varies: bool = True
     collate: Callable[[list[Any]], Any] = list
+    _epoch: int = -1  # of the last batch
+    reads_again = True
+
+    def __post_init__(self) -> None:
+        self._generators = Generators(dataset=self.samples, collate=self.collate)
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> Any:
         if not self.varies:
             return self.collate([self.read(*key) for key in keys])
-        of_python, of_numpy = random.getstate(), np.random.get_state()
-        with torch.random.fork_rng(devices=[]):
+        begins, self._epoch = self._epoch != keys[0][0], keys[0][0]
+        if begins:
+            self._generators.are_new()
+        before = self._generators.states()
+        found = [self.read(*key) for key in keys]
+        if begins and self.reads_again and self._generators.are_new():  # a dataset may make them when it is read
             found = [self.read(*key) for key in keys]
-            self.draw_for(*keys[0])
-            batch = self.collate(found)
+        self.draw_for(*keys[0])
+        batch = self.collate(found)
+        for restore in before:
+            restore()
         if batch is None:
             indices = ", ".join(str(index) for _, index in keys)
             raise UserError(f"collate returned None for samples {indices}: keep bad samples, with a weight of 0 each")
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
         return batch
 
     def read(self, epoch: int, index: int) -> Any:
@@ -52,10 +60,7 @@ class Augmented:
 
     def draw_for(self, epoch: int, index: int) -> None:
         if self.varies:
-            seed = seed_of(self.seed, epoch, index)
-            torch.default_generator.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed)
+            self._generators.seed(self.seed, epoch, index)
 
 
 @dataclass
@@ -66,16 +71,17 @@ class Stream(Augmented):
     If the stream has set_epoch(), as those of Hugging Face, that is called before each epoch.
     """
 
-    _epoch: int = -1
+    _read_epoch: int = -1
     _next: int = 0
     _last: Any = None
     _left: Iterator[Any] = field(default_factory=lambda: iter(()))
+    reads_again = False
 
     def read(self, epoch: int, index: int) -> Any:
-        if epoch != self._epoch or index < self._next - 1:
+        if epoch != self._read_epoch or index < self._next - 1:
             if hasattr(self.samples, "set_epoch"):
                 self.samples.set_epoch(epoch)
-            self._epoch, self._next, self._left = epoch, 0, iter(self.samples)
+            self._read_epoch, self._next, self._left = epoch, 0, iter(self.samples)
         while self._next <= index:
             self.draw_for(epoch, self._next)
             try:
@@ -85,6 +91,8 @@ class Stream(Augmented):
                     f"the stream ended after {self._next} of the {len(self.samples)} samples that its len() promises"
                 ) from None
             self._next += 1
+            if self._next == 1:
+                self._generators.are_new()
             if self._next == len(self.samples) and next(self._left, self) is not self:
                 text = f"the stream goes on after the {self._next} samples that its len() promises; they alone are read"
                 print(f"warning: {text}", file=sys.stderr, flush=True)

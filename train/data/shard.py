@@ -28,7 +28,7 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
     return order
 
 
-def seed_of(*position: int) -> int:
+def seed_of(*position: int | str) -> int:
     """Return a seed of 32 bits, all that torch's generator on a CPU takes, for the position in the training."""
     return int.from_bytes(hashlib.blake2b(" ".join(map(str, position)).encode(), digest_size=4).digest(), "big")
 

@@ -1,16 +1,21 @@
 """Augmented samples: what is drawn for one depends on the seed, the epoch and its index, and on nothing else."""
 
+import importlib
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from train.data.batches import Batches
 from train.data.sampler import ShardSampler
+from train.errors import UserError
 
 _SAMPLES, _EPOCHS, _BATCH = 30, 2, 10
 Drawn = dict[tuple[int, int], bytes]
@@ -36,13 +41,13 @@ class _Noise:
         return image, index
 
 
-def _drawn(world_size: int, workers: int, seed: int = 3, first_step: int = 0) -> Drawn:
+def _drawn(world_size: int, workers: int, seed: int = 3, first_step: int = 0, make: Any = _Noise) -> Drawn:
     """What each sample is in each epoch, by its index, from a step of the first epoch on."""
     found: Drawn = {}
     for rank in range(world_size):
         sampler = ShardSampler(_SAMPLES, _BATCH, rank, world_size, seed)
         sampler.load_state_dict(sampler.state_dict() | {"step": first_step})
-        batches: Any = Batches(_Noise(), sampler, torch.device("cpu"), "loader", workers)
+        batches: Any = Batches(make(), sampler, torch.device("cpu"), "loader", workers)
         for epoch in range(1, _EPOCHS + 1):
             for images, labels in batches:
                 pairs = zip(labels.tolist(), images, strict=True)
@@ -78,3 +83,85 @@ def test_each_sample_draws_the_same_after_a_resume_and_something_else_with_anoth
     rest = _drawn(2, 0, first_step=2)
     assert rest.items() < alone.items()
     assert not {*_drawn(1, 0, seed=4).values()} & {*alone.values()}
+
+
+class _Kept(Dataset[tuple[Tensor, int]]):
+    """Draws with a generator that it keeps, as a transform of a library does."""
+
+    def __init__(self, transform: Callable[[int], Any]) -> None:
+        self.transforms = [transform]
+
+    def __len__(self) -> int:
+        return _SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.as_tensor(np.asarray(self.transforms[0](index))), index
+
+
+class _Lazy:
+    """Makes its generator when it is first called, as one that must not be copied to workers is made."""
+
+    shared = np.random.RandomState(0)
+
+    def __call__(self, index: int) -> Any:
+        self.own = getattr(self, "own", None) or np.random.default_rng()
+        return [self.own.random(), self.shared.uniform(), _helper()]
+
+
+_OF_MODULE = SimpleNamespace(draws=random.Random(0))  # as a transform of a library
+_PICTURE = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
+
+
+def _helper() -> float:
+    return float(_OF_MODULE.draws.random())
+
+
+def _torch_and_numpy() -> _Kept:
+    of_torch, of_numpy = torch.Generator().manual_seed(0), np.random.default_rng(0)
+    return _Kept(lambda index: [float(torch.rand(1, generator=of_torch)), of_numpy.random()])
+
+
+def _albumentations() -> _Kept:
+    library = _library("albumentations")
+    crop, noise, holes = library.RandomCrop(16, 16), library.GaussNoise(p=1), library.CoarseDropout(p=1)
+    transform = library.Compose([crop, library.OneOf([noise, holes], p=1), library.HorizontalFlip(p=0.5)], seed=1)
+    return _Kept(lambda index: transform(image=_PICTURE)["image"])
+
+
+def _torchvision() -> _Kept:
+    v2 = _library("torchvision.transforms.v2")
+    picture = torch.from_numpy(_PICTURE).permute(2, 0, 1)
+    return _Kept(v2.Compose([lambda index: picture, v2.RandomCrop(16), v2.ColorJitter(0.4, 0.4), v2.RandAugment()]))
+
+
+def _torchaudio() -> _Kept:
+    masking = _library("torchaudio.transforms").SpecAugment(2, 10, 2, 10)
+    return _Kept(lambda index: masking(torch.arange(1.0, 2001).view(1, 40, 50)))
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except (ImportError, RuntimeError) as error:  # torchaudio of another CUDA than torch's
+        pytest.skip(f"{name} cannot be imported, a library that the project does not need: {error}")
+
+
+@pytest.mark.parametrize("make", [lambda: _Kept(_Lazy()), _torch_and_numpy, _albumentations, _torchvision, _torchaudio])
+def test_generators_that_a_dataset_keeps_draw_by_seed_epoch_and_index_alone(make: Callable[[], _Kept]) -> None:
+    before = _OF_MODULE.draws.getstate()
+    alone = _drawn(1, 0, make=make)
+    assert len(alone) == _SAMPLES * _EPOCHS and len({*alone.values()}) > 0.9 * len(alone)
+    assert _drawn(2, 0, make=make) == _drawn(1, 2, make=make) == alone
+    assert _drawn(2, 0, first_step=2, make=make).items() < alone.items()
+    assert _OF_MODULE.draws.getstate() == before
+
+
+def test_two_generators_of_one_sample_draw_different_numbers_and_a_system_random_is_refused() -> None:
+    first, second = (np.random.default_rng(0) for _ in range(2))
+    found = _drawn(1, 0, make=lambda: _Kept(lambda index: [first.random(), second.random()]))
+    assert all(len({*np.frombuffer(numbers)}) == 2 for numbers in found.values())
+    with pytest.raises(
+        UserError, match=r"dataset\.transforms\.0\.none is a SystemRandom, whose numbers cannot be repeated"
+    ):
+        none = random.SystemRandom()
+        _drawn(1, 0, make=lambda: _Kept(lambda index: none.random()))
