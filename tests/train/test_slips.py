@@ -62,6 +62,33 @@ def test_a_batch_whose_weights_sum_to_0_is_skipped_by_all_ranks(way: str, tmp_pa
     assert weights == pytest.approx(launched(1, _trained, None, way)[0][0], rel=1e-5)
 
 
+def _without_label(folder: Path) -> list[float]:
+    """Train and evaluate 5 samples, of which the first, with which a rank without samples computes, has no label."""
+    run = Run(seed=1, run_dir=folder)
+    model = run.wrap(nn.Linear(1, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dataset = TensorDataset(torch.arange(5.0)[:, None], torch.tensor([-100, 1, 1, 1, 1]))
+
+    def loss(batch: list[Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    means = list[float]()
+    for _ in run.epochs(1):
+        for batch in run.batches(dataset, 4):
+            run.step(loss, batch, optimizer)
+        means += run.evaluate(lambda b: {"loss": loss(b)}, dataset, 4).values()
+    return means
+
+
+def test_a_mean_of_no_labels_is_reported_and_counts_nowhere(tmp_path: Path) -> None:
+    first, second = launched(2, _without_label, tmp_path)
+    assert first == second and 0.0 < first[0] < 10.0
+    (incident,), (epoch,) = records(tmp_path, "incident"), records(tmp_path, "epoch")
+    assert incident["step"] == 2
+    assert incident["text"].startswith("the loss is nan and its gradient finite: a mean of no labels?")
+    assert epoch["samples"] == 4 and 0.0 < epoch["train_loss"] < 10.0
+
+
 _OF_STEP: dict[str, Callable[[Tensor], Any]] = {
     "None (is a `return` missing?) for 2": lambda y: None,
     "a float without a graph (after .item(),": lambda y: y.mean().item(),

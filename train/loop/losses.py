@@ -118,9 +118,10 @@ class PendingLosses:
         numbers, records = iter(summed.tolist()), []
         for pending, norm in zip(self._steps, norms, strict=True):
             totals = {name: next(numbers) for name in pending.sums}
-            epoch_means.loss_sum += totals["loss"]
-            epoch_means.weight += float(pending.result.weight)
-            epoch_means.samples += pending.samples
+            if math.isfinite(totals["loss"]):
+                epoch_means.loss_sum += totals["loss"]
+                epoch_means.weight += float(pending.result.weight)
+                epoch_means.samples += pending.samples
             records.append(pending.record(totals, norm, rates))
         self._steps, self._since = [], now
         return records

@@ -1,5 +1,6 @@
 """What a run tells its observers: its start, each step once its loss is known, incidents, epochs and its end."""
 
+import math
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -152,6 +153,10 @@ class Records:
     def read_losses(self, step: int, now: bool = True) -> None:
         """Tell the observers that the step has ended, with the losses of all pending steps if `now`.  A collective."""
         known = self.pending.reduce(self.means) if now else []
+        for record in known:
+            if not math.isfinite(record.loss):
+                text = f"the loss is {record.loss} and its gradient finite: a mean of no labels? Return (sum, weight)"
+                self.incident(record.step, "no_loss", text)
         for observer in self.observers:
             observer.step_ended(step, known)
 
