@@ -2,7 +2,7 @@
 
 import posixpath
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from jobspec.spec import files
@@ -15,6 +15,7 @@ from train.config import PATHS
 _NAMES = r"(?:HOME|USER|PWD|SCRATCH|WORK|TMPDIR|PATH|LD_LIBRARY_PATH|PYTHONPATH|SLURM_[A-Z_]+)"
 _VARIABLE = re.compile(rf"\$(?:{_NAMES}\b|\{{{_NAMES}\}})")
 _ASSIGNED = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=[\"']?([^\s\"']+)")
+_LOCAL = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # folders of a node alone
 _EXIT = re.compile(r"(?:^|[;{]|&&)\s*exit\b")  # `a || exit 1` may be meant
 
 
@@ -41,8 +42,7 @@ def doubts(job: Job, node_is_hidden: bool = False, not_used: Container[str] = ()
     before = (job.command or [])[: -swept or None][-2:-1]
     if swept and job.no_python and any(re.fullmatch("-[a-z]*c", word) for word in before):
         yield "sweep: a shell takes the first argument after its text as $0, its own name; sweep env.NAME instead"
-    if node_is_hidden:
-        yield from _lost_with_the_container(job)
+    yield from _lost_with_the_container(job) if node_is_hidden else _on_one_node(job)
 
 
 def _not_expanded(job: Job) -> Iterator[str]:
@@ -66,8 +66,24 @@ def _in_setup(job: Job) -> Iterator[str]:
             yield f"setup[{number}] contains exit, which ends the job before its processes start; leave it out"
 
 
+def _on_one_node(job: Job) -> Iterator[str]:
+    paths = {f"command[{number}]": word for number, word in enumerate(job.command or ()) if job.preemption}
+    if job.train and job.train.checkpoint_dir and (job.nodes.max > 1 or job.preemption):
+        paths["train.checkpoint_dir"] = job.train.checkpoint_dir
+    for key, path in paths.items():
+        if _inside(path, _LOCAL) and not _inside(path, _kept(job)):
+            yield f"{key} is {path}, a folder of each node: other nodes find no checkpoint there; use a shared folder"
+
+
+def _kept(job: Job) -> list[str]:
+    return [normal(mount.path) for mount in job.mounts if mount.source is not None or mount.claim is not None]
+
+
+def _inside(path: str, folders: Iterable[str]) -> bool:
+    return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
+
+
 def _lost_with_the_container(job: Job) -> Iterator[str]:
-    kept = [normal(mount.path) for mount in job.mounts if mount.source is not None or mount.claim is not None]
     why = dict.fromkeys(
         ("checkpoint_dir", "run_dir", "export"), "lost with the container: mount a source or claim there"
     )
@@ -77,7 +93,7 @@ def _lost_with_the_container(job: Job) -> Iterator[str]:
         path = getattr(job.train, key, None)
         if path is not None and job.workdir and not path.startswith("~"):
             path = posixpath.join(job.workdir, path)
-        if path is not None and not any(PurePosixPath(path).is_relative_to(folder) for folder in kept):
+        if path is not None and not _inside(path, _kept(job)):
             yield f"train.{key} is {path}, which is {reason}"
     script = job.command[0] if job.command and not job.setup and job.workdir is None else "-m"
     if Path(script).is_file() and not posixpath.isabs(script) and posixpath.normpath(script) not in files.listed(job):

@@ -12,6 +12,9 @@ NotesOf = Callable[..., list[str]]
 ALL = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
 
 
+_TRAIN = ("command=", "train={model: mlp, dataset: synthetic}")
+
+
 @pytest.fixture
 def notes_of(tmp_path: Path) -> NotesOf:
     (tmp_path / "job.yaml").write_text(f"{TWO_NODES}resources: {{cpus: 2}}\n")
@@ -53,6 +56,23 @@ def test_a_script_that_lies_here_and_does_not_travel_to_the_pods_is_named(
     assert note == "mine.py does not travel with the job: list it in files, or have it in the image or a mount"
     assert notes_of("jobset", "image=a/b:1", "files=[mine.py]") == []
     assert notes_of("slurm") == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (("command=[mine.py, --to, /tmp/x]", "preemption={}"), "command[2] is /tmp/x"),
+        (("command=[mine.py, --to, /tmp/x]",), None),  # may be data
+        ((*_TRAIN, "train.checkpoint_dir=/dev/shm/x"), "train.checkpoint_dir is /dev/shm/x"),
+        ((*_TRAIN, "train.checkpoint_dir=/dev/shm/x", "nodes=1"), None),
+        ((*_TRAIN, "train.checkpoint_dir=/tmp/x", "mounts=[{source: /lustre, path: /tmp}]"), None),
+    ],
+)
+def test_checkpoints_that_only_one_node_has_are_doubted(
+    keys: tuple[str, ...], said: str | None, notes_of: NotesOf
+) -> None:
+    notes = [note for note in notes_of("slurm", *keys) if "a folder of each node" in note]
+    assert len(notes) == (said is not None) and (said or "") in "".join(notes)
 
 
 def test_an_empty_preemption_is_doubted(notes_of: NotesOf, tmp_path: Path) -> None:
