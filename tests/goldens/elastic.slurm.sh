@@ -17,7 +17,8 @@ job_task() {  # on each node: torchrun starts its 2 processes
   [[ $SLURM_NODEID == 0 || ! $(getent ahosts "$MASTER_ADDR") =~ ^(127\.|::1) ]] ||
     { echo "$SLURMD_NODENAME: $MASTER_ADDR, the first node, is a loopback address here: see /etc/hosts" >&2; exit 1; }
   export OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-  exec torchrun --nnodes="1:$SLURM_NNODES" --rdzv-id="$SLURM_JOB_ID" \
+  trap : TERM  # the processes get each signal, too: wait until they have saved
+  torchrun --nnodes="1:$SLURM_NNODES" --rdzv-id="$SLURM_JOB_ID" \
     --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" \
     --rdzv-conf="is_host=$(( SLURM_NODEID == 0 )),join_timeout=900,read_timeout=900" \
     --local-addr="${SLURMD_NODENAME}" --nproc-per-node=2 --max-restarts=5 --rdzv-backend=c10d -m train \
@@ -30,7 +31,11 @@ job_task() {  # on each node: torchrun starts its 2 processes
     --lr=0.001 \
     --checkpoint-dir=/checkpoints \
     --checkpoint-every=50 \
-    --resume=auto
+    --resume=auto && exit || code=$?
+  # With the first node this script is lost, too, and nothing else would end the job.
+  answer=$(LC_ALL=C; { : <"/dev/tcp/$MASTER_ADDR/$MASTER_PORT"; } 2>&1) ||
+    [[ $answer == *refused* ]] || scancel "$SLURM_JOB_ID"
+  exit "$code"
 }
 export -f job_task
 

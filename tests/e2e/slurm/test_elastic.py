@@ -81,3 +81,13 @@ def test_without_preemption_the_job_goes_on_after_the_loss_of_a_node_that_is_not
     )
     nodes.wait_for("Slurm to notice", lambda: nodes.job(number).fields["NumNodes"] == "2")
     assert nodes.job(number).state == "RUNNING", log(nodes, number)
+
+
+@pytest.mark.slow
+def test_without_preemption_the_loss_of_the_first_node_ends_the_job(nodes: Cluster) -> None:
+    """With it goes the batch script, and Slurm keeps the allocation: the other nodes end the job."""
+    number = nodes.submit(script(nodes, _HOSTS.replace("sleep 1", "sleep 100000")))
+    log = nodes.folder / f"hosts-{number}.log"
+    nodes.wait_for("all nodes", lambda: log.exists() and log.read_text().count("3 nodes") == 3)
+    nodes.power_off("n2")
+    assert nodes.wait_for_end(number).state == "CANCELLED", nodes.logs()
