@@ -53,6 +53,7 @@ class _Incidents(Observer):
 def _resume_before_the_last_evaluation(world: World) -> tuple[int, list[str], Best | None]:
     """Return the evaluated step, the incidents and the best epoch of a run that is resumed after its last step."""
     stopped, resumed = (make_trainer(world, *_FLAGS, "--max-steps=3") for _ in range(2))
+    stopped.run.records.begin_epoch()
     stopped.train_epoch()
     stopped.run.records.best = Best(epoch=1, accuracy=1.0)
     resumed.run.saving.load_state_dict(stopped.run.saving.state_dict())

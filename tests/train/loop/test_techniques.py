@@ -84,6 +84,7 @@ def test_the_average_is_what_is_evaluated_and_the_weights_stay() -> None:
 def _averaged(world: World) -> tuple[str, str, str]:
     trainer = make_trainer(world, *_MLP, "--ema=0.99", "--lr=0.1", "--max-steps=5")
     expected = [param.detach().clone() for param in trainer.module.parameters()]
+    trainer.run.records.begin_epoch()
     for update, batch in enumerate(trainer.train_batches(), start=1):
         trainer.run.step(trainer.loss, batch, trainer.optimizer)
         assert trainer.ema is not None
