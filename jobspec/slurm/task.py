@@ -120,16 +120,15 @@ def program(plan: Plan) -> list[str]:
     return list(plan.torchrun_program)
 
 
-def swept_env(plan: Plan) -> list[str]:
-    """Return bash for each task of a sweep that sets its variables; empty if all tasks have the same ones."""
-    return [f"export {assignments(point.env, 6)}" for point in plan.points if point.env]
-
-
-def swept_words(plan: Plan) -> list[str]:
-    """Return bash for each task of a sweep that puts its words into "$@"; empty if all tasks have the same ones."""
+def swept(plan: Plan) -> list[str]:
+    """Return bash for each task of a sweep: a function that sets its variables, and its words as the script's own."""
     quoted = for_torchrun if plan.job.slurm.launcher == "torchrun" else tuple
-    words = [quoted(point.words) for point in plan.points]
-    return [f"set -- {argv(task, 6)}" for task in words] if any(words) else []
+    branches = []
+    for point in plan.points:
+        variables = [f"swept() {{ export {assignments(point.env, 4)}; }}"] if point.env else []
+        words = [f"set -- {argv(quoted(point.words), 4)}"] if point.words else []
+        branches.append("; ".join([*variables, *words]))
+    return branches
 
 
 def train_timeout(plan: Plan) -> list[str]:

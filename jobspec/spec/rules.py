@@ -141,7 +141,7 @@ def variables_may_be_set(job: Job) -> Iterator[Finding]:
             hint = "leave it out; nodes, procs_per_node and rendezvous decide its value"
         elif is_bash_variable(name):
             problem = "must not be set, because bash itself uses this variable"
-        elif name in shell.VARIABLES and (job.setup or job.slurm.prologue):
+        elif name in shell.VARIABLES and (job.setup or job.slurm.prologue or job.sweep):
             problem = "is a variable of the shell that runs the lines of setup"
         elif section == "secrets" and name in SET_BY_US:
             problem, hint = "is set for each process", "set it in env; its value need not be secret"

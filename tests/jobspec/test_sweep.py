@@ -66,6 +66,20 @@ def test_each_task_of_the_array_has_its_own(runtime: str, launcher: str, spec: s
     assert not list(own_cluster.folder.rglob("pwned"))
 
 
+def test_a_sweep_of_a_thousand_starts(tmp_path: Path, own_cluster: Cluster) -> None:
+    """Linux allows 128 KiB for an exported function."""
+    own_cluster.install_recorder("torchrun")
+    ten = str([f"a/{'long/' * 9}folder-{number}" for number in range(10)])
+    sweep = f"sweep: {{args.to: {ten}, args.from: {ten}, env.PLACE: {ten}}}\n"
+    (tmp_path / "job.yaml").write_text(f"name: job\nnodes: 1\nprocs_per_node: 1\ndevice: cpu\ncommand: [x.py]\n{sweep}")
+    own_cluster.nodes = ("n1",)
+    script = render("slurm", str(tmp_path / "job.yaml"))
+    code, out = own_cluster.run(script, SLURM_ARRAY_JOB_ID="9", SLURM_ARRAY_TASK_ID="789")
+    assert code == 0, out
+    (call,) = own_cluster.calls().values()
+    assert [call.argv[-2][-1], call.argv[-1][-1], call.env["PLACE"][-1]] == ["7", "8", "9"], call.argv
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_object_has_its_own(kind: str, spec: str) -> None:
     manifests = documents(render(kind, spec))
