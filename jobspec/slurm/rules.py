@@ -72,6 +72,17 @@ def lines_of_the_script_find_what_they_use(job: Job) -> Iterator[Finding]:
                     yield Finding(("slurm", key, number), message, hint)
 
 
+def prologue_keeps_the_traps(job: Job) -> Iterator[Finding]:
+    """Check that no line replaces a trap of the script, or sets one that the script replaces."""
+    runs_at_the_end = job.slurm.epilogue or any(mount.empty for mount in job.mounts)
+    own = [*(["USR1"] if job.preemption else []), *(["EXIT"] if runs_at_the_end else [])]
+    trap = re.compile(rf"(?:^|[;&|({{])\s*trap\s[^;&|]*?\b(?:SIG)?({'|'.join(own)})\b")
+    for number, line in enumerate(job.slurm.prologue if own else ()):
+        if found := trap.search(re.sub(r"""'[^']*'|"[^"]*\"""", "", line)):
+            message = f"slurm.prologue[{number}]: the batch script has its own trap for {found[1]}"
+            yield Finding(("slurm", "prologue", number), message, "write what is to run at the end in slurm.epilogue")
+
+
 def what_only_torchrun_does(job: Job) -> Iterator[Finding]:
     if job.slurm.launcher == "torchrun":
         return
@@ -170,6 +181,7 @@ def srun_options_do_not_contradict_the_script(job: Job) -> Iterator[Finding]:
 
 RULES: tuple[Rule, ...] = (
     lines_of_the_script_find_what_they_use,
+    prologue_keeps_the_traps,
     what_only_torchrun_does,
     arrays_are_possible,
     each_task_has_a_cpu,
